@@ -1,0 +1,54 @@
+"""The contract of attention backends: plan once per step, run once per layer.
+
+Shapes: T tokens of the step, B requests, H query heads, K key/value heads, D head size, P pages, S tokens in a page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionMetadata:
+    """Who the tokens of one step belong to and where their keys and values lie.
+
+    Tokens are laid out request after request. Request b has `query_lens[b]` new tokens; with them it is `seq_lens[b]`
+    tokens long, so its first new token stands at position `seq_lens[b] - query_lens[b]`. The lists live on the host.
+    `block_table` [B, max pages]: page numbers in order, the tail is padding. `slot_mapping` [T]: page * S + offset of
+    each new token.
+    """
+
+    query_lens: list[int]
+    seq_lens: list[int]
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+
+
+class AttentionBackend(Protocol):
+    """One way to compute paged attention."""
+
+    def plan(self, metadata: AttentionMetadata, page_size: int) -> Any:
+        """Whatever the layers of this step share."""
+        ...
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        plan: Any,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> None:
+        """Store k, v [T, K, D] at their slots of the caches [P, S, K, D], then write causal attention of q [T, H, D] into out.
+
+        `window`: a query sees itself and the `window - 1` tokens before it; None: all before it.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""The paged KV cache: tensors, pages and shared prefixes."""

@@ -1,0 +1,50 @@
+"""What attention, and only attention, reads during a forward: the step's plan and the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..kernels.attention import AttentionBackend
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """What is constant about one layer's attention. `window`: sliding window in tokens, None for full attention."""
+
+    scale: float
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardContext:
+    """One step. `k_cache` and `v_cache`: one tensor [pages, page size, K, D] a layer."""
+
+    backend: AttentionBackend
+    plan: Any
+    layers: list[LayerSpec]
+    k_cache: list[torch.Tensor]
+    v_cache: list[torch.Tensor]
+
+
+_current: ForwardContext | None = None
+
+
+@contextmanager
+def forward_context(context: ForwardContext) -> Iterator[None]:
+    """Make `context` the one that attention reads inside the block."""
+    global _current
+    previous, _current = _current, context
+    try:
+        yield
+    finally:
+        _current = previous
+
+
+def current_context() -> ForwardContext:
+    assert _current is not None, "attention ran outside a forward_context"
+    return _current

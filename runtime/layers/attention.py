@@ -1,0 +1,43 @@
+"""Attention as one op, `piecework::attention`: the only op that touches the KV cache, and where graphs are cut."""
+
+from __future__ import annotations
+
+import torch
+
+from ..forward_context import current_context
+
+_LIBRARY = torch.library.Library("piecework", "FRAGMENT")
+_LIBRARY.define("attention(Tensor q, Tensor k, Tensor v, Tensor(a!) out, int layer) -> ()")
+
+
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, layer: int) -> None:
+    context = current_context()
+    spec = context.layers[layer]
+    context.backend.run(
+        q, k, v, out, context.k_cache[layer], context.v_cache[layer], context.plan, scale=spec.scale, window=spec.window
+    )
+
+
+def _attention_meta(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, layer: int) -> None:
+    """Shapes are the caller's; nothing is returned."""
+
+
+_LIBRARY.impl("attention", _attention_meta, "Meta")
+_registered: set[str] = set()
+
+
+def register_attention(dispatch_key: str) -> None:
+    """Make the op run on tensors of a platform's dispatch key; calling again is harmless."""
+    if dispatch_key not in _registered:
+        _LIBRARY.impl("attention", _attention, dispatch_key)
+        _registered.add(dispatch_key)
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
+    """Causal attention of q [T, H, D] over the cached and the new k, v [T, K, D]; returns [T, H * D].
+
+    The result goes into a buffer made here, on the side that a graph captures, so that its address is the graph's own.
+    """
+    out = torch.empty_like(q)
+    torch.ops.piecework.attention(q, k, v, out, layer)
+    return out.flatten(1)

@@ -1,0 +1,151 @@
+"""Every message between the web process and the engine process.
+
+Messages are plain dataclasses, so that the engine runs in process (`piecework.LLM`) on a machine without msgspec;
+`ipc` puts them on the wire.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from .sampling_params import SamplingParams
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """Generate a continuation of `input_ids`.
+
+    `output_ids` are tokens that were already delivered before an engine restart: they are recomputed, never sampled or
+    sent again. `priority`: higher runs first. `arrival_time`: `time.monotonic()` seconds, the order among equals.
+    """
+
+    rid: str
+    input_ids: list[int]
+    params: SamplingParams
+    output_ids: list[int] = field(default_factory=list)
+    priority: int = 0
+    arrival_time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortRequests:
+    """Free these requests; no further output is sent for them. Unknown ids are ignored."""
+
+    rids: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushCache:
+    """Drop every cached prefix that no request uses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shutdown:
+    """End the engine process with exit code 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """One position: its token's log-probability and the likeliest alternatives, best first, as (id, log-probability)."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOutput:
+    """What one step gave one request.
+
+    `token_ids` are new. `logprobs` has one entry per new token where asked for. `prompt_logprobs` comes once, with the
+    first token, one entry per prompt position from `prompt_logprobs_start` (position 0 has none, so None).
+    `stop_token_id` is the token that ended the sequence with `FinishReason.STOP`; it is the last of `token_ids`.
+    `cached_tokens` counts the prompt's tokens that were found in the prefix cache. `error` explains `FinishReason.ERROR`.
+    """
+
+    rid: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    cached_tokens: int = 0
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Gauges at one moment and totals since the engine process began."""
+
+    running_requests: int = 0
+    queued_requests: int = 0
+    kv_tokens_used: int = 0
+    kv_tokens_cached: int = 0
+    kv_tokens_total: int = 0
+    prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    generation_tokens_total: int = 0
+    preemptions_total: int = 0
+    steps_total: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutput:
+    """Everything one step delivered."""
+
+    outputs: list[TokenOutput]
+    stats: EngineStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What a ready engine is, for the start-up summary and `/server_info`. Sizes in tokens, memory in bytes."""
+
+    model_path: str
+    architecture: str
+    dtype: str
+    device: str
+    vocab_size: int
+    context_length: int
+    kv_tokens: int
+    page_size: int
+    max_running_requests: int
+    chunked_prefill_size: int
+    weight_bytes: int
+    kv_bytes: int
+    load_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReady:
+    """The engine serves from now on."""
+
+    info: EngineInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFailed:
+    """The engine cannot start, for a reason the user can mend; one line."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheFlushed:
+    """Answer to `FlushCache`: how many cached tokens were freed."""
+
+    freed_tokens: int
+
+
+ToEngine = GenerateRequest | AbortRequests | FlushCache | Shutdown
+FromEngine = StepOutput | EngineReady | EngineFailed | CacheFlushed

@@ -1,0 +1,1 @@
+"""Weights from safetensors folders and GGUF files."""

@@ -1,0 +1,1 @@
+"""HTTP and messages; never a tensor."""

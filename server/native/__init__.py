@@ -1,0 +1,1 @@
+"""SGLang's native endpoints and the operational ones."""
