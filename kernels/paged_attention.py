@@ -1,0 +1,200 @@
+"""Paged attention in plain torch: the meaning of the attention contract, and the backend where no kernel is faster.
+
+Shapes as in `attention`: T tokens, B requests, H query heads, K key/value heads, D head size, P pages, S tokens in a page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import torch
+import torch.nn.functional as F
+
+from .attention import AttentionMetadata
+
+_DECODE_PADDING = 2
+"""Decodes share one padded call while the longest is at most this many times as long as the shortest."""
+
+
+@dataclass(slots=True)
+class _Prefill:
+    """One request with several new tokens: rows [start, stop) of the step. `pages` is None where all it sees is new."""
+
+    start: int
+    stop: int
+    seq_len: int
+    pages: torch.Tensor | None
+
+
+@dataclass(slots=True)
+class _Decodes:
+    """Requests with one new token each and similar lengths. `rows` [b]: their tokens in the step, None for the whole step."""
+
+    rows: torch.Tensor | None
+    pages: torch.Tensor
+    """[b * pages of the longest], flat."""
+    seq_lens: torch.Tensor
+
+
+@dataclass(slots=True)
+class TorchPlan:
+    """What the layers of a step share; masks are made at the first layer that needs them."""
+
+    slot_mapping: torch.Tensor
+    prefills: list[_Prefill]
+    decodes: list[_Decodes]
+    masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
+
+
+class TorchAttention:
+    """Gathers each request's pages and calls `scaled_dot_product_attention`."""
+
+    def plan(self, metadata: AttentionMetadata, page_size: int) -> TorchPlan:
+        starts = [0, *accumulate(metadata.query_lens)]
+        prefills, singles = [], []
+        for index, (query_len, seq_len) in enumerate(zip(metadata.query_lens, metadata.seq_lens, strict=True)):
+            if query_len == 1:
+                singles.append(index)
+            elif query_len > 1:
+                pages = metadata.block_table[index, : -(-seq_len // page_size)] if seq_len > query_len else None
+                prefills.append(_Prefill(starts[index], starts[index + 1], seq_len, pages))
+        whole = len(singles) == len(metadata.query_lens)
+        decodes = [
+            _decode_group(group, starts, metadata, page_size, whole and len(group) == len(singles))
+            for group in _groups_of_similar_length(singles, metadata.seq_lens)
+        ]
+        return TorchPlan(metadata.slot_mapping, prefills, decodes)
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        plan: TorchPlan,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> None:
+        k_cache.flatten(0, 1).index_copy_(0, plan.slot_mapping, k[: plan.slot_mapping.shape[0]])
+        v_cache.flatten(0, 1).index_copy_(0, plan.slot_mapping, v[: plan.slot_mapping.shape[0]])
+        for number, prefill in enumerate(plan.prefills):
+            self._prefill(q, k, v, out, k_cache, v_cache, plan, number, prefill, scale, window)
+        for number, decodes in enumerate(plan.decodes):
+            self._decode(q, out, k_cache, v_cache, plan, number, decodes, scale, window)
+
+    def _prefill(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        plan: TorchPlan,
+        number: int,
+        prefill: _Prefill,
+        scale: float,
+        window: int | None,
+    ) -> None:
+        rows = slice(prefill.start, prefill.stop)
+        if prefill.pages is None:
+            keys, values = k[rows], v[rows]
+        else:
+            keys = k_cache.index_select(0, prefill.pages).flatten(0, 1)[: prefill.seq_len]
+            values = v_cache.index_select(0, prefill.pages).flatten(0, 1)[: prefill.seq_len]
+        mask = None
+        if prefill.pages is not None or (window is not None and window < prefill.seq_len):
+            mask = plan.masks.get((number, window))
+            if mask is None:
+                mask = plan.masks[number, window] = _causal_mask(prefill.stop - prefill.start, prefill.seq_len, window, q)
+        attended = F.scaled_dot_product_attention(
+            q[rows].transpose(0, 1)[None],
+            keys.transpose(0, 1)[None],
+            values.transpose(0, 1)[None],
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scale,
+            enable_gqa=True,
+        )
+        out[rows] = attended[0].transpose(0, 1)
+
+    def _decode(
+        self,
+        q: torch.Tensor,
+        out: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        plan: TorchPlan,
+        number: int,
+        decodes: _Decodes,
+        scale: float,
+        window: int | None,
+    ) -> None:
+        size, (_, _, kv_heads, head_size) = decodes.seq_lens.shape[0], k_cache.shape
+        keys = k_cache.index_select(0, decodes.pages).view(size, -1, kv_heads, head_size).transpose(1, 2)
+        values = v_cache.index_select(0, decodes.pages).view(size, -1, kv_heads, head_size).transpose(1, 2)
+        key = (-1 - number, window)
+        mask = plan.masks.get(key)
+        if mask is None:
+            mask = plan.masks[key] = _length_mask(decodes.seq_lens, keys.shape[2], window, q)
+        queries = q if decodes.rows is None else q.index_select(0, decodes.rows)
+        # The query heads of one key/value head take the place of query positions: no copy of keys and values a head.
+        grouped = queries[:size].view(size, kv_heads, -1, head_size)
+        attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale).reshape(size, -1, head_size)
+        if decodes.rows is None:
+            out[:size] = attended
+        else:
+            out.index_copy_(0, decodes.rows, attended)
+
+
+def _groups_of_similar_length(indices: list[int], seq_lens: list[int]) -> list[list[int]]:
+    """Split so that padding to a group's longest stays under `_DECODE_PADDING`; one group keeps the given order."""
+    if not indices:
+        return []
+    lengths = [seq_lens[i] for i in indices]
+    if max(lengths) <= _DECODE_PADDING * min(lengths):
+        return [indices]
+    groups: list[list[int]] = []
+    for index in sorted(indices, key=lambda i: seq_lens[i]):
+        if not groups or seq_lens[index] > _DECODE_PADDING * seq_lens[groups[-1][0]]:
+            groups.append([])
+        groups[-1].append(index)
+    return groups
+
+
+def _decode_group(group: list[int], starts: list[int], metadata: AttentionMetadata, page_size: int, whole_step: bool) -> _Decodes:
+    table = metadata.block_table
+    longest = -(-max(metadata.seq_lens[i] for i in group) // page_size)
+    seq_lens = torch.tensor([metadata.seq_lens[i] for i in group], device=table.device)
+    if whole_step:
+        return _Decodes(None, table[:, :longest].flatten(), seq_lens)
+    members = torch.tensor(group, device=table.device)
+    rows = torch.tensor([starts[i] for i in group], device=table.device)
+    return _Decodes(rows, table.index_select(0, members)[:, :longest].flatten(), seq_lens)
+
+
+def _additive(visible: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(visible.shape, dtype=like.dtype, device=like.device).masked_fill_(~visible, float("-inf"))
+
+
+def _causal_mask(query_len: int, seq_len: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
+    """[query_len, seq_len]; the last query sees every key."""
+    position = torch.arange(seq_len - query_len, seq_len, device=like.device)[:, None]
+    key = torch.arange(seq_len, device=like.device)[None]
+    visible = key <= position
+    if window is not None:
+        visible &= key > position - window
+    return _additive(visible, like)
+
+
+def _length_mask(seq_lens: torch.Tensor, padded_len: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
+    """[b, 1, 1, padded_len]; hides the tail that pads a request to the longest."""
+    key = torch.arange(padded_len, device=like.device)[None]
+    visible = key < seq_lens[:, None]
+    if window is not None:
+        visible &= key >= seq_lens[:, None] - window
+    return _additive(visible, like)[:, None, None, :]
