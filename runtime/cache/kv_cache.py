@@ -1,0 +1,103 @@
+"""What the scheduler asks of the KV cache: find a prefix, reserve pages, share what is computed, release."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..request import Request
+from .allocator import PageAllocator
+from .radix import RadixCache
+
+
+class KVCache:
+    """Owns which request holds which page. Every page is free, in the prefix tree, or held by exactly one request."""
+
+    def __init__(self, num_pages: int, page_size: int, *, share_prefixes: bool) -> None:
+        self.page_size = page_size
+        self.allocator = PageAllocator(num_pages)
+        self.radix = RadixCache(self.allocator, page_size, enabled=share_prefixes)
+
+    @property
+    def total_tokens(self) -> int:
+        return self.allocator.num_pages * self.page_size
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens kept for later requests that no request uses now."""
+        return self.radix.evictable_pages * self.page_size
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens of pages that requests hold, alone or shared."""
+        return self.total_tokens - self.allocator.free_pages * self.page_size - self.cached_tokens
+
+    @property
+    def available_pages(self) -> int:
+        """Pages that are free or can be made so by eviction."""
+        return self.allocator.free_pages + self.radix.evictable_pages
+
+    def attach(self, request: Request) -> None:
+        """Give a request that holds nothing the cached prefix of its tokens, short of the last one: its logits are wanted."""
+        assert not request.pages and request.node is None
+        # A prompt position that was not computed has no logits, so its log-probability would be missing.
+        limit = 0 if request.prompt_logprobs_due else request.num_tokens - 1
+        pages, node = self.radix.match(request.tokens[:limit])
+        self.radix.lock(node)
+        request.pages, request.node = pages, node
+        request.shared_pages = len(pages)
+        request.num_computed = len(pages) * self.page_size
+
+    def pages_wanted(self, request: Request, num_new: int) -> int:
+        """How many more pages `num_new` more tokens need."""
+        return -(-(request.num_computed + num_new) // self.page_size) - len(request.pages)
+
+    def reserve(self, request: Request, num_new: int) -> bool:
+        """Make room for `num_new` more tokens, evicting cached prefixes where needed; False where there is no room."""
+        wanted = self.pages_wanted(request, num_new)
+        if wanted <= 0:
+            return True
+        missing = wanted - self.allocator.free_pages
+        if missing > self.radix.evictable_pages:
+            return False
+        if missing > 0:
+            self.radix.evict(missing)
+        pages = self.allocator.allocate(wanted)
+        if pages is None:
+            return False
+        request.pages += pages
+        return True
+
+    def share(self, request: Request) -> None:
+        """Put the computed whole pages of a request into the prefix tree, and hold them there."""
+        pages, node = self.radix.insert(request.tokens[: request.num_computed], request.pages)
+        if len(pages) <= request.shared_pages:
+            return
+        self.radix.lock(node)
+        assert request.node is not None
+        self.radix.unlock(request.node)
+        request.pages[: len(pages)] = pages
+        request.node, request.shared_pages = node, len(pages)
+
+    def release(self, request: Request) -> None:
+        """Take everything back from a request; what it computed stays in the prefix tree until it is evicted."""
+        if request.node is None:
+            return
+        self.share(request)
+        self.allocator.free(request.pages[request.shared_pages :])
+        self.radix.unlock(request.node)
+        request.pages, request.node = [], None
+        request.shared_pages = request.num_computed = 0
+
+    def flush(self) -> int:
+        """Drop every prefix that no request uses; returns the number of tokens."""
+        return self.radix.evict(self.radix.evictable_pages) * self.page_size
+
+    def check(self, holders: Iterable[Request]) -> None:
+        """Assert that no page is leaked and none has two owners. `holders`: every request that may hold pages."""
+        in_tree = [page for node in self.radix.nodes() for page in node.pages]
+        private = [page for request in holders for page in request.pages[request.shared_pages :]]
+        owned = in_tree + private
+        assert len(owned) == len(set(owned)), "a page has two owners"
+        assert set(owned) == self.allocator.owned(), "a page is leaked or used after it was freed"
+        assert self.radix.total_pages == len(in_tree)
+        assert self.radix.evictable_pages == sum(len(node.pages) for node in self.radix.nodes() if node.lock_count == 0)

@@ -1,0 +1,177 @@
+"""Shared prefixes: a radix tree over token ids whose nodes own pages of the KV cache.
+
+The tree works in whole pages: every node holds a run of n * page_size tokens and their n pages, and children of a node
+differ in their first page. A lock on a node holds it and all its ancestors; what is not locked can be evicted, least
+recently used first, from the leaves upwards.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from itertools import count
+
+import numpy as np
+import numpy.typing as npt
+
+from .allocator import PageAllocator
+
+Tokens = npt.NDArray[np.int64]
+
+
+class Node:
+    """A run of tokens below its parent. `lock_count` counts the requests that use it or something below it."""
+
+    __slots__ = ("children", "last_used", "lock_count", "pages", "parent", "tokens")
+
+    def __init__(self, tokens: Tokens, pages: list[int], parent: Node | None) -> None:
+        self.tokens = tokens
+        self.pages = pages
+        self.parent = parent
+        self.children: dict[bytes, Node] = {}
+        self.lock_count = 0
+        self.last_used = 0
+
+
+class RadixCache:
+    """Prefixes whose keys and values are in the cache. With `enabled` false nothing is ever kept or found."""
+
+    def __init__(self, allocator: PageAllocator, page_size: int, *, enabled: bool = True) -> None:
+        self.root = Node(np.empty(0, np.int64), [], None)
+        self.evictable_pages = 0
+        self.total_pages = 0
+        self._allocator = allocator
+        self._page_size = page_size
+        self._enabled = enabled
+        self._clock = count(1)
+        self._ticket = count()
+        self._idle: list[tuple[int, int, Node]] = []
+        """Heap of (last_used, ticket, node) of unlocked leaves; an entry is stale where the node was used or locked since."""
+
+    def match(self, tokens: Tokens) -> tuple[list[int], Node]:
+        """The pages of the longest cached prefix of `tokens`, and the node where it ends."""
+        node, pages, position = self.root, list[int](), 0
+        while child := node.children.get(self._first_page(tokens, position)):
+            shared = self._shared_pages(child, tokens, position)
+            if shared < len(child.pages):
+                child = self._split(child, shared)
+            pages += child.pages
+            position += shared * self._page_size
+            node = child
+            self._touch(node)
+        return pages, node
+
+    def insert(self, tokens: Tokens, pages: list[int]) -> tuple[list[int], Node]:
+        """Give the tree the whole pages of `tokens`; returns the tree's pages for them, and the node where they end.
+
+        Where the tree already has a prefix in other pages, its own stay and the caller's duplicates are freed.
+        The caller must have locked the part of `pages` that it got from the tree.
+        """
+        if not self._enabled:
+            return [], self.root
+        whole = len(tokens) // self._page_size
+        known, node = self.match(tokens[: whole * self._page_size])
+        self._allocator.free(mine for mine, theirs in zip(pages, known, strict=False) if mine != theirs)
+        rest = pages[len(known) : whole]
+        if rest:
+            run = tokens[len(known) * self._page_size : whole * self._page_size].copy()
+            child = Node(run, rest, node)
+            node.children[self._first_page(run, 0)] = child
+            self.evictable_pages += len(rest)
+            self.total_pages += len(rest)
+            node = child
+            self._touch(node)
+        return known + rest, node
+
+    def lock(self, node: Node) -> None:
+        """Keep everything from the root to `node` from being evicted."""
+        while node.parent is not None:
+            if node.lock_count == 0:
+                self.evictable_pages -= len(node.pages)
+            node.lock_count += 1
+            node = node.parent
+
+    def unlock(self, node: Node) -> None:
+        while node.parent is not None:
+            assert node.lock_count > 0, "unlocked more often than locked"
+            node.lock_count -= 1
+            if node.lock_count == 0:
+                self.evictable_pages += len(node.pages)
+                self._touch(node)
+            node = node.parent
+
+    def evict(self, count: int) -> int:
+        """Free up to `count` pages that no request uses, least recently used first; returns how many."""
+        freed = 0
+        while freed < count and self._idle:
+            last_used, _, node = heapq.heappop(self._idle)
+            if node.last_used != last_used or not self._is_idle(node):
+                continue
+            take = min(len(node.pages), count - freed)
+            self._drop_tail(node, take)
+            freed += take
+        return freed
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the root, for checks."""
+        stack = list(self.root.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack += node.children.values()
+
+    def _first_page(self, tokens: Tokens, position: int) -> bytes:
+        page = tokens[position : position + self._page_size]
+        return page.tobytes() if len(page) == self._page_size else b""
+
+    def _shared_pages(self, node: Node, tokens: Tokens, position: int) -> int:
+        """How many leading pages of `node` equal the tokens from `position` on; at least 1, since the first was looked up."""
+        there = tokens[position : position + len(node.tokens)]
+        differs = np.flatnonzero(node.tokens[: len(there)] != there)
+        same = int(differs[0]) if len(differs) else len(there)
+        return same // self._page_size
+
+    def _split(self, node: Node, pages: int) -> Node:
+        """Cut a node behind its first `pages` pages; returns the new upper part, which takes the node's place."""
+        cut = pages * self._page_size
+        parent = node.parent
+        assert parent is not None
+        upper = Node(node.tokens[:cut], node.pages[:pages], parent)
+        upper.lock_count, upper.last_used = node.lock_count, node.last_used
+        parent.children[self._first_page(upper.tokens, 0)] = upper
+        node.tokens, node.pages, node.parent = node.tokens[cut:], node.pages[pages:], upper
+        upper.children[self._first_page(node.tokens, 0)] = node
+        return upper
+
+    def _touch(self, node: Node) -> None:
+        if node.parent is None:
+            return
+        node.last_used = next(self._clock)
+        if self._is_idle(node):
+            self._push_idle(node)
+
+    def _is_idle(self, node: Node) -> bool:
+        return node.lock_count == 0 and not node.children and bool(node.pages)
+
+    def _push_idle(self, node: Node) -> None:
+        heapq.heappush(self._idle, (node.last_used, next(self._ticket), node))
+        if len(self._idle) > 64 and len(self._idle) > 4 * self.total_pages:
+            self._idle = [entry for entry in self._idle if entry[2].last_used == entry[0] and self._is_idle(entry[2])]
+            heapq.heapify(self._idle)
+
+    def _drop_tail(self, node: Node, pages: int) -> None:
+        """Free the last `pages` pages of an idle leaf; an emptied leaf leaves the tree, and its parent may become idle."""
+        self._allocator.free(node.pages[-pages:])
+        self.evictable_pages -= pages
+        self.total_pages -= pages
+        parent = node.parent
+        assert parent is not None
+        key = self._first_page(node.tokens, 0)
+        del node.pages[-pages:]
+        node.tokens = node.tokens[: len(node.pages) * self._page_size]
+        if node.pages:
+            self._push_idle(node)
+            return
+        del parent.children[key]
+        if parent.parent is not None and self._is_idle(parent):
+            self._push_idle(parent)

@@ -1,0 +1,132 @@
+"""Logits to tokens, for a whole batch at once. N rows, V vocabulary size.
+
+The only randomness of a token is one uniform number that depends on (seed, position) and nothing else, so a request
+gives the same text alone, in a crowd, and after it was resumed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .logprobs import token_logprobs
+from .messages import TokenLogprob
+from .request import Request
+
+_CANDIDATES = 1024
+"""Tokens that are looked at first for top-p; a row whose mass they do not cover is sorted whole."""
+
+
+class Sampled(NamedTuple):
+    """The next token of a request, with its log-probability where the request asks for it."""
+
+    token: int
+    logprob: TokenLogprob | None
+
+
+def sample(logits: torch.Tensor, requests: list[Request]) -> list[Sampled]:
+    """The next token of each request from its row of logits [N, V] float32, which may be overwritten."""
+    asking = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
+    # Log-probabilities are those of the model, before anything below changes the logits.
+    raw = logits[asking] if asking else None
+    adjust(logits, requests)
+    tokens = _choose(logits, requests).tolist()
+    results = [Sampled(token, None) for token in tokens]
+    if raw is not None:
+        top_counts = [requests[row].params.logprobs or 0 for row in asking]
+        for row, logprob in zip(asking, token_logprobs(raw, [tokens[row] for row in asking], top_counts), strict=True):
+            results[row] = Sampled(tokens[row], logprob)
+    return results
+
+
+def adjust(logits: torch.Tensor, requests: list[Request]) -> None:
+    """Apply penalties, logit bias and the ban on ending early, in place."""
+    for row, request in enumerate(requests):
+        params = request.params
+        if params.penalised:
+            _penalise(logits[row], request)
+        if params.logit_bias:
+            ids = torch.tensor(list(params.logit_bias), device=logits.device)
+            logits[row].index_add_(0, ids, torch.tensor(list(params.logit_bias.values()), device=logits.device))
+        if request.num_output < params.min_new_tokens and request.stop_ids:
+            logits[row, torch.tensor(list(request.stop_ids), device=logits.device)] = float("-inf")
+
+
+def _penalise(row: torch.Tensor, request: Request) -> None:
+    """Repetition: over prompt and output, as in CTRL (arXiv:1909.05858); presence and frequency: over the output, as OpenAI's."""
+    params = request.params
+    if params.repetition_penalty != 1.0:
+        seen = torch.from_numpy(np.unique(request.tokens)).to(row.device)
+        values = row[seen]
+        row[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+    if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
+        ids, counts = (torch.from_numpy(part).to(row.device) for part in np.unique(request.output_tokens, return_counts=True))
+        row[ids] -= params.presence_penalty + params.frequency_penalty * counts.to(row.dtype)
+
+
+def _choose(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
+    """Token ids [N]."""
+    chosen = logits.argmax(dim=-1)
+    params = [request.params for request in requests]
+    plain = [row for row, p in enumerate(params) if not p.greedy and p.top_k == -1 and p.top_p == 1.0 and p.min_p == 0.0]
+    filtered = [row for row, p in enumerate(params) if not p.greedy and row not in set(plain)]
+    if plain:
+        chosen[plain] = _sample_plain(logits[plain], [requests[row] for row in plain])
+    if filtered:
+        chosen[filtered] = _sample_filtered(logits[filtered], [requests[row] for row in filtered])
+    return chosen
+
+
+def _sample_plain(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
+    return _pick((logits / _column(requests, "temperature", logits)).softmax(dim=-1), _uniform_of(requests, logits.device))
+
+
+def _sample_filtered(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
+    """Temperature, then min-p, top-k and top-p over tokens sorted by probability; each keeps at least the likeliest."""
+    vocab = logits.shape[1]
+    probs = (logits / _column(requests, "temperature", logits)).softmax(dim=-1)
+    top_k = torch.tensor([r.params.top_k if r.params.top_k > 0 else vocab for r in requests], device=logits.device)[:, None]
+    top_p = _column(requests, "top_p", logits)
+    width = min(vocab, max(_CANDIDATES, *(r.params.top_k for r in requests)))
+    values, ids = probs.topk(width, dim=-1)
+    enough = (values.sum(-1) >= top_p[:, 0]) | (top_k[:, 0] <= width)
+    if width < vocab and not bool(enough.all()):
+        values, ids = probs.sort(dim=-1, descending=True)
+    rank = torch.arange(values.shape[1], device=logits.device)
+    keep = (rank < top_k) & (values >= _column(requests, "min_p", logits) * values[:, :1])
+    values = values * keep
+    before = values.cumsum(-1) - values
+    values = values * (before < top_p * values.sum(-1, keepdim=True))
+    return ids.gather(1, _pick(values, _uniform_of(requests, logits.device))[:, None])[:, 0]
+
+
+def _pick(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Inverse transform sampling: the first index [N] whose cumulative weight exceeds uniform * total; never one of weight 0."""
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    target = uniform[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(max=weights.shape[1] - 1)
+
+
+def _column(requests: list[Request], name: str, like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([getattr(r.params, name) for r in requests], dtype=like.dtype, device=like.device)[:, None]
+
+
+def _uniform_of(requests: list[Request], device: torch.device) -> torch.Tensor:
+    seeds = np.array([r.seed & 0xFFFFFFFFFFFFFFFF for r in requests], np.uint64)
+    positions = np.array([r.num_tokens for r in requests], np.uint64)
+    return torch.from_numpy(uniform(seeds, positions)).to(device)
+
+
+def uniform(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    """Numbers in [0, 1), a function of (seed, position): SplitMix64's output mix (Steele et al., OOPSLA 2014), applied twice."""
+    return (_mix(_mix(seeds) + positions) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    z = z + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
