@@ -1,9 +1,13 @@
-"""What the engine is told: one frozen dataclass, validated once; "auto" (None) is resolved by `model_runner` into numbers."""
+"""What the engine is told: one frozen dataclass, validated once; "auto" (None) is resolved by one pure function."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..kernels.platform import Platform
+    from .model_config import ModelConfig
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEVICES = ("auto", "cpu")
@@ -52,3 +56,42 @@ class EngineConfig:
             raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {self.dtype}")
         if self.device not in DEVICES:
             raise ValueError(f"--device must be one of {', '.join(DEVICES)}, got {self.device}")
+
+
+def resolve(config: EngineConfig, model: ModelConfig, platform: Platform, *, free_bytes: int, page_bytes: int) -> EngineConfig:
+    """The same settings with every number chosen.
+
+    `free_bytes`: memory that is free once the weights are loaded; `page_bytes`: what a page of the KV cache takes.
+    `config.page_size` must be chosen already. Raises `ValueError` with a remedy where the memory does not suffice.
+    """
+    page_size = config.page_size
+    assert page_size is not None
+    context_length = config.context_length or model.max_position_embeddings
+    if context_length > model.max_position_embeddings:
+        raise ValueError(f"--context-length {context_length} is more than the model's {model.max_position_embeddings}")
+    chunk = config.chunked_prefill_size or min(platform.default_chunked_prefill_size, context_length)
+    running = config.max_running_requests or platform.default_max_running_requests
+    fraction = config.mem_fraction_static or platform.default_mem_fraction
+    if config.max_total_tokens is not None:
+        pages = config.max_total_tokens // page_size
+    else:
+        # More than every running request at full length would never be used.
+        pages = min(int(free_bytes * fraction) // page_bytes, running * -(-context_length // page_size))
+    if pages < 2:
+        raise ValueError(
+            f"too little memory for the KV cache: {free_bytes / 2**20:.0f} MiB are free, a page of {page_size} tokens takes "
+            f"{page_bytes / 2**20:.2f} MiB; raise --mem-fraction-static ({fraction}) or --max-total-tokens, or choose a smaller model"
+        )
+    if config.max_total_tokens is not None and pages * page_bytes > free_bytes:
+        raise ValueError(
+            f"--max-total-tokens {config.max_total_tokens} takes {pages * page_bytes / 2**20:.0f} MiB, "
+            f"but {free_bytes / 2**20:.0f} MiB are free; at most {free_bytes // page_bytes * page_size} tokens fit"
+        )
+    return replace(
+        config,
+        context_length=min(context_length, pages * page_size),
+        chunked_prefill_size=chunk,
+        max_running_requests=running,
+        mem_fraction_static=fraction,
+        max_total_tokens=pages * page_size,
+    )

@@ -106,7 +106,9 @@ def _sample_filtered(logits: torch.Tensor, requests: list[Request]) -> torch.Ten
 def _pick(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     """Inverse transform sampling: the first index [N] whose cumulative weight exceeds uniform * total; never one of weight 0."""
     cumulative = weights.cumsum(-1, dtype=torch.float64)
-    target = uniform[:, None] * cumulative[:, -1:]
+    total = cumulative[:, -1:]
+    # The product may round up to the total, which no cumulative weight exceeds.
+    target = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(max=weights.shape[1] - 1)
 
 

@@ -14,6 +14,7 @@ class KVCache:
 
     def __init__(self, num_pages: int, page_size: int, *, share_prefixes: bool) -> None:
         self.page_size = page_size
+        self.shares_prefixes = share_prefixes
         self.allocator = PageAllocator(num_pages)
         self.radix = RadixCache(self.allocator, page_size, enabled=share_prefixes)
 

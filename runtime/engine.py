@@ -1,0 +1,28 @@
+"""Puts an engine together: a model runner, its KV cache and a scheduler, in the process that calls."""
+
+from __future__ import annotations
+
+import random
+
+from .cache.kv_cache import KVCache
+from .config import EngineConfig
+from .messages import EngineInfo
+from .model_runner import ModelRunner
+from .scheduler import Scheduler
+
+
+def build_engine(config: EngineConfig, *, progress: bool = True) -> tuple[Scheduler, EngineInfo]:
+    """A scheduler that is ready to serve. Raises `ValueError` that the user can mend."""
+    runner = ModelRunner(config, progress=progress)
+    resolved = runner.config
+    assert resolved.chunked_prefill_size and resolved.max_running_requests and resolved.context_length
+    seeds = random.Random(config.random_seed)
+    scheduler = Scheduler(
+        runner,
+        KVCache(runner.pool.num_pages, runner.pool.page_size, share_prefixes=not config.disable_radix_cache),
+        token_budget=resolved.chunked_prefill_size,
+        max_running_requests=resolved.max_running_requests,
+        context_length=resolved.context_length,
+        draw_seed=lambda: seeds.getrandbits(64),
+    )
+    return scheduler, runner.info()

@@ -1,0 +1,101 @@
+"""`piecework.LLM`: the scheduler without HTTP, in the process that calls; for scripts, tests and measurements."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any
+
+from .config import EngineConfig
+from .engine import build_engine
+from .generation import Generation, GenerationOutput, GenerationRequest, TextOptions
+from .messages import FinishReason, TokenLogprob
+from .sampling_params import SamplingParams
+from .tokenizer import load_tokenizer
+from .weights.resolve import resolve_model_path
+
+
+class Completion:
+    """One finished sequence."""
+
+    def __init__(self, prompt_ids: list[int]) -> None:
+        self.prompt_ids = prompt_ids
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob | None] | None = None
+        self.finish_reason: FinishReason | None = None
+        self.cached_tokens = 0
+        self.error: str | None = None
+
+    def add(self, output: GenerationOutput) -> None:
+        self.text += output.text
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs or []
+        self.prompt_logprobs = output.prompt_logprobs if output.prompt_logprobs is not None else self.prompt_logprobs
+        self.finish_reason, self.error = output.finish_reason, output.error
+        self.cached_tokens = output.cached_tokens
+
+
+class LLM:
+    """An engine in this process.
+
+    >>> llm = LLM("smollm2-135m")
+    >>> llm.generate(["The capital of France is"], SamplingParams(temperature=0, max_new_tokens=8))[0].text
+
+    Keyword arguments are the fields of `EngineConfig`. Raises `ValueError` that names what to mend.
+    """
+
+    def __init__(self, model_path: str = "smollm2-135m", *, progress: bool = False, **settings: Any) -> None:
+        self.config = EngineConfig(model_path=model_path, **settings)
+        self.tokenizer = load_tokenizer(resolve_model_path(model_path), self.config.tokenizer_path)
+        self.scheduler, self.info = build_engine(self.config, progress=progress)
+        self._numbers = count()
+
+    def generate(
+        self,
+        prompts: Sequence[str | list[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        text: TextOptions | None = None,
+    ) -> list[Completion]:
+        """Complete every prompt (text or token ids), all at once; `params` for all of them or one each."""
+        shared = params if isinstance(params, SamplingParams) else SamplingParams()
+        each = list(params) if params is not None and not isinstance(params, SamplingParams) else [shared] * len(prompts)
+        completions: dict[str, Completion] = {}
+        generations: dict[str, Generation] = {}
+        for prompt, own in zip(prompts, each, strict=True):
+            generation = self._start(prompt, own, text or TextOptions())
+            generations[generation.request.rid] = generation
+            completions[generation.request.rid] = Completion(generation.request.prompt_ids)
+        for rid, output in self._run(generations):
+            completions[rid].add(output)
+        return list(completions.values())
+
+    def chat(self, messages: Sequence[dict[str, Any]], params: SamplingParams | None = None) -> Completion:
+        """Answer a conversation through the model's chat template."""
+        prompt = self.tokenizer.encode(self.tokenizer.apply_chat_template(messages), add_special_tokens=False)
+        return self.generate([prompt], params)[0]
+
+    def _start(self, prompt: str | list[int], params: SamplingParams, text: TextOptions) -> Generation:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        request = GenerationRequest(
+            rid=f"llm-{next(self._numbers):08d}", prompt_ids=ids, params=params, text=text, arrival_time=time.monotonic()
+        )
+        generation = Generation(request, self.tokenizer)
+        self.scheduler.add(generation.to_message())
+        return generation
+
+    def _run(self, generations: dict[str, Generation]) -> Iterator[tuple[str, GenerationOutput]]:
+        """Step until all of them have ended; one that meets a stop string is aborted in the scheduler."""
+        live = set(generations)
+        while live:
+            for output in self.scheduler.step().outputs:
+                if output.rid not in live:
+                    continue
+                generation = generations[output.rid]
+                yield output.rid, generation.push(output)
+                if generation.finished:
+                    live.discard(output.rid)
+                    if output.finish_reason is None:
+                        self.scheduler.abort([output.rid])

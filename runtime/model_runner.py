@@ -1,0 +1,107 @@
+"""One rank: loads the model, sizes the KV cache, and runs the forward of a step."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+
+import torch
+
+from ..kernels.detect import detect
+from ..kernels.platform import Platform
+from .batch import Batch
+from .cache.pool import KVPool, page_bytes
+from .config import EngineConfig, resolve
+from .forward_context import ForwardContext, forward_context
+from .layers.attention import register_attention
+from .messages import EngineInfo
+from .model_config import ModelConfig
+from .weights.loader import load_model
+from .weights.resolve import resolve_model_path
+
+logger = logging.getLogger(__name__)
+
+
+class ModelRunner:
+    """A loaded model with its KV cache. `config` has every number chosen. Raises `ValueError` that the user can mend."""
+
+    def __init__(self, config: EngineConfig, *, progress: bool = True) -> None:
+        began = time.perf_counter()
+        self.platform: Platform = detect(config.device)
+        self.platform.set_up(config.num_threads)
+        register_attention(self.platform.dispatch_key)
+        self.device = self.platform.device()
+        self.slot_dtype = self.platform.slot_dtype
+        self.dtype = self._dtype(config.dtype)
+        self.model, self.model_config = load_model(resolve_model_path(config.model_path), self.dtype, self.device, progress)
+        config = replace(config, page_size=config.page_size or self.platform.default_page_size)
+        self.config = self._resolve(config)
+        self.pool = self._make_pool()
+        self._layers = self.model.attention_layers()
+        self._backend = self.platform.attention_backend()
+        self.vocab_size = self.model_config.vocab_size
+        self.eos_token_ids = frozenset(self.model_config.eos_token_ids)
+        self._load_seconds = time.perf_counter() - began
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Hidden states [T, hidden] of a step; the keys and values of its tokens are written to their slots."""
+        plan = self._backend.plan(batch.metadata, self.pool.page_size)
+        context = ForwardContext(backend=self._backend, plan=plan, layers=self._layers, k_cache=self.pool.k, v_cache=self.pool.v)
+        with forward_context(context):
+            hidden: torch.Tensor = self.model(batch.input_ids, batch.positions)
+        return hidden
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [N, V] float32 of hidden [N, hidden]."""
+        logits: torch.Tensor = self.model.compute_logits(hidden)
+        return logits
+
+    def info(self) -> EngineInfo:
+        config = self.config
+        assert config.context_length and config.max_total_tokens and config.max_running_requests and config.chunked_prefill_size
+        return EngineInfo(
+            model_path=config.model_path,
+            architecture=self.model_config.architecture,
+            dtype=str(self.dtype).removeprefix("torch."),
+            device=self.platform.device_type,
+            vocab_size=self.vocab_size,
+            context_length=config.context_length,
+            kv_tokens=config.max_total_tokens,
+            page_size=self.pool.page_size,
+            max_running_requests=config.max_running_requests,
+            chunked_prefill_size=config.chunked_prefill_size,
+            weight_bytes=weight_bytes(self.model),
+            kv_bytes=self.pool.num_bytes,
+            load_seconds=self._load_seconds,
+        )
+
+    def _dtype(self, name: str) -> torch.dtype:
+        return self.platform.default_dtype if name == "auto" else getattr(torch, name)
+
+    def _resolve(self, config: EngineConfig) -> EngineConfig:
+        assert config.page_size is not None
+        size = page_bytes(page_size=config.page_size, **self._kv_shape(self.model_config))
+        resolved = resolve(config, self.model_config, self.platform, free_bytes=self.platform.memory().free, page_bytes=size)
+        wanted = config.context_length or self.model_config.max_position_embeddings
+        if resolved.context_length is not None and resolved.context_length < wanted:
+            logger.warning(
+                "the context length is cut from %d to %d tokens: the KV cache holds no more; raise --max-total-tokens or --mem-fraction-static",
+                wanted,
+                resolved.context_length,
+            )
+        return resolved
+
+    def _make_pool(self) -> KVPool:
+        assert self.config.max_total_tokens and self.config.page_size
+        # One page more than is handed out: the reserved one.
+        pages = self.config.max_total_tokens // self.config.page_size + 1
+        return KVPool(num_pages=pages, page_size=self.config.page_size, device=self.device, **self._kv_shape(self.model_config))
+
+    def _kv_shape(self, model: ModelConfig) -> dict[str, object]:
+        return {"num_layers": model.num_layers, "num_kv_heads": model.num_kv_heads, "head_size": model.head_dim, "dtype": self.dtype}
+
+
+def weight_bytes(model: torch.nn.Module) -> int:
+    """Bytes of a model's weights, shared ones counted once."""
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in [*model.parameters(), *model.buffers()]}.values())
