@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .detokenizer import Detokenizer
 from .messages import FinishReason, GenerateRequest, TokenLogprob, TokenOutput
@@ -112,3 +112,17 @@ class Generation:
             cached_tokens=self._cached_tokens,
             error=output.error,
         )
+
+
+def merge(outputs: list[GenerationOutput]) -> GenerationOutput:
+    """Several outputs of one sequence, in order, as one."""
+    if len(outputs) == 1:
+        return outputs[0]
+    logprobs = [entry for output in outputs for entry in output.logprobs or ()]
+    return replace(
+        outputs[-1],
+        text="".join(output.text for output in outputs),
+        token_ids=[token for output in outputs for token in output.token_ids],
+        logprobs=logprobs if any(output.logprobs is not None for output in outputs) else None,
+        prompt_logprobs=next((output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None), None),
+    )

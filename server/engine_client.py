@@ -2,13 +2,51 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import shutil
+import sys
+import tempfile
+import time
+from collections import deque
 from collections.abc import AsyncIterator
 from enum import StrEnum
-from typing import Protocol
+from itertools import count
+from typing import Any, Protocol
 
-from ..runtime.generation import GenerationOutput, GenerationRequest
-from ..runtime.messages import EngineInfo, EngineStats
+import zmq
+import zmq.asyncio
+
+from ..runtime.config import EngineConfig
+from ..runtime.generation import Generation, GenerationOutput, GenerationRequest, merge
+from ..runtime.ipc import decode, encode, open_socket
+from ..runtime.messages import (
+    AbortRequests,
+    CacheFlushed,
+    EngineFailed,
+    EngineInfo,
+    EngineReady,
+    EngineStats,
+    FinishReason,
+    FlushCache,
+    Shutdown,
+    StepOutput,
+    ToEngine,
+    TokenOutput,
+)
 from ..runtime.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+CRASH_LIMIT = 3
+CRASH_WINDOW = 60.0
+"""Seconds: an engine that ends unexpectedly CRASH_LIMIT times within them is not started again."""
+REQUEST_CRASH_LIMIT = 2
+"""A request that met so many crashes without a new token in between is answered with an error: it may be their cause."""
+_STOP_TIMEOUT = 5.0
 
 
 class EngineState(StrEnum):
@@ -54,3 +92,259 @@ class Engine(Protocol):
     async def flush_cache(self) -> int:
         """Drop cached prefixes that no request uses; returns the number of tokens freed."""
         ...
+
+
+class _Stream:
+    """One request of this process: its text state, and the outputs that its consumer has not taken yet."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+        self._fruitless_crashes = 0
+        self._tokens_at_crash = -1
+        self._pending: list[GenerationOutput] = []
+        self._arrived = asyncio.Event()
+
+    def put(self, output: GenerationOutput) -> None:
+        self._pending.append(output)
+        self._arrived.set()
+
+    async def get(self) -> GenerationOutput:
+        """The next output; several that came meanwhile are merged into one."""
+        await self._arrived.wait()
+        self._arrived.clear()
+        pending, self._pending = self._pending, []
+        return merge(pending)
+
+    def blame(self) -> bool:
+        """Note a crash of a serving engine; True where this request is suspected of causing them."""
+        tokens = len(self.generation.output_ids)
+        self._fruitless_crashes = self._fruitless_crashes + 1 if tokens == self._tokens_at_crash else 1
+        self._tokens_at_crash = tokens
+        return self._fruitless_crashes >= REQUEST_CRASH_LIMIT
+
+
+class EngineClient:
+    """The real `Engine`: a supervised process behind ZeroMQ.
+
+    When the engine process ends unexpectedly it is started again, and every unfinished request resumes from the tokens
+    that it has. `failed` is set when the engine is given up; `failure` then says why, `user_error` whether the user can
+    mend it.
+    """
+
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer, *, max_queued_requests: int = 512, log_level: str = "info") -> None:
+        self.state = EngineState.STARTING
+        self.info: EngineInfo | None = None
+        self.stats = EngineStats()
+        self.tokenizer = tokenizer
+        self.restarts = 0
+        self.failed = asyncio.Event()
+        self.failure: str | None = None
+        self.user_error = False
+        self.process: asyncio.subprocess.Process | None = None
+        self._config = config
+        self._max_queued = max_queued_requests
+        self._log_level = log_level
+        self._streams: dict[str, _Stream] = {}
+        self._ready = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+        self._flushes: deque[asyncio.Future[int]] = deque()
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._async_context = zmq.asyncio.Context.shadow(self._context)
+        self._inbox: Any = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._folder = tempfile.mkdtemp(prefix="piecework-")
+        self._lives = count()
+
+    async def start(self) -> None:
+        """Start the engine process; returns at once, `wait_ready` waits until it serves."""
+        self._supervisor = asyncio.create_task(self._supervise())
+
+    async def wait_ready(self) -> bool:
+        """True once the engine serves, False where it was given up."""
+        waits = [asyncio.create_task(event.wait()) for event in (self._ready, self.failed)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        return self._ready.is_set()
+
+    async def drain(self, timeout: float) -> None:
+        """Take no new request; wait for those under way, and after `timeout` seconds abort what is left."""
+        self._draining = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout)
+        await self.abort(None)
+
+    async def stop(self) -> None:
+        """End the engine process."""
+        self.state = EngineState.STOPPED
+        self._fail_streams(FinishReason.ABORT, None)
+        if self.process is not None and self.process.returncode is None:
+            self._send(Shutdown())
+            try:
+                await asyncio.wait_for(self.process.wait(), _STOP_TIMEOUT)
+            except TimeoutError:
+                self.process.kill()
+        if self._supervisor is not None:
+            await self._supervisor
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationOutput]:
+        self._check_room()
+        stream = _Stream(Generation(request, self.tokenizer))
+        self._streams[request.rid] = stream
+        self._idle.clear()
+        self._send(stream.generation.to_message())
+        finished = False
+        try:
+            while not finished:
+                output = await stream.get()
+                finished = output.finish_reason is not None
+                yield output
+        finally:
+            if self._streams.get(request.rid) is stream:
+                self._forget(request.rid)
+                self._send(AbortRequests(rids=[request.rid]))
+
+    async def abort(self, rid: str | None) -> int:
+        chosen = [known for known in self._streams if rid is None or known == rid or known.startswith(f"{rid}-")]
+        for known in chosen:
+            self._end(known, FinishReason.ABORT, None)
+        if chosen:
+            self._send(AbortRequests(rids=chosen))
+        return len(chosen)
+
+    async def flush_cache(self) -> int:
+        if self.state is not EngineState.READY:
+            raise EngineUnavailable(f"the engine is {self.state}")
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._flushes.append(answer)
+        self._send(FlushCache())
+        return await answer
+
+    def _check_room(self) -> None:
+        if self._draining or self.state in (EngineState.FAILED, EngineState.STOPPED):
+            raise EngineUnavailable(self.failure or "the server is stopping")
+        running = self.info.max_running_requests if self.info is not None else 0
+        if len(self._streams) >= running + self._max_queued:
+            raise QueueFull(f"{len(self._streams)} requests are running or waiting already")
+
+    def _send(self, message: ToEngine) -> None:
+        """Never blocks: the socket queues while the engine starts. Where there is none, `_supervise` sends what is unfinished."""
+        if self._inbox is not None:
+            self._inbox.send_multipart(encode(message))
+
+    async def _supervise(self) -> None:
+        """Start the engine and start it again when it crashes, until it is stopped or given up."""
+        crashes: deque[float] = deque()
+        while self.state is not EngineState.STOPPED:
+            code = await self._live_once()
+            if self.state is EngineState.STOPPED:
+                return
+            if self.failure is not None:
+                self._give_up(self.failure)
+                return
+            crashes.append(time.monotonic())
+            while crashes[0] < crashes[-1] - CRASH_WINDOW:
+                crashes.popleft()
+            if len(crashes) >= CRASH_LIMIT:
+                self._give_up(f"the engine process ended {CRASH_LIMIT} times within {CRASH_WINDOW:.0f} s, last with exit code {code}")
+                return
+            self._survive_crash(code)
+
+    async def _live_once(self) -> int:
+        """One life of the engine process; returns its exit code once it has ended and all it said has been read."""
+        life = next(self._lives)
+        to_engine, from_engine = (f"ipc://{self._folder}/{life}.{name}" for name in ("in", "out"))
+        outbox = open_socket(self._async_context, zmq.PULL, from_engine, bind=True)
+        self._inbox = open_socket(self._context, zmq.PUSH, to_engine, bind=False)
+        for stream in self._streams.values():
+            self._send(stream.generation.to_message())
+        command = [json.dumps(dataclasses.asdict(self._config)), to_engine, from_engine, self._log_level]
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "piecework.runtime.engine_process", *command, stdin=asyncio.subprocess.PIPE
+        )
+        if self.state is EngineState.STOPPED:
+            self.process.kill()
+        receiver = asyncio.create_task(self._receive(outbox))
+        code = await self.process.wait()
+        while await outbox.poll(50):
+            await asyncio.sleep(0)
+        receiver.cancel()
+        await asyncio.wait([receiver])
+        inbox, self._inbox = self._inbox, None
+        inbox.close(linger=0)
+        outbox.close(linger=0)
+        return code
+
+    async def _receive(self, outbox: Any) -> None:
+        while True:
+            match decode(await outbox.recv_multipart()):
+                case StepOutput(outputs=outputs, stats=stats):
+                    self.stats = stats
+                    self._deliver(outputs)
+                case EngineReady(info=info):
+                    self.info = info
+                    if self.state is not EngineState.STOPPED:
+                        self.state = EngineState.READY
+                    self._ready.set()
+                case EngineFailed(message=message):
+                    self.failure, self.user_error = message, True
+                case CacheFlushed(freed_tokens=freed):
+                    answer = self._flushes.popleft()
+                    if not answer.done():
+                        answer.set_result(freed)
+
+    def _deliver(self, outputs: list[TokenOutput]) -> None:
+        stopped: list[str] = []
+        for output in outputs:
+            stream = self._streams.get(output.rid)
+            if stream is None:
+                continue
+            stream.put(stream.generation.push(output))
+            if stream.generation.finished:
+                self._forget(output.rid)
+                if output.finish_reason is None:
+                    stopped.append(output.rid)
+        if stopped:
+            self._send(AbortRequests(rids=stopped))
+
+    def _survive_crash(self, code: int) -> None:
+        logger.error("the engine process ended unexpectedly (exit code %s); starting it again, %d requests resume", code, len(self._streams))
+        served = self.state is EngineState.READY
+        self.state = EngineState.RESTARTING
+        self.restarts += 1
+        self._ready.clear()
+        self._fail_flushes("the engine process ended")
+        for rid, stream in list(self._streams.items()):
+            if served and stream.blame():
+                self._end(rid, FinishReason.ERROR, f"the engine process ended {REQUEST_CRASH_LIMIT} times while this request was running")
+
+    def _give_up(self, reason: str) -> None:
+        self.state, self.failure = EngineState.FAILED, reason
+        self._fail_flushes(reason)
+        self._fail_streams(FinishReason.ERROR, f"the engine is gone: {reason}")
+        self.failed.set()
+
+    def _fail_flushes(self, reason: str) -> None:
+        while self._flushes:
+            answer = self._flushes.popleft()
+            if not answer.done():
+                answer.set_exception(EngineUnavailable(reason))
+
+    def _fail_streams(self, reason: FinishReason, error: str | None) -> None:
+        for rid in list(self._streams):
+            self._end(rid, reason, error)
+
+    def _end(self, rid: str, reason: FinishReason, error: str | None) -> None:
+        """Finish a request here; its consumer sees the text that was held back and `reason`."""
+        stream = self._streams[rid]
+        stream.put(stream.generation.push(TokenOutput(rid=rid, token_ids=[], finish_reason=reason, error=error)))
+        self._forget(rid)
+
+    def _forget(self, rid: str) -> None:
+        del self._streams[rid]
+        if not self._streams:
+            self._idle.set()

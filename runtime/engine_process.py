@@ -1,0 +1,99 @@
+"""The engine as a process of its own: `python -m piecework.runtime.engine_process CONFIG INBOX OUTBOX LOG_LEVEL`.
+
+It owns the tensors. It ends when it is told to, or when the process that started it is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+import zmq
+
+from .config import EngineConfig
+from .engine import build_engine
+from .ipc import decode, encode, open_socket
+from .messages import AbortRequests, CacheFlushed, EngineFailed, EngineReady, FlushCache, FromEngine, GenerateRequest, Shutdown
+from .scheduler import Scheduler
+
+EXIT_USER_ERROR = 2
+_FAREWELL_MS = 2000
+"""How long to wait until the last message has left."""
+
+
+class EngineProcess:
+    """Receives messages, steps the scheduler, sends what it delivers."""
+
+    def __init__(self, scheduler: Scheduler, inbox: Any, outbox: Any) -> None:
+        self._scheduler = scheduler
+        self._inbox = inbox
+        self._outbox = outbox
+        self._running = True
+
+    def run(self) -> None:
+        while self._running:
+            self._receive()
+            if self._scheduler.has_work:
+                self._send(self._scheduler.step())
+
+    def _receive(self) -> None:
+        """Take every message that is there; wait for one where there is nothing else to do."""
+        block = not self._scheduler.has_work
+        while self._running and self._inbox.poll(None if block else 0):
+            self._handle(decode(self._inbox.recv_multipart()))
+            block = False
+
+    def _handle(self, message: Any) -> None:
+        match message:
+            case GenerateRequest():
+                self._scheduler.add(message)
+            case AbortRequests(rids=rids):
+                self._scheduler.abort(rids)
+            case FlushCache():
+                self._send(CacheFlushed(freed_tokens=self._scheduler.flush_cache()))
+            case Shutdown():
+                self._running = False
+
+    def _send(self, message: FromEngine) -> None:
+        self._outbox.send_multipart(encode(message))
+
+
+def main(argv: list[str]) -> int:
+    config = EngineConfig(**json.loads(argv[0]))
+    logging.basicConfig(level=argv[3].upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    # Ctrl-C and a service manager's stop reach every process of the group; the web process decides when the engine ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    context = zmq.Context()
+    inbox = open_socket(context, zmq.PULL, argv[1], bind=True)
+    outbox = open_socket(context, zmq.PUSH, argv[2], bind=False)
+    outbox.setsockopt(zmq.LINGER, _FAREWELL_MS)
+    try:
+        scheduler, info = build_engine(config)
+    except ValueError as error:
+        outbox.send_multipart(encode(EngineFailed(message=str(error))))
+        return EXIT_USER_ERROR
+    else:
+        outbox.send_multipart(encode(EngineReady(info=info)))
+        EngineProcess(scheduler, inbox, outbox).run()
+        return 0
+    finally:
+        inbox.close()
+        outbox.close()
+        context.term()
+
+
+def _end_with_parent() -> None:
+    """Our standard input is a pipe that the parent holds open and never writes to: it ends when the parent does."""
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
