@@ -11,7 +11,7 @@ import torch
 from ..kernels.detect import detect
 from ..kernels.platform import Platform
 from .batch import Batch
-from .cache.pool import KVPool, page_bytes
+from .cache.pool import KVPool, KVShape, page_bytes
 from .config import EngineConfig, resolve
 from .forward_context import ForwardContext, forward_context
 from .layers.attention import register_attention
@@ -35,6 +35,7 @@ class ModelRunner:
         self.slot_dtype = self.platform.slot_dtype
         self.dtype = self._dtype(config.dtype)
         self.model, self.model_config = load_model(resolve_model_path(config.model_path), self.dtype, self.device, progress)
+        self._kv_shape = _kv_shape(self.model_config, self.dtype)
         config = replace(config, page_size=config.page_size or self.platform.default_page_size)
         self.config = self._resolve(config)
         self.pool = self._make_pool()
@@ -81,12 +82,12 @@ class ModelRunner:
 
     def _resolve(self, config: EngineConfig) -> EngineConfig:
         assert config.page_size is not None
-        size = page_bytes(page_size=config.page_size, **self._kv_shape(self.model_config))
+        size = page_bytes(page_size=config.page_size, shape=self._kv_shape)
         resolved = resolve(config, self.model_config, self.platform, free_bytes=self.platform.memory().free, page_bytes=size)
         wanted = config.context_length or self.model_config.max_position_embeddings
         if resolved.context_length is not None and resolved.context_length < wanted:
             logger.warning(
-                "the context length is cut from %d to %d tokens: the KV cache holds no more; raise --max-total-tokens or --mem-fraction-static",
+                "context length cut from %d to %d tokens: the KV cache holds no more; see --max-total-tokens and --mem-fraction-static",
                 wanted,
                 resolved.context_length,
             )
@@ -96,10 +97,11 @@ class ModelRunner:
         assert self.config.max_total_tokens and self.config.page_size
         # One page more than is handed out: the reserved one.
         pages = self.config.max_total_tokens // self.config.page_size + 1
-        return KVPool(num_pages=pages, page_size=self.config.page_size, device=self.device, **self._kv_shape(self.model_config))
+        return KVPool(self._kv_shape, num_pages=pages, page_size=self.config.page_size, device=self.device)
 
-    def _kv_shape(self, model: ModelConfig) -> dict[str, object]:
-        return {"num_layers": model.num_layers, "num_kv_heads": model.num_kv_heads, "head_size": model.head_dim, "dtype": self.dtype}
+
+def _kv_shape(model: ModelConfig, dtype: torch.dtype) -> KVShape:
+    return KVShape(num_layers=model.num_layers, num_kv_heads=model.num_kv_heads, head_size=model.head_dim, dtype=dtype)
 
 
 def weight_bytes(model: torch.nn.Module) -> int:

@@ -312,7 +312,9 @@ class EngineClient:
             self._send(AbortRequests(rids=stopped))
 
     def _survive_crash(self, code: int) -> None:
-        logger.error("the engine process ended unexpectedly (exit code %s); starting it again, %d requests resume", code, len(self._streams))
+        logger.error(
+            "the engine process ended unexpectedly (exit code %s); starting it again, %d requests resume", code, len(self._streams)
+        )
         served = self.state is EngineState.READY
         self.state = EngineState.RESTARTING
         self.restarts += 1

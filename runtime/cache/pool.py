@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+
+
+class KVShape(NamedTuple):
+    """What a model keeps for every token."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_size: int
+    dtype: torch.dtype
 
 
 class KVPool:
@@ -11,13 +22,11 @@ class KVPool:
     Zeroed, because attention multiplies what padding reads by a weight of 0, and 0 * NaN is NaN.
     """
 
-    def __init__(
-        self, *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_size: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, shape: KVShape, *, num_pages: int, page_size: int, device: torch.device) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
-        shape = (2, num_layers, num_pages, page_size, num_kv_heads, head_size)
-        self._storage = torch.zeros(shape, dtype=dtype, device=device)
+        size = (2, shape.num_layers, num_pages, page_size, shape.num_kv_heads, shape.head_size)
+        self._storage = torch.zeros(size, dtype=shape.dtype, device=device)
         self.k = list(self._storage[0].unbind())
         self.v = list(self._storage[1].unbind())
 
@@ -26,6 +35,6 @@ class KVPool:
         return self._storage.nbytes
 
 
-def page_bytes(*, num_layers: int, page_size: int, num_kv_heads: int, head_size: int, dtype: torch.dtype) -> int:
+def page_bytes(*, page_size: int, shape: KVShape) -> int:
     """Bytes that one page takes over all layers."""
-    return 2 * num_layers * page_size * num_kv_heads * head_size * dtype.itemsize
+    return 2 * shape.num_layers * page_size * shape.num_kv_heads * shape.head_size * shape.dtype.itemsize

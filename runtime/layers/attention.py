@@ -6,30 +6,28 @@ import torch
 
 from ..forward_context import current_context
 
-_LIBRARY = torch.library.Library("piecework", "FRAGMENT")
-_LIBRARY.define("attention(Tensor q, Tensor k, Tensor v, Tensor(a!) out, int layer) -> ()")
+_LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("attention(Tensor q, Tensor k, Tensor v, Tensor(a!) out, int layer) -> ()")  # type: ignore[no-untyped-call]
 
 
 def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, layer: int) -> None:
     context = current_context()
     spec = context.layers[layer]
-    context.backend.run(
-        q, k, v, out, context.k_cache[layer], context.v_cache[layer], context.plan, scale=spec.scale, window=spec.window
-    )
+    context.backend.run(q, k, v, out, context.k_cache[layer], context.v_cache[layer], context.plan, scale=spec.scale, window=spec.window)
 
 
 def _attention_meta(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, layer: int) -> None:
     """Shapes are the caller's; nothing is returned."""
 
 
-_LIBRARY.impl("attention", _attention_meta, "Meta")
+_LIBRARY.impl("attention", _attention_meta, "Meta")  # type: ignore[no-untyped-call]
 _registered: set[str] = set()
 
 
 def register_attention(dispatch_key: str) -> None:
     """Make the op run on tensors of a platform's dispatch key; calling again is harmless."""
     if dispatch_key not in _registered:
-        _LIBRARY.impl("attention", _attention, dispatch_key)
+        _LIBRARY.impl("attention", _attention, dispatch_key)  # type: ignore[no-untyped-call]
         _registered.add(dispatch_key)
 
 
