@@ -1,0 +1,81 @@
+"""A model for tests of the scheduler: its next token depends on every token before, read back from a paged cache."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from piecework.runtime.batch import Batch
+from piecework.runtime.cache.kv_cache import KVCache
+from piecework.runtime.scheduler import Scheduler
+
+VOCAB = 101
+EOS = 100
+
+
+def digest(tokens: np.ndarray) -> int:
+    """A number that changes with any token and with their order."""
+    value = 7
+    for token in tokens.tolist():
+        value = (value * 31 + token + 1) % 1_000_003
+    return value
+
+
+def continuation(prompt: list[int], count: int) -> list[int]:
+    """What greedy decoding gives, end-of-sequence ignored."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(digest(np.array(tokens)) % VOCAB)
+    return tokens[len(prompt) :]
+
+
+class ToyRunner:
+    """Stores token ids as keys and values, so that a page that two requests share by mistake gives a wrong token."""
+
+    device = torch.device("cpu")
+    slot_dtype = torch.int64
+    vocab_size = VOCAB
+    eos_token_ids = frozenset({EOS})
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self.cache = np.full(num_pages * page_size, -1)
+        self.page_size = page_size
+        self.step_tokens: list[int] = []
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        metadata = batch.metadata
+        self.cache[metadata.slot_mapping.numpy()] = batch.input_ids.numpy()
+        self.step_tokens.append(batch.num_tokens)
+        rows = []
+        for index, (query_len, seq_len) in enumerate(zip(metadata.query_lens, metadata.seq_lens, strict=True)):
+            position = np.arange(seq_len)
+            slots = metadata.block_table[index].numpy()[position // self.page_size] * self.page_size + position % self.page_size
+            seen = self.cache[slots]
+            rows += [digest(seen[: end + 1]) for end in range(seq_len - query_len, seq_len)]
+        return torch.tensor(rows)[:, None]
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = torch.zeros(hidden.shape[0], VOCAB)
+        logits.scatter_(1, hidden % VOCAB, 5.0)
+        return logits
+
+
+def make_scheduler(
+    *,
+    num_pages: int = 65,
+    page_size: int = 4,
+    token_budget: int = 32,
+    max_running_requests: int = 8,
+    context_length: int = 10_000,
+    share_prefixes: bool = True,
+) -> tuple[Scheduler, ToyRunner]:
+    runner = ToyRunner(num_pages, page_size)
+    scheduler = Scheduler(
+        runner,
+        KVCache(num_pages, page_size, share_prefixes=share_prefixes),
+        token_budget=token_budget,
+        max_running_requests=max_running_requests,
+        context_length=context_length,
+        draw_seed=lambda: 1,
+    )
+    return scheduler, runner
