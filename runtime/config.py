@@ -12,10 +12,16 @@ if TYPE_CHECKING:
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEVICES = ("auto", "cpu")
 
+MODEL = "model"
+MEMORY = "memory and batching"
 
-def option(default: Any, help: str, *, choices: tuple[str, ...] | None = None, metavar: str | None = None) -> Any:
-    """A dataclass field that is also a command-line flag of the same name (`max_total_tokens` -> `--max-total-tokens`)."""
-    return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar})
+
+def option(default: Any, help: str, *, group: str, choices: tuple[str, ...] | None = None, metavar: str | None = None) -> Any:
+    """A dataclass field that is also a command-line flag of the same name (`max_total_tokens` -> `--max-total-tokens`).
+
+    `group`: the heading of `--help` that it stands under.
+    """
+    return field(default=default, metadata={"help": help, "group": group, "choices": choices, "metavar": metavar})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,24 +31,39 @@ class EngineConfig:
     model_path: str = option(
         "smollm2-135m",
         "the model: a Hugging Face folder, a .gguf file, a built-in alias (smollm2-135m), or a hub id",
+        group=MODEL,
         metavar="PATH",
     )
-    tokenizer_path: str | None = option(None, "folder or tokenizer.json of the tokenizer, where it is not the model's own", metavar="PATH")
-    dtype: str = option("auto", "number format of weights, activations and KV cache; auto: the model's, on CPU bfloat16", choices=DTYPES)
-    device: str = option("auto", "where the model runs", choices=DEVICES)
-    context_length: int | None = option(None, "longest prompt plus output, in tokens; default: the model's own", metavar="N")
+    tokenizer_path: str | None = option(
+        None, "folder or tokenizer.json of the tokenizer; default: the model's own", group=MODEL, metavar="PATH"
+    )
+    dtype: str = option(
+        "auto", "number format of weights, activations and KV cache; auto: the model's, on CPU bfloat16", group=MODEL, choices=DTYPES
+    )
+    device: str = option("auto", "where the model runs", group=MODEL, choices=DEVICES)
+    context_length: int | None = option(None, "longest prompt plus output, in tokens; default: the model's own", group=MODEL, metavar="N")
     mem_fraction_static: float | None = option(
-        None, "share of the free memory, after the weights are loaded, that the KV cache may take", metavar="F"
+        None,
+        "share of the memory that is free once the weights are loaded that the KV cache may take; default: by device",
+        group=MEMORY,
+        metavar="F",
     )
-    max_total_tokens: int | None = option(None, "size of the KV cache in tokens; overrides --mem-fraction-static", metavar="N")
-    page_size: int | None = option(None, "tokens in a page of the KV cache", metavar="N")
-    max_running_requests: int | None = option(None, "most requests that are computed in one step", metavar="N")
+    max_total_tokens: int | None = option(
+        None, "size of the KV cache in tokens, instead of --mem-fraction-static; default: what fits", group=MEMORY, metavar="N"
+    )
+    page_size: int | None = option(None, "tokens in a page of the KV cache; default: by device", group=MEMORY, metavar="N")
+    max_running_requests: int | None = option(
+        None, "most requests that are computed in one step; default: by device", group=MEMORY, metavar="N"
+    )
     chunked_prefill_size: int | None = option(
-        None, "most new tokens of one step: longer prompts are computed in chunks of this size, beside running decodes", metavar="N"
+        None,
+        "most new tokens of one step: longer prompts are computed in chunks of this size, beside running decodes; default: by device",
+        group=MEMORY,
+        metavar="N",
     )
-    disable_radix_cache: bool = option(False, "do not reuse the KV cache of prompts that begin alike")
-    random_seed: int | None = option(None, "seed of requests that bring none; default: drawn at start", metavar="N")
-    num_threads: int | None = option(None, "compute threads on a CPU; default: one a core", metavar="N")
+    disable_radix_cache: bool = option(False, "do not reuse the KV cache of prompts that begin alike", group=MEMORY)
+    random_seed: int | None = option(None, "seed of requests that bring none; default: drawn at start", group=MODEL, metavar="N")
+    num_threads: int | None = option(None, "compute threads on a CPU; default: one a core", group=MODEL, metavar="N")
 
     def __post_init__(self) -> None:
         positive = ("context_length", "max_total_tokens", "page_size", "max_running_requests", "chunked_prefill_size", "num_threads")
