@@ -1,0 +1,151 @@
+"""Command-line flags made from the config dataclasses, and the settings of the HTTP server."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import UnionType
+from typing import Any, NoReturn, get_args, get_type_hints
+
+from ..runtime.config import EngineConfig, option
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+SERVER = "server"
+EXIT_USER_ERROR = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Settings of one server, its engine's included. Raises `ValueError` with a remedy."""
+
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 takes requests from other machines", group=SERVER, metavar="ADDRESS")
+    port: int = option(30000, "port to listen on; 0 takes a free one", group=SERVER, metavar="N")
+    api_key: str | None = option(
+        None,
+        "requests must carry this key as `Authorization: Bearer KEY`; /health stays open; default: no key",
+        group=SERVER,
+        metavar="KEY",
+    )
+    served_model_name: str = option(
+        "", "the model's name in requests and in /v1/models; default: the last part of --model-path", group=SERVER, metavar="NAME"
+    )
+    chat_template: str | None = option(
+        None, "file with the Jinja template that turns a chat into a prompt; default: the model's own", group=SERVER, metavar="FILE"
+    )
+    max_queued_requests: int = option(
+        512, "requests that may wait beyond those running; more are answered 503 with Retry-After", group=SERVER, metavar="N"
+    )
+    drain_timeout: float = option(
+        30.0, "seconds that running requests get to finish when the server is told to stop", group=SERVER, metavar="SECONDS"
+    )
+    log_level: str = option("info", "how much to log; debug logs every HTTP request too", group=SERVER, choices=LOG_LEVELS)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"--port must lie between 0 and 65535, got {self.port}")
+        if self.max_queued_requests < 0:
+            raise ValueError(f"--max-queued-requests must be at least 0, got {self.max_queued_requests}")
+        if not 0 <= self.drain_timeout < float("inf"):
+            raise ValueError(f"--drain-timeout must be 0 or more seconds, got {self.drain_timeout}")
+        if self.log_level not in LOG_LEVELS:
+            raise ValueError(f"--log-level must be one of {', '.join(LOG_LEVELS)}, got {self.log_level}")
+        if self.api_key == "":
+            raise ValueError("--api-key is empty; give a key, or leave the flag out to serve without one")
+        if not self.served_model_name:
+            object.__setattr__(self, "served_model_name", _last_name(self.engine.model_path))
+
+
+def _last_name(model_path: str) -> str:
+    return os.path.basename(os.path.abspath(model_path)).removesuffix(".gguf") or model_path
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """argparse whose errors are one line, and whose flags must be written out, so that a new flag breaks no script."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings.setdefault("allow_abbrev", False)
+        settings.setdefault("formatter_class", HelpFormatter)
+        super().__init__(**settings)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USER_ERROR, f"{self.prog}: error: {message}\n")
+
+    def reject(self, unknown: Sequence[str]) -> NoReturn:
+        """End with exit code 2, naming the flag that is closest to the first unknown one."""
+        flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("-")]
+        if not flags:
+            self.error(f"unexpected argument {unknown[0]!r}")
+        known = [name for action in self._actions for name in action.option_strings]
+        close = difflib.get_close_matches(flags[0], known, n=1)
+        self.error(f"unknown flag {flags[0]}; " + (f"did you mean {close[0]}?" if close else f"`{self.prog} --help` lists them"))
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Room for long flag names."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)
+
+
+def add_config_arguments(parser: argparse.ArgumentParser, *configs: type) -> None:
+    """A flag for every `option()` field of the config dataclasses, under the headings that the fields name."""
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for config in configs:
+        types = get_type_hints(config)
+        for item in _options(config):
+            heading = item.metadata["group"]
+            if heading not in groups:
+                groups[heading] = parser.add_argument_group(heading)
+            groups[heading].add_argument(f"--{item.name.replace('_', '-')}", **_argument(item, types[item.name]))
+
+
+def _options(config: type) -> list[dataclasses.Field[Any]]:
+    return [item for item in dataclasses.fields(config) if "group" in item.metadata]
+
+
+def _argument(item: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
+    """The keyword arguments of `add_argument` for one field; flags that are not given stay out of the namespace."""
+    text = item.metadata["help"].replace("%", "%%")
+    shared = {"dest": item.name, "default": argparse.SUPPRESS}
+    if hint is bool:
+        assert item.default is False, f"{item.name}: a bool option is a flag that switches something on"
+        return {**shared, "action": "store_true", "help": text}
+    if item.default not in (None, ""):
+        text += f"; default: {item.default}"
+    return {**shared, "type": _value_type(hint), "choices": item.metadata["choices"], "metavar": item.metadata["metavar"], "help": text}
+
+
+def _value_type(hint: Any) -> type:
+    """`int` of `int` and of `int | None`."""
+    if isinstance(hint, UnionType):
+        (hint,) = (part for part in get_args(hint) if part is not type(None))
+    assert hint in (str, int, float), hint
+    value_type: type = hint
+    return value_type
+
+
+def engine_config(arguments: argparse.Namespace) -> EngineConfig:
+    """The engine's settings of a parsed command line. Raises `ValueError` with a remedy."""
+    return EngineConfig(**_given(arguments, EngineConfig))
+
+
+def server_config(arguments: argparse.Namespace) -> ServerConfig:
+    """The server's settings of a parsed command line. Raises `ValueError` with a remedy."""
+    return ServerConfig(engine=engine_config(arguments), **_given(arguments, ServerConfig))
+
+
+def _given(arguments: argparse.Namespace, config: type) -> dict[str, Any]:
+    names = {item.name for item in _options(config)}
+    return {name: value for name, value in vars(arguments).items() if name in names}
+
+
+def report(prog: str, message: object) -> int:
+    """Print one line on stderr for the user; returns the exit code that belongs to it."""
+    print(f"{prog}: error: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+    return EXIT_USER_ERROR
