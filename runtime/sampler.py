@@ -85,22 +85,23 @@ def _sample_plain(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor
 
 
 def _sample_filtered(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
-    """Temperature, then min-p, top-k and top-p over tokens sorted by probability; each keeps at least the likeliest."""
+    """Temperature, then what min-p, top-k and top-p (of what top-k left) all keep; each keeps at least the likeliest."""
     vocab = logits.shape[1]
     probs = (logits / _column(requests, "temperature", logits)).softmax(dim=-1)
     top_k = torch.tensor([r.params.top_k if r.params.top_k > 0 else vocab for r in requests], device=logits.device)[:, None]
-    top_p = _column(requests, "top_p", logits)
+    top_p = _column(requests, "top_p", logits).double()
+    min_p = _column(requests, "min_p", logits)
     width = min(vocab, max(_CANDIDATES, *(r.params.top_k for r in requests)))
     values, ids = probs.topk(width, dim=-1)
-    enough = (values.sum(-1) >= top_p[:, 0]) | (top_k[:, 0] <= width)
-    if width < vocab and not bool(enough.all()):
+    covered = (values.sum(-1, keepdim=True) >= top_p) | (top_k <= width) | (values[:, -1:] < min_p * values[:, :1])
+    if width < vocab and not bool(covered.all()):
         values, ids = probs.sort(dim=-1, descending=True)
-    rank = torch.arange(values.shape[1], device=logits.device)
-    keep = (rank < top_k) & (values >= _column(requests, "min_p", logits) * values[:, :1])
-    values = values * keep
-    before = values.cumsum(-1) - values
-    values = values * (before < top_p * values.sum(-1, keepdim=True))
-    return ids.gather(1, _pick(values, _uniform_of(requests, logits.device))[:, None])[:, 0]
+    among_k = torch.arange(values.shape[1], device=logits.device) < top_k
+    cumulative = (values * among_k).cumsum(-1, dtype=torch.float64)
+    # Where top-k leaves everything, the mass is 1 even if the candidates hold less.
+    mass = torch.where(top_k < vocab, cumulative[:, -1:], 1.0)
+    keep = among_k & (cumulative - values < top_p * mass) & (values >= min_p * values[:, :1])
+    return ids.gather(1, _pick(values * keep, _uniform_of(requests, logits.device))[:, None])[:, 0]
 
 
 def _pick(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,142 @@
+"""The sampler: the right distribution, the same token alone and in a crowd, and every parameter as its definition says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from piecework.runtime.messages import GenerateRequest
+from piecework.runtime.request import Request
+from piecework.runtime.sampler import _pick, adjust, sample, uniform
+from piecework.runtime.sampling_params import SamplingParams
+
+
+def request(seed: int = 0, prompt: list[int] | None = None, output: list[int] | None = None, **params: Any) -> Request:
+    message = GenerateRequest(rid="r", input_ids=prompt or [1, 2, 3], output_ids=output or [], params=SamplingParams(**params))
+    return Request(message, seed=seed, stop_ids=frozenset(message.params.stop_token_ids), max_tokens=10_000)
+
+
+def tokens(logits: torch.Tensor, requests: list[Request]) -> list[int]:
+    return [result.token for result in sample(logits.clone(), requests)]
+
+
+def frequencies(logits: torch.Tensor, draws: int = 10_000, **params: Any) -> torch.Tensor:
+    """Share of each token over many seeds."""
+    requests = [request(seed=seed, **params) for seed in range(draws)]
+    drawn = torch.tensor(tokens(logits.expand(draws, -1), requests))
+    return torch.bincount(drawn, minlength=logits.shape[0]) / draws
+
+
+LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
+
+
+def test_temperature_zero_takes_the_likeliest() -> None:
+    assert tokens(LOGITS[None], [request(temperature=0.0)]) == [0]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_plain_sampling_follows_the_softmax(temperature: float) -> None:
+    assert torch.allclose(frequencies(LOGITS, temperature=temperature), (LOGITS / temperature).softmax(-1), atol=0.017)
+
+
+def test_top_k_keeps_k_and_their_proportions() -> None:
+    expected = torch.zeros(6)
+    expected[:3] = LOGITS[:3].softmax(-1)
+    assert torch.allclose(frequencies(LOGITS, top_k=3), expected, atol=0.017)
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
+    probs = LOGITS.softmax(-1)
+    p = float(probs[0] + probs[1] / 2)
+    expected = torch.zeros(6)
+    expected[:2] = LOGITS[:2].softmax(-1)
+    assert torch.allclose(frequencies(LOGITS, top_p=p), expected, atol=0.017)
+
+
+def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest() -> None:
+    expected = torch.zeros(6)
+    expected[:3] = LOGITS[:3].softmax(-1)
+    assert torch.allclose(frequencies(LOGITS, min_p=float(np.exp(-1.6))), expected, atol=0.017)
+
+
+def test_top_p_over_a_flat_vocabulary_looks_beyond_the_first_candidates() -> None:
+    flat = torch.zeros(5000)
+    drawn = [tokens(flat[None], [request(seed=seed, top_p=0.9)])[0] for seed in range(300)]
+    assert max(drawn) > 1024 and len(set(drawn)) > 250
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_a_request_gets_the_same_token_alone_and_in_a_crowd(data: st.DataObject) -> None:
+    vocab = data.draw(st.sampled_from([7, 1500]))
+    settings_of = st.fixed_dictionaries(
+        {
+            "temperature": st.sampled_from([0.0, 0.7, 1.3]),
+            "top_k": st.sampled_from([-1, 1, 5, 1200]),
+            "top_p": st.sampled_from([1.0, 0.9, 0.3]),
+            "min_p": st.sampled_from([0.0, 0.1]),
+            "repetition_penalty": st.sampled_from([1.0, 1.3]),
+            "frequency_penalty": st.sampled_from([0.0, 0.5]),
+        }
+    )
+    requests = [request(seed=i, output=[i % vocab], **data.draw(settings_of)) for i in range(data.draw(st.integers(2, 6)))]
+    logits = torch.randn(len(requests), vocab, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99)))) * 3
+    together = tokens(logits, requests)
+    assert together == [tokens(logits[i : i + 1], [one])[0] for i, one in enumerate(requests)]
+
+
+def test_another_position_draws_another_number() -> None:
+    flat = torch.zeros(1, 1000)
+    drawn = {tokens(flat, [request(seed=5, output=[0] * position)])[0] for position in range(50)}
+    assert len(drawn) > 40
+
+
+def test_uniform_numbers_are_uniform_over_seeds_and_positions() -> None:
+    positions = np.arange(100_000, dtype=np.uint64)
+    for numbers in (uniform(np.zeros_like(positions), positions), uniform(positions, np.zeros_like(positions))):
+        assert abs(numbers.mean() - 0.5) < 0.005
+        assert np.abs(np.histogram(numbers, 10, (0, 1))[0] / 100_000 - 0.1).max() < 0.005
+
+
+def test_repetition_penalty_covers_prompt_and_output() -> None:
+    logits = torch.tensor([[2.0, -2.0, 1.0]])
+    adjust(logits, [request(prompt=[0], output=[1], repetition_penalty=2.0)])
+    assert logits.tolist() == [[1.0, -4.0, 1.0]]
+
+
+def test_presence_and_frequency_penalties_cover_the_output_only() -> None:
+    logits = torch.zeros(1, 4)
+    adjust(logits, [request(prompt=[3, 3], output=[0, 0, 1], presence_penalty=0.5, frequency_penalty=0.25)])
+    assert logits.tolist() == [[-1.0, -0.75, 0.0, 0.0]]
+
+
+def test_logit_bias_is_added() -> None:
+    logits = torch.zeros(1, 3)
+    adjust(logits, [request(logit_bias={2: 5.0, 0: -100.0})])
+    assert logits.tolist() == [[-100.0, 0.0, 5.0]]
+
+
+def test_stop_tokens_cannot_be_sampled_before_min_new_tokens() -> None:
+    early = request(min_new_tokens=2, stop_token_ids=[0], output=[1], temperature=0.0)
+    late = request(min_new_tokens=2, stop_token_ids=[0], output=[1, 1], temperature=0.0)
+    assert tokens(LOGITS.expand(2, -1), [early, late]) == [1, 0]
+
+
+def test_logprobs_are_the_models_own_before_temperature_and_bias() -> None:
+    (result,) = sample(LOGITS[None].clone(), [request(temperature=0.0, logit_bias={3: 100.0}, logprobs=2)])
+    expected = LOGITS.log_softmax(-1)
+    assert result.token == 3 and result.logprob is not None
+    assert result.logprob.logprob == pytest.approx(float(expected[3]), abs=1e-6)
+    assert [token for token, _ in result.logprob.top] == [0, 1]
+    assert [value for _, value in result.logprob.top] == pytest.approx(expected[:2].tolist(), abs=1e-6)
+
+
+def test_a_likely_token_is_never_lost_at_the_end_of_the_range() -> None:
+    """The largest number below 1 still picks a token that has probability."""
+    weights = torch.tensor([[0.3, 0.7, 0.0]])
+    assert _pick(weights, torch.tensor([np.nextafter(1.0, 0.0)])).tolist() == [1]
