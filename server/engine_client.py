@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import json
 import logging
 import shutil
-import sys
 import tempfile
 import time
 from collections import deque
@@ -18,11 +15,9 @@ from itertools import count
 from typing import Any, Protocol
 
 import zmq
-import zmq.asyncio
 
 from ..runtime.config import EngineConfig
 from ..runtime.generation import Generation, GenerationOutput, GenerationRequest, merge
-from ..runtime.ipc import decode, encode, open_socket
 from ..runtime.messages import (
     AbortRequests,
     CacheFlushed,
@@ -38,6 +33,7 @@ from ..runtime.messages import (
     TokenOutput,
 )
 from ..runtime.tokenizer import Tokenizer
+from .engine_life import EngineLife
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +136,6 @@ class EngineClient:
         self.failed = asyncio.Event()
         self.failure: str | None = None
         self.user_error = False
-        self.process: asyncio.subprocess.Process | None = None
         self._config = config
         self._max_queued = max_queued_requests
         self._log_level = log_level
@@ -149,13 +144,18 @@ class EngineClient:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
+        self._stopped = False
         self._flushes: deque[asyncio.Future[int]] = deque()
         self._context: zmq.Context[Any] = zmq.Context()
-        self._async_context = zmq.asyncio.Context.shadow(self._context)
-        self._inbox: Any = None
+        self._life: EngineLife | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._folder = tempfile.mkdtemp(prefix="piecework-")
         self._lives = count()
+
+    @property
+    def engine_pid(self) -> int | None:
+        """The engine process's id while it lives."""
+        return self._life.pid if self._life is not None else None
 
     async def start(self) -> None:
         """Start the engine process; returns at once, `wait_ready` waits until it serves."""
@@ -178,15 +178,14 @@ class EngineClient:
 
     async def stop(self) -> None:
         """End the engine process."""
+        self._stopped = True
         self.state = EngineState.STOPPED
         self._fail_streams(FinishReason.ABORT, None)
-        if self.process is not None and self.process.returncode is None:
-            self._send(Shutdown())
-            try:
-                await asyncio.wait_for(self.process.wait(), _STOP_TIMEOUT)
-            except TimeoutError:
-                self.process.kill()
+        self._send(Shutdown())
         if self._supervisor is not None:
+            done, _ = await asyncio.wait([self._supervisor], timeout=_STOP_TIMEOUT)
+            if not done and self._life is not None:
+                self._life.kill()
             await self._supervisor
         self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -232,16 +231,16 @@ class EngineClient:
             raise QueueFull(f"{len(self._streams)} requests are running or waiting already")
 
     def _send(self, message: ToEngine) -> None:
-        """Never blocks: the socket queues while the engine starts. Where there is none, `_supervise` sends what is unfinished."""
-        if self._inbox is not None:
-            self._inbox.send_multipart(encode(message))
+        """Between two lives nothing is sent: the next one begins with everything that is unfinished."""
+        if self._life is not None:
+            self._life.send(message)
 
     async def _supervise(self) -> None:
         """Start the engine and start it again when it crashes, until it is stopped or given up."""
         crashes: deque[float] = deque()
-        while self.state is not EngineState.STOPPED:
+        while not self._stopped:
             code = await self._live_once()
-            if self.state is EngineState.STOPPED:
+            if self._stopped:
                 return
             if self.failure is not None:
                 self._give_up(self.failure)
@@ -255,47 +254,30 @@ class EngineClient:
             self._survive_crash(code)
 
     async def _live_once(self) -> int:
-        """One life of the engine process; returns its exit code once it has ended and all it said has been read."""
-        life = next(self._lives)
-        to_engine, from_engine = (f"ipc://{self._folder}/{life}.{name}" for name in ("in", "out"))
-        outbox = open_socket(self._async_context, zmq.PULL, from_engine, bind=True)
-        self._inbox = open_socket(self._context, zmq.PUSH, to_engine, bind=False)
+        """One life of the engine process, which begins with every unfinished request; returns its exit code."""
+        self._life = EngineLife(self._context, self._folder, next(self._lives))
         for stream in self._streams.values():
             self._send(stream.generation.to_message())
-        command = [json.dumps(dataclasses.asdict(self._config)), to_engine, from_engine, self._log_level]
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "piecework.runtime.engine_process", *command, stdin=asyncio.subprocess.PIPE
-        )
-        if self.state is EngineState.STOPPED:
-            self.process.kill()
-        receiver = asyncio.create_task(self._receive(outbox))
-        code = await self.process.wait()
-        while await outbox.poll(50):
-            await asyncio.sleep(0)
-        receiver.cancel()
-        await asyncio.wait([receiver])
-        inbox, self._inbox = self._inbox, None
-        inbox.close(linger=0)
-        outbox.close(linger=0)
+        code = await self._life.run(self._config, self._log_level, self._handle)
+        self._life = None
         return code
 
-    async def _receive(self, outbox: Any) -> None:
-        while True:
-            match decode(await outbox.recv_multipart()):
-                case StepOutput(outputs=outputs, stats=stats):
-                    self.stats = stats
-                    self._deliver(outputs)
-                case EngineReady(info=info):
-                    self.info = info
-                    if self.state is not EngineState.STOPPED:
-                        self.state = EngineState.READY
+    def _handle(self, message: Any) -> None:
+        match message:
+            case StepOutput(outputs=outputs, stats=stats):
+                self.stats = stats
+                self._deliver(outputs)
+            case EngineReady(info=info):
+                self.info = info
+                if not self._stopped:
+                    self.state = EngineState.READY
                     self._ready.set()
-                case EngineFailed(message=message):
-                    self.failure, self.user_error = message, True
-                case CacheFlushed(freed_tokens=freed):
-                    answer = self._flushes.popleft()
-                    if not answer.done():
-                        answer.set_result(freed)
+            case EngineFailed(message=reason):
+                self.failure, self.user_error = reason, True
+            case CacheFlushed(freed_tokens=freed):
+                answer = self._flushes.popleft()
+                if not answer.done():
+                    answer.set_result(freed)
 
     def _deliver(self, outputs: list[TokenOutput]) -> None:
         stopped: list[str] = []

@@ -1,0 +1,66 @@
+"""One life of the engine process: its sockets, its start and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from ..runtime.config import EngineConfig
+from ..runtime.ipc import decode, encode, open_socket
+from ..runtime.messages import ToEngine
+
+_LAST_WORDS_MS = 50
+"""How long to wait for another message of a process that has ended."""
+
+
+class EngineLife:
+    """A process with a fresh pair of sockets, so that nothing of an earlier life can reach it.
+
+    `send` never blocks: what is sent before the process listens is queued.
+    """
+
+    def __init__(self, context: zmq.Context[Any], folder: str, number: int) -> None:
+        self._to_engine, self._from_engine = (f"ipc://{folder}/{number}.{name}" for name in ("in", "out"))
+        self._outbox = open_socket(context, zmq.PUSH, self._to_engine, bind=False)
+        self._inbox = open_socket(zmq.asyncio.Context.shadow(context), zmq.PULL, self._from_engine, bind=True)
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id while it lives."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    async def run(self, config: EngineConfig, log_level: str, handle: Callable[[Any], None]) -> int:
+        """Start the process and hand each of its messages to `handle`; returns its exit code once all were handled."""
+        command = [json.dumps(dataclasses.asdict(config)), self._to_engine, self._from_engine, log_level]
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "piecework.runtime.engine_process", *command, stdin=asyncio.subprocess.PIPE
+        )
+        receiver = asyncio.create_task(self._receive(handle))
+        code = await self._process.wait()
+        while await self._inbox.poll(_LAST_WORDS_MS):
+            await asyncio.sleep(0)
+        receiver.cancel()
+        await asyncio.wait([receiver])
+        self._outbox.close(linger=0)
+        self._inbox.close(linger=0)
+        return code
+
+    def send(self, message: ToEngine) -> None:
+        if not self._outbox.closed:
+            self._outbox.send_multipart(encode(message))
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    async def _receive(self, handle: Callable[[Any], None]) -> None:
+        while True:
+            handle(decode(await self._inbox.recv_multipart()))
