@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import logging
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import zmq
 import zmq.asyncio
@@ -15,6 +16,8 @@ import zmq.asyncio
 from ..runtime.config import EngineConfig
 from ..runtime.ipc import decode, encode, open_socket
 from ..runtime.messages import ToEngine
+
+logger = logging.getLogger(__name__)
 
 _LAST_WORDS_MS = 50
 """How long to wait for another message of a process that has ended."""
@@ -44,11 +47,15 @@ class EngineLife:
             sys.executable, "-m", "piecework.runtime.engine_process", *command, stdin=asyncio.subprocess.PIPE
         )
         receiver = asyncio.create_task(self._receive(handle))
+        # A message that cannot be handled must not leave requests waiting for ever: the next life begins anew.
+        receiver.add_done_callback(lambda task: None if task.cancelled() else self.kill())
         code = await self._process.wait()
-        while await self._inbox.poll(_LAST_WORDS_MS):
+        while not receiver.done() and await self._inbox.poll(_LAST_WORDS_MS):
             await asyncio.sleep(0)
         receiver.cancel()
-        await asyncio.wait([receiver])
+        for error in await asyncio.gather(receiver, return_exceptions=True):
+            if not isinstance(error, asyncio.CancelledError):
+                logger.error("a message of the engine could not be handled", exc_info=error)
         self._outbox.close(linger=0)
         self._inbox.close(linger=0)
         return code
@@ -61,6 +68,6 @@ class EngineLife:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
-    async def _receive(self, handle: Callable[[Any], None]) -> None:
+    async def _receive(self, handle: Callable[[Any], None]) -> NoReturn:
         while True:
             handle(decode(await self._inbox.recv_multipart()))
