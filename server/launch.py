@@ -1,0 +1,154 @@
+"""`piecework serve`: one HTTP server and one engine, from the first check to the last open connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+import time
+
+import psutil
+import uvicorn
+import uvloop
+
+from ..runtime.tokenizer import Tokenizer, load_tokenizer
+from ..runtime.weights.resolve import resolve_model_path
+from .app import create_app
+from .args import EXIT_USER_ERROR, ServerConfig, report
+from .engine_client import EngineClient, EngineState
+from .summary import summary
+
+logger = logging.getLogger(__name__)
+
+PROG = "piecework serve"
+EXIT_ENGINE_GONE = 1
+_CLOSE_TIMEOUT = 5
+"""Seconds that clients get to read the end of their answers once no request runs any more."""
+_BACKLOG = 2048
+
+
+def serve(config: ServerConfig) -> int:
+    """Serve until told to stop; returns the exit code.
+
+    0 after SIGTERM or SIGINT; 1 where the engine crashed too often; 2 where it could not start for a reason that the
+    user can mend; a second signal ends the process with 128 + its number. Raises `ValueError` where the port is taken or
+    the model cannot be found or read.
+    """
+    _set_up_logging(config.log_level)
+    with listen(config.host, config.port) as listener:
+        model_path = resolve_model_path(config.engine.model_path)
+        tokenizer = load_tokenizer(model_path, config.engine.tokenizer_path, config.chat_template)
+        return uvloop.run(_launch(config, listener, tokenizer))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises `ValueError` where the port is taken or the address is not this machine's."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ValueError(f"port {port} of {host} is in use; choose another with --port, or stop what listens there") from None
+        raise ValueError(f"cannot listen on --host {host} --port {port}: {os.strerror(error.errno or 0)}") from None
+
+
+async def _launch(config: ServerConfig, listener: socket.socket, tokenizer: Tokenizer) -> int:
+    return await Launch(config, listener, tokenizer).run()
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn that leaves signals to `Launch`."""
+
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+class Launch:
+    """The life of one server: start the engine, answer HTTP meanwhile, announce that it is ready, end both in order."""
+
+    def __init__(self, config: ServerConfig, listener: socket.socket, tokenizer: Tokenizer) -> None:
+        self._config = config
+        self._listener = listener
+        self._engine = EngineClient(config.engine, tokenizer, max_queued_requests=config.max_queued_requests, log_level=config.log_level)
+        self._http = HttpServer(
+            uvicorn.Config(
+                create_app(self._engine, config),
+                http="httptools",
+                log_config=None,
+                access_log=config.log_level == "debug",
+                timeout_graceful_shutdown=_CLOSE_TIMEOUT,
+                server_header=False,
+            )
+        )
+        self._told_to_stop = asyncio.Event()
+        self._ending: asyncio.Task[None] | None = None
+
+    async def run(self) -> int:
+        """Serve until a signal or the engine's failure; returns the exit code."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
+        await self._engine.start()
+        http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        announcement = asyncio.create_task(self._announce())
+        try:
+            await self._until_end(http)
+            code = await self._finish_requests()
+        finally:
+            announcement.cancel()
+            self._http.should_exit = True
+            await http
+            await self._end_engine(kill=self._engine.state is not EngineState.READY)
+        return code
+
+    async def _announce(self) -> None:
+        if await self._engine.wait_ready():
+            assert self._engine.info is not None
+            has_chat = self._engine.tokenizer.chat_template is not None
+            seconds = time.time() - psutil.Process().create_time()
+            print(summary(self._config, self._engine.info, self._listener.getsockname()[1], seconds, chat=has_chat), flush=True)
+
+    async def _until_end(self, http: asyncio.Task[None]) -> None:
+        events = [asyncio.create_task(event.wait()) for event in (self._told_to_stop, self._engine.failed)]
+        await asyncio.wait([http, *events], return_when=asyncio.FIRST_COMPLETED)
+        for event in events:
+            event.cancel()
+
+    async def _finish_requests(self) -> int:
+        """Let the requests under way end, or say why they cannot; returns the exit code."""
+        if self._engine.failed.is_set():
+            report(PROG, self._engine.failure)
+            return EXIT_USER_ERROR if self._engine.user_error else EXIT_ENGINE_GONE
+        await self._engine.drain(self._config.drain_timeout)
+        return 0
+
+    def _signalled(self, number: int) -> None:
+        """The first signal asks for an end in order, the second for one at once."""
+        if not self._told_to_stop.is_set():
+            timeout = self._config.drain_timeout
+            logger.info("stopping: running requests get %g s to finish (--drain-timeout); a second signal ends at once", timeout)
+            self._told_to_stop.set()
+        elif self._ending is None:
+            self._ending = asyncio.create_task(self._end_now(128 + number))
+
+    async def _end_now(self, code: int) -> None:
+        await self._end_engine(kill=True)
+        os._exit(code)
+
+    async def _end_engine(self, *, kill: bool) -> None:
+        """`kill`: do not wait until it hears, for it may be loading weights or in a long step."""
+        process = self._engine.process
+        if kill and process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        await self._engine.stop()
+
+
+def _set_up_logging(level: str) -> None:
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    if level != "debug":
+        # uvicorn tells at level info what the summary says better.
+        logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))

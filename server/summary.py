@@ -1,0 +1,44 @@
+"""The lines that `piecework serve` prints once it is ready."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from .. import __version__
+from ..runtime.messages import EngineInfo
+from .args import ServerConfig
+
+_MIB = 2**20
+_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def summary(config: ServerConfig, info: EngineInfo, port: int, seconds: float, *, chat: bool) -> str:
+    """What is served, with which limits, and a command to try it. `chat`: the model has a chat template."""
+    url = base_url(config.host, port)
+    rows = {
+        "model": f"{info.architecture}, {info.dtype} on {info.device}, weights {info.weight_bytes / _MIB:,.0f} MiB",
+        "KV cache": f"{info.kv_tokens:,} tokens in pages of {info.page_size}, {info.kv_bytes / _MIB:,.0f} MiB",
+        "context length": f"{info.context_length:,} tokens",
+        "running limit": f"{info.max_running_requests:,} requests, {config.max_queued_requests:,} more may wait",
+        "prefill chunk": f"{info.chunked_prefill_size:,} tokens",
+    }
+    table = "\n".join(f"  {name:<15} {text}" for name, text in rows.items())
+    head = f"piecework {__version__} serves {config.served_model_name} at {url} (ready after {seconds:.1f} s)"
+    return f"\n{head}\n{table}\n\n{example(config, url, chat=chat)}\n"
+
+
+def base_url(host: str, port: int) -> str:
+    """An address that a client on this machine can open."""
+    host = _ANY_ADDRESS.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def example(config: ServerConfig, url: str, *, chat: bool) -> str:
+    """A curl command that asks the model something."""
+    prompt = "What is the capital of France?"
+    asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+    body = json.dumps({"model": config.served_model_name, **asked, "max_tokens": 64})
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if config.api_key else ""
+    path = "chat/completions" if chat else "completions"
+    return f"  curl {url}/v1/{path} -H 'Content-Type: application/json'{key} \\\n    -d {shlex.quote(body)}"
