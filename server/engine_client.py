@@ -176,14 +176,14 @@ class EngineClient:
             await asyncio.wait_for(self._idle.wait(), timeout)
         await self.abort(None)
 
-    async def stop(self) -> None:
-        """End the engine process."""
+    async def stop(self, *, at_once: bool = False) -> None:
+        """End the engine process; `at_once` does not wait until it hears, for it may be loading or in a long step."""
         self._stopped = True
         self.state = EngineState.STOPPED
         self._fail_streams(FinishReason.ABORT, None)
         self._send(Shutdown())
         if self._supervisor is not None:
-            done, _ = await asyncio.wait([self._supervisor], timeout=_STOP_TIMEOUT)
+            done, _ = await asyncio.wait([self._supervisor], timeout=0 if at_once else _STOP_TIMEOUT)
             if not done and self._life is not None:
                 self._life.kill()
             await self._supervisor
@@ -288,7 +288,7 @@ class EngineClient:
             stream.put(stream.generation.push(output))
             if stream.generation.finished:
                 self._forget(output.rid)
-                if output.finish_reason is None:
+                if output.finish_reason is None:  # it met a stop string, which only this side knows of
                     stopped.append(output.rid)
         if stopped:
             self._send(AbortRequests(rids=stopped))
