@@ -1,0 +1,226 @@
+"""The house rules that a machine can read: who may import whom, what is packaged, how long things may get."""
+
+from __future__ import annotations
+
+import ast
+import os
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOT_PACKAGE = ""
+KNOWS = {
+    "kernels": set[str](),
+    "compilation": {"kernels"},
+    "runtime": {"compilation", "kernels"},
+    "server": {"runtime"},
+    "bench": {"server", "runtime", "compilation", "kernels"},
+    ROOT_PACKAGE: {"runtime"},
+}
+"""Floor -> the other floors that its modules may import."""
+MOUNTS = {("server/cli.py", "bench")}
+"""The one command line shows the measurements too; it imports nothing from them but their parser."""
+WEB_STACK = {"fastapi", "starlette", "uvicorn", "pydantic"}
+WIRE = {"msgspec", "zmq"}
+WIRE_MODULES = {"runtime/ipc.py", "runtime/engine_process.py"}
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 80
+NOT_PACKAGED = {"tests", "docs", "docker", "build", "dist"}
+
+Check = Callable[[Path], list[str]]
+
+
+def python_files(root: Path) -> list[str]:
+    """Paths below `root`, without those in hidden or cached folders."""
+    found = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if not name.startswith((".", "__pycache__"))]
+        found += [(Path(folder) / name).relative_to(root).as_posix() for name in names if name.endswith(".py")]
+    return sorted(found)
+
+
+def product_files(root: Path) -> list[str]:
+    return [path for path in python_files(root) if path.split("/")[0] not in NOT_PACKAGED]
+
+
+def floor_of(path: str) -> str:
+    return path.split("/")[0] if "/" in path else ROOT_PACKAGE
+
+
+def parse(root: Path, path: str) -> ast.Module:
+    return ast.parse((root / path).read_text(), filename=path)
+
+
+def imported_modules(tree: ast.Module, path: str) -> Iterator[tuple[int, str]]:
+    """(line, absolute module name) of every import anywhere in the file: under TYPE_CHECKING and in functions too.
+
+    `from a import b` yields `a.b`, which is either a module or a name in one. Relative imports are resolved to `piecework...`.
+    """
+    package = ["piecework", *path.split("/")[:-1]]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = [*base, *(node.module.split(".") if node.module else [])]
+            yield from ((node.lineno, ".".join([*module, alias.name])) for alias in node.names)
+
+
+def library_imports(root: Path, forbidden: set[str], concerns: Callable[[str], bool]) -> list[str]:
+    return [
+        f"{path}:{line} imports {module}"
+        for path in product_files(root)
+        if concerns(path)
+        for line, module in imported_modules(parse(root, path), path)
+        if module.split(".")[0] in forbidden
+    ]
+
+
+def upward_imports(root: Path) -> list[str]:
+    problems = []
+    for path in product_files(root):
+        floor = floor_of(path)
+        for line, module in imported_modules(parse(root, path), path):
+            parts = module.split(".")
+            target = parts[1] if parts[0] == "piecework" and len(parts) > 1 else floor
+            known = target in KNOWS.get(floor, set()) or target == floor or (path, target) in MOUNTS
+            if target in KNOWS and not known:
+                problems.append(f"{path}:{line} imports {module}: {floor or 'the root'} does not know {target}")
+    return problems
+
+
+def unpackaged_folders(root: Path) -> list[str]:
+    folders = {path.rpartition("/")[0] for path in product_files(root)}
+    found = {".".join(["piecework", *filter(None, folder.split("/"))]) for folder in folders}
+    listed = set(tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    return [f"{name} is a folder, but pyproject.toml does not list it" for name in sorted(found - listed)] + [
+        f"pyproject.toml lists {name}, but there is no such folder with Python files" for name in sorted(listed - found)
+    ]
+
+
+def web_stack_below_the_server(root: Path) -> list[str]:
+    return library_imports(root, WEB_STACK, lambda path: floor_of(path) in {"runtime", "compilation", "kernels"})
+
+
+def wire_format_outside_its_modules(root: Path) -> list[str]:
+    return library_imports(root, WIRE, lambda path: floor_of(path) not in {"server", "bench"} and path not in WIRE_MODULES)
+
+
+def tensors_in_the_server(root: Path) -> list[str]:
+    return library_imports(root, {"torch"}, lambda path: floor_of(path) == "server")
+
+
+def private_torch_in_several_files(root: Path) -> list[str]:
+    users = [path for path in product_files(root) if any(map(is_private_torch, dotted_names(parse(root, path), path)))]
+    return users if len(users) > 1 else []
+
+
+def dotted_names(tree: ast.Module, path: str) -> Iterator[str]:
+    yield from (module for _, module in imported_modules(tree, path))
+    yield from (ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+
+
+def is_private_torch(name: str) -> bool:
+    return name.startswith(("torch._dynamo", "torch._inductor"))
+
+
+def long_files(root: Path) -> list[str]:
+    lengths = {path: len((root / path).read_text().splitlines()) for path in python_files(root)}
+    return [f"{path} has {lines} lines" for path, lines in lengths.items() if lines > MAX_FILE_LINES]
+
+
+def long_functions(root: Path) -> list[str]:
+    problems = []
+    for path in python_files(root):
+        for node in ast.walk(parse(root, path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > MAX_FUNCTION_LINES:
+                    problems.append(f"{path}:{node.lineno} {node.name} has {lines} lines")
+    return problems
+
+
+def modules_without_docstring(root: Path) -> list[str]:
+    return [path for path in product_files(root) if not ast.get_docstring(parse(root, path))]
+
+
+def utils_modules(root: Path) -> list[str]:
+    return [path for path in python_files(root) if path.rpartition("/")[2] in ("utils.py", "util.py", "helpers.py")]
+
+
+def packages_that_must_not_be(root: Path) -> list[str]:
+    """`kernels` with an `__init__.py` would be found by transformers, which probes for a package of that name."""
+    return [path for path in python_files(root) if floor_of(path) in {"kernels", "tests"} and path.endswith("__init__.py")]
+
+
+GOOD_TREE = {
+    "pyproject.toml": '[tool.setuptools]\npackages = ["piecework", "piecework.kernels", "piecework.runtime", "piecework.server"]\n',
+    "__init__.py": '"""The root."""\n\n\ndef lazy():\n    from .runtime.llm import LLM\n',
+    "kernels/platform.py": '"""A floor."""\n\nimport torch\n',
+    "runtime/llm.py": '"""A floor."""\n\nfrom ..kernels.platform import Platform\nfrom . import batch\n',
+    "runtime/ipc.py": '"""A floor."""\n\nimport msgspec\n',
+    "server/app.py": '"""A floor."""\n\nimport fastapi\n\nfrom .. import __version__\nfrom ..runtime import llm\n',
+    "server/cli.py": '"""A floor."""\n\nfrom ..bench.cli import add_bench_parsers\n',
+    "tests/test_app.py": "from piecework.server import app\n",
+    ".venv/lib/utils.py": "from piecework import everything\n" * 500,
+}
+BAD_FILES: list[tuple[Check, dict[str, str]]] = [
+    (upward_imports, {"runtime/bad.py": '"""B."""\nfrom ..server.app import app\n'}),
+    (upward_imports, {"runtime/bad.py": '"""B."""\nfrom .. import server\n'}),
+    (upward_imports, {"runtime/bad.py": '"""B."""\nimport piecework.server.app\n'}),
+    (upward_imports, {"kernels/bad.py": '"""B."""\nif TYPE_CHECKING:\n    from ..runtime.config import EngineConfig\n'}),
+    (upward_imports, {"kernels/cpu/bad.py": '"""B."""\ndef f():\n    from ...runtime import config\n'}),
+    (upward_imports, {"server/bad.py": '"""B."""\nfrom ..kernels.platform import Platform\n'}),
+    (upward_imports, {"server/bad.py": '"""B."""\nfrom ..bench.cli import add_bench_parsers\n'}),
+    (upward_imports, {"__init__.py": '"""B."""\nfrom .server.app import app\n'}),
+    (unpackaged_folders, {"runtime/new/bad.py": '"""B."""\n'}),
+    (unpackaged_folders, {"pyproject.toml": '[tool.setuptools]\npackages = ["piecework.gone"]\n'}),
+    (web_stack_below_the_server, {"runtime/bad.py": '"""B."""\nfrom pydantic import BaseModel\n'}),
+    (wire_format_outside_its_modules, {"runtime/bad.py": '"""B."""\nimport zmq.asyncio\n'}),
+    (tensors_in_the_server, {"server/bad.py": '"""B."""\ndef f():\n    import torch.nn\n'}),
+    (
+        private_torch_in_several_files,
+        {
+            "runtime/bad.py": '"""B."""\nimport torch\ntorch._dynamo.reset()\n',
+            "kernels/bad.py": '"""B."""\nfrom torch._inductor import ir\n',
+        },
+    ),
+    (long_files, {"tests/bad.py": "x = 1\n" * (MAX_FILE_LINES + 1)}),
+    (long_functions, {"runtime/bad.py": '"""B."""\nasync def f():\n' + "    x = 1\n" * MAX_FUNCTION_LINES}),
+    (modules_without_docstring, {"runtime/bad.py": "x = 1\n"}),
+    (utils_modules, {"runtime/utils.py": '"""B."""\n'}),
+    (packages_that_must_not_be, {"kernels/cpu/__init__.py": '"""B."""\n'}),
+    (packages_that_must_not_be, {"tests/__init__.py": ""}),
+]
+CHECKS = list(dict.fromkeys(check for check, _ in BAD_FILES))
+
+
+def write_tree(root: Path, files: dict[str, str]) -> None:
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_house_keeps_its_rules(check: Check) -> None:
+    assert check(ROOT) == []
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_a_small_good_house_passes(check: Check, tmp_path: Path) -> None:
+    write_tree(tmp_path, GOOD_TREE)
+    assert check(tmp_path) == []
+
+
+@pytest.mark.parametrize(("check", "bad"), BAD_FILES, ids=lambda value: value.__name__ if callable(value) else next(iter(value)))
+def test_a_broken_rule_is_found(check: Check, bad: dict[str, str], tmp_path: Path) -> None:
+    write_tree(tmp_path, GOOD_TREE | bad)
+    assert check(tmp_path) != []
+
+
+def test_every_floor_has_its_rule() -> None:
+    floors = {floor_of(path) for path in product_files(ROOT)}
+    assert floors <= set(KNOWS)
