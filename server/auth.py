@@ -1,0 +1,38 @@
+"""ASGI middleware for `--api-key`: a Bearer token that every path asks for, but those that monitoring needs."""
+
+from __future__ import annotations
+
+import hmac
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from .metrics import Metrics
+from .openai.errors import Unauthorized
+
+OPEN_PATHS = frozenset({"/health", "/health_generate", "/ready", "/metrics"})
+
+
+class ApiKey:
+    """Answers 401 to a request without the key. Keys are compared in constant time."""
+
+    def __init__(self, app: ASGIApp, *, api_key: str, metrics: Metrics) -> None:
+        self._app = app
+        self._expected = api_key.encode()
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._holds_key(scope):
+            await self._app(scope, receive, send)
+            return
+        error = Unauthorized(
+            "The API key is missing or wrong: send the header `Authorization: Bearer KEY` with the server's --api-key.",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+        self._metrics.count_error(error.type)
+        await error.response()(scope, receive, send)
+
+    def _holds_key(self, scope: Scope) -> bool:
+        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, key = header.partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._expected)

@@ -1,0 +1,68 @@
+"""What the model takes: prompts that fit its context, token ids that exist, sampling parameters in range."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from ..runtime.sampling_params import SamplingParams
+from .openai.errors import InvalidRequest
+
+MAX_SAMPLES = 128
+"""Largest `n` and `best_of`."""
+MAX_SEQUENCES = 4096
+"""Most sequences of one request: prompts times samples."""
+MAX_STOP_STRINGS = 64
+"""OpenAI takes 4."""
+MAX_STOP_LENGTH = 1024
+"""Characters of one stop string: text that may become one is held back so far."""
+
+
+class Limits(NamedTuple):
+    """`context_length`: most tokens of prompt and completion together. Token ids lie in [0, vocab_size)."""
+
+    context_length: int
+    vocab_size: int
+
+    def check_token_ids(self, ids: Iterable[int], param: str) -> None:
+        for token_id in ids:
+            if not 0 <= token_id < self.vocab_size:
+                message = f"{param}: there is no token {token_id!s:.20}; this model's token ids are 0 to {self.vocab_size - 1}."
+                raise InvalidRequest(message, param=param, code="invalid_token_id")
+
+    def completion_tokens(self, prompt_tokens: int, asked: int | None, default: int | None, param: str) -> int:
+        """How many tokens may be generated after a prompt given by parameter `param`.
+
+        `asked` must fit behind the prompt; without it `default`, or where that is None or does not fit, what is left.
+        """
+        left = self.context_length - prompt_tokens
+        if asked is not None and asked <= left:
+            return asked
+        if asked is None and left >= 1:
+            return left if default is None else min(default, left)
+        total = "" if asked is None else f" and max_tokens is {asked}, {prompt_tokens + asked} together"
+        raise InvalidRequest(
+            f"This model's maximum context length is {self.context_length} tokens, but the prompt has {prompt_tokens} tokens{total}. "
+            f"Shorten {param}{'' if asked is None or left < 1 else ' or lower max_tokens'}.",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+def sampling_params(wire_names: Mapping[str, str], **values: Any) -> SamplingParams:
+    """`SamplingParams(**values)`; what it refuses is told by the name that the parameter has on the wire."""
+    try:
+        return SamplingParams(**values)
+    except ValueError as error:
+        message = str(error)
+        param = message.partition(" ")[0]
+        for name, wire_name in wire_names.items():
+            message = message.replace(name, wire_name)
+        raise InvalidRequest(f"{message}.", param=wire_names.get(param, param), code="invalid_value") from None
+
+
+def check_sequences(count: int, param: str) -> None:
+    """Raises `InvalidRequest` where one request asks for too many sequences."""
+    if count > MAX_SEQUENCES:
+        message = f"{param}: the request asks for {count} sequences, more than {MAX_SEQUENCES}; send several requests."
+        raise InvalidRequest(message, param=param, code="too_many_sequences")

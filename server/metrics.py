@@ -1,0 +1,133 @@
+"""Prometheus metrics, under the names that SGLang uses for the same things, with the prefix `piecework:`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ..runtime.generation import GenerationOutput
+from ..runtime.messages import FinishReason
+from .engine_client import Engine, EngineState
+
+PREFIX = "piecework:"
+_TIME_TO_FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
+_INTER_TOKEN = (0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.4, 0.8, 1, 2, 4, 8)
+_END_TO_END = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400, 600, 1200, 1800)
+"""Histogram bounds in seconds."""
+
+
+class Metrics:
+    """What one server counts; its own registry, so that several applications may live in one process."""
+
+    def __init__(self, engine: Engine, model_name: str) -> None:
+        self._model_name = model_name
+        self.registry = CollectorRegistry()
+        self.requests = self._counter("num_requests", "Sequences that ended, in whatever way.")
+        self.aborted = self._counter("num_aborted_requests", "Sequences that were aborted by their client or by /abort_request.")
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of the sequences that began.")
+        self.cached_tokens = self._counter("cached_tokens", "Prompt tokens that were found in the prefix cache.")
+        self.generation_tokens = self._counter("generation_tokens", "Generated tokens.")
+        self.time_to_first_token = self._histogram(
+            "time_to_first_token_seconds", "From a sequence's arrival to its first token.", _TIME_TO_FIRST_TOKEN
+        )
+        self.inter_token_latency = self._histogram("inter_token_latency_seconds", "Between two tokens of a sequence.", _INTER_TOKEN)
+        self.end_to_end = self._histogram("e2e_request_latency_seconds", "From a sequence's arrival to its end.", _END_TO_END)
+        self._errors = Counter(PREFIX + "num_errors", "Answers that were errors.", ["model_name", "type"], registry=self.registry)
+        self.registry.register(_EngineCollector(engine, self))
+
+    def count_error(self, kind: str) -> None:
+        self._errors.labels(self._model_name, kind).inc()
+
+    def exposition(self) -> bytes:
+        """Everything in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    @property
+    def model_name(self) -> str:
+        return self._model_name
+
+    def _counter(self, name: str, documentation: str) -> Counter:
+        return Counter(PREFIX + name, documentation, ["model_name"], registry=self.registry).labels(self._model_name)
+
+    def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(PREFIX + name, documentation, ["model_name"], registry=self.registry, buckets=buckets).labels(self._model_name)
+
+
+class SequenceClock:
+    """Times one sequence as its outputs arrive."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._arrival = time.monotonic()
+        self._last_token: float | None = None
+        self._begun = False
+        self._reason: FinishReason | None = None
+
+    def output(self, output: GenerationOutput) -> None:
+        if not self._begun:
+            self._begun = True
+            self._metrics.prompt_tokens.inc(output.prompt_tokens)
+            self._metrics.cached_tokens.inc(output.cached_tokens)
+        if output.token_ids:
+            self._tokens(len(output.token_ids), time.monotonic())
+        self._reason = output.finish_reason
+
+    def fail(self) -> None:
+        self._reason = FinishReason.ERROR
+
+    def end(self) -> None:
+        """The sequence is over; without a finish reason its client has left."""
+        self._metrics.requests.inc()
+        if self._reason is None or self._reason is FinishReason.ABORT:
+            self._metrics.aborted.inc()
+        elif self._reason is not FinishReason.ERROR:
+            self._metrics.end_to_end.observe(time.monotonic() - self._arrival)
+
+    def _tokens(self, count: int, now: float) -> None:
+        self._metrics.generation_tokens.inc(count)
+        if self._last_token is None:
+            self._metrics.time_to_first_token.observe(now - self._arrival)
+            count -= 1
+        since = self._last_token if self._last_token is not None else now
+        for _ in range(count):
+            self._metrics.inter_token_latency.observe((now - since) / count)
+        self._last_token = now
+
+
+class _EngineCollector(Collector):
+    """Reads the engine's own figures when the metrics are asked for."""
+
+    def __init__(self, engine: Engine, metrics: Metrics) -> None:
+        self._engine = engine
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._engine.stats
+        yield self._gauge("engine_up", "1 while the engine serves.", self._engine.state is EngineState.READY)
+        yield self._gauge("num_running_reqs", "Sequences that are being computed.", stats.running_requests)
+        yield self._gauge("num_queue_reqs", "Sequences that wait.", stats.queued_requests)
+        yield self._gauge("num_used_tokens", "Tokens of the KV cache that running sequences hold.", stats.kv_tokens_used)
+        yield self._gauge("num_cached_tokens", "Tokens of the KV cache that hold prefixes for reuse.", stats.kv_tokens_cached)
+        yield self._gauge("max_total_num_tokens", "Size of the KV cache in tokens.", stats.kv_tokens_total)
+        usage = stats.kv_tokens_used / stats.kv_tokens_total if stats.kv_tokens_total else 0.0
+        yield self._gauge("token_usage", "Share of the KV cache that running sequences hold.", usage)
+        hits = stats.cached_tokens_total / stats.prompt_tokens_total if stats.prompt_tokens_total else 0.0
+        yield self._gauge("cache_hit_rate", "Share of all prompt tokens that was found in the prefix cache.", hits)
+        yield self._counter(
+            "num_preemptions", "Sequences that had to give their KV cache back and were recomputed.", stats.preemptions_total
+        )
+        yield self._counter("num_steps", "Batches that the engine has run.", stats.steps_total)
+
+    def _gauge(self, name: str, documentation: str, value: float) -> Metric:
+        family = GaugeMetricFamily(PREFIX + name, documentation, labels=["model_name"])
+        family.add_metric([self._metrics.model_name], value)
+        return family
+
+    def _counter(self, name: str, documentation: str, value: float) -> Metric:
+        family = CounterMetricFamily(PREFIX + name, documentation, labels=["model_name"])
+        family.add_metric([self._metrics.model_name], value)
+        return family

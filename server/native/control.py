@@ -1,0 +1,58 @@
+"""SGLang's endpoints that tell of the server and control it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from ... import __version__
+from ..body import JsonRoute
+from ..serving import ServingDep, json_response
+from .protocol import AbortBody
+
+router = APIRouter()
+body_router = APIRouter(route_class=JsonRoute)
+
+
+@router.get("/model_info")
+@router.get("/get_model_info")
+async def model_info(serving: ServingDep) -> Response:
+    """Which model this server has."""
+    config = serving.config.engine
+    return json_response(
+        {
+            "model_path": config.model_path,
+            "tokenizer_path": config.tokenizer_path or config.model_path,
+            "is_generation": True,
+            "preferred_sampling_params": None,
+            "architecture": serving.info.architecture,
+            "context_length": serving.limits.context_length,
+            "vocab_size": serving.info.vocab_size,
+        }
+    )
+
+
+@router.get("/server_info")
+@router.get("/get_server_info")
+async def server_info(serving: ServingDep) -> Response:
+    """Settings, what the engine made of them, and its figures of this moment."""
+    settings: dict[str, Any] = {**asdict(serving.config), **asdict(serving.config.engine)}
+    del settings["engine"], settings["api_key"]
+    engine = asdict(serving.info)
+    stats = asdict(serving.engine.stats)
+    return json_response({**settings, **engine, "version": __version__, "status": serving.engine.state, "internal_states": [stats]})
+
+
+@router.api_route("/flush_cache", methods=["GET", "POST"])
+async def flush_cache(serving: ServingDep) -> Response:
+    """Drop cached prefixes that no request uses."""
+    return json_response({"success": True, "freed_tokens": await serving.engine.flush_cache()})
+
+
+@body_router.post("/abort_request")
+async def abort_request(body: AbortBody, serving: ServingDep) -> Response:
+    """End one request, with all of its parts, or every request; what they have is delivered with the finish reason `abort`."""
+    return json_response({"aborted": await serving.engine.abort(None if body.abort_all else body.rid)})

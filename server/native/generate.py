@@ -1,0 +1,200 @@
+"""SGLang's `POST /generate`."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...runtime.generation import GenerationOutput, GenerationRequest, TextOptions
+from ...runtime.messages import FinishReason, TokenLogprob
+from ...runtime.sampling_params import SamplingParams
+from ...runtime.tokenizer import Tokenizer
+from ..body import JsonRoute
+from ..limits import check_sequences, sampling_params
+from ..openai.logprobs import finite, token_text
+from ..openai.stream import DONE, EventStream, event
+from ..sequences import SequenceGroup, Update, generate_all
+from ..serving import Serving, ServingDep, json_response
+from .protocol import GenerateBody
+
+router = APIRouter(route_class=JsonRoute)
+T = TypeVar("T")
+_WIRE_NAMES = {"prompt_logprobs": "top_logprobs_num", "logprobs": "top_logprobs_num"}
+
+
+@router.api_route("/generate", methods=["POST", "PUT"])
+async def generate(body: GenerateBody, request: Request, serving: ServingDep) -> Response:
+    """Continue one or more prompts."""
+    requests = await _generation_requests(serving, body)
+    answers = [_Answer(serving.engine.tokenizer, sequence, with_text=body.return_text_in_logprobs) for sequence in requests]
+    single = len(requests) == 1 and not body.batch
+    if body.stream:
+        return EventStream(SequenceGroup(serving, requests), _AnswerEvents(answers, single=single), serving.metrics)
+    outputs = await generate_all(serving, requests, request.receive)
+    whole = [answer.add(output) for answer, output in zip(answers, outputs, strict=True)]
+    return json_response(whole[0] if single else whole)
+
+
+async def _generation_requests(serving: Serving, body: GenerateBody) -> list[GenerationRequest]:
+    """The sequences, prompt by prompt. Raises `InvalidRequest`."""
+    prompts = body.prompts
+    check_sequences(sum(_nth(body.sampling_params, index).n for index in range(len(prompts))), "sampling_params")
+    arrival = time.monotonic()
+    requests: list[GenerationRequest] = []
+    for index, prompt in enumerate(prompts):
+        sampling = _nth(body.sampling_params, index)
+        ids = await serving.encode(prompt, "text", add_special_tokens=True) if isinstance(prompt, str) else prompt
+        params = _sampling_params(serving, body, index, ids)
+        text = TextOptions(stop=sampling.stop, include_stop=sampling.no_stop_trim, skip_special_tokens=sampling.skip_special_tokens)
+        rid = _rid(body, index)
+        for sample in range(sampling.n):
+            # Samples of one prompt differ by their seeds alone.
+            seeded = params if params.seed is None else replace(params, seed=params.seed + sample)
+            part = rid if sampling.n == 1 else f"{rid}-{sample}"
+            requests.append(
+                GenerationRequest(rid=part, prompt_ids=ids, params=seeded, text=text, priority=body.priority, arrival_time=arrival)
+            )
+    return requests
+
+
+def _sampling_params(serving: Serving, body: GenerateBody, index: int, ids: list[int]) -> SamplingParams:
+    sampling = _nth(body.sampling_params, index)
+    limits, param = serving.limits, "text" if body.input_ids is None else "input_ids"
+    limits.check_token_ids(ids, param)
+    limits.check_token_ids(sampling.stop_token_ids, "stop_token_ids")
+    limits.check_token_ids(sampling.logit_bias, "logit_bias")
+    # Only a length that was asked for must fit; the default gives way to a long prompt.
+    asked, default = (sampling.max_new_tokens, None) if "max_new_tokens" in sampling.model_fields_set else (None, sampling.max_new_tokens)
+    return sampling_params(
+        _WIRE_NAMES,
+        max_new_tokens=limits.completion_tokens(len(ids), asked, default, param),
+        min_new_tokens=sampling.min_new_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k or -1,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        seed=sampling.sampling_seed,
+        stop_token_ids=sorted(set(sampling.stop_token_ids)),
+        ignore_eos=sampling.ignore_eos,
+        logit_bias=sampling.logit_bias,
+        **_logprobs(body, index, len(ids)),
+    )
+
+
+def _logprobs(body: GenerateBody, index: int, prompt_tokens: int) -> dict[str, Any]:
+    """Log-probabilities of the output, and of the prompt from `logprob_start_len` on unless that is -1 or behind its end."""
+    if not _nth(body.return_logprob, index):
+        return {}
+    top, start = _nth(body.top_logprobs_num, index), _nth(body.logprob_start_len, index)
+    if not 0 <= start < prompt_tokens:
+        return {"logprobs": top}
+    return {"logprobs": top, "prompt_logprobs": top, "prompt_logprobs_start": start}
+
+
+def _nth(values: list[T], index: int) -> T:
+    """What applies to prompt `index`, of values that are one for all or one for each."""
+    return values[0] if len(values) == 1 else values[index]
+
+
+def _rid(body: GenerateBody, index: int) -> str:
+    match body.rid:
+        case None:
+            return uuid.uuid4().hex
+        case str():
+            return f"{body.rid}-{index}" if body.batch else body.rid
+        case _:
+            return body.rid[index]
+
+
+class _Answer:
+    """One sequence's answer, cumulative as in SGLang: each piece holds all that has come."""
+
+    def __init__(self, tokenizer: Tokenizer, request: GenerationRequest, *, with_text: bool) -> None:
+        self._tokenizer = tokenizer
+        self._request = request
+        self._with_text = with_text
+        self._text = ""
+        self._output_ids: list[int] = []
+        self._input_logprobs: list[Any] = []
+        self._input_top: list[Any] = []
+        self._output_logprobs: list[Any] = []
+        self._output_top: list[Any] = []
+
+    def add(self, output: GenerationOutput) -> dict[str, Any]:
+        """The answer, with what is new."""
+        self._text += output.text
+        self._output_ids += output.token_ids
+        self._add_logprobs(output)
+        meta: dict[str, Any] = {
+            "id": self._request.rid,
+            "finish_reason": _finish_reason(output),
+            "prompt_tokens": output.prompt_tokens,
+            "completion_tokens": output.completion_tokens,
+            "cached_tokens": output.cached_tokens,
+        }
+        if output.finish_reason is not None:
+            meta["e2e_latency"] = time.monotonic() - self._request.arrival_time
+        if self._request.params.logprobs is not None:
+            meta["input_token_logprobs"] = self._input_logprobs
+            meta["output_token_logprobs"] = self._output_logprobs
+            if self._request.params.logprobs > 0:
+                meta["input_top_logprobs"] = self._input_top
+                meta["output_top_logprobs"] = self._output_top
+        return {"text": self._text, "output_ids": self._output_ids, "meta_info": meta}
+
+    def _add_logprobs(self, output: GenerationOutput) -> None:
+        start = self._request.params.prompt_logprobs_start
+        for token_id, entry in zip(self._request.prompt_ids[start:], output.prompt_logprobs or (), strict=False):
+            self._input_logprobs.append(self._triple(token_id, None if entry is None else entry.logprob))
+            self._input_top.append(self._top(entry))
+        for entry in output.logprobs or ():
+            self._output_logprobs.append(self._triple(entry.token_id, entry.logprob))
+            self._output_top.append(self._top(entry))
+
+    def _top(self, entry: TokenLogprob | None) -> list[Any] | None:
+        return None if entry is None else [self._triple(token_id, logprob) for token_id, logprob in entry.top]
+
+    def _triple(self, token_id: int, logprob: float | None) -> list[Any]:
+        """SGLang's [log-probability, token id, text or null]."""
+        text = token_text(self._tokenizer, token_id) if self._with_text else None
+        return [None if logprob is None else finite(logprob), token_id, text]
+
+
+def _finish_reason(output: GenerationOutput) -> dict[str, Any] | None:
+    match output.finish_reason:
+        case None:
+            return None
+        case FinishReason.STOP:
+            return {"type": "stop", "matched": output.matched_stop}
+        case FinishReason.LENGTH:
+            return {"type": "length", "length": output.completion_tokens}
+        case reason:
+            return {"type": reason, "message": output.error or "The request was aborted."}
+
+
+class _AnswerEvents:
+    """Events with an answer each; those of several sequences carry their index."""
+
+    def __init__(self, answers: Sequence[_Answer], *, single: bool) -> None:
+        self._answers = answers
+        self._single = single
+
+    def events(self, updates: list[Update]) -> bytes:
+        return b"".join(event(self._event(index, output)) for index, output in updates)
+
+    def end(self) -> bytes:
+        return DONE
+
+    def _event(self, index: int, output: GenerationOutput) -> dict[str, Any]:
+        answer = self._answers[index].add(output)
+        return answer if self._single else {**answer, "index": index}

@@ -1,0 +1,125 @@
+"""The requests of SGLang's native endpoints as they come over the wire.
+
+Names and meanings are those of https://docs.sglang.io/basic_usage/native_api.html and its sampling parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Self, TypeVar
+
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from ..wire import Count, IdLists, LogitBias, Priority, Samples, Seed, Stops, Texts, Unsupported, WireModel, disagreement
+
+T = TypeVar("T")
+
+
+class NativeSampling(WireModel):
+    """`sampling_params`. `max_new_tokens` null: as many as the context has room for."""
+
+    keeps_null: ClassVar[frozenset[str]] = frozenset({"max_new_tokens"})
+
+    max_new_tokens: Count | None = 128
+    min_new_tokens: Count = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = -1
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: Stops = Field(default_factory=list)
+    stop_token_ids: list[int] = Field(default_factory=list)
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+    n: Samples = 1
+    sampling_seed: Seed | None = None
+    logit_bias: LogitBias = Field(default_factory=dict)
+
+    stop_regex: Unsupported = None
+    json_schema: Unsupported = None
+    regex: Unsupported = None
+    ebnf: Unsupported = None
+    structural_tag: Unsupported = None
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+PerPrompt = Annotated[list[T], BeforeValidator(_as_list)]
+"""One value for all prompts, or a list with one for each."""
+
+
+def _parse_rid(value: Any) -> str | list[str]:
+    names = value if isinstance(value, list) else [value]
+    if not all(isinstance(name, str) and 0 < len(name) <= 256 for name in names):
+        raise PydanticCustomError("rid_type", "Input should be a string of 1 to 256 characters, or a list of such strings")
+    return value  # type: ignore[no-any-return]
+
+
+Rid = Annotated[str | list[str], PlainValidator(_parse_rid), WithJsonSchema({"type": "string"})]
+
+
+class GenerateBody(WireModel):
+    """Body of `POST /generate`: `text` or `input_ids`, one prompt or a list of them."""
+
+    text: Texts | None = None
+    input_ids: IdLists | None = None
+    sampling_params: PerPrompt[NativeSampling] = Field(default=[NativeSampling()])
+    rid: Rid | None = None
+    stream: bool = False
+    return_logprob: PerPrompt[bool] = Field(default=[False])
+    logprob_start_len: PerPrompt[Annotated[int, Field(ge=-1, lt=2**31)]] = Field(default=[-1])
+    top_logprobs_num: PerPrompt[Count] = Field(default=[0])
+    return_text_in_logprobs: bool = False
+    priority: Priority = 0
+
+    input_embeds: Unsupported = None
+    image_data: Unsupported = None
+    audio_data: Unsupported = None
+    video_data: Unsupported = None
+    token_ids_logprob: Unsupported = None
+    lora_path: Unsupported = None
+    custom_logit_processor: Unsupported = None
+    return_hidden_states: Unsupported = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if (self.text is None) == (self.input_ids is None):
+            raise disagreement("text", "send either text or input_ids")
+        if not self.prompts or not all(self.prompts):
+            raise disagreement("text" if self.input_ids is None else "input_ids", "the prompt, or one of them, is empty; send some text")
+        for name in ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num"):
+            if len(getattr(self, name)) not in (1, len(self.prompts)):
+                raise PydanticCustomError("disagreement", "{param} should have one entry for each prompt", {"param": name})
+        if isinstance(self.rid, list) and not len(self.rid) == len(set(self.rid)) == len(self.prompts):
+            raise disagreement("rid", "rid should have one entry for each prompt, all different")
+        return self
+
+    @property
+    def batch(self) -> bool:
+        """Whether the answer is a list."""
+        return isinstance(self.text, list) or (
+            bool(self.input_ids) and isinstance(self.input_ids, list) and isinstance(self.input_ids[0], list)
+        )
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        given: Any = self.text if self.text is not None else self.input_ids
+        return [*given] if self.batch else [given]
+
+
+class AbortBody(WireModel):
+    """Body of `POST /abort_request`: one request by its `rid`, or all."""
+
+    rid: str = ""
+    abort_all: bool = False
+
+    @model_validator(mode="after")
+    def _says_what(self) -> Self:
+        if not self.rid and not self.abort_all:
+            raise disagreement("rid", "send the rid of the request to abort, or abort_all")
+        return self

@@ -1,0 +1,95 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...runtime.generation import GenerationOutput
+from ...runtime.tokenizer import ChatTemplateError, Tokenizer
+from ..body import JsonRoute
+from ..sequences import SequenceGroup, generate_all
+from ..serving import Serving, ServingDep, json_response
+from .errors import InvalidRequest
+from .generation import Usage, best, generation_requests, head, new_id, total_usage
+from .logprobs import chat_logprobs
+from .protocol import ChatCompletionRequest, ChatOptions
+from .stream import ChunkWriter, EventStream
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(body: ChatCompletionRequest, request: Request, serving: ServingDep) -> Response:
+    """Answer a conversation."""
+    serving.check_model(body.model)
+    ids = await chat_ids(serving, body, add_special_tokens=False)
+    request_id = new_id("chatcmpl")
+    requests = generation_requests(serving, body, request_id, [ids])
+    tokenizer = serving.engine.tokenizer
+    if body.stream:
+        start = head(serving, request_id, "chat.completion.chunk")
+        group = SequenceGroup(serving, requests)
+        return EventStream(group, _ChatChunks(start, Usage(requests, body.samples), body, tokenizer), serving.metrics)
+    outputs = await generate_all(serving, requests, request.receive)
+    choices = [_choice(tokenizer, body, index, output) for index, output in enumerate(best(outputs, body.samples, body.n))]
+    start = head(serving, request_id, "chat.completion")
+    return json_response({**start, "choices": choices, "usage": total_usage(requests, body.samples, outputs)})
+
+
+async def chat_ids(serving: Serving, options: ChatOptions, *, add_special_tokens: bool) -> list[int]:
+    """The token ids of a conversation, by the model's chat template. Raises `InvalidRequest`."""
+    tokenizer = serving.engine.tokenizer
+    if tokenizer.chat_template is None:
+        message = "This model has no chat template: use /v1/completions, or start the server with --chat-template FILE."
+        raise InvalidRequest(message, param="messages", code="no_chat_template")
+    try:
+        text = tokenizer.apply_chat_template(
+            [message.for_template() for message in options.messages],
+            add_generation_prompt=options.add_generation_prompt and not options.continue_final_message,
+            continue_final_message=options.continue_final_message,
+            template_kwargs=options.chat_template_kwargs,
+        )
+    except ChatTemplateError as error:
+        message = f"The model's chat template does not take these messages: {error}"
+        raise InvalidRequest(message, param="messages", code="chat_template_error") from None
+    return await serving.encode(text, "messages", add_special_tokens=add_special_tokens)
+
+
+def _choice(tokenizer: Tokenizer, body: ChatCompletionRequest, index: int, output: GenerationOutput) -> dict[str, Any]:
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": output.text, "refusal": None},
+        "logprobs": chat_logprobs(tokenizer, output.logprobs or []) if body.logprobs else None,
+        "finish_reason": output.finish_reason,
+    }
+
+
+class _ChatChunks(ChunkWriter):
+    """Chunks of a streamed chat completion: for each choice one with the role, those with text, one with the finish reason."""
+
+    def __init__(self, start: dict[str, Any], usage: Usage, body: ChatCompletionRequest, tokenizer: Tokenizer) -> None:
+        super().__init__(start, usage, include_usage=body.include_usage, continuous_usage=body.continuous_usage)
+        self._tokenizer = tokenizer
+        self._wants_logprobs = body.logprobs
+        self._begun: set[int] = set()
+
+    def choices(self, index: int, output: GenerationOutput) -> list[dict[str, Any]]:
+        choices = []
+        if index not in self._begun:
+            self._begun.add(index)
+            choices.append(_piece(index, {"role": "assistant", "content": ""}))
+        entries = output.logprobs if self._wants_logprobs else None
+        if output.text or entries:
+            logprobs = chat_logprobs(self._tokenizer, entries) if entries else None
+            choices.append({**_piece(index, {"content": output.text}), "logprobs": logprobs})
+        if output.finish_reason is not None:
+            choices.append({**_piece(index, {}), "finish_reason": output.finish_reason})
+        return choices
+
+
+def _piece(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

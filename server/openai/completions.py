@@ -1,0 +1,91 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...runtime.generation import GenerationOutput
+from ..body import JsonRoute
+from ..sequences import SequenceGroup, generate_all
+from ..serving import Serving, ServingDep, json_response
+from ..wire import Prompt
+from .generation import Usage, best, generation_requests, head, new_id, total_usage
+from .logprobs import CompletionLogprobs
+from .protocol import CompletionRequest
+from .stream import ChunkWriter, EventStream
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/v1/completions")
+async def create_completion(body: CompletionRequest, request: Request, serving: ServingDep) -> Response:
+    """Continue one or more prompts."""
+    serving.check_model(body.model)
+    prompts = [await _ids(serving, prompt) for prompt in body.prompt]
+    request_id = new_id("cmpl")
+    requests = generation_requests(serving, body, request_id, prompts)
+    start = head(serving, request_id, "text_completion")
+    choices = [_Choice(serving, body, prompts, index) for index in range(len(prompts) * body.n)]
+    if body.stream:
+        group = SequenceGroup(serving, requests)
+        return EventStream(group, _CompletionChunks(start, Usage(requests, body.samples), body, choices), serving.metrics)
+    outputs = await generate_all(serving, requests, request.receive)
+    chosen = best(outputs, body.samples, body.n)
+    written = [choice.write(output) for choice, output in zip(choices, chosen, strict=True)]
+    return json_response({**start, "choices": written, "usage": total_usage(requests, body.samples, outputs)})
+
+
+async def _ids(serving: Serving, prompt: Prompt) -> list[int]:
+    return await serving.encode(prompt, "prompt", add_special_tokens=True) if isinstance(prompt, str) else prompt
+
+
+class _Choice:
+    """One choice, written whole or piece by piece: with `echo` the prompt comes before the first piece."""
+
+    def __init__(self, serving: Serving, body: CompletionRequest, prompts: Sequence[list[int]], index: int) -> None:
+        tokenizer = serving.engine.tokenizer
+        prompt = body.prompt[index // body.n]
+        self._index = index
+        self._echoed = ""
+        if body.echo:
+            skip = body.skip_special_tokens
+            self._echoed = prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=skip)
+        self._prompt_ids = prompts[index // body.n]
+        self._logprobs: CompletionLogprobs | None = None
+        if body.logprobs is not None:
+            self._logprobs = CompletionLogprobs(tokenizer, skip_special_tokens=body.skip_special_tokens)
+
+    def write(self, output: GenerationOutput) -> dict[str, Any]:
+        """The choice for what is new."""
+        echoed, self._echoed = self._echoed, ""
+        return {
+            "index": self._index,
+            "text": echoed + output.text,
+            "logprobs": None if self._logprobs is None else self._write_logprobs(self._logprobs, output),
+            "finish_reason": output.finish_reason,
+        }
+
+    def _write_logprobs(self, logprobs: CompletionLogprobs, output: GenerationOutput) -> dict[str, Any]:
+        token_ids, entries = output.token_ids, [*(output.logprobs or ())]
+        if output.prompt_logprobs is not None:
+            return logprobs.write([*self._prompt_ids, *token_ids], [*output.prompt_logprobs, *entries])
+        return logprobs.write(token_ids, entries)
+
+
+class _CompletionChunks(ChunkWriter):
+    """Chunks of a streamed completion; the last of a choice carries its last text and its finish reason."""
+
+    def __init__(self, start: dict[str, Any], usage: Usage, body: CompletionRequest, choices: Sequence[_Choice]) -> None:
+        super().__init__(start, usage, include_usage=body.include_usage, continuous_usage=body.continuous_usage)
+        self._choices = choices
+        self._wants_tokens = body.logprobs is not None
+
+    def choices(self, index: int, output: GenerationOutput) -> list[dict[str, Any]]:
+        choice = self._choices[index].write(output)
+        tells = choice["text"] or choice["finish_reason"] is not None or (self._wants_tokens and output.token_ids)
+        return [choice] if tells else []

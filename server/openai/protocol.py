@@ -1,0 +1,198 @@
+"""The requests of the OpenAI endpoints as they come over the wire.
+
+Names and meanings are those of https://platform.openai.com/docs/api-reference; parameters beyond OpenAI's (`top_k` and
+the like) are named as in vLLM and SGLang.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from ..wire import Count, IdLists, LogitBias, Priority, Prompts, Samples, Seed, Stops, Texts, Unsupported, WireModel, disagreement
+
+
+class StreamOptions(WireModel):
+    """`include_usage`: one more chunk with the usage at the end. `continuous_usage_stats`: the usage so far on every chunk."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class ResponseFormat(WireModel):
+    type: Annotated[str, Field(description="only `text`")] = "text"
+
+    @model_validator(mode="after")
+    def _only_text(self) -> Self:
+        if self.type != "text":
+            raise PydanticCustomError("unsupported_parameter", "this server answers in plain text alone; send the type `text`")
+        return self
+
+
+class GenerationBody(WireModel):
+    """What completions and chat completions have in common."""
+
+    model: str | None = None
+    n: Samples = 1
+    best_of: Annotated[Samples | None, Field(description="sample so many, return the n of the highest mean log-probability")] = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_completion_tokens: Count | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop: Stops = Field(default_factory=list)
+    seed: Seed | None = None
+    logit_bias: LogitBias = Field(default_factory=dict)
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    user: str | None = None
+
+    top_k: Annotated[int, Field(ge=-1, lt=2**31, description="-1 or 0: all tokens")] = -1
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: Count = 0
+    stop_token_ids: list[int] = Field(default_factory=list)
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    priority: Priority = 0
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: Unsupported = None
+    guided_json: Unsupported = None
+    guided_regex: Unsupported = None
+    guided_choice: Unsupported = None
+    guided_grammar: Unsupported = None
+    json_schema: Unsupported = None
+    regex: Unsupported = None
+    ebnf: Unsupported = None
+    lora_path: Unsupported = None
+    use_beam_search: Unsupported = None
+
+    @model_validator(mode="after")
+    def _samples_and_stream_agree(self) -> Self:
+        if self.best_of is not None and self.best_of < self.n:
+            raise disagreement("best_of", "best_of must not be smaller than n")
+        if self.stream and self.samples > self.n:
+            raise disagreement("best_of", "best_of larger than n cannot be streamed; leave out stream or best_of")
+        if self.stream_options is not None and not self.stream:
+            raise disagreement("stream_options", "stream_options needs stream to be true")
+        return self
+
+    @property
+    def samples(self) -> int:
+        """Sequences that are sampled for each prompt."""
+        return self.best_of or self.n
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+
+class CompletionRequest(GenerationBody):
+    """Body of `POST /v1/completions`."""
+
+    prompt: Prompts
+    max_tokens: Count = 16
+    echo: bool = False
+    logprobs: Count | None = None
+    suffix: Unsupported = None
+
+
+def parse_content(value: Any) -> str:
+    """A message's text: a string, or content parts of type text, which are joined by line ends."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise PydanticCustomError("content_type", "Input should be a string or a list of content parts")
+    texts = []
+    for index, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text") if kind == "text" else None
+        if not isinstance(text, str):
+            message = "content part {index} is not of type text with a text; this model reads text alone"
+            raise PydanticCustomError("unsupported_content", message, {"index": index})
+        texts.append(text)
+    return "\n".join(texts)
+
+
+Content = Annotated[
+    str, PlainValidator(parse_content), WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]})
+]
+
+
+class ChatMessage(WireModel):
+    """One message. `developer` is OpenAI's newer name for `system`."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content
+    name: str | None = None
+    tool_calls: Unsupported = None
+    function_call: Unsupported = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates know it."""
+        message = {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+        return message if self.name is None else {**message, "name": self.name}
+
+
+class ChatOptions(WireModel):
+    """How messages become a prompt."""
+
+    messages: list[ChatMessage] = Field(default_factory=list)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    tools: Unsupported = None
+    functions: Unsupported = None
+    chat_template: Unsupported = None
+
+    @model_validator(mode="after")
+    def _one_ending(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set:
+            raise disagreement("continue_final_message", "continue_final_message and add_generation_prompt exclude each other")
+        return self
+
+
+class ChatCompletionRequest(GenerationBody, ChatOptions):
+    """Body of `POST /v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Count | None = None
+    logprobs: bool = False
+    top_logprobs: Count = 0
+    audio: Unsupported = None
+
+    @model_validator(mode="after")
+    def _top_needs_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise disagreement("top_logprobs", "top_logprobs needs logprobs to be true")
+        return self
+
+
+class TokenizeRequest(ChatOptions):
+    """Body of `POST /v1/tokenize`: `prompt`, or `messages` as for a chat. A chat template brings its own special tokens."""
+
+    model: str | None = None
+    prompt: Texts | None = None
+    add_special_tokens: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_input(self) -> Self:
+        if (self.prompt is None) == (not self.messages):
+            raise disagreement("prompt", "send either prompt or messages")
+        return self
+
+
+class DetokenizeRequest(WireModel):
+    """Body of `POST /v1/detokenize`."""
+
+    model: str | None = None
+    tokens: IdLists
+    skip_special_tokens: bool = True

@@ -1,0 +1,48 @@
+"""`POST /v1/tokenize` and `/v1/detokenize`, also without `/v1`; the answers hold vLLM's and SGLang's members."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from ..body import JsonRoute
+from ..serving import Serving, ServingDep, json_response
+from .chat import chat_ids
+from .protocol import DetokenizeRequest, TokenizeRequest
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/v1/tokenize")
+@router.post("/tokenize", include_in_schema=False)
+async def tokenize(body: TokenizeRequest, serving: ServingDep) -> Response:
+    """Text or a conversation to token ids; a list of texts to a list of lists."""
+    serving.check_model(body.model)
+    limit = serving.limits.context_length
+    if body.prompt is None:
+        ids = await chat_ids(serving, body, add_special_tokens=bool(body.add_special_tokens))
+        return json_response({"tokens": ids, "count": len(ids), "max_model_len": limit})
+    special = body.add_special_tokens is not False
+    texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    encode = serving.engine.tokenizer.encode
+    tokens = [await asyncio.to_thread(encode, text, add_special_tokens=special) for text in texts]
+    if isinstance(body.prompt, str):
+        return json_response({"tokens": tokens[0], "count": len(tokens[0]), "max_model_len": limit})
+    return json_response({"tokens": tokens, "count": [len(ids) for ids in tokens], "max_model_len": limit})
+
+
+@router.post("/v1/detokenize")
+@router.post("/detokenize", include_in_schema=False)
+async def detokenize(body: DetokenizeRequest, serving: ServingDep) -> Response:
+    """Token ids to text; a list of lists to a list of texts."""
+    serving.check_model(body.model)
+    text = [_decode(serving, part, body) for part in body.tokens if isinstance(part, list)]
+    whole = text if text else _decode(serving, [part for part in body.tokens if isinstance(part, int)], body)
+    return json_response({"text": whole, "prompt": whole})
+
+
+def _decode(serving: Serving, ids: list[int], body: DetokenizeRequest) -> str:
+    serving.limits.check_token_ids(ids, "tokens")
+    return serving.engine.tokenizer.decode(ids, skip_special_tokens=body.skip_special_tokens)

@@ -1,0 +1,64 @@
+"""Endpoints for those who run the server: health, readiness, metrics, version."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .. import __version__
+from ..runtime.generation import GenerationRequest
+from ..runtime.sampling_params import SamplingParams
+from .engine_client import EngineState, EngineUnavailable
+from .openai.errors import ENGINE_RETRY_SECONDS, Unavailable
+from .sequences import generate_all
+from .serving import Serving, ServingDep, json_response
+
+router = APIRouter()
+GENERATE_TIMEOUT = 20.0
+"""Seconds in which a healthy server generates one token."""
+
+
+@router.get("/health")
+@router.get("/ready")
+async def health(serving: ServingDep) -> Response:
+    """200 while the engine serves; 503 before it is ready, while it starts again, and when it is gone."""
+    _require_ready(serving)
+    return json_response({"status": serving.engine.state})
+
+
+@router.get("/health_generate")
+async def health_generate(request: Request, serving: ServingDep) -> Response:
+    """Generate one token; 503 where that does not happen in time."""
+    _require_ready(serving)
+    tokenizer = serving.engine.tokenizer
+    prompt = [tokenizer.bos_token_id if tokenizer.bos_token_id is not None else 0]
+    params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
+    probe = GenerationRequest(rid=f"health-{uuid.uuid4().hex}", prompt_ids=prompt, params=params)
+    try:
+        async with asyncio.timeout(GENERATE_TIMEOUT):
+            await generate_all(serving, [probe], request.receive)
+    except TimeoutError:
+        message = f"No token was generated within {GENERATE_TIMEOUT:.0f} s."
+        raise Unavailable(message, code="unhealthy", headers={"Retry-After": str(ENGINE_RETRY_SECONDS)}) from None
+    return json_response({"status": serving.engine.state})
+
+
+@router.get("/metrics")
+async def metrics(serving: ServingDep) -> Response:
+    """Prometheus' text format."""
+    return Response(serving.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/version")
+async def version() -> Response:
+    return json_response({"version": __version__})
+
+
+def _require_ready(serving: Serving) -> None:
+    if serving.engine.state is not EngineState.READY:
+        raise EngineUnavailable(f"the engine is {serving.engine.state}")

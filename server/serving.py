@@ -1,0 +1,90 @@
+"""What every endpoint works with: the engine, the configuration, the metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from fastapi import Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .. import __version__
+from ..runtime.messages import EngineInfo
+from .engine_client import Engine, EngineUnavailable
+from .limits import Limits
+from .metrics import Metrics
+from .openai.errors import InvalidRequest, NotFound
+
+if TYPE_CHECKING:
+    from .args import ServerConfig
+
+DEFAULT_MODEL = "default"
+"""Model name that means the one this server has, as for SGLang; so does no name."""
+_THREAD_FROM = 16_384
+"""Characters from which a text is tokenised in a thread, so that other requests go on meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """One server. `live_rids`: request ids chosen by clients that are in use."""
+
+    engine: Engine
+    config: ServerConfig
+    metrics: Metrics
+    model_name: str
+    started: int = field(default_factory=lambda: int(time.time()))
+    live_rids: set[str] = field(default_factory=set)
+
+    @property
+    def info(self) -> EngineInfo:
+        """Raises `EngineUnavailable` before the engine has been ready for the first time."""
+        if self.engine.info is None:
+            raise EngineUnavailable(f"the engine is {self.engine.state}")
+        return self.engine.info
+
+    @property
+    def limits(self) -> Limits:
+        info = self.info
+        return Limits(min(info.context_length, info.kv_tokens), min(info.vocab_size, self.engine.tokenizer.vocab_size))
+
+    @property
+    def fingerprint(self) -> str:
+        """`system_fingerprint`: the same as long as version, model and number format are."""
+        what = f"{__version__} {self.config.engine.model_path} {self.info.dtype} {self.info.device}"
+        return f"fp_{hashlib.sha256(what.encode()).hexdigest()[:10]}"
+
+    def check_model(self, name: str | None) -> None:
+        """Raises `NotFound` for a model that this server does not have."""
+        if name not in (None, DEFAULT_MODEL, self.model_name):
+            message = f"The model {name!r:.200} does not exist; this server has {self.model_name!r}."
+            raise NotFound(message, param="model", code="model_not_found")
+
+    async def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`, which came as parameter `param`. Raises `InvalidRequest` where there are none."""
+        encode = self.engine.tokenizer.encode
+        if len(text) < _THREAD_FROM:
+            ids = encode(text, add_special_tokens=add_special_tokens)
+        else:
+            ids = await asyncio.to_thread(encode, text, add_special_tokens=add_special_tokens)
+        if not ids:
+            raise InvalidRequest(f"{param}: the text has no tokens; send some text.", param=param, code="invalid_value")
+        return ids
+
+
+async def _serving(request: Request) -> Serving:
+    serving = request.app.state.serving
+    assert isinstance(serving, Serving)
+    return serving
+
+
+ServingDep = Annotated[Serving, Depends(_serving)]
+"""Parameter of an endpoint that receives the application's `Serving`."""
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")

@@ -1,0 +1,117 @@
+"""What the wire models of all endpoint families have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, LiteralString, cast
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from .limits import MAX_SAMPLES, MAX_STOP_LENGTH, MAX_STOP_STRINGS
+
+Prompt = str | list[int]
+"""Text, or token ids."""
+
+
+class WireModel(BaseModel):
+    """A JSON object as clients send it: types are exact, unknown members are ignored, null means the default."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False, protected_namespaces=())
+    keeps_null: ClassVar[frozenset[str]] = frozenset()
+    """Members for which null is a value of its own."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            raise PydanticCustomError("not_an_object", "Input should be a JSON object")
+        return {name: value for name, value in data.items() if value is not None or name in cls.keeps_null}
+
+
+def parse_prompts(value: Any) -> list[Prompt]:
+    """Prompts in any of the four forms that OpenAI takes, as a list."""
+    if isinstance(value, str) or _are_ids(value):
+        value = [value]
+    if not isinstance(value, list) or not (all(isinstance(part, str) for part in value) or all(map(_are_ids, value))):
+        raise PydanticCustomError("prompt_type", "Input should be a string, a list of strings, a list of token ids or a list of such lists")
+    if not value:
+        raise PydanticCustomError("empty_prompt", "the prompt is empty; send text or token ids")
+    for index, part in enumerate(value):
+        if not part:
+            raise PydanticCustomError("empty_prompt", "prompt {index} is empty; send text or token ids", {"index": index})
+    return value
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(part) is int for part in value) and value != []
+
+
+def parse_stops(value: Any) -> list[str]:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise PydanticCustomError("stop_type", "Input should be a string or a list of strings")
+    if len(stops) > MAX_STOP_STRINGS:
+        raise PydanticCustomError("too_many_stops", "at most {most} stop strings are taken", {"most": MAX_STOP_STRINGS})
+    if any(not 0 < len(stop) <= MAX_STOP_LENGTH for stop in stops):
+        raise PydanticCustomError("stop_length", "a stop string has 1 to {most} characters", {"most": MAX_STOP_LENGTH})
+    return stops
+
+
+def parse_logit_bias(value: Any) -> dict[int, float]:
+    """Biases by token id; JSON has the ids as strings."""
+    if not isinstance(value, dict) or not all(type(bias) in (int, float) and -100 <= bias <= 100 for bias in value.values()):
+        raise PydanticCustomError("logit_bias_type", "Input should be an object that gives token ids a number between -100 and 100 each")
+    if not all(token.isascii() and token.isdecimal() and len(token) < 20 for token in value):
+        raise PydanticCustomError("logit_bias_key", 'its members should be named by token ids, such as "42"')
+    return {int(token): float(bias) for token, bias in value.items()}
+
+
+def parse_texts(value: Any) -> str | list[str]:
+    """A text or a list of texts, as it is."""
+    if isinstance(value, str) or (isinstance(value, list) and all(isinstance(part, str) for part in value)):
+        return value
+    raise PydanticCustomError("text_type", "Input should be a string or a list of strings")
+
+
+def parse_id_lists(value: Any) -> list[int] | list[list[int]]:
+    """Token ids or a list of lists of them, as it is."""
+    if value == [] or _are_ids(value) or (isinstance(value, list) and all(part == [] or _are_ids(part) for part in value)):
+        return cast("list[int] | list[list[int]]", value)
+    raise PydanticCustomError("token_ids_type", "Input should be a list of token ids or a list of such lists")
+
+
+def disagreement(param: str, message: LiteralString) -> PydanticCustomError:
+    """The error of parameters that do not go together; `param` is the one to blame."""
+    return PydanticCustomError("disagreement", message, {"param": param})
+
+
+def _refuse(value: Any) -> Any:
+    if value:
+        raise PydanticCustomError("unsupported_parameter", "this server does not support it; leave it out")
+    return value
+
+
+Unsupported = Annotated[Any, AfterValidator(_refuse)]
+"""A member that would change the answer and that this server cannot honour: only an empty value is taken."""
+
+_IDS = {"type": "array", "items": {"type": "integer"}}
+_TEXTS = {"type": "array", "items": {"type": "string"}}
+
+Prompts = Annotated[
+    list[Prompt],
+    PlainValidator(parse_prompts),
+    WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "items": _IDS}]}),
+]
+Texts = Annotated[str | list[str], PlainValidator(parse_texts), WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS]})]
+IdLists = Annotated[
+    list[int] | list[list[int]], PlainValidator(parse_id_lists), WithJsonSchema({"anyOf": [_IDS, {"type": "array", "items": _IDS}]})
+]
+Stops = Annotated[list[str], PlainValidator(parse_stops), WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS]})]
+LogitBias = Annotated[
+    dict[int, float], PlainValidator(parse_logit_bias), WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})
+]
+Samples = Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+"""Higher runs first."""
