@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Generator
 
 import psutil
 import uvicorn
@@ -42,7 +43,8 @@ def serve(config: ServerConfig) -> int:
     with listen(config.host, config.port) as listener:
         model_path = resolve_model_path(config.engine.model_path)
         tokenizer = load_tokenizer(model_path, config.engine.tokenizer_path, config.chat_template)
-        return uvloop.run(_launch(config, listener, tokenizer))
+        code: int = uvloop.run(_launch(config, listener, tokenizer))
+        return code
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -63,8 +65,9 @@ async def _launch(config: ServerConfig, listener: socket.socket, tokenizer: Toke
 class HttpServer(uvicorn.Server):
     """uvicorn that leaves signals to `Launch`."""
 
-    def capture_signals(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
 
 
 class Launch:
@@ -101,7 +104,7 @@ class Launch:
             announcement.cancel()
             self._http.should_exit = True
             await http
-            await self._end_engine(kill=self._engine.state is not EngineState.READY)
+            await self._engine.stop(at_once=self._engine.state is not EngineState.READY)
         return code
 
     async def _announce(self) -> None:
@@ -135,16 +138,8 @@ class Launch:
             self._ending = asyncio.create_task(self._end_now(128 + number))
 
     async def _end_now(self, code: int) -> None:
-        await self._end_engine(kill=True)
+        await self._engine.stop(at_once=True)
         os._exit(code)
-
-    async def _end_engine(self, *, kill: bool) -> None:
-        """`kill`: do not wait until it hears, for it may be loading weights or in a long step."""
-        process = self._engine.process
-        if kill and process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-        await self._engine.stop()
 
 
 def _set_up_logging(level: str) -> None:
