@@ -55,7 +55,8 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ValueError(f"port {port} of {host} is in use; choose another with --port, or stop what listens there") from None
-        raise ValueError(f"cannot listen on --host {host} --port {port}: {os.strerror(error.errno or 0)}") from None
+        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise ValueError(f"cannot listen on --host {host} --port {port}: {reason}") from None
 
 
 async def _launch(config: ServerConfig, listener: socket.socket, tokenizer: Tokenizer) -> int:
