@@ -6,11 +6,13 @@ gives the same text alone, in a crowd, and after it was resumed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 
 from .logprobs import token_logprobs
 from .messages import TokenLogprob
@@ -18,6 +20,7 @@ from .request import Request
 
 _CANDIDATES = 1024
 """Tokens that are looked at first for top-p; a row whose mass they do not cover is sorted whole."""
+_BLOCK = 256
 
 
 class Sampled(NamedTuple):
@@ -68,16 +71,27 @@ def _penalise(row: torch.Tensor, request: Request) -> None:
 
 
 def _choose(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
-    """Token ids [N]."""
-    chosen = logits.argmax(dim=-1)
-    params = [request.params for request in requests]
-    plain = [row for row, p in enumerate(params) if not p.greedy and p.top_k == -1 and p.top_p == 1.0 and p.min_p == 0.0]
-    filtered = [row for row, p in enumerate(params) if not p.greedy and row not in set(plain)]
-    if plain:
-        chosen[plain] = _sample_plain(logits[plain], [requests[row] for row in plain])
-    if filtered:
-        chosen[filtered] = _sample_filtered(logits[filtered], [requests[row] for row in filtered])
+    """Token ids [N]. What a row costs depends on its own parameters, and what it gives on nothing else."""
+    kinds = [_kind(request) for request in requests]
+    present = set(kinds)
+    if len(present) == 1:
+        return kinds[0](logits, requests)
+    chosen = torch.empty(len(requests), dtype=torch.int64, device=logits.device)
+    for kind in present:
+        rows = [row for row, own in enumerate(kinds) if own is kind]
+        chosen[rows] = kind(logits[rows], [requests[row] for row in rows])
     return chosen
+
+
+def _kind(request: Request) -> Callable[[torch.Tensor, list[Request]], torch.Tensor]:
+    params = request.params
+    if params.greedy:
+        return _take_likeliest
+    return _sample_plain if params.top_k == -1 and params.top_p == 1.0 and params.min_p == 0.0 else _sample_filtered
+
+
+def _take_likeliest(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
+    return logits.argmax(dim=-1)
 
 
 def _sample_plain(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
@@ -105,12 +119,25 @@ def _sample_filtered(logits: torch.Tensor, requests: list[Request]) -> torch.Ten
 
 
 def _pick(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Inverse transform sampling: the first index [N] whose cumulative weight exceeds uniform * total; never one of weight 0."""
-    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    """Inverse transform sampling: the first index [N] whose cumulative weight exceeds uniform * total; never one of weight 0.
+
+    In two steps, because a running sum cannot be vectorised and a plain one can: the block first, then the token in it.
+    """
+    blocks = F.pad(weights, (0, -weights.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK))
+    sums = blocks.sum(-1).double()
+    block, rest = _invert(sums, uniform[:, None] * sums.sum(-1, keepdim=True))
+    inside, _ = _invert(blocks[torch.arange(len(block), device=block.device), block[:, 0]].double(), rest)
+    return (block * _BLOCK + inside)[:, 0]
+
+
+def _invert(weights: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """First index [N, 1] whose cumulative weight exceeds target [N, 1], and how far the target lies beyond those before it."""
+    cumulative = weights.cumsum(-1)
     total = cumulative[:, -1:]
-    # The product may round up to the total, which no cumulative weight exceeds.
-    target = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(max=weights.shape[1] - 1)
+    # Rounding may lift the target up to the total, which no cumulative weight exceeds, or below 0, where a weight of 0 would do.
+    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total))).clamp_(min=0.0)
+    index = torch.searchsorted(cumulative, target, right=True).clamp_(max=weights.shape[1] - 1)
+    return index, target - (cumulative.gather(1, index) - weights.gather(1, index))
 
 
 def _column(requests: list[Request], name: str, like: torch.Tensor) -> torch.Tensor:
