@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import islice
+from typing import NamedTuple, Protocol
 
+from tokenizers.decoders import DecodeStream
+
+from .stop_strings import StopStrings
+from .token_bytes import Spelling
 from .tokenizer import Tokenizer
+
+_CONTEXT = 8
+"""Tokens of the prompt that tell a decoder what the first new token follows."""
+_LOOK_BACK = 64
+"""Tokens without text after which a decoder's replacement characters are taken for final."""
+_REPLACEMENT = "\ufffd"
 
 
 class Decoded(NamedTuple):
@@ -17,16 +29,132 @@ class Decoded(NamedTuple):
 
 
 class Detokenizer:
-    """Decodes one sequence."""
+    """Decodes one sequence.
+
+    What `push` and `finish` give adds up to `tokenizer.decode` of all ids as a continuation of the prompt, cut where the
+    first stop string is complete: before it, or behind it with `include_stop`.
+    """
 
     def __init__(
         self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, stop: Sequence[str], include_stop: bool, skip_special_tokens: bool
-    ) -> None: ...
+    ) -> None:
+        self._hidden = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        visible = (token_id for token_id in reversed(prompt_ids) if token_id not in self._hidden)
+        context = list(islice(visible, _CONTEXT))[::-1]
+        self._stream: _Stream = (_DecoderStream if tokenizer.spelling is None else _ByteStream)(tokenizer, context)
+        self._stops = StopStrings(stop)
+        self._include_stop = include_stop
+        self._state = 0
+        self._held = ""
+        """The end of the text, which may still become a stop string."""
+        self._stopped = False
 
     def push(self, token_ids: Sequence[int]) -> Decoded:
         """Take new ids, give the text that is certain by now."""
-        raise NotImplementedError
+        assert not self._stopped, "a sequence that met its stop string goes on"
+        text = ""
+        for count, token_id in enumerate(token_ids, 1):
+            if token_id in self._hidden:
+                continue
+            certain, stop = self._scan(self._stream.push(token_id))
+            text += certain
+            if stop is not None:
+                return Decoded(text, stop, count)
+        return Decoded(text, None, len(token_ids))
 
     def finish(self) -> str:
         """The text that was held back; the sequence has ended."""
-        raise NotImplementedError
+        if self._stopped:
+            return ""
+        text, _ = self._scan(self._stream.finish())
+        return text + self._held
+
+    def _scan(self, piece: str) -> tuple[str, str | None]:
+        """Go on with `piece`: the text that is certain now, and the stop string that ends it."""
+        depth, found = self._stops.depth, self._stops.found
+        if len(depth) == 1:  # no stop strings
+            return piece, None
+        for position, char in enumerate(piece, 1):
+            self._state = self._stops.advance(self._state, char)
+            stop = found[self._state]
+            if stop is not None:
+                text = self._held + piece[:position]
+                self._held, self._stopped = "", True
+                return text if self._include_stop else text[: -len(stop)], stop
+        text = self._held + piece
+        certain = len(text) - depth[self._state]
+        self._held = text[certain:]
+        return text[:certain], None
+
+
+class _Stream(Protocol):
+    """Text of tokens in a row, without half characters."""
+
+    def push(self, token_id: int) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+class _ByteStream:
+    """Tokens that are bytes in a row. At most the three bytes of an incomplete character are kept."""
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
+        assert isinstance(tokenizer.spelling, Spelling)
+        self._token_bytes = tokenizer.token_bytes
+        self._strip_blank = tokenizer.spelling.strips_blank and not any(map(tokenizer.token_bytes, context))
+        self._incomplete = b""
+
+    def push(self, token_id: int) -> str:
+        return self._text(self._incomplete + self._token_bytes(token_id), final=False)
+
+    def finish(self) -> str:
+        return self._text(self._incomplete, final=True)
+
+    def _text(self, content: bytes, *, final: bool) -> str:
+        text, used = codecs.utf_8_decode(content, "replace", final)
+        self._incomplete = content[used:]
+        if self._strip_blank and text:
+            self._strip_blank = False
+            return text.removeprefix(" ")
+        return text
+
+
+class _DecoderStream:
+    """Tokens of which a decoder of the tokenizers library makes text, such as WordPiece.
+
+    Its `DecodeStream` looks back to where it last gave text. How far that is has a limit here, and what it still holds
+    at the end is had by decoding that much again.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
+        self._backend = tokenizer.backend
+        self._shown: list[int]
+        self._waiting: list[int]
+        self._restart([] if self._decode(context).endswith(_REPLACEMENT) else list(context))
+
+    def push(self, token_id: int) -> str:
+        if self._backend.id_to_token(token_id) is None:
+            return ""
+        self._waiting.append(token_id)
+        try:
+            text = self._stream.step(self._backend, token_id) or ""
+        except Exception:  # The decoder has changed text that was given before; tokenizers raises no narrower class.
+            text = self.finish()
+            self._restart(self._waiting[-1:])
+            return text
+        if text:
+            self._shown, self._waiting = self._waiting, []
+        elif len(self._waiting) >= _LOOK_BACK:
+            text = self.finish()
+            self._restart(self._waiting)
+        return text
+
+    def finish(self) -> str:
+        return self._decode([*self._shown, *self._waiting])[len(self._decode(self._shown)) :]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._backend.decode(ids, skip_special_tokens=False)
+
+    def _restart(self, context: list[int]) -> None:
+        self._stream = DecodeStream(ids=context, skip_special_tokens=False)
+        self._shown, self._waiting = context, []
