@@ -30,8 +30,8 @@ class Limits(NamedTuple):
                 message = f"{param}: there is no token {token_id!s:.20}; this model's token ids are 0 to {self.vocab_size - 1}."
                 raise InvalidRequest(message, param=param, code="invalid_token_id")
 
-    def completion_tokens(self, prompt_tokens: int, asked: int | None, default: int | None, param: str) -> int:
-        """How many tokens may be generated after a prompt given by parameter `param`.
+    def completion_tokens(self, prompt_tokens: int, asked: int | None, default: int | None, params: tuple[str, str]) -> int:
+        """How many tokens may be generated after a prompt. `params`: the names under which prompt and `asked` came.
 
         `asked` must fit behind the prompt; without it `default`, or where that is None or does not fit, what is left.
         """
@@ -40,11 +40,12 @@ class Limits(NamedTuple):
             return asked
         if asked is None and left >= 1:
             return left if default is None else min(default, left)
-        total = "" if asked is None else f" and max_tokens is {asked}, {prompt_tokens + asked} together"
+        prompt, length = params
+        total = "" if asked is None else f" and {length} is {asked}, {prompt_tokens + asked} together"
+        remedy = f"Shorten {prompt} or lower {length}" if asked is not None and left >= 1 else f"Shorten {prompt}"
         raise InvalidRequest(
-            f"This model's maximum context length is {self.context_length} tokens, but the prompt has {prompt_tokens} tokens{total}. "
-            f"Shorten {param}{'' if asked is None or left < 1 else ' or lower max_tokens'}.",
-            param=param,
+            f"This model's maximum context length is {self.context_length} tokens, but {prompt} has {prompt_tokens}{total}. {remedy}.",
+            param=prompt,
             code="context_length_exceeded",
         )
 

@@ -46,7 +46,8 @@ async def server_info(serving: ServingDep) -> Response:
     return json_response({**settings, **engine, "version": __version__, "status": serving.engine.state, "internal_states": [stats]})
 
 
-@router.api_route("/flush_cache", methods=["GET", "POST"])
+@router.post("/flush_cache")
+@router.get("/flush_cache", include_in_schema=False)
 async def flush_cache(serving: ServingDep) -> Response:
     """Drop cached prefixes that no request uses."""
     return json_response({"success": True, "freed_tokens": await serving.engine.flush_cache()})

@@ -29,7 +29,8 @@ T = TypeVar("T")
 _WIRE_NAMES = {"prompt_logprobs": "top_logprobs_num", "logprobs": "top_logprobs_num"}
 
 
-@router.api_route("/generate", methods=["POST", "PUT"])
+@router.post("/generate")
+@router.put("/generate", include_in_schema=False)
 async def generate(body: GenerateBody, request: Request, serving: ServingDep) -> Response:
     """Continue one or more prompts."""
     requests = await _generation_requests(serving, body)
@@ -74,7 +75,7 @@ def _sampling_params(serving: Serving, body: GenerateBody, index: int, ids: list
     asked, default = (sampling.max_new_tokens, None) if "max_new_tokens" in sampling.model_fields_set else (None, sampling.max_new_tokens)
     return sampling_params(
         _WIRE_NAMES,
-        max_new_tokens=limits.completion_tokens(len(ids), asked, default, param),
+        max_new_tokens=limits.completion_tokens(len(ids), asked, default, (param, "max_new_tokens")),
         min_new_tokens=sampling.min_new_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,

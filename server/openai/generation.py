@@ -40,13 +40,14 @@ def generation_requests(serving: Serving, body: Body, request_id: str, prompts: 
     limits.check_token_ids(body.stop_token_ids, "stop_token_ids")
     limits.check_token_ids(body.logit_bias, "logit_bias")
     check_sequences(len(prompts) * body.samples, param)
+    asked, length = _asked_tokens(body)
+    default = None if chat else CompletionRequest.model_fields["max_tokens"].default
     text = TextOptions(stop=body.stop, include_stop=body.include_stop_str_in_output, skip_special_tokens=body.skip_special_tokens)
     arrival = time.monotonic()
     requests: list[GenerationRequest] = []
     for ids in prompts:
         limits.check_token_ids(ids, param)
-        default = None if chat else CompletionRequest.model_fields["max_tokens"].default
-        max_tokens = limits.completion_tokens(len(ids), _asked_tokens(body), default, param)
+        max_tokens = limits.completion_tokens(len(ids), asked, default, (param, length))
         params = sampling_params(_wire_names(body), **_sampling_values(body, max_tokens))
         for sample in range(body.samples):
             # Samples of one prompt differ by their seeds alone.
@@ -58,15 +59,14 @@ def generation_requests(serving: Serving, body: Body, request_id: str, prompts: 
     return requests
 
 
-def _asked_tokens(body: Body) -> int | None:
-    """How many tokens the client asked for; None where it left that to the server."""
-    asked = body.max_completion_tokens
-    name = "max_completion_tokens"
-    if asked is None and "max_tokens" in body.model_fields_set:
-        asked, name = body.max_tokens, "max_tokens"
+def _asked_tokens(body: Body) -> tuple[int | None, str]:
+    """How many tokens the client asked for, None where it left that to the server, and by which parameter."""
+    asked, name = body.max_completion_tokens, "max_completion_tokens"
+    if asked is None:
+        asked, name = body.max_tokens if "max_tokens" in body.model_fields_set else None, "max_tokens"
     if asked == 0 and not (isinstance(body, CompletionRequest) and body.echo):
-        raise InvalidRequest(f"{name}: must be at least 1, but with echo.", param=name, code="invalid_value")
-    return asked
+        raise InvalidRequest(f"{name} must be at least 1; 0 is for echo.", param=name, code="invalid_value")
+    return asked, name
 
 
 def _wire_names(body: Body) -> dict[str, str]:

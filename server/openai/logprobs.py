@@ -42,7 +42,7 @@ class CompletionLogprobs:
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
-        self._silent = special_ids(tokenizer) if skip_special_tokens else frozenset[int]()
+        self._silent = tokenizer.special_token_ids if skip_special_tokens else frozenset[int]()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
@@ -67,8 +67,3 @@ class CompletionLogprobs:
             # Parts of characters may look alike; the likeliest stands for them.
             texts.setdefault(token_text(self._tokenizer, token_id), finite(logprob))
         return texts
-
-
-def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Ids of tokens that `skip_special_tokens` leaves out of the text."""
-    return frozenset(token_id for token_id, token in tokenizer.backend.get_added_tokens_decoder().items() if token.special)

@@ -1,0 +1,76 @@
+"""What tests of the HTTP surface share: the application over a scripted engine, in process or behind a real uvicorn."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+from scripted_engine import ScriptedEngine
+
+from piecework.runtime.config import EngineConfig
+from piecework.server.app import create_app
+from piecework.server.args import ServerConfig
+
+MODEL = "toy"
+
+
+def make_app(engine: ScriptedEngine, **settings: Any) -> FastAPI:
+    return create_app(engine, ServerConfig(served_model_name=MODEL, engine=EngineConfig(model_path="models/toy"), **settings))
+
+
+def client_of(app: FastAPI, **settings: Any) -> httpx.AsyncClient:
+    """A client that calls the application in process; an exception in the application is raised here."""
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=30, **settings)
+
+
+@contextlib.contextmanager
+def serve(app: FastAPI) -> Iterator[str]:
+    """The application behind uvicorn on a free port; yields its URL."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_for(lambda: server.started)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait until `condition` holds; fail after `seconds`."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "this did not happen in time"
+        time.sleep(0.005)
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The data of a stream's events; `[DONE]` must be the last, and is left out."""
+    parts = response.text.split("\n\n")
+    assert parts.pop() == ""
+    assert all(part.startswith("data: ") for part in parts)
+    data = [part.removeprefix("data: ") for part in parts]
+    assert data.pop() == "[DONE]"
+    return [json.loads(part) for part in data]
+
+
+def error_of(response: httpx.Response, status: int, param: str | None = None) -> dict[str, Any]:
+    """The error object of an answer in OpenAI's shape, with this status and this parameter."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error: dict[str, Any] = response.json()["error"]
+    assert set(response.json()) == {"error"}
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"] and isinstance(error["type"], str)
+    assert error["param"] == param, error
+    return error

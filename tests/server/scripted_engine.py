@@ -1,0 +1,145 @@
+"""An `Engine` that says what a test scripts, through the runtime's own text side: real tokenizer, detokenizer, messages."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from piecework.runtime.generation import Generation, GenerationOutput, GenerationRequest
+from piecework.runtime.messages import EngineInfo, EngineStats, FinishReason, TokenLogprob, TokenOutput
+from piecework.runtime.tokenizer import Tokenizer
+from piecework.server.engine_client import EngineState, EngineUnavailable, QueueFull
+
+CONTEXT_LENGTH = 256
+REPLY = "Hello there, old friend! The weather is fine today."
+INFO = EngineInfo(
+    model_path="scripted",
+    architecture="ScriptedForCausalLM",
+    dtype="float32",
+    device="cpu",
+    vocab_size=512,
+    context_length=CONTEXT_LENGTH,
+    kv_tokens=4096,
+    page_size=16,
+    max_running_requests=8,
+    chunked_prefill_size=64,
+    weight_bytes=1000,
+    kv_bytes=2000,
+    load_seconds=0.5,
+)
+
+
+@dataclass
+class Script:
+    """What the engine does; tests change it. `reply`: the tokens of a sequence, repeated for ever and then cut by its limits."""
+
+    reply: Callable[[GenerationRequest], list[int]]
+    delay: float = 0.0
+    """Seconds before each token."""
+    held: bool = False
+    """While true no sequence gets a token: all wait in the queue."""
+    room: int = 1000
+    """Sequences that may be under way at once; more are refused."""
+    tokens_per_step: int = 1
+    fail_after: int | None = None
+    """Tokens after which a sequence ends with `FinishReason.ERROR`."""
+    lose_after: int | None = None
+    """Tokens after which the engine is gone: the iterator raises."""
+
+
+class ScriptedEngine:
+    """`requests` came, `running` are under way, `dropped` were closed by their reader before their end."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.state = EngineState.READY
+        self.info: EngineInfo | None = INFO
+        self.stats = EngineStats(kv_tokens_total=4096, kv_tokens_used=1024, kv_tokens_cached=128, running_requests=3, queued_requests=2)
+        self.tokenizer = tokenizer
+        self.script = Script(reply=lambda request: tokenizer.encode(REPLY, add_special_tokens=False))
+        self.requests: list[GenerationRequest] = []
+        self.running: set[str] = set()
+        self.dropped: list[str] = []
+        self._aborted: set[str] = set()
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationOutput]:
+        if self.state in (EngineState.FAILED, EngineState.STOPPED):
+            raise EngineUnavailable("the engine process ended")
+        if len(self.running) >= self.script.room:
+            raise QueueFull(f"{self.script.room} requests wait already")
+        assert request.rid not in self.running
+        self.requests.append(request)
+        self.running.add(request.rid)
+        generation = Generation(request, self.tokenizer)
+        try:
+            while not generation.finished:
+                yield generation.push(await self._step(generation))
+        finally:
+            self.running.discard(request.rid)
+            if not generation.finished:
+                self.dropped.append(request.rid)
+
+    async def abort(self, rid: str | None) -> int:
+        chosen = {known for known in self.running if rid is None or known == rid or known.startswith(f"{rid}-")}
+        self._aborted |= chosen
+        return len(chosen)
+
+    async def flush_cache(self) -> int:
+        if self.state is not EngineState.READY:
+            raise EngineUnavailable(f"the engine is {self.state}")
+        return self.stats.kv_tokens_cached
+
+    async def _step(self, generation: Generation) -> TokenOutput:
+        request, script = generation.request, self.script
+        rid, count = request.rid, len(generation.output_ids)
+        due = time.monotonic() + script.delay
+        while rid not in self._aborted and (script.held or time.monotonic() < due):
+            await asyncio.sleep(0.002)
+        await asyncio.sleep(0)
+        if rid in self._aborted:
+            return TokenOutput(rid=rid, token_ids=[], finish_reason=FinishReason.ABORT)
+        if script.lose_after is not None and count >= script.lose_after:
+            raise EngineUnavailable("the engine process ended")
+        if script.fail_after is not None and count >= script.fail_after:
+            return TokenOutput(rid=rid, token_ids=[], finish_reason=FinishReason.ERROR, error="it broke")
+        return self._tokens(request, count)
+
+    def _tokens(self, request: GenerationRequest, count: int) -> TokenOutput:
+        """The next tokens, cut at the first that ends the sequence."""
+        params, reply = request.params, self.script.reply(request)
+        stops = {*params.stop_token_ids} | (set() if params.ignore_eos else {*self.tokenizer.eos_token_ids})
+        tokens: list[int] = []
+        reason = FinishReason.LENGTH if params.max_new_tokens == 0 else None
+        while reason is None and len(tokens) < self.script.tokens_per_step:
+            tokens.append(reply[(count + len(tokens)) % len(reply)])
+            if tokens[-1] in stops:
+                reason = FinishReason.STOP
+            elif count + len(tokens) >= params.max_new_tokens:
+                reason = FinishReason.LENGTH
+        positions = range(len(request.prompt_ids) + count, len(request.prompt_ids) + count + len(tokens))
+        top = params.logprobs
+        return TokenOutput(
+            rid=request.rid,
+            token_ids=tokens,
+            finish_reason=reason,
+            stop_token_id=tokens[-1] if reason is FinishReason.STOP else None,
+            cached_tokens=len(request.prompt_ids) // 2,
+            logprobs=None if top is None else [scripted_logprob(t, at, top) for t, at in zip(tokens, positions, strict=True)],
+            prompt_logprobs=_prompt_logprobs(request) if count == 0 else None,
+        )
+
+
+def scripted_logprob(token_id: int, position: int, top: int) -> TokenLogprob:
+    """Made up, and different for each token and position: the token is the second likeliest, after its neighbour."""
+    logprob = -0.01 * token_id - 0.001 * position - 1.0
+    alternatives = [(token_id + 1, logprob + 0.5), (token_id, logprob), *((i, logprob - i) for i in range(1, 100))]
+    return TokenLogprob(token_id=token_id, logprob=logprob, top=alternatives[:top])
+
+
+def _prompt_logprobs(request: GenerationRequest) -> list[TokenLogprob | None] | None:
+    top, start = request.params.prompt_logprobs, request.params.prompt_logprobs_start
+    if top is None:
+        return None
+    entries = [scripted_logprob(token, at, top) if at else None for at, token in enumerate(request.prompt_ids)]
+    return entries[start:]

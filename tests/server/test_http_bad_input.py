@@ -1,0 +1,301 @@
+"""Bad input: each is answered 4xx in OpenAI's error shape that names the parameter, nothing reaches the engine, nothing breaks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from http_fixtures import client_of, error_of, make_app
+from scripted_engine import CONTEXT_LENGTH, ScriptedEngine
+from toy_tokenizer import toy_tokenizer
+
+from piecework.server.body import MAX_BODY_BYTES
+
+COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
+USER = {"role": "user", "content": "Hi"}
+GOOD: dict[str, dict[str, Any]] = {COMPLETIONS: {"prompt": "Hello"}, CHAT: {"messages": [USER]}, GENERATE: {"text": "Hello"}}
+JSON = {"Content-Type": "application/json"}
+UNKNOWN_TOKEN = 400
+"""The toy tokenizer has fewer tokens, the scripted model has more."""
+
+SHARED: list[tuple[dict[str, Any], str]] = [
+    ({"n": 0}, "n"),
+    ({"n": 10_000}, "n"),
+    ({"n": "2"}, "n"),
+    ({"n": True}, "n"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 1e6}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": [1]}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 2**70}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"stop": 5}, "stop"),
+    ({"stop": [5]}, "stop"),
+    ({"stop": ["x", ""]}, "stop"),
+    ({"stop": ["x"] * 1000}, "stop"),
+    ({"stop": "x" * 10_000}, "stop"),
+    ({"stop_token_ids": [UNKNOWN_TOKEN]}, "stop_token_ids"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    ({"stop_token_ids": ["x"]}, "stop_token_ids[0]"),
+    ({"logit_bias": {str(UNKNOWN_TOKEN): 1}}, "logit_bias"),
+    ({"logit_bias": {"hello": 1}}, "logit_bias"),
+    ({"logit_bias": {"-5": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": 101}}, "logit_bias"),
+    ({"logit_bias": {"5": 10**400}}, "logit_bias"),
+    ({"logit_bias": {"5": "x"}}, "logit_bias"),
+    ({"logit_bias": [5]}, "logit_bias"),
+    ({"ignore_eos": "yes"}, "ignore_eos"),
+    ({"regex": "[ab]"}, "regex"),
+]
+"""What is wrong on every generating endpoint: on /generate as sampling parameters."""
+OPENAI: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 2.5}, "max_tokens"),
+    ({"max_tokens": "many"}, "max_tokens"),
+    ({"max_tokens": 10**30}, "max_tokens"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+    ({"best_of": 200}, "best_of"),
+    ({"best_of": 1, "n": 2}, "best_of"),
+    ({"best_of": 2, "stream": True}, "best_of"),
+    ({"seed": 2**63}, "seed"),
+    ({"seed": "x"}, "seed"),
+    ({"stream": "true"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream_options": {"include_usage": 1}, "stream": True}, "stream_options.include_usage"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"guided_json": {"type": "object"}}, "guided_json"),
+    ({"priority": 2**40}, "priority"),
+    ({"model": 5}, "model"),
+    ({"user": 5}, "user"),
+]
+FOR_ONE: list[tuple[str, dict[str, Any], str]] = [
+    (COMPLETIONS, {"prompt": None}, "prompt"),
+    (COMPLETIONS, {"prompt": ""}, "prompt"),
+    (COMPLETIONS, {"prompt": []}, "prompt"),
+    (COMPLETIONS, {"prompt": [[]]}, "prompt"),
+    (COMPLETIONS, {"prompt": ["a", ""]}, "prompt"),
+    (COMPLETIONS, {"prompt": [5, "a"]}, "prompt"),
+    (COMPLETIONS, {"prompt": [5, True]}, "prompt"),
+    (COMPLETIONS, {"prompt": [[5], 5]}, "prompt"),
+    (COMPLETIONS, {"prompt": 5}, "prompt"),
+    (COMPLETIONS, {"prompt": {"a": 1}}, "prompt"),
+    (COMPLETIONS, {"prompt": [UNKNOWN_TOKEN]}, "prompt"),
+    (COMPLETIONS, {"prompt": [-1]}, "prompt"),
+    (COMPLETIONS, {"prompt": [10**400]}, "prompt"),
+    (COMPLETIONS, {"prompt": [[5]] * 5000}, "prompt"),
+    (COMPLETIONS, {"prompt": [[5]] * 100, "n": 100}, "prompt"),
+    (COMPLETIONS, {"logprobs": 101}, "logprobs"),
+    (COMPLETIONS, {"logprobs": -1}, "logprobs"),
+    (COMPLETIONS, {"logprobs": True}, "logprobs"),
+    (COMPLETIONS, {"logprobs": 101, "echo": True}, "logprobs"),
+    (COMPLETIONS, {"suffix": "end"}, "suffix"),
+    (CHAT, {"messages": None}, "messages"),
+    (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"messages": "Hi"}, "messages"),
+    (CHAT, {"messages": ["Hi"]}, "messages[0]"),
+    (CHAT, {"messages": [USER, {"role": "king", "content": "x"}]}, "messages[1].role"),
+    (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role"),
+    (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
+    (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages[0].content"),
+    (CHAT, {"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content"),
+    (CHAT, {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]}, "messages[1].tool_calls"),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    (CHAT, {"functions": [{"name": "f"}]}, "functions"),
+    (CHAT, {"top_logprobs": 2}, "top_logprobs"),
+    (CHAT, {"logprobs": True, "top_logprobs": 101}, "top_logprobs"),
+    (CHAT, {"logprobs": 2}, "logprobs"),
+    (CHAT, {"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+    (CHAT, {"chat_template_kwargs": [1]}, "chat_template_kwargs"),
+    (GENERATE, {"text": None}, "text"),
+    (GENERATE, {"text": ""}, "text"),
+    (GENERATE, {"text": []}, "text"),
+    (GENERATE, {"text": ["a", ""]}, "text"),
+    (GENERATE, {"text": 5}, "text"),
+    (GENERATE, {"input_ids": [5]}, "text"),
+    (GENERATE, {"text": None, "input_ids": []}, "input_ids"),
+    (GENERATE, {"text": None, "input_ids": [[5], []]}, "input_ids"),
+    (GENERATE, {"text": None, "input_ids": ["x"]}, "input_ids"),
+    (GENERATE, {"text": None, "input_ids": [UNKNOWN_TOKEN]}, "input_ids"),
+    (GENERATE, {"sampling_params": 5}, "sampling_params[0]"),
+    (GENERATE, {"sampling_params": [{}, {}]}, "sampling_params"),
+    (GENERATE, {"sampling_params": {"max_new_tokens": -1}}, "sampling_params[0].max_new_tokens"),
+    (GENERATE, {"sampling_params": {"max_new_tokens": 2, "min_new_tokens": 3}}, "min_new_tokens"),
+    (GENERATE, {"rid": ""}, "rid"),
+    (GENERATE, {"rid": 5}, "rid"),
+    (GENERATE, {"rid": ["a", "b"]}, "rid"),
+    (GENERATE, {"return_logprob": True, "top_logprobs_num": 101}, "top_logprobs_num"),
+    (GENERATE, {"image_data": "x"}, "image_data"),
+]
+CASES = [
+    *((path, body, param) for path in (COMPLETIONS, CHAT) for body, param in SHARED + OPENAI),
+    *((GENERATE, {"sampling_params": body}, param) for body, param in SHARED),
+    *FOR_ONE,
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param"), CASES, ids=lambda value: str(value)[:60])
+async def test_a_bad_parameter_is_named(client: httpx.AsyncClient, scripted: ScriptedEngine, path: str, body: Any, param: str) -> None:
+    given = {**GOOD[path], **body}
+    response = await client.post(path, json={name: value for name, value in given.items() if value is not None})
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    named = error["param"].rpartition("].")[2] if path == GENERATE and "sampling_params" in body else error["param"]
+    assert named == (param.rpartition("].")[2] if path == GENERATE else param)
+    assert error["type"] == "invalid_request_error"
+    assert param.partition("[")[0].partition(".")[0] in error["message"]
+    assert scripted.requests == []
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, GENERATE])
+async def test_a_good_body_is_taken(client: httpx.AsyncClient, path: str) -> None:
+    assert (await client.post(path, json=GOOD[path])).status_code == 200
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/v1/tokenize"])
+async def test_an_unknown_model_does_not_exist(client: httpx.AsyncClient, path: str) -> None:
+    body = {"prompt": "x"} if path != CHAT else GOOD[CHAT]
+    error = error_of(await client.post(path, json={**body, "model": "gpt-17"}), 404, "model")
+    assert error["code"] == "model_not_found"
+    assert "gpt-17" in error["message"]
+    assert (await client.post(path, json={**body, "model": "default"})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "prompt_tokens"), [(17, CONTEXT_LENGTH - 16), (1, CONTEXT_LENGTH), (None, CONTEXT_LENGTH), (5, 9000)]
+)
+async def test_a_prompt_beyond_the_context_gives_the_numbers(client: httpx.AsyncClient, max_tokens: int | None, prompt_tokens: int) -> None:
+    ids = [5] * prompt_tokens
+    bodies = {
+        COMPLETIONS: {"prompt": ids, "max_tokens": max_tokens},
+        GENERATE: {"input_ids": ids, "sampling_params": {} if max_tokens is None else {"max_new_tokens": max_tokens}},
+    }
+    for path, param in ((COMPLETIONS, "prompt"), (GENERATE, "input_ids")):
+        error = error_of(await client.post(path, json=bodies[path]), 400, param)
+        assert error["code"] == "context_length_exceeded"
+        numbers = [CONTEXT_LENGTH, prompt_tokens, *([] if max_tokens is None else [max_tokens, prompt_tokens + max_tokens])]
+        assert all(str(number) in error["message"] for number in numbers)
+
+
+async def test_a_chat_beyond_the_context(client: httpx.AsyncClient) -> None:
+    long = {"messages": [{"role": "user", "content": "x " * CONTEXT_LENGTH}]}
+    assert error_of(await client.post(CHAT, json=long), 400, "messages")["code"] == "context_length_exceeded"
+    assert error_of(await client.post(CHAT, json={**GOOD[CHAT], "max_tokens": CONTEXT_LENGTH}), 400, "messages")
+
+
+async def test_a_chat_with_a_model_without_template() -> None:
+    async with client_of(make_app(ScriptedEngine(toy_tokenizer(chat_template=None)))) as client:
+        error = error_of(await client.post(CHAT, json=GOOD[CHAT]), 400, "messages")
+        assert error["code"] == "no_chat_template"
+        assert "--chat-template" in error["message"]
+        assert (await client.post(COMPLETIONS, json=GOOD[COMPLETIONS])).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"{", b"nonsense", b'{"prompt": "x"', b'{"prompt": "x",}', b"{'prompt': 'x'}", b'{"prompt": "\xff"}', b'{"prompt": "\xed\xa0\x80"}',
+        b'{"prompt": "\\ud800"}', b'{"prompt": "x", "temperature": NaN}', b'{"prompt": "x", "temperature": Infinity}', b"[" * 100_000,
+        b'{"a":' * 100_000, b'{"prompt": "x", "seed": ' + b"9" * 10_000 + b"}", b"\x00", b'{"prompt": "x"} trailing', b"",
+    ],
+    ids=lambda raw: repr(raw[:30]),
+)  # fmt: skip
+@pytest.mark.parametrize("path", [COMPLETIONS, GENERATE])
+async def test_a_body_that_is_not_json(client: httpx.AsyncClient, path: str, raw: bytes) -> None:
+    assert error_of(await client.post(path, content=raw, headers=JSON), 400)["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize("raw", [b"[]", b'"x"', b"5", b"null", b"true"])
+async def test_a_body_that_is_no_object(client: httpx.AsyncClient, raw: bytes) -> None:
+    error_of(await client.post(COMPLETIONS, content=raw, headers=JSON), 400)
+
+
+@pytest.mark.parametrize("number", [b"1e999", b"-1e999"])
+async def test_a_number_beyond_floats(client: httpx.AsyncClient, number: bytes) -> None:
+    error_of(await client.post(COMPLETIONS, content=b'{"prompt": "x", "temperature": ' + number + b"}", headers=JSON), 400, "temperature")
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "json", "", "\xff"])
+async def test_another_content_type(client: httpx.AsyncClient, kind: str) -> None:
+    response = await client.post(COMPLETIONS, content=b'{"prompt": "x"}', headers={"Content-Type": kind.encode("latin-1")})
+    assert "application/json" in error_of(response, 415, "Content-Type")["message"]
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "Application/JSON", "application/vnd.api+json"])
+async def test_each_name_of_json_is_taken(client: httpx.AsyncClient, kind: str) -> None:
+    assert (await client.post(COMPLETIONS, content=b'{"prompt": "x"}', headers={"Content-Type": kind})).status_code == 200
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, GENERATE, "/v1/tokenize", "/abort_request"])
+async def test_a_body_that_is_too_large(client: httpx.AsyncClient, path: str) -> None:
+    body = json.dumps({"prompt": "x" * 10_000_000}).encode()
+    assert str(MAX_BODY_BYTES) in error_of(await client.post(path, content=body, headers=JSON), 413)["message"]
+
+
+async def test_a_large_body_without_announced_length(client: httpx.AsyncClient) -> None:
+    sent = 0
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(1000):
+            sent += 65_536
+            yield b" " * 65_536
+
+    error_of(await client.post(COMPLETIONS, content=pieces(), headers=JSON), 413)
+    assert sent <= MAX_BODY_BYTES + 2 * 65_536
+
+
+async def test_a_body_just_within_the_limit_is_read(client: httpx.AsyncClient) -> None:
+    body = b'{"prompt": "Hello"}'.ljust(MAX_BODY_BYTES)
+    assert (await client.post(COMPLETIONS, content=body, headers=JSON)).status_code == 200
+    assert (await client.post(COMPLETIONS, content=body + b" ", headers=JSON)).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", COMPLETIONS), ("DELETE", CHAT), ("POST", "/health"), ("GET", "/generate"), ("PUT", "/v1/models")]
+)
+async def test_the_wrong_method(client: httpx.AsyncClient, method: str, path: str) -> None:
+    response = await client.request(method, path)
+    error_of(response, 405)
+    assert response.headers["allow"]
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/engines", "/v1/completions/x", "/%00", "/v1/models/%ff"])
+async def test_an_unknown_path(client: httpx.AsyncClient, path: str) -> None:
+    response = await client.get(path)
+    error_of(response, 404, "model" if "models" in path else None)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/tokenize", {}, "prompt"),
+        ("/v1/tokenize", {"prompt": 5}, "prompt"),
+        ("/v1/tokenize", {"prompt": "x", "messages": [USER]}, "prompt"),
+        ("/v1/tokenize", {"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
+        ("/v1/detokenize", {}, "tokens"),
+        ("/v1/detokenize", {"tokens": "x"}, "tokens"),
+        ("/v1/detokenize", {"tokens": [1.5]}, "tokens"),
+        ("/v1/detokenize", {"tokens": [[5], 5]}, "tokens"),
+        ("/v1/detokenize", {"tokens": [UNKNOWN_TOKEN]}, "tokens"),
+        ("/v1/detokenize", {"tokens": [[-1]]}, "tokens"),
+        ("/abort_request", {}, "rid"),
+        ("/abort_request", {"rid": ""}, "rid"),
+        ("/abort_request", {"rid": 5}, "rid"),
+    ],
+    ids=str,
+)
+async def test_bad_input_elsewhere(client: httpx.AsyncClient, path: str, body: dict[str, Any], param: str) -> None:
+    error_of(await client.post(path, json=body), 400, param)

@@ -1,0 +1,119 @@
+"""Whatever a client sends, the answer is 2xx or 4xx in the right shape: never a server error, never a sequence left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+from http_fixtures import client_of, make_app
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from scripted_engine import ScriptedEngine
+from toy_tokenizer import toy_tokenizer
+
+from piecework.server.native.protocol import GenerateBody, NativeSampling
+from piecework.server.openai.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+
+# One application for all examples: building one takes longer than a request.
+ENGINE = ScriptedEngine(toy_tokenizer())
+APP = make_app(ENGINE)
+MODELS: dict[str, type[BaseModel]] = {
+    "/v1/completions": CompletionRequest,
+    "/v1/chat/completions": ChatCompletionRequest,
+    "/generate": GenerateBody,
+    "/v1/tokenize": TokenizeRequest,
+    "/v1/detokenize": DetokenizeRequest,
+}
+NUMBERS = (
+    st.integers(-3, 5)
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from([10**400, 2**63, -(2**63), 1e308])
+)
+SCALARS = st.none() | st.booleans() | NUMBERS | st.text(max_size=20)
+NAMES = st.text(max_size=8)
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=8)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "user", "assistant", "tool", "developer", "king"]), "content": st.text(max_size=10) | VALUES},
+        optional={"name": SCALARS},
+    ),
+    max_size=3,
+)
+IDS = st.lists(st.integers(0, 340), max_size=5)
+LIKELY = {
+    "prompt": st.text(max_size=20) | IDS | st.lists(st.text(max_size=5), max_size=3) | st.lists(IDS, max_size=3),
+    "text": st.text(max_size=20) | st.lists(st.text(max_size=5), max_size=3),
+    "input_ids": IDS | st.lists(IDS, max_size=3),
+    "tokens": IDS | st.lists(IDS, max_size=3),
+    "messages": MESSAGES,
+    "stream": st.booleans(),
+    "n": st.integers(0, 3),
+    "best_of": st.integers(0, 4),
+    "stop": st.text(max_size=3) | st.lists(st.text(max_size=3), max_size=3),
+    "logit_bias": st.dictionaries(st.integers(-1, 340).map(str) | st.text(max_size=3), NUMBERS, max_size=3),
+    "logprobs": st.booleans() | st.integers(-1, 4),
+    "rid": st.sampled_from(["a", "b", ["a", "b"], ["a", "a"]]),
+    "model": st.sampled_from(["toy", "default", "x"]),
+    "max_tokens": st.integers(-1, 300),
+}
+"""What members usually hold, so that the examples come past the first check."""
+SMALL = st.integers(0, 2)
+FLOATS = st.floats(-0.5, 2.5)
+GOOD: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "The fox"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/generate": {"text": "The fox"},
+    "/v1/tokenize": {"prompt": "The fox"},
+    "/v1/detokenize": {"tokens": [5, 6]},
+}
+
+
+def members(model: type[BaseModel]) -> st.SearchStrategy[dict[str, Any]]:
+    """A few members of a model: likely values, small numbers, or anything."""
+    pairs = st.sampled_from(sorted(model.model_fields)).flatmap(
+        lambda name: st.tuples(st.just(name), LIKELY.get(name, st.nothing()) | SMALL | FLOATS | st.booleans() | VALUES)
+    )
+    return st.lists(pairs, max_size=4).map(dict)
+
+
+SAMPLING = members(NativeSampling)
+REQUESTS = st.sampled_from(sorted(MODELS)).flatmap(lambda path: st.tuples(st.just(path), members(MODELS[path]), SAMPLING | VALUES))
+
+
+async def post(path: str, content: bytes) -> httpx.Response:
+    async with client_of(APP) as client:
+        return await asyncio.wait_for(client.post(path, content=content, headers={"Content-Type": "application/json"}), 20)
+
+
+def check(response: httpx.Response) -> None:
+    assert 200 <= response.status_code < 500, response.text
+    if response.status_code >= 400:
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        assert len(response.text) < 20_000
+    elif response.headers["content-type"].startswith("text/event-stream"):
+        assert response.text.endswith("data: [DONE]\n\n")
+    assert not ENGINE.running
+    assert not ENGINE.dropped
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(request=REQUESTS)
+@example(request=("/v1/completions", {"seed": 2**63 - 1, "n": 2}, None))
+def test_any_object_is_answered(request: tuple[str, dict[str, Any], Any]) -> None:
+    path, body, sampling = request
+    body = {**GOOD[path], **body}
+    if path == "/generate" and sampling is not None:
+        body["sampling_params"] = sampling
+    check(asyncio.run(post(path, json.dumps(body).encode())))
+
+
+@settings(max_examples=150, deadline=None)
+@given(path=st.sampled_from(sorted(MODELS)), content=st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_are_answered(path: str, content: bytes) -> None:
+    response = asyncio.run(post(path, content))
+    check(response)
+    assert response.status_code >= 400
