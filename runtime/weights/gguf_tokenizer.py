@@ -14,13 +14,13 @@ from typing import Any
 from gguf import GGUFReader
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
+from tokenizers.processors import TemplateProcessing
 
 from ..chat_template import DEFAULT
 from ..token_bytes import METASPACE
 from ..tokenizer import TokenizerData
 from .gguf_pre_tokenizers import FALLBACK, PRE_TOKENIZERS, PreTokenizer
 from .gguf_reader import metadata, open_gguf
-from .hf_tokenizer import surround
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def read_gguf_tokenizer(path: Path) -> TokenizerData:
     special_tokens = {name: token for name, key in _SPECIAL_KEYS.items() if (token := source.token(key)) is not None}
     before = special_tokens.get("bos_token") if source.get("add_bos_token", add_bos) else None
     after = special_tokens.get("eos_token") if source.get("add_eos_token", False) else None
-    backend.post_processor = surround(backend, before, after)
+    backend.post_processor = _surround(backend, before, after)
     return TokenizerData(
         backend=backend,
         special_tokens=special_tokens,
@@ -109,6 +109,13 @@ def _add_tokens(backend: Tokenizer, source: _Metadata) -> None:
     special = dict.fromkeys([*source.of_type(_TokenType.CONTROL, _TokenType.UNKNOWN), *named])
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in source.of_type(_TokenType.USER_DEFINED)])
+
+
+def _surround(backend: Tokenizer, before: str | None, after: str | None) -> TemplateProcessing:
+    """Puts a token before each text, or behind it, or neither."""
+    single = [token for token in (before, "$A", after) if token is not None]
+    around = {token: backend.token_to_id(token) for token in (before, after) if token is not None}
+    return TemplateProcessing(single=single, pair=None, special_tokens=list(around.items()))
 
 
 def _byte_level_bpe(source: _Metadata) -> tuple[Tokenizer, bool]:

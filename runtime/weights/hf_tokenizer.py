@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers.processors import TemplateProcessing
 
 from ..chat_template import DEFAULT
 from ..tokenizer import TokenizerData
@@ -35,7 +34,11 @@ with open(sys.argv[2], "w", encoding="utf-8") as file:
 
 
 def read_hf_tokenizer(path: Path) -> TokenizerData:
-    """The tokenizer of a folder, or a tokenizer.json with what lies beside it. Raises `ValueError` with a remedy."""
+    """The tokenizer of a folder, or a tokenizer.json with what lies beside it. Raises `ValueError` with a remedy.
+
+    What is added around a text is tokenizer.json's matter alone; as in transformers 5, flags such as `add_bos_token` in
+    tokenizer_config.json do not change it.
+    """
     folder = path if path.is_dir() else path.parent
     file = path / "tokenizer.json" if path.is_dir() else path
     config = {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
@@ -43,7 +46,6 @@ def read_hf_tokenizer(path: Path) -> TokenizerData:
     if file.is_file():
         backend = _load(file)
         _add_tokens(backend, config, special_tokens)
-        _set_post_processor(backend, config, special_tokens)
     else:
         backend, special_tokens = _convert(folder)
     backend.no_truncation()
@@ -115,21 +117,6 @@ def _extra_special_tokens(config: dict[str, Any]) -> Iterable[str]:
             content = _content(token)
             if content is not None:
                 yield content
-
-
-def _set_post_processor(backend: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
-    """What is added around a text: tokenizer.json says it, unless tokenizer_config.json has a say in it (as in transformers)."""
-    if "add_bos_token" in config or "add_eos_token" in config or backend.post_processor is None:
-        before = special_tokens.get("bos_token") if config.get("add_bos_token") else None
-        after = special_tokens.get("eos_token") if config.get("add_eos_token") else None
-        backend.post_processor = surround(backend, before, after)
-
-
-def surround(backend: tokenizers.Tokenizer, before: str | None, after: str | None) -> TemplateProcessing:
-    """A post-processor that puts a token before each text, or behind it, or neither."""
-    around = [token for token in (before, after) if token is not None]
-    single = [*([before] if before is not None else []), "$A", *([after] if after is not None else [])]
-    return TemplateProcessing(single=single, pair=None, special_tokens=[(token, backend.token_to_id(token)) for token in around])
 
 
 def _convert(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
