@@ -91,7 +91,8 @@ def main(argv: list[str]) -> int:
 
 def _end_with_parent() -> None:
     """Our standard input is a pipe that the parent holds open and never writes to: it ends when the parent does."""
-    sys.stdin.buffer.read()
+    # Not through `sys.stdin`, whose lock would be held by this thread when the interpreter ends.
+    os.read(sys.stdin.fileno(), 1)
     os._exit(1)
 
 
