@@ -1,0 +1,193 @@
+"""`piecework serve` as a process: how it starts, what it says, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from tiny_models import make_tiny_model
+
+PROMPT = {"prompt": [5, 6, 7], "max_tokens": 900, "ignore_eos": True, "stream": True, "temperature": 0}
+FLAGS = ["--dtype", "float32", "--max-total-tokens", "2048", "--num-threads", "1", "--served-model-name", "tiny", "--log-level", "warning"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny_model(tmp_path_factory.mktemp("model"), "llama"))
+
+
+class Server:
+    """A running `piecework serve`; `finish` ends the wait for its exit and gives exit code and output."""
+
+    def __init__(self, model: str, *flags: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        command = [sys.executable, "-m", "piecework.server", "serve", "--model-path", model, "--port", str(self.port), *FLAGS, *flags]
+        self.client = httpx.Client(base_url=self.url, timeout=30)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def finish(self, seconds: float = 30.0) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=seconds)
+        return self.process.returncode, out, err
+
+    def status(self) -> int:
+        """Status of /health, 0 where nothing listens yet."""
+        try:
+            return self.client.get("/health").status_code
+        except httpx.TransportError:
+            return 0
+
+    def wait_ready(self, seconds: float = 60.0) -> None:
+        end = time.monotonic() + seconds
+        while self.status() != 200:
+            assert self.process.poll() is None and time.monotonic() < end, "the server did not become ready"
+            time.sleep(0.05)
+
+    def engine(self) -> psutil.Process:
+        (engine,) = psutil.Process(self.process.pid).children()
+        return engine
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[Iterator[str]]:
+        """The data of a long answer's events; the first has been read, so that it runs."""
+        with self.client.stream("POST", "/v1/completions", json=PROMPT) as answer:
+            lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
+            next(lines)
+            yield lines
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def serve(model: str, *flags: str) -> Iterator[Server]:
+    server = Server(model, *flags)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+        server.process.communicate()
+        server.client.close()
+
+
+@contextlib.contextmanager
+def ready(model: str, *flags: str) -> Iterator[Server]:
+    with serve(model, *flags) as server:
+        server.wait_ready()
+        yield server
+
+
+def finish_reason(lines: Iterator[str]) -> str:
+    """How a stream ended; it must have ended in order."""
+    *chunks, last = lines
+    assert last == "[DONE]"
+    reason: str = json.loads(chunks[-1])["choices"][0]["finish_reason"]
+    return reason
+
+
+def test_health_tells_loading_from_ready_and_the_summary_what_is_served(model: str) -> None:
+    with serve(model) as server:
+        seen = []
+        while 200 not in seen:
+            seen.append(server.status())
+            assert server.process.poll() is None
+            time.sleep(0.02)
+        assert 503 in seen
+        server.process.send_signal(signal.SIGINT)
+        code, out, err = server.finish()
+    assert code == 0
+    assert f"serves tiny at {server.url}" in out and "LlamaForCausalLM, float32 on cpu" in out
+    assert "2,048 tokens in pages of" in out and f"curl {server.url}/v1/" in out
+    assert "Traceback" not in err
+
+
+def test_a_signal_lets_running_requests_finish_and_takes_no_new_ones(model: str) -> None:
+    with ready(model) as server, server.stream() as lines:
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        refused = server.client.post("/v1/completions", json=PROMPT)
+        assert finish_reason(lines) == "length"
+        assert refused.status_code == 503 and "retry-after" in refused.headers
+        assert server.finish()[0] == 0
+
+
+def test_what_runs_after_the_drain_timeout_is_cut_off(model: str) -> None:
+    with ready(model, "--drain-timeout", "0.1") as server, server.stream() as lines:
+        server.process.send_signal(signal.SIGTERM)
+        assert finish_reason(lines) == "abort"
+        assert server.finish()[0] == 0
+
+
+def test_a_second_signal_ends_at_once(model: str) -> None:
+    with ready(model) as server, server.stream():
+        engine = server.engine()
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        assert server.process.poll() is None
+        server.process.send_signal(signal.SIGTERM)
+        assert server.finish(3)[0] == 128 + signal.SIGTERM
+        assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_signal_while_the_model_loads_ends_at_once(model: str) -> None:
+    with serve(model) as server:
+        while server.status() == 0:
+            assert server.process.poll() is None
+            time.sleep(0.02)
+        server.process.send_signal(signal.SIGTERM)
+        code, out, err = server.finish(3)
+    assert (code, out) == (0, "")
+    assert "Traceback" not in err
+
+
+def test_an_engine_that_cannot_start_is_one_line(model: str) -> None:
+    with serve(model, "--max-total-tokens", str(10**12)) as server:
+        code, out, err = server.finish(60)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("piecework serve: error: --max-total-tokens 1000000000000 takes ")
+    assert "Traceback" not in err
+
+
+def test_an_engine_that_crashes_again_and_again_is_given_up(model: str) -> None:
+    with ready(model) as server, server.stream():
+        for _ in range(3):
+            while not (engines := psutil.Process(server.process.pid).children()):
+                time.sleep(0.01)
+            engines[0].kill()
+            engines[0].wait()
+        code, _, err = server.finish()
+    assert code == 1
+    assert "piecework serve: error: the engine process ended 3 times" in err.splitlines()[-1]
+
+
+def test_a_port_in_use_is_one_line_and_costs_no_load(model: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        flags = ["--port", str(taken.getsockname()[1])]
+        with serve(model, *flags) as server:
+            code, out, err = server.finish(10)
+    assert (code, out) == (2, "")
+    assert (
+        err == f"piecework serve: error: port {flags[1]} of 127.0.0.1 is in use; choose another with --port, or stop what listens there\n"
+    )
+
+
+def test_a_broken_model_folder_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with serve(str(tmp_path)) as server:
+        code, out, err = server.finish(60)
+    assert (code, out) == (2, "")
+    assert err.startswith("piecework serve: error: ") and err.count("\n") == 1

@@ -1,0 +1,112 @@
+"""What an installation is: one package, what it needs, and how little `import piecework` costs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import distribution, packages_distributions
+from pathlib import Path
+
+import pytest
+
+import piecework
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LOADED_BY_OTHERS = {
+    "httptools": "uvicorn parses HTTP with it",
+    "jinja2": "chat templates, through transformers",
+    "tqdm": "progress bars",
+}
+"""Dependencies that no module of ours needs to import."""
+PARTS_OF_OTHERS = {"starlette": "fastapi is built on it", "pydantic-core": "pydantic's parser"}
+"""Imported, and brought by a dependency of which they are half."""
+
+
+def product_files() -> list[Path]:
+    folders = ["bench", "compilation", "kernels", "runtime", "server"]
+    return [ROOT / "__init__.py", *(path for folder in folders for path in (ROOT / folder).rglob("*.py"))]
+
+
+def third_party_imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [node.module or ""]
+        yield from (top for name in names if (top := name.split(".")[0]) not in sys.stdlib_module_names)
+
+
+def normal(name: str) -> str:
+    """A distribution's name as registries compare it."""
+    return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", name)[0]).lower()
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd="/")
+
+
+def test_every_import_of_the_product_is_declared() -> None:
+    owners = packages_distributions()
+    imported = {normal(owner) for path in product_files() for top in third_party_imports(path) for owner in owners.get(top, [top])}
+    optional = {normal(name) for extra in PROJECT["optional-dependencies"].values() for name in extra}
+    declared = {normal(name) for name in PROJECT["dependencies"]} | optional
+    assert imported - declared - {"piecework", *PARTS_OF_OTHERS} == set()
+
+
+def test_every_dependency_is_imported() -> None:
+    owners = packages_distributions()
+    imported = {normal(owner) for path in product_files() for top in third_party_imports(path) for owner in owners.get(top, [])}
+    assert {normal(name) for name in PROJECT["dependencies"]} - imported - set(LOADED_BY_OTHERS) == set()
+
+
+def test_only_piecework_is_installed() -> None:
+    top_level = distribution("piecework").read_text("top_level.txt")
+    assert top_level is not None and top_level.split() == ["piecework"]
+
+
+def test_the_installed_version_is_the_package_s() -> None:
+    assert distribution("piecework").version == piecework.__version__
+
+
+def test_no_module_named_kernels_appears() -> None:
+    """transformers probes for one; ours must be found as `piecework.kernels` only."""
+    done = run_python("import importlib.util as u; assert u.find_spec('piecework.kernels'); assert u.find_spec('kernels') is None")
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_piecework_brings_no_library() -> None:
+    done = run_python(
+        "import sys; before = set(sys.modules); import piecework\n"
+        "new = {name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)\n"
+        "assert new == {'piecework'}, new"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_s_help_runs_without_torch() -> None:
+    done = run_python(
+        "import sys; sys.modules['torch'] = None; sys.argv = ['piecework', '--help']\nfrom piecework.server.cli import main; main()"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "serve" in done.stdout
+
+
+def test_the_engine_runs_without_the_web_stack() -> None:
+    """`piecework.LLM` imports on a machine that has none of these."""
+    missing = ["fastapi", "starlette", "uvicorn", "pydantic", "msgspec", "zmq", "prometheus_client"]
+    done = run_python(f"import sys; sys.modules.update(dict.fromkeys({missing!r})); import piecework; piecework.LLM")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["LLM", "SamplingParams"])
+def test_the_root_lends_names_of_the_runtime(name: str) -> None:
+    assert getattr(piecework, name).__name__ == name
+
+
+def test_the_root_has_no_other_names() -> None:
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        piecework.nothing_of_the_kind  # noqa: B018
