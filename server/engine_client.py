@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
+import signal
 import tempfile
 import time
 from collections import deque
@@ -40,8 +41,6 @@ logger = logging.getLogger(__name__)
 CRASH_LIMIT = 3
 CRASH_WINDOW = 60.0
 """Seconds: an engine that ends unexpectedly CRASH_LIMIT times within them is not started again."""
-REQUEST_CRASH_LIMIT = 2
-"""A request that met so many crashes without a new token in between is answered with an error: it may be their cause."""
 _STOP_TIMEOUT = 5.0
 
 
@@ -95,8 +94,8 @@ class _Stream:
 
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
-        self._fruitless_crashes = 0
-        self._tokens_at_crash = -1
+        self.delivered = False
+        """Whether the present life of the engine has sent a token of it."""
         self._pending: list[GenerationOutput] = []
         self._arrived = asyncio.Event()
 
@@ -111,20 +110,14 @@ class _Stream:
         pending, self._pending = self._pending, []
         return merge(pending)
 
-    def blame(self) -> bool:
-        """Note a crash of a serving engine; True where this request is suspected of causing them."""
-        tokens = len(self.generation.output_ids)
-        self._fruitless_crashes = self._fruitless_crashes + 1 if tokens == self._tokens_at_crash else 1
-        self._tokens_at_crash = tokens
-        return self._fruitless_crashes >= REQUEST_CRASH_LIMIT
-
 
 class EngineClient:
     """The real `Engine`: a supervised process behind ZeroMQ.
 
     When the engine process ends unexpectedly it is started again, and every unfinished request resumes from the tokens
-    that it has. `failed` is set when the engine is given up; `failure` then says why, `user_error` whether the user can
-    mend it.
+    that it has. Requests that had not got a token yet, one of which may be what ended the process, resume one at a
+    time: should it end again on the only one that is on trial, that one is answered with an error. `failed` is set when
+    the engine is given up; `failure` then says why, `user_error` whether the user can mend it.
     """
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer, *, max_queued_requests: int = 512, log_level: str = "info") -> None:
@@ -146,6 +139,8 @@ class EngineClient:
         self._draining = False
         self._stopped = False
         self._flushes: deque[asyncio.Future[int]] = deque()
+        self._suspects: deque[str] = deque()
+        self._on_trial: str | None = None
         self._context: zmq.Context[Any] = zmq.Context()
         self._life: EngineLife | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -256,11 +251,28 @@ class EngineClient:
     async def _live_once(self) -> int:
         """One life of the engine process, which begins with every unfinished request; returns its exit code."""
         self._life = EngineLife(self._context, self._folder, next(self._lives))
-        for stream in self._streams.values():
-            self._send(stream.generation.to_message())
+        self._resume()
         code = await self._life.run(self._config, self._log_level, self._handle)
         self._life = None
         return code
+
+    def _resume(self) -> None:
+        """Send what is unfinished: at once what the last life has served, the rest one at a time."""
+        crashed = self.restarts > 0
+        self._suspects = deque(rid for rid, stream in self._streams.items() if crashed and not stream.delivered)
+        for rid, stream in self._streams.items():
+            stream.delivered = False
+            if rid not in self._suspects:
+                self._send(stream.generation.to_message())
+        self._try_next_suspect()
+
+    def _try_next_suspect(self) -> None:
+        self._on_trial = None
+        while self._suspects and self._on_trial is None:
+            rid = self._suspects.popleft()
+            if stream := self._streams.get(rid):
+                self._on_trial = rid
+                self._send(stream.generation.to_message())
 
     def _handle(self, message: Any) -> None:
         match message:
@@ -285,7 +297,10 @@ class EngineClient:
             stream = self._streams.get(output.rid)
             if stream is None:
                 continue
+            stream.delivered = True
             stream.put(stream.generation.push(output))
+            if output.rid == self._on_trial:
+                self._try_next_suspect()
             if stream.generation.finished:
                 self._forget(output.rid)
                 if output.finish_reason is None:  # it met a stop string, which only this side knows of
@@ -302,9 +317,9 @@ class EngineClient:
         self.restarts += 1
         self._ready.clear()
         self._fail_flushes("the engine process ended")
-        for rid, stream in list(self._streams.items()):
-            if served and stream.blame():
-                self._end(rid, FinishReason.ERROR, f"the engine process ended {REQUEST_CRASH_LIMIT} times while this request was running")
+        # A SIGKILL comes from outside: no request is to blame for it.
+        if served and self._on_trial in self._streams and code != -signal.SIGKILL:
+            self._end(self._on_trial, FinishReason.ERROR, "the engine process ended twice when it computed this request")
 
     def _give_up(self, reason: str) -> None:
         self.state, self.failure = EngineState.FAILED, reason
@@ -330,5 +345,7 @@ class EngineClient:
 
     def _forget(self, rid: str) -> None:
         del self._streams[rid]
+        if rid == self._on_trial:
+            self._try_next_suspect()
         if not self._streams:
             self._idle.set()

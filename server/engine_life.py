@@ -19,6 +19,7 @@ from ..runtime.messages import ToEngine
 
 logger = logging.getLogger(__name__)
 
+ENGINE_COMMAND = (sys.executable, "-m", "piecework.runtime.engine_process")
 _LAST_WORDS_MS = 50
 """How long to wait for another message of a process that has ended."""
 
@@ -42,10 +43,8 @@ class EngineLife:
 
     async def run(self, config: EngineConfig, log_level: str, handle: Callable[[Any], None]) -> int:
         """Start the process and hand each of its messages to `handle`; returns its exit code once all were handled."""
-        command = [json.dumps(dataclasses.asdict(config)), self._to_engine, self._from_engine, log_level]
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "piecework.runtime.engine_process", *command, stdin=asyncio.subprocess.PIPE
-        )
+        arguments = [json.dumps(dataclasses.asdict(config)), self._to_engine, self._from_engine, log_level]
+        self._process = await asyncio.create_subprocess_exec(*ENGINE_COMMAND, *arguments, stdin=asyncio.subprocess.PIPE)
         receiver = asyncio.create_task(self._receive(handle))
         # A message that cannot be handled must not leave requests waiting for ever: the next life begins anew.
         receiver.add_done_callback(lambda task: None if task.cancelled() else self.kill())

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import pytest_asyncio
 from tiny_models import make_tiny_model
 
 from piecework.runtime.config import EngineConfig
@@ -21,8 +22,10 @@ from piecework.runtime.llm import LLM
 from piecework.runtime.messages import FinishReason
 from piecework.runtime.sampling_params import SamplingParams
 from piecework.runtime.tokenizer import load_tokenizer
-from piecework.server import engine_client
+from piecework.server import engine_client, engine_life
 from piecework.server.engine_client import EngineClient, EngineState, EngineUnavailable, QueueFull
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PROMPTS = [[1 + (7 * i + j) % 300 for j in range(5 + 3 * i)] for i in range(6)]
 
@@ -37,11 +40,25 @@ def config(model: str, **changes: object) -> EngineConfig:
     return EngineConfig(model_path=model, **{**settings, **changes})  # type: ignore[arg-type]
 
 
-@pytest.fixture
-async def engine(model: str) -> AsyncIterator[EngineClient]:
+async def start(model: str) -> EngineClient:
     client = EngineClient(config(model), load_tokenizer(model), max_queued_requests=64, log_level="warning")
     await client.start()
     assert await client.wait_ready(), client.failure
+    return client
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(model: str) -> AsyncIterator[EngineClient]:
+    """One for all tests that leave it as it was."""
+    client = await start(model)
+    yield client
+    await client.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def own_engine(model: str) -> AsyncIterator[EngineClient]:
+    """For tests that end it."""
+    client = await start(model)
     yield client
     await client.stop()
 
@@ -90,59 +107,83 @@ async def test_outputs_are_those_of_the_scheduler_in_process(engine: EngineClien
     await assert_nothing_left(engine)
 
 
-async def test_killed_engine_loses_no_request_and_repeats_no_token(engine: EngineClient, undisturbed: list[list[int]]) -> None:
+async def test_killed_engine_loses_no_request_and_repeats_no_token(own_engine: EngineClient, undisturbed: list[list[int]]) -> None:
     """Greedy and seeded requests, running and queued ones, while their outputs are being streamed."""
-    jobs = [asyncio.create_task(collect(engine, request(f"r{i}", p, params(i)))) for i, p in enumerate(PROMPTS)]
-    await until(lambda: engine.stats.generation_tokens_total > 40)
-    assert engine.engine_pid is not None
-    os.kill(engine.engine_pid, signal.SIGKILL)
-    await until(lambda: engine.state is EngineState.RESTARTING)
+    jobs = [asyncio.create_task(collect(own_engine, request(f"r{i}", p, params(i)))) for i, p in enumerate(PROMPTS)]
+    await until(lambda: own_engine.stats.generation_tokens_total > 40)
+    assert own_engine.engine_pid is not None
+    os.kill(own_engine.engine_pid, signal.SIGKILL)
+    await until(lambda: own_engine.state is EngineState.RESTARTING)
     results = await asyncio.gather(*jobs)
     assert [tokens(outputs) for outputs in results] == undisturbed
     assert all(outputs[-1].completion_tokens == 120 for outputs in results)
-    whole = [engine.tokenizer.decode(ids) for ids in undisturbed]
+    whole = [own_engine.tokenizer.decode(ids) for ids in undisturbed]
     assert ["".join(output.text for output in outputs) for outputs in results] == whole
-    assert engine.restarts == 1
-    await assert_nothing_left(engine)
+    assert own_engine.restarts == 1
+    await assert_nothing_left(own_engine)
 
 
-async def test_three_crashes_in_a_minute_give_up(engine: EngineClient) -> None:
-    job = asyncio.create_task(collect(engine, request("r", [1, 2, 3], params(1, 100_000))))
+async def test_three_crashes_in_a_minute_give_up(own_engine: EngineClient) -> None:
+    job = asyncio.create_task(collect(own_engine, request("r", [1, 2, 3], params(1, 100_000))))
     for crash in range(engine_client.CRASH_LIMIT):
-        await until(lambda: engine.state is EngineState.READY and engine.engine_pid is not None)
-        os.kill(engine.engine_pid or 0, signal.SIGKILL)
-        await until(lambda crash=crash: engine.restarts > crash or engine.failed.is_set())
-    await asyncio.wait_for(engine.failed.wait(), 10)
-    assert engine.state is EngineState.FAILED and "3 times" in (engine.failure or "")
+        await until(lambda: own_engine.state is EngineState.READY and own_engine.engine_pid is not None)
+        os.kill(own_engine.engine_pid or 0, signal.SIGKILL)
+        await until(lambda crash=crash: own_engine.restarts > crash or own_engine.failed.is_set())
+    await asyncio.wait_for(own_engine.failed.wait(), 10)
+    assert own_engine.state is EngineState.FAILED and "3 times" in (own_engine.failure or "")
     assert (await job)[-1].finish_reason is FinishReason.ERROR
     with pytest.raises(EngineUnavailable):
-        await collect(engine, request("late", [1], params(1)))
+        await collect(own_engine, request("late", [1], params(1)))
 
 
-async def test_a_request_that_kills_the_engine_twice_is_not_tried_again(engine: EngineClient) -> None:
-    """It never gets a token, as one whose prompt crashes the forward: SIGSTOP keeps the engine from answering."""
-    for crash in range(2):
-        await until(lambda: engine.state is EngineState.READY and engine.engine_pid is not None)
-        pid = engine.engine_pid or 0
-        os.kill(pid, signal.SIGSTOP)
-        if crash == 0:
-            poison = asyncio.create_task(collect(engine, request("poison", [5, 6, 7], params(1, 4000))))
-            await asyncio.sleep(0.05)
-        before = engine.restarts
-        os.kill(pid, signal.SIGKILL)
-        await until(lambda before=before: engine.restarts > before)
-    last = (await asyncio.wait_for(poison, 20))[-1]
-    assert last.finish_reason is FinishReason.ERROR or last.completion_tokens > 0
-    await until(lambda: engine.state is EngineState.READY)
-    assert tokens(await collect(engine, request("next", [1, 2], params(1, 3))))
+POISON = 500
+POISONED_ENGINE = f"""
+import os, sys
+from piecework.runtime import engine_process
+from piecework.runtime.scheduler import Scheduler
+
+plain_step = Scheduler.step
+
+def step(self):
+    if any({POISON} in request.tokens for request in self._waiting):
+        os._exit(7)
+    return plain_step(self)
+
+Scheduler.step = step
+sys.exit(engine_process.main(sys.argv[1:]))
+"""
+
+
+async def test_a_request_that_kills_the_engine_is_found_and_the_others_go_on(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "poisoned.py"
+    script.write_text(POISONED_ENGINE)
+    monkeypatch.setattr(engine_life, "ENGINE_COMMAND", (sys.executable, str(script)))
+    client = EngineClient(config(model), load_tokenizer(model), log_level="warning")
+    await client.start()
+    try:
+        assert await client.wait_ready()
+        healthy = asyncio.create_task(collect(client, request("healthy", [1, 2], params(1, 1000))))
+        await until(lambda: client.stats.generation_tokens_total > 5)
+        prompts = [[5, 6], [5, POISON], [7, 8]]
+        jobs = [asyncio.create_task(collect(client, request(f"r{i}", prompt, params(1, 4)))) for i, prompt in enumerate(prompts)]
+        first, poison, third = [(await job)[-1] for job in jobs]
+        assert poison.finish_reason is FinishReason.ERROR and "twice" in (poison.error or "")
+        assert first.completion_tokens == third.completion_tokens == 4
+        assert len(tokens(await healthy)) == 1000
+        assert client.restarts == 2 and client.state is EngineState.READY
+    finally:
+        await client.stop()
 
 
 async def test_a_consumer_that_leaves_frees_its_request(engine: EngineClient) -> None:
+    before = engine.stats.generation_tokens_total
     async with aclosing(engine.generate(request("gone", [1, 2, 3], params(1, 3000)))) as outputs:
         async for _ in outputs:
             break
     await assert_nothing_left(engine)
-    assert engine.stats.generation_tokens_total < 2500
+    assert engine.stats.generation_tokens_total - before < 2500
 
 
 async def test_a_cancelled_consumer_frees_its_request_while_queued(engine: EngineClient) -> None:
@@ -198,15 +239,15 @@ async def test_flushing_frees_cached_prefixes(engine: EngineClient) -> None:
     assert outputs[-1].cached_tokens == 0
 
 
-async def test_drain_finishes_what_it_can_and_cuts_off_the_rest(engine: EngineClient) -> None:
-    short = asyncio.create_task(collect(engine, request("short", [1, 2], params(1, 5))))
-    long = asyncio.create_task(collect(engine, request("long", [1, 2], params(1, 3900))))
-    await until(lambda: engine.stats.generation_tokens_total > 0)
-    await engine.drain(0.5)
+async def test_drain_finishes_what_it_can_and_cuts_off_the_rest(own_engine: EngineClient) -> None:
+    short = asyncio.create_task(collect(own_engine, request("short", [1, 2], params(1, 5))))
+    long = asyncio.create_task(collect(own_engine, request("long", [1, 2], params(1, 3900))))
+    await until(lambda: own_engine.stats.generation_tokens_total > 0)
+    await own_engine.drain(0.5)
     assert (await short)[-1].finish_reason is FinishReason.LENGTH
     assert (await long)[-1].finish_reason is FinishReason.ABORT
     with pytest.raises(EngineUnavailable):
-        await collect(engine, request("late", [1], params(1)))
+        await collect(own_engine, request("late", [1], params(1)))
 
 
 async def test_a_setting_that_cannot_work_is_the_users_to_mend(model: str) -> None:
@@ -226,7 +267,7 @@ async def test_stopping_while_it_loads_ends_the_process(model: str) -> None:
     assert not psutil.pid_exists(pid or 0)
 
 
-def test_the_engine_ends_with_the_process_that_started_it(model: str, tmp_path: Path) -> None:
+async def test_the_engine_ends_with_the_process_that_started_it(model: str, tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         "import asyncio\n"
