@@ -1,0 +1,6 @@
+"""Makes `npu_contract` importable by the tests of this folder."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))

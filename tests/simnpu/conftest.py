@@ -1,0 +1,119 @@
+"""The `simnpu` fixture, and a child pytest process for its tests when tests of other folders run beside them.
+
+A process that has the simulated device has `torch.npu`, `torch_npu` and an accelerator that is not there otherwise, and
+cannot lose them again. So tests that use the fixture run in one child process, and their reports are passed on; the rest
+of the suite sees nothing. When only this folder's tests are asked for, they run in place, where a debugger reaches them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+sys.path += [str(FOLDER), str(FOLDER.parent / "npu_contract")]
+
+from simnpu_device import build  # noqa: E402
+from simnpu_device.install import Simulator, install  # noqa: E402
+
+REPORTS = "PIECEWORK_SIMNPU_REPORTS"
+"""Set in the child process: the file that it writes its reports to."""
+
+Reports = dict[str, list[pytest.TestReport]]
+child_reports = pytest.StashKey[Reports]()
+child_output = pytest.StashKey[str]()
+
+
+@pytest.fixture(scope="session")
+def simnpu() -> Simulator:
+    """A simulated Ascend device: `device="npu"`, `torch.npu` and `import torch_npu` work as with torch_npu.
+
+    A test asks for the fixture, in a file under tests/simnpu, and uses the device as it would use the real one:
+
+        def test_replay(simnpu):
+            weight, x = torch.randn(4, 4, device="npu"), torch.zeros(2, 4, device="npu")
+            graph = torch.npu.NPUGraph()
+            with torch.npu.graph(graph, pool=torch.npu.graph_pool_handle()):
+                y = x @ weight
+            x.copy_(torch.randn(2, 4))
+            graph.replay()
+            assert torch.equal(y.cpu(), x.cpu() @ weight.cpu())
+
+    A capture executes nothing and keeps raw addresses; freed memory reads as NaN or -1. Nothing of the device may be touched
+    where a test module is imported: that happens in processes without it. `simnpu` itself is the `Simulator` of
+    simnpu_device/install.py: launches of a graph, strict addresses, limits of memory and graphs, `assert_no_cpu_fallback`.
+    """
+    reason = build.missing_tools()
+    if reason:
+        pytest.skip(f"the simulated NPU cannot be built: {reason}")
+    return install()
+
+
+@pytest.fixture(autouse=True)
+def _leave_no_capture_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "simnpu" in request.fixturenames and build.missing_tools() is None:
+        install().clean_up()
+
+
+def _runs_in_child(item: pytest.Item) -> bool:
+    if REPORTS in os.environ or "simnpu" not in getattr(item, "fixturenames", ()):
+        return False
+    return any(FOLDER not in other.path.parents for other in item.session.items)
+
+
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    if not _runs_in_child(item):
+        return None
+    if child_reports not in item.session.stash:
+        _run_child(item.session)
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in item.session.stash[child_reports].get(item.nodeid) or [_lost(item)]:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def _run_child(session: pytest.Session) -> None:
+    """Runs all selected tests that use the device, and keeps their reports by node id."""
+    wanted = [item.nodeid for item in session.items if _runs_in_child(item)]
+    reports: Reports = {}
+    file = session.config.rootpath / ".pytest_cache" / f"simnpu-{os.getpid()}.jsonl"
+    file.parent.mkdir(exist_ok=True)
+    try:
+        child = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *wanted],
+            cwd=session.config.rootpath,
+            env=os.environ | {REPORTS: str(file)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for line in file.read_text().splitlines() if file.exists() else []:
+            report = session.config.hook.pytest_report_from_serializable(config=session.config, data=json.loads(line))
+            reports.setdefault(report.nodeid, []).append(report)
+    finally:
+        file.unlink(missing_ok=True)
+    session.stash[child_reports] = reports
+    session.stash[child_output] = child.stdout
+
+
+def _lost(item: pytest.Item) -> pytest.TestReport:
+    text = "the child process ended without a report of this test:\n" + item.session.stash[child_output][-4000:]
+    return pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if REPORTS in os.environ:
+        data = item.config.hook.pytest_report_to_serializable(config=item.config, report=report)
+        with open(os.environ[REPORTS], "a") as file:
+            file.write(json.dumps(data) + "\n")
+    return report

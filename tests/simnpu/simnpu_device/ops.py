@@ -1,0 +1,225 @@
+"""The meaning of the npu and atb ops that a server of language models calls, in plain torch on the device's bytes.
+
+Shapes: T tokens, B requests, N query heads, K key/value heads, D head size, P pages, S tokens in a page.
+Sources: the op documentation in torch_npu 2.13's `_op_plugin_docs.py`, and for the T == actual_seq_lengths[-1] rule the
+behaviour that vllm-ascend pads for. float32 attention is allowed here, which hardware rejects: tests compare tightly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from .extension import extension
+
+Tensor = torch.Tensor
+
+HOST_ARGUMENTS = {"atb::_npu_paged_attention.context_lens"}
+"""Tensors that the host part of a launch reads."""
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise RuntimeError(message)
+
+
+def npu_rms_norm(input: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """(normalised input, reciprocal root of the mean square [..., 1] float32)."""
+    wide = input.float()
+    rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+    return (wide * rstd * gamma.float()).to(input.dtype), rstd
+
+
+def npu_add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
+    """(normalised x1 + x2, reciprocal root of the mean square, x1 + x2)."""
+    total = x1 + x2
+    return (*npu_rms_norm(total, gamma, epsilon), total)
+
+
+def npu_swiglu(input: Tensor, dim: int = -1) -> Tensor:
+    gate, up = input.chunk(2, dim)
+    return torch.nn.functional.silu(gate) * up
+
+
+def npu_rotary_mul(input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None) -> Tensor:
+    """input * r1 + rotated(input) * r2; `r1` the cosines, `r2` the sines, all of four dimensions."""
+    _check(input.dim() == r1.dim() == r2.dim() == 4, "npu_rotary_mul: input, r1 and r2 must have 4 dimensions")
+    if rotate is not None:
+        rotated = input @ rotate
+    elif rotary_mode == "half":
+        first, second = input.chunk(2, -1)
+        rotated = torch.cat((-second, first), -1)
+    else:
+        _check(rotary_mode == "interleave", f"npu_rotary_mul: no rotary_mode {rotary_mode!r}")
+        rotated = torch.stack((-input[..., 1::2], input[..., ::2]), -1).flatten(-2)
+    return input * r1 + rotated * r2
+
+
+def npu_reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_indices: Tensor) -> None:
+    """Stores key and value [T, K, D] at slots [T] (page * S + offset) of the caches [P, S, K, D]."""
+    _check(slot_indices.dtype == torch.int32, f"_npu_reshape_and_cache: slot_indices must be int32, got {slot_indices.dtype}")
+    _check(len(slot_indices) == len(key) == len(value), "_npu_reshape_and_cache: one slot for each token")
+    slots = slot_indices.long()
+    _check(bool(((slots >= 0) & (slots < key_cache.shape[0] * key_cache.shape[1])).all()), "_npu_reshape_and_cache: no such slot")
+    for tokens, cache in ((key, key_cache), (value, value_cache)):
+        cache.view(-1, *cache.shape[2:])[slots] = tokens
+
+
+def npu_paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    num_kv_heads: int,
+    num_heads: int,
+    scale_value: float,
+    block_table: Tensor,
+    context_lens: Tensor,
+    out: Tensor,
+    *,
+    workspace: Tensor | None = None,
+) -> None:
+    """Decoding: one query [B, N, D] a request over its `context_lens` [B] (on the host) tokens in caches [P, S, K, D]."""
+    _check(context_lens.dtype == torch.int32, "_npu_paged_attention: context_lens must be int32")
+    _check(block_table.dtype == torch.int32, "_npu_paged_attention: block_table must be int32")
+    _check(query.shape[1] == num_heads and key_cache.shape[2] == num_kv_heads, "_npu_paged_attention: wrong number of heads")
+    for request, length in enumerate(context_lens.tolist()):
+        key, value = (_read_pages(cache, block_table[request], length) for cache in (key_cache, value_cache))
+        out[request] = _attention(query[request : request + 1], key, value, scale_value, causal=False)[0][0]
+
+
+def npu_fused_infer_attention_score(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    atten_mask: Tensor | None = None,
+    actual_seq_lengths: list[int] | None = None,
+    actual_seq_lengths_kv: list[int] | None = None,
+    block_table: Tensor | None = None,
+    num_heads: int = 1,
+    scale: float = 1.0,
+    input_layout: str = "BSH",
+    num_key_value_heads: int = 0,
+    sparse_mode: int = 0,
+    block_size: int = 0,
+    softmax_lse_flag: bool = False,
+    **others: Any,
+) -> tuple[Tensor, Tensor]:
+    """Attention of query [T, N, D] over paged caches [P, S, K * D] or [P, K, S, D]: (output [T, N, D], log-sum-exp).
+
+    `actual_seq_lengths` are running totals of the requests' new tokens, `actual_seq_lengths_kv` each request's own length.
+    `sparse_mode` 3 is causal with the last query on the last key and needs the 2048 x 2048 mask; 0 without mask is full.
+    """
+    heads_kv = num_key_value_heads or num_heads
+    caches = [_pages_of_tokens(cache, heads_kv, block_size) for cache in (key, value)]
+    ends, lengths, pages = _check_paged_tnd(query, actual_seq_lengths, actual_seq_lengths_kv, block_table, input_layout, num_heads)
+    _check_block_size(block_size, prefill=len(query) > len(ends))
+    _check_mask(sparse_mode, atten_mask)
+    out = torch.empty_like(query)
+    lse = torch.zeros(len(query), num_heads, 1) if softmax_lse_flag else torch.zeros(1)
+    begin = 0
+    for request, (end, length) in enumerate(zip(ends, lengths, strict=True)):
+        tokens = [_read_pages(cache, pages[request], length) for cache in caches]
+        out[begin:end], sums = _attention(query[begin:end], *tokens, scale, causal=sparse_mode == 3)
+        if softmax_lse_flag:
+            lse[begin:end, :, 0] = sums
+        begin = end
+    return out, lse
+
+
+def _check_paged_tnd(
+    query: Tensor, ends: list[int] | None, lengths: list[int] | None, pages: Tensor | None, layout: str, num_heads: int
+) -> tuple[list[int], list[int], Tensor]:
+    name = "npu_fused_infer_attention_score"
+    _check(layout == "TND" and pages is not None, f"{name}: the simulator knows layout TND with a block_table only")
+    _check(bool(ends) and bool(lengths), f"{name}: TND needs actual_seq_lengths and actual_seq_lengths_kv")
+    assert pages is not None and ends and lengths
+    _check(pages.dtype == torch.int32 and pages.dim() == 2, f"{name}: block_table must be int32 [B, pages]")
+    _check(len(ends) == len(lengths) == len(pages), f"{name}: one length and one row of block_table for each request")
+    _check(query.dim() == 3 and query.shape[1] == num_heads, f"{name}: query must be [T, num_heads, D]")
+    _check(ends == sorted(ends) and ends[-1] == len(query), f"{name}: actual_seq_lengths must rise to T = {len(query)}, got {ends}")
+    return ends, lengths, pages
+
+
+def _check_block_size(block_size: int, *, prefill: bool) -> None:
+    unit = 128 if prefill else 16
+    _check(
+        0 < block_size <= 512 and block_size % unit == 0,
+        f"npu_fused_infer_attention_score: block_size must be a multiple of {unit} up to 512, got {block_size}",
+    )
+
+
+def _check_mask(sparse_mode: int, mask: Tensor | None) -> None:
+    name = "npu_fused_infer_attention_score"
+    _check(sparse_mode in (0, 3), f"{name}: the simulator knows sparse_mode 0 and 3 only")
+    if sparse_mode == 0:
+        _check(mask is None, f"{name}: the simulator knows sparse_mode 0 without atten_mask only")
+        return
+    _check(mask is not None and mask.shape[-2:] == (2048, 2048), f"{name}: sparse_mode 3 needs an atten_mask of 2048 x 2048")
+    assert mask is not None
+    _check(mask.dtype in (torch.bool, torch.int8, torch.uint8), f"{name}: atten_mask must be bool, int8 or uint8")
+    _check(
+        extension().is_trial() or torch.equal(mask.reshape(2048, 2048).bool(), _causal_mask()),
+        f"{name}: atten_mask must be true above the diagonal and false elsewhere",
+    )
+
+
+@cache
+def _causal_mask() -> Tensor:
+    return torch.ones(2048, 2048, dtype=torch.bool).triu(1)
+
+
+def _pages_of_tokens(cache: Tensor, heads: int, block_size: int) -> Tensor:
+    """The cache as [P, S, K, D]."""
+    pages = cache.transpose(1, 2) if cache.dim() == 4 else cache.unflatten(2, (heads, -1))
+    _check(
+        pages.shape[1] == block_size and pages.shape[2] == heads,
+        f"npu_fused_infer_attention_score: a cache of {list(cache.shape)} has not block_size {block_size} and {heads} heads",
+    )
+    return pages
+
+
+def _read_pages(cache: Tensor, pages: Tensor, length: int) -> Tensor:
+    """The first `length` tokens [length, K, D] that lie in `pages` of a cache [P, S, K, D]."""
+    needed = -(-length // cache.shape[1])
+    _check(needed <= len(pages), f"the block table has {len(pages)} pages a request, {length} tokens need {needed}")
+    return cache[pages[:needed].long()].flatten(0, 1)[:length]
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, scale: float, *, causal: bool) -> tuple[Tensor, Tensor]:
+    """(output [T, N, D], log-sum-exp [T, N]) of query [T, N, D] over key and value [L, K, D], in float32 inside."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (tensor.float().repeat_interleave(groups, 1) for tensor in (key, value))
+    scores = torch.einsum("tnd,lnd->tnl", query.float(), key) * scale
+    if causal:
+        after = torch.ones(len(query), len(key), dtype=torch.bool).triu(len(key) - len(query) + 1)
+        scores = scores.masked_fill(after[:, None], float("-inf"))
+    return torch.einsum("tnl,lnd->tnd", scores.softmax(-1), value).to(query.dtype), scores.logsumexp(-1)
+
+
+def _attention_shapes(query: Tensor, key: Tensor, value: Tensor, **others: Any) -> tuple[Tensor, Tensor]:
+    shape = (query.shape[0], query.shape[1], 1) if others.get("softmax_lse_flag") else (0,)
+    return torch.empty_like(query), query.new_empty(shape, dtype=torch.float32)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "npu::npu_rms_norm": npu_rms_norm,
+    "npu::npu_add_rms_norm": npu_add_rms_norm,
+    "npu::npu_swiglu": npu_swiglu,
+    "npu::npu_rotary_mul": npu_rotary_mul,
+    "npu::npu_fused_infer_attention_score": npu_fused_infer_attention_score,
+    "atb::_npu_reshape_and_cache": npu_reshape_and_cache,
+    "atb::_npu_paged_attention": npu_paged_attention,
+}
+
+SHAPES: dict[str, Callable[..., Any]] = {
+    "npu::npu_rms_norm": npu_rms_norm,
+    "npu::npu_add_rms_norm": npu_add_rms_norm,
+    "npu::npu_swiglu": npu_swiglu,
+    "npu::npu_rotary_mul": npu_rotary_mul,
+    "npu::npu_fused_infer_attention_score": _attention_shapes,
+}
+"""What runs on meta tensors; torch_npu has none for the atb ops."""

@@ -1,0 +1,359 @@
+"""Capture, replay and update on the simulated NPU behave as torch_npu's graphs do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+
+def capture(function: Callable[[], Any], **options: Any) -> tuple[Any, Any]:
+    """(graph, what the function returned)."""
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph, **options):
+        result = function()
+    return graph, result
+
+
+def test_replay_reads_new_inputs(simnpu: Any) -> None:
+    weight, x = torch.randn(8, 8, device="npu"), torch.zeros(4, 8, device="npu")
+    graph, y = capture(lambda: (x @ weight).relu())
+    for _ in range(3):
+        x.copy_(torch.randn(4, 8))
+        graph.replay()
+        torch.testing.assert_close(y.cpu(), (x.cpu() @ weight.cpu()).relu())
+
+
+def test_capture_executes_nothing(simnpu: Any) -> None:
+    x = torch.ones(4, device="npu")
+
+    def work() -> torch.Tensor:
+        x.add_(1)
+        return x * 2
+
+    graph, y = capture(work)
+    assert x.tolist() == [1, 1, 1, 1]
+    assert y.isnan().all(), "the output of a capture is garbage until the first replay"
+    graph.replay()
+    assert x.tolist() == [2, 2, 2, 2] and y.tolist() == [4, 4, 4, 4]
+
+
+def test_launches_are_recorded_in_order(simnpu: Any) -> None:
+    x = torch.ones(4, device="npu")
+    graph, _ = capture(lambda: (x + 1).relu())
+    assert simnpu.launches(graph) == ["aten::add.out", "aten::relu"]
+
+
+def test_recorded_copy_reads_the_source_at_replay(simnpu: Any) -> None:
+    source, target = torch.zeros(4, device="npu"), torch.zeros(4, dtype=torch.float64, device="npu")
+    graph, _ = capture(lambda: target.copy_(source))
+    source.fill_(3)
+    graph.replay()
+    assert target.tolist() == [3, 3, 3, 3]
+
+
+def test_output_that_a_kernel_sizes_can_be_captured(simnpu: Any) -> None:
+    graph, positions = capture(lambda: torch.arange(5, device="npu"))
+    graph.replay()
+    assert positions.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_several_results_can_be_captured(simnpu: Any) -> None:
+    x = torch.zeros(3, 5, device="npu")
+    graph, (values, indices) = capture(lambda: x.topk(2))
+    x.copy_(torch.randn(3, 5))
+    graph.replay()
+    assert torch.equal(values.cpu(), x.cpu().topk(2).values) and torch.equal(indices.cpu(), x.cpu().topk(2).indices)
+
+
+def test_is_current_stream_capturing(simnpu: Any) -> None:
+    x = torch.ones(4, device="npu")
+    assert not torch.npu.is_current_stream_capturing()
+
+    def work() -> bool:
+        x.add_(1)
+        return bool(torch.npu.is_current_stream_capturing())
+
+    assert capture(work)[1]
+    assert not torch.npu.is_current_stream_capturing()
+
+
+def test_the_stream_before_is_current_again(simnpu: Any) -> None:
+    x, before = torch.ones(4, device="npu"), torch.npu.current_stream()
+    capture(lambda: x + 1)
+    assert torch.npu.current_stream() == before == torch.npu.default_stream()
+
+
+def test_an_error_inside_ends_the_capture(simnpu: Any) -> None:
+    x = torch.ones(4, device="npu")
+
+    def work() -> None:
+        x.add_(1)
+        raise KeyError("ours")
+
+    with pytest.raises(KeyError, match="ours"):
+        capture(work)
+    assert torch.npu.current_stream() == torch.npu.default_stream()
+    assert x.sum().item() == 4
+
+
+def test_a_swallowed_error_still_invalidates_the_capture(simnpu: Any) -> None:
+    x = torch.ones(4, device="npu")
+
+    def work() -> torch.Tensor:
+        try:
+            x.sum().item()
+        except RuntimeError:
+            pass
+        return x + 1
+
+    with pytest.raises(RuntimeError, match="invalidated"):
+        capture(work)
+
+
+def test_after_an_invalidated_capture_the_stream_stays_current(simnpu: Any) -> None:
+    """torch_npu's graph.__exit__ ends the capture first, and what that raises keeps it from restoring the stream."""
+    x = torch.ones(4, device="npu")
+    with pytest.raises(RuntimeError, match="invalidated"):
+        capture(lambda: x.sum().item())
+    assert torch.npu.current_stream() != torch.npu.default_stream()
+
+
+def test_an_invalidated_capture_gives_its_memory_back(simnpu: Any) -> None:
+    x = torch.ones(4, device="npu")
+    torch.npu.empty_cache()
+    before = torch.npu.memory_reserved()
+    with pytest.raises(RuntimeError, match="invalidated"):
+        capture(lambda: (x + 1).sum().item())
+    torch.npu.empty_cache()
+    assert torch.npu.memory_reserved() == before
+
+
+@pytest.mark.parametrize("error_mode", ["global", "thread_local"])
+def test_other_threads_may_wait_only_if_the_capture_is_thread_local(simnpu: Any, error_mode: str) -> None:
+    x, failures = torch.ones(4, device="npu"), []
+
+    def wait() -> None:
+        try:
+            torch.npu.synchronize()
+        except RuntimeError as error:
+            failures.append(error)
+
+    def work() -> None:
+        x.add_(1)
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join()
+
+    if error_mode == "thread_local":
+        capture(work, capture_error_mode=error_mode)
+        assert not failures
+    else:
+        with pytest.raises(RuntimeError, match="invalidated"):
+            capture(work, capture_error_mode=error_mode)
+        assert len(failures) == 1
+
+
+def test_a_stream_that_waited_for_the_capture_takes_part(simnpu: Any) -> None:
+    x, side = torch.ones(4, device="npu"), torch.npu.Stream()
+
+    def work() -> torch.Tensor:
+        side.wait_stream(torch.npu.current_stream())
+        with torch.npu.stream(side):
+            y = x + 1
+        torch.npu.current_stream().wait_stream(side)
+        return y
+
+    graph, y = capture(work)
+    graph.replay()
+    assert y.tolist() == [2, 2, 2, 2]
+
+
+def test_a_stream_that_did_not_wait_may_not_launch(simnpu: Any) -> None:
+    x, side = torch.ones(4, device="npu"), torch.npu.Stream()
+
+    def work() -> torch.Tensor:
+        with torch.npu.stream(side):
+            return x + 1
+
+    with pytest.raises(RuntimeError, match="does not take part"):
+        capture(work)
+
+
+def test_graphs_of_one_pool_share_addresses(simnpu: Any) -> None:
+    pool, x = torch.npu.graph_pool_handle(), torch.ones(64, device="npu")
+    first, y = capture(lambda: x + 1, pool=pool)
+    address = y.data_ptr()
+    del y
+    second, z = capture(lambda: x + 2, pool=pool)
+    assert z.data_ptr() == address and first.pool() == second.pool() == pool
+
+
+def test_graphs_of_other_pools_do_not(simnpu: Any) -> None:
+    x = torch.ones(64, device="npu")
+    first, y = capture(lambda: x + 1)
+    address = y.data_ptr()
+    del y
+    second, z = capture(lambda: x + 2)
+    assert z.data_ptr() != address and first.pool() != second.pool()
+
+
+def test_a_weak_reference_reads_what_the_replay_writes(simnpu: Any) -> None:
+    x = torch.ones(64, device="npu")
+    graph, y = capture(lambda: x + 1)
+    weak = simnpu.weak_ref_tensor(y)
+    del y
+    graph.replay()
+    assert weak.tolist() == [2] * 64
+
+
+def test_reset_gives_the_pool_back_and_forbids_replay(simnpu: Any) -> None:
+    x = torch.ones(64, device="npu")
+    torch.npu.empty_cache()
+    before, graphs = torch.npu.memory_reserved(), simnpu.live_graphs
+    graph, y = capture(lambda: x + 1)
+    assert simnpu.live_graphs == graphs + 1
+    del y
+    graph.reset()
+    torch.npu.empty_cache()
+    assert torch.npu.memory_reserved() == before and simnpu.live_graphs == graphs
+    with pytest.raises(RuntimeError, match="without a preceding successful capture"):
+        graph.replay()
+
+
+def test_a_graph_is_captured_once(simnpu: Any) -> None:
+    x = torch.ones(4, device="npu")
+    graph, _ = capture(lambda: x + 1)
+    with pytest.raises(RuntimeError, match="already owns a captured graph"), torch.npu.graph(graph):
+        pass
+
+
+def test_graphs_run_out_of_streams(simnpu: Any) -> None:
+    x = torch.ones(4, device="npu")
+    with simnpu.limits(graph_limit=simnpu.live_graphs + 2):
+        graphs = [capture(lambda: x + 1) for _ in range(2)]
+        with pytest.raises(RuntimeError, match="no stream left"):
+            capture(lambda: x + 1)
+        del graphs
+
+
+def test_out_of_memory_in_a_capture(simnpu: Any) -> None:
+    x = torch.ones(4, device="npu")
+    with simnpu.limits(total_memory=torch.npu.memory_reserved() + 2**22):
+        with pytest.raises(torch.OutOfMemoryError):
+            capture(lambda: x.expand(2**22, 4) + 1)
+    graph, y = capture(lambda: x + 1)
+    graph.replay()
+    assert y.tolist() == [2, 2, 2, 2]
+
+
+class Decode:
+    """Two requests' decode attention, captured with auto_dispatch_capture, and its reference."""
+
+    def __init__(self) -> None:
+        self.keys, self.values = torch.randn(2, 6, 16, 2, 8)
+        self.pages = torch.tensor([[1, 2], [4, 3]], dtype=torch.int32)
+        self.query, self.out = torch.zeros(2, 4, 8, device="npu"), torch.zeros(2, 4, 8, device="npu")
+        self.device = [tensor.npu() for tensor in (self.keys, self.values, self.pages)]
+        self.graph, _ = capture(self.launch, auto_dispatch_capture=True)
+
+    def launch(self) -> None:
+        keys, values, pages = self.device
+        attention = torch.ops.npu.npu_fused_infer_attention_score
+        first, _ = attention(
+            self.query,
+            keys.flatten(2),
+            values.flatten(2),
+            block_table=pages,
+            actual_seq_lengths=[1, 2],
+            actual_seq_lengths_kv=[1, 1],
+            num_heads=4,
+            num_key_value_heads=2,
+            input_layout="TND",
+            block_size=16,
+            scale=0.5,
+        )
+        lengths = torch.tensor([1, 1], dtype=torch.int32)
+        torch.ops.atb._npu_paged_attention(first, keys, values, 2, 4, 0.5, pages, lengths, self.out)
+
+    def update(self, lengths: list[int]) -> None:
+        self.graph.update([{"actual_seq_lengths_kv": lengths}, {"context_lens": torch.tensor(lengths, dtype=torch.int32)}])
+
+    def expected(self, lengths: list[int]) -> torch.Tensor:
+        query = self.query.cpu()
+        for _ in range(2):
+            query = torch.stack([self._attend(query[b], self.pages[b], length) for b, length in enumerate(lengths)])
+        return query
+
+    def _attend(self, query: torch.Tensor, pages: torch.Tensor, length: int) -> torch.Tensor:
+        keys, values = (cache[pages].flatten(0, 1)[:length].transpose(0, 1) for cache in (self.keys, self.values))
+        scores = torch.einsum("ngd,nld->ngl", query.view(2, 2, 8), keys) * 0.5
+        return torch.einsum("ngl,nld->ngd", scores.softmax(-1), values).reshape(4, 8)
+
+
+LENGTHS = [[3, 17], [32, 5], [16, 32]]
+
+
+def test_update_sets_the_lengths_of_the_next_replay(simnpu: Any) -> None:
+    decode = Decode()
+    for lengths in LENGTHS:
+        decode.query.copy_(torch.randn(2, 4, 8))
+        decode.update(lengths)
+        decode.graph.replay()
+        torch.testing.assert_close(decode.out.cpu(), decode.expected(lengths), rtol=0, atol=1e-5)
+
+
+def test_update_may_come_from_another_thread_during_the_replay(simnpu: Any) -> None:
+    decode = Decode()
+    decode.query.copy_(torch.randn(2, 4, 8))
+    for lengths in LENGTHS:
+        with simnpu.limits(hang_seconds=20):
+            timer = threading.Timer(0.05, decode.update, [lengths])
+            timer.start()
+            decode.graph.replay()
+            timer.join()
+        torch.testing.assert_close(decode.out.cpu(), decode.expected(lengths), rtol=0, atol=1e-5)
+
+
+def test_each_replay_needs_its_update(simnpu: Any) -> None:
+    decode = Decode()
+    with simnpu.limits(hang_seconds=0.05):
+        with pytest.raises(RuntimeError, match="hardware would hang"):
+            decode.graph.replay()
+        decode.update([1, 1])
+        decode.graph.replay()
+        with pytest.raises(RuntimeError, match="hardware would hang"):
+            decode.graph.replay()
+
+
+def test_a_name_not_given_at_capture_is_ignored_by_update(simnpu: Any) -> None:
+    decode = Decode()
+    decode.update([3, 17])
+    decode.graph.update([{"actual_seq_lens_kv": [9, 9]}, {"context_len": [9, 9]}])
+    decode.graph.replay()
+    torch.testing.assert_close(decode.out.cpu(), decode.expected([3, 17]), rtol=0, atol=1e-5)
+
+
+def test_update_needs_one_entry_for_each_launch(simnpu: Any) -> None:
+    with pytest.raises(RuntimeError, match="2 operators"):
+        Decode().graph.update([{}, {}, {}])
+
+
+def test_update_needs_auto_dispatch_capture(simnpu: Any) -> None:
+    x = torch.ones(4, device="npu")
+    graph, _ = capture(lambda: x + 1)
+    with pytest.raises(RuntimeError, match="auto_dispatch_capture=True"):
+        graph.update([{}])
+
+
+def test_an_update_is_checked_as_a_launch_is(simnpu: Any) -> None:
+    decode = Decode()
+    with pytest.raises(RuntimeError, match="must rise to T"):
+        decode.graph.update([{"actual_seq_lengths": [2, 1]}, {}])
+    decode.graph.update([{"actual_seq_lengths": [1, 2]}, {}])
+    decode.update([3, 17])
+    decode.graph.replay()
+    torch.testing.assert_close(decode.out.cpu(), decode.expected([3, 17]), rtol=0, atol=1e-5)
