@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..runtime.sampling_params import SamplingParams
@@ -11,7 +11,7 @@ from .openai.errors import InvalidRequest
 MAX_SAMPLES = 128
 """Largest `n` and `best_of`."""
 MAX_SEQUENCES = 4096
-"""Most sequences of one request: prompts times samples."""
+"""Most prompts of one request, each counted once for every sample."""
 MAX_STOP_STRINGS = 64
 """OpenAI takes 4."""
 MAX_STOP_LENGTH = 1024
@@ -24,8 +24,17 @@ class Limits(NamedTuple):
     context_length: int
     vocab_size: int
 
-    def check_token_ids(self, ids: Iterable[int], param: str) -> None:
-        for token_id in ids:
+    def check_prompt(self, ids: Sequence[int], param: str) -> None:
+        """Raises `InvalidRequest` for no tokens and for unknown ones."""
+        if not ids:
+            raise InvalidRequest(f"{param}: the text has no tokens; send some text.", param=param, code="invalid_value")
+        self.check_token_ids(ids, param)
+
+    def check_token_ids(self, ids: Collection[int], param: str) -> None:
+        """Raises `InvalidRequest` for ids that no token has."""
+        if not ids:
+            return
+        for token_id in (min(ids), max(ids)):
             if not 0 <= token_id < self.vocab_size:
                 message = f"{param}: there is no token {token_id!s:.20}; this model's token ids are 0 to {self.vocab_size - 1}."
                 raise InvalidRequest(message, param=param, code="invalid_token_id")
@@ -63,7 +72,7 @@ def sampling_params(wire_names: Mapping[str, str], **values: Any) -> SamplingPar
 
 
 def check_sequences(count: int, param: str) -> None:
-    """Raises `InvalidRequest` where one request asks for too many sequences."""
+    """Raises `InvalidRequest` where one request holds too much."""
     if count > MAX_SEQUENCES:
-        message = f"{param}: the request asks for {count} sequences, more than {MAX_SEQUENCES}; send several requests."
+        message = f"{param}: the request has {count} prompts, samples counted, more than {MAX_SEQUENCES}; send several requests."
         raise InvalidRequest(message, param=param, code="too_many_sequences")

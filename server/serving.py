@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,7 @@ from ..runtime.messages import EngineInfo
 from .engine_client import Engine, EngineUnavailable
 from .limits import Limits
 from .metrics import Metrics
-from .openai.errors import InvalidRequest, NotFound
+from .openai.errors import NotFound
 
 if TYPE_CHECKING:
     from .args import ServerConfig
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "default"
 """Model name that means the one this server has, as for SGLang; so does no name."""
 _THREAD_FROM = 16_384
-"""Characters from which a text is tokenised in a thread, so that other requests go on meanwhile."""
+"""Characters from which texts are tokenised in a thread, so that other requests go on meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,16 +65,20 @@ class Serving:
             message = f"The model {name!r:.200} does not exist; this server has {self.model_name!r}."
             raise NotFound(message, param="model", code="model_not_found")
 
-    async def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of `text`, which came as parameter `param`. Raises `InvalidRequest` where there are none."""
-        encode = self.engine.tokenizer.encode
-        if len(text) < _THREAD_FROM:
-            ids = encode(text, add_special_tokens=add_special_tokens)
-        else:
-            ids = await asyncio.to_thread(encode, text, add_special_tokens=add_special_tokens)
-        if not ids:
-            raise InvalidRequest(f"{param}: the text has no tokens; send some text.", param=param, code="invalid_value")
-        return ids
+    async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Token ids of each text."""
+        if sum(map(len, texts)) < _THREAD_FROM:
+            return self._encode(texts, add_special_tokens)
+        return await asyncio.to_thread(self._encode, texts, add_special_tokens)
+
+    def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        return [self.engine.tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+    async def prompt_ids(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+        """Token ids of prompts that are texts or ids."""
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        encoded = iter(await self.encode(texts, add_special_tokens=True))
+        return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
 async def _serving(request: Request) -> Serving:

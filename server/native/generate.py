@@ -45,13 +45,12 @@ async def generate(body: GenerateBody, request: Request, serving: ServingDep) ->
 
 async def _generation_requests(serving: Serving, body: GenerateBody) -> list[GenerationRequest]:
     """The sequences, prompt by prompt. Raises `InvalidRequest`."""
-    prompts = body.prompts
-    check_sequences(sum(_nth(body.sampling_params, index).n for index in range(len(prompts))), "sampling_params")
+    check_sequences(sum(_nth(body.sampling_params, index).n for index in range(len(body.prompts))), _prompt_name(body))
+    prompts = await serving.prompt_ids(body.prompts)
     arrival = time.monotonic()
     requests: list[GenerationRequest] = []
-    for index, prompt in enumerate(prompts):
+    for index, ids in enumerate(prompts):
         sampling = _nth(body.sampling_params, index)
-        ids = await serving.encode(prompt, "text", add_special_tokens=True) if isinstance(prompt, str) else prompt
         params = _sampling_params(serving, body, index, ids)
         text = TextOptions(stop=sampling.stop, include_stop=sampling.no_stop_trim, skip_special_tokens=sampling.skip_special_tokens)
         rid = _rid(body, index)
@@ -65,10 +64,14 @@ async def _generation_requests(serving: Serving, body: GenerateBody) -> list[Gen
     return requests
 
 
+def _prompt_name(body: GenerateBody) -> str:
+    return "text" if body.input_ids is None else "input_ids"
+
+
 def _sampling_params(serving: Serving, body: GenerateBody, index: int, ids: list[int]) -> SamplingParams:
     sampling = _nth(body.sampling_params, index)
-    limits, param = serving.limits, "text" if body.input_ids is None else "input_ids"
-    limits.check_token_ids(ids, param)
+    limits, param = serving.limits, _prompt_name(body)
+    limits.check_prompt(ids, param)
     limits.check_token_ids(sampling.stop_token_ids, "stop_token_ids")
     limits.check_token_ids(sampling.logit_bias, "logit_bias")
     # Only a length that was asked for must fit; the default gives way to a long prompt.

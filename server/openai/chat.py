@@ -56,7 +56,8 @@ async def chat_ids(serving: Serving, options: ChatOptions, *, add_special_tokens
     except ChatTemplateError as error:
         message = f"The model's chat template does not take these messages: {error}"
         raise InvalidRequest(message, param="messages", code="chat_template_error") from None
-    return await serving.encode(text, "messages", add_special_tokens=add_special_tokens)
+    (ids,) = await serving.encode([text], add_special_tokens=add_special_tokens)
+    return ids
 
 
 def _choice(tokenizer: Tokenizer, body: ChatCompletionRequest, index: int, output: GenerationOutput) -> dict[str, Any]:

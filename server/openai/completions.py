@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from ...runtime.generation import GenerationOutput
 from ..body import JsonRoute
+from ..limits import check_sequences
 from ..sequences import SequenceGroup, generate_all
 from ..serving import Serving, ServingDep, json_response
-from ..wire import Prompt
 from .generation import Usage, best, generation_requests, head, new_id, total_usage
 from .logprobs import CompletionLogprobs
 from .protocol import CompletionRequest
@@ -26,7 +26,8 @@ router = APIRouter(route_class=JsonRoute)
 async def create_completion(body: CompletionRequest, request: Request, serving: ServingDep) -> Response:
     """Continue one or more prompts."""
     serving.check_model(body.model)
-    prompts = [await _ids(serving, prompt) for prompt in body.prompt]
+    check_sequences(len(body.prompt) * body.samples, "prompt")
+    prompts = await serving.prompt_ids(body.prompt)
     request_id = new_id("cmpl")
     requests = generation_requests(serving, body, request_id, prompts)
     start = head(serving, request_id, "text_completion")
@@ -38,10 +39,6 @@ async def create_completion(body: CompletionRequest, request: Request, serving: 
     chosen = best(outputs, body.samples, body.n)
     written = [choice.write(output) for choice, output in zip(choices, chosen, strict=True)]
     return json_response({**start, "choices": written, "usage": total_usage(requests, body.samples, outputs)})
-
-
-async def _ids(serving: Serving, prompt: Prompt) -> list[int]:
-    return await serving.encode(prompt, "prompt", add_special_tokens=True) if isinstance(prompt, str) else prompt
 
 
 class _Choice:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...runtime.generation import GenerationOutput, GenerationRequest, TextOptions
-from ..limits import check_sequences, sampling_params
+from ..limits import sampling_params
 from ..serving import Serving
 from .errors import InvalidRequest
 from .protocol import ChatCompletionRequest, CompletionRequest
@@ -39,14 +39,13 @@ def generation_requests(serving: Serving, body: Body, request_id: str, prompts: 
     limits = serving.limits
     limits.check_token_ids(body.stop_token_ids, "stop_token_ids")
     limits.check_token_ids(body.logit_bias, "logit_bias")
-    check_sequences(len(prompts) * body.samples, param)
     asked, length = _asked_tokens(body)
     default = None if chat else CompletionRequest.model_fields["max_tokens"].default
     text = TextOptions(stop=body.stop, include_stop=body.include_stop_str_in_output, skip_special_tokens=body.skip_special_tokens)
     arrival = time.monotonic()
     requests: list[GenerationRequest] = []
     for ids in prompts:
-        limits.check_token_ids(ids, param)
+        limits.check_prompt(ids, param)
         max_tokens = limits.completion_tokens(len(ids), asked, default, (param, length))
         params = sampling_params(_wire_names(body), **_sampling_values(body, max_tokens))
         for sample in range(body.samples):

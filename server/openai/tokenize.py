@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter
 from starlette.responses import Response
 
 from ..body import JsonRoute
+from ..limits import check_sequences
 from ..serving import Serving, ServingDep, json_response
 from .chat import chat_ids
 from .protocol import DetokenizeRequest, TokenizeRequest
@@ -24,10 +23,9 @@ async def tokenize(body: TokenizeRequest, serving: ServingDep) -> Response:
     if body.prompt is None:
         ids = await chat_ids(serving, body, add_special_tokens=bool(body.add_special_tokens))
         return json_response({"tokens": ids, "count": len(ids), "max_model_len": limit})
-    special = body.add_special_tokens is not False
     texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    encode = serving.engine.tokenizer.encode
-    tokens = [await asyncio.to_thread(encode, text, add_special_tokens=special) for text in texts]
+    check_sequences(len(texts), "prompt")
+    tokens = await serving.encode(texts, add_special_tokens=body.add_special_tokens is not False)
     if isinstance(body.prompt, str):
         return json_response({"tokens": tokens[0], "count": len(tokens[0]), "max_model_len": limit})
     return json_response({"tokens": tokens, "count": [len(ids) for ids in tokens], "max_model_len": limit})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -124,6 +125,7 @@ FOR_ONE: list[tuple[str, dict[str, Any], str]] = [
     (GENERATE, {"text": []}, "text"),
     (GENERATE, {"text": ["a", ""]}, "text"),
     (GENERATE, {"text": 5}, "text"),
+    (GENERATE, {"text": ["a"] * 5000}, "text"),
     (GENERATE, {"input_ids": [5]}, "text"),
     (GENERATE, {"text": None, "input_ids": []}, "input_ids"),
     (GENERATE, {"text": None, "input_ids": [[5], []]}, "input_ids"),
@@ -189,6 +191,12 @@ async def test_a_prompt_beyond_the_context_gives_the_numbers(client: httpx.Async
         assert all(str(number) in error["message"] for number in numbers)
 
 
+async def test_a_small_cache_limits_the_context(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
+    assert scripted.info is not None
+    scripted.info = replace(scripted.info, kv_tokens=64)
+    assert "64" in error_of(await client.post(COMPLETIONS, json={"prompt": [5] * 60, "max_tokens": 5}), 400, "prompt")["message"]
+
+
 async def test_a_chat_beyond_the_context(client: httpx.AsyncClient) -> None:
     long = {"messages": [{"role": "user", "content": "x " * CONTEXT_LENGTH}]}
     assert error_of(await client.post(CHAT, json=long), 400, "messages")["code"] == "context_length_exceeded"
@@ -201,6 +209,11 @@ async def test_a_chat_with_a_model_without_template() -> None:
         assert error["code"] == "no_chat_template"
         assert "--chat-template" in error["message"]
         assert (await client.post(COMPLETIONS, json=GOOD[COMPLETIONS])).status_code == 200
+
+
+async def test_a_chat_that_becomes_no_text() -> None:
+    async with client_of(make_app(ScriptedEngine(toy_tokenizer(chat_template="{{ '' }}")))) as client:
+        error_of(await client.post(CHAT, json=GOOD[CHAT]), 400, "messages")
 
 
 @pytest.mark.parametrize(
@@ -244,7 +257,8 @@ async def test_a_body_that_is_too_large(client: httpx.AsyncClient, path: str) ->
     assert str(MAX_BODY_BYTES) in error_of(await client.post(path, content=body, headers=JSON), 413)["message"]
 
 
-async def test_a_large_body_without_announced_length(client: httpx.AsyncClient) -> None:
+@pytest.mark.parametrize("announced", [False, True])
+async def test_little_is_read_of_a_large_body(client: httpx.AsyncClient, announced: bool) -> None:
     sent = 0
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -253,8 +267,9 @@ async def test_a_large_body_without_announced_length(client: httpx.AsyncClient) 
             sent += 65_536
             yield b" " * 65_536
 
-    error_of(await client.post(COMPLETIONS, content=pieces(), headers=JSON), 413)
-    assert sent <= MAX_BODY_BYTES + 2 * 65_536
+    length = {"Content-Length": str(1000 * 65_536)} if announced else {}
+    error_of(await client.post(COMPLETIONS, content=pieces(), headers=JSON | length), 413)
+    assert sent <= (0 if announced else MAX_BODY_BYTES + 2 * 65_536)
 
 
 async def test_a_body_just_within_the_limit_is_read(client: httpx.AsyncClient) -> None:
@@ -285,6 +300,7 @@ async def test_an_unknown_path(client: httpx.AsyncClient, path: str) -> None:
         ("/v1/tokenize", {"prompt": 5}, "prompt"),
         ("/v1/tokenize", {"prompt": "x", "messages": [USER]}, "prompt"),
         ("/v1/tokenize", {"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
+        ("/v1/tokenize", {"prompt": ["x"] * 5000}, "prompt"),
         ("/v1/detokenize", {}, "tokens"),
         ("/v1/detokenize", {"tokens": "x"}, "tokens"),
         ("/v1/detokenize", {"tokens": [1.5]}, "tokens"),
@@ -295,7 +311,7 @@ async def test_an_unknown_path(client: httpx.AsyncClient, path: str) -> None:
         ("/abort_request", {"rid": ""}, "rid"),
         ("/abort_request", {"rid": 5}, "rid"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 async def test_bad_input_elsewhere(client: httpx.AsyncClient, path: str, body: dict[str, Any], param: str) -> None:
     error_of(await client.post(path, json=body), 400, param)

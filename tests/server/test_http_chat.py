@@ -111,7 +111,9 @@ async def test_a_stream_begins_with_the_role_and_ends_with_the_reason(client: ht
         assert last == {"index": index, "delta": {}, "logprobs": None, "finish_reason": "length"}
 
 
-async def test_a_stream_has_the_logprobs_of_every_token(client: httpx.AsyncClient) -> None:
+async def test_a_stream_has_the_logprobs_of_every_token(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
+    # Tokens without text of their own must not be lost: these four are a character and a third.
+    scripted.script.reply = lambda request: scripted.tokenizer.encode("\N{SNOWMAN}")
     (whole,) = (await chat(client, logprobs=True, top_logprobs=1))["choices"]
     pieces = [choice["logprobs"] for chunk in await stream(client, logprobs=True, top_logprobs=1) for choice in chunk["choices"]]
     assert [entry for piece in pieces if piece for entry in piece["content"]] == whole["logprobs"]["content"]

@@ -10,6 +10,8 @@ import pytest
 from http_fixtures import MODEL, events
 from scripted_engine import CONTEXT_LENGTH, REPLY, ScriptedEngine, scripted_logprob
 
+from piecework.server.openai.logprobs import finite
+
 PATH = "/v1/completions"
 
 
@@ -80,6 +82,16 @@ async def test_every_parameter_reaches_the_engine(client: httpx.AsyncClient, scr
         "logit_bias": {5: -100.0, 6: 1.5}, "logprobs": 2, "prompt_logprobs": None, "prompt_logprobs_start": 0,
     }  # fmt: skip
     assert (request.text.stop, request.text.include_stop, request.text.skip_special_tokens, request.priority) == (["zzz"], True, False, 4)
+
+
+async def test_no_top_k_has_two_spellings(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
+    for top_k in (0, -1):
+        await complete(client, top_k=top_k)
+    assert [request.params.top_k for request in scripted.requests] == [-1, -1]
+
+
+async def test_a_prompt_and_its_completion_may_fill_the_context(client: httpx.AsyncClient) -> None:
+    assert (await complete(client, prompt=[5] * (CONTEXT_LENGTH - 9), max_tokens=9))["usage"]["total_tokens"] == CONTEXT_LENGTH
 
 
 async def test_null_means_the_default(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
@@ -164,6 +176,11 @@ async def test_echo_brings_the_prompt_and_its_logprobs(client: httpx.AsyncClient
     assert logprobs["top_logprobs"][0] is None
     assert len(logprobs["token_logprobs"]) == prompt_tokens + 2
     assert all(isinstance(value, float) for value in logprobs["token_logprobs"][1:])
+
+
+@pytest.mark.parametrize("logprob", [float("-inf"), float("nan"), -1e9])
+def test_json_has_no_infinity(logprob: float) -> None:
+    assert finite(logprob) == -9999.0
 
 
 async def test_echo_alone_generates_nothing(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:

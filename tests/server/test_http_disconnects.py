@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from http_fixtures import make_app, wait_for
+from http_fixtures import MODEL, make_app, wait_for
 from scripted_engine import ScriptedEngine
 from starlette.types import Message
 
@@ -57,6 +57,7 @@ def test_leaving_ends_the_sequences(url: str, scripted: ScriptedEngine, path: st
     leave(connection)
     wait_for(lambda: not scripted.running, seconds=2)
     assert len(scripted.dropped) == 2
+    assert f'piecework:num_aborted_requests_total{{model_name="{MODEL}"}} 2.0' in httpx.get(f"{url}/metrics").text
 
 
 def test_leaving_in_the_middle_of_the_body(url: str, scripted: ScriptedEngine) -> None:

@@ -100,7 +100,7 @@ def check(response: httpx.Response) -> None:
     assert not ENGINE.dropped
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(request=REQUESTS)
 @example(request=("/v1/completions", {"seed": 2**63 - 1, "n": 2}, None))
 def test_any_object_is_answered(request: tuple[str, dict[str, Any], Any]) -> None:

@@ -141,7 +141,7 @@ async def test_metrics_count_aborted_sequences(client: httpx.AsyncClient, script
     assert (await metrics_of(client))["num_aborted_requests_total"] == 2
 
 
-@pytest.mark.parametrize("header", [None, "", f"Bearer {KEY}x", "Bearer ", KEY, "Basic abc", "Bearer"])
+@pytest.mark.parametrize("header", [None, "", f"Bearer {KEY}x", f"Basic {KEY}", "Bearer ", KEY, "Basic abc", "Bearer"])
 async def test_the_wrong_key_is_refused(scripted: ScriptedEngine, header: str | None) -> None:
     headers = {} if header is None else {"Authorization": header.encode()}
     async with client_of(make_app(scripted, api_key=KEY), headers=headers) as client:
@@ -206,8 +206,10 @@ async def test_an_engine_that_fails_is_a_server_error(client: httpx.AsyncClient,
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/generate", "/v1/chat/completions"])
-@pytest.mark.parametrize("how", ["fail_after", "lose_after"])
-async def test_an_error_in_a_stream_is_its_last_event(client: httpx.AsyncClient, scripted: ScriptedEngine, path: str, how: str) -> None:
+@pytest.mark.parametrize(("how", "kind"), [("fail_after", "server_error"), ("lose_after", "service_unavailable")])
+async def test_an_error_in_a_stream_is_its_last_event(
+    client: httpx.AsyncClient, scripted: ScriptedEngine, path: str, how: str, kind: str
+) -> None:
     setattr(scripted.script, how, 2)
     body = {"prompt": "x", "text": "x", "messages": [{"role": "user", "content": "x"}], "stream": True}
     if path == "/generate":
@@ -217,5 +219,6 @@ async def test_an_error_in_a_stream_is_its_last_event(client: httpx.AsyncClient,
     *_, last, end = response.text.split("\n\n")
     assert last.startswith('data: {"error":{"message":')
     assert end == ""
+    assert f'num_errors_total{{model_name="{MODEL}",type="{kind}"}} 1.0' in (await client.get("/metrics")).text
     scripted.script.fail_after = scripted.script.lose_after = None
     assert events(await client.post(path, json=body))
