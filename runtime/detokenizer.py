@@ -133,8 +133,6 @@ class _DecoderStream:
         self._restart([] if self._decode(context).endswith(_REPLACEMENT) else list(context))
 
     def push(self, token_id: int) -> str:
-        if self._backend.id_to_token(token_id) is None:
-            return ""
         self._waiting.append(token_id)
         try:
             text = self._stream.step(self._backend, token_id) or ""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,8 @@ def _convert(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_CONVERSION_TIMEOUT)
         if done.returncode != 0:
             reason = done.stderr.strip().rpartition("\n")[2]
-            raise ValueError(f"transformers cannot convert the tokenizer of {folder} ({reason}); name another with --tokenizer-path")
+            remedy = "name another with --tokenizer-path" if find_spec("sentencepiece") else "pip install sentencepiece protobuf"
+            raise ValueError(f"transformers cannot convert the tokenizer of {folder} ({reason}); {remedy}")
         converted = json.loads(target.read_text(encoding="utf-8"))
     return tokenizers.Tokenizer.from_str(converted["tokenizer"]), converted["special_tokens"]
 
