@@ -14,7 +14,7 @@ from .. import __version__
 from ..runtime.generation import GenerationRequest
 from ..runtime.sampling_params import SamplingParams
 from .engine_client import EngineState, EngineUnavailable
-from .openai.errors import ENGINE_RETRY_SECONDS, Unavailable
+from .openai.errors import ENGINE_RETRY_SECONDS, Unavailable, as_api_error
 from .sequences import generate_all
 from .serving import Serving, ServingDep, json_response
 
@@ -27,14 +27,14 @@ GENERATE_TIMEOUT = 20.0
 @router.get("/ready")
 async def health(serving: ServingDep) -> Response:
     """200 while the engine serves; 503 before it is ready, while it starts again, and when it is gone."""
-    _require_ready(serving)
-    return json_response({"status": serving.engine.state})
+    return _not_ready(serving) or json_response({"status": serving.engine.state})
 
 
 @router.get("/health_generate")
 async def health_generate(request: Request, serving: ServingDep) -> Response:
     """Generate one token; 503 where that does not happen in time."""
-    _require_ready(serving)
+    if answer := _not_ready(serving):
+        return answer
     tokenizer = serving.engine.tokenizer
     prompt = [tokenizer.bos_token_id if tokenizer.bos_token_id is not None else 0]
     params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
@@ -59,6 +59,8 @@ async def version() -> Response:
     return json_response({"version": __version__})
 
 
-def _require_ready(serving: Serving) -> None:
-    if serving.engine.state is not EngineState.READY:
-        raise EngineUnavailable(f"the engine is {serving.engine.state}")
+def _not_ready(serving: Serving) -> Response | None:
+    """The 503 of an engine that does not serve; not counted as an error, since only the prober sees it."""
+    if serving.engine.state is EngineState.READY:
+        return None
+    return as_api_error(EngineUnavailable(f"the engine is {serving.engine.state}")).response()

@@ -38,6 +38,7 @@ async def test_healthy_only_while_the_engine_serves(
     else:
         error_of(response, 503)
         assert int(response.headers["retry-after"]) > 0
+        assert "num_errors_total{" not in (await client.get("/metrics")).text
 
 
 async def test_health_generate_makes_one_real_token(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
