@@ -232,6 +232,6 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
 
 def test_what_transformers_cannot_convert_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"no model")
-    with pytest.raises(ValueError, match="--tokenizer-path|pip install sentencepiece") as caught:
+    with pytest.raises(ValueError, match=r"--tokenizer-path|pip install sentencepiece") as caught:
         load_tokenizer(str(tmp_path))
     assert "\n" not in str(caught.value)
