@@ -30,7 +30,7 @@ NEEDS_311 := import sys; sys.version_info >= (3, 11) or sys.exit( \
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo '  serve and bench take PORT=$(PORT) MODEL=$(MODEL); serve and the tests ARGS="more flags"; all take PYTHON=$(PYTHON) VENV=$(VENV)'
+	@echo '  serve and bench take PORT=$(PORT) MODEL=$(MODEL); serve, bench and the tests ARGS="more flags"; all take PYTHON=$(PYTHON) VENV=$(VENV)'
 
 serve: $(STAMPS)/project $(SERVED_MODEL) ## serve MODEL (a small one by default) on HOST:PORT
 	@exec $(BIN)/piecework serve --model-path '$(MODEL)' --host $(HOST) --port $(PORT) $(ARGS)
@@ -49,6 +49,13 @@ lint: $(STAMPS)/dev ## ruff and mypy
 install: $(STAMPS)/project ## the project, editable, and what it runs on
 
 dev: $(STAMPS)/dev $(MODEL_STAMP) ## the same with the test tools and the small model
+
+bench: $(STAMPS)/project $(SERVED_MODEL) ## serve MODEL and measure it: 8 clients at a time, 256 tokens in, 64 out
+	@$(BIN)/piecework serve --model-path '$(MODEL)' --host $(HOST) --port $(PORT) --log-level warning & server=$$!; \
+	trap 'kill $$server 2> /dev/null; wait $$server' EXIT; \
+	until $(BIN)/python -c "import urllib.request as u; u.urlopen('http://$(HOST):$(PORT)/ready')" 2> /dev/null; do sleep 0.2; kill -0 $$server; done; \
+	$(BIN)/piecework bench serving --base-url http://$(HOST):$(PORT) --num-prompts 32 --max-concurrency 8 \
+		--random-input-len 256 --random-output-len 64 --ignore-eos $(ARGS)
 
 clean: ## remove the environment and every cache
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
