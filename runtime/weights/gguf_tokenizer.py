@@ -44,12 +44,17 @@ class _Metadata:
         self.path = path
         self._reader = reader
         self.tokens: list[str] = self.get("tokens", [])
-        self.types: list[int] = self.get("token_type", [_TokenType.NORMAL] * len(self.tokens))
-        if len(self.types) != len(self.tokens):
-            raise ValueError(f"{path} has {len(self.tokens)} tokens but {len(self.types)} token types")
+        self.types: list[int] = self.one_each("token_type", _TokenType.NORMAL)
 
     def get(self, key: str, default: Any = None) -> Any:
         return metadata(self._reader, f"tokenizer.ggml.{key}", default)
+
+    def one_each(self, key: str, default: Any) -> list[Any]:
+        """A list with one entry a token; `default` for all of them where the file has no such list."""
+        values = self.get(key, [default] * len(self.tokens))
+        if len(values) != len(self.tokens):
+            raise ValueError(f"{self.path} is broken: {len(self.tokens)} tokens, but {len(values)} entries in {key}")
+        return list(values)
 
     def token(self, key: str) -> str | None:
         """The token whose id stands under `key`."""
@@ -75,16 +80,13 @@ class _Metadata:
 def read_gguf_tokenizer(path: Path) -> TokenizerData:
     """The tokenizer of a .gguf file. Raises `ValueError` for one without a tokenizer, or with one of another kind."""
     source = _Metadata(path, open_gguf(path))
-    try:
-        match source.get("model"):
-            case "gpt2":
-                backend, add_bos = _byte_level_bpe(source)
-            case "llama":
-                backend, add_bos = _sentencepiece_bpe(source)
-            case kind:
-                raise ValueError(f"{path} has {f'a tokenizer of kind {kind}' if kind else 'no tokenizer'}; name one with --tokenizer-path")
-    except (KeyError, IndexError) as error:
-        raise ValueError(f"{path}: its tokenizer is broken ({error})") from error
+    match source.get("model") if source.tokens else None:
+        case "gpt2":
+            backend, add_bos = _byte_level_bpe(source)
+        case "llama":
+            backend, add_bos = _sentencepiece_bpe(source)
+        case kind:
+            raise ValueError(f"{path} has {f'a tokenizer of kind {kind}' if kind else 'no tokenizer'}; name one with --tokenizer-path")
     _add_tokens(backend, source)
     special_tokens = {name: token for name, key in _SPECIAL_KEYS.items() if (token := source.token(key)) is not None}
     before = special_tokens.get("bos_token") if source.get("add_bos_token", add_bos) else None
@@ -184,7 +186,7 @@ def _merges_of(source: _Metadata) -> list[tuple[str, str]]:
     """
     vocab = {token: index for index, token in enumerate(source.tokens)}
     ranked: list[tuple[float, int, int, int]] = []
-    for index, (token, score, kind) in enumerate(zip(source.tokens, source.get("scores"), source.types, strict=True)):
+    for index, (token, score, kind) in enumerate(zip(source.tokens, source.one_each("scores", 0.0), source.types, strict=True)):
         if kind == _TokenType.NORMAL:
             ranked += [
                 (score, cut, len(token) - cut, index) for cut in range(1, len(token)) if token[:cut] in vocab and token[cut:] in vocab

@@ -246,6 +246,18 @@ def test_other_kinds_of_tokenizers_are_refused_with_a_remedy(tmp_path: Path, kin
         load_tokenizer(str(write_gguf(tmp_path / "t.gguf", [("a", 0.0, TokenType.NORMAL)], kind=kind)))
 
 
+def test_lists_of_unequal_length_are_refused(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "t.gguf", "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["a", "b"])
+    writer.add_token_scores([0.0])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ValueError, match="2 tokens, but 1 entries in scores"):
+        load_tokenizer(str(tmp_path / "t.gguf"))
+
+
 def test_merges_without_their_tokens_are_refused(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "t.gguf", [("a", 0.0, TokenType.NORMAL)], kind="gpt2", merges=["a b"])
     with pytest.raises(ValueError, match="broken"):
