@@ -96,7 +96,11 @@ class _Stream(Protocol):
 
 
 class _ByteStream:
-    """Tokens that are bytes in a row. At most the three bytes of an incomplete character are kept."""
+    """Tokens that are bytes in a row. At most the three bytes of an incomplete character are kept.
+
+    `DecodeStream` would decode all ids since it last gave text anew with each one: ever more where tokens leave a
+    character incomplete, and it fails where bytes follow a SentencePiece character that make it part of no character.
+    """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
         assert isinstance(tokenizer.spelling, Spelling)
