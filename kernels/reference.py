@@ -1,6 +1,7 @@
 """Every op in plain torch: what it means, and what runs where no kernel is faster.
 
 T tokens, H hidden size, D head size. Few torch calls each, for on a CPU a call costs as much as the arithmetic of a token.
+Each rounds to the tensors' dtype where transformers' models do, so that in bf16 too the logits are the same bits.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import torch.nn.functional as F
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32 inside (Zhang and Sennrich, arXiv:1910.07467)."""
-    return F.rms_norm(x, weight.shape, weight, eps)
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32 up to the product (arXiv:1910.07467)."""
+    return F.rms_norm(x, weight.shape, None, eps) * weight
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """x, residual [T, H]: (rms_norm(x + residual), x + residual)."""
     total = x + residual
-    return F.rms_norm(total, weight.shape, weight, eps), total
+    return rms_norm(total, weight, eps), total
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
@@ -30,6 +31,6 @@ def rotary_embedding(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tenso
     """Rotate x [T, heads, D] by its position: dimension i is paired with i + D / 2 (Su et al., arXiv:2104.09864).
 
     cos, signed_sin [T, 1, D]: both halves are alike but for the sign of the sine, negative in the first: half of x
-    rolled to the place of its partner is then multiplied and added in one call.
+    needs no negation when it is rolled to the place of its partner.
     """
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)
+    return x * cos + x.roll(x.shape[-1] // 2, -1) * signed_sin

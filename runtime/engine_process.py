@@ -18,7 +18,7 @@ import zmq
 from .config import EngineConfig
 from .engine import build_engine
 from .ipc import decode, encode, open_socket
-from .messages import AbortRequests, CacheFlushed, EngineFailed, EngineReady, FlushCache, FromEngine, GenerateRequest, Shutdown
+from .messages import AbortRequests, CacheFlushed, EngineFailed, EngineReady, FlushCache, FromEngine, GenerateRequest, Shutdown, StepOutput
 from .scheduler import Scheduler
 
 EXIT_USER_ERROR = 2
@@ -54,6 +54,8 @@ class EngineProcess:
                 self._scheduler.add(message)
             case AbortRequests(rids=rids):
                 self._scheduler.abort(rids)
+                # No step may follow: without this the figures would stay as they were.
+                self._send(StepOutput(outputs=[], stats=self._scheduler.stats()))
             case FlushCache():
                 self._send(CacheFlushed(freed_tokens=self._scheduler.flush_cache()))
             case Shutdown():

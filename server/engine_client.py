@@ -10,7 +10,7 @@ import signal
 import tempfile
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from enum import StrEnum
 from itertools import count
 from typing import Any, Protocol
@@ -72,7 +72,7 @@ class Engine(Protocol):
     stats: EngineStats
     tokenizer: Tokenizer
 
-    def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationOutput]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
         """Outputs of one sequence until one carries a finish reason. Closing the iterator early aborts the request.
 
         Raises `QueueFull` and `EngineUnavailable` on the first `__anext__`.
@@ -185,7 +185,7 @@ class EngineClient:
         self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationOutput]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
         self._check_room()
         stream = _Stream(Generation(request, self.tokenizer))
         self._streams[request.rid] = stream

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 from starlette.types import Receive
 
@@ -78,9 +78,8 @@ class SequenceGroup:
     async def _run(self, index: int, request: GenerationRequest) -> None:
         clock = SequenceClock(self._serving.metrics)
         try:
-            # The engine's iterators are generators; closing one early is what aborts its request.
-            iterator = cast("AsyncGenerator[GenerationOutput, None]", self._serving.engine.generate(request))
-            async with contextlib.aclosing(iterator) as outputs:
+            # Closing the generator early is what aborts its request.
+            async with contextlib.aclosing(self._serving.engine.generate(request)) as outputs:
                 async for output in outputs:
                     clock.output(output)
                     if output.finish_reason is FinishReason.ERROR:

@@ -1,0 +1,65 @@
+"""The real SmolLM2-135M from its GGUF file, against transformers on the same dequantised weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from piecework.runtime.llm import LLM
+from piecework.runtime.sampling_params import SamplingParams
+from piecework.runtime.weights.loader import checkpoint_targets, load_model
+from piecework.runtime.weights.resolve import resolve_model_path
+
+TEXTS = [
+    "Question: Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. "
+    "How many clips did Natalia sell altogether in April and May?\nAnswer: Natalia sold 48/2 = 24 clips in May.\n"
+    "Natalia sold 48+24 = 72 clips altogether in April and May.\n#### 72",
+    "def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a\n",
+    "Die Würde des Menschen ist unantastbar. 你好,世界! 1234567890",
+]
+
+
+@pytest.fixture(scope="module")
+def path() -> str:
+    try:
+        return resolve_model_path("smollm2-135m")
+    except ValueError as error:
+        pytest.skip(str(error))
+
+
+def reference(path: str, dtype: torch.dtype) -> Any:
+    """transformers' Llama with the values that the file holds. The numbers are those of the model's published config.json."""
+    config = LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
+        max_position_embeddings=8192, rms_norm_eps=1e-5, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e5},
+    )  # fmt: skip
+    # Built in the dtype, not cast to it: a cast would round the rotary frequencies too.
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    weights = checkpoint_targets(load_model(path, torch.float32, torch.device("cpu"), False)[0])
+    model.load_state_dict(weights, strict=False)
+    return model.eval()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-3), ("bfloat16", 0.02)])
+def test_prompt_logprobs_are_those_of_transformers(path: str, dtype: str, tolerance: float) -> None:
+    llm = LLM("smollm2-135m", dtype=dtype, max_total_tokens=1024)
+    model = reference(path, getattr(torch, dtype))
+    differences = []
+    for done in llm.generate(TEXTS, SamplingParams(max_new_tokens=0, prompt_logprobs=0)):
+        with torch.inference_mode():
+            expected = model(torch.tensor([done.prompt_ids])).logits[0].float().log_softmax(-1)
+        wanted = expected[:-1].gather(1, torch.tensor(done.prompt_ids[1:])[:, None])[:, 0]
+        said = torch.tensor([entry.logprob for entry in (done.prompt_logprobs or [])[1:] if entry is not None])
+        differences.append((said - wanted).abs())
+    assert torch.cat(differences).mean() < tolerance
+
+
+def test_it_answers_a_question(path: str) -> None:
+    llm = LLM("smollm2-135m", max_total_tokens=1024)
+    done = llm.chat([{"role": "user", "content": "What is the capital of France?"}], SamplingParams(temperature=0.0, max_new_tokens=30))
+    assert "Paris" in done.text
+    assert done.finish_reason == "stop"

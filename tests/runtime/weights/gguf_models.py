@@ -1,0 +1,81 @@
+"""Writes tiny models as GGUF files, quantised as asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, PretrainedConfig
+
+_NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "model.layers.": "blk.",
+}
+
+
+def write_gguf(folder: Path, path: Path, architecture: str, kind: gguf.GGMLQuantizationType) -> dict[str, torch.Tensor]:
+    """Write a model folder as `path` with matrices of type `kind`; returns the checkpoint that the file then holds."""
+    config = AutoConfig.from_pretrained(folder)
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_eos_token_id(2)
+    held = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        array = tensor.float().numpy()
+        stored, held[name] = _store(name, array, architecture, kind, config)
+        gguf_name = name
+        for theirs, ours in _NAMES.items():
+            gguf_name = gguf_name.replace(theirs, ours)
+        raw_type = kind if array.ndim == 2 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(gguf_name, stored, raw_dtype=None if raw_type in _PLAIN else raw_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return held
+
+
+_PLAIN = (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16)
+
+
+def _store(
+    name: str, array: np.ndarray, architecture: str, kind: gguf.GGMLQuantizationType, config: PretrainedConfig
+) -> tuple[np.ndarray, torch.Tensor]:
+    """(what goes into the file, what it stands for)."""
+    if array.ndim == 1 and not name.endswith("bias"):
+        return array, torch.from_numpy(array)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+    permuted = array
+    if architecture == "llama" and heads is not None:
+        permuted = array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+    if array.ndim == 1:
+        return permuted, torch.from_numpy(array)
+    quantised = gguf.quants.quantize(permuted, kind)
+    values = gguf.quants.dequantize(quantised, kind)
+    if permuted is not array:
+        values = values.reshape(heads, -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+    return quantised, torch.from_numpy(np.ascontiguousarray(values))
