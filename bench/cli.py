@@ -1,0 +1,281 @@
+"""The command lines of `piecework bench`; what a measurement needs is imported when it runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, TypeVar, cast
+
+from ..server.args import report
+from .target import Api, Target
+from .workloads import DATASETS, PROMPT_KINDS, Workload
+
+DEFAULT_URL = "http://127.0.0.1:30000"
+T = TypeVar("T")
+
+_GSM8K = """\
+Few-shot GSM8K, with the prompts, stops and answer extraction of SGLang's few_shot_gsm8k, and its four lines at the end:
+Accuracy, Invalid (share of answers without a number), Latency, Output throughput (by the tokens that the server counts).
+The examples are the first --num-shots questions of the file, and the questions are counted from its start too, as there.
+Temperature is 0. A request that fails counts as wrong; failures are listed, and the exit code is then 1.
+"""
+_GSM8K_EXAMPLES = """\
+examples:
+  %(prog)s --num-questions 200
+  %(prog)s --base-url http://127.0.0.1:8000 --api chat --parallel 32 --data-path test.jsonl
+  %(prog)s --base-url http://127.0.0.1:30000 --compare http://127.0.0.1:8000 --json result.json
+"""
+_SERVING = """\
+A fixed load on any OpenAI-compatible server, and how fast it answers.
+--request-rate R sends requests at the times of a Poisson process; inf, all at once. --max-concurrency bounds how many are under way;
+with --request-rate inf and a bound C, C clients each send their next request as soon as they have an answer.
+
+TTFT  time to first token, from sending the request
+TPOT  time of each further token: (last token - first token) / (tokens - 1), one figure a request
+ITL   gap between two events that brought tokens, all requests together
+E2E   from sending the request to its end
+"""
+_SERVING_EXAMPLES = """\
+examples:
+  %(prog)s --random-input-len 256 --random-output-len 64 --ignore-eos --max-concurrency 8 --num-prompts 32
+  %(prog)s --dataset shared-prefix --prefix-len 640 --random-input-len 96 --random-output-len 32 --ignore-eos --max-concurrency 8
+  %(prog)s --dataset gsm8k --request-rate 4 --num-prompts 100 --json result.json
+"""
+_SOAK = """\
+Many requests of mixed shapes (short and long prompts, text and token ids, shared beginnings; completions, chat, /generate; streamed or
+not; n, log-probabilities, stop strings, seeds), among them clients that disconnect and requests that are aborted at random moments.
+Every answer is checked for its form and its counts. --verify requests, greedy or seeded ones, are first asked alone; their answers under
+load should be the same. In bfloat16 two tokens that nearly tie may fall the other way in another batch, so differences are told, and
+fail the soak only above --max-mismatches; with a server in float32 give 0.
+At the end the server must say that nothing runs, nothing waits, and no request holds KV cache. Exit code 0 or 1.
+"""
+_SOAK_EXAMPLES = """\
+examples:
+  %(prog)s --num-requests 2000 --concurrency 64
+  %(prog)s --num-requests 300 --max-mismatches 0 --server-pid 4711 --max-memory-growth 50
+"""
+
+
+def add_bench_parsers(subparsers: Any) -> None:
+    """Add `gsm8k`, `serving` and `soak` to the subparsers of `piecework bench`.
+
+    Each sets `func`, which takes the parsed arguments and returns the exit code: 0, 1 where requests failed, 2 where the user can mend it;
+    and `parser`, its own.
+    """
+    _add_gsm8k(subparsers)
+    _add_serving(subparsers)
+    _add_soak(subparsers)
+
+
+def _add_gsm8k(subparsers: Any) -> None:
+    parser = _add(subparsers, "gsm8k", "few-shot GSM8K accuracy of one server or two", _GSM8K, _GSM8K_EXAMPLES, _run_gsm8k)
+    _add_target(parser)
+    parser.add_argument("--compare", metavar="URL", help="ask a second server the same afterwards; tells the paired difference in accuracy")
+    group = parser.add_argument_group("questions")
+    _add_gsm8k_file(group)
+    group.add_argument("--num-shots", type=_count, default=5, metavar="N", help="worked examples before each question; default: 5")
+    group.add_argument("--num-questions", type=_positive, default=200, metavar="N", help="default: 200")
+    group.add_argument("--max-new-tokens", type=_positive, default=512, metavar="N", help="longest answer in tokens; default: 512")
+    group.add_argument("--parallel", type=_positive, default=128, metavar="N", help="requests under way at once; default: 128")
+
+
+def _add_serving(subparsers: Any) -> None:
+    parser = _add(subparsers, "serving", "latency and throughput under a fixed load", _SERVING, _SERVING_EXAMPLES, _run_serving)
+    _add_target(parser)
+    load = parser.add_argument_group("load")
+    load.add_argument("--num-prompts", type=_positive, default=200, metavar="N", help="requests to measure; default: 200")
+    load.add_argument("--request-rate", type=_rate, default=float("inf"), metavar="R", help="requests a second, or inf; default: inf")
+    load.add_argument("--max-concurrency", type=_positive, metavar="N", help="requests under way at once; default: no bound")
+    load.add_argument("--num-warmups", type=_count, default=1, metavar="N", help="requests sent one by one beforehand; default: 1")
+    load.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0, greedy")
+    load.add_argument("--ignore-eos", action="store_true", help="answers go on to their full length; Piecework, SGLang and vLLM know this")
+    load.add_argument(
+        "--no-stream", dest="stream", action="store_false", help="wait for whole answers; there is no TTFT, TPOT and ITL then"
+    )
+    load.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and times of arrival; default: 0")
+    _add_prompts(parser.add_argument_group("prompts"))
+
+
+def _add_prompts(group: Any) -> None:
+    group.add_argument("--dataset", choices=DATASETS, default="random", help="default: random")
+    group.add_argument("--random-input-len", type=_positive, default=1024, metavar="N", help="tokens of a random prompt; default: 1024")
+    group.add_argument("--random-output-len", type=_positive, default=128, metavar="N", help="tokens asked for behind it; default: 128")
+    group.add_argument(
+        "--random-range-ratio",
+        type=_ratio,
+        default=0.0,
+        metavar="F",
+        help="draw each length L from L (1 - F) to L (1 + F), as in vLLM's benchmark; default: 0, exactly L",
+    )
+    group.add_argument(
+        "--prefix-len", type=_positive, default=512, metavar="N", help="shared-prefix: shared tokens before them; default: 512"
+    )
+    group.add_argument("--num-prefixes", type=_positive, default=1, metavar="N", help="shared-prefix: different beginnings; default: 1")
+    group.add_argument(
+        "--prompt-kind",
+        choices=PROMPT_KINDS,
+        help="random prompts as token ids, of exact lengths, or as words, about one token each; default: token-ids, for a chat words",
+    )
+    group.add_argument("--vocab-size", type=_positive, metavar="N", help="token ids are below this; default: as /get_model_info tells")
+    group.add_argument("--num-shots", type=_count, default=5, metavar="N", help="gsm8k: worked examples before each question; default: 5")
+    group.add_argument(
+        "--output-len", type=_positive, metavar="N", help="gsm8k, sharegpt-file: most tokens; default: 512, and about the recorded reply's"
+    )
+    _add_gsm8k_file(group, "; sharegpt-file: the ShareGPT JSON")
+
+
+def _add_soak(subparsers: Any) -> None:
+    parser = _add(
+        subparsers, "soak", "mixed requests, disconnects and aborts; is all right, does anything leak", _SOAK, _SOAK_EXAMPLES, _run_soak
+    )
+    _add_target(parser, api=False)
+    mix = parser.add_argument_group("requests")
+    mix.add_argument("--num-requests", type=_positive, default=2000, metavar="N", help="default: 2000")
+    mix.add_argument("--concurrency", type=_positive, default=64, metavar="N", help="requests under way at once; default: 64")
+    mix.add_argument("--apis", type=_apis, default=tuple(Api), metavar="LIST", help="default: completion,chat,generate")
+    mix.add_argument("--disconnect-rate", type=_ratio, default=0.1, metavar="F", help="share whose client leaves; default: 0.1")
+    mix.add_argument("--abort-rate", type=_ratio, default=0.05, metavar="F", help="share aborted by /abort_request; default: 0.05")
+    mix.add_argument("--max-prompt-words", type=_positive, default=400, metavar="N", help="longest prompt; default: 400")
+    mix.add_argument("--max-new-tokens", type=_positive, default=64, metavar="N", help="most tokens of one sequence; default: 64")
+    mix.add_argument("--vocab-size", type=_positive, metavar="N", help="token ids are below this; default: as /get_model_info tells")
+    mix.add_argument("--seed", type=int, default=0, metavar="N", help="of all requests; default: 0")
+    checks = parser.add_argument_group("checks")
+    checks.add_argument(
+        "--verify", type=_count, default=40, metavar="N", help="answers to compare with the same request alone; default: 40"
+    )
+    checks.add_argument("--max-mismatches", type=_count, metavar="N", help="how many of them may differ; default: any number")
+    checks.add_argument("--settle-seconds", type=float, default=10.0, metavar="S", help="in which the server becomes idle; default: 10")
+    checks.add_argument("--server-pid", type=_positive, metavar="PID", help="watch the memory of this process and of those it started")
+    checks.add_argument(
+        "--max-memory-growth",
+        dest="max_memory_growth_mib",
+        type=float,
+        metavar="MIB",
+        help="since the first quarter of the load; default: any",
+    )
+
+
+def _add(subparsers: Any, name: str, summary: str, text: str, examples: str, run: Callable[[argparse.Namespace], int]) -> Any:
+    parser = subparsers.add_parser(
+        name, help=summary, description=text, epilog=examples, formatter_class=_Formatter, usage="%(prog)s [flags]", allow_abbrev=False
+    )
+
+    def command(arguments: argparse.Namespace) -> int:
+        try:
+            return run(arguments)
+        except ValueError as error:
+            return report(parser.prog, error)
+
+    parser.set_defaults(func=command, parser=parser)
+    return parser
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the line ends of texts, with room for long flag names."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)
+
+
+def _add_target(parser: Any, *, api: bool = True) -> None:
+    group = parser.add_argument_group("server")
+    group.add_argument("--base-url", default=DEFAULT_URL, metavar="URL", help=f"default: {DEFAULT_URL}")
+    if api:
+        group.add_argument(
+            "--api",
+            type=Api,
+            choices=list(Api),
+            metavar="API",
+            default=Api.COMPLETION,
+            help="completion (/v1/completions), chat (/v1/chat/completions) or generate (SGLang's /generate); default: completion",
+        )
+    group.add_argument("--model", metavar="NAME", help="default: the first that the server lists")
+    group.add_argument("--api-key", metavar="KEY", help="sent as `Authorization: Bearer KEY`; default: none")
+    group.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds that one request may take; default: 600")
+    group.add_argument(
+        "--no-keep-alive", dest="keep_alive", action="store_false", help="a connection for each request, for servers that reset used ones"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the result there too; -: to standard output, and the text to standard error")
+
+
+def _add_gsm8k_file(group: Any, more: str = "") -> None:
+    group.add_argument(
+        "--data-path",
+        metavar="FILE",
+        help="JSONL with question and answer on each line; default: GSM8K's test set, downloaded once to ~/.cache/piecework" + more,
+    )
+
+
+def _positive(text: str) -> int:
+    return _integer(text, 1)
+
+
+def _count(text: str) -> int:
+    return _integer(text, 0)
+
+
+def _integer(text: str, least: int) -> int:
+    value = int(text) if text.lstrip("-").isdecimal() else least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text!r} should be a whole number, at least {least}")
+    return value
+
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} should be requests a second, above 0, or inf")
+    return value
+
+
+def _ratio(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} should be a number from 0 to 1")
+    return value
+
+
+def _apis(text: str) -> tuple[Api, ...]:
+    names = text.split(",")
+    if not set(names) <= set(Api):
+        raise argparse.ArgumentTypeError(f"{text!r} should be some of {','.join(Api)}")
+    return tuple(map(Api, names))
+
+
+def _given(settings: type[T], arguments: argparse.Namespace, **others: Any) -> T:
+    """A settings dataclass from the flags of its fields' names, and `others`."""
+    names = {item.name for item in fields(cast(Any, settings))} & vars(arguments).keys()
+    return settings(**{name: getattr(arguments, name) for name in names} | others)
+
+
+def _run_gsm8k(arguments: argparse.Namespace) -> int:
+    from .gsm8k import Gsm8kSettings, run
+    from .report import Report
+
+    return run(_given(Target, arguments), _given(Gsm8kSettings, arguments), arguments.compare, Report(arguments.json))
+
+
+def _run_serving(arguments: argparse.Namespace) -> int:
+    from .report import Report
+    from .serving import ServingSettings, run
+
+    chat = arguments.api is Api.CHAT
+    if chat and arguments.prompt_kind == "token-ids":
+        raise ValueError("--prompt-kind token-ids: a chat takes text; choose words, or another --api")
+    workload = _given(Workload, arguments, kind=arguments.prompt_kind or ("words" if chat else "token-ids"))
+    return run(_given(Target, arguments), _given(ServingSettings, arguments), workload, Report(arguments.json))
+
+
+def _run_soak(arguments: argparse.Namespace) -> int:
+    from .report import Report
+    from .soak import SoakSettings, run
+    from .soak_requests import Mix
+
+    return run(_given(Target, arguments), _given(SoakSettings, arguments), _given(Mix, arguments), Report(arguments.json))

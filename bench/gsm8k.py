@@ -1,0 +1,205 @@
+"""GSM8K with few-shot prompts, as SGLang's `few_shot_gsm8k` runs it, against one server or two."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from .apis import Answer, GenerationCall, ask
+from .client import Client, RequestFailed, resolve
+from .datasets import GSM8K_STOPS, Question, few_shot_prompts, load_gsm8k
+from .load import run_load
+from .report import Failures, Report
+from .target import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gsm8kSettings:
+    """One evaluation. `data_path` None: GSM8K's test set, downloaded once."""
+
+    num_shots: int = 5
+    num_questions: int = 200
+    max_new_tokens: int = 512
+    parallel: int = 128
+    data_path: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Gsm8kResult:
+    """What one server answered. `predictions`: the number in each answer, None where there is none; `answered`: which have an answer.
+
+    A question without an answer counts as wrong. `latency`: seconds for all.
+    """
+
+    labels: list[int]
+    predictions: list[int | None]
+    answered: list[bool]
+    failures: Failures
+    latency: float
+    output_tokens: int
+    without_usage: int = 0
+
+    @property
+    def right(self) -> list[bool]:
+        return [prediction == label for prediction, label in zip(self.predictions, self.labels, strict=True)]
+
+    @property
+    def accuracy(self) -> float:
+        return sum(self.right) / len(self.labels)
+
+    @property
+    def invalid(self) -> float:
+        """Share of the questions whose answer holds no number."""
+        return sum(done and found is None for done, found in zip(self.answered, self.predictions, strict=True)) / len(self.labels)
+
+    @property
+    def output_throughput(self) -> float:
+        return self.output_tokens / self.latency
+
+    def lines(self) -> list[str]:
+        """The four lines of SGLang's harness, and what it does not tell."""
+        lines = [
+            f"Accuracy: {self.accuracy:.3f}",
+            f"Invalid: {self.invalid:.3f}",
+            f"Latency: {self.latency:.3f} s",
+            f"Output throughput: {self.output_throughput:.3f} token/s",
+        ]
+        if self.failures.total:
+            lines += [f"Failed: {self.failures.total} of {len(self.labels)} requests, counted as wrong", *self.failures.lines()]
+        if self.without_usage:
+            lines.append(f"{self.without_usage} answers came without usage; their tokens are missing in the throughput")
+        return lines
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "accuracy": self.accuracy,
+            "invalid": self.invalid,
+            "latency": self.latency,
+            "output_throughput": self.output_throughput,
+            "output_tokens": self.output_tokens,
+            "failed": self.failures.total,
+            "failures": self.failures.as_dict(),
+            "predictions": self.predictions,
+        }
+
+
+class Difference(NamedTuple):
+    """Accuracy of A minus that of B, on the `pairs` questions that both answered; `only_a`, `only_b`: right in one alone."""
+
+    value: float
+    standard_error: float | None
+    pairs: int
+    only_a: int
+    only_b: int
+
+    def line(self) -> str:
+        error = "unknown" if self.standard_error is None else f"{self.standard_error:.4f}"
+        return (
+            f"Accuracy difference: {self.value:+.4f}, standard error {error} "
+            f"(paired, {self.pairs} questions; right in the first alone {self.only_a}, in the second alone {self.only_b})"
+        )
+
+
+def answer_value(text: str) -> int | None:
+    """The last run of digits once commas are gone, or None; SGLang's `get_answer_value`, to which 18.50 is 50 and 007 is no number."""
+    numbers = re.findall(r"\d+", text.replace(",", ""))
+    try:
+        return int(ast.literal_eval(numbers[-1])) if numbers else None
+    except SyntaxError:
+        return None
+
+
+def paired_difference(a: Gsm8kResult, b: Gsm8kResult) -> Difference:
+    """The mean of the differences per question, and the standard error of that mean: s / sqrt(n), s with n - 1 in the denominator."""
+    both = [x and y for x, y in zip(a.answered, b.answered, strict=True)]
+    pairs = [(int(x), int(y)) for x, y, used in zip(a.right, b.right, both, strict=True) if used]
+    differences = [x - y for x, y in pairs]
+    error = float(np.std(differences, ddof=1) / np.sqrt(len(differences))) if len(differences) > 1 else None
+    value = float(np.mean(differences)) if differences else 0.0
+    return Difference(value, error, len(pairs), pairs.count((1, 0)), pairs.count((0, 1)))
+
+
+def _label(number: int, question: Question) -> int:
+    label = answer_value(question.answer)
+    if label is None:
+        raise ValueError(f"question {number} has no number in its answer, so nothing can be compared with it")
+    return label
+
+
+@dataclass(slots=True)
+class _Evaluation:
+    """One server's run under way."""
+
+    client: Client
+    bar: Any
+    failures: Failures = field(default_factory=Failures)
+
+    async def ask(self, call: GenerationCall) -> Answer | None:
+        try:
+            return await ask(self.client, call)
+        except RequestFailed as error:
+            self.failures.add(error)
+            return None
+        finally:
+            self.bar.update()
+
+
+async def evaluate(target: Target, settings: Gsm8kSettings, prompts: Sequence[str], labels: list[int]) -> Gsm8kResult:
+    """Ask one server every question; its model is named."""
+    calls = [GenerationCall(prompt=prompt, max_tokens=settings.max_new_tokens, stop=GSM8K_STOPS) for prompt in prompts]
+    async with Client(target) as client:
+        with tqdm(total=len(calls), unit="question") as bar:
+            evaluation = _Evaluation(client, bar)
+            begin = time.perf_counter()
+            answers = await run_load(calls, evaluation.ask, concurrency=settings.parallel)
+            latency = time.perf_counter() - begin
+    given = [answer for answer in answers if answer is not None]
+    return Gsm8kResult(
+        labels=labels,
+        predictions=[None if answer is None else answer_value(answer.texts[0]) for answer in answers],
+        answered=[answer is not None for answer in answers],
+        failures=evaluation.failures,
+        latency=latency,
+        output_tokens=sum(answer.completion_tokens or 0 for answer in given),
+        without_usage=sum(answer.completion_tokens is None for answer in given),
+    )
+
+
+def run(target: Target, settings: Gsm8kSettings, compare: str | None, report: Report) -> int:
+    """Evaluate and report; 1 where a request failed, else 0. Raises `ValueError` for what the user can mend."""
+    questions = load_gsm8k(settings.data_path)
+    prompts = few_shot_prompts(questions, settings.num_shots, settings.num_questions)
+    labels = [_label(number, question) for number, question in enumerate(questions[: len(prompts)], 1)]
+    targets = [target] if compare is None else [target, replace(target, base_url=compare)]
+    return asyncio.run(_run(targets, settings, prompts, labels, report))
+
+
+async def _run(targets: list[Target], settings: Gsm8kSettings, prompts: list[str], labels: list[int], report: Report) -> int:
+    # All of them before the first question: the last may be wrong too.
+    targets = [await resolve(target) for target in targets]
+    results = []
+    for target in targets:
+        result = await evaluate(target, settings, prompts, labels)
+        report.print([target.base_url, *result.lines(), ""] if len(targets) > 1 else result.lines())
+        results.append(result)
+    asked = {**asdict(settings), "num_questions": len(labels)}
+    whole: dict[str, Any] = {**asked, **_server(targets[0]), **results[0].as_dict()}
+    if len(targets) > 1:
+        difference = paired_difference(*results)
+        report.print([difference.line()])
+        servers = [{**_server(target), **result.as_dict()} for target, result in zip(targets, results, strict=True)]
+        whole = {**asked, "servers": servers, "difference": difference._asdict()}
+    report.write(whole)
+    return 1 if any(result.failures.total for result in results) else 0
+
+
+def _server(target: Target) -> dict[str, Any]:
+    return {"base_url": target.base_url, "api": target.api, "model": target.model}

@@ -1,0 +1,108 @@
+"""What a server says of itself once a load is over: requests, KV cache, memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from .client import Client, RequestFailed
+
+MIB = 1024 * 1024
+_POLL_SECONDS = 0.2
+_METRIC_NAMES = {
+    "running": ("num_running_reqs", "num_requests_running"),
+    "queued": ("num_queue_reqs", "num_requests_waiting"),
+    "kv_tokens_held": ("num_used_tokens",),
+}
+"""As Piecework and SGLang name them, and as vLLM does, each behind a prefix and a colon."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerState:
+    """Requests that run or wait, and tokens of the KV cache that requests hold (prefixes kept for reuse not counted); None: not told."""
+
+    running: int
+    queued: int
+    kv_tokens_held: int | None = None
+
+    @property
+    def idle(self) -> bool:
+        return self.running == 0 and self.queued == 0 and not self.kv_tokens_held
+
+    def line(self) -> str:
+        held = "unknown" if self.kv_tokens_held is None else self.kv_tokens_held
+        return f"{self.running} running, {self.queued} queued, KV tokens held by requests: {held}"
+
+
+async def read_state(client: Client) -> ServerState | None:
+    """From `/server_info`, else from `/metrics`; None where the server has neither. Raises `RequestFailed`."""
+    with _unless_missing():
+        info = await client.get_json("/server_info")
+        state = _from_info(info)
+        if state is not None:
+            return state
+    with _unless_missing():
+        return _from_metrics((await client.get("/metrics")).decode())
+    return None
+
+
+async def wait_idle(client: Client, seconds: float) -> ServerState | None:
+    """The server's state as soon as it is idle, or the last one after `seconds`. Raises `RequestFailed`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        state = await read_state(client)
+        if state is None or state.idle or time.monotonic() > deadline:
+            return state
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def _unless_missing() -> Iterator[None]:
+    try:
+        yield
+    except RequestFailed as error:
+        if error.status != 404:
+            raise
+
+
+def _from_info(info: Any) -> ServerState | None:
+    states = info.get("internal_states") if isinstance(info, dict) else None
+    if not states or "running_requests" not in states[0]:
+        return None
+    total = {name: sum(state[name] for state in states) for name in ("running_requests", "queued_requests", "kv_tokens_used")}
+    return ServerState(running=total["running_requests"], queued=total["queued_requests"], kv_tokens_held=total["kv_tokens_used"])
+
+
+def _from_metrics(text: str) -> ServerState | None:
+    values: dict[str, int] = {}
+    for family in text_string_to_metric_families(text):
+        for meaning, names in _METRIC_NAMES.items():
+            if family.name.rpartition(":")[2] in names:
+                values[meaning] = values.get(meaning, 0) + round(sum(sample.value for sample in family.samples))
+    if "running" not in values or "queued" not in values:
+        return None
+    return ServerState(running=values["running"], queued=values["queued"], kv_tokens_held=values.get("kv_tokens_held"))
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process and all that it started. Raises `ValueError` where there is no such process."""
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+        return sum(_resident(member) for member in family)
+    except psutil.NoSuchProcess:
+        raise ValueError(f"--server-pid {pid}: there is no such process") from None
+
+
+def _resident(process: Any) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0

@@ -1,0 +1,205 @@
+"""A fixed load on a server, and how fast it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from tqdm import tqdm
+
+from .apis import Answer, GenerationCall, ask
+from .client import Client, RequestFailed, ServerUnusable, resolve
+from .load import poisson_arrivals, run_load
+from .report import Failures, Report, distribution
+from .target import Target
+from .workloads import Prompt, Workload, make_prompts
+
+MILLISECONDS = 1000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingSettings:
+    """The load. `request_rate`: arrivals a second, infinite: all at once; `max_concurrency` None: no bound.
+
+    `num_warmups` requests are sent one by one before the clock starts.
+    """
+
+    num_prompts: int = 200
+    request_rate: float = float("inf")
+    max_concurrency: int | None = None
+    num_warmups: int = 1
+    temperature: float = 0.0
+    ignore_eos: bool = False
+    stream: bool = True
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class ServingResult:
+    """What a load measured. `duration`: seconds from the first request to the last answer.
+
+    Of each answered request: `ttft` from sending to its first token, `tpot` the mean time of each further token, `e2e` from sending to its
+    end; `itl` are the gaps between the events that brought tokens, of all requests together. Seconds.
+    """
+
+    duration: float
+    failures: Failures
+    completed: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    without_usage: int = 0
+    ttft: list[float] = field(default_factory=list)
+    tpot: list[float] = field(default_factory=list)
+    itl: list[float] = field(default_factory=list)
+    e2e: list[float] = field(default_factory=list)
+
+    def add(self, answer: Answer) -> None:
+        """Take one answer. Where the server tells no usage, an event is taken for a token."""
+        times = answer.token_times
+        tokens = answer.completion_tokens
+        if tokens is None:
+            self.without_usage += 1
+            tokens = len(times)
+        self.completed += 1
+        self.prompt_tokens += answer.prompt_tokens or 0
+        self.output_tokens += tokens
+        self.e2e.append(answer.ended - answer.sent)
+        if times:
+            self.ttft.append(times[0] - answer.sent)
+            self.itl += [later - earlier for earlier, later in pairwise(times)]
+            if tokens > 1:
+                self.tpot.append((times[-1] - times[0]) / (tokens - 1))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Counts, rates a second, and distributions in milliseconds."""
+        latencies = {"ttft_ms": self.ttft, "tpot_ms": self.tpot, "itl_ms": self.itl, "e2e_ms": self.e2e}
+        return {
+            "completed": self.completed,
+            "failed": self.failures.total,
+            "failures": self.failures.as_dict(),
+            "duration": self.duration,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "answers_without_usage": self.without_usage,
+            "request_throughput": self.completed / self.duration,
+            "prompt_throughput": self.prompt_tokens / self.duration,
+            "output_throughput": self.output_tokens / self.duration,
+            "total_throughput": (self.prompt_tokens + self.output_tokens) / self.duration,
+            "mean_concurrency": sum(self.e2e) / self.duration,
+            **{name: distribution([value * MILLISECONDS for value in values]) for name, values in latencies.items()},
+        }
+
+    def lines(self) -> list[str]:
+        """The table."""
+        figures = self.as_dict()
+        lines = [
+            f"Requests:             {self.completed} answered, {self.failures.total} failed",
+            *self.failures.lines(),
+            f"Duration:             {self.duration:.2f} s",
+            f"Tokens:               {self.prompt_tokens} in, {self.output_tokens} out",
+            f"Request throughput:   {figures['request_throughput']:.2f} requests/s",
+            f"Input throughput:     {figures['prompt_throughput']:.1f} token/s",
+            f"Output throughput:    {figures['output_throughput']:.1f} token/s",
+            f"Total throughput:     {figures['total_throughput']:.1f} token/s",
+            f"Mean concurrency:     {figures['mean_concurrency']:.1f}",
+        ]
+        if self.without_usage:
+            lines.append(
+                f"{self.without_usage} answers came without usage; their output tokens were counted by events, their input is missing"
+            )
+        return [*lines, "", *_latency_table(figures)]
+
+
+def _latency_table(figures: dict[str, Any]) -> list[str]:
+    columns = ("mean", "median", "p90", "p99")
+    lines = [f"{'ms':<8}" + "".join(f"{column:>12}" for column in columns)]
+    for name in ("ttft", "tpot", "itl", "e2e"):
+        row = figures[f"{name}_ms"]
+        values = ["-"] * len(columns) if row is None else [f"{row[column]:.2f}" for column in columns]
+        lines.append(f"{name.upper():<8}" + "".join(f"{value:>12}" for value in values))
+    return lines
+
+
+def run(target: Target, settings: ServingSettings, workload: Workload, report: Report) -> int:
+    """Measure and report; 1 where a request failed, else 0. Raises `ValueError` for what the user can mend."""
+    if settings.num_prompts < 1:
+        raise ValueError(f"--num-prompts must be at least 1, got {settings.num_prompts}")
+    return asyncio.run(_run(target, settings, workload, report))
+
+
+async def _run(target: Target, settings: ServingSettings, workload: Workload, report: Report) -> int:
+    target = await resolve(target)
+    result = await measure(target, settings, workload)
+    report.print(result.lines())
+    server = {"base_url": target.base_url, "api": target.api, "model": target.model}
+    asked = {**asdict(settings), "request_rate": str(settings.request_rate), **asdict(workload)}
+    report.write({**server, **asked, **result.as_dict()})
+    return 1 if result.failures.total else 0
+
+
+async def measure(target: Target, settings: ServingSettings, workload: Workload) -> ServingResult:
+    """Put the load on the server, whose model is named. Raises `ServerUnusable`, and `ValueError` for a data set that is not there."""
+    rng = random.Random(settings.seed)
+    async with Client(target) as client:
+        if workload.needs_vocab_size and workload.vocab_size is None:
+            workload = replace(workload, vocab_size=await _vocab_size(client))
+        prompts = make_prompts(workload, settings.num_warmups + settings.num_prompts, rng)
+        calls = [_call(prompt, settings) for prompt in prompts]
+        for call in calls[: settings.num_warmups]:
+            await _warm_up(client, call)
+        return await _measure(client, calls[settings.num_warmups :], settings, rng)
+
+
+async def _measure(client: Client, calls: list[GenerationCall], settings: ServingSettings, rng: random.Random) -> ServingResult:
+    failures = Failures()
+
+    async def send(call: GenerationCall) -> Answer | None:
+        try:
+            return await ask(client, call)
+        except RequestFailed as error:
+            failures.add(error)
+            return None
+        finally:
+            bar.update()
+
+    arrivals = poisson_arrivals(len(calls), settings.request_rate, rng)
+    with tqdm(total=len(calls), unit="request") as bar:
+        begin = time.perf_counter()
+        answers = await run_load(calls, send, concurrency=settings.max_concurrency, arrivals=arrivals)
+        result = ServingResult(time.perf_counter() - begin, failures)
+    for answer in answers:
+        if answer is not None:
+            result.add(answer)
+    return result
+
+
+def _call(prompt: Prompt, settings: ServingSettings) -> GenerationCall:
+    return GenerationCall(
+        prompt=prompt.content,
+        max_tokens=prompt.max_tokens,
+        stop=prompt.stop,
+        temperature=settings.temperature,
+        ignore_eos=settings.ignore_eos,
+        stream=settings.stream,
+    )
+
+
+async def _warm_up(client: Client, call: GenerationCall) -> None:
+    """Raises `ServerUnusable` where the server does not take such requests: so will it be with all others."""
+    try:
+        await ask(client, call)
+    except RequestFailed as error:
+        raise ServerUnusable(f"the first request to {client.target.base_url} failed: {error}") from None
+
+
+async def _vocab_size(client: Client) -> int:
+    """From `/get_model_info`. Raises `ServerUnusable` where that does not tell."""
+    try:
+        return int((await client.get_json("/get_model_info"))["vocab_size"])
+    except (RequestFailed, KeyError, TypeError, ValueError):
+        message = "does not tell its vocabulary's size: give it with --vocab-size, or send text with --prompt-kind words"
+        raise ServerUnusable(f"{client.target.base_url} {message}") from None

@@ -1,0 +1,289 @@
+"""Many requests of mixed shapes, with clients that leave and requests that are aborted: is every answer right, does anything leak?"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from tqdm import tqdm
+
+from .apis import Answer, GenerationCall, ask
+from .client import MALFORMED, Client, RequestFailed, resolve
+from .load import run_load
+from .report import Failures, Report
+from .server_state import MIB, ServerState, resident_bytes, wait_idle
+from .soak_checks import problems
+from .soak_requests import Fate, Mix, SoakRequest
+from .target import Api, Target
+
+ABORT_PATH = "/abort_request"
+_MEMORY_SECONDS = 0.5
+_EXAMPLES = 10
+"""Problems that are printed in full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoakSettings:
+    """`verify`: so many requests are also sent alone, before the load, and must be answered alike under it. `settle_seconds`: how long the
+    server may take to become idle. `max_mismatches`, `max_memory_growth_mib`: above these the soak fails; None: they are only told.
+    """
+
+    num_requests: int = 2000
+    concurrency: int = 64
+    verify: int = 40
+    settle_seconds: float = 10.0
+    max_mismatches: int | None = None
+    server_pid: int | None = None
+    max_memory_growth_mib: float | None = None
+
+
+@dataclass(slots=True)
+class SoakResult:
+    """What a soak saw. `outcomes`: requests by their end; `problems`: what was wrong with answers."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    failures: Failures = field(default_factory=Failures)
+    problems: list[str] = field(default_factory=list)
+    verified: int = 0
+    mismatches: list[str] = field(default_factory=list)
+    state: ServerState | None = None
+    memory: list[int] = field(default_factory=list)
+    """Bytes: when the load began, then every half second, then at its end."""
+
+    @property
+    def memory_growth_mib(self) -> float | None:
+        """From a quarter of the load on, when caches and allocators have taken what they take; None where it was not watched."""
+        if not self.memory:
+            return None
+        return (self.memory[-1] - self.memory[len(self.memory) // 4]) / MIB
+
+    def verdict(self, settings: SoakSettings) -> list[str]:
+        """Why the soak failed; nothing where it did not."""
+        reasons = []
+        if self.failures.total:
+            reasons.append(f"{self.failures.total} requests failed")
+        if self.problems:
+            reasons.append(f"{len(self.problems)} answers were wrong")
+        if self.state is not None and not self.state.idle:
+            reasons.append(f"the server is not idle: {self.state.line()}")
+        if settings.max_mismatches is not None and len(self.mismatches) > settings.max_mismatches:
+            reasons.append(f"{len(self.mismatches)} answers differ from the same request alone")
+        growth = self.memory_growth_mib
+        if growth is not None and settings.max_memory_growth_mib is not None and growth > settings.max_memory_growth_mib:
+            reasons.append(f"the server's memory grew by {growth:.1f} MiB")
+        return reasons
+
+    def lines(self) -> list[str]:
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in self.outcomes.most_common())
+        lines = [f"Requests:   {outcomes}", *self.failures.lines(), f"Wrong:      {len(self.problems)}"]
+        lines += [f"  {problem}" for problem in self.problems[:_EXAMPLES]]
+        lines.append(f"Verified:   {self.verified} answers compared with the same request alone, {len(self.mismatches)} differ")
+        lines += [f"  {mismatch}" for mismatch in self.mismatches[:_EXAMPLES]]
+        unknown = "not checked, the server has neither /server_info nor /metrics"
+        lines.append(f"At the end: {unknown if self.state is None else self.state.line()}")
+        if self.memory:
+            figures = (
+                f"{self.memory[0] / MIB:.1f} MiB at the start, {max(self.memory) / MIB:.1f} at most, {self.memory[-1] / MIB:.1f} at the end"
+            )
+            lines.append(f"Memory:     {figures}; growth since the first quarter {self.memory_growth_mib:+.1f} MiB")
+        return lines
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "outcomes": dict(self.outcomes),
+            "failures": self.failures.as_dict(),
+            "problems": self.problems,
+            "verified": self.verified,
+            "mismatches": self.mismatches,
+            "state": None if self.state is None else asdict(self.state),
+            "memory_bytes": self.memory,
+            "memory_growth_mib": self.memory_growth_mib,
+        }
+
+
+def run(target: Target, settings: SoakSettings, mix: Mix, report: Report) -> int:
+    """Soak and report; 1 where anything was wrong, else 0. Raises `ValueError` for what the user can mend."""
+    if settings.server_pid is not None:
+        resident_bytes(settings.server_pid)
+    return asyncio.run(_run(target, settings, mix, report))
+
+
+async def _run(target: Target, settings: SoakSettings, mix: Mix, report: Report) -> int:
+    # The model's name is asked for where the OpenAI endpoints need it.
+    api = next((api for api in mix.apis if api is not Api.GENERATE), Api.GENERATE)
+    target = await resolve(replace(target, api=api))
+    result = await soak(target, settings, mix)
+    reasons = result.verdict(settings)
+    report.print([*result.lines(), f"FAILED: {'; '.join(reasons)}" if reasons else "PASSED"])
+    server = {"base_url": target.base_url, "model": target.model}
+    report.write({**server, **asdict(settings), **asdict(mix), **result.as_dict(), "failed": reasons})
+    return 1 if reasons else 0
+
+
+async def soak(target: Target, settings: SoakSettings, mix: Mix) -> SoakResult:
+    """Put the whole load on the server, whose model is named where an API of `mix` needs it."""
+    async with Client(target) as client:
+        mix = await _with_server_limits(client, mix)
+        run = _Soak(client, settings, [mix.request(number) for number in range(settings.num_requests)])
+        await run.ask_alone(_sample(run.requests, settings.verify, mix.seed))
+        await run.load()
+        await run.settle()
+    return run.result
+
+
+async def _with_server_limits(client: Client, mix: Mix) -> Mix:
+    """`mix` with the vocabulary that the server tells, and prompts that fit its context."""
+    try:
+        info = await client.get_json("/get_model_info")
+        vocab_size, context = info.get("vocab_size"), info.get("context_length")
+    except (RequestFailed, AttributeError):
+        return mix
+    if isinstance(context, int):
+        # Rare words may take several tokens, and a chat template some more.
+        room = (context - mix.max_new_tokens) // 2
+        if room < 1:
+            raise ValueError(f"--max-new-tokens {mix.max_new_tokens} leaves no room for a prompt in a context of {context} tokens")
+        mix = replace(mix, max_prompt_words=min(mix.max_prompt_words, room))
+    return replace(mix, vocab_size=mix.vocab_size or vocab_size)
+
+
+def _sample(requests: list[SoakRequest], count: int, seed: int) -> list[int]:
+    """Numbers of requests that will be read to their end and whose answer is determined."""
+    eligible = [number for number, request in enumerate(requests) if request.deterministic and request.fate is Fate.READ]
+    return sorted(random.Random(seed).sample(eligible, min(count, len(eligible))))
+
+
+class _Soak:
+    """One soak under way."""
+
+    def __init__(self, client: Client, settings: SoakSettings, requests: list[SoakRequest]) -> None:
+        self.requests = requests
+        self.result = SoakResult()
+        self._client = client
+        self._settings = settings
+        self._alone: dict[int, Answer] = {}
+
+    async def ask_alone(self, numbers: list[int]) -> None:
+        """Ask these one by one, for comparison."""
+        for number in tqdm(numbers, desc="alone", unit="request"):
+            request = self.requests[number]
+            answer = await self._read(number, request)
+            if answer is not None:
+                self._alone[number] = answer
+
+    async def load(self) -> None:
+        """All requests, and an eye on the server's memory meanwhile."""
+        watch = asyncio.create_task(self._watch_memory())
+        with tqdm(total=len(self.requests), desc="load", unit="request") as bar:
+
+            async def send(number: int) -> None:
+                outcome = await self._send(number)
+                self.result.outcomes[outcome] += 1
+                bar.update()
+
+            await run_load(range(len(self.requests)), send, concurrency=self._settings.concurrency)
+        watch.cancel()
+
+    async def settle(self) -> None:
+        """Wait until the server is idle; remember its state, and its memory.
+
+        A server may tell the figures of its last step, so it is first given one more: a single token.
+        """
+        try:
+            await ask(self._client, GenerationCall(prompt="Hi", max_tokens=1))
+            self.result.state = await wait_idle(self._client, self._settings.settle_seconds)
+        except RequestFailed as error:
+            self.result.failures.add(error)
+        self._note_memory()
+
+    async def _watch_memory(self) -> None:
+        while self._note_memory():
+            await asyncio.sleep(_MEMORY_SECONDS)
+
+    def _note_memory(self) -> bool:
+        """False where there is nothing to watch, or no longer."""
+        pid = self._settings.server_pid
+        if pid is None:
+            return False
+        try:
+            self.result.memory.append(resident_bytes(pid))
+        except ValueError as error:
+            self.result.failures.add(RequestFailed("the server's process is gone", str(error)))
+            return False
+        return True
+
+    async def _send(self, number: int) -> str:
+        """Send one request and do with it what its fate is; returns its outcome."""
+        request = self.requests[number]
+        match request.fate:
+            case Fate.READ:
+                answer = await self._read(number, request)
+                self._compare(number, answer)
+            case Fate.DISCONNECT:
+                try:
+                    async with asyncio.timeout(request.wait):
+                        answer = await self._read(number, request)
+                except TimeoutError:
+                    return "disconnected"
+            case Fate.ABORT:
+                answer = await self._read_aborted(number, request)
+        if answer is None:
+            return "failed"
+        return "aborted" if answer.unfinished else "answered"
+
+    async def _read(self, number: int, request: SoakRequest, *, rid: str | None = None, watch: Any = lambda answer: None) -> Answer | None:
+        """The answer, checked; None where the request failed."""
+        call = replace(request.call, rid=rid or uuid.uuid4().hex)
+        try:
+            answer = await ask(self._client, call, api=request.api, watch=watch, allow_abort=request.fate is Fate.ABORT)
+        except RequestFailed as error:
+            self.result.failures.add(error)
+            if error.reason == MALFORMED:
+                self.result.problems.append(f"request {number} ({request.api}): {error}")
+            return None
+        self.result.problems += [f"request {number} ({request.api}): {problem}" for problem in problems(request, answer)]
+        return answer
+
+    async def _read_aborted(self, number: int, request: SoakRequest) -> Answer | None:
+        """Read the answer while another task aborts the request."""
+        rid = uuid.uuid4().hex
+        known: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        if request.api is Api.GENERATE:
+            known.set_result(rid)
+
+        def learn_id(answer: Answer) -> None:
+            if not known.done() and answer.request_id is not None:
+                known.set_result(answer.request_id)
+
+        abort = asyncio.create_task(self._abort(request.wait, known))
+        try:
+            return await self._read(number, request, rid=rid, watch=learn_id)
+        finally:
+            abort.cancel()
+            await asyncio.gather(abort, return_exceptions=True)
+
+    async def _abort(self, wait: float, request_id: asyncio.Future[str]) -> None:
+        await asyncio.sleep(wait)
+        try:
+            await self._client.post(ABORT_PATH, {"rid": await request_id})
+        except RequestFailed as error:
+            self.result.failures.add(RequestFailed(f"{ABORT_PATH}: {error.reason}", error.detail))
+
+    def _compare(self, number: int, answer: Answer | None) -> None:
+        alone = self._alone.get(number)
+        if alone is None or answer is None:
+            return
+        self.result.verified += 1
+        if (alone.texts, alone.finish_reasons) != (answer.texts, answer.finish_reasons):
+            differing = next(((a, b) for a, b in zip(alone.texts, answer.texts, strict=True) if a != b), ("", ""))
+            self.result.mismatches.append(f"request {number}: alone {_around(*differing)}, under load {_around(*reversed(differing))}")
+
+
+def _around(text: str, other: str) -> str:
+    """A piece of `text` from a little before the place where `other` departs from it."""
+    same = next((at for at, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
+    return repr(text[max(0, same - 20) : same + 20])

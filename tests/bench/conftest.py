@@ -1,0 +1,26 @@
+"""Fixtures of the measurements' tests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from scripted_server import ScriptedServer, serve
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with serve(ScriptedServer()) as running:
+        yield running
+
+
+@pytest.fixture
+def nobody() -> str:
+    """A URL of this machine at which nothing listens."""
+    with serve(ScriptedServer()) as gone:
+        return gone.url
