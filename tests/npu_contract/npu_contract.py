@@ -161,10 +161,9 @@ def _reject(name: str, call: ast.Call | None) -> str | None:
     known = contract()["python"]
     if name in ROOTS or any(other.startswith(f"{name}.") for other in known if name not in known):
         return None
+    candidates = [Parameters.of_schema(schema) for schema in _schemas(name)]
     if name in known:
-        candidates = [Parameters.of_signature(known[name])]
-    else:
-        candidates = [Parameters.of_schema(schema) for schema in _schemas(name)]
+        candidates.append(Parameters.of_signature(known[name]))
     if not candidates:
         return f"{name}: not in torch_npu {contract()['torch_npu']}, or not in the extract yet (see extract.py)"
     reasons = [parameters.reject(call) for parameters in candidates] if call else [None]

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -25,7 +26,11 @@ from simnpu_device.install import Simulator, install  # noqa: E402
 REPORTS = "PIECEWORK_SIMNPU_REPORTS"
 """Set in the child process: the file that it writes its reports to."""
 
-Reports = dict[str, list[pytest.TestReport]]
+
+class Reports(dict[str, list[pytest.TestReport]]):
+    """Reports of set-up, call and tear-down by node id."""
+
+
 child_reports = pytest.StashKey[Reports]()
 child_output = pytest.StashKey[str]()
 
@@ -68,44 +73,45 @@ def _runs_in_child(item: pytest.Item) -> bool:
     return any(FOLDER not in other.path.parents for other in item.session.items)
 
 
-def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     if not _runs_in_child(item):
         return None
     if child_reports not in item.session.stash:
         _run_child(item.session)
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in item.session.stash[child_reports].get(item.nodeid) or [_lost(item)]:
+    reports = item.session.stash[child_reports].get(item.nodeid, [])
+    complete = any(report.when == "teardown" for report in reports)
+    for report in reports if complete else [*reports, _lost(item)]:
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    # The test before left set up what it shares with this one, which pytest tears down only after a test of its own.
+    item.session._setupstate.teardown_exact(nextitem)
     return True
 
 
 def _run_child(session: pytest.Session) -> None:
     """Runs all selected tests that use the device, and keeps their reports by node id."""
     wanted = [item.nodeid for item in session.items if _runs_in_child(item)]
-    reports: Reports = {}
-    file = session.config.rootpath / ".pytest_cache" / f"simnpu-{os.getpid()}.jsonl"
-    file.parent.mkdir(exist_ok=True)
-    try:
+    config, reports = session.config, Reports()
+    options = ["-q", "-p", "no:cacheprovider", f"--rootdir={config.rootpath}", *(["-c", str(config.inipath)] if config.inipath else [])]
+    with tempfile.NamedTemporaryFile("r") as file:
         child = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *wanted],
-            cwd=session.config.rootpath,
-            env=os.environ | {REPORTS: str(file)},
+            [sys.executable, "-m", "pytest", *options, *wanted],
+            cwd=config.rootpath,
+            env=os.environ | {REPORTS: file.name},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for line in file.read_text().splitlines() if file.exists() else []:
-            report = session.config.hook.pytest_report_from_serializable(config=session.config, data=json.loads(line))
+        for line in file:
+            report = config.hook.pytest_report_from_serializable(config=config, data=json.loads(line))
             reports.setdefault(report.nodeid, []).append(report)
-    finally:
-        file.unlink(missing_ok=True)
     session.stash[child_reports] = reports
     session.stash[child_output] = child.stdout
 
 
 def _lost(item: pytest.Item) -> pytest.TestReport:
-    text = "the child process ended without a report of this test:\n" + item.session.stash[child_output][-4000:]
+    text = "the child process ended in this test or before it:\n" + item.session.stash[child_output][-4000:]
     return pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call")
 
 

@@ -85,7 +85,7 @@ class Cache:
         return torch.cat(parts)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(requests=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 250)), min_size=1, max_size=4), swapped=st.booleans())
 def test_fused_attention(simnpu: Any, requests: list[tuple[int, int]], swapped: bool) -> None:
     cache, new = Cache(), [count for count, _ in requests]

@@ -187,9 +187,7 @@ def test_lengths_captured_without_auto_dispatch_stay_what_they_were(simnpu: Any)
     pages, (keys, values) = torch.tensor([[1]], dtype=torch.int32, device="npu"), caches()
     values[1, :4] = torch.tensor([1.0, 3.0, 5.0, 7.0], device="npu")[:, None, None]
     lengths = torch.tensor([1], dtype=torch.int32)
-    graph, _ = capture(
-        lambda: torch.ops.atb._npu_paged_attention(query, keys, values, KV_HEADS, HEADS, 1.0, pages, lengths, out)
-    )
+    graph, _ = capture(lambda: torch.ops.atb._npu_paged_attention(query, keys, values, KV_HEADS, HEADS, 1.0, pages, lengths, out))
     lengths.fill_(4)
     graph.replay()
     torch.testing.assert_close(out.cpu(), torch.full((1, HEADS, HEAD_SIZE), 1.0))

@@ -44,7 +44,7 @@ WITH_ONE_INPUT: dict[str, Function] = {
     "sort": lambda x: tuple(x.sort()),
     "cumsum": lambda x: x.cumsum(0),
     "to half and back": lambda x: x.half().float(),
-    "bfloat16": lambda x: (x.bfloat16() @ x.bfloat16().t()),
+    "bfloat16": lambda x: x.bfloat16() @ x.bfloat16().t(),
     "matmul": lambda x: x.view(2, 2, 8) @ x.view(2, 8, 2),
     "einsum": lambda x: torch.einsum("ij,kj->ik", x, x),
     "attention": lambda x: F.scaled_dot_product_attention(*[x.view(1, 2, 2, 8)] * 3, is_causal=True),

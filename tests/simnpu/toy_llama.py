@@ -144,10 +144,7 @@ class ToyLlama(nn.Module):
 
     def piece(self, index: int, ids: Tensor, positions: Tensor, attended: Tensor | None, residual: Tensor | None) -> Any:
         """`Between` for the attention of layer `index`, or the last hidden states [T, hidden]."""
-        if index == 0:
-            residual = self.embedding(ids)
-        else:
-            residual = self.layers[index - 1].end(attended, residual)
+        residual = self.embedding(ids) if index == 0 else self.layers[index - 1].end(attended, residual)
         if index == LAYERS:
             return self.norm(residual)
         return self.layers[index].begin(residual, self.cos[positions], self.sin[positions])

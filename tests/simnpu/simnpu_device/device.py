@@ -34,7 +34,7 @@ def set_device(device: Any) -> None:
     """There is one device, and it is the current one."""
 
 
-class device:  # noqa: N801 - torch_npu's name
+class device:
     """Makes a device the current one inside the block; there is one."""
 
     def __init__(self, device: Any) -> None:

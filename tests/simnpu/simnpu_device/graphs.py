@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_map
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from .extension import extension
 from .streams import ExternalEvent, Stream, StreamContext, current_stream
@@ -152,7 +152,7 @@ def make_graph_class() -> type:
     return NPUGraph
 
 
-class graph:  # noqa: N801 - torch_npu's name
+class graph:
     """Captures what the block launches. A failing block still ends the capture, and an invalidated capture raises there.
 
     As in torch_npu, where ending the capture raises, the stream (and the dispatch mode) of the block stay current.

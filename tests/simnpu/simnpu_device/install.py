@@ -17,7 +17,9 @@ from . import device, graphs, ops, streams
 from .extension import extension
 
 TORCH_NPU = (device, graphs, streams)
-"""Modules whose functions and classes are torch.npu's."""
+"""Modules with torch.npu's functions and classes."""
+TORCH_ASKS_FOR = ("_is_in_bad_fork", "_lazy_init")
+"""Functions of a device's module that torch itself calls."""
 
 
 class Simulator:
@@ -88,7 +90,7 @@ def install() -> Simulator:
     npu, package, compiled = (_module(name) for name in ("torch_npu.npu", "torch_npu", "torch_npu._C"))
     for module in TORCH_NPU:
         for name, value in vars(module).items():
-            if getattr(value, "__module__", None) == module.__name__ and not (name.startswith("_") and not callable(value)):
+            if f"torch.npu.{name}" in contract()["python"] or name in TORCH_ASKS_FOR:
                 setattr(npu, name, value)
     npu.NPUGraph = graphs.make_graph_class()  # type: ignore[attr-defined]
     compiled._weak_ref_tensor = extension().weak_reference  # type: ignore[attr-defined]
@@ -96,7 +98,7 @@ def install() -> Simulator:
     torch._register_device_module("npu", npu)
     torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
     extension().set_cpu_fallbacks(set(contract()["cpu_fallback"]))
-    extension().register_launch([name for name in contract()["native_over_fallback"]])
+    extension().register_launch(list(contract()["native_over_fallback"]))
     _define_ops(package)
     return Simulator()
 

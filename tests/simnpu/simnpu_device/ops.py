@@ -64,8 +64,8 @@ def npu_reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_c
     _check(len(slot_indices) == len(key) == len(value), "_npu_reshape_and_cache: one slot for each token")
     slots = slot_indices.long()
     _check(bool(((slots >= 0) & (slots < key_cache.shape[0] * key_cache.shape[1])).all()), "_npu_reshape_and_cache: no such slot")
-    for tokens, cache in ((key, key_cache), (value, value_cache)):
-        cache.view(-1, *cache.shape[2:])[slots] = tokens
+    key_cache.flatten(0, 1)[slots] = key
+    value_cache.flatten(0, 1)[slots] = value
 
 
 def npu_paged_attention(
@@ -122,8 +122,8 @@ def npu_fused_infer_attention_score(
     lse = torch.zeros(len(query), num_heads, 1) if softmax_lse_flag else torch.zeros(1)
     begin = 0
     for request, (end, length) in enumerate(zip(ends, lengths, strict=True)):
-        tokens = [_read_pages(cache, pages[request], length) for cache in caches]
-        out[begin:end], sums = _attention(query[begin:end], *tokens, scale, causal=sparse_mode == 3)
+        keys, values = (_read_pages(cache, pages[request], length) for cache in caches)
+        out[begin:end], sums = _attention(query[begin:end], keys, values, scale, causal=sparse_mode == 3)
         if softmax_lse_flag:
             lse[begin:end, :, 0] = sums
         begin = end

@@ -38,7 +38,6 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream exchangeStream(c10::Stream stream) const override {
     return as_stream(std::exchange(current_stream, stream.id()));
   }
-  bool isStreamCapturing(const c10::Stream& stream) const override { return is_stream_capturing(stream.id()); }
   bool queryStream(const c10::Stream&) const override { return true; }
   void synchronizeStream(const c10::Stream&) const override { synchronize(); }
   void synchronizeDevice(c10::DeviceIndex) const override { synchronize(); }

@@ -217,17 +217,20 @@ class Memory {
   }
 
   void retire_free_segments() {
-    std::erase_if(free_[kDefaultPool], [this](const auto& block) {
-      const auto& [address, size] = block;
+    FreeBlocks& blocks = free_[kDefaultPool];
+    for (auto block = blocks.begin(); block != blocks.end();) {
+      const auto [address, size] = *block;
       auto segment = segments_.find(address);
-      if (segment == segments_.end() || segment->second.size != size) return false;
-      reserved_ -= size;
-      retired_.push_back(address);
-      return true;
-    });
+      const bool whole = segment != segments_.end() && segment->second.size == size;
+      if (whole) {
+        reserved_ -= size;
+        retired_.push_back(address);
+      }
+      block = whole ? blocks.erase(block) : std::next(block);
+    }
   }
 };
 
-inline Memory memory;
+inline Memory& memory = *new Memory;  // outlives every tensor, also those that die while the process ends
 
 }  // namespace simnpu
