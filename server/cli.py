@@ -21,11 +21,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = getattr(arguments, "parser", parser)
     if unknown:
         chosen.reject(unknown)
-    if "run" not in arguments:
+    if "func" not in arguments:
         chosen.print_help(sys.stderr)
         return EXIT_USER_ERROR
     try:
-        code: int = arguments.run(arguments)
+        code: int = arguments.func(arguments)
         return code
     except ValueError as error:
         return report(chosen.prog, error)
@@ -39,8 +39,9 @@ def build_parser() -> ArgumentParser:
     parser.add_argument("--version", action="version", version=f"piecework {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_serve(commands)
+    _add_bench(commands)
     version = commands.add_parser("version", help="print the versions of piecework and of what it runs on")
-    version.set_defaults(run=_version, parser=version)
+    version.set_defaults(func=_version, parser=version)
     return parser
 
 
@@ -54,7 +55,17 @@ def _add_serve(commands: Any) -> None:
         "SIGTERM or Ctrl-C lets running requests finish; a second one ends at once.",
     )
     add_config_arguments(serve, EngineConfig, ServerConfig)
-    serve.set_defaults(run=_serve, parser=serve)
+    serve.set_defaults(func=_serve, parser=serve)
+
+
+def _add_bench(commands: Any) -> None:
+    from ..bench.cli import add_bench_parsers
+
+    bench = commands.add_parser(
+        "bench", help="measure a server", description="Measure any OpenAI-compatible server: what it answers, how fast, and what it leaks."
+    )
+    bench.set_defaults(parser=bench)
+    add_bench_parsers(bench.add_subparsers(title="measurements", metavar="MEASUREMENT"))
 
 
 def _serve(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,88 @@
+"""The `piecework` command: which commands there are, and what a person sees who mistypes one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import piecework
+from piecework.server.cli import build_parser, main
+
+COMMANDS = ["serve", "bench", "version"]
+
+
+def error_of(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What `piecework ARGV` prints on stderr, given that it ends with exit code 2."""
+    try:
+        code: object = main(argv)
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    return printed.err
+
+
+def test_the_commands_are_these(capsys: pytest.CaptureFixture[str]) -> None:
+    """A command is listed when it exists, and not before."""
+    commands = build_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    assert list(commands) == COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert f"piecework {command}" in capsys.readouterr().out
+
+
+def test_version_on_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    short = capsys.readouterr().out
+    assert main(["version"]) == 0
+    assert short == f"piecework {piecework.__version__}\n"
+    assert capsys.readouterr().out.startswith(short.strip())
+
+
+def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert error_of([], capsys).startswith("usage: piecework")
+
+
+def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    error = error_of(["sevre"], capsys)
+    assert error.startswith("piecework: error: ") and error.count("\n") == 1 and "serve" in error
+
+
+@pytest.mark.parametrize(
+    ("argv", "error"),
+    [
+        (["serve", "--prot", "1"], "unknown flag --prot; did you mean --port?"),
+        (["serve", "--port", "-5"], "--port must lie between 0 and 65535, got -5"),
+        (["serve", "--context-length", "0"], "--context-length must be at least 1, got 0"),
+        (
+            ["serve", "--host", "203.0.113.1", "--port", "0"],
+            "cannot listen on --host 203.0.113.1 --port 0: Cannot assign requested address",
+        ),
+        (["serve", "--port", "0", "--model-path", "/nowhere/at/all"], "/nowhere/at/all"),
+    ],
+)
+def test_what_the_user_can_mend_is_one_line(argv: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = error_of(argv, capsys)
+    assert printed.startswith("piecework serve: error: ") and printed.count("\n") == 1
+    assert error in printed
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["serve", "--help"], ["bench", "--help"], ["serve", "--port", "x"], ["--version"]])
+def test_help_and_mistakes_need_no_heavy_import(argv: list[str]) -> None:
+    code = (
+        "import sys\nfrom piecework.server.cli import main\n"
+        f"try: main({argv!r})\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'fastapi', 'uvicorn', 'pydantic', 'aiohttp', 'numpy', 'zmq'} & set(sys.modules)\n"
+        "sys.exit(f'imported {sorted(heavy)}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
