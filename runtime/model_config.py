@@ -82,7 +82,7 @@ class ModelConfig:
         )
 
     @classmethod
-    def from_gguf(cls, reader: FastGGUFReader, *, rope_factors: list[float] | None = None) -> ModelConfig:
+    def from_gguf(cls, reader: FastGGUFReader, *, eos_token_ids: list[int], rope_factors: list[float] | None = None) -> ModelConfig:
         """Of a GGUF file's metadata; `rope_factors`: what its rotary frequencies are divided by.
 
         Raises `ValueError` where a key is missing or the model is not supported.
@@ -105,7 +105,6 @@ class ModelConfig:
             rope_scaling = {"factor": get("rope.scaling.factor")}
         if rope_factors is not None:
             rope_type, rope_scaling = "divided", {"factors": rope_factors}
-        eos = [metadata(reader, f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
         return cls(
             architecture=architecture,
             vocab_size=int(tensors["token_embd.weight"].shape[1]) if "token_embd.weight" in tensors else get("vocab_size"),
@@ -126,7 +125,7 @@ class ModelConfig:
             mlp_bias="blk.0.ffn_up.bias" in tensors,
             qk_norm="blk.0.attn_q_norm.weight" in tensors,
             windows=[None] * num_layers,
-            eos_token_ids=sorted({token for token in eos if token is not None}),
+            eos_token_ids=eos_token_ids,
         )
 
 

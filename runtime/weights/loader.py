@@ -16,6 +16,7 @@ from ..models.llama import LlamaForCausalLM
 from ..models.registry import build_model
 from . import gguf, safetensors
 from .gguf_reader import open_gguf
+from .gguf_tokenizer import gguf_eos_token_ids
 
 
 def load_model(path: str, dtype: torch.dtype, device: torch.device, progress: bool) -> tuple[LlamaForCausalLM, ModelConfig]:
@@ -25,7 +26,8 @@ def load_model(path: str, dtype: torch.dtype, device: torch.device, progress: bo
     """
     if Path(path).suffix == ".gguf":
         reader = open_gguf(Path(path))
-        config = ModelConfig.from_gguf(reader, rope_factors=gguf.rope_factors(reader))
+        eos_token_ids = gguf_eos_token_ids(Path(path))
+        config = ModelConfig.from_gguf(reader, eos_token_ids=eos_token_ids, rope_factors=gguf.rope_factors(reader))
         tensors: Iterable[tuple[str, torch.Tensor]] = gguf.read_tensors(reader, config, dtype)
         count = len(reader.tensors)
     else:

@@ -43,7 +43,7 @@ def test_an_architecture_gives_the_same_logits_as_its_folder(tmp_path: Path, arc
     write_gguf(folder, tmp_path / "model.gguf", architecture, TYPES.F32)
     ours, theirs = load(tmp_path / "model.gguf"), dict_of(folder)
     assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
-    wanted, read = ModelConfig.from_pretrained(folder), ModelConfig.from_gguf(open_gguf(tmp_path / "model.gguf"))
+    wanted, read = ModelConfig.from_pretrained(folder), ModelConfig.from_gguf(open_gguf(tmp_path / "model.gguf"), eos_token_ids=[2])
     for name in ("num_heads", "num_kv_heads", "head_dim", "rope_theta", "qkv_bias", "o_bias", "mlp_bias", "qk_norm", "tie_word_embeddings"):
         assert getattr(read, name) == getattr(wanted, name), name
 
