@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 
 from .attention import AttentionBackend
+from .graph import Graph, weak_ref_tensor
 
 
 class MemoryInfo(NamedTuple):
@@ -29,9 +31,21 @@ class Platform:
     default_chunked_prefill_size: int = 2048
     default_max_running_requests: int = 256
     default_mem_fraction: float = 0.88
+    piece_compilers: tuple[str, ...] = ("inductor", "eager")
+    """How pieces of a model may be compiled; the first is the default."""
+    graphs_are_real: bool = True
+    """Whether a graph records what is launched. If not, it can only call work again, and must know it as a callable."""
+    graph_budget: int | None = None
+    """Most graphs that may exist at once; None: as many as fit the memory."""
+    padding_limit: float = 2.0
+    """Padding a step to a captured size pays up to this many times its tokens."""
 
     def device(self) -> torch.device:
         return torch.device(self.device_type)
+
+    def identity(self) -> str:
+        """What code that was compiled for this device depends on: its kind and what it can do."""
+        return self.device_type
 
     def set_up(self, num_threads: int | None) -> None:
         """Called once in the engine process before anything is allocated."""
@@ -44,3 +58,30 @@ class Platform:
 
     def attention_backend(self) -> AttentionBackend:
         raise NotImplementedError
+
+    def graph(self) -> Graph:
+        """A new graph with nothing recorded."""
+        raise NotImplementedError
+
+    def graph_pool(self) -> Any:
+        """A handle of memory that graphs share if they are replayed in the order of their captures."""
+        raise NotImplementedError
+
+    def graph_bytes(self, pool: Any) -> int:
+        """Bytes that the graphs of a pool take, their outputs included."""
+        raise NotImplementedError
+
+    def graph_stream(self) -> Any:
+        """A stream to warm up and capture on, beside the one that serves; None where there are no streams."""
+        return None
+
+    def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
+        """Launch on `stream` inside the block, after all that was launched before it, and before all that follows it."""
+        return nullcontext()
+
+    def weak_ref_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor on the same memory that does not keep it."""
+        return weak_ref_tensor(tensor)
+
+    def empty_cache(self) -> None:
+        """Give memory that nothing uses back to the device."""

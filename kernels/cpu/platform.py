@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import psutil
 import torch
@@ -10,6 +11,7 @@ import torch
 from ..attention import AttentionBackend
 from ..paged_attention import TorchAttention
 from ..platform import MemoryInfo, Platform
+from .graph import CpuGraph, CpuGraphPool
 
 
 class CpuPlatform(Platform):
@@ -20,6 +22,18 @@ class CpuPlatform(Platform):
     default_max_running_requests = 64
     # The rest of the host's memory is other people's: the page cache, the web process, other servers.
     default_mem_fraction = 0.2
+    graphs_are_real = False
+    # Arithmetic bounds a CPU: every padded token costs what a real one does, so only a step of a captured size is replayed.
+    padding_limit = 1.0
+
+    def identity(self) -> str:
+        """Instruction sets, as torch names the best of them and as Linux lists them all."""
+        try:
+            lines = Path("/proc/cpuinfo").read_text().splitlines()
+        except OSError:
+            lines = []
+        flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
+        return " ".join(["cpu", torch.backends.cpu.get_cpu_capability(), *sorted(flags)])
 
     def set_up(self, num_threads: int | None) -> None:
         torch.set_num_threads(num_threads or len(os.sched_getaffinity(0)))
@@ -30,3 +44,12 @@ class CpuPlatform(Platform):
 
     def attention_backend(self) -> AttentionBackend:
         return TorchAttention()
+
+    def graph(self) -> CpuGraph:
+        return CpuGraph()
+
+    def graph_pool(self) -> CpuGraphPool:
+        return CpuGraphPool()
+
+    def graph_bytes(self, pool: CpuGraphPool) -> int:
+        return pool.num_bytes

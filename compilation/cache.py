@@ -1,0 +1,154 @@
+"""The compile cache on disk: files named by the hash of all they depend on, shared by every server of a machine.
+
+    <folder>/<key>.json           what an entry is, and the hash of its content
+    <folder>/<hash><suffix>       the content, named by its own hash: it never changes
+    <folder>/<key>.lock           held by the process that is making the entry
+
+Entries are written aside and renamed, content first. An entry whose content is missing or has another hash is no entry.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_ENTRY = re.compile(r"[0-9a-f]{64}\.json")
+_CONTENT = re.compile(r"[0-9a-f]{64}\.[a-z0-9]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One file of the cache. `about`: what it is, for people; `created`: seconds since 1970."""
+
+    key: str
+    content: str
+    num_bytes: int
+    created: float
+    about: dict[str, Any]
+
+
+def cache_folder() -> Path:
+    """Where the cache lies: $PIECEWORK_CACHE_DIR, or `piecework` in the user's cache folder."""
+    if chosen := os.environ.get("PIECEWORK_CACHE_DIR"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "piecework"
+
+
+def entry_key(parts: Mapping[str, Any]) -> str:
+    """The name of an entry that depends on `parts`: 64 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+class CompileCache:
+    """Files by key. Raises `OSError` where the folder cannot be written; whoever reads gets None for what is not whole."""
+
+    def __init__(self, folder: Path) -> None:
+        # What is loaded from here is run: nobody else may write it.
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.folder = folder
+
+    def get(self, key: str) -> Path | None:
+        """The content of an entry, verified; None if there is no such entry or it is damaged."""
+        entry = self._read(key)
+        return self.folder / entry.content if entry is not None and self._is_whole(entry) else None
+
+    def put(self, key: str, file: Path, about: Mapping[str, Any]) -> Path:
+        """Make `file`, which lies in `work_folder`, the content of an entry. An older entry of the key is replaced."""
+        content = f"{_hash(file)}{file.suffix}"
+        num_bytes = file.stat().st_size
+        os.replace(file, self.folder / content)
+        entry = {"content": content, "num_bytes": num_bytes, "created": time.time(), "about": dict(about)}
+        with self.work_folder() as folder:
+            (folder / "entry").write_text(json.dumps(entry))
+            os.replace(folder / "entry", self.folder / f"{key}.json")
+        return self.folder / content
+
+    @contextmanager
+    def work_folder(self) -> Iterator[Path]:
+        """A folder on the cache's disk for files in the making; it is gone afterwards."""
+        folder = tempfile.mkdtemp(prefix="work-", dir=self.folder)
+        try:
+            yield Path(folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @contextmanager
+    def lock(self, key: str) -> Iterator[None]:
+        """Held by one process at a time: whoever waited finds the entry made. A process that dies lets go."""
+        with open(self.folder / f"{key}.lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def entries(self) -> list[Entry]:
+        """All whole entries, the newest first."""
+        keys = [path.stem for path in self.folder.glob("*.json") if _ENTRY.fullmatch(path.name)]
+        entries = [entry for key in keys if (entry := self._read(key)) is not None and self._is_whole(entry)]
+        return sorted(entries, key=lambda entry: -entry.created)
+
+    def clear(self) -> int:
+        """Remove everything, left-overs of killed processes too; returns how many bytes that were."""
+        freed = 0
+        for path in self.folder.iterdir():
+            freed += sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) if path.is_dir() else path.stat().st_size
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        return freed
+
+    def export(self, archive: Path) -> int:
+        """Write all whole entries into a .tar.gz for another machine of the same kind; returns how many."""
+        entries = self.entries()
+        with tarfile.open(archive, "w:gz") as tar:
+            for name in sorted({entry.content for entry in entries} | {f"{entry.key}.json" for entry in entries}):
+                tar.add(self.folder / name, arcname=name)
+        return len(entries)
+
+    def import_(self, archive: Path) -> int:
+        """Take the entries of an archive that `export` wrote; returns how many. Their code will be run: it must be trusted.
+
+        Raises `ValueError` if the file is no such archive.
+        """
+        try:
+            with tarfile.open(archive, "r:gz") as tar, self.work_folder() as folder:
+                members = [
+                    member for member in tar if member.isfile() and (_ENTRY.fullmatch(member.name) or _CONTENT.fullmatch(member.name))
+                ]
+                tar.extractall(folder, members=members, filter="data")
+                imported = CompileCache(folder).entries()
+                for entry in imported:
+                    copy = folder / f"copy{Path(entry.content).suffix}"
+                    shutil.copyfile(folder / entry.content, copy)
+                    self.put(entry.key, copy, entry.about)
+                return len(imported)
+        except (tarfile.TarError, EOFError, OSError) as error:
+            raise ValueError(f"{archive} is no archive of a compile cache: {error}") from error
+
+    def _read(self, key: str) -> Entry | None:
+        try:
+            data = json.loads((self.folder / f"{key}.json").read_text())
+            entry = Entry(key=key, **data)
+        except (OSError, ValueError, TypeError):
+            return None
+        whole = isinstance(entry.content, str) and _CONTENT.fullmatch(entry.content) and isinstance(entry.created, int | float)
+        return entry if whole else None
+
+    def _is_whole(self, entry: Entry) -> bool:
+        try:
+            return _hash(self.folder / entry.content) == entry.content.partition(".")[0]
+        except OSError:
+            return False
+
+
+def _hash(file: Path) -> str:
+    with open(file, "rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

@@ -1,0 +1,246 @@
+"""The graphs of one phase: which sizes are recorded, which one runs a step, and what happens when one fails."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+import torch
+
+from ..kernels.platform import Platform
+from .errors import CaptureError
+from .recording import Recordable, Recorder, Recording
+
+logger = logging.getLogger(__name__)
+
+DummyStep = Callable[[int], AbstractContextManager[Sequence[torch.Tensor]]]
+"""For a size, a block in which a step of that many made-up tokens can run, and its inputs.
+
+What the step stores must go where no request's tokens lie. Two blocks of one size in a row must give the same step."""
+
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}
+"""How far a replay may be from eager, as a share of the length of the hidden states: kernels sum in another order."""
+
+
+class Reason(StrEnum):
+    """Why a step ran without a graph, or a size has none."""
+
+    TOO_LONG = "too_long"
+    NOT_CAPTURED = "not_captured"
+    PADDING = "padding"
+    OUT_OF_MEMORY = "out_of_memory"
+    CAPTURE_FAILED = "capture_failed"
+    REPLAY_FAILED = "replay_failed"
+    WRONG_RESULT = "wrong_result"
+    INPUT_MOVED = "input_moved"
+
+
+_REMEDY = {
+    Reason.OUT_OF_MEMORY: "lower --mem-fraction-static or --piecewise-cuda-graph-max-tokens",
+    Reason.CAPTURE_FAILED: "leave it out of --piecewise-cuda-graph-tokens, or try --piecewise-cuda-graph-compiler eager",
+    Reason.REPLAY_FAILED: "--debug-cuda-graph tells which input moved",
+    Reason.WRONG_RESULT: "try --piecewise-cuda-graph-compiler eager",
+    Reason.INPUT_MOVED: "weights must be updated in place",
+}
+
+
+@dataclass(slots=True)
+class GraphStats:
+    """Counters of one phase's graphs. `capture_seconds`: by size. `graph_bytes`: of the whole pool."""
+
+    replays: int = 0
+    replayed_tokens: int = 0
+    padded_tokens: int = 0
+    fallbacks: Counter[Reason] = field(default_factory=Counter)
+    disabled: dict[int, Reason] = field(default_factory=dict)
+    capture_seconds: dict[int, float] = field(default_factory=dict)
+    num_graphs: int = 0
+    graph_bytes: int = 0
+
+
+class Graphs:
+    """One forward's graphs by number of tokens. Nothing here raises because of a graph: a size that fails runs eagerly.
+
+    `forward` is recorded; `eager` is what its answers are checked against. `buffers` are the static inputs, as long as
+    the largest size; each size is recorded on their first rows. `phase` names the graphs in the log.
+    """
+
+    def __init__(
+        self,
+        forward: Recordable,
+        platform: Platform,
+        *,
+        buffers: Sequence[torch.Tensor],
+        sizes: Sequence[int],
+        dummy_step: DummyStep,
+        eager: Callable[..., torch.Tensor] | None = None,
+        phase: str = "prefill",
+        debug: bool = False,
+    ) -> None:
+        self._forward, self._platform = forward, platform
+        self._buffers = list(buffers)
+        self._dummy_step, self._eager = dummy_step, eager
+        self._phase, self._debug = phase, debug
+        self._pool = platform.graph_pool()
+        self._stream = platform.graph_stream()
+        self._recordings: dict[int, Recording] = {}
+        self._frozen = False
+        self.sizes = sorted(set(sizes))
+        self.stats = GraphStats()
+        assert not self.sizes or self.sizes[-1] <= min(buffer.shape[0] for buffer in self._buffers)
+
+    @property
+    def captured(self) -> list[int]:
+        """Sizes that can be replayed, ascending."""
+        return sorted(self._recordings)
+
+    def pending(self) -> list[int]:
+        """Sizes that are still to be captured, from large to small, so that small ones find memory in the pool."""
+        return [size for size in reversed(self.sizes) if size not in self._recordings and size not in self.stats.disabled]
+
+    def capture(self, size: int) -> bool:
+        """Record a size, and check it. False if that failed: the size is disabled then, and a line in the log says why."""
+        began = time.perf_counter()
+        failure = self._try(size)
+        if failure is not None:
+            self._disable(size, failure)
+            return False
+        self.stats.num_graphs += self._recordings[size].num_graphs
+        self.stats.graph_bytes = self._platform.graph_bytes(self._pool)
+        self.stats.capture_seconds[size] = time.perf_counter() - began
+        return True
+
+    def choose(self, num_tokens: int) -> int | None:
+        """The captured size that a step of `num_tokens` is padded to; None: it runs eagerly, and the reason is counted."""
+        size = next((size for size in self.captured if size >= num_tokens), None)
+        if size is not None and size <= num_tokens * self._platform.padding_limit:
+            return size
+        self.stats.fallbacks[self._reason_for(num_tokens)] += 1
+        return None
+
+    def replay(self, size: int, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """The forward on `inputs` [T, ...], T <= `size`: its first T rows, good until the next replay.
+
+        None if the replay fails: the size is disabled, and the step must run eagerly.
+        """
+        recording = self._recordings[size]
+        num_tokens = inputs[0].shape[0]
+        if self._debug and (moved := recording.moved_input()) is not None:
+            self._disable(size, _Failure(Reason.INPUT_MOVED, f"{moved} has moved in memory since the capture"))
+            return None
+        try:
+            self._fill(inputs, num_tokens, size)
+            output = recording.replay()
+        except Exception as error:
+            self._disable(size, _Failure(Reason.REPLAY_FAILED, _sum_up(error)))
+            return None
+        self.stats.replays += 1
+        self.stats.replayed_tokens += num_tokens
+        self.stats.padded_tokens += size - num_tokens
+        return output[:num_tokens]
+
+    def _try(self, size: int) -> _Failure | None:
+        """Record and check a size. A failure is returned as text: the exception itself would hold on to memory of the graphs."""
+        recorder = Recorder(self._platform, self._pool, self._stream)
+        try:
+            with torch.no_grad(), self._quiet_gc():
+                self._recordings[size] = self._record(size, recorder)
+                if self._eager is not None:
+                    self._check(size)
+        except Exception as error:
+            recorder.abandon()
+            return _Failure(_reason(error), _sum_up(error))
+        return None
+
+    def _record(self, size: int, recorder: Recorder) -> Recording:
+        static = [buffer[:size] for buffer in self._buffers]
+        with self._dummy_step(size) as inputs:
+            self._fill(inputs, size, size)
+            # The first run at a size chooses kernels and makes workspaces, which no graph may hold.
+            with self._platform.on_stream(self._stream):
+                self._forward(*static)
+            self._platform.synchronize()
+            recording = self._forward.record(static, recorder)
+            self._platform.synchronize()
+        return recording
+
+    def _check(self, size: int) -> None:
+        """Replays the size on random tokens and compares with eager. Raises `CaptureError`."""
+        assert self._eager is not None
+        with self._dummy_step(size) as inputs:
+            expected = self._eager(*inputs).clone()
+        with self._dummy_step(size) as inputs:
+            self._fill(inputs, size, size)
+            actual = self._recordings[size].replay()
+        difference = (actual.float() - expected.float()).norm() / expected.float().norm().clamp_min(1e-30)
+        if not difference.item() <= _TOLERANCE.get(expected.dtype, 6e-2):
+            raise _WrongResult(f"the replay is off by {difference.item():.2g} of the hidden states' length")
+
+    def _fill(self, inputs: Sequence[torch.Tensor], num_tokens: int, size: int) -> None:
+        for buffer, tensor in zip(self._buffers, inputs, strict=True):
+            buffer[:num_tokens].copy_(tensor)
+            if num_tokens < size:
+                buffer[num_tokens:size].zero_()
+
+    def _reason_for(self, num_tokens: int) -> Reason:
+        planned = next((size for size in self.sizes if size >= num_tokens), None)
+        if planned is None:
+            return Reason.TOO_LONG
+        if planned > num_tokens * self._platform.padding_limit:
+            return Reason.PADDING
+        return self.stats.disabled.get(planned, Reason.NOT_CAPTURED)
+
+    def _disable(self, size: int, failure: _Failure) -> None:
+        self._recordings.pop(size, None)
+        self.stats.disabled[size] = failure.reason
+        remedy = _REMEDY[failure.reason]
+        logger.warning("%s graphs: %d tokens run without a graph (%s: %s); %s", self._phase, size, *failure, remedy)
+        if failure.reason is Reason.OUT_OF_MEMORY:
+            gc.collect()
+            self._platform.empty_cache()
+
+    @contextmanager
+    def _quiet_gc(self) -> Iterator[None]:
+        """No collection during a capture: it could free memory of a graph. What is alive after the first stays out of all others."""
+        if not self._frozen:
+            gc.collect()
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if not self._frozen:
+                gc.freeze()
+                self._frozen = True
+            if enabled:
+                gc.enable()
+
+
+class _WrongResult(CaptureError):
+    """A replay gave other numbers than eager."""
+
+
+class _Failure(NamedTuple):
+    """Why a size is disabled, and what happened."""
+
+    reason: Reason
+    text: str
+
+
+def _reason(error: BaseException) -> Reason:
+    if isinstance(error, _WrongResult):
+        return Reason.WRONG_RESULT
+    return Reason.OUT_OF_MEMORY if isinstance(error, torch.OutOfMemoryError | MemoryError) else Reason.CAPTURE_FAILED
+
+
+def _sum_up(error: BaseException) -> str:
+    """What happened and where, in one line."""
+    first_line = str(error).strip().partition("\n")[0] or type(error).__name__
+    return ", ".join([*getattr(error, "__notes__", []), first_line])

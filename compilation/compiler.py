@@ -1,0 +1,112 @@
+"""Piece compilers: a graph in, a file that any process of this machine can load out."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from ..kernels.platform import Platform
+from . import torch_private
+from .shapes import TensorSpec
+
+logger = logging.getLogger(__name__)
+
+PieceFunction = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+"""A piece that can run: inputs in order to outputs in order, for any number of tokens."""
+
+
+class PieceCompiler(Protocol):
+    """One way to make pieces fast."""
+
+    name: str
+    suffix: str
+    """Of the files that it writes."""
+
+    def options(self) -> dict[str, Any]:
+        """All that its output depends on, besides the piece, torch and the machine."""
+        ...
+
+    def compile(self, graph: fx.Graph, example_inputs: Sequence[TensorSpec], path: Path) -> None:
+        """Compile a piece into the file `path`. Raises `CompileError`."""
+        ...
+
+    def load(self, path: Path) -> PieceFunction:
+        """What `compile` wrote, ready to run. Raises an exception of any kind where the file is not what was written."""
+        ...
+
+
+class EagerCompiler:
+    """Leaves a piece as it was traced: torch's own kernels, called one after another."""
+
+    name = "eager"
+    suffix = ".graph"
+
+    def options(self) -> dict[str, Any]:
+        return {}
+
+    def compile(self, graph: fx.Graph, example_inputs: Sequence[TensorSpec], path: Path) -> None:
+        path.write_bytes(pickle.dumps(_bare_module(graph)))
+
+    def load(self, path: Path) -> PieceFunction:
+        return _of_sequence(pickle.loads(path.read_bytes()))
+
+
+class InductorCompiler:
+    """TorchInductor ahead of time: the whole piece in one shared library, C++ between its kernels.
+
+    A package is loaded in milliseconds, without Inductor and without a C++ compiler, and one call of it spends less in
+    Python than a single op does (docs/graphs.md has the measurements).
+    """
+
+    name = "inductor"
+    suffix = ".pt2"
+
+    def options(self) -> dict[str, Any]:
+        # A CPU kernel is compiled for a number of threads.
+        return {"threads": torch.get_num_threads()}
+
+    def compile(self, graph: fx.Graph, example_inputs: Sequence[TensorSpec], path: Path) -> None:
+        torch_private.compile_package(_bare_module(graph), example_inputs, path, {})
+
+    def load(self, path: Path) -> PieceFunction:
+        return torch_private.load_package(path)
+
+
+_COMPILERS: dict[str, type[EagerCompiler | InductorCompiler]] = {"eager": EagerCompiler, "inductor": InductorCompiler}
+
+
+def piece_compiler(name: str | None, platform: Platform) -> PieceCompiler:
+    """The compiler of that name, or the platform's first choice; a name that the platform rules out gets one line in the log."""
+    if name is not None and name not in _COMPILERS:
+        raise ValueError(f"--piecewise-cuda-graph-compiler must be one of {', '.join(_COMPILERS)}, got {name}")
+    chosen = name or platform.piece_compilers[0]
+    if chosen not in platform.piece_compilers:
+        chosen = platform.piece_compilers[0]
+        logger.warning("--piecewise-cuda-graph-compiler %s is not to be had on %s: %s is used", name, platform.device_type, chosen)
+    return _COMPILERS[chosen]()
+
+
+def traced_function(graph: fx.Graph) -> PieceFunction:
+    """A piece as it was traced, uncompiled."""
+    return _of_sequence(_bare_module(graph))
+
+
+def _of_sequence(module: fx.GraphModule) -> PieceFunction:
+    forward = module.forward
+    return lambda inputs: forward(*inputs)
+
+
+def _bare_module(graph: fx.Graph) -> fx.GraphModule:
+    """`graph` as a module, without what tracing left on its nodes: fake tensors, stacks, symbols."""
+    bare = fx.Graph()
+    inner: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        inner[node] = bare.node_copy(node, inner.__getitem__)
+        inner[node].meta = {}
+    return fx.GraphModule(torch.nn.Module(), bare)

@@ -1,0 +1,187 @@
+"""From a model's forward to one that runs in pieces: trace once, cut, compile each distinct piece once, or load what others made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import fx, nn
+
+from .. import __version__
+from ..kernels.platform import Platform
+from .cache import CompileCache, entry_key
+from .compiler import PieceCompiler, PieceFunction, traced_function
+from .piecewise import PiecewiseForward
+from .plan import DistinctPiece, Plan, make_plan
+from .split import split
+from .split_ops import registered
+from .torch_private import trace
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+"""Told how many of how many distinct pieces are ready."""
+
+
+@dataclass(slots=True)
+class InstallReport:
+    """What an installation did. Seconds by piece number; `loaded` from the cache; `failed`: left as traced, and why."""
+
+    trace_seconds: float = 0.0
+    compile_seconds: dict[int, float] = field(default_factory=dict)
+    load_seconds: float = 0.0
+    loaded: list[int] = field(default_factory=list)
+    failed: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def traced(self) -> bool:
+        return self.trace_seconds > 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installer:
+    """How forwards become pieces on this machine: with which compiler, kept in which cache."""
+
+    platform: Platform
+    compiler: PieceCompiler
+    cache: CompileCache
+    max_tokens: int
+    progress: Progress = lambda done, total: None
+
+    def install(
+        self, module: nn.Module, inputs: Sequence[torch.Tensor], *, model_key: str | None = None
+    ) -> tuple[PiecewiseForward, InstallReport]:
+        """`module`'s forward in pieces. `inputs` [T, ...]: an example of what it takes, T at least 2.
+
+        `model_key`: text in which two models differ if their forwards do (architecture, sizes, dtype). With it the cut
+        forward itself is kept, and the next start does not trace. Raises `TraceError`; a piece that cannot be compiled
+        is left as traced, with a line in the log.
+        """
+        report = InstallReport()
+        tensors = named_tensors(module)
+        plan = self._known_plan(model_key, tensors)
+        functions = None if plan is None else self._load_all(plan, report)
+        if plan is None or functions is None:
+            plan, graphs, tensors = self._trace(module, list(inputs), tensors, report)
+            functions = [self._function(number, piece, graph, plan, report) for number, (piece, graph) in enumerate(graphs)]
+            if model_key is not None and plan.is_portable:
+                self._keep_plan(plan, model_key)
+        return PiecewiseForward(plan, functions, tensors), report
+
+    def _trace(
+        self, module: nn.Module, inputs: list[torch.Tensor], tensors: dict[str, torch.Tensor], report: InstallReport
+    ) -> tuple[Plan, list[tuple[DistinctPiece, fx.Graph]], dict[str, torch.Tensor]]:
+        """The plan, its pieces with their graphs, and all tensors that it names, those of no parameter too."""
+        began = time.perf_counter()
+        cut = split(trace(module.forward, inputs, self.max_tokens), inputs)
+        plan, graphs = make_plan(cut, inputs, {id(tensor): name for name, tensor in tensors.items()})
+        found = {name: cut.tensors[number] for number, name in plan.weights.items()}
+        report.trace_seconds = time.perf_counter() - began
+        return plan, list(zip(plan.pieces, graphs, strict=True)), found
+
+    def _load_all(self, plan: Plan, report: InstallReport) -> list[PieceFunction] | None:
+        """Every piece from the cache; None if one is not there."""
+        began = time.perf_counter()
+        functions = []
+        for piece in plan.pieces:
+            function = self._load(self._piece_key(piece))
+            if function is None:
+                return None
+            functions.append(function)
+        report.load_seconds = time.perf_counter() - began
+        report.loaded = list(range(len(functions)))
+        self.progress(len(functions), len(functions))
+        return functions
+
+    def _function(self, number: int, piece: DistinctPiece, graph: fx.Graph, plan: Plan, report: InstallReport) -> PieceFunction:
+        """A piece from the cache, or compiled into it, or as traced."""
+        try:
+            key = self._piece_key(piece)
+            function = self._load(key)
+            if function is None:
+                with self.cache.lock(key):
+                    function = self._load(key)
+                    if function is None:
+                        return self._compile(number, piece, graph, key, report)
+            report.loaded.append(number)
+            return function
+        except Exception as error:
+            report.failed[number] = str(error).partition("\n")[0]
+            logger.warning(
+                "piece %d of %d is not compiled and runs as it was traced (%s); --piecewise-cuda-graph-compiler eager spares the attempt",
+                number,
+                len(plan.pieces),
+                report.failed[number],
+            )
+            return traced_function(graph)
+        finally:
+            self.progress(number + 1, len(plan.pieces))
+
+    def _compile(self, number: int, piece: DistinctPiece, graph: fx.Graph, key: str, report: InstallReport) -> PieceFunction:
+        began = time.perf_counter()
+        with self.cache.work_folder() as folder:
+            file = folder / f"piece{self.compiler.suffix}"
+            self.compiler.compile(graph, piece.inputs, file)
+            seconds = report.compile_seconds[number] = time.perf_counter() - began
+            about = {"kind": "piece", "compiler": self.compiler.name, "seconds": seconds, "ops": piece.ops, "torch": torch.__version__}
+            return self.compiler.load(self.cache.put(key, file, about))
+
+    def _load(self, key: str) -> PieceFunction | None:
+        path = self.cache.get(key)
+        if path is None:
+            return None
+        try:
+            return self.compiler.load(path)
+        except Exception as error:
+            logger.warning("the compile cache's %s cannot be loaded and is made anew: %s", path, error)
+            return None
+
+    def _known_plan(self, model_key: str | None, tensors: Mapping[str, torch.Tensor]) -> Plan | None:
+        path = None if model_key is None else self.cache.get(self._plan_key(model_key))
+        if path is None:
+            return None
+        try:
+            plan = Plan.from_json(json.loads(path.read_text()))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return plan if plan.fits(tensors) else None
+
+    def _keep_plan(self, plan: Plan, model_key: str) -> None:
+        about = {"kind": "plan", "model": model_key, "pieces": len(plan.pieces), "torch": torch.__version__}
+        try:
+            with self.cache.work_folder() as folder:
+                (folder / "plan.json").write_text(json.dumps(plan.to_json()))
+                self.cache.put(self._plan_key(model_key), folder / "plan.json", about)
+        except OSError as error:
+            logger.warning("the cut forward is not kept for the next start: %s", error)
+
+    def _piece_key(self, piece: DistinctPiece) -> str:
+        compiler = {"name": self.compiler.name, "options": self.compiler.options()}
+        return entry_key(self._versions() | {"piece": piece.key, "compiler": compiler, "machine": self.platform.identity()})
+
+    def _plan_key(self, model_key: str) -> str:
+        made_by = {"source": source_hash(), "split_ops": registered(), "max_tokens": self.max_tokens}
+        return entry_key(self._versions() | made_by | {"model": model_key, "device": self.platform.device_type})
+
+    def _versions(self) -> dict[str, str]:
+        return {"piecework": __version__, "torch": torch.__version__, "dtype": str(torch.get_default_dtype())}
+
+
+def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """A model's parameters and buffers by name; a shared one under each of its names."""
+    return {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+
+
+@cache
+def source_hash() -> str:
+    """Of the code that decides how a model's forward looks: all floors below the server."""
+    root = Path(__file__).parents[1]
+    files = sorted(path for floor in ("kernels", "compilation", "runtime") for path in (root / floor).rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()

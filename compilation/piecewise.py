@@ -1,0 +1,129 @@
+"""A forward as pieces with split ops between: run at any number of tokens, or recorded piece by piece for one."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from . import split_ops
+from .compiler import PieceFunction
+from .plan import Plan, Step
+from .recording import Recorder, Recording
+
+_Take = Callable[[list[Any]], Sequence[Any]]
+
+
+class _Call(NamedTuple):
+    """`run` what `take` picks from the registers, and put its results into registers `put`."""
+
+    run: Callable[[Sequence[Any]], Sequence[Any]]
+    take: _Take
+    put: tuple[int, ...]
+
+
+class PiecewiseForward:
+    """Calls pieces and split ops one after another, with as little between them as Python allows.
+
+    Values live in a list of registers. Weights and constants have theirs for good; the others' are used again once
+    their value is not needed any more, so that memory is given back as the forward goes on.
+    """
+
+    def __init__(self, plan: Plan, functions: Sequence[PieceFunction], tensors: Mapping[str, torch.Tensor]) -> None:
+        assert len(functions) == len(plan.pieces)
+        self.plan = plan
+        self._functions = list(functions)
+        self._weights = {number: tensors[name] for number, name in plan.weights.items()}
+        self._last_uses = _last_uses(plan)
+        registers = _assign_registers(plan, self._last_uses)
+        self._initial: list[Any] = [None] * (max(registers.values()) + 1)
+        for number, value in [*self._weights.items(), *plan.constants.items()]:
+            self._initial[registers[number]] = value
+        self._inputs = [None if number is None else registers[number] for number in plan.inputs]
+        self._output = registers[plan.output]
+        self._calls = [
+            _Call(self._run(step), _picker([registers[number] for number in step.inputs]), tuple(registers[n] for n in step.outputs))
+            for step in plan.steps
+        ]
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """The forward at whatever number of tokens the inputs have, without graphs."""
+        registers = self._initial.copy()
+        for place, tensor in zip(self._inputs, inputs, strict=True):
+            if place is not None:
+                registers[place] = tensor
+        for run, take, put in self._calls:
+            for place, value in zip(put, run(take(registers)), strict=False):
+                registers[place] = value
+        output: torch.Tensor = registers[self._output]
+        return output
+
+    def record(self, inputs: Sequence[torch.Tensor], recorder: Recorder) -> Recording:
+        """Record each piece as a graph of its own on these very `inputs`; split ops stay calls between them.
+
+        A value is held until its last use and from then on by address alone, so the pool gives its memory to later pieces.
+        """
+        held: dict[int, torch.Tensor] = {}
+        seen: dict[int, Any] = {**self._weights, **self.plan.constants}
+        for number, tensor in zip(self.plan.inputs, inputs, strict=True):
+            if number is not None:
+                seen[number] = tensor
+        recorder.watch({self.plan.weights[number]: tensor for number, tensor in self._weights.items()})
+        for index, step in enumerate(self.plan.steps):
+            arguments = [seen[number] for number in step.inputs]
+            if step.piece is None:
+                results = recorder.call(split_ops.implementation(_op(step)), arguments)
+            else:
+                results = recorder.graph(partial(self._functions[step.piece], arguments), f"piece {index}")
+            for number, result in zip(step.outputs, results, strict=True):
+                held[number], seen[number] = result, recorder.weak(result)
+            for number in self._last_uses[index]:
+                held.pop(number, None)
+        return recorder.finish(seen[self.plan.output])
+
+    def _run(self, step: Step) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        if step.piece is not None:
+            return self._functions[step.piece]
+        implementation = split_ops.implementation(_op(step))
+        if not step.outputs:
+            return lambda arguments: implementation(*arguments) or ()
+        return lambda arguments: (implementation(*arguments),)
+
+
+def _op(step: Step) -> str:
+    assert step.op is not None
+    return step.op
+
+
+def _last_uses(plan: Plan) -> list[list[int]]:
+    """For each step, the values made by steps that nobody needs after it."""
+    last = {number: index for index, step in enumerate(plan.steps) for number in (*step.outputs, *step.inputs)}
+    made = {number for step in plan.steps for number in step.outputs} - {plan.output}
+    ending: list[list[int]] = [[] for _ in plan.steps]
+    for number in sorted(made):
+        ending[last[number]].append(number)
+    return ending
+
+
+def _assign_registers(plan: Plan, last_uses: list[list[int]]) -> dict[int, int]:
+    """Values to registers; those that are made by steps share them one after another."""
+    made = {number for step in plan.steps for number in step.outputs}
+    registers = {number: place for place, number in enumerate(n for n in range(plan.num_values) if n not in made)}
+    free: list[int] = []
+    count = len(registers)
+    for step, ending in zip(plan.steps, last_uses, strict=True):
+        for number in step.outputs:
+            registers[number] = free.pop() if free else count
+            count = max(count, registers[number] + 1)
+        free += [registers[number] for number in ending]
+    return registers
+
+
+def _picker(places: list[int]) -> _Take:
+    """The values in these registers, picked in C where there are several."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return lambda registers: [registers[place] for place in places]

@@ -1,0 +1,131 @@
+"""A cut forward without its tensors: what is called with what, in order. It can be written down and loaded again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from .piece_key import op_names, piece_key
+from .shapes import TensorSpec
+from .split import Cut, PieceCall
+
+
+class Step(NamedTuple):
+    """One call: of piece number `piece`, or of split op `op`. Values are numbers."""
+
+    piece: int | None
+    op: str | None
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistinctPiece:
+    """A piece that is called once or often. `ops`: what it does, for people."""
+
+    key: str
+    inputs: tuple[TensorSpec, ...]
+    ops: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Steps over values numbered from 0 to `num_values` - 1.
+
+    `inputs`: the value of each argument of the forward, None where it is not used. `weights`: values that are parameters
+    or buffers, by their names in the model. `weight_specs`: what they must look like. `constants`: plain values.
+    """
+
+    steps: tuple[Step, ...]
+    pieces: tuple[DistinctPiece, ...]
+    inputs: tuple[int | None, ...]
+    weights: dict[int, str]
+    weight_specs: dict[int, TensorSpec]
+    constants: dict[int, Any]
+    output: int
+    num_values: int
+
+    def calls(self) -> Counter[int]:
+        """How often each distinct piece is called."""
+        return Counter(step.piece for step in self.steps if step.piece is not None)
+
+    @property
+    def is_portable(self) -> bool:
+        """Whether all its tensors have names, so that another process can find them."""
+        return not any(name.startswith("~") for name in self.weights.values())
+
+    def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Whether a model's tensors are those that the plan was made for, by name and kind."""
+        return all(name in tensors and self.weight_specs[number].describes(tensors[name]) for number, name in self.weights.items())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "pieces": [{"key": piece.key, "inputs": [spec.to_json() for spec in piece.inputs], "ops": piece.ops} for piece in self.pieces],
+            "inputs": self.inputs,
+            "weights": self.weights,
+            "weight_specs": {number: spec.to_json() for number, spec in self.weight_specs.items()},
+            "constants": self.constants,
+            "output": self.output,
+            "num_values": self.num_values,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Plan:
+        """The inverse of `to_json`, after a way through JSON. Raises `KeyError`, `TypeError` or `ValueError` on other data."""
+        return cls(
+            steps=tuple(Step(piece, op, tuple(inputs), tuple(outputs)) for piece, op, inputs, outputs in data["steps"]),
+            pieces=tuple(
+                DistinctPiece(
+                    key=piece["key"], inputs=tuple(TensorSpec.from_json(spec) for spec in piece["inputs"]), ops=tuple(piece["ops"])
+                )
+                for piece in data["pieces"]
+            ),
+            inputs=tuple(data["inputs"]),
+            weights={int(number): name for number, name in data["weights"].items()},
+            weight_specs={int(number): TensorSpec.from_json(spec) for number, spec in data["weight_specs"].items()},
+            constants={int(number): value for number, value in data["constants"].items()},
+            output=data["output"],
+            num_values=data["num_values"],
+        )
+
+
+def make_plan(cut: Cut, inputs: list[torch.Tensor], names: Mapping[int, str]) -> tuple[Plan, list[fx.Graph]]:
+    """The plan of a cut forward, and the graph of each distinct piece. `names`: of the model's tensors, by `id`.
+
+    A tensor that is neither input nor named is called `~number`; a plan with such a one is good for this process only.
+    """
+    numbers: dict[str, int] = {}
+    pieces: list[DistinctPiece] = []
+    graphs: list[fx.Graph] = []
+    steps = []
+    for call in cut.calls:
+        if not isinstance(call, PieceCall):
+            steps.append(Step(None, call.name, call.inputs, call.outputs))
+            continue
+        specs = tuple(cut.specs[number] for number in call.inputs)
+        key = piece_key(call.graph, specs)
+        if key not in numbers:
+            numbers[key] = len(pieces)
+            pieces.append(DistinctPiece(key=key, inputs=specs, ops=tuple(op_names(call.graph))))
+            graphs.append(call.graph)
+        steps.append(Step(numbers[key], None, call.inputs, call.outputs))
+    places = {id(tensor): number for number, tensor in cut.tensors.items()}
+    arguments = tuple(places.get(id(tensor)) for tensor in inputs)
+    weights = {number: names.get(id(tensor), f"~{number}") for number, tensor in cut.tensors.items() if number not in arguments}
+    plan = Plan(
+        steps=tuple(steps),
+        pieces=tuple(pieces),
+        inputs=arguments,
+        weights=weights,
+        weight_specs={number: cut.specs[number] for number in weights},
+        constants=cut.constants,
+        output=cut.output,
+        num_values=len(cut.specs) + len(cut.constants),
+    )
+    return plan, graphs

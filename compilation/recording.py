@@ -1,0 +1,120 @@
+"""What a size's replay is made of: graphs, and calls between them, each ready to run without an argument."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from ..kernels.graph import Graph, Work
+from ..kernels.platform import Platform
+from .split_ops import Implementation
+
+
+class Recording:
+    """A forward at one number of tokens. `num_graphs`: how many graphs it holds."""
+
+    def __init__(
+        self,
+        steps: list[Callable[[], Any]],
+        output: torch.Tensor,
+        watched: Mapping[str, torch.Tensor],
+        kept: list[torch.Tensor],
+        num_graphs: int,
+    ) -> None:
+        self._steps = steps
+        self._output = output
+        self._addresses = {name: (tensor, tensor.data_ptr()) for name, tensor in watched.items()}
+        self._kept = kept
+        self.num_graphs = num_graphs
+
+    def replay(self) -> torch.Tensor:
+        """Run it on what the static inputs hold now. The result is overwritten by the next replay of any size."""
+        for step in self._steps:
+            step()
+        return self._output
+
+    def moved_input(self) -> str | None:
+        """The name of a tensor that a graph reads and that has left its address since the recording, if there is one."""
+        return next((name for name, (tensor, address) in self._addresses.items() if tensor.data_ptr() != address), None)
+
+
+class Recordable(Protocol):
+    """A forward that can run as it is, and be recorded on given inputs."""
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor: ...
+
+    def record(self, inputs: Sequence[torch.Tensor], recorder: Recorder) -> Recording: ...
+
+
+class Recorder:
+    """Collects the steps of one recording, in the order in which they are to be replayed."""
+
+    def __init__(self, platform: Platform, pool: Any, stream: Any) -> None:
+        self._platform, self._pool, self._stream = platform, pool, stream
+        self._steps: list[Callable[[], Any]] = []
+        self._watched: dict[str, torch.Tensor] = {}
+        self._kept: list[torch.Tensor] = []
+        self._graphs = 0
+        self._open: Graph | None = None
+
+    def graph(self, work: Work, label: str) -> list[torch.Tensor]:
+        """Record `work`, which must hold its inputs weakly; its outputs, held by nobody else."""
+        graph = self._platform.graph()
+        try:
+            outputs = graph.capture(work, self._pool, self._stream)
+        except Exception as error:
+            error.add_note(label)
+            raise
+        self._add(graph)
+        return outputs
+
+    def begin(self) -> None:
+        """Record whatever is launched, until `call` interrupts or `finish` ends it."""
+        graph = self._platform.graph()
+        graph.begin(self._pool, self._stream)
+        self._open = graph
+
+    def pause(self) -> None:
+        """End the graph that `begin` began."""
+        if self._open is not None:
+            graph, self._open = self._open, None
+            graph.end()
+            self._add(graph)
+
+    def call(self, implementation: Implementation, arguments: Sequence[Any]) -> list[torch.Tensor]:
+        """Run `implementation` now, beside the graphs, and at each replay. A tensor that it returns gets an address for good."""
+        arguments = [self.weak(argument) for argument in arguments]
+        with self._platform.on_stream(self._stream):
+            result = implementation(*arguments)
+        if result is None:
+            self._steps.append(partial(implementation, *arguments))
+            return []
+        self._kept.append(result)
+        self._steps.append(lambda: result.copy_(implementation(*arguments)))
+        return [result]
+
+    def watch(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Graphs read these, and hold no more than their addresses."""
+        self._watched.update(tensors)
+
+    def weak(self, value: Any) -> Any:
+        return self._platform.weak_ref_tensor(value) if isinstance(value, torch.Tensor) else value
+
+    def abandon(self) -> None:
+        """End a graph that is being recorded, if there is one: the way out of a failure, which says more than this could."""
+        graph, self._open = self._open, None
+        if graph is not None:
+            with contextlib.suppress(RuntimeError):
+                graph.end()
+
+    def finish(self, output: torch.Tensor) -> Recording:
+        self.pause()
+        return Recording(self._steps, self.weak(output), self._watched, self._kept, self._graphs)
+
+    def _add(self, graph: Graph) -> None:
+        self._steps.append(graph.replay)
+        self._graphs += 1

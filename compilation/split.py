@@ -1,0 +1,188 @@
+"""Cuts a traced forward at its split ops, order kept, into pieces that know neither layer names nor each other."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from .errors import TraceError
+from .shapes import Extent, TensorSpec
+from .split_ops import split_op_name
+from .torch_private import TokenShapes, Trace
+
+
+class PieceCall(NamedTuple):
+    """Run a piece on values, giving values. Values are numbers; see `Cut`."""
+
+    graph: fx.Graph
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+class OpCall(NamedTuple):
+    """Run a split op on values; `outputs` is empty or one value."""
+
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Cut:
+    """A forward as calls one after another. Each value has a number.
+
+    `tensors`: what is there before the first call, inputs and weights alike; `specs`: their kinds and those of all that
+    pieces exchange; `constants`: plain arguments of split ops; `output`: what the forward returns.
+    """
+
+    calls: list[PieceCall | OpCall] = field(default_factory=list)
+    tensors: dict[int, torch.Tensor] = field(default_factory=dict)
+    specs: dict[int, TensorSpec] = field(default_factory=dict)
+    constants: dict[int, Any] = field(default_factory=dict)
+    output: int = -1
+
+
+def split(trace: Trace, inputs: list[torch.Tensor]) -> Cut:
+    """Cut `trace` at every registered split op. Raises `TraceError` where what crosses a cut is no tensor."""
+    return _Splitter(trace, inputs).run()
+
+
+class _Splitter:
+    """One walk over the traced graph."""
+
+    def __init__(self, trace: Trace, inputs: list[torch.Tensor]) -> None:
+        self._trace = trace
+        self._cut = Cut()
+        self._numbers: dict[fx.Node, int] = {}
+        self._token_inputs: list[fx.Node] = []
+        for node, value in zip(trace.graph.find_nodes(op="placeholder"), trace.values, strict=True):
+            if isinstance(value, torch.Tensor):
+                is_input = any(value is tensor for tensor in inputs)
+                self._cut.tensors[self._number(node, weight=not is_input)] = value
+                self._token_inputs += [node] if is_input else []
+
+    def run(self) -> Cut:
+        output = self._trace.graph.output_node()
+        for segment in _segments(self._trace.graph):
+            if isinstance(segment, fx.Node):
+                self._cut.calls.append(self._op_call(segment))
+            else:
+                self._cut.calls.append(self._piece_call(segment))
+        returned = output.args[0]
+        if not (isinstance(returned, tuple | list) and len(returned) == 1 and isinstance(returned[0], fx.Node)):
+            raise TraceError("the forward must return one tensor")
+        if returned[0].op == "placeholder":
+            raise TraceError("the forward returns its input")
+        self._cut.output = self._numbers[returned[0]]
+        return self._cut
+
+    def _number(self, node: fx.Node, *, weight: bool = False) -> int:
+        if node not in self._numbers:
+            fake = node.meta.get("example_value")
+            if not isinstance(fake, torch.Tensor):
+                raise TraceError(f"{node.name} crosses a cut and is no tensor")
+            self._numbers[node] = len(self._numbers) + len(self._cut.constants)
+            self._cut.specs[self._numbers[node]] = self._trace.shapes.spec(fake, weight=weight)
+        return self._numbers[node]
+
+    def _constant(self, value: Any) -> int:
+        if not isinstance(value, int | float | bool | str | None):
+            raise TraceError(f"a split op takes {value!r}, which is neither tensor nor number")
+        number = len(self._numbers) + len(self._cut.constants)
+        self._cut.constants[number] = value
+        return number
+
+    def _op_call(self, node: fx.Node) -> OpCall:
+        if node.kwargs:
+            raise TraceError(f"pass the arguments of split op {node.target} by position")
+        name = split_op_name(node.target)
+        assert name is not None
+        inputs = tuple(self._number(arg) if isinstance(arg, fx.Node) else self._constant(arg) for arg in node.args)
+        return OpCall(name, inputs, (self._number(node),) if node.users else ())
+
+    def _piece_call(self, nodes: list[fx.Node]) -> PieceCall:
+        inside = set(nodes)
+        outputs = [node for node in nodes if any(user not in inside for user in node.users)]
+        graph, sources = _piece_graph(nodes, outputs, self._token_inputs, self._trace.shapes)
+        return PieceCall(graph, tuple(self._number(node) for node in sources), tuple(self._number(node) for node in outputs))
+
+
+def _piece_graph(
+    nodes: list[fx.Node], outputs: list[fx.Node], token_inputs: list[fx.Node], shapes: TokenShapes
+) -> tuple[fx.Graph, list[fx.Node]]:
+    """`nodes` as a graph of their own, and what it takes from outside.
+
+    Numbers of tokens are read off an input, and what is computed from them is computed again, so that no scalar is passed in.
+    """
+    nodes = _with_scalars(nodes)
+    inside = set(nodes)
+    sources = list(dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source not in inside))
+    tensors = [source for source in sources if not _is_scalar(source)]
+    graph = fx.Graph()
+    inner: dict[fx.Node, fx.Node] = {}
+    if len(tensors) < len(sources):
+        counted, axis = _token_axis([*tensors, *token_inputs], shapes)
+        tensors = list(dict.fromkeys([*tensors, counted]))
+    for number, source in enumerate(tensors):
+        inner[source] = graph.placeholder(f"input_{number}")
+        inner[source].meta = dict(source.meta)
+    for source in sources:
+        if _is_scalar(source):
+            inner[source] = graph.call_function(torch.ops.aten.sym_size.int, (inner[counted], axis))
+    for node in nodes:
+        inner[node] = graph.node_copy(node, inner.__getitem__)
+    graph.output(tuple(inner[node] for node in outputs))
+    return graph, tensors
+
+
+def _with_scalars(nodes: list[fx.Node]) -> list[fx.Node]:
+    """`nodes`, each after the scalars that it needs, down to the number of tokens itself."""
+    found: dict[fx.Node, None] = {}
+
+    def visit(node: fx.Node) -> None:
+        for source in node.all_input_nodes:
+            if _is_scalar(source) and source.op != "placeholder":
+                visit(source)
+        found[node] = None
+
+    for node in nodes:
+        visit(node)
+    return list(found)
+
+
+def _token_axis(nodes: list[fx.Node], shapes: TokenShapes) -> tuple[fx.Node, int]:
+    """The first of `nodes` that has a dimension of one row a token, and that dimension."""
+    for node in nodes:
+        for axis, size in enumerate(node.meta["example_value"].shape):
+            if shapes.extent(size) == Extent(1, 0):
+                return node, axis
+    raise AssertionError("a forward's inputs have one row a token")
+
+
+def _segments(graph: fx.Graph) -> list[fx.Node | list[fx.Node]]:
+    """Split ops, and the nodes between them; each part of a tuple stands where the tuple is made."""
+    segments: list[fx.Node | list[fx.Node]] = []
+    home: dict[fx.Node, list[fx.Node]] = {}
+    current: list[fx.Node] = []
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output") or _is_scalar(node):
+            continue
+        if node.op in ("get_attr", "call_module"):
+            raise TraceError(f"the traced graph keeps {node.target} to itself")
+        if split_op_name(node.target) is not None:
+            segments += [current, node]
+            current = []
+        else:
+            source = node.args[0] if node.target is operator.getitem else None
+            home[node] = home.get(source, current) if isinstance(source, fx.Node) else current
+            home[node].append(node)
+    return [segment for segment in [*segments, current] if segment != []]
+
+
+def _is_scalar(node: fx.Node) -> bool:
+    """Whether a node stands for a number of tokens or something computed from it."""
+    return isinstance(node.meta.get("example_value"), torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool)

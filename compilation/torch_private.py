@@ -1,0 +1,166 @@
+"""All that is used of torch's compilers under private names, and where torch 2.11 to 2.13 may differ."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import fx
+
+from .errors import CompileError, TraceError
+from .shapes import Extent, TensorSpec, dtype_name
+
+_EXAMPLE_TOKENS = 64
+"""The number of tokens that a compiler tunes its loops for; what it makes is right for any."""
+_MOST_TOKENS = 1 << 20
+
+
+class Trace(NamedTuple):
+    """A forward as one graph. `values`: what each placeholder stood for, in order: a tensor, or a SymInt for a number of tokens."""
+
+    graph: fx.Graph
+    values: list[Any]
+    shapes: TokenShapes
+
+
+class _Done(Exception):
+    """Ends a trace once the graph is there, before guards are made that nobody will ever check."""
+
+
+class TokenShapes:
+    """Reads sizes of a trace's tensors as functions of the number of tokens."""
+
+    def __init__(self, shape_env: Any, tokens: Any) -> None:
+        self._shape_env = shape_env
+        self._tokens = tokens
+
+    def extent(self, size: int | torch.SymInt) -> Extent:
+        """Raises `TraceError` where the size is no linear function of the number of tokens."""
+        if isinstance(size, int):
+            return Extent(0, size)
+        expression = self._shape_env.replace(size.node.expr)
+        if expression.free_symbols - {self._tokens}:
+            raise TraceError(f"a size depends on data: {expression}")
+        at = [int(expression.subs(self._tokens, tokens)) for tokens in (1000, 1001, 2000)]
+        per_token = at[1] - at[0]
+        if at[2] - at[0] != 1000 * per_token:
+            raise TraceError(f"a size is no linear function of the number of tokens: {expression}")
+        return Extent(per_token, at[0] - 1000 * per_token)
+
+    def spec(self, tensor: torch.Tensor, *, weight: bool) -> TensorSpec:
+        shape, stride = (tuple(self.extent(size) for size in sizes) for sizes in (tensor.shape, tensor.stride()))
+        return TensorSpec(shape=shape, stride=stride, dtype=dtype_name(tensor), device=str(tensor.device), weight=weight)
+
+
+def trace(forward: Callable[..., Any], inputs: Sequence[torch.Tensor], max_tokens: int) -> Trace:
+    """`forward(*inputs)` as one graph in which the inputs' first dimension is free, weights are placeholders and nothing is guarded.
+
+    Raises `TraceError` where the forward breaks the graph, or takes another way for some numbers of tokens up to `max_tokens`.
+    """
+    import torch._dynamo
+
+    traced: list[tuple[fx.GraphModule, list[Any]]] = []
+
+    def keep(graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        traced.append((graph_module, list(example_inputs)))
+        raise _Done
+
+    for tensor in inputs:
+        torch._dynamo.mark_dynamic(tensor, 0, min=2, max=max_tokens)
+    try:
+        with torch.no_grad(), _quiet("torch._dynamo"):
+            torch.compile(forward, backend=keep, fullgraph=True)(*inputs)
+    except Exception as error:
+        # The end that `keep` makes arrives wrapped in an exception of Dynamo's.
+        if not traced:
+            raise TraceError(_first_line(error)) from error
+    if not traced:
+        raise TraceError("the forward computes nothing")
+    graph_module, values = traced[0]
+    return Trace(graph_module.graph, values, _token_shapes(graph_module, values, inputs))
+
+
+def _token_shapes(graph_module: fx.GraphModule, values: list[Any], inputs: Sequence[torch.Tensor]) -> TokenShapes:
+    """Finds the number of tokens among the symbols; every other assumption that the trace made is refused."""
+    import sympy
+
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    fakes = [
+        node.meta["example_value"] for node, value in zip(placeholders, values, strict=True) if any(value is tensor for tensor in inputs)
+    ]
+    symbolic = [fake.shape[0] for fake in fakes if isinstance(fake.shape[0], torch.SymInt)]
+    if not symbolic or len(symbolic) != len(fakes):
+        raise TraceError("the forward is fixed to one number of tokens")
+    shape_env = symbolic[0].node.shape_env
+    tokens = shape_env.replace(symbolic[0].node.expr)
+    for guard in shape_env.guards:
+        if shape_env.replace(guard.expr) != sympy.true:
+            raise TraceError(f"the forward takes another way for some numbers of tokens: it assumes {guard.expr} ({guard.sloc})")
+    if not tokens.is_Symbol or any(shape_env.replace(size.node.expr) != tokens for size in symbolic):
+        raise TraceError("the forward's inputs have different numbers of tokens")
+    return TokenShapes(shape_env, tokens)
+
+
+def compile_package(module: fx.GraphModule, inputs: Sequence[TensorSpec], path: Path, options: dict[str, Any]) -> None:
+    """Compile a piece with TorchInductor ahead of time into a package (.pt2) at `path`, for any number of tokens.
+
+    Raises `CompileError`.
+    """
+    import torch._inductor
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    tokens = torch.export.Dim("tokens", min=1, max=_MOST_TOKENS)
+    with FakeTensorMode():
+        examples = tuple(spec.empty(_EXAMPLE_TOKENS) for spec in inputs)
+    try:
+        with torch.no_grad(), _quiet("torch.export", "torch._inductor"):
+            program = torch.export.export(module, examples, dynamic_shapes=_dynamic_shapes(inputs, tokens))
+            torch._inductor.aoti_compile_and_package(program, package_path=os.fspath(path), inductor_configs=options)
+    except Exception as error:
+        raise CompileError(_first_line(error)) from error
+
+
+def _dynamic_shapes(inputs: Sequence[TensorSpec], tokens: Any) -> tuple[Any, ...]:
+    """For each input, its dimensions that grow with the number of tokens."""
+
+    def dim(extent: Extent) -> Any:
+        scaled = tokens if extent.per_token == 1 else extent.per_token * tokens
+        return scaled + extent.fixed if extent.fixed else scaled
+
+    return tuple({axis: dim(extent) for axis, extent in enumerate(spec.shape) if extent.per_token} for spec in inputs)
+
+
+def load_package(path: Path) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+    """What `compile_package` made, as a function from inputs to outputs. Raises `RuntimeError`.
+
+    The loader is used without its Python shell: that would import all of Inductor, and look up pytrees at each call.
+    A single runner without locks, since each process calls its pieces from one thread.
+    """
+    loader = torch._C._aoti.AOTIModelPackageLoader(os.fspath(path), "model", True, 1, -1)
+    return cast("Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]", loader.run)
+
+
+def _first_line(error: BaseException) -> str:
+    inner = getattr(error, "inner_exception", None) or error
+    return next((line.strip() for line in str(inner).splitlines() if line.strip()), type(inner).__name__)
+
+
+@contextmanager
+def _quiet(*loggers: str) -> Iterator[None]:
+    """Torch's warnings and tracebacks of a failed attempt are ours to sum up in one line."""
+    levels = {name: logging.getLogger(name).level for name in loggers}
+    try:
+        for name in loggers:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)

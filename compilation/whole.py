@@ -1,0 +1,49 @@
+"""Forwards that are recorded as they run: in one graph, or with a break at every split op (no compiler, no trace)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .recording import Recorder, Recording
+from .split_ops import Implementation, recording_around_split_ops
+
+Forward = Callable[..., torch.Tensor]
+
+
+class FullForward:
+    """The whole forward in one graph, attention too: for batches of pure decodes, whose attention takes no host lengths."""
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self._forward(*inputs)
+
+    def record(self, inputs: Sequence[torch.Tensor], recorder: Recorder) -> Recording:
+        (output,) = recorder.graph(lambda: [self._forward(*inputs)], "the whole forward")
+        return recorder.finish(output)
+
+
+class BreakableForward:
+    """The forward runs once while it is recorded; each split op ends a graph, runs between, and begins the next."""
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self._forward(*inputs)
+
+    def record(self, inputs: Sequence[torch.Tensor], recorder: Recorder) -> Recording:
+        def around(implementation: Implementation, arguments: tuple[Any, ...]) -> Any:
+            recorder.pause()
+            results = recorder.call(implementation, arguments)
+            recorder.begin()
+            return results[0] if results else None
+
+        recorder.begin()
+        with recording_around_split_ops(around):
+            output = self._forward(*inputs)
+        return recorder.finish(output)

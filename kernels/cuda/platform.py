@@ -1,0 +1,65 @@
+"""NVIDIA GPUs as a platform."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from ..attention import AttentionBackend
+from ..graph import DeviceGraph, side_stream
+from ..paged_attention import TorchAttention
+from ..platform import MemoryInfo, Platform
+
+
+class CudaPlatform(Platform):
+    """The first visible GPU, and CUDA graphs."""
+
+    device_type = "cuda"
+    dispatch_key = "CUDA"
+    # Pieces as they are traced start at once; compiled ones are faster, and take a minute on the first start.
+    piece_compilers = ("eager", "inductor")
+
+    def device(self) -> torch.device:
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def identity(self) -> str:
+        return f"cuda {torch.version.cuda} {torch.cuda.get_device_name()} {torch.cuda.get_device_capability()}"
+
+    def memory(self) -> MemoryInfo:
+        return MemoryInfo(*torch.cuda.mem_get_info())
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    def attention_backend(self) -> AttentionBackend:
+        return TorchAttention()
+
+    def graph(self) -> DeviceGraph:
+        # Only this thread's calls are restricted during a capture: others may copy and allocate meanwhile.
+        return DeviceGraph(torch.cuda.CUDAGraph(), torch.cuda.stream, "thread_local")
+
+    def graph_pool(self) -> Any:
+        return torch.cuda.graph_pool_handle()
+
+    def graph_bytes(self, pool: Any) -> int:
+        segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) == tuple(pool))
+
+    def graph_stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def on_stream(self, stream: torch.cuda.Stream) -> AbstractContextManager[None]:
+        return side_stream(stream, torch.cuda.current_stream(), torch.cuda.stream)
+
+    def weak_ref_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        try:
+            from sgl_kernel import weak_ref_tensor
+        except ImportError:
+            return super().weak_ref_tensor(tensor)
+        reference: torch.Tensor = weak_ref_tensor(tensor)
+        return reference
+
+    def empty_cache(self) -> None:
+        torch.cuda.empty_cache()

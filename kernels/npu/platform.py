@@ -1,0 +1,75 @@
+"""Ascend NPUs as a platform. torch_npu is imported when the platform is made, never before."""
+
+# mypy: disable-error-code="attr-defined"
+# torch.npu exists once torch_npu is imported.
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from ..attention import AttentionBackend
+from ..graph import DeviceGraph, side_stream
+from ..paged_attention import TorchAttention
+from ..platform import MemoryInfo, Platform
+
+
+class NpuPlatform(Platform):
+    """The first visible NPU, and NPU graphs. Raises `ImportError` where torch_npu is not installed."""
+
+    device_type = "npu"
+    dispatch_key = "PrivateUse1"
+    # Ascend's cache writes take 32-bit slots, its attention kernels pages of 128.
+    slot_dtype = torch.int32
+    default_page_size = 128
+    piece_compilers = ("eager",)
+    # Each graph holds streams of the device; near 1,800-2,000 graphs they run out.
+    graph_budget = 1800
+
+    def __init__(self) -> None:
+        import torch_npu
+
+        self._weak_ref_tensor = torch_npu._C._weak_ref_tensor
+        self._reserved_before_graphs = 0
+
+    def device(self) -> torch.device:
+        return torch.device("npu", torch.npu.current_device())
+
+    def identity(self) -> str:
+        return f"npu {torch.npu.get_device_name()}"
+
+    def memory(self) -> MemoryInfo:
+        return MemoryInfo(*torch.npu.mem_get_info())
+
+    def synchronize(self) -> None:
+        torch.npu.synchronize()
+
+    def attention_backend(self) -> AttentionBackend:
+        return TorchAttention()
+
+    def graph(self) -> DeviceGraph:
+        return DeviceGraph(torch.npu.NPUGraph(), torch.npu.stream, "thread_local")
+
+    def graph_pool(self) -> Any:
+        self._reserved_before_graphs = torch.npu.memory_reserved()
+        return torch.npu.graph_pool_handle()
+
+    def graph_bytes(self, pool: Any) -> int:
+        """What the allocator has taken since the last pool was made: weights and KV cache were there before."""
+        reserved: int = torch.npu.memory_reserved()
+        return max(0, reserved - self._reserved_before_graphs)
+
+    def graph_stream(self) -> Any:
+        return torch.npu.Stream()
+
+    def on_stream(self, stream: Any) -> AbstractContextManager[None]:
+        return side_stream(stream, torch.npu.current_stream(), torch.npu.stream)
+
+    def weak_ref_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        reference: torch.Tensor = self._weak_ref_tensor(tensor)
+        return reference
+
+    def empty_cache(self) -> None:
+        torch.npu.empty_cache()
