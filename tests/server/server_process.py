@@ -1,0 +1,81 @@
+"""`piecework serve` as a process, for tests that talk to it over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import httpx
+import psutil
+
+PROMPT = {"prompt": [5, 6, 7], "max_tokens": 900, "ignore_eos": True, "stream": True, "temperature": 0}
+FLAGS = ["--dtype", "float32", "--max-total-tokens", "2048", "--num-threads", "1", "--served-model-name", "tiny", "--log-level", "warning"]
+
+
+class ServerProcess:
+    """A running `piecework serve`; `finish` ends the wait for its exit and gives exit code and output."""
+
+    def __init__(self, model: str, *flags: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        command = [sys.executable, "-m", "piecework.server", "serve", "--model-path", model, "--port", str(self.port), *FLAGS, *flags]
+        self.client = httpx.Client(base_url=self.url, timeout=30)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def finish(self, seconds: float = 30.0) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=seconds)
+        return self.process.returncode, out, err
+
+    def status(self) -> int:
+        """Status of /health, 0 where nothing listens yet."""
+        try:
+            return self.client.get("/health").status_code
+        except httpx.TransportError:
+            return 0
+
+    def wait_ready(self, seconds: float = 60.0) -> None:
+        end = time.monotonic() + seconds
+        while self.status() != 200:
+            assert self.process.poll() is None and time.monotonic() < end, "the server did not become ready"
+            time.sleep(0.05)
+
+    def engine(self) -> psutil.Process:
+        (engine,) = psutil.Process(self.process.pid).children()
+        return engine
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[Iterator[str]]:
+        """The data of a long answer's events; the first has been read, so that it runs."""
+        with self.client.stream("POST", "/v1/completions", json=PROMPT) as answer:
+            lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
+            next(lines)
+            yield lines
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def serve(model: str, *flags: str) -> Iterator[ServerProcess]:
+    server = ServerProcess(model, *flags)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+        server.process.communicate()
+        server.client.close()
+
+
+@contextlib.contextmanager
+def ready(model: str, *flags: str) -> Iterator[ServerProcess]:
+    with serve(model, *flags) as server:
+        server.wait_ready()
+        yield server
