@@ -54,12 +54,13 @@ def load_sharegpt(data_path: str | None) -> list[Conversation]:
     try:
         entries = json.loads(_read(Path(data_path), "--data-path"))
         turns = [entry.get("conversations") or entry.get("conversation") or [] for entry in entries]
-        found = [Conversation(pair[0]["value"], pair[1]["value"]) for pair in turns if len(pair) >= 2]
+        found = [Conversation(str(pair[0]["value"]), str(pair[1]["value"])) for pair in turns if len(pair) >= 2]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f'{data_path}: a JSON list of {{"conversations": [{{"value": ...}}, ...]}} is needed') from None
-    if not any(conversation.prompt for conversation in found):
+    found = [conversation for conversation in found if conversation.prompt]
+    if not found:
         raise ValueError(f"{data_path} holds no conversation of two turns")
-    return [conversation for conversation in found if conversation.prompt]
+    return found
 
 
 def few_shot_prompts(questions: Sequence[Question], num_shots: int, count: int) -> list[str]:

@@ -95,6 +95,8 @@ def resident_bytes(pid: int) -> int:
     """Resident memory of a process and all that it started. Raises `ValueError` where there is no such process."""
     try:
         process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            raise psutil.NoSuchProcess(pid)
         family = [process, *process.children(recursive=True)]
         return sum(_resident(member) for member in family)
     except psutil.NoSuchProcess:

@@ -22,7 +22,7 @@ class ScriptedServer:
 
     `chunk_bytes`: streams are cut into pieces of this many bytes, wherever that is. `fail`: HTTP status for the n-th generation request,
     None to answer it; 0 closes the connection. `break_after`: streams end without a word after so many events. `bend` changes each JSON
-    answer or event before it is sent. `state`: what /server_info tells, where it is asked for.
+    answer or event before it is sent. `leaked_tokens`: what /server_info says that requests hold. `files` are there for download.
     """
 
     reply: Callable[[Any], str] = lambda prompt: " one two three 4"
@@ -36,6 +36,8 @@ class ScriptedServer:
     key: str | None = None
     missing: set[str] = field(default_factory=set)
     leaked_tokens: int = 0
+    context_length: int = 4096
+    files: dict[str, str] = field(default_factory=dict)
 
     requests: list[tuple[str, Body]] = field(default_factory=list)
     running: int = 0
@@ -54,6 +56,7 @@ class ScriptedServer:
         app.router.add_get("/server_info", self._server_info)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/abort_request", self._abort)
+        app.router.add_get("/{file}.jsonl", self._file)
         for path in ("/v1/completions", "/v1/chat/completions", "/generate"):
             app.router.add_post(path, self._generate)
         return app
@@ -71,7 +74,7 @@ class ScriptedServer:
         return web.json_response({"object": "list", "data": [{"id": "scripted", "object": "model"}]})
 
     async def _model_info(self, request: web.Request) -> web.Response:
-        return web.json_response({"vocab_size": VOCAB_SIZE, "context_length": 4096})
+        return web.json_response({"vocab_size": VOCAB_SIZE, "context_length": self.context_length})
 
     async def _server_info(self, request: web.Request) -> web.Response:
         state = {"running_requests": self.running, "queued_requests": 0, "kv_tokens_used": self.leaked_tokens, "kv_tokens_cached": 64}
@@ -80,6 +83,9 @@ class ScriptedServer:
     async def _metrics(self, request: web.Request) -> web.Response:
         lines = [f'vllm:num_requests_running{{engine="0"}} {float(self.running)}', 'vllm:num_requests_waiting{engine="0"} 0.0', "other 7"]
         return web.Response(text="\n".join(lines) + "\n")
+
+    async def _file(self, request: web.Request) -> web.Response:
+        return web.Response(text=self.files[request.path]) if request.path in self.files else _error(404, "no such file")
 
     async def _abort(self, request: web.Request) -> web.Response:
         self.aborted.add((await request.json())["rid"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ DATA = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"
 
 def cut(stream: bytes, places: list[int]) -> list[bytes]:
     borders = [0, *sorted(place % (len(stream) + 1) for place in places), len(stream)]
-    return [stream[begin:end] for begin, end in zip(borders, borders[1:], strict=False)]
+    return [stream[begin:end] for begin, end in pairwise(borders)]
 
 
 @given(events=st.lists(DATA), line_end=st.sampled_from(["\n", "\r\n", "\r"]), places=st.lists(st.integers(0, 10_000)))
