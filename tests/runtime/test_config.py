@@ -1,0 +1,87 @@
+"""Engine settings: what cannot work is refused with a remedy, what is left open is chosen to fit the machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from piecework.kernels.platform import Platform
+from piecework.runtime.config import EngineConfig, resolve
+from piecework.runtime.model_config import ModelConfig
+
+MIB = 2**20
+MODEL = ModelConfig(
+    architecture="LlamaForCausalLM", vocab_size=512, hidden_size=64, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
+    intermediate_size=96, rms_norm_eps=1e-5, max_position_embeddings=4096, rope_theta=1e4,
+)  # fmt: skip
+
+
+def resolved(free: int = 1000 * MIB, page: int = MIB, **settings: Any) -> EngineConfig:
+    return resolve(EngineConfig(page_size=16, **settings), MODEL, Platform(), free_bytes=free, page_bytes=page)
+
+
+@pytest.mark.parametrize(
+    ("settings", "flag"),
+    [
+        ({"context_length": 0}, "--context-length"),
+        ({"page_size": -1}, "--page-size"),
+        ({"mem_fraction_static": 1.5}, "--mem-fraction-static"),
+        ({"mem_fraction_static": 0.0}, "--mem-fraction-static"),
+        ({"dtype": "int3"}, "--dtype"),
+        ({"device": "toaster"}, "--device"),
+    ],
+)
+def test_a_senseless_setting_names_its_flag(settings: dict[str, Any], flag: str) -> None:
+    with pytest.raises(ValueError, match=flag):
+        EngineConfig(**settings)
+
+
+def test_too_little_memory_says_how_much_there_is_and_what_to_do() -> None:
+    with pytest.raises(ValueError, match=r"too little memory .* 1 MiB are free, a page of 16 tokens takes 1\.00 MiB; raise --mem-fraction"):
+        resolved(free=MIB)
+
+
+def test_a_cache_larger_than_the_memory_says_what_fits() -> None:
+    with pytest.raises(ValueError, match=r"--max-total-tokens 32000 .* at most 16000 tokens fit"):
+        resolved(max_total_tokens=32_000)
+
+
+def test_a_context_longer_than_the_models_is_refused() -> None:
+    with pytest.raises(ValueError, match="--context-length 5000 is more than the model's 4096"):
+        resolved(context_length=5000)
+
+
+def test_the_cache_takes_its_share_of_the_free_memory() -> None:
+    assert resolved(mem_fraction_static=0.5).max_total_tokens == 500 * 16
+
+
+def test_the_cache_is_no_larger_than_all_running_requests_can_use() -> None:
+    assert resolved(free=10**6 * MIB, max_running_requests=2).max_total_tokens == 2 * 4096
+
+
+def test_the_context_is_cut_to_what_the_cache_holds() -> None:
+    config = resolved(max_total_tokens=1000)
+    assert (config.max_total_tokens, config.context_length) == (992, 992)
+
+
+@given(
+    free=st.integers(2, 10**6),
+    page=st.integers(1, 10**4),
+    running=st.none() | st.integers(1, 512),
+    context=st.none() | st.integers(1, 4096),
+)
+def test_whatever_is_left_open_the_cache_fits_and_every_number_is_chosen(
+    free: int, page: int, running: int | None, context: int | None
+) -> None:
+    try:
+        config = resolved(free=free, page=page, max_running_requests=running, context_length=context)
+    except ValueError as error:
+        assert "too little memory" in str(error)
+        return
+    numbers = (config.context_length, config.max_total_tokens, config.max_running_requests, config.chunked_prefill_size)
+    assert all(number is not None and number >= 1 for number in numbers)
+    assert (config.max_total_tokens or 0) // 16 * page <= free
+    assert (config.context_length or 0) <= (config.max_total_tokens or 0)

@@ -1,0 +1,84 @@
+"""Messages survive the wire: what is sent between the processes is what arrives."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from piecework.runtime.ipc import decode, encode
+from piecework.runtime.messages import (
+    CacheFlushed,
+    EngineInfo,
+    EngineReady,
+    EngineStats,
+    FromEngine,
+    GenerateRequest,
+    StepOutput,
+    ToEngine,
+    TokenLogprob,
+    TokenOutput,
+)
+from piecework.runtime.sampling_params import SamplingParams
+
+MESSAGES = [*get_args(ToEngine), *get_args(FromEngine)]
+PARAMS = st.builds(
+    SamplingParams,
+    max_new_tokens=st.integers(10, 100),
+    min_new_tokens=st.integers(0, 10),
+    temperature=st.floats(0, 2),
+    top_p=st.floats(0.01, 1),
+    top_k=st.just(-1) | st.integers(1, 100),
+    min_p=st.floats(0, 1),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    repetition_penalty=st.floats(0.1, 2),
+    seed=st.none() | st.integers(-(2**63), 2**64 - 1),
+    logit_bias=st.dictionaries(st.integers(0, 10**6), st.floats(-100, 100), max_size=3),
+    logprobs=st.none() | st.integers(0, 20),
+    prompt_logprobs=st.none() | st.integers(0, 20),
+)
+INTEGERS = st.integers(-(2**63), 2**64 - 1)
+NUMBERS = st.floats(allow_nan=False)
+LOGPROB = st.builds(TokenLogprob, token_id=INTEGERS, logprob=NUMBERS, top=st.lists(st.tuples(INTEGERS, NUMBERS), max_size=3))
+STATS = st.builds(EngineStats, **dict.fromkeys(EngineStats.__dataclass_fields__, INTEGERS))
+OUTPUT = st.builds(
+    TokenOutput,
+    token_ids=st.lists(INTEGERS, max_size=3),
+    stop_token_id=st.none() | INTEGERS,
+    cached_tokens=INTEGERS,
+    logprobs=st.none() | st.lists(LOGPROB, max_size=3),
+    prompt_logprobs=st.none() | st.lists(st.none() | LOGPROB, max_size=3),
+)
+INFO = {
+    name: INTEGERS if field.type == "int" else NUMBERS if field.type == "float" else st.text()
+    for name, field in EngineInfo.__dataclass_fields__.items()
+}
+STRATEGIES = {
+    GenerateRequest: st.builds(
+        GenerateRequest,
+        input_ids=st.lists(INTEGERS, max_size=5),
+        output_ids=st.lists(INTEGERS, max_size=5),
+        params=PARAMS,
+        priority=INTEGERS,
+        arrival_time=NUMBERS,
+    ),
+    StepOutput: st.builds(StepOutput, outputs=st.lists(OUTPUT, max_size=3), stats=STATS),
+    EngineReady: st.builds(EngineReady, info=st.builds(EngineInfo, **INFO)),
+    CacheFlushed: st.builds(CacheFlushed, freed_tokens=INTEGERS),
+}
+
+
+@pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
+@given(data=st.data())
+def test_every_message_comes_through(kind: type, data: st.DataObject) -> None:
+    message = data.draw(STRATEGIES.get(kind, st.from_type(kind)))
+    assert decode(encode(message)) == message
+
+
+def test_a_token_costs_few_bytes() -> None:
+    """One step of 32 requests: the wire must not be what a step waits for."""
+    output = StepOutput(outputs=[TokenOutput(rid=f"cmpl-{i:032x}-0", token_ids=[i]) for i in range(32)], stats=EngineStats())
+    assert sum(map(len, encode(output))) < 32 * 200
