@@ -107,3 +107,21 @@ def test_capture_order_and_sizes_share_memory(simnpu: Any) -> None:
     before = torch.npu.memory_reserved()
     capture(npu, simnpu)
     assert torch.npu.memory_reserved() - before <= 2 * 2**21, "three sizes fit the largest one's memory"
+
+
+def test_dynamo_traces_the_model_once_for_all_sizes(simnpu: Any) -> None:
+    cpu, npu = Machine("cpu"), Machine("npu")
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph_module: torch.fx.GraphModule, examples: list[Any]) -> Any:
+        graphs.append(graph_module)
+        simnpu.assert_no_cpu_fallback(graph_module)
+        return graph_module.forward
+
+    compiled = torch.compile(npu.model, backend=backend, fullgraph=True, dynamic=True)
+    for before, new in STEPS[:3]:
+        ids, positions = npu.step(before, new)
+        hidden = compiled(ids.npu(), positions.npu()).cpu()
+        torch.testing.assert_close(hidden, expected(cpu, before, new), rtol=0, atol=1e-5)
+    (graph,) = graphs
+    assert sum("toy.attention" in str(node.target) for node in graph.graph.nodes) == toy_llama.LAYERS
