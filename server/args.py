@@ -35,7 +35,7 @@ class ServerConfig:
         "", "the model's name in requests and in /v1/models; default: the last part of --model-path", group=SERVER, metavar="NAME"
     )
     chat_template: str | None = option(
-        None, "file with the Jinja template that turns a chat into a prompt; default: the model's own", group=SERVER, metavar="FILE"
+        None, "Jinja template that turns a chat into a prompt, or a file with it; default: the model's own", group=SERVER, metavar="FILE"
     )
     max_queued_requests: int = option(
         512, "requests that may wait beyond those running; more are answered 503 with Retry-After", group=SERVER, metavar="N"
