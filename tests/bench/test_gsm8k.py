@@ -85,6 +85,7 @@ def test_prompts_are_the_harness_s_letter_by_letter() -> None:
 @pytest.mark.parametrize("api", list(Api))
 def test_the_four_lines(server: ScriptedServer, data: str, capsys: pytest.CaptureFixture[str], api: Api) -> None:
     server.reply = lambda prompt: solve(prompt) if asked(prompt) != 600 else " who knows"
+    server.delay = 0.01
     assert evaluate(server, data, num_questions=8, target={"api": api}) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["Accuracy: 0.875", "Invalid: 0.125"]
@@ -92,7 +93,7 @@ def test_the_four_lines(server: ScriptedServer, data: str, capsys: pytest.Captur
     throughput = re.fullmatch(r"Output throughput: (\d+\.\d{3}) token/s", lines[3])
     assert throughput is not None and len(lines) == 4
     tokens = 7 * 5 + 2
-    assert float(throughput[1]) == pytest.approx(tokens / float(lines[2].split()[1]), rel=0.1)
+    assert float(throughput[1]) == pytest.approx(tokens / float(lines[2].split()[1]), rel=0.02)
 
 
 def test_requests_are_the_harness_s(server: ScriptedServer, data: str) -> None:
