@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -52,6 +53,10 @@ class Platform:
 
     def memory(self) -> MemoryInfo:
         raise NotImplementedError
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A large tensor of zeros, of which much may never be touched."""
+        return torch.zeros(*shape, dtype=dtype, device=self.device())
 
     def synchronize(self) -> None:
         """Wait until everything that was launched has run."""

@@ -97,7 +97,7 @@ class ModelRunner:
         assert self.config.max_total_tokens and self.config.page_size
         # One page more than is handed out: the reserved one.
         pages = self.config.max_total_tokens // self.config.page_size + 1
-        return KVPool(self._kv_shape, num_pages=pages, page_size=self.config.page_size, device=self.device)
+        return KVPool(self._kv_shape, num_pages=pages, page_size=self.config.page_size, platform=self.platform)
 
 
 def _kv_shape(model: ModelConfig, dtype: torch.dtype) -> KVShape:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import psutil
 import torch
 
@@ -41,6 +44,10 @@ class CpuPlatform(Platform):
     def memory(self) -> MemoryInfo:
         memory = psutil.virtual_memory()
         return MemoryInfo(free=memory.available, total=memory.total)
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        # numpy leaves the zeroing to the kernel, page by page when it is first touched; torch would write all of it now.
+        return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(*shape)
 
     def attention_backend(self) -> AttentionBackend:
         return TorchAttention()

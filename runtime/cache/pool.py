@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from ...kernels.platform import Platform
+
 
 class KVShape(NamedTuple):
     """What a model keeps for every token."""
@@ -22,11 +24,11 @@ class KVPool:
     Zeroed, because attention multiplies what padding reads by a weight of 0, and 0 * NaN is NaN.
     """
 
-    def __init__(self, shape: KVShape, *, num_pages: int, page_size: int, device: torch.device) -> None:
+    def __init__(self, shape: KVShape, *, num_pages: int, page_size: int, platform: Platform) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         size = (2, shape.num_layers, num_pages, page_size, shape.num_kv_heads, shape.head_size)
-        self._storage = torch.zeros(size, dtype=shape.dtype, device=device)
+        self._storage = platform.zeros(size, shape.dtype)
         self.k = list(self._storage[0].unbind())
         self.v = list(self._storage[1].unbind())
 

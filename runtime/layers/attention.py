@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ...compilation.split_ops import register_split_op
 from ..forward_context import current_context
 
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -20,6 +21,7 @@ def _attention_meta(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torc
     """Shapes are the caller's; nothing is returned."""
 
 
+_KERNEL = register_split_op("piecework::attention", _attention)
 _LIBRARY.impl("attention", _attention_meta, "Meta")  # type: ignore[no-untyped-call]
 _registered: set[str] = set()
 
@@ -27,7 +29,7 @@ _registered: set[str] = set()
 def register_attention(dispatch_key: str) -> None:
     """Make the op run on tensors of a platform's dispatch key; calling again is harmless."""
     if dispatch_key not in _registered:
-        _LIBRARY.impl("attention", _attention, dispatch_key)  # type: ignore[no-untyped-call]
+        _LIBRARY.impl("attention", _KERNEL, dispatch_key)  # type: ignore[no-untyped-call]
         _registered.add(dispatch_key)
 
 

@@ -30,7 +30,7 @@ async def model_info(serving: ServingDep) -> Response:
             "preferred_sampling_params": None,
             "architecture": serving.info.architecture,
             "context_length": serving.limits.context_length,
-            "vocab_size": serving.info.vocab_size,
+            "vocab_size": serving.limits.vocab_size,
         }
     )
 
