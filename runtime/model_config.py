@@ -9,18 +9,29 @@ from typing import Any
 
 from .weights.gguf_reader import FastGGUFReader, metadata
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+MODEL_TYPES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+"""The architectures that can be served, and the `model_type` that each goes with in a config.json."""
 GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-ROPE_TYPES = ("default", "linear", "llama3", "divided")
-"""`divided` is GGUF's way to store llama3: the factor of each frequency."""
+ROPE_PARAMETERS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "divided": (),
+}
+"""Numbers that each type of rope scaling needs. `divided` is GGUF's way to store llama3: the factor of each frequency."""
+_POSITIVE = (
+    "vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "max_position_embeddings",
+    "rope_theta", "rms_norm_eps",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder-only transformer. Lengths in tokens.
+    """A decoder-only transformer. Lengths in tokens. Raises `ValueError` for numbers that no model of ours can have.
 
-    `rope_scaling` holds the parameters of `rope_type` under transformers' names. `windows`: one sliding window a layer,
-    None where the layer sees everything before it. `dtype`: the format the weights are stored in.
+    `rope_scaling` holds the parameters of `rope_type` under transformers' names, for `divided` the list `factors`.
+    `windows`: one sliding window a layer, None where the layer sees everything before it. `dtype`: the format the
+    weights are stored in.
     """
 
     architecture: str
@@ -46,40 +57,25 @@ class ModelConfig:
     dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
-        if self.rope_type not in ROPE_TYPES:
-            raise ValueError(f"rope scaling of type {self.rope_type!r} is not supported; supported: {', '.join(ROPE_TYPES)}")
+        for name in _POSITIVE:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be more than 0, got {getattr(self, name)}; fetch the model again")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads; fetch the model again")
+        if self.head_dim % 2:
+            raise ValueError(f"rotary embedding needs an even head size, got {self.head_dim}; fetch the model again")
+        _check_rope(self.rope_type, self.rope_scaling, self.head_dim)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> ModelConfig:
         """Of a Hugging Face folder. Raises `ValueError` with a remedy where there is none or the model is not supported."""
-        architecture = _architecture(Path(folder))
-        config = _auto_config(folder)
-        rope = dict(config.rope_parameters or {})
-        num_heads = config.num_attention_heads
-        llama_bias = bool(getattr(config, "attention_bias", False))
-        return cls(
-            architecture=architecture,
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            num_layers=config.num_hidden_layers,
-            num_heads=num_heads,
-            num_kv_heads=config.num_key_value_heads or num_heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
-            intermediate_size=config.intermediate_size,
-            rms_norm_eps=config.rms_norm_eps,
-            max_position_embeddings=config.max_position_embeddings,
-            rope_theta=rope.pop("rope_theta", 10000.0),
-            rope_type=rope.pop("rope_type", "default"),
-            rope_scaling=rope,
-            tie_word_embeddings=bool(config.tie_word_embeddings),
-            qkv_bias=llama_bias or architecture == "Qwen2ForCausalLM",
-            o_bias=llama_bias,
-            mlp_bias=bool(getattr(config, "mlp_bias", False)),
-            qk_norm=architecture == "Qwen3ForCausalLM",
-            windows=_windows(config),
-            eos_token_ids=_eos_token_ids(Path(folder), config),
-            dtype=str(config.dtype or "bfloat16").removeprefix("torch."),
-        )
+        folder = Path(folder)
+        content, eos_token_ids = _config_json(folder), _eos_token_ids(folder)
+        try:
+            architecture = _architecture(content)
+            return cls(architecture=architecture, eos_token_ids=eos_token_ids, **_hugging_face_fields(architecture, folder))
+        except ValueError as error:
+            raise ValueError(f"{folder / 'config.json'}: {error}") from None
 
     @classmethod
     def from_gguf(cls, reader: FastGGUFReader, *, eos_token_ids: list[int], rope_factors: list[float] | None = None) -> ModelConfig:
@@ -87,77 +83,107 @@ class ModelConfig:
 
         Raises `ValueError` where a key is missing or the model is not supported.
         """
-        name = metadata(reader, "general.architecture")
-        architecture = _supported(GGUF_ARCHITECTURES.get(name, name))
+        try:
+            return cls(eos_token_ids=eos_token_ids, **_gguf_fields(reader, rope_factors))
+        except ValueError as error:
+            raise ValueError(f"{reader.path}: {error}") from None
 
-        def get(key: str, default: Any = None) -> Any:
-            value = metadata(reader, f"{name}.{key}", default)
-            if value is None:
-                raise ValueError(f"the GGUF file has no {name}.{key}; convert the model again")
-            return value
 
-        tensors = {tensor.name: tensor for tensor in reader.tensors}
-        num_heads, hidden_size = get("attention.head_count"), get("embedding_length")
-        scaling = metadata(reader, f"{name}.rope.scaling.type", "none")
-        num_layers = get("block_count")
-        rope_type, rope_scaling = ("default", {}) if scaling == "none" else (scaling, {})
-        if scaling == "linear":
-            rope_scaling = {"factor": get("rope.scaling.factor")}
-        if rope_factors is not None:
-            rope_type, rope_scaling = "divided", {"factors": rope_factors}
-        return cls(
-            architecture=architecture,
-            vocab_size=int(tensors["token_embd.weight"].shape[1]) if "token_embd.weight" in tensors else get("vocab_size"),
-            hidden_size=hidden_size,
-            num_layers=num_layers,
-            num_heads=num_heads,
-            num_kv_heads=get("attention.head_count_kv", num_heads),
-            head_dim=get("attention.key_length", hidden_size // num_heads),
-            intermediate_size=get("feed_forward_length"),
-            rms_norm_eps=get("attention.layer_norm_rms_epsilon"),
-            max_position_embeddings=get("context_length"),
-            rope_theta=get("rope.freq_base", 10000.0),
-            rope_type=rope_type,
-            rope_scaling=rope_scaling,
-            tie_word_embeddings="output.weight" not in tensors,
-            qkv_bias="blk.0.attn_q.bias" in tensors,
-            o_bias="blk.0.attn_output.bias" in tensors,
-            mlp_bias="blk.0.ffn_up.bias" in tensors,
-            qk_norm="blk.0.attn_q_norm.weight" in tensors,
-            windows=[None] * num_layers,
-            eos_token_ids=eos_token_ids,
+def _check_rope(rope_type: str, scaling: dict[str, Any], head_dim: int) -> None:
+    if rope_type not in ROPE_PARAMETERS:
+        raise ValueError(
+            f"rope scaling of type {rope_type!r} is not supported (linear and llama3 are); "
+            "without it the model serves up to its original context length"
         )
+    for name in ROPE_PARAMETERS[rope_type]:
+        value = scaling.get(name)
+        if not isinstance(value, int | float) or value <= 0:
+            raise ValueError(f"rope scaling of type {rope_type!r} needs a positive {name}, got {value!r}; fetch the model again")
+    if rope_type == "divided" and len(scaling["factors"]) != head_dim // 2:
+        raise ValueError(f"{len(scaling['factors'])} rope factors do not fit a head size of {head_dim}; convert the model again")
 
 
-def _architecture(folder: Path) -> str:
+def _config_json(folder: Path) -> Any:
     """Read before transformers does, so that what is wrong is said in one line."""
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder")
+        raise ValueError(f"{folder} is not a folder; --model-path takes a Hugging Face folder or a .gguf file")
     path = folder / "config.json"
     if not path.is_file():
         raise ValueError(f"{folder} has no config.json; --model-path takes a Hugging Face folder or a .gguf file")
+    return _read_json(path)
+
+
+def _read_json(path: Path) -> Any:
     try:
-        architectures = json.loads(path.read_text())["architectures"]
-        return _supported(architectures[0])
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}); fetch the model again") from None
-    except (KeyError, IndexError, TypeError):
-        raise ValueError(f'{path} names no model: it has no "architectures"') from None
 
 
-def _supported(architecture: str) -> str:
-    if architecture not in ARCHITECTURES:
-        raise ValueError(f"the architecture {architecture} is not supported; supported: {', '.join(ARCHITECTURES)}")
+def _architecture(content: Any) -> str:
+    match content:
+        case {"architectures": [str(architecture), *_], **rest}:
+            _check_supported(architecture)
+        case _:
+            raise ValueError('it names no model, having no "architectures"; fetch the model again')
+    wanted, found = MODEL_TYPES[architecture], rest.get("model_type")
+    if found != wanted:
+        raise ValueError(f'{architecture} goes with "model_type": "{wanted}", got {found!r}; fetch the model again')
     return architecture
 
 
-def _auto_config(folder: str | Path) -> Any:
+def _check_supported(architecture: str) -> None:
+    if architecture not in MODEL_TYPES:
+        raise ValueError(f"the architecture {architecture} is not supported; supported: {', '.join(MODEL_TYPES)}")
+
+
+def _hugging_face_fields(architecture: str, folder: Path) -> dict[str, Any]:
+    config = _auto_config(folder)
+    _check_plain(config)
+    rope = dict(config.rope_parameters or {})
+    # Mistral's projections never have biases, Qwen2's q, k and v always do, whatever else the file says.
+    biased = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM") and bool(config.attention_bias)
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_layers": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "num_kv_heads": config.num_key_value_heads or config.num_attention_heads,
+        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // max(config.num_attention_heads, 1),
+        "intermediate_size": config.intermediate_size,
+        "rms_norm_eps": config.rms_norm_eps,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rope_theta": rope.pop("rope_theta", 10000.0),
+        "rope_type": rope.pop("rope_type", "default"),
+        "rope_scaling": rope,
+        "tie_word_embeddings": bool(config.tie_word_embeddings),
+        "qkv_bias": biased or architecture == "Qwen2ForCausalLM",
+        "o_bias": biased,
+        "mlp_bias": architecture == "LlamaForCausalLM" and bool(config.mlp_bias),
+        "qk_norm": architecture == "Qwen3ForCausalLM",
+        "windows": [None] * config.num_hidden_layers if architecture == "LlamaForCausalLM" else _windows(config),
+        "dtype": str(config.dtype or "bfloat16").removeprefix("torch."),
+    }
+
+
+def _auto_config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds for a config it cannot make sense of
-        raise ValueError(f"{folder}/config.json cannot be read: {' '.join(str(error).split())[:300]}") from None
+        raise ValueError(f"it cannot be read: {' '.join(str(error).split())[:300]}") from None
+
+
+def _check_plain(config: Any) -> None:
+    """Raises where the config asks for mathematics that our layers do not do."""
+    if getattr(config, "quantization_config", None):
+        method = dict(config.quantization_config).get("quant_method", "some method")
+        raise ValueError(f"weights quantised by {method} are not supported; take the unquantised checkpoint or a .gguf file")
+    if config.hidden_act not in ("silu", "swish"):
+        raise ValueError(f"the activation {config.hidden_act!r} is not supported; supported: silu")
+    if (config.rope_parameters or {}).get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError("rotary embedding of a part of each head (partial_rotary_factor) is not supported; choose another model")
 
 
 def _windows(config: Any) -> list[int | None]:
@@ -167,14 +193,69 @@ def _windows(config: Any) -> list[int | None]:
     return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
-def _eos_token_ids(folder: Path, config: Any) -> list[int]:
+def _eos_token_ids(folder: Path) -> list[int]:
     """Every id that ends a text: generation_config.json often names more than config.json."""
-    found = [config.eos_token_id]
-    path = folder / "generation_config.json"
-    if path.is_file():
-        try:
-            found.append(json.loads(path.read_text()).get("eos_token_id"))
-        except (json.JSONDecodeError, UnicodeDecodeError, AttributeError) as error:
-            raise ValueError(f"{path} is not valid JSON ({error}); fetch the model again") from None
+    paths = [path for name in ("config.json", "generation_config.json") if (path := folder / name).is_file()]
+    found = [content.get("eos_token_id") for path in paths if isinstance(content := _read_json(path), dict)]
     ids = [token for entry in found for token in (entry if isinstance(entry, list) else [entry])]
     return sorted({token for token in ids if isinstance(token, int)})
+
+
+def _gguf_fields(reader: FastGGUFReader, rope_factors: list[float] | None) -> dict[str, Any]:
+    """Keys: the GGUF specification's "Standardized key-value pairs"."""
+    name = metadata(reader, "general.architecture")
+    architecture = GGUF_ARCHITECTURES.get(name, name)
+    _check_supported(architecture)
+
+    def get(key: str, default: Any = None) -> Any:
+        value = metadata(reader, f"{name}.{key}", default)
+        if not isinstance(value, int | float):
+            raise ValueError(f"{name}.{key} must be a number, got {value!r}; convert the model again")
+        return value
+
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    if "token_embd.weight" not in tensors:
+        raise ValueError("it has no tensor token_embd.weight; it holds no whole model, or is one of several parts: merge them")
+    num_layers, num_heads, hidden_size = get("block_count"), get("attention.head_count"), get("embedding_length")
+    if num_layers > len(tensors):
+        raise ValueError(f"{len(tensors)} tensors are too few for {num_layers} layers; fetch the model again")
+    head_dim = get("attention.key_length", hidden_size // max(num_heads, 1))
+    if get("rope.dimension_count", head_dim) != head_dim:
+        raise ValueError("rotary embedding of a part of each head (rope.dimension_count) is not supported; choose another model")
+    if get("expert_count", 0):
+        raise ValueError("mixtures of experts are not supported; choose another model")
+    rope_type, rope_scaling = _gguf_rope(reader, name, rope_factors)
+    return {
+        "architecture": architecture,
+        "vocab_size": int(tensors["token_embd.weight"].shape[1]),
+        "hidden_size": hidden_size,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "num_kv_heads": get("attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "intermediate_size": get("feed_forward_length"),
+        "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": get("context_length"),
+        "rope_theta": get("rope.freq_base", 10000.0),
+        "rope_type": rope_type,
+        "rope_scaling": rope_scaling,
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "qkv_bias": "blk.0.attn_q.bias" in tensors,
+        "o_bias": "blk.0.attn_output.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+        "qk_norm": "blk.0.attn_q_norm.weight" in tensors,
+        "windows": [None] * num_layers,
+    }
+
+
+def _gguf_rope(reader: FastGGUFReader, name: str, factors: list[float] | None) -> tuple[str, dict[str, Any]]:
+    """(`rope_type`, `rope_scaling`)."""
+    if factors is not None:
+        return "divided", {"factors": factors}
+    match metadata(reader, f"{name}.rope.scaling.type", "none"):
+        case "none":
+            return "default", {}
+        case "linear":
+            return "linear", {"factor": metadata(reader, f"{name}.rope.scaling.factor")}
+        case other:
+            return str(other), {}

@@ -6,16 +6,17 @@ Names and the order of q and k rows: llama.cpp's convert_hf_to_gguf.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from gguf import ReaderTensor
+from gguf import GGML_QUANT_SIZES, ReaderTensor
 from gguf.quants import dequantize
 
 from ..model_config import ModelConfig
 from .gguf_reader import FastGGUFReader
+from .stored import StoredTensor
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _BLOCK = {
@@ -33,7 +34,8 @@ _BLOCK = {
 }
 ROPE_FACTORS = "rope_freqs.weight"
 _PERMUTING = ("LlamaForCausalLM", "MistralForCausalLM")
-_THREADS = 4
+_PIECE = 2**18
+"""Values that are dequantised at once: a multiple of every format's block."""
 
 
 def checkpoint_name(name: str) -> str:
@@ -44,11 +46,15 @@ def checkpoint_name(name: str) -> str:
     return f"{_TOP.get(stem, stem)}.{kind}"
 
 
-def read_tensors(reader: FastGGUFReader, config: ModelConfig, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-    """Checkpoint name and tensor in `dtype`, a few dequantised ahead by other threads."""
-    tensors = [tensor for tensor in reader.tensors if tensor.name != ROPE_FACTORS]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        yield from pool.map(lambda tensor: (checkpoint_name(tensor.name), _values(tensor, config, dtype)), tensors)
+def list_tensors(reader: FastGGUFReader, config: ModelConfig) -> list[StoredTensor]:
+    """Every tensor of a file. Raises `ValueError` for a storage format that the gguf library does not read."""
+    path, found = reader.path, []
+    for tensor in reader.tensors:
+        if tensor.name != ROPE_FACTORS:
+            shape = tuple(int(size) for size in reversed(tensor.shape))
+            copy_to = partial(_copy, tensor, _permuted_heads(tensor.name, config))
+            found.append(StoredTensor(path, checkpoint_name(tensor.name), shape, copy_to))
+    return found
 
 
 def rope_factors(reader: FastGGUFReader) -> list[float] | None:
@@ -59,23 +65,38 @@ def rope_factors(reader: FastGGUFReader) -> list[float] | None:
     return None
 
 
-def _values(tensor: ReaderTensor, config: ModelConfig, dtype: torch.dtype) -> torch.Tensor:
+def _permuted_heads(name: str, config: ModelConfig) -> int | None:
+    """How many heads the rows of q and k of a Llama file belong to; None for tensors whose rows are in order."""
+    if config.architecture not in _PERMUTING:
+        return None
+    return config.num_heads if ".attn_q." in name else config.num_kv_heads if ".attn_k." in name else None
+
+
+def _copy(tensor: ReaderTensor, permuted_heads: int | None, target: torch.Tensor) -> None:
+    if permuted_heads is None:
+        _dequantise(tensor, target.view(-1))
+        return
+    # Rows are ordered for pairs (2i, 2i + 1); ours rotates pairs (i, i + D / 2).
+    stored = torch.empty(target.shape, dtype=target.dtype)
+    _dequantise(tensor, stored.view(-1))
+    target.copy_(stored.view(permuted_heads, -1, 2, *stored.shape[1:]).transpose(1, 2).reshape(stored.shape))
+
+
+def _dequantise(tensor: ReaderTensor, values: torch.Tensor) -> None:
+    """Write into `values`, flat. Pieces that stay in the cache make it three times as fast as the tensor at once."""
+    block_values, block_bytes = GGML_QUANT_SIZES[tensor.tensor_type]
+    # A view as bytes works for every format: those that are not quantised come as numbers.
+    stored = tensor.data.reshape(-1).view(np.uint8)
+    for begin in range(0, values.numel(), _PIECE):
+        end = min(begin + _PIECE, values.numel())
+        values[begin:end] = _floats(stored[begin // block_values * block_bytes : end // block_values * block_bytes], tensor)
+
+
+def _floats(stored: npt.NDArray[np.uint8], tensor: ReaderTensor) -> torch.Tensor:
     try:
-        array = dequantize(tensor.data, tensor.tensor_type)
+        values = dequantize(stored, tensor.tensor_type)
     except NotImplementedError:
-        raise ValueError(f"tensor {tensor.name} is stored as {tensor.tensor_type.name}, which cannot be read; convert the file") from None
-    if config.architecture in _PERMUTING:
-        array = _unpermute(tensor.name, array, config)
-    # A copy, because what is not quantised is still the read-only file.
-    return torch.from_numpy(np.array(array)).to(dtype)
-
-
-def _unpermute(name: str, array: np.ndarray, config: ModelConfig) -> np.ndarray:
-    """Rows of q and k of a Llama file are ordered for pairs (2i, 2i + 1); ours rotates pairs (i, i + D / 2)."""
-    if ".attn_q." in name:
-        heads = config.num_heads
-    elif ".attn_k." in name:
-        heads = config.num_kv_heads
-    else:
-        return array
-    return array.reshape(heads, -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+        kind = tensor.tensor_type.name
+        raise ValueError(f"the tensor {tensor.name} is stored as {kind}, which cannot be read; convert the model again") from None
+    # What is stored as float32 is still the read-only file, which torch does not take.
+    return torch.from_numpy(np.require(values, requirements=["W"]))

@@ -21,6 +21,10 @@ class FastGGUFReader(GGUFReader):  # type: ignore[misc]
     tokens and its merges, where this takes 0.1 s. What comes out is the same (`ReaderField.parts` and `data`).
     """
 
+    @property
+    def path(self) -> Path:
+        return Path(self.data.filename)
+
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> _FieldParts:
         if raw_type != GGUFValueType.ARRAY:
             return cast(_FieldParts, super()._get_field_parts(orig_offs, raw_type))

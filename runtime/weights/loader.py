@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -17,6 +18,11 @@ from ..models.registry import build_model
 from . import gguf, safetensors
 from .gguf_reader import open_gguf
 from .gguf_tokenizer import gguf_eos_token_ids
+from .stored import StoredTensor
+
+_THREADS = 4
+_IGNORED = ".rotary_emb.inv_freq"
+"""Old checkpoints bring the rotary frequencies, which follow from the config."""
 
 
 def load_model(path: str, dtype: torch.dtype, device: torch.device, progress: bool) -> tuple[LlamaForCausalLM, ModelConfig]:
@@ -28,44 +34,36 @@ def load_model(path: str, dtype: torch.dtype, device: torch.device, progress: bo
         reader = open_gguf(Path(path))
         eos_token_ids = gguf_eos_token_ids(Path(path))
         config = ModelConfig.from_gguf(reader, eos_token_ids=eos_token_ids, rope_factors=gguf.rope_factors(reader))
-        tensors: Iterable[tuple[str, torch.Tensor]] = gguf.read_tensors(reader, config, dtype)
-        count = len(reader.tensors)
+        tensors = gguf.list_tensors(reader, config)
     else:
         config = ModelConfig.from_pretrained(path)
-        files = safetensors.shards(Path(path))
-        tensors = (pair for file in files for pair in safetensors.read_tensors(file))
-        count = None
+        tensors = safetensors.list_tensors(Path(path))
     model = _empty_model(config, dtype, device)
-    fill(model, tqdm(tensors, "loading weights", count, unit=" tensors", file=sys.stderr, disable=not progress, leave=False))
+    fill(model, tensors, path, progress=progress)
     return model, config
 
 
-def fill(model: LlamaForCausalLM, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Copy every tensor to its place. Raises `ValueError` where one is missing or has another shape."""
-    targets = checkpoint_targets(model)
-    # A tied head has no tensor of its own in the checkpoint.
-    missing = {name: target for name, target in targets.items() if name != "lm_head.weight" or not model.config.tie_word_embeddings}
-    for name, tensor in tensors:
-        if name not in targets:
-            continue  # rotary tables, or layers of another task
-        target = targets[name]
-        if target.shape != tensor.shape:
-            raise ValueError(f"the weight {name} has shape {list(tensor.shape)}, but config.json asks for {list(target.shape)}")
-        with torch.no_grad():
-            target.copy_(tensor)
-        missing.pop(name, None)
-    if missing:
-        some = ", ".join(sorted(missing)[:3])
-        raise ValueError(f"{len(missing)} weights are missing, such as {some}; the download is incomplete or of another model")
+def fill(model: LlamaForCausalLM, tensors: Sequence[StoredTensor], path: str, *, progress: bool) -> None:
+    """Copy every tensor to its place. Raises `ValueError`, before any is read, where they are not the model's."""
+    copies = _matched(checkpoint_targets(model), tensors, path, tied=model.config.tie_word_embeddings)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        done = pool.map(lambda copy: copy[0].copy_to(copy[1]), copies)
+        for _ in tqdm(done, "loading weights", len(copies), unit=" tensors", file=sys.stderr, disable=not progress, leave=False):
+            pass
 
 
 def checkpoint_targets(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Where each tensor of a checkpoint belongs: a parameter, or the rows of a fused one that are its own."""
-    return {name: target for prefix, module in model.named_modules() for name, target in _targets_of(prefix, module)}
+    """Where each tensor of a checkpoint belongs: a parameter, or the rows of a fused one that are its own.
+
+    A head that shares the embedding's weight is not there.
+    """
+    seen: set[nn.Parameter] = set()
+    return {name: target for prefix, module in model.named_modules() for name, target in _targets_of(prefix, module, seen)}
 
 
-def _targets_of(prefix: str, module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    own = list(module.named_parameters(recurse=False))
+def _targets_of(prefix: str, module: nn.Module, seen: set[nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
+    own = [(kind, parameter) for kind, parameter in module.named_parameters(recurse=False) if parameter not in seen]
+    seen.update(parameter for _, parameter in own)
     if not isinstance(module, FusedLinear):
         yield from ((f"{prefix}.{kind}", parameter) for kind, parameter in own)
         return
@@ -77,11 +75,37 @@ def _targets_of(prefix: str, module: nn.Module) -> Iterator[tuple[str, torch.Ten
             row += rows
 
 
+def _matched(
+    targets: dict[str, torch.Tensor], tensors: Sequence[StoredTensor], path: str, *, tied: bool
+) -> list[tuple[StoredTensor, torch.Tensor]]:
+    """Each tensor with its place."""
+    copies = []
+    for tensor in tensors:
+        if tensor.name.endswith(_IGNORED) or (tied and tensor.name == "lm_head.weight"):
+            continue
+        target = targets.get(tensor.name)
+        if target is None:
+            raise ValueError(f"{tensor.file} holds a tensor that the model has no place for, {tensor.name}; it is another kind of model")
+        if target.shape != tensor.shape:
+            shapes = f"has shape {list(tensor.shape)}, but the model's configuration asks for {list(target.shape)}"
+            raise ValueError(f"{tensor.file}: the tensor {tensor.name} {shapes}; fetch the model again")
+        copies.append((tensor, target))
+    missing = sorted(targets.keys() - {tensor.name for tensor in tensors})
+    if missing:
+        raise ValueError(f"{path} lacks {len(missing)} tensors, such as {', '.join(missing[:3])}; fetch the model again")
+    return copies
+
+
 def _empty_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LlamaForCausalLM:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with device:
             return build_model(config)
+    except RuntimeError as error:
+        # torch has an exception of its own for this on a GPU, but not on a CPU.
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        raise ValueError(f"too little memory for the weights in {dtype}; choose a smaller model, or free memory") from error
     finally:
         torch.set_default_dtype(before)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig
+
+Kind = gguf.GGMLQuantizationType
 
 _NAMES = {
     "self_attn.q_proj": "attn_q",
@@ -27,22 +31,23 @@ _NAMES = {
     "lm_head": "output",
     "model.layers.": "blk.",
 }
+_PLAIN = (Kind.F32, Kind.F16)
 
 
-def write_gguf(folder: Path, path: Path, architecture: str, kind: gguf.GGMLQuantizationType) -> dict[str, torch.Tensor]:
-    """Write a model folder as `path` with matrices of type `kind`; returns the checkpoint that the file then holds."""
+def write_gguf(
+    folder: Path, path: Path, architecture: str, kind: Kind, *, rope_factors: Sequence[float] | None = None, **changes: Any
+) -> dict[str, torch.Tensor]:
+    """Write a model folder as `path` with matrices of type `kind`; returns the checkpoint that the file then holds.
+
+    `changes`: metadata of the architecture, dots written as double underscores; None leaves a key out.
+    """
     config = AutoConfig.from_pretrained(folder)
     writer = gguf.GGUFWriter(path, architecture)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    for key, value in {**_metadata_of(config), **changes}.items():
+        _add(writer, f"{architecture}.{key.replace('__', '.')}", value)
     writer.add_eos_token_id(2)
+    if rope_factors is not None:
+        writer.add_tensor("rope_freqs.weight", np.array(rope_factors, np.float32))
     held = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         array = tensor.float().numpy()
@@ -50,24 +55,49 @@ def write_gguf(folder: Path, path: Path, architecture: str, kind: gguf.GGMLQuant
         gguf_name = name
         for theirs, ours in _NAMES.items():
             gguf_name = gguf_name.replace(theirs, ours)
-        raw_type = kind if array.ndim == 2 else gguf.GGMLQuantizationType.F32
+        raw_type = kind if array.ndim == 2 else Kind.F32
         writer.add_tensor(gguf_name, stored, raw_dtype=None if raw_type in _PLAIN else raw_type)
+    finish(writer)
+    return held
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return held
 
 
-_PLAIN = (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16)
+def _metadata_of(config: Any) -> dict[str, Any]:
+    return {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention__head_count": config.num_attention_heads,
+        "attention__head_count_kv": config.num_key_value_heads,
+        "attention__key_length": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        "attention__layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope__freq_base": config.rope_parameters["rope_theta"],
+    }
 
 
-def _store(
-    name: str, array: np.ndarray, architecture: str, kind: gguf.GGMLQuantizationType, config: PretrainedConfig
-) -> tuple[np.ndarray, torch.Tensor]:
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    match value:
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case list():
+            writer.add_array(key, value)
+        case _:
+            assert value is None
+
+
+def _store(name: str, array: np.ndarray, architecture: str, kind: Kind, config: Any) -> tuple[np.ndarray, torch.Tensor]:
     """(what goes into the file, what it stands for)."""
-    if array.ndim == 1 and not name.endswith("bias"):
-        return array, torch.from_numpy(array)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
     permuted = array
     if architecture == "llama" and heads is not None:

@@ -27,6 +27,12 @@ def edit_config(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
+def edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
 def test_a_sharded_folder_loads_like_a_whole_one(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model")
     whole = load(folder)
@@ -45,28 +51,60 @@ def test_a_sharded_folder_loads_like_a_whole_one(tmp_path: Path) -> None:
         load(folder)
 
 
-def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:
-    model, _ = load_model(str(make_tiny_model(tmp_path, tie_word_embeddings=True)), torch.float32, torch.device("cpu"), False)
-    assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
-
-
-def test_weights_take_the_dtype_that_is_asked_for(tmp_path: Path) -> None:
-    loaded = load(make_tiny_model(tmp_path), torch.bfloat16)
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+def test_every_weight_takes_its_place_in_the_dtype_that_is_asked_for(tmp_path: Path, architecture: str) -> None:
+    loaded = load(make_tiny_model(tmp_path, architecture), torch.bfloat16)
     stored = load_file(tmp_path / "model.safetensors")
+    assert loaded.keys() == stored.keys()
     assert all(torch.equal(tensor, stored[name].bfloat16()) for name, tensor in loaded.items())
+
+
+def test_a_tied_head_is_the_embedding_whatever_the_file_holds(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path, tie_word_embeddings=True)
+    edit_weights(tmp_path, lambda tensors: tensors.update({"lm_head.weight": torch.ones(512, 64)}))
+    model, _ = load_model(str(tmp_path), torch.float32, torch.device("cpu"), False)
+    assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+    assert torch.equal(model.lm_head.weight, load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"])
+
+
+def test_rotary_tables_of_old_checkpoints_are_passed_over(tmp_path: Path) -> None:
+    whole = load(make_tiny_model(tmp_path))
+    edit_weights(tmp_path, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}))
+    assert load(tmp_path).keys() == whole.keys()
+
+
+def test_weights_under_a_second_name_are_passed_over(tmp_path: Path) -> None:
+    """Mistral's folders hold the same weights again, with other names of the tensors."""
+    make_tiny_model(tmp_path, "mistral")
+    save_file({"layers.0.attention.wq.weight": torch.zeros(64, 64)}, tmp_path / "consolidated.safetensors")
+    assert len(load(tmp_path)) == len(load_file(tmp_path / "model.safetensors"))
+
+
+def drop_embedding(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors["model.embed_tokens.weight"]
+
+
+def add_scales(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["model.layers.0.mlp.up_proj.scales"] = torch.zeros(3)
 
 
 BREAKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), "has no config.json"),
     "config is no JSON": (lambda f: (f / "config.json").write_text("{"), "not valid JSON"),
-    "config is a list": (lambda f: (f / "config.json").write_text("[]"), "names no model"),
+    "config is a list": (lambda f: (f / "config.json").write_text("[]"), "it names no model"),
     "architecture": (lambda f: edit_config(f, architectures=["BertModel"]), "BertModel is not supported; supported: Llama"),
     "rope": (lambda f: edit_config(f, rope_parameters={"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}), "'yarn' is not supported"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "has no .safetensors files"),
     "cut off": (lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:9000]), "cut off or broken"),
-    "not safetensors": (lambda f: (f / "model.safetensors").write_bytes(b"junk"), "cut off or broken"),
-    "another size": (lambda f: edit_config(f, intermediate_size=128), r"weight \S+ has shape"),
-    "more layers": (lambda f: edit_config(f, num_hidden_layers=9), "weights are missing, such as model.layers"),
+    "not safetensors": (lambda f: (f / "model.safetensors").write_bytes(b"junk"), r"model\.safetensors is cut off or broken"),
+    "another size": (
+        lambda f: edit_config(f, intermediate_size=128),
+        r"model\.safetensors: the tensor \S+ has shape .* asks for .*128",
+    ),
+    "more layers": (lambda f: edit_config(f, num_hidden_layers=9), r"lacks 54 tensors, such as model\.layers\.3"),
+    "fewer layers": (lambda f: edit_config(f, num_hidden_layers=1), r"model\.safetensors holds a tensor .* no place for, model\.layers\.1"),
+    "a tensor is missing": (lambda f: edit_weights(f, drop_embedding), r"lacks 1 tensors, such as model\.embed_tokens\.weight"),
+    "a tensor too many": (lambda f: edit_weights(f, add_scales), r"no place for, model\.layers\.0\.mlp\.up_proj\.scales"),
     "index": (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "index.json is broken"),
 }
 
@@ -79,6 +117,24 @@ def test_a_broken_folder_is_one_clear_line(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
         load(folder)
     assert "\n" not in str(error.value)
+    assert str(folder) in str(error.value)
+
+
+def test_a_model_that_does_not_fit_the_memory_is_one_clear_line(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path)
+    edit_config(folder, vocab_size=2**52)
+    with pytest.raises(ValueError, match=r"too little memory for the weights in torch\.float32"):
+        load(folder)
+
+
+def test_progress_is_shown_on_standard_error_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_tiny_model(tmp_path)
+    capsys.readouterr()
+    for progress in (True, False):
+        load_model(str(tmp_path), torch.float32, torch.device("cpu"), progress)
+        captured = capsys.readouterr()
+        assert ("loading weights" in captured.err) is progress
+        assert captured.out == ""
 
 
 def test_paths_that_are_no_model(tmp_path: Path) -> None:
@@ -90,6 +146,22 @@ def test_paths_that_are_no_model(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(ValueError, match=message):
             resolve_model_path(path)
+
+
+def test_a_folder_and_a_gguf_file_are_their_own_paths(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"")
+    assert resolve_model_path(str(tmp_path)) == str(tmp_path)
+    assert resolve_model_path(str(tmp_path / "m.gguf")) == str(tmp_path / "m.gguf")
+
+
+def test_an_alias_is_found_without_importing_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "packed_model"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('needs a tool that is not there')")
+    (package / "x.gguf").write_bytes(b"")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(ALIASES, "packed", Packaged("packed_model", "x.gguf", "pip install packed-model"))
+    assert resolve_model_path("packed") == str(package / "x.gguf")
 
 
 def test_an_alias_without_its_package_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

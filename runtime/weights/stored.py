@@ -1,0 +1,22 @@
+"""A tensor of a checkpoint that has not been read yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+
+class StoredTensor(NamedTuple):
+    """`name`: as Hugging Face checkpoints call it.
+
+    `copy_to` writes the values into a contiguous tensor of the same shape and any dtype and device; it may be called
+    from any thread, and raises `ValueError` where the file is broken.
+    """
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    copy_to: Callable[[torch.Tensor], None]
