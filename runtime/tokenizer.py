@@ -141,9 +141,10 @@ def _read(path: Path) -> TokenizerData:
 
 def _model_eos_token_ids(path: Path) -> list[int]:
     if path.suffix == ".gguf":
+        from .weights.gguf_reader import open_gguf
         from .weights.gguf_tokenizer import gguf_eos_token_ids
 
-        return gguf_eos_token_ids(path)
+        return gguf_eos_token_ids(open_gguf(path))
     from .weights.hf_tokenizer import config_eos_token_ids
 
     return config_eos_token_ids(path)

@@ -20,7 +20,7 @@ from ..chat_template import DEFAULT
 from ..token_bytes import METASPACE
 from ..tokenizer import TokenizerData
 from .gguf_pre_tokenizers import FALLBACK, PRE_TOKENIZERS, PreTokenizer
-from .gguf_reader import metadata, open_gguf
+from .gguf_reader import FastGGUFReader, metadata, open_gguf
 
 logger = logging.getLogger(__name__)
 
@@ -100,9 +100,9 @@ def read_gguf_tokenizer(path: Path) -> TokenizerData:
     )
 
 
-def gguf_eos_token_ids(path: Path) -> list[int]:
+def gguf_eos_token_ids(reader: FastGGUFReader) -> list[int]:
     """The tokens that end a turn or a text, the file's own end-of-sequence token first."""
-    return _Metadata(path, open_gguf(path)).end_token_ids()
+    return _Metadata(reader.path, reader).end_token_ids()
 
 
 def _add_tokens(backend: Tokenizer, source: _Metadata) -> None:

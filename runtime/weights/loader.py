@@ -32,8 +32,7 @@ def load_model(path: str, dtype: torch.dtype, device: torch.device, progress: bo
     """
     if Path(path).suffix == ".gguf":
         reader = open_gguf(Path(path))
-        eos_token_ids = gguf_eos_token_ids(Path(path))
-        config = ModelConfig.from_gguf(reader, eos_token_ids=eos_token_ids, rope_factors=gguf.rope_factors(reader))
+        config = ModelConfig.from_gguf(reader, eos_token_ids=gguf_eos_token_ids(reader), rope_factors=gguf.rope_factors(reader))
         tensors = gguf.list_tensors(reader, config)
     else:
         config = ModelConfig.from_pretrained(path)
