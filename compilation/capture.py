@@ -20,10 +20,13 @@ from .recording import Recordable, Recorder, Recording
 
 logger = logging.getLogger(__name__)
 
-DummyStep = Callable[[int], AbstractContextManager[Sequence[torch.Tensor]]]
-"""For a size, a block in which a step of that many made-up tokens can run, and its inputs.
+DummyStep = Callable[[int, int], AbstractContextManager[Sequence[torch.Tensor]]]
+"""For a size and a seed, a block in which a step of that many made-up tokens can run, and its inputs.
 
-What the step stores must go where no request's tokens lie. Two blocks of one size in a row must give the same step."""
+Equal arguments give equal steps, another seed gives others. What a step stores must go where no request's tokens lie."""
+
+_CAPTURED, _CHECKED = 0, 1
+"""Seeds of the step that is captured and of the one that is checked: a graph must not remember the first."""
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 """How far a replay may be from eager, as a share of the length of the hidden states: kernels sum in another order."""
@@ -161,7 +164,7 @@ class Graphs:
 
     def _record(self, size: int, recorder: Recorder) -> Recording:
         static = [buffer[:size] for buffer in self._buffers]
-        with self._dummy_step(size) as inputs:
+        with self._dummy_step(size, _CAPTURED) as inputs:
             self._fill(inputs, size, size)
             # The first run at a size chooses kernels and makes workspaces, which no graph may hold.
             with self._platform.on_stream(self._stream):
@@ -172,11 +175,11 @@ class Graphs:
         return recording
 
     def _check(self, size: int) -> None:
-        """Replays the size on random tokens and compares with eager. Raises `CaptureError`."""
+        """Replays the size on other tokens than it was captured with, and compares with eager. Raises `CaptureError`."""
         assert self._eager is not None
-        with self._dummy_step(size) as inputs:
+        with self._dummy_step(size, _CHECKED) as inputs:
             expected = self._eager(*inputs).clone()
-        with self._dummy_step(size) as inputs:
+        with self._dummy_step(size, _CHECKED) as inputs:
             self._fill(inputs, size, size)
             actual = self._recordings[size].replay()
         difference = (actual.float() - expected.float()).norm() / expected.float().norm().clamp_min(1e-30)

@@ -41,7 +41,7 @@ def _name(target: Any) -> str:
         return target
     if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return f"torch.ops.{target}"
-    return f"{target.__module__}.{target.__qualname__}"
+    return f"{getattr(target, '__module__', None)}.{target.__qualname__}"
 
 
 def _text(value: Any, numbers: dict[fx.Node, int]) -> str:

@@ -59,6 +59,9 @@ class _Splitter:
         self._cut = Cut()
         self._numbers: dict[fx.Node, int] = {}
         self._token_inputs: list[fx.Node] = []
+        for node in trace.graph.nodes:
+            if _is_scalar(node):
+                trace.shapes.expression(node.meta["example_value"])
         for node, value in zip(trace.graph.find_nodes(op="placeholder"), trace.values, strict=True):
             if isinstance(value, torch.Tensor):
                 is_input = any(value is tensor for tensor in inputs)

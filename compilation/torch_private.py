@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,19 +35,30 @@ class _Done(Exception):
 
 
 class TokenShapes:
-    """Reads sizes of a trace's tensors as functions of the number of tokens."""
+    """Reads sizes of a trace's tensors as functions of the number of tokens. `tokens`: the symbols that stand for it."""
 
-    def __init__(self, shape_env: Any, tokens: Any) -> None:
+    def __init__(self, shape_env: Any, tokens: set[Any]) -> None:
         self._shape_env = shape_env
-        self._tokens = tokens
+        self._tokens = next(iter(tokens))
+        self._same = dict.fromkeys(tokens, self._tokens)
+
+    def expression(self, size: Any) -> Any:
+        """A size, or a scalar computed from sizes, as a sympy expression of the one symbol. Raises `TraceError`."""
+        if not isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return size
+        expression = self.simplify(size.node.expr)
+        if expression.free_symbols - {self._tokens}:
+            raise TraceError(f"a number depends on data: {expression}")
+        return expression
+
+    def simplify(self, expression: Any) -> Any:
+        return self._shape_env.replace(expression).subs(self._same)
 
     def extent(self, size: int | torch.SymInt) -> Extent:
         """Raises `TraceError` where the size is no linear function of the number of tokens."""
         if isinstance(size, int):
             return Extent(0, size)
-        expression = self._shape_env.replace(size.node.expr)
-        if expression.free_symbols - {self._tokens}:
-            raise TraceError(f"a size depends on data: {expression}")
+        expression = self.expression(size)
         at = [int(expression.subs(self._tokens, tokens)) for tokens in (1000, 1001, 2000)]
         per_token = at[1] - at[0]
         if at[2] - at[0] != 1000 * per_token:
@@ -74,12 +86,13 @@ def trace(forward: Callable[..., Any], inputs: Sequence[torch.Tensor], max_token
     for tensor in inputs:
         torch._dynamo.mark_dynamic(tensor, 0, min=2, max=max_tokens)
     try:
-        with torch.no_grad(), _quiet("torch._dynamo"):
+        # What earlier traces saw must not turn this one's constants into variables.
+        with torch.no_grad(), _quiet("torch._dynamo"), torch._dynamo.config.patch(automatic_dynamic_shapes=False):
             torch.compile(forward, backend=keep, fullgraph=True)(*inputs)
     except Exception as error:
         # The end that `keep` makes arrives wrapped in an exception of Dynamo's.
         if not traced:
-            raise TraceError(_first_line(error)) from error
+            raise TraceError(_sum_up(error)) from error
     if not traced:
         raise TraceError("the forward computes nothing")
     graph_module, values = traced[0]
@@ -90,21 +103,23 @@ def _token_shapes(graph_module: fx.GraphModule, values: list[Any], inputs: Seque
     """Finds the number of tokens among the symbols; every other assumption that the trace made is refused."""
     import sympy
 
-    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
-    fakes = [
-        node.meta["example_value"] for node, value in zip(placeholders, values, strict=True) if any(value is tensor for tensor in inputs)
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    lengths = [
+        node.meta["example_value"].shape[0]
+        for node, value in zip(placeholders, values, strict=True)
+        if any(value is tensor for tensor in inputs)
     ]
-    symbolic = [fake.shape[0] for fake in fakes if isinstance(fake.shape[0], torch.SymInt)]
-    if not symbolic or len(symbolic) != len(fakes):
+    if not lengths:
+        raise TraceError("the forward does not use its inputs")
+    symbols = [length.node.shape_env.replace(length.node.expr) for length in lengths if isinstance(length, torch.SymInt)]
+    if len(symbols) < len(lengths) or not all(symbol.is_Symbol for symbol in symbols):
         raise TraceError("the forward is fixed to one number of tokens")
-    shape_env = symbolic[0].node.shape_env
-    tokens = shape_env.replace(symbolic[0].node.expr)
+    shape_env = lengths[0].node.shape_env
+    shapes = TokenShapes(shape_env, set(symbols))
     for guard in shape_env.guards:
-        if shape_env.replace(guard.expr) != sympy.true:
+        if shapes.simplify(guard.expr) != sympy.true:
             raise TraceError(f"the forward takes another way for some numbers of tokens: it assumes {guard.expr} ({guard.sloc})")
-    if not tokens.is_Symbol or any(shape_env.replace(size.node.expr) != tokens for size in symbolic):
-        raise TraceError("the forward's inputs have different numbers of tokens")
-    return TokenShapes(shape_env, tokens)
+    return shapes
 
 
 def compile_package(module: fx.GraphModule, inputs: Sequence[TensorSpec], path: Path, options: dict[str, Any]) -> None:
@@ -123,7 +138,7 @@ def compile_package(module: fx.GraphModule, inputs: Sequence[TensorSpec], path: 
             program = torch.export.export(module, examples, dynamic_shapes=_dynamic_shapes(inputs, tokens))
             torch._inductor.aoti_compile_and_package(program, package_path=os.fspath(path), inductor_configs=options)
     except Exception as error:
-        raise CompileError(_first_line(error)) from error
+        raise CompileError(_sum_up(error)) from error
 
 
 def _dynamic_shapes(inputs: Sequence[TensorSpec], tokens: Any) -> tuple[Any, ...]:
@@ -146,9 +161,12 @@ def load_package(path: Path) -> Callable[[Sequence[torch.Tensor]], list[torch.Te
     return cast("Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]", loader.run)
 
 
-def _first_line(error: BaseException) -> str:
-    inner = getattr(error, "inner_exception", None) or error
-    return next((line.strip() for line in str(inner).splitlines() if line.strip()), type(inner).__name__)
+def _sum_up(error: BaseException) -> str:
+    """What went wrong, and where in the model's code if torch says so, in one line."""
+    text = str(getattr(error, "inner_exception", None) or error)
+    what = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    places = re.findall(r'File "(.+)", line (\d+)', text)
+    return f"{what} ({places[-1][0]}:{places[-1][1]})" if places else what
 
 
 @contextmanager

@@ -1,0 +1,129 @@
+"""Which numbers of tokens are captured: the field's default list, a list of the user's, or the best ones for lengths seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+FLAG = "--piecewise-cuda-graph-tokens"
+_STEPS = ((4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256))
+"""First, last and distance of SGLang's default sizes; from 4096 on they lie 512 apart."""
+
+Histogram = Mapping[int, int]
+"""Number of tokens of a step: how often it was seen."""
+
+
+class SizesOption(NamedTuple):
+    """What the flag says: sizes given one by one, or how many to choose; neither: the default list."""
+
+    given: tuple[int, ...] | None = None
+    auto: int | None = None
+
+
+def parse_sizes(text: str | None) -> SizesOption:
+    """ "16,64,256", "auto:8" or None. Raises `ValueError` with a remedy."""
+    if text is None:
+        return SizesOption()
+    try:
+        if text.startswith("auto:"):
+            option = SizesOption(auto=int(text.removeprefix("auto:")))
+        else:
+            option = SizesOption(given=tuple(sorted({int(part) for part in text.replace(",", " ").split()})))
+    except ValueError:
+        option = SizesOption(auto=0)
+    if min(option.given or (option.auto or 0,)) < 1:
+        raise ValueError(f"{FLAG} takes numbers of tokens (16,64,256) or auto:K, K at least 1, got {text!r}")
+    return option
+
+
+def default_sizes(cap: int) -> list[int]:
+    """SGLang's sizes up to `cap` tokens, and `cap` itself if it lies between two."""
+    sizes = [size for size in _default_sizes(cap) if size <= cap]
+    return sizes if sizes and sizes[-1] == cap else [*sizes, cap]
+
+
+def _default_sizes(cap: int) -> Iterator[int]:
+    for first, last, step in _STEPS:
+        yield from range(first, last + 1, step)
+    yield from range(4096 + 512, cap + 1, 512)
+
+
+def choose_sizes(option: SizesOption, cap: int, seen: Histogram) -> list[int]:
+    """The sizes to capture, none above `cap`. `seen` is what auto:K goes by; with nothing seen yet it thins the default list."""
+    if option.given is not None:
+        return [size for size in option.given if size <= cap]
+    if option.auto is None:
+        return default_sizes(cap)
+    short = {length: count for length, count in seen.items() if 0 < length <= cap and count > 0}
+    return best_sizes(short, option.auto) if short else thin(default_sizes(cap), option.auto)
+
+
+def padding(sizes: Sequence[int], seen: Histogram) -> int:
+    """How many tokens are added when each length is padded to the next of `sizes`; longer ones than all are not padded."""
+    ordered = sorted(sizes)
+    wasted = 0
+    for length, count in seen.items():
+        size = next((size for size in ordered if size >= length), length)
+        wasted += (size - length) * count
+    return wasted
+
+
+def padding_share(sizes: Sequence[int], seen: Histogram) -> float:
+    """Padding as a share of all tokens that are computed; 0 with nothing seen."""
+    wasted = padding(sizes, seen)
+    real = sum(length * count for length, count in seen.items())
+    return wasted / (wasted + real) if real else 0.0
+
+
+def best_sizes(seen: Histogram, count: int) -> list[int]:
+    """At most `count` sizes that cover every length of `seen` with the least padding.
+
+    Sizes are lengths that were seen, for a smaller size in a gap costs nothing to lower. Dynamic programming over the
+    sorted lengths; since the cost of a range satisfies the quadrangle inequality, the best place of the last cut only moves up, and
+    each round is done by divide and conquer in n log n (Galil and Park, Theoretical Computer Science 92, 1992).
+    """
+    lengths = sorted(seen)
+    weights = [0, *accumulate(seen[length] for length in lengths)]
+    masses = [0, *accumulate(seen[length] * length for length in lengths)]
+
+    def cost(start: int, stop: int) -> int:
+        """Padding of lengths [start, stop) to the last of them."""
+        return lengths[stop - 1] * (weights[stop] - weights[start]) - (masses[stop] - masses[start])
+
+    ends = len(lengths)
+    rounds = [[0 if stop == 0 else cost(0, stop) for stop in range(ends + 1)]]
+    cuts: list[list[int]] = []
+    for _ in range(1, min(count, ends)):
+        best, cut = rounds[-1].copy(), [0] * (ends + 1)
+        pending = [(1, ends, 0, ends - 1)]
+        while pending:
+            low, high, first, last = pending.pop()
+            if low > high:
+                continue
+            stop = (low + high) // 2
+            best[stop], cut[stop] = min((rounds[-1][start] + cost(start, stop), start) for start in range(first, min(last, stop - 1) + 1))
+            pending += [(low, stop - 1, first, cut[stop]), (stop + 1, high, cut[stop], last)]
+        rounds.append(best)
+        cuts.append(cut)
+    sizes, stop = [lengths[ends - 1]], ends
+    for cut in reversed(cuts):
+        stop = cut[stop]
+        if stop == 0:
+            break
+        sizes.append(lengths[stop - 1])
+    return sorted(sizes)
+
+
+def thin(sizes: Sequence[int], count: int) -> list[int]:
+    """At most `count` of `sizes`, the largest among them, spread evenly over the list."""
+    ordered = sorted(set(sizes))
+    if count >= len(ordered):
+        return ordered
+    last = len(ordered) - 1
+    return sorted({ordered[last - (index * len(ordered)) // count] for index in range(count)})
+
+
+def within_budget(sizes: Sequence[int], graphs_per_size: int, budget: int | None) -> list[int]:
+    """`sizes`, thinned until their graphs are within a platform's budget."""
+    return sorted(set(sizes)) if budget is None else thin(sizes, budget // max(1, graphs_per_size))

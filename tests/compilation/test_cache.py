@@ -1,0 +1,167 @@
+"""The compile cache gives whole entries or none."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from piecework.compilation.cache import CompileCache, cache_folder, entry_key
+
+KEY, OTHER = entry_key({"name": 1}), entry_key({"name": 2})
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> CompileCache:
+    return CompileCache(tmp_path / "cache")
+
+
+def put(cache: CompileCache, key: str, content: bytes, **about: object) -> Path:
+    with cache.work_folder() as folder:
+        (folder / "made.bin").write_bytes(content)
+        return cache.put(key, folder / "made.bin", about)
+
+
+def test_what_is_put_is_got(cache: CompileCache) -> None:
+    put(cache, KEY, b"content")
+    path = cache.get(KEY)
+    assert path is not None
+    assert path.read_bytes() == b"content"
+    assert path.suffix == ".bin"
+    assert cache.get(OTHER) is None
+
+
+def test_a_new_entry_replaces_the_old(cache: CompileCache) -> None:
+    put(cache, KEY, b"old")
+    put(cache, KEY, b"new")
+    path = cache.get(KEY)
+    assert path is not None
+    assert path.read_bytes() == b"new"
+    assert len(cache.entries()) == 1
+
+
+def test_another_cache_on_the_folder_sees_it(cache: CompileCache) -> None:
+    put(cache, KEY, b"content")
+    assert CompileCache(cache.folder).get(KEY) is not None
+
+
+def test_nobody_else_may_write_what_is_going_to_be_run(cache: CompileCache) -> None:
+    assert cache.folder.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("damage", [b"", b"conten", b"content!", b"Content"])
+def test_damaged_content_is_no_entry(cache: CompileCache, damage: bytes) -> None:
+    put(cache, KEY, b"content").write_bytes(damage)
+    assert cache.get(KEY) is None
+    assert cache.entries() == []
+
+
+def test_missing_content_is_no_entry(cache: CompileCache) -> None:
+    put(cache, KEY, b"content").unlink()
+    assert cache.get(KEY) is None
+
+
+@given(text=st.one_of(st.text(max_size=20), st.sampled_from(["{}", "[]", "null", '{"content": 3}', '{"content": "../../etc/passwd"}'])))
+def test_a_damaged_description_is_no_entry(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    cache = CompileCache(tmp_path_factory.mktemp("cache"))
+    (cache.folder / f"{KEY}.json").write_text(text)
+    assert cache.get(KEY) is None
+    assert cache.entries() == []
+
+
+def test_a_damaged_entry_can_be_put_again(cache: CompileCache) -> None:
+    put(cache, KEY, b"content").write_bytes(b"")
+    put(cache, KEY, b"content")
+    assert cache.get(KEY) is not None
+
+
+def test_entries_tell_what_they_are(cache: CompileCache) -> None:
+    put(cache, KEY, b"abc", kind="piece")
+    put(cache, OTHER, b"abcdef", kind="plan")
+    assert {(entry.about["kind"], entry.num_bytes) for entry in cache.entries()} == {("piece", 3), ("plan", 6)}
+
+
+def test_clear_leaves_nothing(cache: CompileCache) -> None:
+    put(cache, KEY, b"abc")
+    with cache.lock(OTHER):
+        pass
+    (cache.folder / "work-of-a-killed-process").mkdir()
+    (cache.folder / "work-of-a-killed-process" / "half").write_bytes(b"x" * 10)
+    assert cache.clear() >= 13
+    assert list(cache.folder.iterdir()) == []
+
+
+def test_export_and_import(cache: CompileCache, tmp_path: Path) -> None:
+    put(cache, KEY, b"same", kind="piece")
+    put(cache, OTHER, b"same", kind="plan")
+    put(cache, entry_key({}), b"damaged").write_bytes(b"")
+    assert cache.export(tmp_path / "cache.tar.gz") == 2
+    other = CompileCache(tmp_path / "other")
+    assert other.import_(tmp_path / "cache.tar.gz") == 2
+    assert {(entry.key, entry.about["kind"]) for entry in other.entries()} == {(KEY, "piece"), (OTHER, "plan")}
+
+
+def test_an_archive_writes_nowhere_else(cache: CompileCache, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "evil.tar.gz", "w:gz") as tar:
+        for name in ("../outside", "/outside", f"sub/{KEY}.json", "work-x"):
+            member = tarfile.TarInfo(name)
+            member.size = 4
+            tar.addfile(member, io.BytesIO(b"evil"))
+    assert cache.import_(tmp_path / "evil.tar.gz") == 0
+    assert not (tmp_path / "outside").exists()
+    assert list(cache.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08\x00half"])
+def test_what_is_no_archive_is_refused(cache: CompileCache, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.tar.gz").write_bytes(content)
+    with pytest.raises(ValueError, match="is no archive"):
+        cache.import_(tmp_path / "x.tar.gz")
+
+
+def test_the_user_chooses_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("PIECEWORK_CACHE_DIR", raising=False)
+    assert cache_folder() == tmp_path / "piecework"
+    monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path / "mine"))
+    assert cache_folder() == tmp_path / "mine"
+
+
+def _make_once(folder: Path, marks: Path) -> None:
+    cache = CompileCache(folder)
+    with cache.lock(KEY):
+        if cache.get(KEY) is None:
+            (marks / str(os.getpid())).touch()
+            time.sleep(0.2)
+            put(cache, KEY, b"made")
+
+
+def test_of_many_processes_one_makes_the_entry(cache: CompileCache, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    processes = [multiprocessing.get_context("fork").Process(target=_make_once, args=(cache.folder, marks)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(30)
+    assert len(list(marks.iterdir())) == 1
+    assert cache.get(KEY) is not None
+
+
+def test_a_process_that_dies_lets_go_of_its_lock(cache: CompileCache) -> None:
+    def die_in_the_middle() -> None:
+        with cache.lock(KEY):
+            os._exit(1)
+
+    process = multiprocessing.get_context("fork").Process(target=die_in_the_middle)
+    process.start()
+    process.join(30)
+    with cache.lock(KEY):
+        assert cache.get(KEY) is None

@@ -1,0 +1,93 @@
+"""Compiled ahead of time, a piece is right for any number of tokens, and another process loads it without a compiler."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import toy_forward  # noqa: F401  (registers split ops)
+from torch import nn
+
+from piecework.compilation.cache import CompileCache
+from piecework.compilation.compiler import InductorCompiler
+from piecework.compilation.install import Installer, InstallReport
+from piecework.compilation.piecewise import PiecewiseForward
+from piecework.kernels.cpu.platform import CpuPlatform
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+FOLDER = Path(__file__).parent
+
+
+class Small(nn.Module):
+    """One piece with a matrix, a reduction, a strided view and a number of tokens in its arithmetic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.embedding = nn.Parameter(torch.randn(32, 16), requires_grad=False)
+        self.weight = nn.Parameter(torch.randn(24, 16), requires_grad=False)
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        x = self.embedding[input_ids] * positions.unsqueeze(-1)
+        gate, up, rest = nn.functional.linear(x, self.weight).split(8, -1)
+        return (nn.functional.silu(gate) * up + rest.mean(-1, keepdim=True)).flatten().view(-1, 8) / input_ids.shape[0]
+
+
+def step(num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(num_tokens) * 7 % 32, torch.arange(num_tokens) % 5
+
+
+def install(folder: Path) -> tuple[PiecewiseForward, InstallReport]:
+    installer = Installer(platform=CpuPlatform(), compiler=InductorCompiler(), cache=CompileCache(folder), max_tokens=512)
+    return installer.install(Small(), step(6), model_key="small")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cache")
+    _, report = install(path)
+    assert report.failed == {}
+    assert list(report.compile_seconds) == [0]
+    return path
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 6, 63, 64, 300])
+def test_equals_eager_at_any_number_of_tokens(folder: Path, num_tokens: int) -> None:
+    pieces, report = install(folder)
+    assert report.compile_seconds == {}
+    torch.testing.assert_close(pieces(*step(num_tokens)), Small()(*step(num_tokens)), rtol=1e-5, atol=1e-6)
+
+
+def test_a_warm_start_in_a_new_process_needs_no_compiler(folder: Path) -> None:
+    program = (
+        f"import sys, json; sys.path[:0] = [{str(FOLDER)!r}]\n"
+        "import torch; torch.set_num_threads(1)\n"
+        "from pathlib import Path\n"
+        "import toy_forward  # registers the split ops that the plan was cut at\n"
+        "from test_inductor import install, step\n"
+        f"pieces, report = install(Path({str(folder)!r}))\n"
+        "inductor = [name for name in sys.modules if name.startswith(('torch._inductor', 'torch._dynamo'))]\n"
+        "print(json.dumps([report.traced, report.compile_seconds, report.loaded, inductor, pieces(*step(9)).tolist()]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env={"PATH": ""}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    traced, compiled, loaded, inductor, output = json.loads(done.stdout)
+    assert (traced, compiled, loaded, inductor) == (False, {}, [0], [])
+    torch.testing.assert_close(torch.tensor(output), Small()(*step(9)), rtol=1e-5, atol=1e-6)
+
+
+def test_code_for_another_number_of_threads_is_not_taken(folder: Path) -> None:
+    installer = Installer(platform=CpuPlatform(), compiler=InductorCompiler(), cache=CompileCache(folder), max_tokens=512)
+    (entry,) = [entry for entry in installer.cache.entries() if entry.about["kind"] == "piece"]
+    piece = install(folder)[0].plan.pieces[0]
+    assert installer._piece_key(piece) == entry.key
+    torch.set_num_threads(2)
+    try:
+        assert installer._piece_key(piece) != entry.key
+    finally:
+        torch.set_num_threads(1)

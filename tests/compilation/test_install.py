@@ -1,0 +1,216 @@
+"""A forward is installed in pieces: compiled once, from the cache on the next start, as traced where compiling fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import fx, nn
+from toy_forward import ToyModel, step
+
+from piecework.compilation.cache import CompileCache
+from piecework.compilation.compiler import EagerCompiler, InductorCompiler, piece_compiler
+from piecework.compilation.errors import CompileError, TraceError
+from piecework.compilation.install import Installer, InstallReport
+from piecework.compilation.piecewise import PiecewiseForward
+from piecework.compilation.shapes import TensorSpec
+from piecework.kernels.cpu.platform import CpuPlatform
+from piecework.kernels.npu.platform import NpuPlatform
+
+MODEL = "toy of 3 layers"
+
+
+class CountingCompiler(EagerCompiler):
+    """Compiles as eager does, and fails at pieces of its choice."""
+
+    def __init__(self, fail: Sequence[int] = (), setting: int = 0) -> None:
+        self.compiled = 0
+        self._fail, self._setting = fail, setting
+
+    def options(self) -> dict[str, object]:
+        return {"setting": self._setting}
+
+    def compile(self, graph: fx.Graph, example_inputs: Sequence[TensorSpec], path: Path) -> None:
+        self.compiled += 1
+        if self.compiled - 1 in self._fail:
+            raise CompileError("no compiler for this")
+        super().compile(graph, example_inputs, path)
+
+
+def install(
+    folder: Path, model: nn.Module | None = None, *, model_key: str | None = MODEL, compiler: EagerCompiler | None = None
+) -> tuple[PiecewiseForward, InstallReport]:
+    compiler = compiler or CountingCompiler()
+    installer = Installer(platform=CpuPlatform(), compiler=compiler, cache=CompileCache(folder), max_tokens=512)
+    return installer.install(model or ToyModel(3), step(6), model_key=model_key)
+
+
+def check(pieces: PiecewiseForward, model: nn.Module) -> None:
+    assert torch.equal(pieces(*step(11)), model(*step(11)))
+
+
+def test_each_distinct_piece_is_compiled_once(tmp_path: Path) -> None:
+    compiler = CountingCompiler()
+    _, report = install(tmp_path, ToyModel(9), compiler=compiler)
+    assert compiler.compiled == 3
+    assert sorted(report.compile_seconds) == [0, 1, 2]
+    assert report.loaded == []
+
+
+def test_a_warm_start_neither_traces_nor_compiles(tmp_path: Path) -> None:
+    install(tmp_path)
+    model, compiler = ToyModel(3, seed=5), CountingCompiler()
+    pieces, report = install(tmp_path, model, compiler=compiler)
+    assert compiler.compiled == 0
+    assert not report.traced
+    assert report.loaded == [0, 1, 2]
+    check(pieces, model)
+
+
+def test_without_a_model_key_a_warm_start_traces_only(tmp_path: Path) -> None:
+    install(tmp_path, model_key=None)
+    _, report = install(tmp_path, model_key=None)
+    assert report.traced
+    assert report.compile_seconds == {}
+
+
+def test_a_deeper_model_of_the_same_layers_compiles_nothing(tmp_path: Path) -> None:
+    install(tmp_path)
+    model, compiler = ToyModel(7), CountingCompiler()
+    pieces, _ = install(tmp_path, model, model_key="toy of 7 layers", compiler=compiler)
+    assert compiler.compiled == 0
+    check(pieces, model)
+
+
+def test_other_options_compile_anew(tmp_path: Path) -> None:
+    install(tmp_path)
+    compiler = CountingCompiler(setting=1)
+    install(tmp_path, compiler=compiler)
+    assert compiler.compiled == 3
+
+
+def test_a_model_of_another_kind_under_the_same_key_is_traced(tmp_path: Path) -> None:
+    install(tmp_path)
+    model = ToyModel(3)
+    model.layers[0].qkv.weight = nn.Parameter(model.layers[0].qkv.weight.double().float().t().contiguous().t(), requires_grad=False)
+    pieces, report = install(tmp_path, model)
+    assert report.traced
+    check(pieces, model)
+
+
+@pytest.mark.parametrize("damage", [b"", b"half of it"])
+def test_damaged_entries_are_replaced(tmp_path: Path, damage: bytes) -> None:
+    install(tmp_path)
+    for path in tmp_path.glob("*.graph"):
+        path.write_bytes(damage)
+    for path in tmp_path.glob("*.json"):
+        if "pieces" in path.read_text():
+            path.write_bytes(damage)
+    model, compiler = ToyModel(3), CountingCompiler()
+    pieces, _ = install(tmp_path, model, compiler=compiler)
+    assert compiler.compiled == 3
+    check(pieces, model)
+    assert not install(tmp_path)[1].traced
+
+
+def test_an_entry_that_cannot_be_loaded_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    install(tmp_path)
+    cache = CompileCache(tmp_path)
+    for entry in cache.entries():
+        if entry.about["kind"] == "piece":
+            with cache.work_folder() as folder:
+                (folder / "x.graph").write_bytes(b"whole, but no graph")
+                cache.put(entry.key, folder / "x.graph", entry.about)
+    model = ToyModel(3)
+    pieces, report = install(tmp_path, model)
+    check(pieces, model)
+    assert len(report.compile_seconds) == 3
+    assert "made anew" in caplog.text
+
+
+def test_a_piece_that_cannot_be_compiled_runs_as_traced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = ToyModel(3)
+    pieces, report = install(tmp_path, model, compiler=CountingCompiler(fail=[1]))
+    check(pieces, model)
+    assert report.failed == {1: "no compiler for this"}
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "piece 1 of 3" in record.message
+    assert "--piecewise-cuda-graph-compiler eager" in record.message
+
+
+def test_a_piece_that_failed_is_tried_again_at_the_next_start(tmp_path: Path) -> None:
+    install(tmp_path, compiler=CountingCompiler(fail=[1]))
+    compiler = CountingCompiler()
+    _, report = install(tmp_path, compiler=compiler)
+    assert compiler.compiled == 1
+    assert report.failed == {}
+
+
+def test_a_full_disk_leaves_pieces_as_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(*args: object) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(CompileCache, "put", no_space)
+    model = ToyModel(3)
+    pieces, report = install(tmp_path, model)
+    check(pieces, model)
+    assert len(report.failed) == 3
+
+
+def test_a_tensor_without_a_name_is_bound_but_no_plan_kept(tmp_path: Path) -> None:
+    table = torch.rand(512)
+
+    class Unnamed(nn.Module):
+        def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            return table[positions] * input_ids
+
+    model = Unnamed()
+    check(install(tmp_path, model)[0], model)
+    pieces, report = install(tmp_path, model)
+    assert report.traced
+    check(pieces, model)
+
+
+def test_a_forward_that_cannot_be_traced_is_refused_in_one_line(tmp_path: Path) -> None:
+    class Breaking(nn.Module):
+        def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            torch._dynamo.graph_break()
+            return input_ids + positions
+
+    with pytest.raises(TraceError) as caught:
+        install(tmp_path, Breaking())
+    assert "\n" not in str(caught.value)
+    assert "test_install.py:" in str(caught.value)
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    installer = Installer(
+        platform=CpuPlatform(),
+        compiler=EagerCompiler(),
+        cache=CompileCache(tmp_path),
+        max_tokens=512,
+        progress=lambda done, total: told.append((done, total)),
+    )
+    installer.install(ToyModel(3), step(6))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_the_platform_chooses_the_compiler() -> None:
+    assert isinstance(piece_compiler(None, CpuPlatform()), InductorCompiler)
+    assert isinstance(piece_compiler("eager", CpuPlatform()), EagerCompiler)
+
+
+def test_an_npu_takes_eager_and_says_so_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    npu = NpuPlatform.__new__(NpuPlatform)
+    assert isinstance(piece_compiler("inductor", npu), EagerCompiler)
+    (record,) = caplog.records
+    assert "inductor is not to be had on npu: eager is used" in record.message
+
+
+def test_an_unknown_compiler_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be one of eager, inductor"):
+        piece_compiler("gcc", CpuPlatform())
