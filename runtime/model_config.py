@@ -134,7 +134,7 @@ def _architecture(content: Any) -> str:
 
 def _check_supported(architecture: str) -> None:
     if architecture not in MODEL_TYPES:
-        raise ValueError(f"the architecture {architecture} is not supported; supported: {', '.join(MODEL_TYPES)}")
+        raise ValueError(f"the architecture {architecture!r} is not supported; supported: {', '.join(MODEL_TYPES)}")
 
 
 def _hugging_face_fields(architecture: str, folder: Path) -> dict[str, Any]:
@@ -207,10 +207,10 @@ def _gguf_fields(reader: FastGGUFReader, rope_factors: list[float] | None) -> di
     architecture = GGUF_ARCHITECTURES.get(name, name)
     _check_supported(architecture)
 
-    def get(key: str, default: Any = None) -> Any:
+    def get(key: str, default: Any = None, kind: type[int] | type[float] = int) -> Any:
         value = metadata(reader, f"{name}.{key}", default)
-        if not isinstance(value, int | float):
-            raise ValueError(f"{name}.{key} must be a number, got {value!r}; convert the model again")
+        if not isinstance(value, int | kind):
+            raise ValueError(f"{name}.{key} must be a{' whole' if kind is int else ''} number, got {value!r}; convert the model again")
         return value
 
     tensors = {tensor.name: tensor for tensor in reader.tensors}
@@ -234,9 +234,9 @@ def _gguf_fields(reader: FastGGUFReader, rope_factors: list[float] | None) -> di
         "num_kv_heads": get("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "intermediate_size": get("feed_forward_length"),
-        "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": get("attention.layer_norm_rms_epsilon", kind=float),
         "max_position_embeddings": get("context_length"),
-        "rope_theta": get("rope.freq_base", 10000.0),
+        "rope_theta": get("rope.freq_base", 10000.0, kind=float),
         "rope_type": rope_type,
         "rope_scaling": rope_scaling,
         "tie_word_embeddings": "output.weight" not in tensors,

@@ -54,9 +54,10 @@ def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
 def _llama3(frequencies: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
     """Llama 3.1's: waves longer than the original context are stretched by `factor`, short ones kept, those between blended.
 
-    Source: the Llama 3.1 reference code's `apply_scaling`; parameters under transformers' names.
+    Source: the Llama 3.1 reference code's `apply_scaling`; parameters under transformers' names, and rounded as there.
     """
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
-    turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
-    kept: torch.Tensor = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return frequencies * (kept + (1.0 - kept) / float(factor))
+    wavelengths: torch.Tensor = 2 * math.pi / frequencies
+    kept: torch.Tensor = ((scaling["original_max_position_embeddings"] / wavelengths - low) / (high - low)).clamp(0.0, 1.0)
+    blended: torch.Tensor = (1 - kept) * frequencies / factor + kept * frequencies
+    return blended

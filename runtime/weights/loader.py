@@ -37,7 +37,7 @@ def load_model(path: str, dtype: torch.dtype, device: torch.device, progress: bo
     else:
         config = ModelConfig.from_pretrained(path)
         tensors = safetensors.list_tensors(Path(path))
-    model = _empty_model(config, dtype, device)
+    model = empty_model(config, dtype, device)
     fill(model, tensors, path, progress=progress)
     return model, config
 
@@ -84,7 +84,7 @@ def _matched(
             continue
         target = targets.get(tensor.name)
         if target is None:
-            raise ValueError(f"{tensor.file} holds a tensor that the model has no place for, {tensor.name}; it is another kind of model")
+            raise ValueError(f"{tensor.file} holds a tensor that the model has no place for, {tensor.name!r}; it is another kind of model")
         if target.shape != tensor.shape:
             shapes = f"has shape {list(tensor.shape)}, but the model's configuration asks for {list(target.shape)}"
             raise ValueError(f"{tensor.file}: the tensor {tensor.name} {shapes}; fetch the model again")
@@ -95,7 +95,8 @@ def _matched(
     return copies
 
 
-def _empty_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LlamaForCausalLM:
+def empty_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LlamaForCausalLM:
+    """The model with uninitialised weights of `dtype` on `device`."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

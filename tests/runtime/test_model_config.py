@@ -118,7 +118,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no layers": ({"num_hidden_layers": 0}, "num_layers must be more than 0"),
     "a text for a number": ({"vocab_size": "many"}, "cannot be read: .*vocab_size"),
     "architectures": ({"architectures": "LlamaForCausalLM"}, 'no "architectures"'),
-    "encoder": ({"architectures": ["BertModel"]}, "BertModel is not supported; supported: LlamaForCausalLM, Mistral.*, Qwen2.*, Qwen3"),
+    "encoder": ({"architectures": ["BertModel"]}, "'BertModel' is not supported; supported: LlamaForCausalLM, Mistral.*, Qwen2.*, Qwen3"),
 }
 
 

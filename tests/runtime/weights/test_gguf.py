@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import make_tiny_model
 
+from piecework.runtime.layers.rotary import inverse_frequencies
 from piecework.runtime.model_config import ModelConfig
 from piecework.runtime.weights.gguf import list_tensors
 from piecework.runtime.weights.gguf_reader import open_gguf
@@ -92,6 +94,23 @@ def test_a_file_is_the_same_model_as_its_folder(tmp_path: Path, architecture: st
     assert read.rms_norm_eps == pytest.approx(wanted.rms_norm_eps)
 
 
+def test_stored_rope_factors_are_llama_3s_scaling(tmp_path: Path) -> None:
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    rope = {"rope_type": "llama3", "rope_theta": 1e4, **scaling}
+    scaled = ModelConfig.from_pretrained(make_tiny_model(tmp_path / "model", "llama", rope_parameters=rope))
+    frequencies = inverse_frequencies(scaled)
+    factors = (inverse_frequencies(replace(scaled, rope_type="default")) / frequencies).tolist()
+    write_gguf(tmp_path / "model", tmp_path / "model.gguf", "llama", Kind.F32, rope_factors=factors)
+    _, config = load_model(str(tmp_path / "model.gguf"), torch.float32, torch.device("cpu"), False)
+    torch.testing.assert_close(inverse_frequencies(config), frequencies)
+
+
+def test_linear_rope_scaling_is_read(folder: Path, tmp_path: Path) -> None:
+    write_gguf(folder, tmp_path / "model.gguf", "llama", Kind.F32, rope__scaling__type="linear", rope__scaling__factor=4.0)
+    config = ModelConfig.from_gguf(open_gguf(tmp_path / "model.gguf"), eos_token_ids=[])
+    assert (config.rope_type, config.rope_scaling) == ("linear", {"factor": 4.0})
+
+
 def test_the_tokens_that_end_a_text_come_from_the_file(folder: Path, tmp_path: Path) -> None:
     write_gguf(folder, tmp_path / "model.gguf", "llama", Kind.F16)
     assert load_model(str(tmp_path / "model.gguf"), torch.float32, torch.device("cpu"), False)[1].eos_token_ids == [2]
@@ -136,9 +155,10 @@ def test_a_damaged_file_loads_or_is_one_clear_error(whole: Path, damage: dict[in
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "a missing key": ({"context_length": None}, "llama.context_length must be a number, got None; convert"),
-    "numbers by layer": ({"attention__head_count": [4]}, r"llama.attention.head_count must be a number, got \[4\]"),
+    "a missing key": ({"context_length": None}, "llama.context_length must be a whole number, got None; convert"),
+    "numbers by layer": ({"attention__head_count": [4]}, r"llama.attention.head_count must be a whole number, got \[4\]"),
     "part of a head": ({"rope__dimension_count": 32}, "rope.dimension_count"),
+    "half a layer": ({"block_count": 1.5}, r"llama.block_count must be a whole number, got 1\.5"),
     "experts": ({"expert_count": 8}, "mixtures of experts are not supported"),
     "yarn": ({"rope__scaling__type": "yarn"}, "'yarn' is not supported"),
     "linear without a factor": ({"rope__scaling__type": "linear"}, "'linear' needs a positive factor"),
@@ -157,7 +177,7 @@ def test_an_unknown_architecture_names_the_known_ones(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "mamba")
     writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
     finish(writer)
-    with pytest.raises(ValueError, match="mamba is not supported; supported: LlamaForCausalLM"):
+    with pytest.raises(ValueError, match="'mamba' is not supported; supported: LlamaForCausalLM"):
         load(tmp_path / "m.gguf")
 
 

@@ -92,7 +92,7 @@ BREAKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), "has no config.json"),
     "config is no JSON": (lambda f: (f / "config.json").write_text("{"), "not valid JSON"),
     "config is a list": (lambda f: (f / "config.json").write_text("[]"), "it names no model"),
-    "architecture": (lambda f: edit_config(f, architectures=["BertModel"]), "BertModel is not supported; supported: Llama"),
+    "architecture": (lambda f: edit_config(f, architectures=["BertModel"]), "'BertModel' is not supported; supported: Llama"),
     "rope": (lambda f: edit_config(f, rope_parameters={"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}), "'yarn' is not supported"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "has no .safetensors files"),
     "cut off": (lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:9000]), "cut off or broken"),
@@ -102,9 +102,12 @@ BREAKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         r"model\.safetensors: the tensor \S+ has shape .* asks for .*128",
     ),
     "more layers": (lambda f: edit_config(f, num_hidden_layers=9), r"lacks 54 tensors, such as model\.layers\.3"),
-    "fewer layers": (lambda f: edit_config(f, num_hidden_layers=1), r"model\.safetensors holds a tensor .* no place for, model\.layers\.1"),
+    "fewer layers": (
+        lambda f: edit_config(f, num_hidden_layers=1),
+        r"model\.safetensors holds a tensor .* no place for, 'model\.layers\.1",
+    ),
     "a tensor is missing": (lambda f: edit_weights(f, drop_embedding), r"lacks 1 tensors, such as model\.embed_tokens\.weight"),
-    "a tensor too many": (lambda f: edit_weights(f, add_scales), r"no place for, model\.layers\.0\.mlp\.up_proj\.scales"),
+    "a tensor too many": (lambda f: edit_weights(f, add_scales), r"no place for, 'model\.layers\.0\.mlp\.up_proj\.scales"),
     "index": (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "index.json is broken"),
 }
 
