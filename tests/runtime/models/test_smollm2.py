@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -40,13 +42,14 @@ def reference(path: str, dtype: torch.dtype) -> Any:
     # Built in the dtype, not cast to it: a cast would round the rotary frequencies too.
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     weights = checkpoint_targets(load_model(path, torch.float32, torch.device("cpu"), False)[0])
-    model.load_state_dict(weights, strict=False)
+    # The head is the embedding, and has no weight of its own in the file.
+    assert model.load_state_dict(weights, strict=False) == (["lm_head.weight"], [])
     return model.eval()
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-3), ("bfloat16", 0.02)])
 def test_prompt_logprobs_are_those_of_transformers(path: str, dtype: str, tolerance: float) -> None:
-    llm = LLM("smollm2-135m", dtype=dtype, max_total_tokens=1024)
+    llm = LLM("smollm2-135m", dtype=dtype, max_total_tokens=1024, num_threads=1)
     model = reference(path, getattr(torch, dtype))
     differences = []
     for done in llm.generate(TEXTS, SamplingParams(max_new_tokens=0, prompt_logprobs=0)):
@@ -58,8 +61,24 @@ def test_prompt_logprobs_are_those_of_transformers(path: str, dtype: str, tolera
     assert torch.cat(differences).mean() < tolerance
 
 
+PEAK = """
+import resource, sys, torch
+from piecework.runtime.model_runner import weight_bytes
+from piecework.runtime.weights.loader import load_model
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+model, _ = load_model(sys.argv[1], torch.bfloat16, torch.device("cpu"), False)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / weight_bytes(model))
+"""
+
+
+def test_loading_needs_little_more_memory_than_the_weights(path: str) -> None:
+    """Beside them are in memory: the pages of the file, a third of the weights' size, and what is being dequantised."""
+    done = subprocess.run([sys.executable, "-c", PEAK, path], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 2.0
+
+
 def test_it_answers_a_question(path: str) -> None:
-    llm = LLM("smollm2-135m", max_total_tokens=1024)
+    llm = LLM("smollm2-135m", max_total_tokens=1024, num_threads=1)
     done = llm.chat([{"role": "user", "content": "What is the capital of France?"}], SamplingParams(temperature=0.0, max_new_tokens=30))
     assert "Paris" in done.text
     assert done.finish_reason == "stop"
