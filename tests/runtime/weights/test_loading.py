@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 
+from piecework.runtime.weights import resolve
 from piecework.runtime.weights.loader import checkpoint_targets, load_model
 from piecework.runtime.weights.resolve import ALIASES, Packaged, resolve_model_path
 
@@ -178,3 +180,16 @@ def test_a_hub_id_without_a_network_is_one_clear_line() -> None:
     offline = {"HF_HUB_OFFLINE": "1", "PATH": "", "HOME": "/nonexistent"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=offline, check=False)
     assert "ValueError: nobody/nothing is no local folder and cannot be fetched" in done.stderr
+
+
+def test_a_hub_id_is_fetched_without_second_copies_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ["config.json", "model-00001-of-00002.safetensors", "consolidated.safetensors", "original/params.json", "pytorch_model.bin"]
+
+    def snapshot_download(repository: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        assert repository == "owner/model"
+        fetched = list(filter_repo_objects(files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns))
+        assert fetched == ["config.json", "model-00001-of-00002.safetensors"]
+        return "/cache/owner/model"
+
+    monkeypatch.setattr(resolve, "snapshot_download", snapshot_download)
+    assert resolve_model_path("owner/model") == "/cache/owner/model"
