@@ -5,15 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ..compilation.sizes import parse_sizes
+
 if TYPE_CHECKING:
     from ..kernels.platform import Platform
     from .model_config import ModelConfig
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEVICES = ("auto", "cpu")
+PIECE_COMPILERS = ("eager", "inductor")
+STARTUPS = ("fast", "full")
 
 MODEL = "model"
 MEMORY = "memory and batching"
+GRAPHS = "pieces and graphs"
+_POSITIVE = (
+    "context_length",
+    "max_total_tokens",
+    "page_size",
+    "max_running_requests",
+    "chunked_prefill_size",
+    "num_threads",
+    "piecewise_cuda_graph_max_tokens",
+)
 
 
 def option(default: Any, help: str, *, group: str, choices: tuple[str, ...] | None = None, metavar: str | None = None) -> Any:
@@ -62,12 +76,36 @@ class EngineConfig:
         metavar="N",
     )
     disable_radix_cache: bool = option(False, "do not reuse the KV cache of prompts that begin alike", group=MEMORY)
+    piecewise_cuda_graph: bool = option(
+        False,
+        "run steps in compiled pieces, cut at attention; on a GPU each piece is captured as a graph for each number of tokens",
+        group=GRAPHS,
+    )
+    disable_piecewise_cuda_graph: bool = option(False, "run steps eagerly, whatever else is asked for", group=GRAPHS)
+    piecewise_cuda_graph_compiler: str | None = option(
+        None, "what compiles the pieces; default: the first that the device allows", group=GRAPHS, choices=PIECE_COMPILERS
+    )
+    piecewise_cuda_graph_tokens: str | None = option(
+        None,
+        "numbers of tokens to capture (16,64,256), or auto:K for K that suit the lengths seen; default: by device",
+        group=GRAPHS,
+        metavar="LIST",
+    )
+    piecewise_cuda_graph_max_tokens: int | None = option(
+        None, "largest number of tokens to capture; default: --chunked-prefill-size", group=GRAPHS, metavar="N"
+    )
+    startup: str = option(
+        "fast",
+        "fast: ready once the weights are loaded, pieces and graphs come between batches; full: ready with all of them",
+        group=GRAPHS,
+        choices=STARTUPS,
+    )
+    debug_cuda_graph: bool = option(False, "check at each replay that no input of a graph has moved in memory", group=GRAPHS)
     random_seed: int | None = option(None, "seed of requests that bring none; default: drawn at start", group=MODEL, metavar="N")
     num_threads: int | None = option(None, "compute threads on a CPU; default: one a core", group=MODEL, metavar="N")
 
     def __post_init__(self) -> None:
-        positive = ("context_length", "max_total_tokens", "page_size", "max_running_requests", "chunked_prefill_size", "num_threads")
-        for name in positive:
+        for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
@@ -77,6 +115,17 @@ class EngineConfig:
             raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {self.dtype}")
         if self.device not in DEVICES:
             raise ValueError(f"--device must be one of {', '.join(DEVICES)}, got {self.device}")
+        if self.startup not in STARTUPS:
+            raise ValueError(f"--startup must be one of {', '.join(STARTUPS)}, got {self.startup}")
+        if self.piecewise_cuda_graph_compiler not in (None, *PIECE_COMPILERS):
+            raise ValueError(
+                f"--piecewise-cuda-graph-compiler must be one of {', '.join(PIECE_COMPILERS)}, got {self.piecewise_cuda_graph_compiler}"
+            )
+        parse_sizes(self.piecewise_cuda_graph_tokens)
+
+    @property
+    def runs_in_pieces(self) -> bool:
+        return self.piecewise_cuda_graph and not self.disable_piecewise_cuda_graph
 
 
 def resolve(config: EngineConfig, model: ModelConfig, platform: Platform, *, free_bytes: int, page_bytes: int) -> EngineConfig:

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import random
+from typing import NamedTuple
 
 from .cache.kv_cache import KVCache
 from .config import EngineConfig
+from .graph_startup import GraphStartup
 from .messages import EngineInfo
 from .model_runner import ModelRunner
 from .scheduler import Scheduler
 
 
-def build_engine(config: EngineConfig, *, progress: bool = True) -> tuple[Scheduler, EngineInfo]:
+class Engine(NamedTuple):
+    """`startup` is to be advanced between batches until nothing of it is pending, and stopped at the end."""
+
+    scheduler: Scheduler
+    info: EngineInfo
+    startup: GraphStartup
+
+
+def build_engine(config: EngineConfig, *, progress: bool = True) -> Engine:
     """A scheduler that is ready to serve. Raises `ValueError` that the user can mend."""
     runner = ModelRunner(config, progress=progress)
+    startup = GraphStartup(runner)
+    if config.startup == "full":
+        startup.complete()
     resolved = runner.config
     assert resolved.chunked_prefill_size and resolved.max_running_requests and resolved.context_length
     seeds = random.Random(config.random_seed)
@@ -25,4 +38,4 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> tuple[Schedu
         context_length=resolved.context_length,
         draw_seed=lambda: seeds.getrandbits(64),
     )
-    return scheduler, runner.info()
+    return Engine(scheduler, runner.info(), startup)

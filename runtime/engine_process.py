@@ -17,11 +17,14 @@ import zmq
 
 from .config import EngineConfig
 from .engine import build_engine
+from .graph_startup import GraphStartup
 from .ipc import decode, encode, open_socket
 from .messages import AbortRequests, CacheFlushed, EngineFailed, EngineReady, FlushCache, FromEngine, GenerateRequest, Shutdown, StepOutput
 from .scheduler import Scheduler
 
 EXIT_USER_ERROR = 2
+_STARTUP_POLL_MS = 20
+"""How long to wait for a message before the next portion of the start-up."""
 _FAREWELL_MS = 2000
 """How long to wait until the last message has left."""
 
@@ -29,8 +32,9 @@ _FAREWELL_MS = 2000
 class EngineProcess:
     """Receives messages, steps the scheduler, sends what it delivers."""
 
-    def __init__(self, scheduler: Scheduler, inbox: Any, outbox: Any) -> None:
+    def __init__(self, scheduler: Scheduler, startup: GraphStartup, inbox: Any, outbox: Any) -> None:
         self._scheduler = scheduler
+        self._startup = startup
         self._inbox = inbox
         self._outbox = outbox
         self._running = True
@@ -40,13 +44,16 @@ class EngineProcess:
             self._receive()
             if self._scheduler.has_work:
                 self._send(self._scheduler.step())
+            if self._startup.pending:
+                self._startup.advance()
+        self._startup.stop()
 
     def _receive(self) -> None:
         """Take every message that is there; wait for one where there is nothing else to do."""
-        block = not self._scheduler.has_work
-        while self._running and self._inbox.poll(None if block else 0):
+        patience = 0 if self._scheduler.has_work else _STARTUP_POLL_MS if self._startup.pending else None
+        while self._running and self._inbox.poll(patience):
             self._handle(decode(self._inbox.recv_multipart()))
-            block = False
+            patience = 0
 
     def _handle(self, message: Any) -> None:
         match message:
@@ -77,13 +84,13 @@ def main(argv: list[str]) -> int:
     outbox = open_socket(context, zmq.PUSH, argv[2], bind=False)
     outbox.setsockopt(zmq.LINGER, _FAREWELL_MS)
     try:
-        scheduler, info = build_engine(config)
+        scheduler, info, startup = build_engine(config)
     except ValueError as error:
         outbox.send_multipart(encode(EngineFailed(message=str(error))))
         return EXIT_USER_ERROR
     else:
         outbox.send_multipart(encode(EngineReady(info=info)))
-        EngineProcess(scheduler, inbox, outbox).run()
+        EngineProcess(scheduler, startup, inbox, outbox).run()
         return 0
     finally:
         inbox.close()

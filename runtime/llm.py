@@ -50,7 +50,9 @@ class LLM:
     def __init__(self, model_path: str = "smollm2-135m", *, progress: bool = False, **settings: Any) -> None:
         self.config = EngineConfig(model_path=model_path, **settings)
         self.tokenizer = load_tokenizer(resolve_model_path(model_path), self.config.tokenizer_path)
-        self.scheduler, self.info = build_engine(self.config, progress=progress)
+        self.scheduler, self.info, startup = build_engine(self.config, progress=progress)
+        # There is no loop here that could bring pieces in between batches.
+        startup.complete()
         self._numbers = count()
 
     def generate(

@@ -97,6 +97,9 @@ class EngineStats:
     generation_tokens_total: int = 0
     preemptions_total: int = 0
     steps_total: int = 0
+    piecewise_steps_total: int = 0
+    graph_replays_total: int = 0
+    padded_tokens_total: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

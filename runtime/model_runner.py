@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
 
+from ..kernels.attention import AttentionMetadata
 from ..kernels.detect import detect
 from ..kernels.platform import Platform
 from .batch import Batch
@@ -17,6 +19,7 @@ from .forward_context import ForwardContext, forward_context
 from .layers.attention import register_attention
 from .messages import EngineInfo
 from .model_config import ModelConfig
+from .prefill_graph import GraphCounts, PrefillGraph
 from .weights.loader import load_model
 from .weights.resolve import resolve_model_path
 
@@ -41,22 +44,27 @@ class ModelRunner:
         self.pool = self._make_pool()
         self._layers = self.model.attention_layers()
         self._backend = self.platform.attention_backend()
+        self.graph = (
+            PrefillGraph(self.model, self.platform, self.config, self._context, self.pool.page_size) if config.runs_in_pieces else None
+        )
         self.vocab_size = self.model_config.vocab_size
         self.eos_token_ids = frozenset(self.model_config.eos_token_ids)
         self._load_seconds = time.perf_counter() - began
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states [T, hidden] of a step; the keys and values of its tokens are written to their slots."""
-        plan = self._backend.plan(batch.metadata, self.pool.page_size)
-        context = ForwardContext(backend=self._backend, plan=plan, layers=self._layers, k_cache=self.pool.k, v_cache=self.pool.v)
-        with forward_context(context):
-            hidden: torch.Tensor = self.model(batch.input_ids, batch.positions)
+        with self._context(batch.metadata):
+            hidden: torch.Tensor = (self.graph or self.model)(batch.input_ids, batch.positions)
         return hidden
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [N, V] float32 of hidden [N, hidden]."""
         logits: torch.Tensor = self.model.compute_logits(hidden)
         return logits
+
+    def graph_counts(self) -> GraphCounts:
+        """How the steps so far have run."""
+        return self.graph.counts if self.graph is not None else GraphCounts()
 
     def info(self) -> EngineInfo:
         config = self.config
@@ -75,6 +83,12 @@ class ModelRunner:
             weight_bytes=weight_bytes(self.model),
             kv_bytes=self.pool.num_bytes,
             load_seconds=self._load_seconds,
+        )
+
+    def _context(self, metadata: AttentionMetadata) -> AbstractContextManager[None]:
+        plan = self._backend.plan(metadata, self.pool.page_size)
+        return forward_context(
+            ForwardContext(backend=self._backend, plan=plan, layers=self._layers, k_cache=self.pool.k, v_cache=self.pool.v)
         )
 
     def _dtype(self, name: str) -> torch.dtype:

@@ -16,6 +16,7 @@ from .batch import Batch, Scheduled, build_batch
 from .cache.kv_cache import KVCache
 from .logprobs import token_logprobs
 from .messages import EngineStats, FinishReason, GenerateRequest, StepOutput, TokenLogprob, TokenOutput
+from .prefill_graph import GraphCounts
 from .request import Request
 from .sampler import Sampled, sample
 
@@ -37,6 +38,10 @@ class Runner(Protocol):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [N, V] float32 of hidden [N, hidden]; a tensor of its own."""
+        ...
+
+    def graph_counts(self) -> GraphCounts:
+        """How the steps so far have run."""
         ...
 
 
@@ -100,7 +105,11 @@ class Scheduler:
         return StepOutput(outputs=outputs, stats=self.stats())
 
     def stats(self) -> EngineStats:
+        graphs = self._runner.graph_counts()
         return EngineStats(
+            piecewise_steps_total=graphs.piecewise_steps,
+            graph_replays_total=graphs.replays,
+            padded_tokens_total=graphs.padded_tokens,
             running_requests=len(self._running),
             queued_requests=len(self._waiting),
             kv_tokens_used=self._cache.used_tokens,

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -20,6 +21,9 @@ from ..runtime.messages import ToEngine
 logger = logging.getLogger(__name__)
 
 ENGINE_COMMAND = (sys.executable, "-m", "piecework.runtime.engine_process")
+_ENVIRONMENT = {"GOMP_SPINCOUNT": "2000"}
+"""libgomp's threads spin for milliseconds before they sleep, by default: whatever else needs a core waits for them, and they for it.
+Read when torch is loaded; what the user has set comes first."""
 _LAST_WORDS_MS = 50
 """How long to wait for another message of a process that has ended."""
 
@@ -44,7 +48,9 @@ class EngineLife:
     async def run(self, config: EngineConfig, log_level: str, handle: Callable[[Any], None]) -> int:
         """Start the process and hand each of its messages to `handle`; returns its exit code once all were handled."""
         arguments = [json.dumps(dataclasses.asdict(config)), self._to_engine, self._from_engine, log_level]
-        self._process = await asyncio.create_subprocess_exec(*ENGINE_COMMAND, *arguments, stdin=asyncio.subprocess.PIPE)
+        self._process = await asyncio.create_subprocess_exec(
+            *ENGINE_COMMAND, *arguments, stdin=asyncio.subprocess.PIPE, env={**_ENVIRONMENT, **os.environ}
+        )
         receiver = asyncio.create_task(self._receive(handle))
         # A message that cannot be handled must not leave requests waiting for ever: the next life begins anew.
         receiver.add_done_callback(lambda task: None if task.cancelled() else self.kill())

@@ -121,6 +121,9 @@ class _EngineCollector(Collector):
             "num_preemptions", "Sequences that had to give their KV cache back and were recomputed.", stats.preemptions_total
         )
         yield self._counter("num_steps", "Batches that the engine has run.", stats.steps_total)
+        yield self._counter("num_piecewise_steps", "Batches that were run in compiled pieces.", stats.piecewise_steps_total)
+        yield self._counter("num_graph_replays", "Batches that were run by replaying a captured size.", stats.graph_replays_total)
+        yield self._counter("num_padded_tokens", "Tokens that were added to batches to reach a captured size.", stats.padded_tokens_total)
 
     def _gauge(self, name: str, documentation: str, value: float) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, documentation, labels=["model_name"])

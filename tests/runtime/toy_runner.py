@@ -7,6 +7,7 @@ import torch
 
 from piecework.runtime.batch import Batch
 from piecework.runtime.cache.kv_cache import KVCache
+from piecework.runtime.prefill_graph import GraphCounts
 from piecework.runtime.scheduler import Scheduler
 
 VOCAB = 101
@@ -58,6 +59,9 @@ class ToyRunner:
         logits = torch.zeros(hidden.shape[0], VOCAB)
         logits.scatter_(1, hidden % VOCAB, 5.0)
         return logits
+
+    def graph_counts(self) -> GraphCounts:
+        return GraphCounts()
 
 
 def make_scheduler(

@@ -217,6 +217,29 @@ async def test_a_stop_string_ends_the_request_in_the_engine_too(engine: EngineCl
     await assert_nothing_left(engine)
 
 
+async def test_pieces_come_in_while_requests_are_served(
+    model: str, undisturbed: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cold start compiles beside the serving: before, while and after the pieces come in, the tokens are the same."""
+    monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path))
+    graphs = {"piecewise_cuda_graph": True, "piecewise_cuda_graph_compiler": "eager", "piecewise_cuda_graph_tokens": "1,2,4,8"}
+    client = EngineClient(config(model, **graphs), load_tokenizer(model), log_level="warning")
+    await client.start()
+    try:
+        assert await client.wait_ready(), client.failure
+        for attempt in range(100):
+            jobs = [collect(client, request(f"{attempt}-{i}", p, params(i))) for i, p in enumerate(PROMPTS)]
+            assert [tokens(outputs) for outputs in await asyncio.gather(*jobs)] == undisturbed
+            if attempt == 0:
+                assert client.stats.piecewise_steps_total < client.stats.steps_total
+            if client.stats.graph_replays_total > 50:
+                break
+        else:
+            raise AssertionError(f"the graphs did not come in: {client.stats}")
+    finally:
+        await client.stop()
+
+
 async def test_more_requests_than_places_are_refused(model: str) -> None:
     client = EngineClient(config(model, max_running_requests=1), load_tokenizer(model), max_queued_requests=2, log_level="warning")
     await client.start()

@@ -57,7 +57,7 @@ class Case:
 
     def scheduler(self, **settings: Any) -> Scheduler:
         config = EngineConfig(model_path=str(self.path), dtype="float32", max_total_tokens=4096, num_threads=1, **settings)
-        return build_engine(config, progress=False)[0]
+        return build_engine(config, progress=False).scheduler
 
 
 @pytest.fixture(scope="module", params=VARIANTS)

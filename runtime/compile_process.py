@@ -1,0 +1,54 @@
+"""Compiles a model's pieces into the cache, as a process of its own, so that serving goes on meanwhile.
+
+`python -m piecework.runtime.compile_process JOB`: JOB is the JSON that `start` makes. Exit code 0 where all is in the cache.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+
+import torch
+from tqdm import tqdm
+
+from ..kernels.detect import detect
+from .config import EngineConfig
+from .layers.attention import register_attention
+from .model_config import ModelConfig
+from .prefill_graph import install, installer
+from .weights.loader import empty_model
+
+_NICENESS = 10
+
+
+def start(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype) -> subprocess.Popen[bytes]:
+    """Begin to compile; the process works at a low priority and needs no weights."""
+    job = json.dumps({"config": asdict(config), "model": asdict(model_config), "dtype": str(dtype).removeprefix("torch.")})
+    return subprocess.Popen([sys.executable, "-m", "piecework.runtime.compile_process", job], stdin=subprocess.DEVNULL)
+
+
+def main(argv: list[str]) -> int:
+    job = json.loads(argv[0])
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    os.nice(_NICENESS)
+    config, model_config, dtype = EngineConfig(**job["config"]), ModelConfig(**job["model"]), getattr(torch, job["dtype"])
+    platform = detect(config.device)
+    platform.set_up(config.num_threads)
+    register_attention(platform.dispatch_key)
+    model = empty_model(model_config, dtype, platform.device())
+    with tqdm(desc="compiling pieces", unit=" pieces", file=sys.stderr, leave=False) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        install(installer(config, platform, progress), model, model_config, dtype)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,131 @@
+"""Steps in pieces: the same tokens and log-probabilities as eager, at captured sizes and beside them, and eager where pieces fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import make_tiny_model
+
+from piecework.compilation import install as compilation_install
+from piecework.compilation.capture import Graphs
+from piecework.compilation.errors import CaptureError, TraceError
+from piecework.runtime import graph_startup
+from piecework.runtime.llm import LLM, Completion
+from piecework.runtime.sampling_params import SamplingParams
+
+SIZES = (4, 16, 33)
+LENGTHS = [length + offset for length in SIZES for offset in (-1, 0, 1)]
+PROMPTS = [[(17 * i + 3 * j) % 400 for j in range(length)] for i, length in enumerate(LENGTHS)]
+PARAMS = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True, logprobs=5, prompt_logprobs=0)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def engine(path: Path, **settings: Any) -> LLM:
+    return LLM(str(path), dtype="float32", max_total_tokens=1024, num_threads=1, **settings)
+
+
+def in_pieces(path: Path, **settings: Any) -> LLM:
+    return engine(path, piecewise_cuda_graph=True, **{"piecewise_cuda_graph_compiler": "eager", **settings})
+
+
+def graph_of(llm: LLM) -> Any:
+    return llm.scheduler._runner.graph  # type: ignore[attr-defined]
+
+
+def assert_same(ours: list[Completion], eager: list[Completion]) -> None:
+    for one, other in zip(ours, eager, strict=True):
+        assert one.token_ids == other.token_ids
+        said = [entry.logprob for entry in [*(one.prompt_logprobs or []), *one.logprobs] if entry is not None]
+        wanted = [entry.logprob for entry in [*(other.prompt_logprobs or []), *other.logprobs] if entry is not None]
+        assert said == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("sizes", [None, "4,16,33"], ids=["unpadded", "captured"])
+def test_pieces_give_what_eager_gives(tmp_path: Path, architecture: str, sizes: str | None) -> None:
+    path = make_tiny_model(tmp_path / "model", architecture)
+    llm = in_pieces(path, piecewise_cuda_graph_tokens=sizes)
+    alone = [llm.generate([prompt], PARAMS)[0] for prompt in PROMPTS]
+    assert_same(alone, [engine(path).generate([prompt], PARAMS)[0] for prompt in PROMPTS])
+    assert_same(llm.generate(PROMPTS, PARAMS), alone)
+    stats = llm.scheduler.stats()
+    assert stats.piecewise_steps_total == stats.steps_total > len(PROMPTS)
+    assert (stats.graph_replays_total > 0) == (sizes is not None)
+
+
+def test_equal_layers_are_one_piece(tmp_path: Path) -> None:
+    shallow = graph_of(in_pieces(make_tiny_model(tmp_path / "a", num_hidden_layers=3))).num_pieces
+    deep = graph_of(in_pieces(make_tiny_model(tmp_path / "b", num_hidden_layers=9))).num_pieces
+    assert shallow == deep == 3
+
+
+def test_a_second_start_traces_and_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_tiny_model(tmp_path / "model")
+    first = in_pieces(path).generate(PROMPTS, PARAMS)
+
+    def traced(*_: Any) -> None:
+        raise AssertionError("the model was traced although the cache holds it")
+
+    monkeypatch.setattr(compilation_install, "trace", traced)
+    second = in_pieces(path)
+    assert_same(second.generate(PROMPTS, PARAMS), first)
+    assert graph_of(second).num_pieces == 3
+
+
+def test_a_model_that_cannot_be_traced_runs_eagerly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make_tiny_model(tmp_path / "model")
+
+    def fails(*_: Any) -> None:
+        raise TraceError("no way")
+
+    monkeypatch.setattr(graph_startup, "install", fails)
+    llm = in_pieces(path)
+    assert_same(llm.generate(PROMPTS, PARAMS), engine(path).generate(PROMPTS, PARAMS))
+    assert graph_of(llm).num_pieces == 0
+    assert "run eagerly" in caplog.text and "no way" in caplog.text
+
+
+def test_a_compiler_that_dies_leaves_steps_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    path = make_tiny_model(tmp_path / "model")
+    (tmp_path / "cache").write_text("a file where the cache's folder should be")
+    llm = in_pieces(path)
+    assert_same(llm.generate(PROMPTS, PARAMS), engine(path).generate(PROMPTS, PARAMS))
+    assert "exit code" in caplog.text
+
+
+def test_a_size_whose_capture_fails_runs_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_tiny_model(tmp_path / "model")
+    record = Graphs._record
+
+    def fails_at_16(graphs: Graphs, size: int, *rest: Any) -> Any:
+        if size == 16:
+            raise CaptureError("seeded")
+        return record(graphs, size, *rest)
+
+    monkeypatch.setattr(Graphs, "_record", fails_at_16)
+    llm = in_pieces(path, piecewise_cuda_graph_tokens="4,16,33")
+    assert graph_of(llm).graphs.captured == [4, 33]
+    assert_same(llm.generate(PROMPTS, PARAMS), engine(path).generate(PROMPTS, PARAMS))
+
+
+def test_captures_write_to_no_page_that_a_request_may_hold(tmp_path: Path) -> None:
+    llm = in_pieces(make_tiny_model(tmp_path / "model"), piecewise_cuda_graph_tokens="4,16,33")
+    pool = llm.scheduler._runner.pool  # type: ignore[attr-defined]
+    assert all(torch.count_nonzero(part[1:]) == 0 for part in [*pool.k, *pool.v])
+
+
+@pytest.mark.slow
+def test_inductors_pieces_give_what_eager_gives(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "model", "qwen3")
+    llm = in_pieces(path, piecewise_cuda_graph_compiler="inductor", piecewise_cuda_graph_tokens="16")
+    assert_same(llm.generate(PROMPTS, PARAMS), engine(path).generate(PROMPTS, PARAMS))
+    assert llm.scheduler.stats().graph_replays_total > 0
