@@ -59,10 +59,15 @@ class CompileCache:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.folder = folder
 
-    def get(self, key: str) -> Path | None:
-        """The content of an entry, verified; None if there is no such entry or it is damaged."""
+    def find(self, key: str) -> Entry | None:
+        """An entry whose content is whole; None if there is no such entry or it is damaged."""
         entry = self._read(key)
-        return self.folder / entry.content if entry is not None and self._is_whole(entry) else None
+        return entry if entry is not None and self._is_whole(entry) else None
+
+    def get(self, key: str) -> Path | None:
+        """The content of an entry that is whole."""
+        entry = self.find(key)
+        return None if entry is None else self.folder / entry.content
 
     def put(self, key: str, file: Path, about: Mapping[str, Any]) -> Path:
         """Make `file`, which lies in `work_folder`, the content of an entry. An older entry of the key is replaced."""
@@ -94,7 +99,7 @@ class CompileCache:
     def entries(self) -> list[Entry]:
         """All whole entries, the newest first."""
         keys = [path.stem for path in self.folder.glob("*.json") if _ENTRY.fullmatch(path.name)]
-        entries = [entry for key in keys if (entry := self._read(key)) is not None and self._is_whole(entry)]
+        entries = [entry for key in keys if (entry := self.find(key)) is not None]
         return sorted(entries, key=lambda entry: -entry.created)
 
     def clear(self) -> int:

@@ -32,13 +32,18 @@ Progress = Callable[[int, int], None]
 
 @dataclass(slots=True)
 class InstallReport:
-    """What an installation did. Seconds by piece number; `loaded` from the cache; `failed`: left as traced, and why."""
+    """What an installation did, by piece number.
+
+    `compile_seconds`: pieces that it compiled; `loaded`: those that the cache had, and the seconds that they once took;
+    `failed`: those left as traced, and why; `num_bytes`: of compiled code.
+    """
 
     trace_seconds: float = 0.0
-    compile_seconds: dict[int, float] = field(default_factory=dict)
     load_seconds: float = 0.0
-    loaded: list[int] = field(default_factory=list)
+    compile_seconds: dict[int, float] = field(default_factory=dict)
+    loaded: dict[int, float] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    num_bytes: dict[int, int] = field(default_factory=dict)
 
     @property
     def traced(self) -> bool:
@@ -90,13 +95,12 @@ class Installer:
         """Every piece from the cache; None if one is not there."""
         began = time.perf_counter()
         functions = []
-        for piece in plan.pieces:
-            function = self._load(self._piece_key(piece))
+        for number, piece in enumerate(plan.pieces):
+            function = self._load(number, self._piece_key(piece), report)
             if function is None:
                 return None
             functions.append(function)
         report.load_seconds = time.perf_counter() - began
-        report.loaded = list(range(len(functions)))
         self.progress(len(functions), len(functions))
         return functions
 
@@ -104,13 +108,10 @@ class Installer:
         """A piece from the cache, or compiled into it, or as traced."""
         try:
             key = self._piece_key(piece)
-            function = self._load(key)
+            function = self._load(number, key, report)
             if function is None:
                 with self.cache.lock(key):
-                    function = self._load(key)
-                    if function is None:
-                        return self._compile(number, piece, graph, key, report)
-            report.loaded.append(number)
+                    function = self._load(number, key, report) or self._compile(number, piece, graph, key, report)
             return function
         except Exception as error:
             report.failed[number] = str(error).partition("\n")[0]
@@ -130,18 +131,22 @@ class Installer:
             file = folder / f"piece{self.compiler.suffix}"
             self.compiler.compile(graph, piece.inputs, file)
             seconds = report.compile_seconds[number] = time.perf_counter() - began
+            report.num_bytes[number] = file.stat().st_size
             about = {"kind": "piece", "compiler": self.compiler.name, "seconds": seconds, "ops": piece.ops, "torch": torch.__version__}
             return self.compiler.load(self.cache.put(key, file, about))
 
-    def _load(self, key: str) -> PieceFunction | None:
-        path = self.cache.get(key)
-        if path is None:
+    def _load(self, number: int, key: str, report: InstallReport) -> PieceFunction | None:
+        entry = self.cache.find(key)
+        if entry is None:
             return None
         try:
-            return self.compiler.load(path)
+            function = self.compiler.load(self.cache.folder / entry.content)
         except Exception as error:
-            logger.warning("the compile cache's %s cannot be loaded and is made anew: %s", path, error)
+            logger.warning("the compile cache's %s cannot be loaded and is made anew: %s", entry.content, error)
             return None
+        report.loaded[number] = float(entry.about.get("seconds", 0.0))
+        report.num_bytes[number] = entry.num_bytes
+        return function
 
     def _known_plan(self, model_key: str | None, tensors: Mapping[str, torch.Tensor]) -> Plan | None:
         path = None if model_key is None else self.cache.get(self._plan_key(model_key))
