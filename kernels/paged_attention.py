@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -79,76 +80,73 @@ class TorchAttention:
         scale: float,
         window: int | None,
     ) -> None:
-        k_cache.flatten(0, 1).index_copy_(0, plan.slot_mapping, k[: plan.slot_mapping.shape[0]])
-        v_cache.flatten(0, 1).index_copy_(0, plan.slot_mapping, v[: plan.slot_mapping.shape[0]])
+        new = plan.slot_mapping.shape[0]
+        k_cache.flatten(0, 1).index_copy_(0, plan.slot_mapping, k[:new])
+        v_cache.flatten(0, 1).index_copy_(0, plan.slot_mapping, v[:new])
+        layer = _Layer(q, k, v, out, k_cache, v_cache, plan, scale, window)
         for number, prefill in enumerate(plan.prefills):
-            self._prefill(q, k, v, out, k_cache, v_cache, plan, number, prefill, scale, window)
+            _attend_prefill(layer, number, prefill)
         for number, decodes in enumerate(plan.decodes):
-            self._decode(q, out, k_cache, v_cache, plan, number, decodes, scale, window)
+            _attend_decodes(layer, number, decodes)
 
-    def _prefill(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        plan: TorchPlan,
-        number: int,
-        prefill: _Prefill,
-        scale: float,
-        window: int | None,
-    ) -> None:
-        rows = slice(prefill.start, prefill.stop)
-        if prefill.pages is None:
-            keys, values = k[rows], v[rows]
-        else:
-            keys = k_cache.index_select(0, prefill.pages).flatten(0, 1)[: prefill.seq_len]
-            values = v_cache.index_select(0, prefill.pages).flatten(0, 1)[: prefill.seq_len]
-        mask = None
-        if prefill.pages is not None or (window is not None and window < prefill.seq_len):
-            mask = plan.masks.get((number, window))
-            if mask is None:
-                mask = plan.masks[number, window] = _causal_mask(prefill.stop - prefill.start, prefill.seq_len, window, q)
-        attended = F.scaled_dot_product_attention(
-            q[rows].transpose(0, 1)[None],
-            keys.transpose(0, 1)[None],
-            values.transpose(0, 1)[None],
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=scale,
-            enable_gqa=True,
-        )
-        out[rows] = attended[0].transpose(0, 1)
 
-    def _decode(
-        self,
-        q: torch.Tensor,
-        out: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        plan: TorchPlan,
-        number: int,
-        decodes: _Decodes,
-        scale: float,
-        window: int | None,
-    ) -> None:
-        size, (_, _, kv_heads, head_size) = decodes.seq_lens.shape[0], k_cache.shape
-        keys = k_cache.index_select(0, decodes.pages).view(size, -1, kv_heads, head_size).transpose(1, 2)
-        values = v_cache.index_select(0, decodes.pages).view(size, -1, kv_heads, head_size).transpose(1, 2)
-        key = (-1 - number, window)
-        mask = plan.masks.get(key)
+class _Layer(NamedTuple):
+    """The arguments of one `run`."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    out: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    plan: TorchPlan
+    scale: float
+    window: int | None
+
+    def gather(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of these pages [pages, S, K, D], copied together."""
+        return self.k_cache.index_select(0, pages), self.v_cache.index_select(0, pages)
+
+
+def _attend_prefill(layer: _Layer, number: int, prefill: _Prefill) -> None:
+    rows, window = slice(prefill.start, prefill.stop), layer.window
+    if prefill.pages is None:
+        keys, values = layer.k[rows], layer.v[rows]
+    else:
+        keys, values = (part.flatten(0, 1)[: prefill.seq_len] for part in layer.gather(prefill.pages))
+    mask = None
+    if prefill.pages is not None or (window is not None and window < prefill.seq_len):
+        mask = layer.plan.masks.get((number, window))
         if mask is None:
-            mask = plan.masks[key] = _length_mask(decodes.seq_lens, keys.shape[2], window, q)
-        queries = q if decodes.rows is None else q.index_select(0, decodes.rows)
-        # The query heads of one key/value head take the place of query positions: no copy of keys and values a head.
-        grouped = queries[:size].view(size, kv_heads, -1, head_size)
-        attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale).reshape(size, -1, head_size)
-        if decodes.rows is None:
-            out[:size] = attended
-        else:
-            out.index_copy_(0, decodes.rows, attended)
+            mask = _causal_mask(prefill.stop - prefill.start, prefill.seq_len, window, layer.q)
+            layer.plan.masks[number, window] = mask
+    attended = F.scaled_dot_product_attention(
+        layer.q[rows].transpose(0, 1)[None],
+        keys.transpose(0, 1)[None],
+        values.transpose(0, 1)[None],
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=layer.scale,
+        enable_gqa=True,
+    )
+    layer.out[rows] = attended[0].transpose(0, 1)
+
+
+def _attend_decodes(layer: _Layer, number: int, decodes: _Decodes) -> None:
+    size, (_, _, kv_heads, head_size) = decodes.seq_lens.shape[0], layer.k_cache.shape
+    keys, values = (part.view(size, -1, kv_heads, head_size).transpose(1, 2) for part in layer.gather(decodes.pages))
+    key = (-1 - number, layer.window)
+    mask = layer.plan.masks.get(key)
+    if mask is None:
+        mask = layer.plan.masks[key] = _length_mask(decodes.seq_lens, keys.shape[2], layer.window, layer.q)
+    queries = layer.q if decodes.rows is None else layer.q.index_select(0, decodes.rows)
+    # The query heads of one key/value head take the place of query positions: no copy of keys and values a head.
+    grouped = queries[:size].view(size, kv_heads, -1, head_size)
+    attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=layer.scale).reshape(size, -1, head_size)
+    if decodes.rows is None:
+        layer.out[:size] = attended
+    else:
+        layer.out.index_copy_(0, decodes.rows, attended)
 
 
 def _groups_of_similar_length(indices: list[int], seq_lens: list[int]) -> list[list[int]]:

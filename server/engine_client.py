@@ -50,6 +50,7 @@ class EngineState(StrEnum):
     STARTING = "starting"
     READY = "ready"
     RESTARTING = "restarting"
+    DRAINING = "draining"
     FAILED = "failed"
     STOPPED = "stopped"
 
@@ -167,6 +168,8 @@ class EngineClient:
     async def drain(self, timeout: float) -> None:
         """Take no new request; wait for those under way, and after `timeout` seconds abort what is left."""
         self._draining = True
+        if self.state is EngineState.READY:
+            self.state = EngineState.DRAINING
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout)
         await self.abort(None)
@@ -282,7 +285,7 @@ class EngineClient:
             case EngineReady(info=info):
                 self.info = info
                 if not self._stopped:
-                    self.state = EngineState.READY
+                    self.state = EngineState.DRAINING if self._draining else EngineState.READY
                     self._ready.set()
             case EngineFailed(message=reason):
                 self.failure, self.user_error = reason, True
@@ -312,7 +315,7 @@ class EngineClient:
         logger.error(
             "the engine process ended unexpectedly (exit code %s); starting it again, %d requests resume", code, len(self._streams)
         )
-        served = self.state is EngineState.READY
+        served = self.state in (EngineState.READY, EngineState.DRAINING)
         self.state = EngineState.RESTARTING
         self.restarts += 1
         self._ready.clear()

@@ -105,7 +105,7 @@ class Launch:
             announcement.cancel()
             self._http.should_exit = True
             await http
-            await self._engine.stop(at_once=self._engine.state is not EngineState.READY)
+            await self._engine.stop(at_once=self._engine.state not in (EngineState.READY, EngineState.DRAINING))
         return code
 
     async def _announce(self) -> None:

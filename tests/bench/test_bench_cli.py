@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -187,7 +188,9 @@ def test_an_interrupt_ends_it_at_once(server: ScriptedServer) -> None:
     server.delay = 30.0
     code = PARSE + "arguments = parser.parse_args(sys.argv[1:])\ntry: arguments.func(arguments)\nexcept KeyboardInterrupt: sys.exit(130)\n"
     argv = ["serving", "--base-url", server.url, "--num-prompts", "4", "--num-warmups", "0"]
-    with subprocess.Popen([sys.executable, "-c", code, *argv], stderr=subprocess.PIPE) as process:
+    # A shell starts what runs in the background with SIGINT ignored, and so its children; here it is to be heard.
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen([sys.executable, "-c", code, *argv], stderr=subprocess.PIPE, preexec_fn=heard) as process:
         end = time.monotonic() + 30
         while server.running < 4 and time.monotonic() < end:
             time.sleep(0.02)

@@ -37,6 +37,10 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
         return st.sampled_from(item.metadata["choices"])
     if hint is bool:
         return st.just(True)
+    if name == "piecewise_cuda_graph_tokens":
+        return st.integers(1, 99).map("auto:{}".format) | st.lists(st.integers(1, 4096), min_size=1).map(
+            lambda sizes: ",".join(map(str, sizes))
+        )
     if hint in (int, int | None):
         return st.integers(*RANGES.get(name, (1, 2**40)))
     if hint in (float, float | None):

@@ -49,6 +49,7 @@ def test_a_signal_lets_running_requests_finish_and_takes_no_new_ones(model: str)
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.2)
         refused = server.client.post("/v1/completions", json=PROMPT)
+        assert server.status() == 503
         assert finish_reason(lines) == "length"
         assert refused.status_code == 503 and "retry-after" in refused.headers
         assert server.finish()[0] == 0
