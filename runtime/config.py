@@ -87,7 +87,7 @@ class EngineConfig:
     )
     piecewise_cuda_graph_tokens: str | None = option(
         None,
-        "numbers of tokens to capture (16,64,256), or auto:K for K that suit the lengths seen; default: by device",
+        "numbers of tokens to capture (16,64,256), or auto:K for K spread over the default list; default: by device",
         group=GRAPHS,
         metavar="LIST",
     )
