@@ -1,1 +1,0 @@
-"""Changes to the graph of a piece before it is compiled."""
