@@ -39,7 +39,7 @@ test: dev ## the default test suite
 	$(BIN)/python -m pytest -m "not slow and not gpu and not npu" $(ARGS)
 
 test-all: dev ## every test: the slow ones, and those of the hardware that is there
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --hypothesis-profile=explore $(ARGS)
 
 lint: $(STAMPS)/dev ## ruff and mypy
 	$(BIN)/ruff check .

@@ -114,7 +114,7 @@ def test_an_answer_ends_where_the_next_question_begins(server: ScriptedServer, d
 
 
 def test_so_many_requests_at_once_and_no_more(server: ScriptedServer, data: str) -> None:
-    server.delay = 0.01
+    server.delay = 0.05
     evaluate(server, data, num_questions=20, parallel=6)
     assert server.most_running == 6
     assert len(server.requests) == 20

@@ -51,6 +51,7 @@ def soak(url: str, tmp_path: Path, settings: SoakSettings = SETTINGS, mix: Mix =
 
 
 def test_a_good_server_passes(good: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good.delay = 0.1  # long enough that every client has a request in flight at some moment
     told = soak(good.url, tmp_path)
     assert (told["code"], told["outcomes"], told["failed"]) == (0, {"answered": 40}, [])
     assert (told["verified"], told["mismatches"], told["problems"]) == (5, [], [])
@@ -134,11 +135,11 @@ def test_an_early_end_for_length_is_found(good: ScriptedServer, tmp_path: Path) 
 
 
 def test_an_answer_that_changes_under_load_is_told(good: ScriptedServer, tmp_path: Path) -> None:
-    good.reply = lambda prompt: "ALONE X" if good.most_running <= 1 else "CROWD Y"
+    good.reply = lambda prompt: "ALONE X" if len(good.requests) <= SETTINGS.verify else "CROWD Y"
     told = soak(good.url, tmp_path, replace(SETTINGS, max_mismatches=None))
     assert told["code"] == 0 and len(told["mismatches"]) == 5
     assert any("alone ' ALONE" in each and "under load ' CROWD" in each for each in told["mismatches"])
-    good.most_running = 0
+    good.requests.clear()
     assert "5 answers differ" in soak(good.url, tmp_path, replace(SETTINGS, max_mismatches=4))["failed"][0]
 
 

@@ -55,7 +55,7 @@ def test_leaving_ends_the_sequences(url: str, scripted: ScriptedEngine, path: st
     if moment == "running" and stream:
         assert connection.recv(20).startswith(b"HTTP/1.1 200")
     leave(connection)
-    wait_for(lambda: not scripted.running, seconds=2)
+    wait_for(lambda: not scripted.running)
     assert len(scripted.dropped) == 2
     assert f'piecework:num_aborted_requests_total{{model_name="{MODEL}"}} 2.0' in httpx.get(f"{url}/metrics").text
 
