@@ -28,8 +28,13 @@ Equal arguments give equal steps, another seed gives others. What a step stores 
 _CAPTURED, _CHECKED = 0, 1
 """Seeds of the step that is captured and of the one that is checked: a graph must not remember the first."""
 
-_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 6e-2}
-"""How far a replay may be from eager, as a share of the length of the hidden states: kernels sum in another order."""
+_FROM_PIECES = {torch.float32: 1e-4}
+_FROM_PIECES_ELSE = 5e-2
+"""How far nine of ten rows of a replay may be from the same forward without graphs, as a share of the row's length."""
+_FROM_EAGER = {torch.float32: 1e-2}
+_FROM_EAGER_ELSE = 0.5
+"""How far the middle row may be from eager. In 16 bits a network amplifies rounding: single tokens are off by a third, with
+any two ways to compute them; a wrong address or a wrong piece gives all rows other directions."""
 
 
 class Reason(StrEnum):
@@ -175,16 +180,23 @@ class Graphs:
         return recording
 
     def _check(self, size: int) -> None:
-        """Replays the size on other tokens than it was captured with, and compares with eager. Raises `CaptureError`."""
+        """Replays the size on other tokens than it was captured with, and compares. Raises `CaptureError`."""
         assert self._eager is not None
+        expected = self._run_dummy(size, self._eager)
+        pieces = self._run_dummy(size, self._forward)
+        actual = self._run_dummy(size, lambda *inputs: self._replay_on(size, inputs))
+        if not _row_distance(actual, pieces, 0.9) <= _FROM_PIECES.get(pieces.dtype, _FROM_PIECES_ELSE):
+            raise _WrongResult(f"the replay differs from the same forward without a graph by {_row_distance(actual, pieces, 0.9):.2g}")
+        if not _row_distance(actual, expected, 0.5) <= _FROM_EAGER.get(expected.dtype, _FROM_EAGER_ELSE):
+            raise _WrongResult(f"the replay differs from eager by {_row_distance(actual, expected, 0.5):.2g}")
+
+    def _run_dummy(self, size: int, forward: Callable[..., torch.Tensor]) -> torch.Tensor:
         with self._dummy_step(size, _CHECKED) as inputs:
-            expected = self._eager(*inputs).clone()
-        with self._dummy_step(size, _CHECKED) as inputs:
-            self._fill(inputs, size, size)
-            actual = self._recordings[size].replay()
-        difference = (actual.float() - expected.float()).norm() / expected.float().norm().clamp_min(1e-30)
-        if not difference.item() <= _TOLERANCE.get(expected.dtype, 6e-2):
-            raise _WrongResult(f"the replay is off by {difference.item():.2g} of the hidden states' length")
+            return forward(*inputs).clone()
+
+    def _replay_on(self, size: int, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        self._fill(inputs, size, size)
+        return self._recordings[size].replay()
 
     def _fill(self, inputs: Sequence[torch.Tensor], num_tokens: int, size: int) -> None:
         for buffer, tensor in zip(self._buffers, inputs, strict=True):
@@ -235,6 +247,13 @@ class _Failure(NamedTuple):
 
     reason: Reason
     text: str
+
+
+def _row_distance(actual: torch.Tensor, expected: torch.Tensor, quantile: float) -> float:
+    """How far rows [T, H] are from what they should be, relative to their lengths: the given quantile. NaN if any row is."""
+    actual, expected = actual.float(), expected.float()
+    distance = (actual - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)
+    return distance.quantile(quantile).item()
 
 
 def _reason(error: BaseException) -> Reason:

@@ -6,7 +6,7 @@ import logging
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import fx
@@ -19,6 +19,13 @@ logger = logging.getLogger(__name__)
 
 PieceFunction = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 """A piece that can run: inputs in order to outputs in order, for any number of tokens."""
+
+
+class CompiledPiece(NamedTuple):
+    """A piece that can run. `packed`: which of its inputs are weights that it takes as `Platform.pack_linear_weight` lays them out."""
+
+    run: PieceFunction
+    packed: tuple[int, ...] = ()
 
 
 class PieceCompiler(Protocol):

@@ -17,7 +17,9 @@ from torch import fx, nn
 from .. import __version__
 from ..kernels.platform import Platform
 from .cache import CompileCache, entry_key
-from .compiler import PieceCompiler, PieceFunction, traced_function
+from .compiler import CompiledPiece, PieceCompiler, traced_function
+from .errors import CompileError
+from .passes.pack_linear import PackedGraph, pack_linear
 from .piecewise import PiecewiseForward
 from .plan import DistinctPiece, Plan, make_plan
 from .split import split
@@ -71,82 +73,30 @@ class Installer:
         """
         report = InstallReport()
         tensors = named_tensors(module)
+        workshop = _Workshop(self, tensors, report)
         plan = self._known_plan(model_key, tensors)
-        functions = None if plan is None else self._load_all(plan, report)
-        if plan is None or functions is None:
+        pieces = None if plan is None else workshop.load_all(plan)
+        if plan is None or pieces is None:
             plan, graphs, tensors = self._trace(module, list(inputs), tensors, report)
-            functions = [self._function(number, piece, graph, plan, report) for number, (piece, graph) in enumerate(graphs)]
+            pieces = [workshop.make(number, plan, graph) for number, graph in enumerate(graphs)]
             if model_key is not None and plan.is_portable:
                 self._keep_plan(plan, model_key)
-        return PiecewiseForward(plan, functions, tensors), report
+        return PiecewiseForward(plan, pieces, tensors, self.platform.pack_linear_weight), report
+
+    def versions(self) -> dict[str, str]:
+        """What everything in the cache depends on."""
+        return {"piecework": __version__, "torch": torch.__version__, "dtype": str(torch.get_default_dtype())}
 
     def _trace(
         self, module: nn.Module, inputs: list[torch.Tensor], tensors: dict[str, torch.Tensor], report: InstallReport
-    ) -> tuple[Plan, list[tuple[DistinctPiece, fx.Graph]], dict[str, torch.Tensor]]:
-        """The plan, its pieces with their graphs, and all tensors that it names, those of no parameter too."""
+    ) -> tuple[Plan, list[fx.Graph], dict[str, torch.Tensor]]:
+        """The plan, the graphs of its pieces, and all tensors that it names, those of no parameter too."""
         began = time.perf_counter()
         cut = split(trace(module.forward, inputs, self.max_tokens), inputs)
         plan, graphs = make_plan(cut, inputs, {id(tensor): name for name, tensor in tensors.items()})
         found = {name: cut.tensors[number] for number, name in plan.weights.items()}
         report.trace_seconds = time.perf_counter() - began
-        return plan, list(zip(plan.pieces, graphs, strict=True)), found
-
-    def _load_all(self, plan: Plan, report: InstallReport) -> list[PieceFunction] | None:
-        """Every piece from the cache; None if one is not there."""
-        began = time.perf_counter()
-        functions = []
-        for number, piece in enumerate(plan.pieces):
-            function = self._load(number, self._piece_key(piece), report)
-            if function is None:
-                return None
-            functions.append(function)
-        report.load_seconds = time.perf_counter() - began
-        self.progress(len(functions), len(functions))
-        return functions
-
-    def _function(self, number: int, piece: DistinctPiece, graph: fx.Graph, plan: Plan, report: InstallReport) -> PieceFunction:
-        """A piece from the cache, or compiled into it, or as traced."""
-        try:
-            key = self._piece_key(piece)
-            function = self._load(number, key, report)
-            if function is None:
-                with self.cache.lock(key):
-                    function = self._load(number, key, report) or self._compile(number, piece, graph, key, report)
-            return function
-        except Exception as error:
-            report.failed[number] = str(error).partition("\n")[0]
-            logger.warning(
-                "piece %d of %d is not compiled and runs as it was traced (%s); --piecewise-cuda-graph-compiler eager spares the attempt",
-                number,
-                len(plan.pieces),
-                report.failed[number],
-            )
-            return traced_function(graph)
-        finally:
-            self.progress(number + 1, len(plan.pieces))
-
-    def _compile(self, number: int, piece: DistinctPiece, graph: fx.Graph, key: str, report: InstallReport) -> PieceFunction:
-        began = time.perf_counter()
-        with self.cache.work_folder() as folder:
-            file = folder / f"piece{self.compiler.suffix}"
-            self.compiler.compile(graph, piece.inputs, file)
-            seconds = report.compile_seconds[number] = time.perf_counter() - began
-            report.num_bytes[number] = file.stat().st_size
-            about = {"kind": "piece", "compiler": self.compiler.name, "seconds": seconds, "ops": piece.ops, "torch": torch.__version__}
-            return self.compiler.load(self.cache.put(key, file, about))
-
-    def _load(self, number: int, key: str, report: InstallReport) -> PieceFunction | None:
-        entry = self.cache.find(key)
-        if entry is None:
-            return None
-        try:
-            function = self.compiler.load(self.cache.folder / entry.content)
-        except Exception as error:
-            logger.warning("the compile cache's %s cannot be loaded and is made anew: %s", entry.content, error)
-            return None
-        report.loaded[number] = float(entry.about.get("seconds", 0.0))
-        report.num_bytes[number] = entry.num_bytes
-        return function
+        return plan, graphs, found
 
     def _known_plan(self, model_key: str | None, tensors: Mapping[str, torch.Tensor]) -> Plan | None:
         path = None if model_key is None else self.cache.get(self._plan_key(model_key))
@@ -167,16 +117,95 @@ class Installer:
         except OSError as error:
             logger.warning("the cut forward is not kept for the next start: %s", error)
 
-    def _piece_key(self, piece: DistinctPiece) -> str:
-        compiler = {"name": self.compiler.name, "options": self.compiler.options()}
-        return entry_key(self._versions() | {"piece": piece.key, "compiler": compiler, "machine": self.platform.identity()})
-
     def _plan_key(self, model_key: str) -> str:
         made_by = {"source": source_hash(), "split_ops": registered(), "max_tokens": self.max_tokens}
-        return entry_key(self._versions() | made_by | {"model": model_key, "device": self.platform.device_type})
+        return entry_key(self.versions() | made_by | {"model": model_key, "device": self.platform.device_type})
 
-    def _versions(self) -> dict[str, str]:
-        return {"piecework": __version__, "torch": torch.__version__, "dtype": str(torch.get_default_dtype())}
+
+class _Workshop:
+    """Makes single pieces ready: from the cache, compiled into it, or as traced."""
+
+    def __init__(self, installer: Installer, tensors: Mapping[str, torch.Tensor], report: InstallReport) -> None:
+        self._platform, self._compiler, self._cache = installer.platform, installer.compiler, installer.cache
+        self._progress, self._versions = installer.progress, installer.versions()
+        self._report = report
+        self._packed_linear = installer.platform.packed_linear(
+            sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors.values()}.values())
+        )
+
+    def load_all(self, plan: Plan) -> list[CompiledPiece] | None:
+        """Every piece from the cache; None if one is not there."""
+        began = time.perf_counter()
+        pieces = []
+        for number, piece in enumerate(plan.pieces):
+            loaded = self._load(number, self._key(piece))
+            if loaded is None:
+                return None
+            pieces.append(loaded)
+        self._report.load_seconds = time.perf_counter() - began
+        self._progress(len(pieces), len(pieces))
+        return pieces
+
+    def make(self, number: int, plan: Plan, graph: fx.Graph) -> CompiledPiece:
+        """A piece from the cache, or compiled into it, or as traced."""
+        try:
+            key = self._key(plan.pieces[number])
+            loaded = self._load(number, key)
+            if loaded is None:
+                with self._cache.lock(key):
+                    loaded = self._load(number, key) or self._compile(number, plan.pieces[number], graph, key)
+            return loaded
+        except Exception as error:
+            self._report.failed[number] = str(error).partition("\n")[0]
+            logger.warning(
+                "piece %d of %d is not compiled and runs as it was traced (%s); --piecewise-cuda-graph-compiler eager spares the attempt",
+                number,
+                len(plan.pieces),
+                self._report.failed[number],
+            )
+            return CompiledPiece(traced_function(graph))
+        finally:
+            self._progress(number + 1, len(plan.pieces))
+
+    def _compile(self, number: int, piece: DistinctPiece, graph: fx.Graph, key: str) -> CompiledPiece:
+        began = time.perf_counter()
+        changed = self._with_passes(graph, piece)
+        with self._cache.work_folder() as folder:
+            file = folder / f"piece{self._compiler.suffix}"
+            try:
+                self._compiler.compile(changed.graph, piece.inputs, file)
+            except CompileError:
+                if not changed.packed:
+                    raise
+                changed = PackedGraph(graph, ())
+                self._compiler.compile(graph, piece.inputs, file)
+            seconds = self._report.compile_seconds[number] = time.perf_counter() - began
+            self._report.num_bytes[number] = file.stat().st_size
+            about = {"kind": "piece", "compiler": self._compiler.name, "seconds": seconds, "ops": piece.ops, "packed": changed.packed}
+            path = self._cache.put(key, file, about | {"torch": torch.__version__})
+        return CompiledPiece(self._compiler.load(path), changed.packed)
+
+    def _with_passes(self, graph: fx.Graph, piece: DistinctPiece) -> PackedGraph:
+        if self._packed_linear is None:
+            return PackedGraph(graph, ())
+        return pack_linear(graph, piece.inputs, self._packed_linear)
+
+    def _load(self, number: int, key: str) -> CompiledPiece | None:
+        entry = self._cache.find(key)
+        if entry is None:
+            return None
+        try:
+            piece = CompiledPiece(self._compiler.load(self._cache.folder / entry.content), tuple(entry.about["packed"]))
+        except Exception as error:
+            logger.warning("the compile cache's %s cannot be loaded and is made anew: %s", entry.content, error)
+            return None
+        self._report.loaded[number] = float(entry.about.get("seconds", 0.0))
+        self._report.num_bytes[number] = entry.num_bytes
+        return piece
+
+    def _key(self, piece: DistinctPiece) -> str:
+        compiler = {"name": self._compiler.name, "options": self._compiler.options(), "packed_linear": self._packed_linear is not None}
+        return entry_key(self._versions | {"piece": piece.key, "compiler": compiler, "machine": self._platform.identity()})
 
 
 def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:

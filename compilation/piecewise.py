@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import split_ops
-from .compiler import PieceFunction
+from .compiler import CompiledPiece
 from .plan import Plan, Step
 from .recording import Recorder, Recording
 
@@ -29,16 +29,22 @@ class PiecewiseForward:
     """Calls pieces and split ops one after another, with as little between them as Python allows.
 
     Values live in a list of registers. Weights and constants have theirs for good; the others' are used again once
-    their value is not needed any more, so that memory is given back as the forward goes on.
+    their value is not needed any more, so that memory is given back as the forward goes on. Weights may change in place,
+    but for those that `pack` has copied into another layout.
     """
 
-    def __init__(self, plan: Plan, functions: Sequence[PieceFunction], tensors: Mapping[str, torch.Tensor]) -> None:
-        assert len(functions) == len(plan.pieces)
+    def __init__(
+        self, plan: Plan, pieces: Sequence[CompiledPiece], tensors: Mapping[str, torch.Tensor], pack: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        assert len(pieces) == len(plan.pieces)
         self.plan = plan
-        self._functions = list(functions)
+        self._pieces = list(pieces)
         self._weights = {number: tensors[name] for number, name in plan.weights.items()}
-        self._last_uses = _last_uses(plan)
-        registers = _assign_registers(plan, self._last_uses)
+        self._steps, packed = _with_packed_weights(plan, pieces)
+        self._weights |= {number: pack(self._weights[source]) for source, number in packed.items()}
+        self._names = plan.weights | {number: f"{plan.weights[source]} (packed)" for source, number in packed.items()}
+        self._last_uses = _last_uses(self._steps, plan.output)
+        registers = _assign_registers(self._steps, self._last_uses, plan.num_values + len(packed))
         self._initial: list[Any] = [None] * (max(registers.values()) + 1)
         for number, value in [*self._weights.items(), *plan.constants.items()]:
             self._initial[registers[number]] = value
@@ -46,7 +52,7 @@ class PiecewiseForward:
         self._output = registers[plan.output]
         self._calls = [
             _Call(self._run(step), _picker([registers[number] for number in step.inputs]), tuple(registers[n] for n in step.outputs))
-            for step in plan.steps
+            for step in self._steps
         ]
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
@@ -71,13 +77,13 @@ class PiecewiseForward:
         for number, tensor in zip(self.plan.inputs, inputs, strict=True):
             if number is not None:
                 seen[number] = tensor
-        recorder.watch({self.plan.weights[number]: tensor for number, tensor in self._weights.items()})
-        for index, step in enumerate(self.plan.steps):
+        recorder.watch({self._names[number]: tensor for number, tensor in self._weights.items()})
+        for index, step in enumerate(self._steps):
             arguments = [seen[number] for number in step.inputs]
             if step.piece is None:
                 results = recorder.call(split_ops.implementation(_op(step)), arguments)
             else:
-                results = recorder.graph(partial(self._functions[step.piece], arguments), f"piece {index}")
+                results = recorder.graph(partial(self._pieces[step.piece].run, arguments), f"piece {index}")
             for number, result in zip(step.outputs, results, strict=True):
                 held[number], seen[number] = result, recorder.weak(result)
             for number in self._last_uses[index]:
@@ -86,7 +92,7 @@ class PiecewiseForward:
 
     def _run(self, step: Step) -> Callable[[Sequence[Any]], Sequence[Any]]:
         if step.piece is not None:
-            return self._functions[step.piece]
+            return self._pieces[step.piece].run
         implementation = split_ops.implementation(_op(step))
         if not step.outputs:
             return lambda arguments: implementation(*arguments) or ()
@@ -98,23 +104,35 @@ def _op(step: Step) -> str:
     return step.op
 
 
-def _last_uses(plan: Plan) -> list[list[int]]:
+def _with_packed_weights(plan: Plan, pieces: Sequence[CompiledPiece]) -> tuple[list[Step], dict[int, int]]:
+    """The steps with packed weights as values of their own where pieces take them; from a weight's number to its packed one's."""
+    packed: dict[int, int] = {}
+    steps = []
+    for step in plan.steps:
+        inputs = list(step.inputs)
+        for place in pieces[step.piece].packed if step.piece is not None else ():
+            inputs[place] = packed.setdefault(inputs[place], plan.num_values + len(packed))
+        steps.append(step._replace(inputs=tuple(inputs)))
+    return steps, packed
+
+
+def _last_uses(steps: Sequence[Step], output: int) -> list[list[int]]:
     """For each step, the values made by steps that nobody needs after it."""
-    last = {number: index for index, step in enumerate(plan.steps) for number in (*step.outputs, *step.inputs)}
-    made = {number for step in plan.steps for number in step.outputs} - {plan.output}
-    ending: list[list[int]] = [[] for _ in plan.steps]
+    last = {number: index for index, step in enumerate(steps) for number in (*step.outputs, *step.inputs)}
+    made = {number for step in steps for number in step.outputs} - {output}
+    ending: list[list[int]] = [[] for _ in steps]
     for number in sorted(made):
         ending[last[number]].append(number)
     return ending
 
 
-def _assign_registers(plan: Plan, last_uses: list[list[int]]) -> dict[int, int]:
+def _assign_registers(steps: Sequence[Step], last_uses: list[list[int]], num_values: int) -> dict[int, int]:
     """Values to registers; those that are made by steps share them one after another."""
-    made = {number for step in plan.steps for number in step.outputs}
-    registers = {number: place for place, number in enumerate(n for n in range(plan.num_values) if n not in made)}
+    made = {number for step in steps for number in step.outputs}
+    registers = {number: place for place, number in enumerate(n for n in range(num_values) if n not in made)}
     free: list[int] = []
     count = len(registers)
-    for step, ending in zip(plan.steps, last_uses, strict=True):
+    for step, ending in zip(steps, last_uses, strict=True):
         for number in step.outputs:
             registers[number] = free.pop() if free else count
             count = max(count, registers[number] + 1)

@@ -135,10 +135,29 @@ def compile_package(module: fx.GraphModule, inputs: Sequence[TensorSpec], path: 
         examples = tuple(spec.empty(_EXAMPLE_TOKENS) for spec in inputs)
     try:
         with torch.no_grad(), _quiet("torch.export", "torch._inductor"):
+            for op in _packed_linears(module):
+                _lower_packed_linear(op)
             program = torch.export.export(module, examples, dynamic_shapes=_dynamic_shapes(inputs, tokens))
             torch._inductor.aoti_compile_and_package(program, package_path=os.fspath(path), inductor_configs=options)
     except Exception as error:
         raise CompileError(_sum_up(error)) from error
+
+
+def _packed_linears(module: fx.GraphModule) -> set[torch._ops.OpOverload]:
+    return {node.target for node in module.graph.nodes if str(node.target) == "piecework.packed_linear.default"}
+
+
+def _lower_packed_linear(op: torch._ops.OpOverload) -> None:
+    """Teach Inductor `op` (x, packed weight, bias) as a call of oneDNN's kernel from C++.
+
+    Inductor's own lowering of that kernel wants the weight to be a constant of the graph.
+    """
+    from torch._inductor import ir, lowering, mkldnn_ir
+
+    def lower(x: Any, weight: Any, bias: Any = None) -> Any:
+        return ir.TensorBox.create(mkldnn_ir.LinearUnary.create(x, weight, bias, "none", [], ""))  # type: ignore[no-untyped-call]
+
+    lowering.register_lowering(op, type_promotion_kind=None)(lower)
 
 
 def _dynamic_shapes(inputs: Sequence[TensorSpec], tokens: Any) -> tuple[Any, ...]:

@@ -58,6 +58,17 @@ class Platform:
         """A large tensor of zeros, of which much may never be touched."""
         return torch.zeros(*shape, dtype=dtype, device=self.device())
 
+    def packed_linear(self, weight_bytes: int) -> torch._ops.OpOverload | None:
+        """An op (x, weight, bias) that is faster than `linear` on a weight that `pack_linear_weight` has laid out anew; None: no such.
+
+        `weight_bytes`: of all weights that would be packed. They stay as they were too, so not every machine has the memory.
+        """
+        return None
+
+    def pack_linear_weight(self, weight: torch.Tensor) -> torch.Tensor:
+        """weight [out, in] bfloat16 as `packed_linear` takes it."""
+        raise NotImplementedError
+
     def synchronize(self) -> None:
         """Wait until everything that was launched has run."""
 

@@ -14,6 +14,7 @@ import torch
 from ..attention import AttentionBackend
 from ..paged_attention import TorchAttention
 from ..platform import MemoryInfo, Platform
+from . import packed_linear
 from .graph import CpuGraph, CpuGraphPool
 
 
@@ -48,6 +49,14 @@ class CpuPlatform(Platform):
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         # numpy leaves the zeroing to the kernel, page by page when it is first touched; torch would write all of it now.
         return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(*shape)
+
+    def packed_linear(self, weight_bytes: int) -> torch._ops.OpOverload | None:
+        # Decided by what the machine has, not by what is free just now: two processes must decide alike.
+        has_room = 4 * weight_bytes <= self.memory().total
+        return packed_linear.OP if has_room and packed_linear.is_available() else None
+
+    def pack_linear_weight(self, weight: torch.Tensor) -> torch.Tensor:
+        return packed_linear.pack(weight)
 
     def attention_backend(self) -> AttentionBackend:
         return TorchAttention()

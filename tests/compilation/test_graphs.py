@@ -17,8 +17,8 @@ from toy_forward import ToyModel, attention, step
 
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.capture import Graphs, Reason
-from piecework.compilation.compiler import EagerCompiler
-from piecework.compilation.install import Installer
+from piecework.compilation.compiler import CompiledPiece, EagerCompiler
+from piecework.compilation.install import Installer, named_tensors
 from piecework.compilation.piecewise import PiecewiseForward
 from piecework.compilation.recording import Recordable
 from piecework.compilation.whole import BreakableForward, FullForward
@@ -196,9 +196,9 @@ def test_a_failing_replay_gives_way_to_eager(toy: tuple[ToyModel, PiecewiseForwa
 
 def test_a_wrong_piece_is_found_by_the_self_check(toy: tuple[ToyModel, PiecewiseForward]) -> None:
     model, pieces = toy
-    wrong = [lambda inputs: [output * 1.1 for output in pieces._functions[0](inputs)], *pieces._functions[1:]]
-    tensors = {name: pieces._weights[number] for number, name in pieces.plan.weights.items()}
-    graphs = captured(make(model, PiecewiseForward(pieces.plan, wrong, tensors), RecordingPlatform()))
+    first, *others = pieces._pieces
+    wrong = [CompiledPiece(lambda inputs: [output * 1.1 for output in first.run(inputs)]), *others]
+    graphs = captured(make(model, PiecewiseForward(pieces.plan, wrong, named_tensors(model), torch.clone), RecordingPlatform()))
     assert graphs.captured == []
     assert set(graphs.stats.disabled.values()) == {Reason.WRONG_RESULT}
 

@@ -18,25 +18,29 @@ from piecework.compilation.compiler import InductorCompiler
 from piecework.compilation.install import Installer, InstallReport
 from piecework.compilation.piecewise import PiecewiseForward
 from piecework.compilation.split_ops import registered
+from piecework.kernels.cpu import packed_linear
 from piecework.kernels.cpu.platform import CpuPlatform
 
+needs_packing = pytest.mark.skipif(not packed_linear.is_available(), reason="oneDNN has no bfloat16 kernels for this CPU")
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 FOLDER = Path(__file__).parent
 
 
 class Small(nn.Module):
-    """One piece with a matrix, a reduction, a strided view and a number of tokens in its arithmetic."""
+    """One piece with matrices of two formats, a reduction, a strided view and a number of tokens in its arithmetic."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(3)
         self.embedding = nn.Parameter(torch.randn(32, 16), requires_grad=False)
         self.weight = nn.Parameter(torch.randn(24, 16), requires_grad=False)
+        self.project = nn.Linear(16, 8, dtype=torch.bfloat16).requires_grad_(False)
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         x = self.embedding[input_ids] * positions.unsqueeze(-1)
         gate, up, rest = nn.functional.linear(x, self.weight).split(8, -1)
-        return (nn.functional.silu(gate) * up + rest.mean(-1, keepdim=True)).flatten().view(-1, 8) / input_ids.shape[0]
+        y = (nn.functional.silu(gate) * up + rest.mean(-1, keepdim=True)).flatten().view(-1, 8) / input_ids.shape[0]
+        return y + self.project(x.bfloat16())
 
 
 def step(num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_equals_eager_at_any_number_of_tokens(folder: Path, num_tokens: int) -> None:
     pieces, report = install(folder)
     assert report.compile_seconds == {}
-    torch.testing.assert_close(pieces(*step(num_tokens)), Small()(*step(num_tokens)), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(pieces(*step(num_tokens)), Small()(*step(num_tokens)), rtol=1e-5, atol=1e-5)
 
 
 def test_a_warm_start_in_a_new_process_needs_no_compiler(folder: Path) -> None:
@@ -82,16 +86,18 @@ def test_a_warm_start_in_a_new_process_needs_no_compiler(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     traced, compiled, loaded, inductor, output = json.loads(done.stdout)
     assert (traced, compiled, loaded, inductor) == (False, {}, [0], [])
-    torch.testing.assert_close(torch.tensor(output), Small()(*step(9)), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(torch.tensor(output), Small()(*step(9)), rtol=1e-5, atol=1e-5)
 
 
-def test_code_for_another_number_of_threads_is_not_taken(folder: Path) -> None:
-    installer = Installer(platform=CpuPlatform(), compiler=InductorCompiler(), cache=CompileCache(folder), max_tokens=512)
-    (entry,) = [entry for entry in installer.cache.entries() if entry.about["kind"] == "piece"]
-    piece = install(folder)[0].plan.pieces[0]
-    assert installer._piece_key(piece) == entry.key
-    torch.set_num_threads(2)
-    try:
-        assert installer._piece_key(piece) != entry.key
-    finally:
-        torch.set_num_threads(1)
+@needs_packing
+def test_projections_in_bfloat16_read_packed_weights(folder: Path) -> None:
+    pieces, _ = install(folder)
+    packed = [pieces.plan.weights[step.inputs[place]] for step in pieces.plan.steps for place in pieces._pieces[0].packed]
+    assert packed == ["project.weight"]
+    assert [name for name in pieces._names.values() if "packed" in name] == ["project.weight (packed)"]
+
+
+def test_code_for_another_number_of_threads_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = InductorCompiler().options()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    assert InductorCompiler().options() != options

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from toy_forward import Attention, ToyModel, attention, step
 
 from piecework.compilation.cache import CompileCache
-from piecework.compilation.compiler import EagerCompiler
-from piecework.compilation.install import Installer
+from piecework.compilation.compiler import CompiledPiece, EagerCompiler
+from piecework.compilation.install import Installer, named_tensors
 from piecework.compilation.piecewise import PiecewiseForward
 from piecework.compilation.plan import Plan
 from piecework.kernels.cpu.platform import CpuPlatform
@@ -73,8 +73,8 @@ def test_memory_of_a_layer_is_free_two_layers_later(installer: Installer) -> Non
         outputs.extend(weakref.ref(result) for result in results)
         return results
 
-    watched = [lambda inputs, run=run: watch(run(inputs)) for run in pieces._functions]
-    PiecewiseForward(pieces.plan, watched, {name: pieces._weights[number] for number, name in pieces.plan.weights.items()})(*step(6))
+    watched = [CompiledPiece(lambda inputs, run=piece.run: watch(run(inputs))) for piece in pieces._pieces]
+    PiecewiseForward(pieces.plan, watched, named_tensors(model), torch.clone)(*step(6))
     made_by_a_piece = max(len(call.outputs) for call in pieces.plan.steps)
     assert max(alive) <= 2 * made_by_a_piece
     assert len(outputs) > 4 * made_by_a_piece
@@ -91,4 +91,4 @@ def test_compiled_pieces_do_not_hold_the_model(tmp_path: Path) -> None:
 def test_a_plan_is_needed_for_each_piece(installer: Installer) -> None:
     plan: Plan = installer.install(ToyModel(2), step(6))[0].plan
     with pytest.raises(AssertionError):
-        PiecewiseForward(plan, [], {})
+        PiecewiseForward(plan, [], {}, torch.clone)

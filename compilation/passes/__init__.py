@@ -1,0 +1,1 @@
+"""Changes to the graph of a piece before it is compiled."""
