@@ -253,7 +253,8 @@ def _row_distance(actual: torch.Tensor, expected: torch.Tensor, quantile: float)
     """How far rows [T, H] are from what they should be, relative to their lengths: the given quantile. NaN if any row is."""
     actual, expected = actual.float(), expected.float()
     distance = (actual - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)
-    return distance.quantile(quantile).item()
+    share: float = distance.quantile(quantile).item()
+    return share
 
 
 def _reason(error: BaseException) -> Reason:
