@@ -6,7 +6,7 @@ Shapes: T tokens of the step, B requests, H query heads, K key/value heads, D he
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -50,5 +50,29 @@ class AttentionBackend(Protocol):
         """Store k, v [T, K, D] at their slots of the caches [P, S, K, D], then write causal attention of q [T, H, D] into out.
 
         `window`: a query sees itself and the `window - 1` tokens before it; None: all before it.
+        """
+        ...
+
+
+@runtime_checkable
+class GraphAttention(AttentionBackend, Protocol):
+    """A backend whose decodes a graph can record: what changes from step to step lives in tensors that stay where they are.
+
+    One plan serves the graphs of all batch sizes. `run` with such a plan takes q [N, H, D] for any N up to its
+    `max_batch_size`, row b being the one new token of request b. What it launches depends on N and on the plan's sizes
+    alone, never on lengths; it allocates nothing that outlives the call and never waits for the device.
+    """
+
+    def capture_plan(self, max_batch_size: int, max_pages: int, page_size: int, device: torch.device) -> Any:
+        """A plan with fixed addresses, for steps of up to `max_batch_size` decodes of up to `max_pages` pages each.
+
+        Until it is updated it describes no request.
+        """
+        ...
+
+    def update_plan(self, plan: Any, metadata: AttentionMetadata) -> None:
+        """Write the requests of this step into `plan`, on the current stream, before the graph is replayed on it.
+
+        Every request has one new token. Rows behind the last request are padding: `run` stores nothing for them and gives 0.
         """
         ...
