@@ -48,6 +48,8 @@ class Reason(StrEnum):
     REPLAY_FAILED = "replay_failed"
     WRONG_RESULT = "wrong_result"
     INPUT_MOVED = "input_moved"
+    STARTING = "starting"
+    TRACE_FAILED = "trace_failed"
 
 
 _REMEDY = {

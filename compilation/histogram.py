@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +15,7 @@ class LengthHistogram:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.counts: Counter[int] = Counter()
+        self._saved = time.monotonic()
         try:
             for length, count in json.loads(path.read_text()).items():
                 # Half of what earlier runs saw: traffic changes, and what is seen now should soon weigh more.
@@ -24,8 +26,14 @@ class LengthHistogram:
     def add(self, num_tokens: int) -> None:
         self.counts[num_tokens] += 1
 
+    def save_if_older_than(self, seconds: float) -> None:
+        """`save`, unless that was done within the last `seconds`."""
+        if time.monotonic() - self._saved > seconds:
+            self.save()
+
     def save(self) -> None:
         """Write it in place of the old one, at once or not at all. Raises `OSError`."""
+        self._saved = time.monotonic()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         aside = self._path.with_suffix(f".{os.getpid()}")
         aside.write_text(json.dumps(self.counts))

@@ -9,6 +9,8 @@ from typing import NamedTuple
 FLAG = "--piecewise-cuda-graph-tokens"
 _STEPS = ((4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256))
 """First, last and distance of SGLang's default sizes; from 4096 on they lie 512 apart."""
+_DECODE_STEPS = ((16, 256, 8), (272, 512, 16))
+"""The same of its batch sizes for decodes, after 1, 2, 4, 8 and 12; from 512 on they lie 32 apart."""
 
 Histogram = Mapping[int, int]
 """Number of tokens of a step: how often it was seen."""
@@ -25,16 +27,20 @@ def parse_sizes(text: str | None) -> SizesOption:
     """ "16,64,256", "auto:8" or None. Raises `ValueError` with a remedy."""
     if text is None:
         return SizesOption()
-    try:
-        if text.startswith("auto:"):
-            option = SizesOption(auto=int(text.removeprefix("auto:")))
-        else:
-            option = SizesOption(given=tuple(sorted({int(part) for part in text.replace(",", " ").split()})))
-    except ValueError:
-        option = SizesOption(auto=0)
-    if min(option.given or (option.auto or 0,)) < 1:
+    if not text.startswith("auto:"):
+        return SizesOption(given=parse_list(text, FLAG, "numbers of tokens (16,64,256) or auto:K"))
+    count = text.removeprefix("auto:")
+    if not count.isascii() or not count.isdigit() or int(count) < 1:
         raise ValueError(f"{FLAG} takes numbers of tokens (16,64,256) or auto:K, K at least 1, got {text!r}")
-    return option
+    return SizesOption(auto=int(count))
+
+
+def parse_list(text: str, flag: str, takes: str) -> tuple[int, ...]:
+    """Numbers from 1 on, ascending, each once. Raises `ValueError` that says what `flag` takes."""
+    parts = text.replace(",", " ").split()
+    if not parts or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+        raise ValueError(f"{flag} takes {takes}, got {text!r}")
+    return tuple(sorted({int(part) for part in parts}))
 
 
 def default_sizes(cap: int) -> list[int]:
@@ -47,6 +53,13 @@ def _default_sizes(cap: int) -> Iterator[int]:
     for first, last, step in _STEPS:
         yield from range(first, last + 1, step)
     yield from range(4096 + 512, cap + 1, 512)
+
+
+def decode_sizes(cap: int) -> list[int]:
+    """SGLang's batch sizes of decode graphs up to `cap` requests, and `cap` itself if it lies between two."""
+    steps = (size for first, last, step in _DECODE_STEPS for size in range(first, last + 1, step))
+    sizes = [size for size in (1, 2, 4, 8, 12, *steps, *range(512 + 32, cap + 1, 32)) if size <= cap]
+    return sizes if sizes[-1] == cap else [*sizes, cap]
 
 
 def choose_sizes(option: SizesOption, cap: int, seen: Histogram) -> list[int]:

@@ -73,6 +73,7 @@ class GraphAttention(AttentionBackend, Protocol):
     def update_plan(self, plan: Any, metadata: AttentionMetadata) -> None:
         """Write the requests of this step into `plan`, on the current stream, before the graph is replayed on it.
 
-        Every request has one new token. Rows behind the last request are padding: `run` stores nothing for them and gives 0.
+        Every request has one new token. Rows behind the last request are padding: what `run` gives for them is finite, and if
+        it stores their keys and values at all, then in page 0, which belongs to no request.
         """
         ...

@@ -48,6 +48,19 @@ class TorchPlan:
     masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
 
 
+class TorchDecodePlan(NamedTuple):
+    """Decodes whose figures change in place: `slot_mapping`, `seq_lens` [B], `pages` [B, most]; a row without a request reads page 0."""
+
+    slot_mapping: torch.Tensor
+    seq_lens: torch.Tensor
+    pages: torch.Tensor
+
+    def first(self, count: int) -> TorchPlan:
+        """The plan of the first `count` rows, as views. Masks are made anew at each call: they depend on what the rows hold then."""
+        decodes = _Decodes(None, self.pages[:count].flatten(), self.seq_lens[:count])
+        return TorchPlan(self.slot_mapping[:count], [], [decodes])
+
+
 class TorchAttention:
     """Gathers each request's pages and calls `scaled_dot_product_attention`."""
 
@@ -67,6 +80,23 @@ class TorchAttention:
         ]
         return TorchPlan(metadata.slot_mapping, prefills, decodes)
 
+    def capture_plan(self, max_batch_size: int, max_pages: int, page_size: int, device: torch.device) -> TorchDecodePlan:
+        """For short contexts: `run` gathers `max_pages` pages of each request, whatever its length."""
+        return TorchDecodePlan(
+            torch.zeros(max_batch_size, dtype=torch.int64, device=device),
+            torch.ones(max_batch_size, dtype=torch.int64, device=device),
+            torch.zeros(max_batch_size, max_pages, dtype=torch.int64, device=device),
+        )
+
+    def update_plan(self, plan: TorchDecodePlan, metadata: AttentionMetadata) -> None:
+        count, width = len(metadata.seq_lens), min(metadata.block_table.shape[1], plan.pages.shape[1])
+        plan.slot_mapping.zero_()
+        plan.slot_mapping[:count] = metadata.slot_mapping
+        plan.seq_lens.fill_(1)
+        plan.seq_lens[:count] = torch.tensor(metadata.seq_lens, device=plan.seq_lens.device)
+        plan.pages.zero_()
+        plan.pages[:count, :width] = metadata.block_table[:, :width]
+
     def run(
         self,
         q: torch.Tensor,
@@ -75,11 +105,13 @@ class TorchAttention:
         out: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        plan: TorchPlan,
+        plan: TorchPlan | TorchDecodePlan,
         *,
         scale: float,
         window: int | None,
     ) -> None:
+        if isinstance(plan, TorchDecodePlan):
+            plan = plan.first(q.shape[0])
         new = plan.slot_mapping.shape[0]
         k_cache.flatten(0, 1).index_copy_(0, plan.slot_mapping, k[:new])
         v_cache.flatten(0, 1).index_copy_(0, plan.slot_mapping, v[:new])

@@ -40,6 +40,11 @@ class Batch:
     def num_tokens(self) -> int:
         return self.input_ids.shape[0]
 
+    @property
+    def is_decode(self) -> bool:
+        """Whether every request has one new token."""
+        return self.num_tokens == len(self.scheduled)
+
 
 def build_batch(scheduled: list[Scheduled], page_size: int, device: torch.device, slot_dtype: torch.dtype) -> Batch:
     """Lay the scheduled tokens out one request after another."""

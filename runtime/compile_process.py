@@ -19,7 +19,7 @@ from ..kernels.detect import detect
 from .config import EngineConfig
 from .layers.attention import register_attention
 from .model_config import ModelConfig
-from .prefill_graph import install, installer
+from .pieces import install, installer
 from .weights.loader import empty_model
 
 _NICENESS = 10

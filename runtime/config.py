@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from ..compilation.sizes import parse_sizes
+from ..compilation.sizes import parse_list, parse_sizes
 
 if TYPE_CHECKING:
     from ..kernels.platform import Platform
@@ -15,6 +16,21 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEVICES = ("auto", "cpu")
 PIECE_COMPILERS = ("eager", "inductor")
 STARTUPS = ("fast", "full")
+
+
+class Backend(StrEnum):
+    """How the steps of a phase become graphs."""
+
+    PIECEWISE = "piecewise"
+    BREAKABLE = "breakable"
+    FULL = "full"
+    DISABLED = "disabled"
+
+
+PREFILL_BACKENDS = ("piecewise", "breakable", "disabled")
+DECODE_BACKENDS = ("full", "disabled")
+BATCH_SIZES_FLAG = "--cuda-graph-bs"
+BATCH_SIZES = "batch sizes (1,2,4,8)"
 
 MODEL = "model"
 MEMORY = "memory and batching"
@@ -27,7 +43,16 @@ _POSITIVE = (
     "chunked_prefill_size",
     "num_threads",
     "piecewise_cuda_graph_max_tokens",
+    "cuda_graph_max_bs",
 )
+_CHOICES = {
+    "dtype": DTYPES,
+    "device": DEVICES,
+    "startup": STARTUPS,
+    "piecewise_cuda_graph_compiler": PIECE_COMPILERS,
+    "cuda_graph_backend_prefill": PREFILL_BACKENDS,
+    "cuda_graph_backend_decode": DECODE_BACKENDS,
+}
 
 
 def option(default: Any, help: str, *, group: str, choices: tuple[str, ...] | None = None, metavar: str | None = None) -> Any:
@@ -81,19 +106,40 @@ class EngineConfig:
         "run steps in compiled pieces, cut at attention; on a GPU each piece is captured as a graph for each number of tokens",
         group=GRAPHS,
     )
-    disable_piecewise_cuda_graph: bool = option(False, "run steps eagerly, whatever else is asked for", group=GRAPHS)
+    disable_piecewise_cuda_graph: bool = option(False, "run prefills and mixed steps eagerly, whatever else is asked for", group=GRAPHS)
     piecewise_cuda_graph_compiler: str | None = option(
         None, "what compiles the pieces; default: the first that the device allows", group=GRAPHS, choices=PIECE_COMPILERS
     )
     piecewise_cuda_graph_tokens: str | None = option(
         None,
-        "numbers of tokens to capture (16,64,256), or auto:K for K spread over the default list; default: by device",
+        "numbers of tokens to capture (16,64,256), or auto:K for the K that waste least padding on the lengths seen so far; "
+        "default: by device",
         group=GRAPHS,
         metavar="LIST",
     )
     piecewise_cuda_graph_max_tokens: int | None = option(
         None, "largest number of tokens to capture; default: --chunked-prefill-size", group=GRAPHS, metavar="N"
     )
+    cuda_graph_backend_prefill: str | None = option(
+        None,
+        "graphs of prefills and mixed steps. piecewise: as --piecewise-cuda-graph; breakable: recorded as the model runs, without a "
+        "compiler, with a break at each attention; default: disabled",
+        group=GRAPHS,
+        choices=PREFILL_BACKENDS,
+    )
+    cuda_graph_backend_decode: str | None = option(
+        None,
+        "graphs of steps of nothing but decodes: full records the whole forward for each batch size; default: by device",
+        group=GRAPHS,
+        choices=DECODE_BACKENDS,
+    )
+    cuda_graph_bs: str | None = option(
+        None, "batch sizes of decodes to capture (1,2,4,8); default: those up to --cuda-graph-max-bs", group=GRAPHS, metavar="LIST"
+    )
+    cuda_graph_max_bs: int | None = option(
+        None, "largest batch of decodes to capture; default: --max-running-requests", group=GRAPHS, metavar="N"
+    )
+    disable_cuda_graph: bool = option(False, "no graphs of any kind", group=GRAPHS)
     startup: str = option(
         "fast",
         "fast: ready once the weights are loaded, pieces and graphs come between batches; full: ready with all of them",
@@ -111,21 +157,28 @@ class EngineConfig:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
         if self.mem_fraction_static is not None and not 0.0 < self.mem_fraction_static < 1.0:
             raise ValueError(f"--mem-fraction-static must lie between 0 and 1, got {self.mem_fraction_static}")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {self.dtype}")
-        if self.device not in DEVICES:
-            raise ValueError(f"--device must be one of {', '.join(DEVICES)}, got {self.device}")
-        if self.startup not in STARTUPS:
-            raise ValueError(f"--startup must be one of {', '.join(STARTUPS)}, got {self.startup}")
-        if self.piecewise_cuda_graph_compiler not in (None, *PIECE_COMPILERS):
-            raise ValueError(
-                f"--piecewise-cuda-graph-compiler must be one of {', '.join(PIECE_COMPILERS)}, got {self.piecewise_cuda_graph_compiler}"
-            )
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in (None, *choices):
+                raise ValueError(f"--{name.replace('_', '-')} must be one of {', '.join(choices)}, got {getattr(self, name)}")
         parse_sizes(self.piecewise_cuda_graph_tokens)
+        if self.cuda_graph_bs is not None:
+            parse_list(self.cuda_graph_bs, BATCH_SIZES_FLAG, BATCH_SIZES)
+        if self.piecewise_cuda_graph and self.cuda_graph_backend_prefill not in (None, "piecewise"):
+            raise ValueError(f"--piecewise-cuda-graph contradicts --cuda-graph-backend-prefill {self.cuda_graph_backend_prefill}: give one")
 
     @property
-    def runs_in_pieces(self) -> bool:
-        return self.piecewise_cuda_graph and not self.disable_piecewise_cuda_graph
+    def prefill_backend(self) -> Backend:
+        """What prefills and mixed steps are asked to run with."""
+        if self.disable_cuda_graph or self.disable_piecewise_cuda_graph:
+            return Backend.DISABLED
+        return Backend.PIECEWISE if self.piecewise_cuda_graph else Backend(self.cuda_graph_backend_prefill or "disabled")
+
+    @property
+    def decode_backend(self) -> Backend | None:
+        """What steps of nothing but decodes are asked to run with; None: the device's choice."""
+        if self.disable_cuda_graph:
+            return Backend.DISABLED
+        return Backend(self.cuda_graph_backend_decode) if self.cuda_graph_backend_decode else None
 
 
 def resolve(config: EngineConfig, model: ModelConfig, platform: Platform, *, free_bytes: int, page_bytes: int) -> EngineConfig:

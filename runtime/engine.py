@@ -8,7 +8,6 @@ from typing import NamedTuple
 from .cache.kv_cache import KVCache
 from .config import EngineConfig
 from .graph_startup import GraphStartup
-from .messages import EngineInfo
 from .model_runner import ModelRunner
 from .scheduler import Scheduler
 
@@ -17,7 +16,7 @@ class Engine(NamedTuple):
     """`startup` is to be advanced between batches until nothing of it is pending, and stopped at the end."""
 
     scheduler: Scheduler
-    info: EngineInfo
+    runner: ModelRunner
     startup: GraphStartup
 
 
@@ -26,7 +25,7 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> Engine:
     runner = ModelRunner(config, progress=progress)
     startup = GraphStartup(runner)
     if config.startup == "full":
-        startup.complete()
+        startup.complete(progress=progress)
     resolved = runner.config
     assert resolved.chunked_prefill_size and resolved.max_running_requests and resolved.context_length
     seeds = random.Random(config.random_seed)
@@ -38,4 +37,4 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> Engine:
         context_length=resolved.context_length,
         draw_seed=lambda: seeds.getrandbits(64),
     )
-    return Engine(scheduler, runner.info(), startup)
+    return Engine(scheduler, runner, startup)

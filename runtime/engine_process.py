@@ -16,11 +16,20 @@ from typing import Any
 import zmq
 
 from .config import EngineConfig
-from .engine import build_engine
-from .graph_startup import GraphStartup
+from .engine import Engine, build_engine
 from .ipc import decode, encode, open_socket
-from .messages import AbortRequests, CacheFlushed, EngineFailed, EngineReady, FlushCache, FromEngine, GenerateRequest, Shutdown, StepOutput
-from .scheduler import Scheduler
+from .messages import (
+    AbortRequests,
+    CacheFlushed,
+    EngineChanged,
+    EngineFailed,
+    EngineReady,
+    FlushCache,
+    FromEngine,
+    GenerateRequest,
+    Shutdown,
+    StepOutput,
+)
 
 EXIT_USER_ERROR = 2
 _STARTUP_POLL_MS = 20
@@ -32,9 +41,8 @@ _FAREWELL_MS = 2000
 class EngineProcess:
     """Receives messages, steps the scheduler, sends what it delivers."""
 
-    def __init__(self, scheduler: Scheduler, startup: GraphStartup, inbox: Any, outbox: Any) -> None:
-        self._scheduler = scheduler
-        self._startup = startup
+    def __init__(self, engine: Engine, inbox: Any, outbox: Any) -> None:
+        self._scheduler, self._runner, self._startup = engine
         self._inbox = inbox
         self._outbox = outbox
         self._running = True
@@ -46,10 +54,15 @@ class EngineProcess:
                 self._send(self._scheduler.step())
             if self._startup.pending:
                 self._startup.advance()
+                if not self._startup.pending:
+                    self._send(EngineChanged(info=self._runner.info()))
         self._startup.stop()
+        self._runner.close()
 
     def _receive(self) -> None:
         """Take every message that is there; wait for one where there is nothing else to do."""
+        if not self._scheduler.has_work:
+            self._runner.rest()
         patience = 0 if self._scheduler.has_work else _STARTUP_POLL_MS if self._startup.pending else None
         while self._running and self._inbox.poll(patience):
             self._handle(decode(self._inbox.recv_multipart()))
@@ -84,13 +97,13 @@ def main(argv: list[str]) -> int:
     outbox = open_socket(context, zmq.PUSH, argv[2], bind=False)
     outbox.setsockopt(zmq.LINGER, _FAREWELL_MS)
     try:
-        scheduler, info, startup = build_engine(config)
+        engine = build_engine(config)
     except ValueError as error:
         outbox.send_multipart(encode(EngineFailed(message=str(error))))
         return EXIT_USER_ERROR
     else:
-        outbox.send_multipart(encode(EngineReady(info=info)))
-        EngineProcess(scheduler, startup, inbox, outbox).run()
+        outbox.send_multipart(encode(EngineReady(info=engine.runner.info())))
+        EngineProcess(engine, inbox, outbox).run()
         return 0
     finally:
         inbox.close()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..kernels.attention import AttentionBackend
+from ..kernels.attention import AttentionBackend, AttentionMetadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,3 +48,24 @@ def forward_context(context: ForwardContext) -> Iterator[None]:
 def current_context() -> ForwardContext:
     assert _current is not None, "attention ran outside a forward_context"
     return _current
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedAttention:
+    """A model's attention over its KV cache, from which each step gets its context. Fields as in `ForwardContext`."""
+
+    backend: AttentionBackend
+    layers: list[LayerSpec]
+    k_cache: list[torch.Tensor]
+    v_cache: list[torch.Tensor]
+    page_size: int
+
+    def step(self, metadata: AttentionMetadata) -> AbstractContextManager[None]:
+        """The context of a step that `metadata` describes."""
+        return self.planned(self.backend.plan(metadata, self.page_size))
+
+    def planned(self, plan: Any) -> AbstractContextManager[None]:
+        """The context of a step that the backend has planned already."""
+        return forward_context(
+            ForwardContext(backend=self.backend, plan=plan, layers=self.layers, k_cache=self.k_cache, v_cache=self.v_cache)
+        )

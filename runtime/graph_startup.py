@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import logging
 import subprocess
+import sys
 import time
 
+from tqdm import tqdm
+
+from ..compilation.piecewise import PiecewiseForward
+from ..compilation.whole import BreakableForward
 from .compile_process import start
+from .config import Backend
 from .model_runner import ModelRunner
-from .prefill_graph import install, installer
+from .pieces import install, installer
 
 logger = logging.getLogger(__name__)
 
@@ -20,9 +26,12 @@ class GraphStartup:
         self._runner = runner
         self._began = time.perf_counter()
         self._compiling: subprocess.Popen[bytes] | None = None
-        self.pending = runner.graph is not None
-        if self.pending:
+        graphs = runner.graphs
+        self.pending = {graphs.prefill_backend, graphs.decode_backend} != {Backend.DISABLED}
+        if graphs.prefill_backend is Backend.PIECEWISE:
             self._compiling = start(runner.config, runner.model_config, runner.dtype)
+        elif self.pending:
+            self._use(BreakableForward(runner.model) if graphs.prefill_backend is Backend.BREAKABLE else None)
 
     def advance(self) -> None:
         """The next portion: a look at the compiler, or loading the pieces, or one capture."""
@@ -30,16 +39,22 @@ class GraphStartup:
             code = self._compiling.poll()
             if code is not None:
                 self._compiling = None
-                self._load(code)
-        elif self.pending and self._runner.graph is not None and not self._runner.graph.capture_next():
+                self._use(self._load(code))
+        elif self.pending and not self._runner.graphs.capture_next():
             self._finish()
 
-    def complete(self) -> None:
+    def complete(self, *, progress: bool = False) -> None:
         """Do everything now (`--startup full`)."""
         if self._compiling is not None:
             self._compiling.wait()
-        while self.pending:
             self.advance()
+        sizes = self._runner.graphs.num_pending
+        with tqdm(
+            total=sizes, desc="capturing graphs", unit=" sizes", file=sys.stderr, leave=False, disable=not progress or not sizes
+        ) as bar:
+            while self.pending:
+                self.advance()
+                bar.update(sizes - self._runner.graphs.num_pending - bar.n)
 
     def stop(self) -> None:
         """End the compiler, if it still runs."""
@@ -48,25 +63,38 @@ class GraphStartup:
             self._compiling.terminate()
             self._compiling.wait()
 
-    def _load(self, code: int) -> None:
+    def _load(self, code: int) -> PiecewiseForward | BreakableForward | None:
+        """The pieces that the compiler has put into the cache; what steps run as without them."""
         runner = self._runner
-        assert runner.graph is not None
-        if code != 0:
-            self._give_up(f"the compiling process ended with exit code {code}")
-            return
         try:
-            runner.graph.use(install(installer(runner.config, runner.platform), runner.model, runner.model_config, runner.dtype))
+            if code != 0:
+                raise RuntimeError(f"the compiling process ended with exit code {code}")
+            return install(installer(runner.config, runner.platform), runner.model, runner.model_config, runner.dtype)[0]
         except Exception as error:
-            self._give_up(" ".join(str(error).split())[:300])
-
-    def _give_up(self, reason: str) -> None:
-        self.pending = False
+            reason = " ".join(str(error).split())[:300]
+        if runner.platform.graphs_are_real:
+            logger.warning("the model cannot run in pieces (%s); it is recorded as it runs: --cuda-graph-backend-prefill breakable", reason)
+            return BreakableForward(runner.model)
         logger.warning("steps run eagerly: the model cannot run in pieces (%s); --disable-piecewise-cuda-graph spares the attempt", reason)
+        return None
+
+    def _use(self, forward: PiecewiseForward | BreakableForward | None) -> None:
+        try:
+            self._runner.graphs.use(forward)
+        except Exception as error:
+            # Buffers and plans of the graphs take memory too; without them steps stay as they are.
+            logger.warning("steps run eagerly: %s; --disable-cuda-graph spares the attempt", " ".join(str(error).split())[:300])
+            self._finish()
 
     def _finish(self) -> None:
         self.pending = False
-        graph = self._runner.graph
-        assert graph is not None
-        sizes = graph.graphs.captured if graph.graphs is not None else []
+        info = self._runner.graphs.info()
         seconds = time.perf_counter() - self._began
-        logger.info("steps run in %d distinct pieces, %d sizes captured, after %.1f s", graph.num_pieces, len(sizes), seconds)
+        logger.info(
+            "steps run in %d distinct pieces; %d sizes captured in %d graphs of %.0f MiB, after %.1f s",
+            info.distinct_pieces,
+            len(info.prefill_sizes) + len(info.decode_sizes),
+            info.num_graphs,
+            info.graph_bytes / 2**20,
+            seconds,
+        )

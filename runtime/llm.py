@@ -50,9 +50,10 @@ class LLM:
     def __init__(self, model_path: str = "smollm2-135m", *, progress: bool = False, **settings: Any) -> None:
         self.config = EngineConfig(model_path=model_path, **settings)
         self.tokenizer = load_tokenizer(resolve_model_path(model_path), self.config.tokenizer_path)
-        self.scheduler, self.info, startup = build_engine(self.config, progress=progress)
+        self.scheduler, runner, startup = build_engine(self.config, progress=progress)
         # There is no loop here that could bring pieces in between batches.
-        startup.complete()
+        startup.complete(progress=progress)
+        self.info = runner.info()
         self._numbers = count()
 
     def generate(

@@ -100,6 +100,7 @@ class EngineStats:
     piecewise_steps_total: int = 0
     graph_replays_total: int = 0
     padded_tokens_total: int = 0
+    graph_fallbacks_total: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +109,24 @@ class StepOutput:
 
     outputs: list[TokenOutput]
     stats: EngineStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphInfo:
+    """How steps run: what was asked for, and what is there so far.
+
+    `prefill_sizes` in tokens, `decode_sizes` in requests: what is captured. `failed_sizes`: those that run without a graph, and why.
+    """
+
+    prefill_backend: str = "disabled"
+    decode_backend: str = "disabled"
+    distinct_pieces: int = 0
+    prefill_sizes: list[int] = field(default_factory=list)
+    decode_sizes: list[int] = field(default_factory=list)
+    failed_sizes: dict[str, str] = field(default_factory=dict)
+    num_graphs: int = 0
+    graph_bytes: int = 0
+    capture_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +146,19 @@ class EngineInfo:
     weight_bytes: int
     kv_bytes: int
     load_seconds: float
+    graphs: GraphInfo = field(default_factory=GraphInfo)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReady:
     """The engine serves from now on."""
+
+    info: EngineInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineChanged:
+    """Graphs came in, or were given up, since the engine was ready."""
 
     info: EngineInfo
 
@@ -151,4 +178,4 @@ class CacheFlushed:
 
 
 ToEngine = GenerateRequest | AbortRequests | FlushCache | Shutdown
-FromEngine = StepOutput | EngineReady | EngineFailed | CacheFlushed
+FromEngine = StepOutput | EngineReady | EngineChanged | EngineFailed | CacheFlushed

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
 
-from ..kernels.attention import AttentionMetadata
 from ..kernels.detect import detect
 from ..kernels.platform import Platform
 from .batch import Batch
 from .cache.pool import KVPool, KVShape, page_bytes
 from .config import EngineConfig, resolve
-from .forward_context import ForwardContext, forward_context
+from .forward_context import PagedAttention
 from .layers.attention import register_attention
 from .messages import EngineInfo
 from .model_config import ModelConfig
-from .prefill_graph import GraphCounts, PrefillGraph
+from .pieces import seen_lengths
+from .step_graphs import GraphCounts, StepGraphs
 from .weights.loader import load_model
 from .weights.resolve import resolve_model_path
 
 logger = logging.getLogger(__name__)
+
+_KEEP_SECONDS = 60.0
 
 
 class ModelRunner:
@@ -42,20 +43,22 @@ class ModelRunner:
         config = replace(config, page_size=config.page_size or self.platform.default_page_size)
         self.config = self._resolve(config)
         self.pool = self._make_pool()
-        self._layers = self.model.attention_layers()
-        self._backend = self.platform.attention_backend()
-        self.graph = (
-            PrefillGraph(self.model, self.platform, self.config, self._context, self.pool.page_size) if config.runs_in_pieces else None
+        attention = PagedAttention(
+            backend=self.platform.attention_backend(),
+            layers=self.model.attention_layers(),
+            k_cache=self.pool.k,
+            v_cache=self.pool.v,
+            page_size=self.pool.page_size,
         )
+        self.seen_lengths = seen_lengths(self.model_config, self.dtype)
+        self.graphs = StepGraphs(self.model, self.platform, self.config, attention, self.seen_lengths)
         self.vocab_size = self.model_config.vocab_size
         self.eos_token_ids = frozenset(self.model_config.eos_token_ids)
         self._load_seconds = time.perf_counter() - began
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states [T, hidden] of a step; the keys and values of its tokens are written to their slots."""
-        with self._context(batch.metadata):
-            hidden: torch.Tensor = (self.graph or self.model)(batch.input_ids, batch.positions)
-        return hidden
+        return self.graphs(batch)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [N, V] float32 of hidden [N, hidden]."""
@@ -64,7 +67,18 @@ class ModelRunner:
 
     def graph_counts(self) -> GraphCounts:
         """How the steps so far have run."""
-        return self.graph.counts if self.graph is not None else GraphCounts()
+        return self.graphs.counts()
+
+    def rest(self) -> None:
+        """To be called when there is nothing to do: what was learned is kept for the next start, every now and then."""
+        self.close(unless_within=_KEEP_SECONDS)
+
+    def close(self, *, unless_within: float = 0.0) -> None:
+        """Keep what was learned for the next start, unless that was done within so many seconds."""
+        try:
+            self.seen_lengths.save_if_older_than(unless_within)
+        except OSError as error:
+            logger.warning("the lengths of steps are not kept for the next start: %s", error)
 
     def info(self) -> EngineInfo:
         config = self.config
@@ -83,12 +97,7 @@ class ModelRunner:
             weight_bytes=weight_bytes(self.model),
             kv_bytes=self.pool.num_bytes,
             load_seconds=self._load_seconds,
-        )
-
-    def _context(self, metadata: AttentionMetadata) -> AbstractContextManager[None]:
-        plan = self._backend.plan(metadata, self.pool.page_size)
-        return forward_context(
-            ForwardContext(backend=self._backend, plan=plan, layers=self._layers, k_cache=self.pool.k, v_cache=self.pool.v)
+            graphs=self.graphs.info(),
         )
 
     def _dtype(self, name: str) -> torch.dtype:

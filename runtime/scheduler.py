@@ -16,9 +16,9 @@ from .batch import Batch, Scheduled, build_batch
 from .cache.kv_cache import KVCache
 from .logprobs import token_logprobs
 from .messages import EngineStats, FinishReason, GenerateRequest, StepOutput, TokenLogprob, TokenOutput
-from .prefill_graph import GraphCounts
 from .request import Request
 from .sampler import Sampled, sample
+from .step_graphs import GraphCounts
 
 _LOGIT_ROWS = 256
 """Prompt positions whose logits are held at once: 256 rows of a vocabulary of 150,000 take 150 MB."""
@@ -110,6 +110,7 @@ class Scheduler:
             piecewise_steps_total=graphs.piecewise_steps,
             graph_replays_total=graphs.replays,
             padded_tokens_total=graphs.padded_tokens,
+            graph_fallbacks_total=dict(graphs.fallbacks),
             running_requests=len(self._running),
             queued_requests=len(self._waiting),
             kv_tokens_used=self._cache.used_tokens,

@@ -22,6 +22,7 @@ from ..runtime.generation import Generation, GenerationOutput, GenerationRequest
 from ..runtime.messages import (
     AbortRequests,
     CacheFlushed,
+    EngineChanged,
     EngineFailed,
     EngineInfo,
     EngineReady,
@@ -287,6 +288,8 @@ class EngineClient:
                 if not self._stopped:
                     self.state = EngineState.DRAINING if self._draining else EngineState.READY
                     self._ready.set()
+            case EngineChanged(info=info):
+                self.info = info
             case EngineFailed(message=reason):
                 self.failure, self.user_error = reason, True
             case CacheFlushed(freed_tokens=freed):

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ..runtime.generation import GenerationOutput
-from ..runtime.messages import FinishReason
+from ..runtime.messages import FinishReason, GraphInfo
 from .engine_client import Engine, EngineState
 
 PREFIX = "piecework:"
@@ -124,6 +124,18 @@ class _EngineCollector(Collector):
         yield self._counter("num_piecewise_steps", "Batches that were run in compiled pieces.", stats.piecewise_steps_total)
         yield self._counter("num_graph_replays", "Batches that were run by replaying a captured size.", stats.graph_replays_total)
         yield self._counter("num_padded_tokens", "Tokens that were added to batches to reach a captured size.", stats.padded_tokens_total)
+
+        fallbacks = self._counters("num_graph_fallbacks", "Batches that ran without a graph where one was hoped for.", "reason")
+        for reason, count in sorted(stats.graph_fallbacks_total.items()):
+            fallbacks.add_metric([self._metrics.model_name, reason], count)
+        yield fallbacks
+        graphs = self._engine.info.graphs if self._engine.info is not None else GraphInfo()
+        yield self._gauge("num_graphs", "Graphs that are captured.", graphs.num_graphs)
+        yield self._gauge("graph_memory_bytes", "Memory of all graphs.", graphs.graph_bytes)
+        yield self._gauge("graph_capture_seconds", "Time that all captures took.", graphs.capture_seconds)
+
+    def _counters(self, name: str, documentation: str, label: str) -> CounterMetricFamily:
+        return CounterMetricFamily(PREFIX + name, documentation, labels=["model_name", label])
 
     def _gauge(self, name: str, documentation: str, value: float) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, documentation, labels=["model_name"])

@@ -6,7 +6,8 @@ import json
 import shlex
 
 from .. import __version__
-from ..runtime.messages import EngineInfo
+from ..runtime.config import EngineConfig
+from ..runtime.messages import EngineInfo, GraphInfo
 from .args import ServerConfig
 
 _MIB = 2**20
@@ -23,9 +24,27 @@ def summary(config: ServerConfig, info: EngineInfo, port: int, seconds: float, *
         "running limit": f"{info.max_running_requests:,} requests, {config.max_queued_requests:,} more may wait",
         "prefill chunk": f"{info.chunked_prefill_size:,} tokens",
     }
+    if (graphs := _graphs(config.engine, info.graphs)) is not None:
+        rows["graphs"] = graphs
     table = "\n".join(f"  {name:<15} {text}" for name, text in rows.items())
     head = f"piecework {__version__} serves {config.served_model_name} at {url} (ready after {seconds:.1f} s)"
     return f"\n{head}\n{table}\n\n{example(config, url, chat=chat)}\n"
+
+
+def _graphs(config: EngineConfig, graphs: GraphInfo) -> str | None:
+    """Which graphs run steps, or will once they are captured; None where none are asked for."""
+    if graphs.prefill_backend == graphs.decode_backend == "disabled":
+        return None
+    asked = f"prefill {graphs.prefill_backend}, decode {graphs.decode_backend}"
+    if config.startup == "fast":
+        return f"{asked}; brought in while the server answers"
+    sizes = [
+        f"{len(found)} sizes up to {max(found)} {unit}"
+        for found, unit in ((graphs.prefill_sizes, "tokens"), (graphs.decode_sizes, "requests"))
+        if found
+    ]
+    made = [f"{graphs.distinct_pieces} distinct pieces"] * (graphs.distinct_pieces > 0) + sizes
+    return "; ".join([asked, *made, f"{graphs.graph_bytes / _MIB:,.0f} MiB"])
 
 
 def base_url(host: str, port: int) -> str:

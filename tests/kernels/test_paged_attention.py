@@ -108,3 +108,25 @@ def test_new_keys_and_values_are_stored_at_their_slots() -> None:
     run(step, 4, window=None)
     stored = step.k_cache.view(-1, KV_HEADS, HEAD_SIZE)[step.metadata.slot_mapping]
     assert torch.equal(stored, step.new(step.keys))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    past=st.lists(st.integers(0, 20), min_size=1, max_size=5),
+    padding=st.integers(0, 3),
+    page_size=st.sampled_from([1, 4, 16]),
+    window=st.none() | st.integers(1, 12),
+    seed=st.integers(0, 1000),
+)
+def test_a_plan_that_is_updated_in_place(past: list[int], padding: int, page_size: int, window: int | None, seed: int) -> None:
+    """Twice over the same plan: what the first step left behind must not be seen by the second, shorter one."""
+    backend = TorchAttention()
+    plan = backend.capture_plan(8, 21, page_size, torch.device("cpu"))
+    for lens in (past, past[: len(past) // 2 + 1]):
+        step = Step([(1, each) for each in lens], page_size=page_size, heads=4, seed=seed)
+        backend.update_plan(plan, step.metadata)
+        q, k, v = (torch.cat((part, torch.ones(padding, *part.shape[1:]))) for part in (step.q, step.new(step.keys), step.new(step.values)))
+        out = torch.empty_like(q)
+        backend.run(q, k, v, out, step.k_cache, step.v_cache, plan, scale=0.3, window=window)
+        torch.testing.assert_close(out[: len(lens)], step.expected(0.3, window), atol=1e-4, rtol=1e-4)
+        assert out.isfinite().all()

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from recording_platform import RecordingPlatform
 from tiny_models import make_tiny_model
 
 from piecework.compilation import install as compilation_install
 from piecework.compilation.capture import Graphs
 from piecework.compilation.errors import CaptureError, TraceError
-from piecework.runtime import graph_startup
+from piecework.kernels.cpu.platform import CpuPlatform
+from piecework.runtime import graph_startup, model_runner
+from piecework.runtime.config import EngineConfig
 from piecework.runtime.llm import LLM, Completion
 from piecework.runtime.sampling_params import SamplingParams
 
@@ -36,7 +39,7 @@ def in_pieces(path: Path, **settings: Any) -> LLM:
 
 
 def graph_of(llm: LLM) -> Any:
-    return llm.scheduler._runner.graph  # type: ignore[attr-defined]
+    return llm.scheduler._runner.graphs.prefill  # type: ignore[attr-defined]
 
 
 def assert_same(ours: list[Completion], eager: list[Completion]) -> None:
@@ -121,6 +124,96 @@ def test_captures_write_to_no_page_that_a_request_may_hold(tmp_path: Path) -> No
     llm = in_pieces(make_tiny_model(tmp_path / "model"), piecewise_cuda_graph_tokens="4,16,33")
     pool = llm.scheduler._runner.pool  # type: ignore[attr-defined]
     assert all(torch.count_nonzero(part[1:]) == 0 for part in [*pool.k, *pool.v])
+
+
+def lengths_of(llm: LLM) -> Any:
+    return llm.scheduler._runner.seen_lengths  # type: ignore[attr-defined]
+
+
+def test_auto_sizes_are_the_lengths_that_an_earlier_run_has_seen(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "model")
+    first = engine(path)
+    for prompt in PROMPTS:
+        first.generate([prompt], SamplingParams(temperature=0.0, max_new_tokens=1))
+    assert dict(lengths_of(first).counts) == dict.fromkeys(LENGTHS, 1)
+    first.scheduler._runner.close()  # type: ignore[attr-defined]
+    assert in_pieces(path, piecewise_cuda_graph_tokens="auto:3").info.graphs.prefill_sizes == [5, 17, 34]
+
+
+def test_captures_stay_within_the_devices_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Two layers are three graphs a size."""
+    monkeypatch.setattr(CpuPlatform, "graph_budget", 7)
+    llm = in_pieces(make_tiny_model(tmp_path / "model", num_hidden_layers=2), piecewise_cuda_graph_tokens="4,16,33")
+    assert llm.info.graphs.num_graphs == 6
+    assert "2 of 3 sizes are captured: the device holds 7 graphs, a size takes 3" in caplog.text
+
+
+# Devices whose graphs record by address
+
+
+@pytest.fixture
+def recording(monkeypatch: pytest.MonkeyPatch) -> RecordingPlatform:
+    platform = RecordingPlatform()
+    monkeypatch.setattr(model_runner, "detect", lambda name: platform)
+    return platform
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("backend", ["piecewise", "breakable", "disabled"])
+def test_recorded_steps_give_what_eager_gives(tmp_path: Path, architecture: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_tiny_model(tmp_path / "model", architecture)
+    expected = engine(path).generate(PROMPTS, PARAMS)
+    platform = RecordingPlatform()
+    monkeypatch.setattr(model_runner, "detect", lambda name: platform)
+    settings = {"cuda_graph_backend_prefill": backend, "piecewise_cuda_graph_compiler": "eager", "piecewise_cuda_graph_tokens": "4,16,64"}
+    llm = engine(path, context_length=128, cuda_graph_bs="1,4,16", **settings)
+    assert_same(llm.generate(PROMPTS, PARAMS), expected)
+    graphs, stats = llm.info.graphs, llm.scheduler.stats()
+    assert (graphs.prefill_sizes, graphs.decode_sizes) == ([] if backend == "disabled" else [4, 16, 64], [1, 4, 16])
+    assert (graphs.failed_sizes, graphs.distinct_pieces) == ({}, 3 if backend == "piecewise" else 0)
+    # Nine prompts at once are more tokens than the largest size; all their decodes are recorded.
+    assert stats.graph_replays_total >= stats.steps_total - 3
+
+
+def test_a_model_that_cannot_be_traced_is_recorded_as_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recording: RecordingPlatform, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> None:
+        raise TraceError("no way")
+
+    path = make_tiny_model(tmp_path / "model")
+    expected = engine(path, disable_cuda_graph=True).generate(PROMPTS, PARAMS)
+    monkeypatch.setattr(graph_startup, "install", fails)
+    llm = in_pieces(path, piecewise_cuda_graph_tokens="4,16,64", context_length=128)
+    assert_same(llm.generate(PROMPTS, PARAMS), expected)
+    assert llm.info.graphs.prefill_sizes == [4, 16, 64]
+    assert "no way" in caplog.text and "--cuda-graph-backend-prefill breakable" in caplog.text
+
+
+def test_the_largest_size_comes_first_and_then_the_one_that_was_used_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recording: RecordingPlatform
+) -> None:
+    order: list[int] = []
+    capture = Graphs.capture
+    monkeypatch.setattr(Graphs, "capture", lambda graphs, size: (order.append(size), capture(graphs, size))[1])
+    path = make_tiny_model(tmp_path / "model")
+    first = engine(path, disable_cuda_graph=True)
+    for count, length in ((3, 4), (1, 13), (5, 30)):
+        for seed in range(count):
+            first.generate([[(seed + 7 * length + i) % 400 for i in range(length)]], SamplingParams(temperature=0.0, max_new_tokens=1))
+    first.scheduler._runner.close()  # type: ignore[attr-defined]
+    in_pieces(path, piecewise_cuda_graph_tokens="4,8,16,32,64", cuda_graph_backend_decode="disabled")
+    assert order == [64, 32, 4, 16, 8]
+
+
+def test_breakable_on_a_device_without_graphs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--cuda-graph-backend-prefill breakable needs a device that records graphs"):
+        engine(make_tiny_model(tmp_path / "model"), cuda_graph_backend_prefill="breakable")
+
+
+def test_two_prefill_backends_at_once_are_refused() -> None:
+    with pytest.raises(ValueError, match="contradicts --cuda-graph-backend-prefill breakable"):
+        EngineConfig(piecewise_cuda_graph=True, cuda_graph_backend_prefill="breakable")
 
 
 @pytest.mark.slow

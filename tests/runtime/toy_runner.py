@@ -7,8 +7,8 @@ import torch
 
 from piecework.runtime.batch import Batch
 from piecework.runtime.cache.kv_cache import KVCache
-from piecework.runtime.prefill_graph import GraphCounts
 from piecework.runtime.scheduler import Scheduler
+from piecework.runtime.step_graphs import GraphCounts
 
 VOCAB = 101
 EOS = 100
