@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 from http_fixtures import MODEL, client_of, error_of, events, make_app
 from prometheus_client.parser import text_string_to_metric_families
-from scripted_engine import CONTEXT_LENGTH, ScriptedEngine
+from scripted_engine import CONTEXT_LENGTH, INFO, ScriptedEngine
 
 from piecework import __version__
+from piecework.runtime.messages import EngineStats, GraphInfo
 from piecework.server import operations
 from piecework.server.engine_client import EngineState
 
@@ -130,6 +132,17 @@ async def test_metrics_count_what_happened(client: httpx.AsyncClient, scripted: 
     text = (await client.get("/metrics")).text
     assert f'piecework:num_errors_total{{model_name="{MODEL}",type="invalid_request_error"}} 1.0' in text
     assert f'piecework:num_errors_total{{model_name="{MODEL}",type="server_error"}} 1.0' in text
+
+
+async def test_metrics_tell_how_steps_ran(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
+    scripted.stats = EngineStats(
+        piecewise_steps_total=9, graph_replays_total=7, padded_tokens_total=30, graph_fallbacks_total={"too_long": 2}
+    )
+    scripted.info = replace(INFO, graphs=GraphInfo(num_graphs=12, graph_bytes=4096, capture_seconds=1.5))
+    values = await metrics_of(client)
+    assert (values["num_piecewise_steps_total"], values["num_graph_replays_total"], values["num_padded_tokens_total"]) == (9, 7, 30)
+    assert (values["num_graphs"], values["graph_memory_bytes"], values["graph_capture_seconds"]) == (12, 4096, 1.5)
+    assert f'num_graph_fallbacks_total{{model_name="{MODEL}",reason="too_long"}} 2.0' in (await client.get("/metrics")).text
 
 
 async def test_metrics_count_aborted_sequences(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:

@@ -44,6 +44,20 @@ def test_health_tells_loading_from_ready_and_the_summary_what_is_served(model: s
     assert "Traceback" not in err
 
 
+def test_graphs_show_in_the_summary_and_in_server_info(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path))
+    flags = ["--piecewise-cuda-graph", "--piecewise-cuda-graph-compiler", "eager", "--piecewise-cuda-graph-tokens", "4,8"]
+    with ready(model, *flags, "--cuda-graph-backend-decode", "full", "--cuda-graph-bs", "1,2", "--startup", "full") as server:
+        graphs = server.client.get("/server_info").json()["graphs"]
+        assert server.client.post("/v1/completions", json=PROMPT).status_code == 200
+        metrics = server.client.get("/metrics").text
+        server.process.send_signal(signal.SIGINT)
+        _, out, _ = server.finish()
+    assert (graphs["prefill_sizes"], graphs["decode_sizes"], graphs["distinct_pieces"]) == ([4, 8], [1, 2], 3)
+    assert "prefill piecewise, decode full; 3 distinct pieces; 2 sizes up to 8 tokens; 2 sizes up to 2 requests" in out
+    assert "num_graph_replays_total" in metrics and 'num_graph_replays_total{model_name="tiny"} 0.0' not in metrics
+
+
 def test_a_signal_lets_running_requests_finish_and_takes_no_new_ones(model: str) -> None:
     with ready(model) as server, server.stream() as lines:
         server.process.send_signal(signal.SIGTERM)
