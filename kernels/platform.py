@@ -10,6 +10,7 @@ import torch
 
 from .attention import AttentionBackend
 from .graph import Graph, weak_ref_tensor
+from .paged_attention import TorchAttention
 
 
 class MemoryInfo(NamedTuple):
@@ -34,6 +35,8 @@ class Platform:
     default_mem_fraction: float = 0.88
     piece_compilers: tuple[str, ...] = ("inductor", "eager")
     """How pieces of a model may be compiled; the first is the default."""
+    attention_backends: tuple[str, ...] = ("torch",)
+    """How attention may be computed; the first is the default."""
     graphs_are_real: bool = True
     """Whether a graph records what is launched. If not, it can only call work again, and must know it as a callable."""
     graph_budget: int | None = None
@@ -72,8 +75,18 @@ class Platform:
     def synchronize(self) -> None:
         """Wait until everything that was launched has run."""
 
-    def attention_backend(self) -> AttentionBackend:
-        raise NotImplementedError
+    def attention_backend(self, name: str = "auto") -> AttentionBackend:
+        """The backend of this name, auto being the default. Raises `ValueError` with a remedy where this machine has none such."""
+        wanted = self.attention_backends[0] if name == "auto" else name
+        if wanted not in self.attention_backends:
+            raise ValueError(
+                f"--attention-backend {name} is not to be had on {self.device_type}; choose {', '.join(self.attention_backends)}"
+            )
+        return self.make_attention_backend(wanted)
+
+    def make_attention_backend(self, name: str) -> AttentionBackend:
+        """The backend `name`, one of `attention_backends`."""
+        return TorchAttention()
 
     def graph(self) -> Graph:
         """A new graph with nothing recorded."""

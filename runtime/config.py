@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from .model_config import ModelConfig
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
-DEVICES = ("auto", "cpu")
+DEVICES = ("auto", "cuda", "cpu")
+ATTENTION_BACKENDS = ("auto", "triton", "torch")
 PIECE_COMPILERS = ("eager", "inductor")
 STARTUPS = ("fast", "full")
 
@@ -48,6 +49,7 @@ _POSITIVE = (
 _CHOICES = {
     "dtype": DTYPES,
     "device": DEVICES,
+    "attention_backend": ATTENTION_BACKENDS,
     "startup": STARTUPS,
     "piecewise_cuda_graph_compiler": PIECE_COMPILERS,
     "cuda_graph_backend_prefill": PREFILL_BACKENDS,
@@ -80,6 +82,9 @@ class EngineConfig:
         "auto", "number format of weights, activations and KV cache; auto: the model's, on CPU bfloat16", group=MODEL, choices=DTYPES
     )
     device: str = option("auto", "where the model runs", group=MODEL, choices=DEVICES)
+    attention_backend: str = option(
+        "auto", "what computes attention; auto: triton on a GPU, else torch", group=MODEL, choices=ATTENTION_BACKENDS
+    )
     context_length: int | None = option(None, "longest prompt plus output, in tokens; default: the model's own", group=MODEL, metavar="N")
     mem_fraction_static: float | None = option(
         None,

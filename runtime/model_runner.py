@@ -34,6 +34,7 @@ class ModelRunner:
         began = time.perf_counter()
         self.platform: Platform = detect(config.device)
         self.platform.set_up(config.num_threads)
+        attention_backend = self.platform.attention_backend(config.attention_backend)
         register_attention(self.platform.dispatch_key)
         self.device = self.platform.device()
         self.slot_dtype = self.platform.slot_dtype
@@ -44,7 +45,7 @@ class ModelRunner:
         self.config = self._resolve(config)
         self.pool = self._make_pool()
         attention = PagedAttention(
-            backend=self.platform.attention_backend(),
+            backend=attention_backend,
             layers=self.model.attention_layers(),
             k_cache=self.pool.k,
             v_cache=self.pool.v,

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
+import torch
 from hypothesis import settings
 
 _TESTS = Path(__file__).parent
 # Test files import their helper modules (toy_runner, tiny_models, ...) by plain name.
-sys.path[:0] = [str(_TESTS), str(_TESTS / "runtime"), str(_TESTS / "runtime" / "weights"), str(_TESTS / "server")]
+sys.path[:0] = [str(_TESTS), str(_TESTS / "kernels"), str(_TESTS / "runtime"), str(_TESTS / "runtime" / "weights"), str(_TESTS / "server")]
+
+# Read when triton is imported: without a GPU its kernels run in its interpreter.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A busy machine makes no test fail, and the same commit gives the same result; `--hypothesis-profile=explore` looks further.
 settings.register_profile("steady", deadline=None, derandomize=True, database=None)

@@ -11,8 +11,6 @@ import numpy as np
 import psutil
 import torch
 
-from ..attention import AttentionBackend
-from ..paged_attention import TorchAttention
 from ..platform import MemoryInfo, Platform
 from . import packed_linear
 from .graph import CpuGraph, CpuGraphPool
@@ -57,9 +55,6 @@ class CpuPlatform(Platform):
 
     def pack_linear_weight(self, weight: torch.Tensor) -> torch.Tensor:
         return packed_linear.pack(weight)
-
-    def attention_backend(self) -> AttentionBackend:
-        return TorchAttention()
 
     def graph(self) -> CpuGraph:
         return CpuGraph()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ class CudaPlatform(Platform):
     dispatch_key = "CUDA"
     # Pieces as they are traced start at once; compiled ones are faster, and take a minute on the first start.
     piece_compilers = ("eager", "inductor")
+    attention_backends = ("triton", "torch") if find_spec("triton") else ("torch",)
 
     def device(self) -> torch.device:
         return torch.device("cuda", torch.cuda.current_device())
@@ -33,8 +35,12 @@ class CudaPlatform(Platform):
     def synchronize(self) -> None:
         torch.cuda.synchronize()
 
-    def attention_backend(self) -> AttentionBackend:
-        return TorchAttention()
+    def make_attention_backend(self, name: str) -> AttentionBackend:
+        if name == "torch":
+            return TorchAttention()
+        from ..triton.attention import TritonAttention
+
+        return TritonAttention()
 
     def graph(self) -> DeviceGraph:
         # Only this thread's calls are restricted during a capture: others may copy and allocate meanwhile.

@@ -10,9 +10,7 @@ from typing import Any
 
 import torch
 
-from ..attention import AttentionBackend
 from ..graph import DeviceGraph, side_stream
-from ..paged_attention import TorchAttention
 from ..platform import MemoryInfo, Platform
 
 
@@ -45,9 +43,6 @@ class NpuPlatform(Platform):
 
     def synchronize(self) -> None:
         torch.npu.synchronize()
-
-    def attention_backend(self) -> AttentionBackend:
-        return TorchAttention()
 
     def graph(self) -> DeviceGraph:
         return DeviceGraph(torch.npu.NPUGraph(), torch.npu.stream, "thread_local")

@@ -1,0 +1,253 @@
+"""Paged attention in Triton: the backend of GPUs that needs nothing but torch.
+
+Shapes as in `kernels.attention`: T tokens, B requests, H query heads, K key/value heads, D head size, S tokens in a page.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ..attention import AttentionMetadata
+from ..staging import to_device
+from .attention_kernels import combine_kernel, decode_kernel, prefill_kernel, store_kernel
+
+MAX_SPLITS = 32
+_PROGRAMS_PER_PROCESSOR = 2
+"""Decode programs that a multiprocessor should have at least; keys are split until there are as many."""
+_SPLIT_TOKENS = 128
+"""A split of fewer keys costs more to combine than it saves."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TritonPlan:
+    """What the layers of a step share, on the device, int32 unless said otherwise.
+
+    `slots` [T] and `block_table` [B, pages] int64 or int32. `query_starts` [B + 1]; `seq_lens` [B]. `rows`, `requests`
+    [decodes]: where a decode's token stands in the step, and whose it is. `longest`: tokens of the longest sequence
+    that is decoded. `fixed`: the plan lives on for other steps; the number of decodes is then that of the queries.
+    """
+
+    slots: torch.Tensor
+    block_table: torch.Tensor
+    query_starts: torch.Tensor
+    seq_lens: torch.Tensor
+    rows: torch.Tensor
+    requests: torch.Tensor
+    prefills: list[tuple[int, int]]
+    """(request, new tokens) of each that has several."""
+    longest: int
+    page_size: int
+    fixed: bool = False
+    tiles: dict[int, torch.Tensor] = field(default_factory=dict)
+    """By tokens in a tile: what each prefill program computes, [tiles, 2]."""
+
+
+class Blocks(NamedTuple):
+    """Rows and keys of a tile."""
+
+    rows: int
+    keys: int
+
+
+class TritonAttention:
+    """Stores keys and values, then one kernel for prefills and one, or two, for decodes.
+
+    `blocks`, `num_splits`: sizes to use instead of those that suit the shapes.
+    """
+
+    def __init__(self, *, blocks: Blocks | None = None, num_splits: int | None = None) -> None:
+        self._blocks = blocks
+        self._num_splits = num_splits
+
+    def plan(self, metadata: AttentionMetadata, page_size: int) -> TritonPlan:
+        query_lens, seq_lens = np.array(metadata.query_lens, np.int32), np.array(metadata.seq_lens, np.int32)
+        starts = np.zeros(len(query_lens) + 1, np.int32)
+        query_lens.cumsum(out=starts[1:])
+        decodes = np.flatnonzero(query_lens == 1).astype(np.int32)
+        prefills = np.flatnonzero(query_lens > 1)
+        tensors = to_device([starts, seq_lens, starts[:-1][decodes], decodes], metadata.block_table.device)
+        return TritonPlan(
+            slots=metadata.slot_mapping,
+            block_table=metadata.block_table,
+            query_starts=tensors[0],
+            seq_lens=tensors[1],
+            rows=tensors[2],
+            requests=tensors[3],
+            prefills=list(zip(prefills.tolist(), query_lens[prefills].tolist(), strict=True)),
+            longest=int(seq_lens[decodes].max(initial=0)),
+            page_size=page_size,
+        )
+
+    def capture_plan(self, max_batch_size: int, max_pages: int, page_size: int, device: torch.device) -> TritonPlan:
+        places = torch.arange(max_batch_size, dtype=torch.int32, device=device)
+        return TritonPlan(
+            slots=torch.full((max_batch_size,), -1, dtype=torch.int64, device=device),
+            block_table=torch.zeros(max_batch_size, max_pages, dtype=torch.int64, device=device),
+            query_starts=torch.arange(max_batch_size + 1, dtype=torch.int32, device=device),
+            seq_lens=torch.zeros(max_batch_size, dtype=torch.int32, device=device),
+            rows=places,
+            requests=places,
+            prefills=[],
+            longest=max_pages * page_size,
+            page_size=page_size,
+            fixed=True,
+        )
+
+    def update_plan(self, plan: TritonPlan, metadata: AttentionMetadata) -> None:
+        count, width = len(metadata.seq_lens), min(metadata.block_table.shape[1], plan.block_table.shape[1])
+        assert plan.fixed and all(length == 1 for length in metadata.query_lens), "a recorded plan takes decodes only"
+        assert count <= len(plan.slots) and max(metadata.seq_lens) <= plan.longest, "the step is larger than the plan"
+        lens = np.zeros(len(plan.seq_lens), np.int32)
+        lens[:count] = metadata.seq_lens
+        plan.seq_lens.copy_(to_device([lens], plan.seq_lens.device)[0])
+        plan.block_table[:count, :width].copy_(metadata.block_table[:, :width])
+        plan.slots[:count].copy_(metadata.slot_mapping)
+        plan.slots[count:].fill_(-1)
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        plan: TritonPlan,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> None:
+        assert q.stride(-1) == k.stride(-1) == v.stride(-1) == out.stride(-1) == k_cache.stride(-1) == 1
+        assert k_cache.stride() == v_cache.stride()
+        # A fixed plan may have more places than this graph has queries; a step that is padded, more queries than tokens.
+        num_new = min(len(plan.slots), len(q))
+        num_decodes = len(q) if plan.fixed else len(plan.rows)
+        _store(k, v, k_cache, v_cache, plan.slots[:num_new])
+        layer = _Layer(q, out, k_cache, v_cache, plan, scale * math.log2(math.e), window or 0)
+        if plan.prefills:
+            _prefill(layer, self._blocks or _prefill_blocks(layer))
+        if num_decodes:
+            blocks = self._blocks or _decode_blocks(layer)
+            splits = self._num_splits or _num_splits(num_decodes * k_cache.shape[2], _longest(plan, window), q.device)
+            _decode(layer, num_decodes, blocks, splits)
+
+
+class _Layer(NamedTuple):
+    """The arguments of one `run`; `scale` for base 2, `window` 0 for none."""
+
+    q: torch.Tensor
+    out: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    plan: TritonPlan
+    scale: float
+    window: int
+
+    @property
+    def group(self) -> int:
+        return self.q.shape[1] // self.k_cache.shape[2]
+
+    @property
+    def head_block(self) -> int:
+        """Head size as a block: a power of two that a matrix instruction takes."""
+        return max(16, _power_of_2(self.q.shape[2]))
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        cache, table = self.k_cache.stride()[:3], self.plan.block_table.stride(0)
+        return (self.q.stride(0), self.q.stride(1), self.out.stride(0), self.out.stride(1), *cache, table)
+
+
+def _store(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor) -> None:
+    kv_heads, head_size = k.shape[1:]
+    if not len(slots):
+        return
+    store_kernel[(len(slots),)](
+        k, v, k_cache, v_cache, slots, *k.stride()[:2], *v.stride()[:2], *k_cache.stride()[:3],
+        KV_HEADS=kv_heads, HEAD=head_size, BLOCK=_power_of_2(kv_heads * head_size), PAGE=k_cache.shape[1], num_warps=4,
+    )  # fmt: skip
+
+
+def _prefill(layer: _Layer, blocks: Blocks) -> None:
+    plan, head_size = layer.plan, layer.q.shape[2]
+    group_pad = _power_of_2(layer.group)
+    block_m = max(blocks.rows, group_pad)
+    tiles = _tiles(plan, block_m // group_pad)
+    prefill_kernel[(len(tiles), layer.k_cache.shape[2])](
+        layer.q, layer.out, layer.k_cache, layer.v_cache, tiles, plan.query_starts, plan.seq_lens, plan.block_table,
+        *layer.strides, layer.scale,
+        GROUP=layer.group, GROUP_PAD=group_pad, HEAD=head_size, BLOCK_M=block_m, BLOCK_N=blocks.keys, BLOCK_D=layer.head_block,
+        PAGE=plan.page_size, WINDOW=layer.window, PRECISION="ieee", num_warps=8 if block_m >= 128 else 4, num_stages=2,
+    )  # fmt: skip
+
+
+def _decode(layer: _Layer, count: int, blocks: Blocks, splits: int) -> None:
+    plan, (_, heads, head_size) = layer.plan, layer.q.shape
+    direct = splits == 1
+    # Without splits the kernel touches neither.
+    partial = layer.out if direct else layer.q.new_empty(count, heads, splits, head_size, dtype=torch.float32)
+    partial_lse = layer.out if direct else layer.q.new_empty(count, heads, splits, dtype=torch.float32)
+    decode_kernel[(count, layer.k_cache.shape[2], splits)](
+        layer.q, layer.out, partial, partial_lse, layer.k_cache, layer.v_cache, plan.rows, plan.requests, plan.seq_lens,
+        plan.block_table, *layer.strides, layer.scale, heads, splits,
+        GROUP=layer.group, BLOCK_M=max(16, _power_of_2(layer.group)), HEAD=head_size, BLOCK_N=blocks.keys,
+        BLOCK_D=layer.head_block, PAGE=plan.page_size, WINDOW=layer.window, DIRECT=direct, PRECISION="ieee", num_warps=4, num_stages=2,
+    )  # fmt: skip
+    if not direct:
+        combine_kernel[(count, heads)](
+            partial, partial_lse, layer.out, plan.rows, layer.out.stride(0), layer.out.stride(1), heads, splits,
+            HEAD=head_size, BLOCK_D=layer.head_block, MAX_SPLITS=MAX_SPLITS, num_warps=4,
+        )  # fmt: skip
+
+
+def _tiles(plan: TritonPlan, tokens: int) -> torch.Tensor:
+    """[tiles, 2] int32: (request, first of its new tokens) of every tile; longest prompts first, so that the last to end are short."""
+    tiles = plan.tiles.get(tokens)
+    if tiles is None:
+        parts = [
+            np.stack(np.broadcast_arrays(np.int32(request), np.arange(0, new, tokens, dtype=np.int32)), 1) for request, new in plan.prefills
+        ]
+        every = np.concatenate(parts)
+        # The later a tile in its prompt, the more keys it reads.
+        every = np.ascontiguousarray(every[np.argsort(-every[:, 1], kind="stable")])
+        tiles = plan.tiles[tokens] = to_device([every], plan.seq_lens.device)[0]
+    return tiles
+
+
+def _prefill_blocks(layer: _Layer) -> Blocks:
+    """Tiles that fill the matrix units and stay within a multiprocessor's shared memory."""
+    if layer.q.element_size() == 4:
+        return Blocks(32, 32)
+    rows = max(new for _, new in layer.plan.prefills) * _power_of_2(layer.group)
+    return Blocks(128 if rows >= 128 else 64, 64 if layer.head_block <= 128 else 32)
+
+
+def _decode_blocks(layer: _Layer) -> Blocks:
+    return Blocks(16, 32 if layer.q.element_size() == 4 or layer.head_block > 128 else 64)
+
+
+def _longest(plan: TritonPlan, window: int | None) -> int:
+    return plan.longest if window is None else min(plan.longest, window)
+
+
+def _num_splits(programs: int, longest: int, device: torch.device) -> int:
+    """A power of two: enough programs for every multiprocessor, and no split much shorter than it pays."""
+    wanted = min(_PROGRAMS_PER_PROCESSOR * _processors(device) / programs, longest / _SPLIT_TOKENS, MAX_SPLITS)
+    return 1 << max(0, math.floor(math.log2(max(wanted, 1))))
+
+
+def _power_of_2(number: int) -> int:
+    """The smallest that is not below `number`, at least 1."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count

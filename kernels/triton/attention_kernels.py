@@ -1,0 +1,287 @@
+"""Triton kernels of paged attention: storing keys and values, prefill over a prefix, decode split over the keys.
+
+T tokens, B requests, H query heads, K key/value heads, D head size, S tokens in a page. The query heads that share a
+key/value head (`GROUP` = H / K of them) are rows of one tile, so each key is read once for all of them. Softmax runs
+online in base 2 (arXiv:2205.14135); a split of the keys leaves its partial sum and the logarithm of its weight
+(arXiv:2311.01282). Offsets into the cache are 64 bits wide: it may hold more than 2^31 numbers.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def store_kernel(
+    k,
+    v,
+    k_cache,
+    v_cache,
+    slots,
+    k_stride_t,
+    k_stride_h,
+    v_stride_t,
+    v_stride_h,
+    page_stride,
+    slot_stride,
+    head_stride,
+    KV_HEADS: tl.constexpr,
+    HEAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PAGE: tl.constexpr,
+):
+    """Program t copies k[t], v[t] [K, D] to slot `slots[t]`; a negative slot is nobody's, and nothing is stored."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token).to(tl.int64)
+    index = tl.arange(0, BLOCK)
+    head = index // HEAD
+    dim = index % HEAD
+    live = (index < KV_HEADS * HEAD) & (slot >= 0)
+    slot = tl.maximum(slot, 0)
+    target = (slot // PAGE) * page_stride + (slot % PAGE) * slot_stride + head * head_stride + dim
+    tl.store(k_cache + target, tl.load(k + token * k_stride_t + head * k_stride_h + dim, mask=live, other=0.0), mask=live)
+    tl.store(v_cache + target, tl.load(v + token * v_stride_t + head * v_stride_h + dim, mask=live, other=0.0), mask=live)
+
+
+@triton.jit
+def _attend(
+    total,
+    peak,
+    weight,
+    query,
+    position,
+    k_head,
+    v_head,
+    pages,
+    low,
+    high,
+    page_stride,
+    slot_stride,
+    scale_log2,
+    HEAD: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PAGE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Take the keys [low, high) into the running sum `total` [M, D] with its `peak` and `weight` [M]; `query` [M, D] at `position` [M].
+
+    `WINDOW` 0: all keys up to the position. Without `MASKED`, the caller knows that every query sees all these keys
+    and that their number is a multiple of `BLOCK_N`.
+    """
+    dim = tl.arange(0, BLOCK_D)
+    for first in range(low, high, BLOCK_N):
+        key = first + tl.arange(0, BLOCK_N)
+        inside = key < high
+        page = tl.load(pages + key // PAGE, mask=inside, other=0).to(tl.int64)
+        offset = page * page_stride + (key % PAGE) * slot_stride
+        readable = inside[:, None] & (dim < HEAD)[None, :]
+        keys = tl.load(k_head + offset[:, None] + dim[None, :], mask=readable, other=0.0)
+        score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale_log2
+        if MASKED:
+            visible = (key[None, :] <= position[:, None]) & inside[None, :]
+            if WINDOW > 0:
+                visible = visible & (key[None, :] > position[:, None] - WINDOW)
+            score = tl.where(visible, score, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(score, 1))
+        # A row that has seen no key yet has the peak -inf, and -inf - -inf is no number.
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        share = tl.exp2(score - base[:, None])
+        fade = tl.exp2(peak - base)
+        weight = weight * fade + tl.sum(share, 1)
+        values = tl.load(v_head + offset[:, None] + dim[None, :], mask=readable, other=0.0)
+        total = total * fade[:, None] + tl.dot(share.to(values.dtype), values, input_precision=PRECISION)
+        peak = new_peak
+    return total, peak, weight
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def prefill_kernel(
+    q,
+    out,
+    k_cache,
+    v_cache,
+    tiles,
+    query_starts,
+    seq_lens,
+    block_table,
+    q_stride_t,
+    q_stride_h,
+    out_stride_t,
+    out_stride_h,
+    page_stride,
+    slot_stride,
+    head_stride,
+    table_stride,
+    scale_log2,
+    GROUP: tl.constexpr,
+    GROUP_PAD: tl.constexpr,
+    HEAD: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PAGE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Program (tile, kv head): `BLOCK_M / GROUP_PAD` tokens of one request, each with its GROUP heads, over all keys before them.
+
+    tiles [.., 2]: the request and the first of its new tokens.
+    """
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    request = tl.load(tiles + 2 * tile)
+    first = tl.load(tiles + 2 * tile + 1)
+    start = tl.load(query_starts + request)
+    query_len = tl.load(query_starts + request + 1) - start
+    seq_len = tl.load(seq_lens + request)
+    past = seq_len - query_len
+
+    row = tl.arange(0, BLOCK_M)
+    dim = tl.arange(0, BLOCK_D)
+    token = first + row // GROUP_PAD
+    head = kv_head * GROUP + row % GROUP_PAD
+    live = (token < query_len) & (row % GROUP_PAD < GROUP)
+    live = live[:, None] & (dim < HEAD)[None, :]
+    step_row = (start + token).to(tl.int64)
+    query = tl.load(q + step_row[:, None] * q_stride_t + head[:, None] * q_stride_h + dim[None, :], mask=live, other=0.0)
+    position = past + token
+
+    high = past + tl.minimum(first + BLOCK_M // GROUP_PAD, query_len)
+    low = 0
+    clear = ((past + first + 1) // BLOCK_N) * BLOCK_N
+    if WINDOW > 0:
+        low = tl.maximum(past + first - WINDOW + 1, 0)
+        clear = low
+    pages = block_table + request.to(tl.int64) * table_stride
+    k_head = k_cache + kv_head * head_stride
+    v_head = v_cache + kv_head * head_stride
+    total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    weight = tl.zeros([BLOCK_M], tl.float32)
+    if WINDOW == 0:
+        total, peak, weight = _attend(
+            total, peak, weight, query, position, k_head, v_head, pages, low, clear, page_stride, slot_stride, scale_log2,
+            HEAD, BLOCK_D, BLOCK_N, PAGE, WINDOW, False, PRECISION,
+        )  # fmt: skip
+    total, peak, weight = _attend(
+        total, peak, weight, query, position, k_head, v_head, pages, clear, high, page_stride, slot_stride, scale_log2,
+        HEAD, BLOCK_D, BLOCK_N, PAGE, WINDOW, True, PRECISION,
+    )  # fmt: skip
+    result = total / tl.where(weight == 0.0, 1.0, weight)[:, None]
+    target = out + step_row[:, None] * out_stride_t + head[:, None] * out_stride_h + dim[None, :]
+    tl.store(target, result.to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit(do_not_specialize=["table_stride", "num_splits"])
+def decode_kernel(
+    q,
+    out,
+    partial,
+    partial_lse,
+    k_cache,
+    v_cache,
+    rows,
+    requests,
+    seq_lens,
+    block_table,
+    q_stride_t,
+    q_stride_h,
+    out_stride_t,
+    out_stride_h,
+    page_stride,
+    slot_stride,
+    head_stride,
+    table_stride,
+    scale_log2,
+    num_heads,
+    num_splits,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    HEAD: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PAGE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    DIRECT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Program (decode, kv head, split): one token with its GROUP heads over the split's share of the keys.
+
+    rows, requests [N]: where the token stands in the step, and whose it is. `DIRECT`: the one split's result goes to
+    `out`; else to `partial` [N, H, num_splits, D] and `partial_lse` [N, H, num_splits], both float32.
+    """
+    decode = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    step_row = tl.load(rows + decode).to(tl.int64)
+    request = tl.load(requests + decode).to(tl.int64)
+    seq_len = tl.load(seq_lens + request)
+
+    row = tl.arange(0, BLOCK_M)
+    dim = tl.arange(0, BLOCK_D)
+    head = kv_head * GROUP + row
+    live = (row < GROUP)[:, None] & (dim < HEAD)[None, :]
+    query = tl.load(q + step_row * q_stride_t + head[:, None] * q_stride_h + dim[None, :], mask=live, other=0.0)
+
+    begin = seq_len * 0
+    if WINDOW > 0:
+        begin = tl.maximum(seq_len - WINDOW, 0)
+    share = tl.cdiv(tl.cdiv(seq_len - begin, BLOCK_N), num_splits) * BLOCK_N
+    low = begin + split * share
+    high = tl.minimum(low + share, seq_len)
+    position = tl.zeros([BLOCK_M], tl.int32) + (seq_len - 1)
+    total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    weight = tl.zeros([BLOCK_M], tl.float32)
+    total, peak, weight = _attend(
+        total, peak, weight, query, position, k_cache + kv_head * head_stride, v_cache + kv_head * head_stride,
+        block_table + request * table_stride, low, high, page_stride, slot_stride, scale_log2,
+        HEAD, BLOCK_D, BLOCK_N, PAGE, 0, True, PRECISION,
+    )  # fmt: skip
+    result = total / tl.where(weight == 0.0, 1.0, weight)[:, None]
+    if DIRECT:
+        target = out + step_row * out_stride_t + head[:, None] * out_stride_h + dim[None, :]
+        tl.store(target, result.to(out.dtype.element_ty), mask=live)
+    else:
+        place = ((decode.to(tl.int64) * num_heads + head) * num_splits) + split
+        tl.store(partial + place[:, None] * HEAD + dim[None, :], result, mask=live)
+        # A split without a key has the peak -inf, and so no weight.
+        tl.store(partial_lse + place, peak + tl.log2(tl.where(weight == 0.0, 1.0, weight)), mask=row < GROUP)
+
+
+@triton.jit(do_not_specialize=["num_splits"])
+def combine_kernel(
+    partial,
+    partial_lse,
+    out,
+    rows,
+    out_stride_t,
+    out_stride_h,
+    num_heads,
+    num_splits,
+    HEAD: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+):
+    """Program (decode, head): the splits' results, each by its weight."""
+    decode = tl.program_id(0)
+    head = tl.program_id(1)
+    split = tl.arange(0, MAX_SPLITS)
+    dim = tl.arange(0, BLOCK_D)
+    live = split < num_splits
+    place = (decode.to(tl.int64) * num_heads + head) * num_splits + split
+    lse = tl.load(partial_lse + place, mask=live, other=float("-inf"))
+    peak = tl.max(lse, 0)
+    base = tl.where(peak == float("-inf"), 0.0, peak)
+    share = tl.exp2(lse - base)
+    readable = live[:, None] & (dim < HEAD)[None, :]
+    results = tl.load(partial + place[:, None] * HEAD + dim[None, :], mask=readable, other=0.0)
+    weight = tl.sum(share, 0)
+    result = tl.sum(results * share[:, None], 0) / tl.where(weight == 0.0, 1.0, weight)
+    step_row = tl.load(rows + decode).to(tl.int64)
+    target = out + step_row * out_stride_t + head * out_stride_h + dim
+    tl.store(target, result.to(out.dtype.element_ty), mask=dim < HEAD)
