@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import nullcontext
 from dataclasses import asdict
 
 import torch
 from torch import nn
 
 from ..compilation.cache import CompileCache, cache_folder
-from ..compilation.compiler import piece_compiler
+from ..compilation.compiler import InductorCompiler, piece_compiler
 from ..compilation.histogram import LengthHistogram
 from ..compilation.install import Installer, InstallReport, Progress
 from ..compilation.piecewise import PiecewiseForward
+from ..kernels import ops
 from ..kernels.platform import Platform
 from .config import EngineConfig
 from .model_config import ModelConfig
@@ -38,8 +40,9 @@ def install(found: Installer, model: nn.Module, model_config: ModelConfig, dtype
     """The model's forward in pieces: from the cache where it is there, else traced and compiled into it. Raises `TraceError`."""
     device = found.platform.device()
     example = [torch.arange(_TRACE_TOKENS, device=device), torch.arange(_TRACE_TOKENS, device=device)]
-    with torch.no_grad():
-        return found.install(model, example, model_key=model_key(model_config, dtype))
+    looks_inside = isinstance(found.compiler, InductorCompiler)
+    with torch.no_grad(), ops.plain_torch() if looks_inside else nullcontext():
+        return found.install(model, example, model_key=f"{model_key(model_config, dtype)} {'plain' if looks_inside else 'own'} ops")
 
 
 def model_key(model_config: ModelConfig, dtype: torch.dtype) -> str:

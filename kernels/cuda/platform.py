@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .. import ops
 from ..attention import AttentionBackend
 from ..graph import DeviceGraph, side_stream
 from ..paged_attention import TorchAttention
@@ -22,6 +23,12 @@ class CudaPlatform(Platform):
     # Pieces as they are traced start at once; compiled ones are faster, and take a minute on the first start.
     piece_compilers = ("eager", "inductor")
     attention_backends = ("triton", "torch") if find_spec("triton") else ("torch",)
+
+    def __init__(self) -> None:
+        if find_spec("triton"):
+            from ..triton import ops as triton_ops
+
+            ops.register(self.device_type, triton_ops)
 
     def device(self) -> torch.device:
         return torch.device("cuda", torch.cuda.current_device())

@@ -7,14 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_steps import Step
+from triton_interpreter import DEVICE
 
 from piecework.kernels.attention import AttentionMetadata, GraphAttention
-
-pytest.importorskip("triton", reason="Triton is not installed")
-
 from piecework.kernels.triton.attention import Blocks, TritonAttention
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = Blocks(16, 16)
 """Tiles so small that short sequences have many."""
 

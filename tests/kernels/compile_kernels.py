@@ -1,0 +1,74 @@
+"""Compiles every Triton kernel for GPUs that need not be there: `compile_kernels.py CAPABILITY ...` (80, 90, 100); prints what each takes.
+
+Runs as a process of its own, because Triton decides once whether its kernels are interpreted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from piecework.kernels.triton import attention_kernels as attention
+from piecework.kernels.triton import op_kernels as ops
+
+_POINTERS = {
+    **dict.fromkeys(("q", "k", "v", "out", "k_cache", "v_cache", "x", "weight", "residual", "total", "cos", "signed_sin"), "*bf16"),
+    **dict.fromkeys(("slots", "block_table"), "*i64"),
+    **dict.fromkeys(("tiles", "query_starts", "seq_lens", "rows", "requests"), "*i32"),
+    **dict.fromkeys(("partial", "partial_lse"), "*fp32"),
+}
+_FLOATS = ("scale_log2", "eps")
+_HEADS = {"GROUP": 4, "HEAD": 128, "BLOCK_D": 128, "PAGE": 16, "PRECISION": "ieee"}
+KERNELS: list[tuple[Any, dict[str, Any], dict[str, int]]] = [
+    (attention.store_kernel, {"KV_HEADS": 8, "HEAD": 128, "BLOCK": 1024, "PAGE": 16}, {"num_warps": 4}),
+    *(
+        (
+            attention.prefill_kernel,
+            _HEADS | {"GROUP_PAD": 4, "BLOCK_M": rows, "BLOCK_N": 64, "WINDOW": window},
+            {"num_warps": rows // 16, "num_stages": 2},
+        )
+        for rows, window in ((128, 0), (64, 4096))
+    ),
+    *(
+        (
+            attention.decode_kernel,
+            _HEADS | {"BLOCK_M": 16, "BLOCK_N": 64, "WINDOW": 0, "DIRECT": direct},
+            {"num_warps": 4, "num_stages": 2},
+        )
+        for direct in (False, True)
+    ),
+    (attention.combine_kernel, {"HEAD": 128, "BLOCK_D": 128, "MAX_SPLITS": 32}, {"num_warps": 4}),
+    (ops.rms_norm_kernel, {"SIZE": 128, "BLOCK": 128}, {"num_warps": 1}),
+    (ops.add_rms_norm_kernel, {"SIZE": 4096, "BLOCK": 4096}, {"num_warps": 16}),
+    (ops.silu_and_mul_kernel, {"SIZE": 14336, "BLOCK": 1024}, {"num_warps": 4}),
+    (ops.rotary_kernel, {"HEADS": 40, "HALF": 64, "BLOCK": 1024}, {"num_warps": 4}),
+]
+"""With the constants and options of an 8B model in bfloat16."""
+
+
+def compile_for(kernel: Any, constants: dict[str, Any], options: dict[str, int], capability: int) -> dict[str, Any]:
+    """Shared memory in bytes, and which matrix instructions there are."""
+    types = {name: "constexpr" if name in constants else _type(name) for name in kernel.arg_names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if name in _POINTERS or "stride" in name}
+    places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    compiled = triton.compile(ASTSource(kernel, types, places, aligned), target=GPUTarget("cuda", capability, 32), options=options)
+    return {
+        "kernel": kernel.__name__,
+        "capability": capability,
+        "shared": compiled.metadata.shared,
+        "matrix": [name for name in ("wgmma.mma_async", "mma.sync", "tcgen05.mma") if name in compiled.asm["ptx"]],
+        "copies_ahead": "cp.async" in compiled.asm["ptx"],
+    }
+
+
+def _type(name: str) -> str:
+    return _POINTERS.get(name, "fp32" if name in _FLOATS else "i32")
+
+
+if __name__ == "__main__":
+    print(json.dumps([compile_for(*kernel, int(capability)) for capability in sys.argv[1:] for kernel in KERNELS]))
