@@ -42,7 +42,6 @@ class PiecewiseForward:
         self._weights = {number: tensors[name] for number, name in plan.weights.items()}
         self._steps, packed = _with_packed_weights(plan, pieces)
         self._weights |= {number: pack(self._weights[source]) for source, number in packed.items()}
-        self._names = plan.weights | {number: f"{plan.weights[source]} (packed)" for source, number in packed.items()}
         self._last_uses = _last_uses(self._steps, plan.output)
         registers = _assign_registers(self._steps, self._last_uses, plan.num_values + len(packed))
         self._initial: list[Any] = [None] * (max(registers.values()) + 1)
@@ -77,7 +76,8 @@ class PiecewiseForward:
         for number, tensor in zip(self.plan.inputs, inputs, strict=True):
             if number is not None:
                 seen[number] = tensor
-        recorder.watch({self._names[number]: tensor for number, tensor in self._weights.items()})
+        # Not the packed ones: they are ours, nobody moves them, and their layout may have no address to tell.
+        recorder.watch({name: self._weights[number] for number, name in self.plan.weights.items()})
         for index, step in enumerate(self._steps):
             arguments = [seen[number] for number in step.inputs]
             if step.piece is None:

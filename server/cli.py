@@ -12,6 +12,8 @@ from ..runtime.config import EngineConfig
 from .args import EXIT_USER_ERROR, ArgumentParser, ServerConfig, add_config_arguments, report, server_config
 
 EXIT_INTERRUPTED = 130
+_SHOTS = 5
+"""Worked examples before each question, as in `piecework bench gsm8k`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,6 +41,7 @@ def build_parser() -> ArgumentParser:
     parser.add_argument("--version", action="version", version=f"piecework {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_serve(commands)
+    _add_explain(commands)
     _add_bench(commands)
     version = commands.add_parser("version", help="print the versions of piecework and of what it runs on")
     version.set_defaults(func=_version, parser=version)
@@ -58,6 +61,30 @@ def _add_serve(commands: Any) -> None:
     serve.set_defaults(func=_serve, parser=serve)
 
 
+def _add_explain(commands: Any) -> None:
+    explain = commands.add_parser(
+        "explain",
+        help="show what becomes of a model: its pieces, sizes, times, memory and padding",
+        usage="%(prog)s --model-path PATH [flags]",
+        description="Cut a model's forward as `serve --piecewise-cuda-graph` does, and show its distinct pieces, where it is cut, what "
+        "compiling and capturing takes, and what lists of sizes waste on padding. Takes serve's flags of model, memory and graphs. "
+        "Starts no server; what it compiles is in the cache for the next one.",
+    )
+    shown = explain.add_argument_group("what is shown")
+    shown.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    shown.add_argument("--svg", metavar="FILE", help="draw the cut forward into FILE")
+    source = shown.add_mutually_exclusive_group()
+    source.add_argument(
+        "--lengths",
+        metavar="FILE",
+        help="compute padding on these numbers of tokens; default: the lengths that servers of this model have seen",
+    )
+    source.add_argument("--dataset", choices=["gsm8k"], help="compute padding on the prompts of a data set")
+    shown.add_argument("--data-path", metavar="FILE", help="the data set's file; default: downloaded once")
+    add_config_arguments(explain, EngineConfig)
+    explain.set_defaults(func=_explain, parser=explain)
+
+
 def _add_bench(commands: Any) -> None:
     from ..bench.cli import add_bench_parsers
 
@@ -73,6 +100,20 @@ def _serve(arguments: argparse.Namespace) -> int:
     from .launch import serve
 
     return serve(config)
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    prompts = None
+    if arguments.dataset is not None:
+        from ..bench.datasets import few_shot_prompts, load_gsm8k
+
+        questions = load_gsm8k(arguments.data_path)
+        prompts = few_shot_prompts(questions, _SHOTS, len(questions))
+    elif arguments.data_path is not None:
+        raise ValueError("--data-path goes with --dataset")
+    from .explain import run
+
+    return run(arguments, prompts)
 
 
 def _version(arguments: argparse.Namespace) -> int:

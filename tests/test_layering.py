@@ -22,7 +22,7 @@ KNOWS = {
 }
 """Floor -> the other floors that its modules may import."""
 MOUNTS = {("server/cli.py", "bench")}
-"""The one command line shows the measurements too; it imports nothing from them but their parser."""
+"""The one command line shows the measurements too, and `explain` reads their data sets."""
 WEB_STACK = {"fastapi", "starlette", "uvicorn", "pydantic"}
 WIRE = {"msgspec", "zmq"}
 WIRE_MODULES = {"runtime/ipc.py", "runtime/engine_process.py"}
