@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..kernels.attention import AttentionMetadata
+from ..kernels.staging import to_device
 from .cache.allocator import RESERVED_PAGE
 from .request import Request
 
@@ -61,16 +62,13 @@ def build_batch(scheduled: list[Scheduled], page_size: int, device: torch.device
     last_rows = np.cumsum(query_lens) - 1
     ending = [row for row, entry in enumerate(scheduled) if entry.reaches_end and entry.request.params.max_new_tokens > 0]
 
-    def tensor(array: np.ndarray, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return torch.from_numpy(array).to(device=device, dtype=dtype)
-
+    own = np.dtype(str(slot_dtype).removeprefix("torch."))
+    tensors = to_device([input_ids, positions, table.astype(own, copy=False), slots.astype(own, copy=False), last_rows[ending]], device)
     return Batch(
         scheduled=scheduled,
-        input_ids=tensor(input_ids),
-        positions=tensor(positions),
-        metadata=AttentionMetadata(
-            query_lens=query_lens, seq_lens=seq_lens, block_table=tensor(table, slot_dtype), slot_mapping=tensor(slots, slot_dtype)
-        ),
+        input_ids=tensors[0],
+        positions=tensors[1],
+        metadata=AttentionMetadata(query_lens=query_lens, seq_lens=seq_lens, block_table=tensors[2], slot_mapping=tensors[3]),
         samplers=[scheduled[row].request for row in ending],
-        sample_rows=tensor(last_rows[ending]),
+        sample_rows=tensors[4],
     )

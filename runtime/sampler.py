@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from ..kernels.staging import to_device
 from .logprobs import token_logprobs
 from .messages import TokenLogprob
 from .request import Request
@@ -52,21 +53,22 @@ def adjust(logits: torch.Tensor, requests: list[Request]) -> None:
         if params.penalised:
             _penalise(logits[row], request)
         if params.logit_bias:
-            ids = torch.tensor(list(params.logit_bias), device=logits.device)
-            logits[row].index_add_(0, ids, torch.tensor(list(params.logit_bias.values()), device=logits.device))
+            ids, values = np.array(list(params.logit_bias)), np.array(list(params.logit_bias.values()), np.float32)
+            logits[row].index_add_(0, *to_device([ids, values], logits.device))
         if request.num_output < params.min_new_tokens and request.stop_ids:
-            logits[row, torch.tensor(list(request.stop_ids), device=logits.device)] = float("-inf")
+            (stops,) = to_device([np.array(list(request.stop_ids))], logits.device)
+            logits[row].index_fill_(0, stops, float("-inf"))
 
 
 def _penalise(row: torch.Tensor, request: Request) -> None:
     """Repetition: over prompt and output, as in CTRL (arXiv:1909.05858); presence and frequency: over the output, as OpenAI's."""
     params = request.params
     if params.repetition_penalty != 1.0:
-        seen = torch.from_numpy(np.unique(request.tokens)).to(row.device)
+        (seen,) = to_device([np.unique(request.tokens)], row.device)
         values = row[seen]
         row[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
     if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
-        ids, counts = (torch.from_numpy(part).to(row.device) for part in np.unique(request.output_tokens, return_counts=True))
+        ids, counts = to_device(np.unique(request.output_tokens, return_counts=True), row.device)
         row[ids] -= params.presence_penalty + params.frequency_penalty * counts.to(row.dtype)
 
 
@@ -79,7 +81,8 @@ def _choose(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
     chosen = torch.empty(len(requests), dtype=torch.int64, device=logits.device)
     for kind in present:
         rows = [row for row, own in enumerate(kinds) if own is kind]
-        chosen[rows] = kind(logits[rows], [requests[row] for row in rows])
+        (index,) = to_device([np.array(rows)], logits.device)
+        chosen.index_copy_(0, index, kind(logits.index_select(0, index), [requests[row] for row in rows]))
     return chosen
 
 
@@ -102,7 +105,7 @@ def _sample_filtered(logits: torch.Tensor, requests: list[Request]) -> torch.Ten
     """Temperature, then what min-p, top-k and top-p (of what top-k left) all keep; each keeps at least the likeliest."""
     vocab = logits.shape[1]
     probs = (logits / _column(requests, "temperature", logits)).softmax(dim=-1)
-    top_k = torch.tensor([r.params.top_k if r.params.top_k > 0 else vocab for r in requests], device=logits.device)[:, None]
+    top_k = to_device([np.array([r.params.top_k if r.params.top_k > 0 else vocab for r in requests])], logits.device)[0][:, None]
     top_p = _column(requests, "top_p", logits).double()
     min_p = _column(requests, "min_p", logits)
     width = min(vocab, max(_CANDIDATES, *(r.params.top_k for r in requests)))
@@ -141,13 +144,13 @@ def _invert(weights: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def _column(requests: list[Request], name: str, like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor([getattr(r.params, name) for r in requests], dtype=like.dtype, device=like.device)[:, None]
+    return to_device([np.array([getattr(r.params, name) for r in requests], np.float32)], like.device)[0][:, None]
 
 
 def _uniform_of(requests: list[Request], device: torch.device) -> torch.Tensor:
     seeds = np.array([r.seed & 0xFFFFFFFFFFFFFFFF for r in requests], np.uint64)
     positions = np.array([r.num_tokens for r in requests], np.uint64)
-    return torch.from_numpy(uniform(seeds, positions)).to(device)
+    return to_device([uniform(seeds, positions)], device)[0]
 
 
 def uniform(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
