@@ -17,6 +17,7 @@ DEVICES = ("auto", "cuda", "cpu")
 ATTENTION_BACKENDS = ("auto", "triton", "torch")
 PIECE_COMPILERS = ("eager", "inductor")
 STARTUPS = ("fast", "full")
+LOAD_FORMATS = ("auto", "dummy")
 
 
 class Backend(StrEnum):
@@ -51,6 +52,7 @@ _CHOICES = {
     "device": DEVICES,
     "attention_backend": ATTENTION_BACKENDS,
     "startup": STARTUPS,
+    "load_format": LOAD_FORMATS,
     "piecewise_cuda_graph_compiler": PIECE_COMPILERS,
     "cuda_graph_backend_prefill": PREFILL_BACKENDS,
     "cuda_graph_backend_decode": DECODE_BACKENDS,
@@ -84,6 +86,9 @@ class EngineConfig:
     device: str = option("auto", "where the model runs", group=MODEL, choices=DEVICES)
     attention_backend: str = option(
         "auto", "what computes attention; auto: triton on a GPU, else torch", group=MODEL, choices=ATTENTION_BACKENDS
+    )
+    load_format: str = option(
+        "auto", "auto: the model's weights; dummy: random ones made on the device, for measurements", group=MODEL, choices=LOAD_FORMATS
     )
     context_length: int | None = option(None, "longest prompt plus output, in tokens; default: the model's own", group=MODEL, metavar="N")
     mem_fraction_static: float | None = option(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .weights.gguf_reader import FastGGUFReader, metadata
+if TYPE_CHECKING:
+    from .weights.gguf_reader import FastGGUFReader
 
 MODEL_TYPES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 """The architectures that can be served, and the `model_type` that each goes with in a config.json."""
@@ -203,6 +204,9 @@ def _eos_token_ids(folder: Path) -> list[int]:
 
 def _gguf_fields(reader: FastGGUFReader, rope_factors: list[float] | None) -> dict[str, Any]:
     """Keys: the GGUF specification's "Standardized key-value pairs"."""
+    # Machines that only measure have no gguf library.
+    from .weights.gguf_reader import metadata
+
     name = metadata(reader, "general.architecture")
     architecture = GGUF_ARCHITECTURES.get(name, name)
     _check_supported(architecture)
@@ -250,6 +254,9 @@ def _gguf_fields(reader: FastGGUFReader, rope_factors: list[float] | None) -> di
 
 def _gguf_rope(reader: FastGGUFReader, name: str, factors: list[float] | None) -> tuple[str, dict[str, Any]]:
     """(`rope_type`, `rope_scaling`)."""
+    # Machines that only measure have no gguf library.
+    from .weights.gguf_reader import metadata
+
     if factors is not None:
         return "divided", {"factors": factors}
     match metadata(reader, f"{name}.rope.scaling.type", "none"):

@@ -19,7 +19,7 @@ from .messages import EngineInfo
 from .model_config import ModelConfig
 from .pieces import seen_lengths
 from .step_graphs import GraphCounts, StepGraphs
-from .weights.loader import load_model
+from .weights.loader import load_model, random_model
 from .weights.resolve import resolve_model_path
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,12 @@ class ModelRunner:
         self.device = self.platform.device()
         self.slot_dtype = self.platform.slot_dtype
         self.dtype = self._dtype(config.dtype)
-        self.model, self.model_config = load_model(resolve_model_path(config.model_path), self.dtype, self.device, progress)
+        path = resolve_model_path(config.model_path)
+        self.model, self.model_config = (
+            random_model(path, self.dtype, self.device)
+            if config.load_format == "dummy"
+            else load_model(path, self.dtype, self.device, progress)
+        )
         self._kv_shape = _kv_shape(self.model_config, self.dtype)
         config = replace(config, page_size=config.page_size or self.platform.default_page_size)
         self.config = self._resolve(config)

@@ -94,9 +94,10 @@ def test_the_command_s_help_runs_without_torch() -> None:
 
 
 def test_the_engine_runs_without_the_web_stack() -> None:
-    """`piecework.LLM` imports on a machine that has none of these."""
-    missing = ["fastapi", "starlette", "uvicorn", "pydantic", "msgspec", "zmq", "prometheus_client"]
-    done = run_python(f"import sys; sys.modules.update(dict.fromkeys({missing!r})); import piecework; piecework.LLM")
+    """`piecework.LLM` and the GPU suite import on a machine that has none of these."""
+    missing = ["fastapi", "starlette", "uvicorn", "pydantic", "msgspec", "zmq", "prometheus_client", "aiohttp", "gguf"]
+    imports = "import piecework; piecework.LLM; import piecework.bench.gpu_suite, piecework.bench.gpu_parts"
+    done = run_python(f"import sys; sys.modules.update(dict.fromkeys({missing!r})); {imports}")
     assert done.returncode == 0, done.stderr
 
 

@@ -15,12 +15,11 @@ from ..layers.linear import FusedLinear
 from ..model_config import ModelConfig
 from ..models.llama import LlamaForCausalLM
 from ..models.registry import build_model
-from . import gguf, safetensors
-from .gguf_reader import open_gguf
-from .gguf_tokenizer import gguf_eos_token_ids
+from . import safetensors
 from .stored import StoredTensor
 
 _THREADS = 4
+_INITIAL_STD = 0.02
 _IGNORED = ".rotary_emb.inv_freq"
 """Old checkpoints bring the rotary frequencies, which follow from the config."""
 
@@ -31,14 +30,39 @@ def load_model(path: str, dtype: torch.dtype, device: torch.device, progress: bo
     Needs little more memory than the weights themselves. Raises `ValueError` that names the file or tensor at fault.
     """
     if Path(path).suffix == ".gguf":
-        reader = open_gguf(Path(path))
-        config = ModelConfig.from_gguf(reader, eos_token_ids=gguf_eos_token_ids(reader), rope_factors=gguf.rope_factors(reader))
-        tensors = gguf.list_tensors(reader, config)
+        config, tensors = _open_gguf(Path(path))
     else:
         config = ModelConfig.from_pretrained(path)
         tensors = safetensors.list_tensors(Path(path))
     model = empty_model(config, dtype, device)
     fill(model, tensors, path, progress=progress)
+    return model, config
+
+
+def _open_gguf(path: Path) -> tuple[ModelConfig, Sequence[StoredTensor]]:
+    # Machines that only measure have no gguf library.
+    from . import gguf
+    from .gguf_reader import open_gguf
+    from .gguf_tokenizer import gguf_eos_token_ids
+
+    reader = open_gguf(path)
+    config = ModelConfig.from_gguf(reader, eos_token_ids=gguf_eos_token_ids(reader), rope_factors=gguf.rope_factors(reader))
+    return config, gguf.list_tensors(reader, config)
+
+
+def random_model(path: str, dtype: torch.dtype, device: torch.device) -> tuple[LlamaForCausalLM, ModelConfig]:
+    """The model that a folder's config.json describes, with random weights made on `device`: the same ones each time on one device.
+
+    Norms are 1 and matrices small, as before training, so that activations stay finite in any dtype.
+    """
+    config = ModelConfig.from_pretrained(path)
+    model = empty_model(config, dtype, device)
+    generator = torch.Generator(device).manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data.fill_(1.0)
+        else:
+            parameter.data.normal_(std=_INITIAL_STD, generator=generator)
     return model, config
 
 

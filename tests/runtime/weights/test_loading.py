@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 
 from piecework.runtime.weights import resolve
-from piecework.runtime.weights.loader import checkpoint_targets, load_model
+from piecework.runtime.weights.loader import checkpoint_targets, load_model, random_model
 from piecework.runtime.weights.resolve import ALIASES, Packaged, resolve_model_path
 
 
@@ -193,3 +193,15 @@ def test_a_hub_id_is_fetched_without_second_copies_of_the_weights(monkeypatch: p
 
     monkeypatch.setattr(resolve, "snapshot_download", snapshot_download)
     assert resolve_model_path("owner/model") == "/cache/owner/model"
+
+
+def test_random_weights_need_the_configuration_alone(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", "qwen3")
+    shapes = {name: tensor.shape for name, tensor in load(folder).items()}
+    (folder / "model.safetensors").unlink()
+    models = [random_model(str(folder), torch.bfloat16, torch.device("cpu"))[0] for _ in range(2)]
+    first, second = (checkpoint_targets(model) for model in models)
+    assert {name: tensor.shape for name, tensor in first.items()} == shapes
+    assert all(torch.equal(first[name], second[name]) and first[name].any() for name in shapes)
+    # Drawn, not filled with one number: two layers differ.
+    assert not torch.equal(first["model.layers.0.mlp.down_proj.weight"], first["model.layers.1.mlp.down_proj.weight"])

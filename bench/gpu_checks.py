@@ -1,0 +1,183 @@
+"""The GPU suite's first question: do kernels and graphs give what plain torch gives?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..kernels import ops, reference
+from ..kernels.attention import AttentionBackend, AttentionMetadata
+from ..kernels.detect import detect
+from ..kernels.paged_attention import TorchAttention
+from ..kernels.platform import Platform
+from ..runtime.messages import GenerateRequest
+from ..runtime.sampling_params import SamplingParams
+from .gpu_engines import LLAMA_TINY, QWEN3_TINY, Scale, close, make_engine
+
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+"""Of |result - plain torch| / |plain torch|."""
+_STEPS: dict[str, list[tuple[int, int]]] = {
+    "prefill": [(300, 0), (17, 0), (64, 0)],
+    "prefill over a prefix": [(130, 77), (40, 400)],
+    "decode": [(1, past) for past in (0, 15, 16, 200, 999)],
+    "mixed": [(1, 700), (90, 30), (1, 0), (5, 5)],
+}
+"""(new tokens, tokens before them) of each request."""
+_SHAPES = {"8 heads of 4": (32, 8, 128), "7 queries a key": (14, 2, 64), "a head each": (4, 4, 80)}
+_MODES: dict[str, dict[str, Any]] = {
+    "piecewise": {"piecewise_cuda_graph": True, "piecewise_cuda_graph_compiler": "eager", "cuda_graph_backend_decode": "disabled"},
+    "breakable": {"cuda_graph_backend_prefill": "breakable", "cuda_graph_backend_decode": "disabled"},
+    "full decode": {"cuda_graph_backend_prefill": "disabled", "cuda_graph_backend_decode": "full"},
+    "torch's attention": {"attention_backend": "torch", "disable_cuda_graph": True},
+}
+
+
+class Check(NamedTuple):
+    """One comparison; `detail`: how far it was off, or what went wrong."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+def correctness(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
+    """Kernels against plain torch, then tokens of small models with and without graphs. A check that raises is a failed one."""
+    platform = detect(device)
+    checks = [*_attention_checks(platform), *_op_checks(platform), *_model_checks(scale, folder, platform)]
+    return {"ok": all(check.ok for check in checks), "checks": [check._asdict() for check in checks]}
+
+
+def _attention_checks(platform: Platform) -> Iterator[Check]:
+    for dtype in (torch.float32, torch.bfloat16):
+        for shape_name, shape in _SHAPES.items():
+            for step_name, lens in _STEPS.items():
+                for window in (None, 33):
+                    for backend in platform.attention_backends:
+                        name = f"{backend} attention, {step_name}, {shape_name}, window {window}, {dtype}"
+                        yield _checked(name, lambda b=backend, s=shape, n=lens, w=window, d=dtype: _attend(platform, b, s, n, w, d))
+
+
+def _attend(
+    platform: Platform, name: str, shape: tuple[int, int, int], lens: list[tuple[int, int]], window: int | None, dtype: torch.dtype
+) -> float:
+    """How far the backend is from plain torch on a random step, as a share. Raises where it has not stored what it should."""
+    heads, kv_heads, head_size = shape
+    device, page_size, draw = platform.device(), platform.default_page_size, np.random.default_rng(1)
+    metadata, num_pages = _metadata(lens, platform, draw)
+    total = sum(metadata.query_lens)
+    generator = torch.Generator(device).manual_seed(2)
+
+    def random(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=generator, device=device).to(dtype)
+
+    q, k, v = random(total, heads, head_size), random(total, kv_heads, head_size), random(total, kv_heads, head_size)
+    k_cache, v_cache = (random(num_pages, page_size, kv_heads, head_size) for _ in range(2))
+    results = []
+    backends: list[AttentionBackend] = [TorchAttention(), platform.attention_backend(name)]
+    for backend in backends:
+        caches, out = (k_cache.clone(), v_cache.clone()), torch.full_like(q, float("nan"))
+        backend.run(q, k, v, out, *caches, backend.plan(metadata, page_size), scale=head_size**-0.5, window=window)
+        results.append((out, *caches))
+    (expected, *expected_caches), (actual, *actual_caches) = results
+    if not all(torch.equal(one, other) for one, other in zip(expected_caches, actual_caches, strict=True)):
+        raise AssertionError("the cache holds other keys and values")
+    return _within(actual, expected)
+
+
+def _metadata(lens: list[tuple[int, int]], platform: Platform, draw: np.random.Generator) -> tuple[AttentionMetadata, int]:
+    """A step whose pages lie in a random order, and how many pages its cache must have."""
+    page_size, device = platform.default_page_size, platform.device()
+    counts = [-(-sum(pair) // page_size) for pair in lens]
+    order, table = (draw.permutation(sum(counts)) + 1).tolist(), np.zeros((len(lens), max(counts)), np.int64)
+    slots = []
+    for row, ((new, past), count) in enumerate(zip(lens, counts, strict=True)):
+        table[row, :count] = [order.pop() for _ in range(count)]
+        position = np.arange(past, past + new)
+        slots.append(table[row, position // page_size] * page_size + position % page_size)
+    metadata = AttentionMetadata(
+        query_lens=[new for new, _ in lens],
+        seq_lens=[sum(pair) for pair in lens],
+        block_table=torch.from_numpy(table).to(device, platform.slot_dtype),
+        slot_mapping=torch.from_numpy(np.concatenate(slots)).to(device, platform.slot_dtype),
+    )
+    return metadata, sum(counts) + 1
+
+
+def _op_checks(platform: Platform) -> Iterator[Check]:
+    generator = torch.Generator(platform.device()).manual_seed(3)
+    for dtype in (torch.float32, torch.bfloat16):
+        for tokens in (1, 33):
+
+            def random(*size: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+                return torch.randn(*size, generator=generator, device=platform.device()).to(dtype)
+
+            x, residual, weight = random(tokens, 4096), random(tokens, 4096), random(4096)
+            heads, cos, sin = random(tokens, 10, 128)[:, :8], random(tokens, 1, 128), random(tokens, 1, 128)
+            arguments: dict[str, tuple[Any, ...]] = {
+                "rms_norm": (x, weight, 1e-5),
+                "add_rms_norm": (x, residual, weight, 1e-5),
+                "silu_and_mul": (random(tokens, 2 * 1000),),
+                "rotary_embedding": (heads, cos, sin),
+            }
+            for name, given in arguments.items():
+                yield _checked(f"{name}, {tokens} tokens, {dtype}", lambda n=name, g=given: _op_error(n, g))
+
+
+def _op_error(name: str, arguments: tuple[Any, ...]) -> float:
+    actual, expected = getattr(ops, name)(*arguments), getattr(reference, name)(*arguments)
+    pairs = zip(actual, expected, strict=True) if isinstance(actual, tuple) else [(actual, expected)]
+    return max(_within(one, other) for one, other in pairs)
+
+
+def _model_checks(scale: Scale, folder: Path, platform: Platform) -> Iterator[Check]:
+    """Greedy tokens of small models: equal in float32; in bfloat16 near ties may fall the other way, and the share is told."""
+    modes = {name: settings for name, settings in _MODES.items() if platform.graphs_are_real or name != "breakable"}
+    for model in (LLAMA_TINY, QWEN3_TINY):
+        for dtype in ("float32", "bfloat16"):
+            base = f"{model['model_type']} in {dtype}"
+            expected = _tokens(scale, folder, platform, model, dtype, {"disable_cuda_graph": True})
+            for name, settings in modes.items():
+
+                def share(m: Any = model, d: str = dtype, s: Any = settings, e: list[int] = expected) -> float:
+                    actual = _tokens(scale, folder, platform, m, d, s)
+                    return sum(one != other for one, other in zip(e, actual, strict=True)) / len(e)
+
+                yield _checked(f"{base}, {name}", share, allowed=0.0 if dtype == "float32" else 0.5)
+
+
+def _tokens(scale: Scale, folder: Path, platform: Platform, model: dict[str, Any], dtype: str, settings: dict[str, Any]) -> list[int]:
+    """What a small model answers to three prompts, one after another in the cache twice."""
+    engine = make_engine(
+        scale, folder / model["model_type"], platform.device_type, model=model, max_total_tokens=2048, max_running_requests=4,
+        **{"dtype": dtype, "context_length": 256, "chunked_prefill_size": 64, "piecewise_cuda_graph_tokens": "16,32,64"} | settings,
+    )  # fmt: skip
+    params = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True)
+    answers: dict[str, list[int]] = {}
+    for repeat in range(2):
+        for number, length in enumerate((3, 100, 41)):
+            rid = f"{repeat}-{number}"
+            answers[rid] = []
+            engine.scheduler.add(GenerateRequest(rid=rid, input_ids=list(range(5, 5 + length)), params=params))
+        while engine.scheduler.has_work:
+            for output in engine.scheduler.step().outputs:
+                answers[output.rid] += output.token_ids
+    close(engine)
+    return [token for rid in sorted(answers) for token in answers[rid]]
+
+
+def _within(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """The distance as a share of the tolerance of the dtype."""
+    distance = (actual.double() - expected.double()).norm() / expected.double().norm()
+    return float(distance) / _TOLERANCE[expected.dtype]
+
+
+def _checked(name: str, measure: Any, allowed: float = 1.0) -> Check:
+    try:
+        error = measure()
+    except Exception as error_raised:
+        return Check(name, False, " ".join(f"{type(error_raised).__name__}: {error_raised}".split())[:300])
+    return Check(name, bool(error <= allowed), f"{error:.3g} of {allowed:.3g} allowed")

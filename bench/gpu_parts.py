@@ -1,0 +1,210 @@
+"""The parts of the GPU suite: each builds what it needs, measures one thing, and returns what can be written as JSON."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..kernels.detect import detect
+from ..runtime.engine import Engine
+from ..runtime.messages import GenerateRequest
+from ..runtime.sampling_params import SamplingParams
+from .gpu_checks import correctness
+from .gpu_engines import Scale, close, decode_batch, fill_cache, layer_parameters, make_engine, milliseconds, no_grad, prefill_batch
+
+Part = Callable[[Scale, Path, str], dict[str, Any]]
+
+OFF: dict[str, Any] = {"disable_cuda_graph": True}
+_NO_PREFILL: dict[str, Any] = {"cuda_graph_backend_prefill": "disabled"}
+_NO_DECODE: dict[str, Any] = {"cuda_graph_backend_decode": "disabled"}
+SHOTS_LEN = 684
+"""Tokens of the five examples before each question of GSM8K, by SmolLM2's tokenizer, as the lengths below."""
+QUESTION_LENS = (
+    36,
+    40,
+    41,
+    45,
+    47,
+    49,
+    50,
+    52,
+    55,
+    56,
+    57,
+    60,
+    61,
+    63,
+    65,
+    66,
+    67,
+    68,
+    69,
+    71,
+    72,
+    74,
+    75,
+    76,
+    77,
+    82,
+    85,
+    87,
+    92,
+    99,
+    103,
+    108,
+)
+"""The 33-quantiles of the lengths of 195 questions of GSM8K's test set."""
+
+
+def floors(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
+    """What no forward can beat: bytes that a copy moves a second, read and written, and operations of a bfloat16 matrix product."""
+    platform = detect(device)
+    source = torch.randint(0, 127, (scale.copy_bytes,), dtype=torch.int8, device=platform.device())
+    target = torch.empty_like(source)
+    copy = milliseconds(partial(target.copy_, source), platform, scale.repeats)
+    size = scale.matmul_size
+    left, right = (torch.randn(size, size, dtype=torch.bfloat16, device=platform.device()) for _ in range(2))
+    product = torch.empty_like(left)
+    matmul = milliseconds(lambda: torch.mm(left, right, out=product), platform, scale.repeats)
+    return {
+        "copy_bytes_per_second": 2 * scale.copy_bytes / copy["median"] * 1e3,
+        "matmul_flops_per_second": 2 * size**3 / matmul["median"] * 1e3,
+    }
+
+
+def prefill(settings: dict[str, Any], scale: Scale, folder: Path, device: str) -> dict[str, Any]:
+    """The forward of one prompt of each size. `replayed`: whether a graph ran it."""
+    sizes = ",".join(map(str, scale.prefill_sizes))
+    engine = make_engine(scale, folder, device, **_NO_DECODE | {"piecewise_cuda_graph_tokens": sizes} | settings)
+    rows = [_forward(engine, prefill_batch(engine, size), scale) | {"tokens": size} for size in scale.prefill_sizes]
+    model, parameters = scale.model, layer_parameters(engine)
+    for row in rows:
+        pairs = row["tokens"] ** 2 / 2
+        attention = 4 * pairs * model["num_attention_heads"] * model["head_dim"] * model["num_hidden_layers"]
+        row["flops"] = 2 * parameters * row["tokens"] + attention
+    return {"rows": rows} | _graphs(engine)
+
+
+def decode(settings: dict[str, Any], scale: Scale, folder: Path, device: str) -> dict[str, Any]:
+    """The forward of one step of decodes for each batch size, every sequence `scale.context` tokens long."""
+    sizes = ",".join(map(str, scale.batch_sizes))
+    engine = make_engine(scale, folder, device, **_NO_PREFILL | {"cuda_graph_bs": sizes} | settings)
+    fill_cache(engine)
+    rows = [_forward(engine, decode_batch(engine, size, scale.context), scale) | {"batch": size} for size in scale.batch_sizes]
+    dtype = engine.runner.dtype.itemsize
+    model, weights = scale.model, layer_parameters(engine) * dtype
+    token = 2 * model["num_key_value_heads"] * model["head_dim"] * model["num_hidden_layers"] * dtype
+    for row in rows:
+        row["bytes"] = weights + row["batch"] * scale.context * token
+    return {"rows": rows} | _graphs(engine)
+
+
+def load(settings: dict[str, Any], scale: Scale, folder: Path, device: str) -> dict[str, Any]:
+    """GSM8K's five-shot prompts by length, one beginning for all, through the scheduler: always `concurrency` at once."""
+    engine = make_engine(scale, folder, device, **settings)
+    prompts = _gsm8k_prompts(scale, engine.runner.vocab_size)
+    # Kernels are chosen and compiled at the first steps of each shape.
+    _serve(engine, prompts[: scale.concurrency], scale.concurrency, min(4, scale.output_len))
+    engine.scheduler.flush_cache()
+    before = engine.scheduler.stats()
+    engine.runner.platform.synchronize()
+    began = time.perf_counter()
+    tokens = _serve(engine, prompts, scale.concurrency, scale.output_len)
+    seconds = time.perf_counter() - began
+    after = engine.scheduler.stats()
+    return {
+        "seconds": seconds,
+        "requests_per_second": len(prompts) / seconds,
+        "output_tokens_per_second": tokens / seconds,
+        "steps": after.steps_total - before.steps_total,
+        "replays": after.graph_replays_total - before.graph_replays_total,
+        "cached_share": (after.cached_tokens_total - before.cached_tokens_total) / (after.prompt_tokens_total - before.prompt_tokens_total),
+        "preemptions": after.preemptions_total - before.preemptions_total,
+    } | _graphs(engine)
+
+
+def startup(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
+    """From nothing to ready with `--startup fast`, and from there to the graphs of all default sizes."""
+    began = time.perf_counter()
+    engine = make_engine(scale, folder, device, startup="fast", piecewise_cuda_graph=True)
+    ready = time.perf_counter()
+    engine.startup.complete()
+    done = time.perf_counter()
+    info = engine.runner.graphs.info()
+    return {
+        "ready_seconds": ready - began,
+        "all_graphs_seconds": done - began,
+        "capture_seconds": info.capture_seconds,
+        "prefill_sizes": len(info.prefill_sizes),
+        "decode_sizes": len(info.decode_sizes),
+        "failed_sizes": info.failed_sizes,
+    } | _graphs(engine)
+
+
+@no_grad
+def _forward(engine: Engine, batch: Any, scale: Scale) -> dict[str, Any]:
+    runner = engine.runner
+    before = runner.graph_counts().replays
+    times = milliseconds(lambda: runner.forward(batch), runner.platform, scale.repeats)
+    return {"ms": times["median"], "min_ms": times["min"], "replayed": runner.graph_counts().replays > before}
+
+
+def _graphs(engine: Engine) -> dict[str, Any]:
+    """What the graphs took; ends the engine."""
+    info = engine.runner.graphs.info()
+    close(engine)
+    return {
+        "graphs": info.num_graphs,
+        "graph_bytes": info.graph_bytes,
+        "distinct_pieces": info.distinct_pieces,
+        "failed_sizes": info.failed_sizes,
+        "capture_seconds": info.capture_seconds,
+    }
+
+
+def _gsm8k_prompts(scale: Scale, vocab_size: int) -> list[list[int]]:
+    draw = np.random.default_rng(0)
+    shots = draw.integers(3, vocab_size, SHOTS_LEN).tolist()
+    lens = [QUESTION_LENS[number % len(QUESTION_LENS)] for number in range(scale.num_requests)]
+    return [shots + draw.integers(3, vocab_size, length).tolist() for length in lens]
+
+
+def _serve(engine: Engine, prompts: list[list[int]], concurrency: int, output_len: int) -> int:
+    """All prompts through the scheduler; returns the tokens that came out. Raises `RuntimeError` where a request fails."""
+    params = SamplingParams(temperature=0.0, max_new_tokens=output_len, ignore_eos=True)
+    waiting = [GenerateRequest(rid=f"load-{number}", input_ids=ids, params=params) for number, ids in enumerate(prompts)][::-1]
+    running = tokens = 0
+    while waiting or running:
+        while waiting and running < concurrency:
+            engine.scheduler.add(waiting.pop())
+            running += 1
+        for output in engine.scheduler.step().outputs:
+            tokens += len(output.token_ids)
+            if output.error is not None:
+                raise RuntimeError(output.error)
+            running -= output.finish_reason is not None
+    return tokens
+
+
+_PIECES: dict[str, Any] = {"piecewise_cuda_graph": True}
+PARTS: dict[str, Part] = {
+    "floors": floors,
+    "correctness": correctness,
+    "startup_cold": startup,
+    "startup_warm": startup,
+    "prefill_off": partial(prefill, OFF),
+    "prefill_piecewise_eager": partial(prefill, _PIECES | {"piecewise_cuda_graph_compiler": "eager"}),
+    "prefill_breakable": partial(prefill, {"cuda_graph_backend_prefill": "breakable"}),
+    "decode_off": partial(decode, OFF),
+    "decode_full": partial(decode, {"cuda_graph_backend_decode": "full"}),
+    "load_off": partial(load, OFF),
+    "load_graphs": partial(load, _PIECES | {"piecewise_cuda_graph_compiler": "eager"}),
+    "prefill_piecewise_inductor": partial(prefill, _PIECES | {"piecewise_cuda_graph_compiler": "inductor"}),
+}
+"""In the order in which they run: what everything else rests on first, what takes longest last."""

@@ -1,0 +1,155 @@
+"""The GPU suite's figures as Markdown: tables, each figure beside its floor, and what failed with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_MIB = 2**20
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """A page of one run."""
+    about, parts = report["about"], report["parts"]
+    results = {name: part["result"] for name, part in parts.items() if part["ok"] and "result" in part}
+    title = f"# {about['device']}, {about['date']}"
+    software = ", ".join(f"{name} {about[name]}" for name in ("python", "torch", "cuda", "triton", "piecework") if about[name])
+    lines = [title, "", f"{software}. Shapes: {about['scale']}.", "", *_overview(parts)]
+    lines += _floors(results)
+    lines += _checks(parts)
+    lines += _sizes(results, "prefill", "tokens", "flops", "matmul_flops_per_second", "matrix rate")
+    lines += _sizes(results, "decode", "batch", "bytes", "copy_bytes_per_second", "copy rate")
+    lines += _load(results)
+    lines += _startup(results)
+    return "\n".join([*lines, *_errors(parts)]).rstrip()
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    return ["| " + " | ".join(map(str, row)) + " |" for row in (head, ["---"] * len(head), *rows)] + [""]
+
+
+def _overview(parts: Mapping[str, Any]) -> list[str]:
+    return _table(
+        ["part", "done", "seconds"], [[name, "yes" if part["ok"] else "**no**", f"{part['seconds']:.0f}"] for name, part in parts.items()]
+    )
+
+
+def _floors(results: Mapping[str, Any]) -> list[str]:
+    if "floors" not in results:
+        return []
+    copy, matmul = results["floors"]["copy_bytes_per_second"], results["floors"]["matmul_flops_per_second"]
+    return [
+        "## Floors",
+        "",
+        f"A copy moves {copy / 1e12:.3g} TB/s, read and written; a bfloat16 matrix product does {matmul / 1e12:.3g} TFLOP/s.",
+        "",
+    ]
+
+
+def _checks(parts: Mapping[str, Any]) -> list[str]:
+    checks = parts.get("correctness", {}).get("result", {}).get("checks", [])
+    if not checks:
+        return []
+    wrong = [check for check in checks if not check["ok"]]
+    lines = ["## Correctness", "", f"{len(checks) - len(wrong)} of {len(checks)} checks hold.", ""]
+    return lines + (_table(["failed check", "what"], [[check["name"], check["detail"]] for check in wrong]) if wrong else [])
+
+
+def _sizes(results: Mapping[str, Any], phase: str, size: str, cost: str, floor: str, floor_name: str) -> list[str]:
+    """Milliseconds by size and mode, how much faster than without graphs, and the share of the floor."""
+    modes = {name.removeprefix(f"{phase}_"): result for name, result in results.items() if name.startswith(f"{phase}_")}
+    if not modes:
+        return []
+    sizes = [row[size] for row in next(iter(modes.values()))["rows"]]
+    times = {mode: {row[size]: row for row in result["rows"]} for mode, result in modes.items()}
+    rate = results.get("floors", {}).get(floor)
+    rows = []
+    for number in sizes:
+        off = times.get("off", {}).get(number)
+        cells: list[object] = [number]
+        for by_size in times.values():
+            row = by_size[number]
+            cells.append(f"{row['ms']:.3f}{_speed_up(row, off)}{_share(row, cost, rate)}{_mark(row, off)}")
+        rows.append(cells)
+    note = f"Milliseconds (times as fast as without graphs; share of the measured {floor_name}). *: no graph ran this size."
+    graphs = [
+        [
+            mode,
+            result["distinct_pieces"],
+            result["graphs"],
+            f"{result['graph_bytes'] / _MIB:.0f}",
+            f"{result['capture_seconds']:.1f}",
+            _failed_sizes(result),
+        ]
+        for mode, result in modes.items()
+        if result["graphs"] or result["failed_sizes"]
+    ]
+    return [
+        f"## {phase.capitalize()}", "", note, "", *_table([size, *times], rows),
+        *(_table(["mode", "distinct pieces", "graphs", "MiB", "capture, s", "sizes that failed"], graphs) if graphs else []),
+    ]  # fmt: skip
+
+
+def _failed_sizes(result: Mapping[str, Any]) -> str:
+    return ", ".join(f"{size}: {reason}" for size, reason in result["failed_sizes"].items()) or "none"
+
+
+def _speed_up(row: Mapping[str, Any], off: Mapping[str, Any] | None) -> str:
+    return f" ({off['ms'] / row['ms']:.2f}x)" if off is not None and off is not row else ""
+
+
+def _share(row: Mapping[str, Any], cost: str, rate: float | None) -> str:
+    return f" {row[cost] / rate / row['ms'] * 1e5:.0f}%" if rate else ""
+
+
+def _mark(row: Mapping[str, Any], off: Mapping[str, Any] | None) -> str:
+    return "" if row["replayed"] or row is off else " *"
+
+
+def _load(results: Mapping[str, Any]) -> list[str]:
+    loads = {name.removeprefix("load_"): result for name, result in results.items() if name.startswith("load_")}
+    if not loads:
+        return []
+    rows = [
+        [
+            mode,
+            f"{r['requests_per_second']:.2f}",
+            f"{r['output_tokens_per_second']:.0f}",
+            r["steps"],
+            r["replays"],
+            f"{r['cached_share']:.0%}",
+        ]
+        for mode, r in loads.items()
+    ]
+    lines = [
+        "## Load in the shape of GSM8K",
+        "",
+        *_table(["mode", "requests/s", "output tokens/s", "steps", "replays", "prompt cached"], rows),
+    ]
+    if {"off", "graphs"} <= loads.keys():
+        gain = loads["graphs"]["output_tokens_per_second"] / loads["off"]["output_tokens_per_second"]
+        lines += [f"With graphs: {gain:.2f}x.", ""]
+    return lines
+
+
+def _startup(results: Mapping[str, Any]) -> list[str]:
+    starts = {name.removeprefix("startup_"): result for name, result in results.items() if name.startswith("startup_")}
+    if not starts:
+        return []
+    head = ["compile cache", "ready, s", "all graphs, s", "thereof capture, s", "sizes", "graphs", "MiB", "sizes that failed"]
+    rows = [
+        [
+            mode, f"{r['ready_seconds']:.1f}", f"{r['all_graphs_seconds']:.1f}", f"{r['capture_seconds']:.1f}",
+            f"{r['prefill_sizes']} + {r['decode_sizes']}", r["graphs"], f"{r['graph_bytes'] / _MIB:.0f}", _failed_sizes(r),
+        ]
+        for mode, r in starts.items()
+    ]  # fmt: skip
+    return ["## Start-up", "", *_table(head, rows)]
+
+
+def _errors(parts: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for name, part in parts.items():
+        if "error" in part:
+            lines += [f"## {name} failed", "", "```", part["error"].strip(), "```", ""]
+    return lines
