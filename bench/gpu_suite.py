@@ -26,7 +26,7 @@ from .gpu_report import markdown
 _RESULTS = Path(__file__).parent / "results"
 _TESTS = Path(__file__).parents[1] / "tests"
 _BUDGET_SECONDS = 520.0
-_PART_SECONDS = 150.0
+_PART_SECONDS = 160.0
 _ERROR_CHARACTERS = 1500
 _HARDWARE_TESTS = "hardware_tests"
 """The part that is no measurement: the tests that are marked `gpu`."""

@@ -20,7 +20,7 @@ from .config import EngineConfig
 from .layers.attention import register_attention
 from .model_config import ModelConfig
 from .pieces import install, installer
-from .weights.loader import empty_model
+from .weights.loader import hollow_model
 
 _NICENESS = 10
 
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     platform = detect(config.device)
     platform.set_up(config.num_threads)
     register_attention(platform.dispatch_key)
-    model = empty_model(model_config, dtype, platform.device())
+    model = hollow_model(model_config, dtype, platform.device())
     with tqdm(desc="compiling pieces", unit=" pieces", file=sys.stderr, leave=False) as bar:
 
         def progress(done: int, total: int) -> None:

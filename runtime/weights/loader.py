@@ -119,6 +119,24 @@ def _matched(
     return copies
 
 
+def hollow_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LlamaForCausalLM:
+    """The model with weights that all lie in one and the same memory, as large as the largest: for tracing, which reads none of them."""
+    model = empty_model(config, dtype, torch.device("meta"))
+    found = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
+    memory = torch.empty(max(tensor.nbytes for tensor in found.values()), dtype=torch.uint8, device=device)
+    placed = {key: _like(tensor, memory[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)) for key, tensor in found.items()}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            setattr(module, name, placed[id(parameter)])
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+            setattr(module, name, placed[id(buffer)])
+    return model
+
+
+def _like(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    return nn.Parameter(data, requires_grad=False) if isinstance(tensor, nn.Parameter) else data
+
+
 def empty_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LlamaForCausalLM:
     """The model with uninitialised weights of `dtype` on `device`."""
     before = torch.get_default_dtype()

@@ -111,7 +111,7 @@ def test_a_recorded_plan_refuses_what_it_cannot_hold() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="no NVIDIA GPU")
-@pytest.mark.parametrize("head_size", [64, 80, 128, 256])
+@pytest.mark.parametrize("head_size", [80, 128, 256])
 @pytest.mark.parametrize("heads", [(32, 8), (14, 2), (8, 8)])
 @pytest.mark.parametrize("lens", [[(517, 300), (1, 900), (33, 0), (1, 0)], [(1, past) for past in range(1, 1200, 37)]])
 def test_shapes_of_real_models(lens: list[tuple[int, int]], heads: tuple[int, int], head_size: int) -> None:

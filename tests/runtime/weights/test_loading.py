@@ -14,8 +14,9 @@ from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 
+from piecework.runtime.model_config import ModelConfig
 from piecework.runtime.weights import resolve
-from piecework.runtime.weights.loader import checkpoint_targets, load_model, random_model
+from piecework.runtime.weights.loader import checkpoint_targets, empty_model, hollow_model, load_model, random_model
 from piecework.runtime.weights.resolve import ALIASES, Packaged, resolve_model_path
 
 
@@ -205,3 +206,17 @@ def test_random_weights_need_the_configuration_alone(tmp_path: Path) -> None:
     assert all(torch.equal(first[name], second[name]) and first[name].any() for name in shapes)
     # Drawn, not filled with one number: two layers differ.
     assert not torch.equal(first["model.layers.0.mlp.down_proj.weight"], first["model.layers.1.mlp.down_proj.weight"])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_hollow_model_looks_like_the_real_one_and_takes_the_memory_of_one_weight(tied: bool, tmp_path: Path) -> None:
+    config = ModelConfig.from_pretrained(make_tiny_model(tmp_path / "model", "qwen2", tie_word_embeddings=tied))
+    hollow, real = (make(config, torch.bfloat16, torch.device("cpu")) for make in (hollow_model, empty_model))
+    described = [
+        {name: (tensor.shape, tensor.stride(), tensor.dtype, type(tensor)) for name, tensor in model.state_dict(keep_vars=True).items()}
+        | {name: (buffer.shape, buffer.stride(), buffer.dtype, type(buffer)) for name, buffer in model.named_buffers()}
+        for model in (hollow, real)
+    ]
+    assert described[0] == described[1]
+    assert (hollow.lm_head.weight is hollow.model.embed_tokens.weight) == tied
+    assert len({tensor.untyped_storage().data_ptr() for tensor in [*hollow.parameters(), *hollow.buffers()]}) == 1
