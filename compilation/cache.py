@@ -10,6 +10,7 @@ Entries are written aside and renamed, content first. An entry whose content is 
 from __future__ import annotations
 
 import fcntl
+import gzip
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ import shutil
 import tarfile
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from typing import Any
 
 _ENTRY = re.compile(r"[0-9a-f]{64}\.json")
 _CONTENT = re.compile(r"[0-9a-f]{64}\.[a-z0-9]+")
+_WORK = "work-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +86,7 @@ class CompileCache:
     @contextmanager
     def work_folder(self) -> Iterator[Path]:
         """A folder on the cache's disk for files in the making; it is gone afterwards."""
-        folder = tempfile.mkdtemp(prefix="work-", dir=self.folder)
+        folder = tempfile.mkdtemp(prefix=_WORK, dir=self.folder)
         try:
             yield Path(folder)
         finally:
@@ -103,55 +106,79 @@ class CompileCache:
         return sorted(entries, key=lambda entry: -entry.created)
 
     def clear(self) -> int:
-        """Remove everything, left-overs of killed processes too; returns how many bytes that were."""
+        """Remove every entry, damaged ones and left-overs of killed processes too; returns how many bytes that were.
+
+        What else lies in the folder, such as the lengths that servers have seen, stays.
+        """
         freed = 0
         for path in self.folder.iterdir():
-            freed += sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) if path.is_dir() else path.stat().st_size
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            if _CONTENT.fullmatch(path.name) or path.name.startswith(_WORK):
+                files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+                freed += sum(file.stat().st_size for file in files)
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         return freed
 
-    def export(self, archive: Path) -> int:
-        """Write all whole entries into a .tar.gz for another machine of the same kind; returns how many."""
+    def export(self, archive: Path) -> list[Entry]:
+        """Write all whole entries into a .tar.gz for another machine of the same kind. Raises `OSError`."""
         entries = self.entries()
-        with tarfile.open(archive, "w:gz") as tar:
-            for name in sorted({entry.content for entry in entries} | {f"{entry.key}.json" for entry in entries}):
-                tar.add(self.folder / name, arcname=name)
-        return len(entries)
+        # Aside first: who reads the archive while it is written, or after a full disk, would find half of it.
+        aside = archive.with_name(f"{archive.name}.{os.getpid()}")
+        try:
+            with tarfile.open(aside, "w:gz") as tar:
+                for name in sorted({entry.content for entry in entries} | {f"{entry.key}.json" for entry in entries}):
+                    tar.add(self.folder / name, arcname=name)
+            os.replace(aside, archive)
+        finally:
+            aside.unlink(missing_ok=True)
+        return entries
 
-    def import_(self, archive: Path) -> int:
-        """Take the entries of an archive that `export` wrote; returns how many. Their code will be run: it must be trusted.
+    def import_(self, archive: Path) -> list[Entry]:
+        """Take the entries of an archive that `export` wrote. Their code will be run: it must be trusted.
 
-        Raises `ValueError` if the file is no such archive.
+        Raises `ValueError`, and takes nothing, if the file is no such archive or not all of it is whole.
         """
         try:
-            with tarfile.open(archive, "r:gz") as tar, self.work_folder() as folder:
-                members = [
-                    member for member in tar if member.isfile() and (_ENTRY.fullmatch(member.name) or _CONTENT.fullmatch(member.name))
-                ]
-                tar.extractall(folder, members=members, filter="data")
-                imported = CompileCache(folder).entries()
-                for entry in imported:
+            with self.work_folder() as folder:
+                found = CompileCache(folder / "found")
+                _unpack(archive, folder / "archive.tar", found.folder)
+                entries = found.entries()
+                expected = {entry.content for entry in entries} | {f"{entry.key}.json" for entry in entries}
+                if not entries or {path.name for path in found.folder.iterdir()} != expected:
+                    raise ValueError("entries are missing or damaged")
+                for entry in entries:
                     copy = folder / f"copy{Path(entry.content).suffix}"
-                    shutil.copyfile(folder / entry.content, copy)
+                    shutil.copyfile(found.folder / entry.content, copy)
                     self.put(entry.key, copy, entry.about)
-                return len(imported)
-        except (tarfile.TarError, EOFError, OSError) as error:
-            raise ValueError(f"{archive} is no archive of a compile cache: {error}") from error
+                return entries
+        except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
+            raise ValueError(f"{archive} is no whole archive of a compile cache: {error}") from error
 
     def _read(self, key: str) -> Entry | None:
         try:
             data = json.loads((self.folder / f"{key}.json").read_text())
             entry = Entry(key=key, **data)
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
-        whole = isinstance(entry.content, str) and _CONTENT.fullmatch(entry.content) and isinstance(entry.created, int | float)
-        return entry if whole else None
+        described = isinstance(entry.created, int | float) and isinstance(entry.num_bytes, int) and isinstance(entry.about, dict)
+        return entry if described and isinstance(entry.content, str) and _CONTENT.fullmatch(entry.content) else None
 
     def _is_whole(self, entry: Entry) -> bool:
         try:
             return _hash(self.folder / entry.content) == entry.content.partition(".")[0]
         except OSError:
             return False
+
+
+def _unpack(archive: Path, aside: Path, folder: Path) -> None:
+    """The files of an archive into `folder`: names of our own kind and plain files alone, so that nothing is written elsewhere."""
+    # The whole of it first: gzip has its checksum at the end, and tarfile takes a damaged header for the end.
+    with gzip.open(archive) as packed, open(aside, "wb") as tar_file:
+        shutil.copyfileobj(packed, tar_file)
+    with tarfile.open(aside, "r:") as tar:
+        for member in tar:
+            if not member.isfile() or not (_ENTRY.fullmatch(member.name) or _CONTENT.fullmatch(member.name)):
+                raise ValueError(f"it holds {member.name!r}")
+            tar.extract(member, folder, filter="data")
 
 
 def _hash(file: Path) -> str:

@@ -181,8 +181,8 @@ class _Workshop:
                 self._compiler.compile(graph, piece.inputs, file)
             seconds = self._report.compile_seconds[number] = time.perf_counter() - began
             self._report.num_bytes[number] = file.stat().st_size
-            about = {"kind": "piece", "compiler": self._compiler.name, "seconds": seconds, "ops": piece.ops, "packed": changed.packed}
-            path = self._cache.put(key, file, about | {"torch": torch.__version__})
+            about = {"kind": "piece", "piece": piece.key, "compiler": self._compiler.name, "ops": piece.ops, "packed": changed.packed}
+            path = self._cache.put(key, file, about | {"seconds": seconds, "torch": torch.__version__})
         return CompiledPiece(self._compiler.load(path), changed.packed)
 
     def _with_passes(self, graph: fx.Graph, piece: DistinctPiece) -> PackedGraph:

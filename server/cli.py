@@ -42,6 +42,7 @@ def build_parser() -> ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_serve(commands)
     _add_explain(commands)
+    _add_cache(commands)
     _add_bench(commands)
     version = commands.add_parser("version", help="print the versions of piecework and of what it runs on")
     version.set_defaults(func=_version, parser=version)
@@ -85,6 +86,25 @@ def _add_explain(commands: Any) -> None:
     explain.set_defaults(func=_explain, parser=explain)
 
 
+def _add_cache(commands: Any) -> None:
+    cache = commands.add_parser(
+        "cache",
+        help="show, clear or move the compiled pieces on disk",
+        description="The compiled pieces that servers of this machine share: in ~/.cache/piecework, or where PIECEWORK_CACHE_DIR says.",
+    )
+    cache.set_defaults(parser=cache)
+    actions = cache.add_subparsers(title="actions", metavar="ACTION")
+    listing = actions.add_parser("ls", help="list the entries: what, of which model, how large, how old")
+    listing.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    actions.add_parser("clear", help="remove every entry; the next start compiles anew")
+    export = actions.add_parser("export", help="write every entry into one file, for a machine of the same kind")
+    export.add_argument("file", metavar="FILE", help="a .tar.gz")
+    importing = actions.add_parser("import", help="take the entries of a file that export wrote; their code is run, so it must be trusted")
+    importing.add_argument("file", metavar="FILE")
+    for name, parser in actions.choices.items():
+        parser.set_defaults(func=_cache, parser=parser, action=name)
+
+
 def _add_bench(commands: Any) -> None:
     from ..bench.cli import add_bench_parsers
 
@@ -114,6 +134,12 @@ def _explain(arguments: argparse.Namespace) -> int:
     from .explain import run
 
     return run(arguments, prompts)
+
+
+def _cache(arguments: argparse.Namespace) -> int:
+    from .compile_cache import run
+
+    return run(arguments)
 
 
 def _version(arguments: argparse.Namespace) -> int:

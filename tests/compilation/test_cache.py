@@ -88,41 +88,101 @@ def test_entries_tell_what_they_are(cache: CompileCache) -> None:
     assert {(entry.about["kind"], entry.num_bytes) for entry in cache.entries()} == {("piece", 3), ("plan", 6)}
 
 
-def test_clear_leaves_nothing(cache: CompileCache) -> None:
+def test_clear_leaves_nothing_of_its_own_and_all_else(cache: CompileCache) -> None:
     put(cache, KEY, b"abc")
+    put(cache, OTHER, b"damaged").write_bytes(b"x")
     with cache.lock(OTHER):
         pass
     (cache.folder / "work-of-a-killed-process").mkdir()
     (cache.folder / "work-of-a-killed-process" / "half").write_bytes(b"x" * 10)
-    assert cache.clear() >= 13
-    assert list(cache.folder.iterdir()) == []
+    (cache.folder / "lengths").mkdir()
+    (cache.folder / "notes.json").write_text("{}")
+    assert cache.clear() >= 14
+    assert {path.name for path in cache.folder.iterdir()} == {"lengths", "notes.json"}
+
+
+def filled(cache: CompileCache) -> CompileCache:
+    put(cache, KEY, b"same", kind="piece")
+    put(cache, OTHER, b"same", kind="plan")
+    return cache
 
 
 def test_export_and_import(cache: CompileCache, tmp_path: Path) -> None:
-    put(cache, KEY, b"same", kind="piece")
-    put(cache, OTHER, b"same", kind="plan")
-    put(cache, entry_key({}), b"damaged").write_bytes(b"")
-    assert cache.export(tmp_path / "cache.tar.gz") == 2
+    put(filled(cache), entry_key({}), b"damaged").write_bytes(b"")
+    assert len(cache.export(tmp_path / "cache.tar.gz")) == 2
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["cache.tar.gz"]
     other = CompileCache(tmp_path / "other")
-    assert other.import_(tmp_path / "cache.tar.gz") == 2
+    assert len(other.import_(tmp_path / "cache.tar.gz")) == 2
     assert {(entry.key, entry.about["kind"]) for entry in other.entries()} == {(KEY, "piece"), (OTHER, "plan")}
 
 
-def test_an_archive_writes_nowhere_else(cache: CompileCache, tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "evil.tar.gz", "w:gz") as tar:
-        for name in ("../outside", "/outside", f"sub/{KEY}.json", "work-x"):
-            member = tarfile.TarInfo(name)
-            member.size = 4
-            tar.addfile(member, io.BytesIO(b"evil"))
-    assert cache.import_(tmp_path / "evil.tar.gz") == 0
-    assert not (tmp_path / "outside").exists()
+def archive_of(tmp_path: Path, name: str, content: bytes = b"evil", **fields: object) -> Path:
+    path = tmp_path / "evil.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        member = tarfile.TarInfo(name)
+        member.size = len(content)
+        for field, value in fields.items():
+            setattr(member, field, value)
+        tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+@pytest.mark.parametrize("name", ["../outside", "/tmp/outside", f"sub/{KEY}.json", f"../{KEY}.json", f"{KEY}.json/../../outside", "work-x"])
+def test_an_archive_writes_nowhere_else(cache: CompileCache, tmp_path: Path, name: str) -> None:
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match="is no whole archive"):
+        cache.import_(archive_of(tmp_path, name))
+    assert set(tmp_path.rglob("*")) - before == {tmp_path / "evil.tar.gz"}
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE])
+def test_an_archive_holds_plain_files_alone(cache: CompileCache, tmp_path: Path, kind: bytes) -> None:
+    with pytest.raises(ValueError, match="is no whole archive"):
+        cache.import_(archive_of(tmp_path, f"{KEY}.json", b"", type=kind, linkname="/etc/passwd"))
     assert list(cache.folder.iterdir()) == []
+
+
+@given(place=st.integers(0, 2**16), change=st.integers(0, 255))
+def test_a_damaged_archive_gives_nothing(tmp_path_factory: pytest.TempPathFactory, place: int, change: int) -> None:
+    """A byte is changed, or the end is missing: nothing is taken, or every entry is what it was."""
+    tmp_path = tmp_path_factory.mktemp("damaged")
+    archive = tmp_path / "cache.tar.gz"
+    filled(CompileCache(tmp_path / "first")).export(archive)
+    content = bytearray(archive.read_bytes())
+    place %= len(content)
+    if change:
+        content[place] ^= change
+    else:
+        del content[place:]
+    archive.write_bytes(content)
+    second = CompileCache(tmp_path / "second")
+    try:
+        second.import_(archive)
+    except ValueError:
+        assert list(second.folder.iterdir()) == []
+    else:
+        assert {entry.key for entry in second.entries()} == {KEY, OTHER}
+        assert all((second.folder / entry.content).read_bytes() == b"same" for entry in second.entries())
+
+
+def test_an_archive_whose_content_is_not_what_it_says_is_refused(cache: CompileCache, tmp_path: Path) -> None:
+    path = put(filled(cache), KEY, b"first")
+    tampered = tmp_path / "tampered"
+    tampered.mkdir()
+    for file in cache.folder.iterdir():
+        if file.is_file():
+            (tampered / file.name).write_bytes(b"other" if file == path else file.read_bytes())
+    with tarfile.open(tmp_path / "cache.tar.gz", "w:gz") as tar:
+        for file in tampered.iterdir():
+            tar.add(file, arcname=file.name)
+    with pytest.raises(ValueError, match="missing or damaged"):
+        CompileCache(tmp_path / "other").import_(tmp_path / "cache.tar.gz")
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08\x00half"])
 def test_what_is_no_archive_is_refused(cache: CompileCache, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.tar.gz").write_bytes(content)
-    with pytest.raises(ValueError, match="is no archive"):
+    with pytest.raises(ValueError, match="is no whole archive"):
         cache.import_(tmp_path / "x.tar.gz")
 
 

@@ -10,7 +10,7 @@ import pytest
 import piecework
 from piecework.server.cli import build_parser, main
 
-COMMANDS = ["serve", "explain", "bench", "version"]
+COMMANDS = ["serve", "explain", "cache", "bench", "version"]
 
 
 def error_of(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:

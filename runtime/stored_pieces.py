@@ -1,0 +1,82 @@
+"""The compile cache, for people: what its entries are and which models they belong to."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..compilation.cache import CompileCache, Entry, cache_folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredEntry:
+    """One entry. `kind`: piece or plan (a cut forward); `models`: those that it is known to belong to; `age`: in seconds."""
+
+    key: str
+    kind: str
+    what: str
+    models: list[str]
+    compiler: str
+    torch: str
+    num_bytes: int
+    age: float
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def open_cache() -> CompileCache:
+    """The cache of this machine. Raises `ValueError` with a remedy where its folder cannot be."""
+    try:
+        return CompileCache(cache_folder())
+    except OSError as error:
+        raise ValueError(f"{cache_folder()}: {error.strerror}; choose another folder with PIECEWORK_CACHE_DIR") from None
+
+
+def stored_entries(cache: CompileCache) -> list[StoredEntry]:
+    """All whole entries, the newest first; a piece belongs to every model whose plan calls it."""
+    entries = cache.entries()
+    users: dict[str, list[str]] = {}
+    for entry in entries:
+        if entry.about.get("kind") == "plan":
+            for piece in _pieces_of(cache.folder / entry.content):
+                users.setdefault(piece, []).append(_model_of(entry))
+    return [_described(entry, users) for entry in entries]
+
+
+def _described(entry: Entry, users: dict[str, list[str]]) -> StoredEntry:
+    about = entry.about
+    kind = str(about.get("kind", "unknown"))
+    is_plan = kind == "plan"
+    ops = about.get("ops")
+    return StoredEntry(
+        key=entry.key,
+        kind=kind,
+        what=f"{about.get('pieces')} distinct pieces" if is_plan else f"{len(ops)} ops" if isinstance(ops, list) else "",
+        models=[_model_of(entry)] if is_plan else sorted(set(users.get(str(about.get("piece")), []))),
+        compiler=str(about.get("compiler", "")),
+        torch=str(about.get("torch", "")),
+        num_bytes=entry.num_bytes,
+        age=max(0.0, time.time() - entry.created),
+    )
+
+
+def _pieces_of(plan: Path) -> Iterator[str]:
+    try:
+        pieces = json.loads(plan.read_text())["pieces"]
+        yield from [str(piece["key"]) for piece in pieces]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+
+
+def _model_of(plan: Entry) -> str:
+    """Architecture, depth, width and dtype, out of the text that `pieces.model_key` made."""
+    try:
+        (config, dtype), _ = json.JSONDecoder().raw_decode(str(plan.about["model"]))
+        return f"{config['architecture']} {config['num_layers']}x{config['hidden_size']} {str(dtype).removeprefix('torch.')}"
+    except (ValueError, KeyError, TypeError):
+        return "unknown model"
