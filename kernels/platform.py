@@ -37,6 +37,8 @@ class Platform:
     """How pieces of a model may be compiled; the first is the default."""
     attention_backends: tuple[str, ...] = ("torch",)
     """How attention may be computed; the first is the default."""
+    compiles_kernels: bool = False
+    """Whether kernels are compiled when they are first launched, which no request should wait for."""
     graphs_are_real: bool = True
     """Whether a graph records what is launched. If not, it can only call work again, and must know it as a callable."""
     graph_budget: int | None = None

@@ -19,6 +19,7 @@ from .messages import EngineInfo
 from .model_config import ModelConfig
 from .pieces import seen_lengths
 from .step_graphs import GraphCounts, StepGraphs
+from .warm_up import warm_up
 from .weights.loader import load_model, random_model
 from .weights.resolve import resolve_model_path
 
@@ -56,6 +57,8 @@ class ModelRunner:
             v_cache=self.pool.v,
             page_size=self.pool.page_size,
         )
+        if self.platform.compiles_kernels:
+            warm_up(self.model, attention, self.platform, longest=self.config.context_length or 1)
         self.seen_lengths = seen_lengths(self.model_config, self.dtype)
         self.graphs = StepGraphs(self.model, self.platform, self.config, attention, self.seen_lengths)
         self.vocab_size = self.model_config.vocab_size

@@ -22,6 +22,7 @@ class CudaPlatform(Platform):
     dispatch_key = "CUDA"
     # Pieces as they are traced start at once; compiled ones are faster, and take a minute on the first start.
     piece_compilers = ("eager", "inductor")
+    compiles_kernels = True
     attention_backends = ("triton", "torch") if find_spec("triton") else ("torch",)
 
     def __init__(self) -> None:
