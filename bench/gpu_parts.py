@@ -193,18 +193,24 @@ def _serve(engine: Engine, prompts: list[list[int]], concurrency: int, output_le
 
 
 _PIECES: dict[str, Any] = {"piecewise_cuda_graph": True}
+_EAGER_PIECES = _PIECES | {"piecewise_cuda_graph_compiler": "eager"}
+_FOR_LOAD = {
+    "piecewise_cuda_graph_tokens": "16,32,64,96,128,160,192,224,256,320,384,512,1024,2048,4096",
+    "cuda_graph_bs": "1,2,4,8,16,32,64,96,112,120,128",
+}
+"""What the load's steps need: a capture of every default size is measured elsewhere."""
 PARTS: dict[str, Part] = {
     "floors": floors,
     "correctness": correctness,
-    "startup_cold": startup,
-    "startup_warm": startup,
     "prefill_off": partial(prefill, OFF),
-    "prefill_piecewise_eager": partial(prefill, _PIECES | {"piecewise_cuda_graph_compiler": "eager"}),
-    "prefill_breakable": partial(prefill, {"cuda_graph_backend_prefill": "breakable"}),
+    "prefill_piecewise_eager": partial(prefill, _EAGER_PIECES),
     "decode_off": partial(decode, OFF),
     "decode_full": partial(decode, {"cuda_graph_backend_decode": "full"}),
     "load_off": partial(load, OFF),
-    "load_graphs": partial(load, _PIECES | {"piecewise_cuda_graph_compiler": "eager"}),
+    "load_graphs": partial(load, _EAGER_PIECES | _FOR_LOAD),
+    "prefill_breakable": partial(prefill, {"cuda_graph_backend_prefill": "breakable"}),
+    "startup_cold": startup,
+    "startup_warm": startup,
     "prefill_piecewise_inductor": partial(prefill, _PIECES | {"piecewise_cuda_graph_compiler": "inductor"}),
 }
-"""In the order in which they run: what everything else rests on first, what takes longest last."""
+"""In the order in which they run: what everything else rests on first, what can be missed most easily last."""

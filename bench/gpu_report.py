@@ -21,6 +21,8 @@ def markdown(report: Mapping[str, Any]) -> str:
     lines += _sizes(results, "decode", "batch", "bytes", "copy_bytes_per_second", "copy rate")
     lines += _load(results)
     lines += _startup(results)
+    if "hardware_tests" in parts:
+        lines += ["## Tests on hardware", "", parts["hardware_tests"].get("result", {}).get("summary", "not run"), ""]
     return "\n".join([*lines, *_errors(parts)]).rstrip()
 
 

@@ -92,8 +92,9 @@ def _in_process(name: str, arguments: argparse.Namespace, folder: Path, seconds:
     """One part in a process of its own, which is ended with all that it has started when its time is up."""
     result, began = folder / f"{name}.json", time.monotonic()
     log = folder / f"{name}.log"
-    # One compile cache for all parts: `startup_cold` is the first that needs it, and finds it empty.
-    environment = {**os.environ, "PIECEWORK_CACHE_DIR": str(folder / "cache")}
+    # The first of the starts must find nothing that another part has compiled.
+    caches = folder / ("startup" if name.startswith("startup") else "others")
+    environment = {**os.environ, "PIECEWORK_CACHE_DIR": str(caches / "pieces"), "TRITON_CACHE_DIR": str(caches / "kernels")}
     with log.open("wb") as output:
         process = subprocess.Popen(
             _command(name, arguments, result),

@@ -42,6 +42,17 @@ KERNELS: list[tuple[Any, dict[str, Any], dict[str, int]]] = [
         )
         for direct in (False, True)
     ),
+    # A head size that is no power of two, seven queries a key; a large head; float32: each with the blocks that it gets.
+    (
+        attention.prefill_kernel,
+        _HEADS | {"GROUP": 7, "GROUP_PAD": 8, "HEAD": 80, "BLOCK_M": 128, "BLOCK_N": 64, "WINDOW": 0},
+        {"num_warps": 8, "num_stages": 2},
+    ),
+    (
+        attention.prefill_kernel,
+        _HEADS | {"HEAD": 256, "BLOCK_D": 256, "GROUP_PAD": 4, "BLOCK_M": 128, "BLOCK_N": 32, "WINDOW": 0},
+        {"num_warps": 8, "num_stages": 2},
+    ),
     (attention.combine_kernel, {"HEAD": 128, "BLOCK_D": 128, "MAX_SPLITS": 32}, {"num_warps": 4}),
     (ops.rms_norm_kernel, {"SIZE": 128, "BLOCK": 128}, {"num_warps": 1}),
     (ops.add_rms_norm_kernel, {"SIZE": 4096, "BLOCK": 4096}, {"num_warps": 16}),

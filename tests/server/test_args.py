@@ -37,10 +37,11 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
         return st.sampled_from(item.metadata["choices"])
     if hint is bool:
         return st.just(True)
+    sizes = st.lists(st.integers(1, 4096), min_size=1).map(lambda numbers: ",".join(map(str, numbers)))
     if name == "piecewise_cuda_graph_tokens":
-        return st.integers(1, 99).map("auto:{}".format) | st.lists(st.integers(1, 4096), min_size=1).map(
-            lambda sizes: ",".join(map(str, sizes))
-        )
+        return st.integers(1, 99).map("auto:{}".format) | sizes
+    if name == "cuda_graph_bs":
+        return sizes
     if hint in (int, int | None):
         return st.integers(*RANGES.get(name, (1, 2**40)))
     if hint in (float, float | None):
@@ -48,7 +49,12 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
     return st.text(st.characters(min_codepoint=33, max_codepoint=0x3FF), min_size=1).filter(lambda text: not text.startswith("-"))
 
 
-SETTINGS = st.fixed_dictionaries({}, optional={name: values_of(name) for name in OPTIONS})
+def agree(settings: dict[str, Any]) -> bool:
+    """Whether no two of them contradict each other."""
+    return not (settings.get("piecewise_cuda_graph") and settings.get("cuda_graph_backend_prefill", "piecewise") != "piecewise")
+
+
+SETTINGS = st.fixed_dictionaries({}, optional={name: values_of(name) for name in OPTIONS}).filter(agree)
 
 
 @given(SETTINGS)
