@@ -189,12 +189,10 @@ class Graphs:
         actual = self._run_dummy(size, lambda *inputs: self._replay_on(size, inputs))
         if not _row_distance(actual, pieces, 0.9) <= _FROM_PIECES.get(pieces.dtype, _FROM_PIECES_ELSE):
             raise _WrongResult(f"the replay differs from the same forward without a graph by {_row_distance(actual, pieces, 0.9):.2g}")
-        if not _row_distance(actual, expected, 0.5) <= _FROM_EAGER.get(expected.dtype, _FROM_EAGER_ELSE):
-            raise _WrongResult(f"the replay differs from eager by {_row_distance(actual, expected, 0.5):.2g}")
+        _compare_with_eager(actual, expected, "the replay")
 
     def _run_dummy(self, size: int, forward: Callable[..., torch.Tensor]) -> torch.Tensor:
-        with self._dummy_step(size, _CHECKED) as inputs:
-            return forward(*inputs).clone()
+        return _run_dummy(self._dummy_step, size, forward)
 
     def _replay_on(self, size: int, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         self._fill(inputs, size, size)
@@ -240,8 +238,26 @@ class Graphs:
                 gc.enable()
 
 
+def check_forward(forward: Callable[..., torch.Tensor], eager: Callable[..., torch.Tensor], dummy_step: DummyStep, size: int) -> None:
+    """Compares two forwards of one model on a step of `size` made-up tokens. Raises `CaptureError` if the first is wrong."""
+    with torch.no_grad():
+        expected = _run_dummy(dummy_step, size, eager)
+        _compare_with_eager(_run_dummy(dummy_step, size, forward), expected, "the forward in pieces")
+
+
+def _run_dummy(dummy_step: DummyStep, size: int, forward: Callable[..., torch.Tensor]) -> torch.Tensor:
+    with dummy_step(size, _CHECKED) as inputs:
+        return forward(*inputs).clone()
+
+
+def _compare_with_eager(actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    distance = _row_distance(actual, expected, 0.5)
+    if not distance <= _FROM_EAGER.get(expected.dtype, _FROM_EAGER_ELSE):
+        raise _WrongResult(f"{what} differs from eager by {distance:.2g}")
+
+
 class _WrongResult(CaptureError):
-    """A replay gave other numbers than eager."""
+    """A replay, or the forward in pieces, gave other numbers than eager."""
 
 
 class _Failure(NamedTuple):

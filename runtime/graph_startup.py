@@ -69,7 +69,9 @@ class GraphStartup:
         try:
             if code != 0:
                 raise RuntimeError(f"the compiling process ended with exit code {code}")
-            return install(installer(runner.config, runner.platform), runner.model, runner.model_config, runner.dtype)[0]
+            forward = install(installer(runner.config, runner.platform), runner.model, runner.model_config, runner.dtype)[0]
+            runner.graphs.check(forward)
+            return forward
         except Exception as error:
             reason = " ".join(str(error).split())[:300]
         if runner.platform.graphs_are_real:

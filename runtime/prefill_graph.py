@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from ..compilation.capture import Graphs, Reason
+from ..compilation.capture import Graphs, Reason, check_forward
 from ..compilation.histogram import LengthHistogram
 from ..compilation.piecewise import PiecewiseForward
 from ..compilation.sizes import FLAG, choose_sizes, parse_sizes, within_budget
@@ -22,6 +22,9 @@ from .dummy_step import dummy_prefill
 from .forward_context import PagedAttention
 
 logger = logging.getLogger(__name__)
+
+_CHECKED_TOKENS = 24
+"""Tokens of the step that pieces are checked on: some, at a cost far below a batch's, and no multiple of a page."""
 
 
 class PrefillGraph:
@@ -55,6 +58,10 @@ class PrefillGraph:
     def fallbacks(self) -> Counter[Reason]:
         """Steps that ran without a graph where one was hoped for, by reason."""
         return self._eager_steps + self.graphs.stats.fallbacks if self.graphs is not None else self._eager_steps
+
+    def check(self, forward: PiecewiseForward) -> None:
+        """Run the pieces once beside the model. Raises `CaptureError` where they give other answers."""
+        check_forward(forward, self._model, self._dummy_step, _CHECKED_TOKENS)
 
     def use(self, forward: PiecewiseForward | BreakableForward) -> None:
         """Run steps through `forward` from now on; sizes are to be captured with `capture_next`."""

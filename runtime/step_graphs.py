@@ -62,6 +62,11 @@ class StepGraphs:
         """None also before `use`."""
         return self._decode
 
+    def check(self, forward: PiecewiseForward) -> None:
+        """Raises `CaptureError` where a forward in pieces gives other answers than the model."""
+        assert self._prefill is not None
+        self._prefill.check(forward)
+
     def use(self, forward: PiecewiseForward | BreakableForward | None) -> None:
         """Run prefills through `forward` and record decodes of it; None: both of the model as it is."""
         if self._prefill is not None and forward is not None:
