@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..kernels.cache_folder import cache_folder as cache_folder
+
 _ENTRY = re.compile(r"[0-9a-f]{64}\.json")
 _CONTENT = re.compile(r"[0-9a-f]{64}\.[a-z0-9]+")
 _WORK = "work-"
@@ -40,13 +42,6 @@ class Entry:
     num_bytes: int
     created: float
     about: dict[str, Any]
-
-
-def cache_folder() -> Path:
-    """Where the cache lies: $PIECEWORK_CACHE_DIR, or `piecework` in the user's cache folder."""
-    if chosen := os.environ.get("PIECEWORK_CACHE_DIR"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "piecework"
 
 
 def entry_key(parts: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEVICES = ("auto", "cuda", "cpu")
-ATTENTION_BACKENDS = ("auto", "triton", "torch")
+ATTENTION_BACKENDS = ("auto", "triton", "native", "torch")
 PIECE_COMPILERS = ("eager", "inductor")
 STARTUPS = ("fast", "full")
 LOAD_FORMATS = ("auto", "dummy")
@@ -85,7 +85,10 @@ class EngineConfig:
     )
     device: str = option("auto", "where the model runs", group=MODEL, choices=DEVICES)
     attention_backend: str = option(
-        "auto", "what computes attention; auto: triton on a GPU, else torch", group=MODEL, choices=ATTENTION_BACKENDS
+        "auto",
+        "what computes attention; auto: triton on a GPU, native on a CPU that has a compiler, else torch",
+        group=MODEL,
+        choices=ATTENTION_BACKENDS,
     )
     load_format: str = option(
         "auto", "auto: the model's weights; dummy: random ones made on the device, for measurements", group=MODEL, choices=LOAD_FORMATS

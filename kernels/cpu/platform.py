@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import psutil
 import torch
 
+from ..attention import AttentionBackend
+from ..paged_attention import TorchAttention
 from ..platform import MemoryInfo, Platform
 from . import packed_linear
 from .graph import CpuGraph, CpuGraphPool
+from .native.attention import native_or_torch
+from .native.build import instruction_sets
 
 
 class CpuPlatform(Platform):
@@ -27,15 +30,11 @@ class CpuPlatform(Platform):
     graphs_are_real = False
     # Arithmetic bounds a CPU: every padded token costs what a real one does, so only a step of a captured size is replayed.
     padding_limit = 1.0
+    attention_backends = ("native", "torch")
 
     def identity(self) -> str:
         """Instruction sets, as torch names the best of them and as Linux lists them all."""
-        try:
-            lines = Path("/proc/cpuinfo").read_text().splitlines()
-        except OSError:
-            lines = []
-        flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
-        return " ".join(["cpu", torch.backends.cpu.get_cpu_capability(), *sorted(flags)])
+        return " ".join(["cpu", torch.backends.cpu.get_cpu_capability(), *sorted(instruction_sets())])
 
     def set_up(self, num_threads: int | None) -> None:
         torch.set_num_threads(num_threads or len(os.sched_getaffinity(0)))
@@ -47,6 +46,9 @@ class CpuPlatform(Platform):
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         # numpy leaves the zeroing to the kernel, page by page when it is first touched; torch would write all of it now.
         return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(*shape)
+
+    def make_attention_backend(self, name: str) -> AttentionBackend:
+        return native_or_torch() if name == "native" else TorchAttention()
 
     def packed_linear(self, weight_bytes: int) -> torch._ops.OpOverload | None:
         # Decided by what the machine has, not by what is free just now: two processes must decide alike.

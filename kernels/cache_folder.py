@@ -1,0 +1,13 @@
+"""Where everything lies that is made once on a machine and kept: compiled pieces and native kernels."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Where the cache lies: $PIECEWORK_CACHE_DIR, or `piecework` in the user's cache folder."""
+    if chosen := os.environ.get("PIECEWORK_CACHE_DIR"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "piecework"

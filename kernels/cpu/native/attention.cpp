@@ -1,0 +1,46 @@
+// Paged attention as C functions: `call` is an AttentionCall, laid out as `attention.py` describes it.
+#include "attention.h"
+
+namespace piecework {
+namespace {
+
+constexpr int64_t kAlone = 1 << 17;  // products that take no longer than waking another thread
+
+template <class T>
+void attention(const AttentionCall<T>& call, int most_threads) {
+  int64_t keys = 0;
+  for (int b = 0; b < call.requests; ++b) keys += call.query_lens[b] * static_cast<int64_t>(call.seq_lens[b]);
+  const int threads = keys * call.heads * call.head_size < kAlone ? 1 : most_threads;
+  static thread_local std::vector<Item> items;
+  static thread_local std::vector<float> partials;
+  const int64_t floats = make_items(call, threads, items);
+  if (static_cast<int64_t>(partials.size()) < floats) partials.resize(floats);
+  const AttendItem<T> attend = attend_for<T>(call.head_size);
+  float* waiting = partials.data();
+  const Item* work = items.data();
+  const int count = static_cast<int>(items.size());
+#pragma omp parallel num_threads(threads)
+  {
+    Scratch scratch(call.head_size, std::max(kMostRows, call.heads / call.kv_heads));
+#pragma omp for schedule(static)
+    for (int row = 0; row < call.tokens; ++row) store_row(call, row);
+#pragma omp for schedule(dynamic)
+    for (int i = 0; i < count; ++i) attend(call, work[i], scratch, waiting);
+    if (floats > 0) {
+#pragma omp for schedule(dynamic)
+      for (int i = 0; i < count; ++i)
+        if (work[i].chunks > 0) merge_item(call, work[i], scratch, waiting);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace piecework
+
+extern "C" void piecework_attention_bf16(const void* call, int threads) {
+  piecework::attention(*static_cast<const piecework::AttentionCall<piecework::bf16>*>(call), threads);
+}
+
+extern "C" void piecework_attention_f32(const void* call, int threads) {
+  piecework::attention(*static_cast<const piecework::AttentionCall<float>*>(call), threads);
+}

@@ -1,0 +1,107 @@
+"""Paged attention by the C++ kernels, as an attention backend.
+
+Shapes as in `kernels.attention`: T tokens, B requests, H query heads, K key/value heads, D head size, S tokens in a page.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...attention import AttentionBackend, AttentionMetadata
+from ...paged_attention import TorchAttention, TorchDecodePlan, TorchPlan
+from .build import load_kernels
+
+_LONG_PREFILL = 64
+"""From so many new tokens of a request on, torch's matrix kernels are faster."""
+_FUNCTIONS = {torch.bfloat16: "piecework_attention_bf16", torch.float32: "piecework_attention_f32"}
+_POINTERS = ("q", "k", "v", "out", "k_cache", "v_cache", "slots", "table", "query_lens", "seq_lens")
+_STRIDES = ("q_stride", "k_stride", "v_stride", "out_stride", "table_stride")
+_NUMBERS = ("requests", "tokens", "heads", "kv_heads", "head_size", "page_size", "window")
+
+
+class AttentionCall(ctypes.Structure):
+    """`AttentionCall` of attention.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((name, ctypes.c_int64) for name in _STRIDES),
+        *((name, ctypes.c_int32) for name in _NUMBERS),
+        ("scale", ctypes.c_float),
+    ]
+
+
+@dataclass(slots=True)
+class NativePlan:
+    """The figures of a step as the kernels read them. `torch_plan`: made where a layer needs plain torch."""
+
+    metadata: AttentionMetadata
+    page_size: int
+    table: torch.Tensor
+    slots: torch.Tensor
+    lens: torch.Tensor
+    """[2, B] int32: new tokens, and all tokens, of each request."""
+    prefers_torch: bool
+    torch_plan: TorchPlan | None = field(default=None)
+
+
+class NativeAttention(TorchAttention):
+    """One call of C++ a layer: stores keys and values, and attends to whole pages where they lie.
+
+    Threads share requests, heads, blocks of queries, and stretches of long contexts. Steps with a long prompt and tensors of
+    other kinds than bfloat16 and float32 go to plain torch.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._functions = {dtype: getattr(library, name) for dtype, name in _FUNCTIONS.items()}
+
+    def plan(self, metadata: AttentionMetadata, page_size: int) -> NativePlan:  # type: ignore[override]
+        table = metadata.block_table.to(torch.int64).contiguous()
+        slots = metadata.slot_mapping.to(torch.int64).contiguous()
+        lens = torch.tensor([metadata.query_lens, metadata.seq_lens], dtype=torch.int32)
+        return NativePlan(metadata, page_size, table, slots, lens, max(metadata.query_lens, default=0) >= _LONG_PREFILL)
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        plan: Any,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> None:
+        function = self._functions.get(q.dtype)
+        if function is None or not isinstance(plan, NativePlan) or plan.prefers_torch:
+            super().run(q, k, v, out, k_cache, v_cache, self._torch_plan(plan), scale=scale, window=window)
+            return
+        # Heads of a token must lie side by side; tokens may lie apart, as those of a fused projection do.
+        q, k, v = (part if part.stride()[1:] == (part.shape[2], 1) else part.contiguous() for part in (q, k, v))
+        call = AttentionCall(
+            *(part.data_ptr() for part in (q, k, v, out, k_cache, v_cache, plan.slots, plan.table, plan.lens[0], plan.lens[1])),
+            *(part.stride(0) for part in (q, k, v, out, plan.table)),
+            *(plan.lens.shape[1], plan.slots.shape[0], q.shape[1], k.shape[1], q.shape[2], plan.page_size, window or 0),
+            scale,
+        )
+        assert out.stride()[1:] == (q.shape[2], 1) and k_cache.is_contiguous() and v_cache.is_contiguous()
+        function(ctypes.byref(call), torch.get_num_threads())
+
+    def _torch_plan(self, plan: Any) -> TorchPlan | TorchDecodePlan:
+        if not isinstance(plan, NativePlan):
+            made: TorchPlan | TorchDecodePlan = plan
+            return made
+        if plan.torch_plan is None:
+            plan.torch_plan = super().plan(plan.metadata, plan.page_size)
+        return plan.torch_plan
+
+
+def native_or_torch() -> AttentionBackend:
+    """The kernels' attention, or plain torch's where there are no kernels."""
+    library = load_kernels()
+    return TorchAttention() if library is None else NativeAttention(library)

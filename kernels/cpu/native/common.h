@@ -1,0 +1,59 @@
+// What all kernels share: bfloat16 as bits, float32 arithmetic, and an exponential that compilers vectorise.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+namespace piecework {
+
+struct bf16 {
+  uint16_t bits;
+};
+
+inline float to_float(float x) { return x; }
+
+inline float to_float(bf16 x) {
+  const uint32_t wide = static_cast<uint32_t>(x.bits) << 16;
+  float result;
+  std::memcpy(&result, &wide, sizeof result);
+  return result;
+}
+
+template <class T>
+T from_float(float x);
+
+template <>
+inline float from_float<float>(float x) {
+  return x;
+}
+
+// Rounds to nearest, ties to even, as torch does; a NaN stays one.
+template <>
+inline bf16 from_float<bf16>(float x) {
+  uint32_t wide;
+  std::memcpy(&wide, &x, sizeof wide);
+  const uint32_t rounded = (wide + 0x7fffu + ((wide >> 16) & 1u)) >> 16;
+  return {static_cast<uint16_t>(x == x ? rounded : 0x7fc0u)};
+}
+
+// e^x within 3e-7 of its value for x in [-87, 88], the ends beyond: 2^n times a polynomial on [-ln2 / 2, ln2 / 2].
+inline float exponential(float x) {
+  x = std::min(std::max(x, -87.0f), 88.0f);
+  const float scaled = x * 1.44269504f;
+  const int whole = static_cast<int>(scaled + (scaled < 0.0f ? -0.5f : 0.5f));
+  const float n = static_cast<float>(whole);
+  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const uint32_t bits = static_cast<uint32_t>(whole + 127) << 23;
+  float power;
+  std::memcpy(&power, &bits, sizeof power);
+  return p * power;
+}
+
+}  // namespace piecework
