@@ -15,12 +15,11 @@ from ..kernels.detect import detect
 from ..runtime.engine import Engine
 from ..runtime.messages import GenerateRequest
 from ..runtime.sampling_params import SamplingParams
-from .gpu_checks import correctness
+from .gpu_checks import OFF, correctness
 from .gpu_engines import Scale, close, decode_batch, fill_cache, layer_parameters, make_engine, milliseconds, no_grad, prefill_batch
 
 Part = Callable[[Scale, Path, str], dict[str, Any]]
 
-OFF: dict[str, Any] = {"disable_cuda_graph": True}
 _NO_PREFILL: dict[str, Any] = {"cuda_graph_backend_prefill": "disabled"}
 _NO_DECODE: dict[str, Any] = {"cuda_graph_backend_decode": "disabled"}
 SHOTS_LEN = 684
