@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import fx
 
+from ..kernels.platform import CompileOptions
 from .errors import CompileError, TraceError
 from .shapes import Extent, TensorSpec, dtype_name
 
@@ -201,3 +204,88 @@ def _quiet(*loggers: str) -> Iterator[None]:
     finally:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
+
+
+class GraphBreak(NamedTuple):
+    """Where a compiled function was cut, and why."""
+
+    reason: str
+    file: str
+    line: int
+
+
+class CompileLog:
+    """What `torch.compile` has done for the functions of `compile_function` that share it.
+
+    `seconds`: tracing and compiling, of everything in this process while the log exists. `graphs`: how many were made.
+    """
+
+    def __init__(self) -> None:
+        from torch._dynamo.callback import callback_handler
+
+        self.seconds = 0.0
+        self.graphs = 0
+        self.breaks: list[GraphBreak] = []
+        self._started = 0.0
+        self._before = _cache_misses()
+        callback_handler.register_start_callback(self._start)
+        callback_handler.register_end_callback(self._end)
+
+    @property
+    def built(self) -> int:
+        """Graphs whose code was built now, rather than found on disk."""
+        return _cache_misses() - self._before
+
+    def add(self, graph_module: fx.GraphModule) -> None:
+        self.graphs += 1
+        reason: Any = graph_module.compile_subgraph_reason
+        if reason.graph_break:
+            where = reason.user_stack[-1]
+            self.breaks.append(GraphBreak(reason.reason.partition("\n")[0], where.filename, where.lineno))
+
+    def _start(self, *arguments: Any) -> None:
+        self._started = time.perf_counter()
+
+    def _end(self, *arguments: Any) -> None:
+        self.seconds += time.perf_counter() - self._started
+
+
+def _cache_misses() -> int:
+    from torch._dynamo.utils import counters
+
+    return sum(counters["inductor"][f"fxgraph_cache_{what}"] for what in ("miss", "bypass"))
+
+
+def compile_function(function: Callable[..., Any], options: CompileOptions, log: CompileLog) -> Callable[..., Any]:
+    """`torch.compile(function)` for a device, which tells `log` of each graph. Raises `ValueError` for a mode that is none."""
+    if options.backend == "inductor":
+        from torch._inductor import config, list_mode_options
+        from torch._inductor.compile_fx import compile_fx
+
+        modes = list_mode_options()
+        if options.mode is not None and options.mode not in modes:
+            raise ValueError(f"PIECEWORK_TORCH_COMPILE_MODE must be one of {', '.join(modes)}, got {options.mode}")
+        patches = {name: value for name, value in options.settings.items() if hasattr(config, name)}
+        inner: Any = functools.partial(compile_fx, config_patches={**(modes[options.mode] if options.mode else {}), **patches})
+    else:
+        inner = options.backend
+
+    def backend(graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        log.add(graph_module)
+        compiled: Callable[..., Any] = inner(graph_module, example_inputs)
+        return compiled
+
+    compiled: Callable[..., Any] = torch.compile(function, backend=backend, fullgraph=options.fullgraph, dynamic=options.dynamic)
+    return compiled
+
+
+def is_compile_error(error: BaseException) -> bool:
+    """Whether a call of a compiled function failed in the compiler, before anything was computed."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    return isinstance(error, TorchDynamoException)
+
+
+def sum_up(error: BaseException) -> str:
+    """A compiler's failure in one line."""
+    return _sum_up(error)

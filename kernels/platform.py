@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +20,29 @@ class MemoryInfo(NamedTuple):
 
     free: int
     total: int
+
+
+class MemoryUse(NamedTuple):
+    """Bytes that this process holds: in tensors, and with what the allocator keeps for later; each now and at its peak."""
+
+    allocated: int
+    peak_allocated: int
+    reserved: int
+    peak_reserved: int
+
+
+class CompileOptions(NamedTuple):
+    """How `torch.compile` compiles for a device.
+
+    `backend`: inductor, or what takes a graph and its example inputs. `mode` and `settings` are inductor's; a setting
+    that a version does not have is left out.
+    """
+
+    backend: str | Callable[..., Any] = "inductor"
+    mode: str | None = None
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    settings: Mapping[str, Any] = MappingProxyType({})
 
 
 class Platform:
@@ -39,6 +64,8 @@ class Platform:
     """How attention may be computed; the first is the default."""
     compiles_kernels: bool = False
     """Whether kernels are compiled when they are first launched, which no request should wait for."""
+    compile_mode: str = "default"
+    """Inductor's mode for whole models, unless $PIECEWORK_TORCH_COMPILE_MODE names another."""
     graphs_are_real: bool = True
     """Whether a graph records what is launched. If not, it can only call work again, and must know it as a callable."""
     graph_budget: int | None = None
@@ -59,6 +86,13 @@ class Platform:
     def memory(self) -> MemoryInfo:
         raise NotImplementedError
 
+    def memory_use(self) -> MemoryUse:
+        raise NotImplementedError
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether an allocation failed, so that less work at a time may succeed."""
+        return isinstance(error, torch.OutOfMemoryError | MemoryError)
+
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A large tensor of zeros, of which much may never be touched."""
         return torch.zeros(*shape, dtype=dtype, device=self.device())
@@ -76,6 +110,13 @@ class Platform:
 
     def synchronize(self) -> None:
         """Wait until everything that was launched has run."""
+
+    def compile_options(self) -> CompileOptions:
+        """For models that `torch.compile` compiles. Raises `ValueError` where this device's compiler is not installed."""
+        return CompileOptions(
+            mode=os.environ.get("PIECEWORK_TORCH_COMPILE_MODE") or self.compile_mode,
+            settings={"reorder_for_compute_comm_overlap": True},
+        )
 
     def attention_backend(self, name: str = "auto") -> AttentionBackend:
         """The backend of this name, auto being the default. Raises `ValueError` with a remedy where this machine has none such."""

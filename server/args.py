@@ -94,11 +94,18 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, *configs: type) -> None:
-    """A flag for every `option()` field of the config dataclasses, under the headings that the fields name."""
+    """A flag for every `option()` field of the config dataclasses, under the headings that the fields name.
+
+    A field that an earlier config has too is one flag, the earlier one's.
+    """
     groups: dict[str, argparse._ArgumentGroup] = {}
+    seen: set[str] = set()
     for config in configs:
         types = get_type_hints(config)
         for item in _options(config):
+            if item.name in seen:
+                continue
+            seen.add(item.name)
             heading = item.metadata["group"]
             if heading not in groups:
                 groups[heading] = parser.add_argument_group(heading)
@@ -113,8 +120,9 @@ def _argument(item: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     """The keyword arguments of `add_argument` for one field; flags that are not given stay out of the namespace."""
     text = item.metadata["help"].replace("%", "%%")
     shared = {"dest": item.name, "default": argparse.SUPPRESS}
+    if hint is bool and item.default:
+        return {**shared, "action": argparse.BooleanOptionalAction, "help": text}
     if hint is bool:
-        assert item.default is False, f"{item.name}: a bool option is a flag that switches something on"
         return {**shared, "action": "store_true", "help": text}
     if item.default not in (None, ""):
         text += f"; default: {item.default}"
@@ -132,15 +140,16 @@ def _value_type(hint: Any) -> type:
 
 def engine_config(arguments: argparse.Namespace) -> EngineConfig:
     """The engine's settings of a parsed command line. Raises `ValueError` with a remedy."""
-    return EngineConfig(**_given(arguments, EngineConfig))
+    return EngineConfig(**given(arguments, EngineConfig))
 
 
 def server_config(arguments: argparse.Namespace) -> ServerConfig:
     """The server's settings of a parsed command line. Raises `ValueError` with a remedy."""
-    return ServerConfig(engine=engine_config(arguments), **_given(arguments, ServerConfig))
+    return ServerConfig(engine=engine_config(arguments), **given(arguments, ServerConfig))
 
 
-def _given(arguments: argparse.Namespace, config: type) -> dict[str, Any]:
+def given(arguments: argparse.Namespace, config: type) -> dict[str, Any]:
+    """What the command line says of the fields of one config."""
     names = {item.name for item in _options(config)}
     return {name: value for name, value in vars(arguments).items() if name in names}
 

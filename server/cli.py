@@ -9,7 +9,9 @@ from typing import Any
 
 from .. import __version__
 from ..runtime.config import EngineConfig
-from .args import EXIT_USER_ERROR, ArgumentParser, ServerConfig, add_config_arguments, report, server_config
+from ..runtime.diffusion.config import DiffusionConfig
+from .args import EXIT_USER_ERROR, ArgumentParser, ServerConfig, add_config_arguments, given, report, server_config
+from .output_config import OutputConfig
 
 EXIT_INTERRUPTED = 130
 _SHOTS = 5
@@ -41,6 +43,7 @@ def build_parser() -> ArgumentParser:
     parser.add_argument("--version", action="version", version=f"piecework {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_serve(commands)
+    _add_generate(commands)
     _add_explain(commands)
     _add_cache(commands)
     _add_bench(commands)
@@ -60,6 +63,18 @@ def _add_serve(commands: Any) -> None:
     )
     add_config_arguments(serve, EngineConfig, ServerConfig)
     serve.set_defaults(func=_serve, parser=serve)
+
+
+def _add_generate(commands: Any) -> None:
+    generate = commands.add_parser(
+        "generate",
+        help="make an image or a video from a prompt",
+        usage="%(prog)s --model-path PATH --prompt TEXT [flags]",
+        description="Run a diffusion pipeline (FLUX.1, Qwen-Image, Wan 2.x, or another of diffusers' with a transformer) for one prompt, "
+        "write what it made, and say where the time went.",
+    )
+    add_config_arguments(generate, OutputConfig, DiffusionConfig)
+    generate.set_defaults(func=_generate, parser=generate)
 
 
 def _add_explain(commands: Any) -> None:
@@ -120,6 +135,13 @@ def _serve(arguments: argparse.Namespace) -> int:
     from .launch import serve
 
     return serve(config)
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    config, output = DiffusionConfig(**given(arguments, DiffusionConfig)), OutputConfig(**given(arguments, OutputConfig))
+    from .generate import generate
+
+    return generate(config, output)
 
 
 def _explain(arguments: argparse.Namespace) -> int:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -21,3 +24,15 @@ if not torch.cuda.is_available():
 settings.register_profile("steady", deadline=None, derandomize=True, database=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("steady")
+
+
+@pytest.fixture(scope="session")
+def pipeline_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a family's tiny diffusion pipeline: written once."""
+    from piecework.bench.diffusion_tiny import make_pipeline_folder
+
+    @cache
+    def written(family: str) -> Path:
+        return make_pipeline_folder(tmp_path_factory.mktemp("pipelines") / family, family)
+
+    return written

@@ -21,7 +21,7 @@ LOADED_BY_OTHERS = {"httptools": "uvicorn parses HTTP with it"}
 """Dependencies that no module of ours imports."""
 PARTS_OF_OTHERS = {"starlette": "fastapi is built on it", "pydantic-core": "pydantic's parser", "sympy": "torch's symbolic sizes"}
 """Imported, and brought by a dependency of which they are half."""
-OF_THE_MACHINE = {"torch-npu", "sgl-kernel"}
+OF_THE_MACHINE = {"torch-npu", "torchair", "sgl-kernel"}
 """Imported only where the machine has them."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 
 from ..attention import AttentionBackend
 from ..paged_attention import TorchAttention
-from ..platform import MemoryInfo, Platform
+from ..platform import MemoryInfo, MemoryUse, Platform
 from . import packed_linear
 from .graph import CpuGraph, CpuGraphPool
 from .native.attention import native_or_torch
@@ -42,6 +43,14 @@ class CpuPlatform(Platform):
     def memory(self) -> MemoryInfo:
         memory = psutil.virtual_memory()
         return MemoryInfo(free=memory.available, total=memory.total)
+
+    def memory_use(self) -> MemoryUse:
+        """Resident memory of the whole process; Linux counts its peak in KiB."""
+        now, peak = psutil.Process().memory_info().rss, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return MemoryUse(now, peak, now, peak)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return super().is_out_of_memory(error) or "can't allocate memory" in str(error)
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         # numpy leaves the zeroing to the kernel, page by page when it is first touched; torch would write all of it now.

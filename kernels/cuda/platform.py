@@ -12,7 +12,7 @@ from .. import ops
 from ..attention import AttentionBackend
 from ..graph import DeviceGraph, side_stream
 from ..paged_attention import TorchAttention
-from ..platform import MemoryInfo, Platform
+from ..platform import MemoryInfo, MemoryUse, Platform
 
 
 class CudaPlatform(Platform):
@@ -22,6 +22,7 @@ class CudaPlatform(Platform):
     dispatch_key = "CUDA"
     # Pieces as they are traced start at once; compiled ones are faster, and take a minute on the first start.
     piece_compilers = ("eager", "inductor")
+    compile_mode = "max-autotune-no-cudagraphs"
     compiles_kernels = True
     attention_backends = ("triton", "torch") if find_spec("triton") else ("torch",)
 
@@ -39,6 +40,14 @@ class CudaPlatform(Platform):
 
     def memory(self) -> MemoryInfo:
         return MemoryInfo(*torch.cuda.mem_get_info())
+
+    def memory_use(self) -> MemoryUse:
+        return MemoryUse(
+            torch.cuda.memory_allocated(),
+            torch.cuda.max_memory_allocated(),
+            torch.cuda.memory_reserved(),
+            torch.cuda.max_memory_reserved(),
+        )
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()

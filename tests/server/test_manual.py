@@ -1,4 +1,4 @@
-"""docs/serving.md tells of everything that there is, and of nothing else."""
+"""docs/serving.md and docs/diffusion.md tell of everything that there is, and of nothing else."""
 
 from __future__ import annotations
 
@@ -10,19 +10,33 @@ from http_fixtures import make_app
 from scripted_engine import ScriptedEngine
 
 from piecework.runtime.config import EngineConfig
+from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.server.args import ServerConfig
+from piecework.server.output_config import OutputConfig
 
-MANUAL = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+MANUAL, DIFFUSION = (DOCS / "serving.md").read_text(), (DOCS / "diffusion.md").read_text()
 
 
-def section(title: str) -> str:
-    return MANUAL.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+def section(title: str, manual: str = MANUAL) -> str:
+    return manual.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def flags_of(*configs: type) -> set[str]:
+    return {f"--{item.name.replace('_', '-')}" for config in configs for item in fields(config) if item.metadata}
+
+
+def flags_named(manual: str) -> set[str]:
+    rows = re.findall(r"^\| (`--.*?) \|", section("Flags", manual), re.M)
+    return {flag for row in rows for flag in re.findall(r"--[a-z0-9-]+", row)}
 
 
 def test_flags() -> None:
-    flags = {f"--{item.name.replace('_', '-')}" for config in (EngineConfig, ServerConfig) for item in fields(config) if item.metadata}
-    named = {flag for row in re.findall(r"^\| (`--.*?) \|", section("Flags"), re.M) for flag in re.findall(r"--[a-z-]+", row)}
-    assert named == flags
+    assert flags_named(MANUAL) == flags_of(EngineConfig, ServerConfig)
+
+
+def test_flags_of_generate() -> None:
+    assert flags_named(DIFFUSION) - {"--no-save-output"} == flags_of(OutputConfig, DiffusionConfig)
 
 
 def test_endpoints(scripted: ScriptedEngine) -> None:

@@ -1,0 +1,171 @@
+"""`torch.compile` for models that are not ours: whole, or only their repeated blocks, each class of blocks once for all its copies."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from types import MethodType
+from typing import Any
+
+import torch
+
+from ..kernels.platform import Platform
+from .cache import cache_folder
+from .torch_private import CompileLog, GraphBreak, compile_function, is_compile_error, sum_up
+
+logger = logging.getLogger(__name__)
+
+
+class CompiledModels:
+    """Models whose forward, or the forward of whose repeated blocks, is compiled when it is first called.
+
+    A class is compiled once: all its modules, of all models, call one compiled function. `regional` False: the models
+    themselves are the modules. Raises `ValueError` where a model has no repeated blocks, or the device no compiler.
+    """
+
+    def __init__(self, models: Mapping[str, torch.nn.Module], platform: Platform, *, regional: bool) -> None:
+        _keep_on_disk()
+        options = platform.compile_options()
+        self._log = CompileLog()
+        self._modules = [module for name, model in models.items() for module in (_repeated_blocks(name, model) if regional else [model])]
+        self._settled: int | None = None
+        kinds: set[Any] = set(map(type, self._modules))
+        functions = {kind: compile_function(kind.forward, options, self._log) for kind in kinds}
+        for module in self._modules:
+            module.forward = MethodType(_with_plain_inputs(functions[type(module)]), module)
+
+    @property
+    def regions(self) -> dict[str, int]:
+        """Compiled classes, and how many modules of each call the one compiled function."""
+        return dict(Counter(type(module).__name__ for module in self._modules))
+
+    @property
+    def seconds(self) -> float:
+        """Spent tracing and compiling."""
+        return self._log.seconds
+
+    @property
+    def graphs(self) -> int:
+        return self._log.graphs
+
+    @property
+    def built(self) -> int:
+        """Graphs that inductor had to build; the others it found on disk."""
+        return self._log.built
+
+    @property
+    def breaks(self) -> list[GraphBreak]:
+        return self._log.breaks
+
+    @property
+    def recompiles(self) -> int:
+        """Graphs that were made after `settle`: 0 unless shapes change."""
+        return 0 if self._settled is None else self.graphs - self._settled
+
+    def settle(self) -> None:
+        """All that the coming calls need has been compiled; what is compiled from now on counts as recompiled."""
+        if self._settled is None:
+            self._settled = self.graphs
+
+    def give_up(self, error: BaseException) -> bool:
+        """Whether `error` is the compiler's; then the modules run eagerly from now on."""
+        if not is_compile_error(error) or not self._modules:
+            return False
+        logger.warning("torch.compile failed, so the model runs eagerly: %s", sum_up(error))
+        for module in self._modules:
+            del module.forward
+        self._modules = []
+        return True
+
+    def summary(self) -> str:
+        """One line for people."""
+        regions = ", ".join(f"{count} x {name}" for name, count in self.regions.items()) or "nothing"
+        return (
+            f"{regions}: {self.graphs} graphs in {self.seconds:.1f} s ({self.built} built, the others found on disk), "
+            f"{len(self.breaks)} graph breaks, {self.recompiles} recompiles"
+        )
+
+    def report(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {
+            "regions": self.regions,
+            "seconds": self.seconds,
+            "graphs": self.graphs,
+            "graphs_built": self.built,
+            "graph_breaks": [found._asdict() for found in self.breaks],
+            "recompiles": self.recompiles,
+        }
+
+
+def _repeated_blocks(name: str, model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The blocks that the class names as its repeated ones, or else the entries of its lists of equal modules."""
+    named = getattr(model, "_repeated_blocks", None)
+    if named:
+        blocks = list(_outermost(model, lambda module: type(module).__name__ in named))
+    else:
+        blocks = [block for entries in _outermost_lists(model) for block in entries]
+        kinds = ", ".join(sorted({type(block).__name__ for block in blocks}))
+        logger.info("%s (%s) names no repeated blocks; its lists of equal modules: %s", name, type(model).__name__, kinds or "none")
+    if not blocks:
+        raise ValueError(f"{name} ({type(model).__name__}) has no repeated blocks; leave --regional-compile out to compile it whole")
+    return blocks
+
+
+def _outermost(module: torch.nn.Module, wanted: Callable[[torch.nn.Module], bool]) -> Iterator[torch.nn.Module]:
+    """Wanted modules that lie in no other wanted one: what is inside is compiled with it."""
+    for child in module.children():
+        if wanted(child):
+            yield child
+        else:
+            yield from _outermost(child, wanted)
+
+
+def _outermost_lists(model: torch.nn.Module) -> Iterator[list[torch.nn.Module]]:
+    def repeats(module: torch.nn.Module) -> bool:
+        return isinstance(module, torch.nn.ModuleList) and len(module) > 1 and len(set(map(type, module))) == 1
+
+    for found in _outermost(model, repeats):
+        yield list(found.children())
+
+
+def _with_plain_inputs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, whose guards see no difference between a view and a tensor of its own, as blocks get them by turns."""
+
+    def call(self: torch.nn.Module, *arguments: Any, **named: Any) -> Any:
+        return function(self, *_plain(arguments), **_plain(named))
+
+    return call
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case torch.Tensor():
+            return value if _is_plain(value) else value.clone(memory_format=torch.contiguous_format)
+        case tuple() | list():
+            return type(value)(map(_plain, value))
+        case dict():
+            return {name: _plain(part) for name, part in value.items()}
+    return value
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor owns its memory and lies in it densely, dimensions of one element included."""
+    expected = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if stride != expected:
+            return False
+        expected *= max(size, 1)
+    return tensor._base is None
+
+
+def _keep_on_disk() -> None:
+    """Inductor's own cache lies beside that of our pieces, unless the user has put it elsewhere."""
+    folder = cache_folder() / "inductor"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        logger.warning("compiled code is not kept: %s cannot be written (%s); set PIECEWORK_CACHE_DIR", folder, error.strerror)
+        return
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))

@@ -1,0 +1,1 @@
+"""Diffusion models: stages over one state, with the models themselves from diffusers."""

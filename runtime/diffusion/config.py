@@ -1,0 +1,73 @@
+"""What a diffusion engine is told; imports nothing heavy, for it also makes command-line flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..config import DEVICES, MODEL, option
+
+DIFFUSION = "diffusion models"
+PRECISIONS = ("auto", "fp32", "fp16", "bf16")
+WARMUP_MODES = ("off", "request")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffusionConfig:
+    """Settings of one diffusion engine. None means "choose for this machine". Raises `ValueError` with a remedy."""
+
+    model_path: str = option(
+        "", "the pipeline: a folder in diffusers' layout (with model_index.json), or a hub id", group=MODEL, metavar="PATH"
+    )
+    device: str = option("auto", "where the model runs", group=MODEL, choices=DEVICES)
+    num_threads: int | None = option(None, "compute threads on a CPU; default: one a core", group=MODEL, metavar="N")
+    dit_precision: str = option(
+        "auto", "number format of the transformers and text encoders; auto: as they are stored", group=DIFFUSION, choices=PRECISIONS
+    )
+    vae_precision: str = option("auto", "number format of the VAE; auto: as it is stored", group=DIFFUSION, choices=PRECISIONS)
+    enable_torch_compile: bool = option(False, "compile the transformers with torch.compile", group=DIFFUSION)
+    regional_compile: bool = option(
+        False,
+        "compile only the transformers' repeated blocks, once for all of a kind; needs --enable-torch-compile",
+        group=DIFFUSION,
+    )
+    warmup: bool = option(False, "the same as --warmup-mode request", group=DIFFUSION)
+    warmup_mode: str | None = option(
+        None,
+        "request: run the request's shape through a few steps before it is timed; default: request where transformers are compiled",
+        group=DIFFUSION,
+        choices=WARMUP_MODES,
+    )
+    warmup_steps: int = option(1, "denoising steps of a warm-up", group=DIFFUSION, metavar="N")
+    max_batch_size: int | None = option(
+        None,
+        "most images or videos of one shape that are denoised side by side; default: 4, and 1 where transformers are compiled",
+        group=DIFFUSION,
+        metavar="N",
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("num_threads", "warmup_steps", "max_batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        for name in ("dit_precision", "vae_precision"):
+            if getattr(self, name) not in PRECISIONS:
+                raise ValueError(f"--{name.replace('_', '-')} must be one of {', '.join(PRECISIONS)}, got {getattr(self, name)}")
+        if self.warmup_mode not in (None, *WARMUP_MODES):
+            raise ValueError(f"--warmup-mode must be one of {', '.join(WARMUP_MODES)}, got {self.warmup_mode}")
+        if self.warmup and self.warmup_mode not in (None, "request"):
+            raise ValueError(f"--warmup and --warmup-mode {self.warmup_mode} disagree; give one of them")
+        if self.regional_compile and not self.enable_torch_compile:
+            raise ValueError("--regional-compile chooses what is compiled; give --enable-torch-compile too")
+        if self.device not in DEVICES:
+            raise ValueError(f"--device must be one of {', '.join(DEVICES)}, got {self.device}")
+
+    @property
+    def batch_size(self) -> int:
+        # Each size of a batch would be compiled on its own.
+        return self.max_batch_size or (1 if self.enable_torch_compile else 4)
+
+    def warms_up(self, mode: str) -> bool:
+        chosen = "request" if self.warmup else self.warmup_mode
+        default = "request" if self.enable_torch_compile else "off"
+        return (chosen or default) == mode

@@ -1,0 +1,132 @@
+"""What differs between pipelines that are denoised step by step: a class a family, each stage a method."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from .params import DiffusionParams, InvalidParams
+from .state import State, Text
+
+
+class Defaults(NamedTuple):
+    """What a request that says nothing gets."""
+
+    width: int
+    height: int
+    num_frames: int
+    num_inference_steps: int
+    guidance_scale: float
+
+
+class Family:
+    """A loaded diffusers pipeline whose stages are run one by one.
+
+    Schedulers keep what they saw between steps, so each state gets a copy. `pipeline` supplies the parts and what is
+    peculiar to its text encoders and its VAE.
+    """
+
+    makes_video = False
+
+    def __init__(self, pipeline: Any) -> None:
+        self.pipeline = pipeline
+        self.device = device_of(pipeline)
+        self.defaults = self._defaults()
+
+    def transformers(self) -> dict[str, torch.nn.Module]:
+        return transformers_of(self.pipeline)
+
+    # Stages, in their order
+
+    def validate(self, params: DiffusionParams) -> DiffusionParams:
+        """The same parameters with every choice made. Raises `InvalidParams`."""
+        chosen = {name: value for name, value in self.defaults._asdict().items() if getattr(params, name) is None}
+        params = replace(params, **chosen)
+        for name in ("width", "height"):
+            _check_multiple(name, getattr(params, name), self.size_multiple)
+        assert params.num_inference_steps is not None
+        if params.num_inference_steps < self.min_steps:
+            raise InvalidParams("num_inference_steps", f"must be at least {self.min_steps} for this pipeline's scheduler")
+        if params.num_frames != 1 and not self.makes_video:
+            raise InvalidParams("num_frames", f"must be 1, got {params.num_frames}: this pipeline makes images")
+        if params.guidance_scale_2 is not None:
+            raise InvalidParams("guidance_scale_2", "is for pipelines with two transformers (Wan 2.2); leave it out")
+        return params
+
+    def encode_text(self, params: DiffusionParams) -> Text:
+        raise NotImplementedError
+
+    def draw_latents(self, params: DiffusionParams, generator: torch.Generator) -> torch.Tensor:
+        """Noise [1, ...], as the transformer takes it."""
+        raise NotImplementedError
+
+    def set_timesteps(self, scheduler: Any, state: State) -> None:
+        raise NotImplementedError
+
+    def predict(self, states: Sequence[State]) -> torch.Tensor:
+        """What the transformers say of each state's noise, guidance applied: [len(states), ...]."""
+        raise NotImplementedError
+
+    def decode(self, state: State) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Pixels [F, H, W, 3] between 0 and 1."""
+        raise NotImplementedError
+
+    # What families share
+
+    @property
+    def size_multiple(self) -> int:
+        """Width and height must be multiples of this: the VAE's factor, and patches of two by two."""
+        return int(self.pipeline.vae_scale_factor) * 2
+
+    @property
+    def min_steps(self) -> int:
+        # A schedule of one step cannot be stretched to end at a given noise level: diffusers would divide 0 by 0.
+        return 2 if self.pipeline.scheduler.config.get("shift_terminal") else 1
+
+    def new_scheduler(self) -> Any:
+        return copy.deepcopy(self.pipeline.scheduler)
+
+    def _defaults(self) -> Defaults:
+        call = call_defaults(self.pipeline)
+        side = int(self.pipeline.default_sample_size * self.pipeline.vae_scale_factor)
+        return Defaults(side, side, 1, call["num_inference_steps"], call["guidance_scale"])
+
+
+def transformers_of(pipeline: Any) -> dict[str, torch.nn.Module]:
+    """The models that denoise, by the names of their folders."""
+    parts = pipeline.components.items()
+    return {name: part for name, part in parts if name.startswith("transformer") and isinstance(part, torch.nn.Module)}
+
+
+def device_of(pipeline: Any) -> torch.device:
+    return next(next(iter(transformers_of(pipeline).values())).parameters()).device
+
+
+def call_defaults(pipeline: Any) -> dict[str, Any]:
+    """The defaults of diffusers' own pipeline call."""
+    parameters = inspect.signature(type(pipeline).__call__).parameters
+    return {name: parameter.default for name, parameter in parameters.items() if parameter.default is not parameter.empty}
+
+
+def truncation_warning(tokenizer: Any, text: str, limit: int, name: str) -> tuple[str, ...]:
+    """A sentence where `tokenizer` gives more tokens than the encoder of that name reads."""
+    length = len(tokenizer(text, truncation=False, verbose=False).input_ids)
+    return (f"{name} reads the first {limit} of the prompt's {length} tokens; the rest was cut off",) if length > limit else ()
+
+
+def stacked(conditions: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """The conditions of several states side by side."""
+    return {name: torch.cat([condition[name] for condition in conditions]) for name in conditions[0]}
+
+
+def _check_multiple(name: str, value: int, multiple: int) -> None:
+    below = value // multiple * multiple
+    if value != below:
+        nearest = f"{below} or {below + multiple}" if below else f"{multiple}"
+        raise InvalidParams(name, f"must be a multiple of {multiple} for this pipeline's VAE, got {value}; choose {nearest}")

@@ -1,0 +1,184 @@
+"""A loaded diffusion pipeline and its stages: what both the command line and the server run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...compilation.regional import CompiledModels
+from ...kernels.detect import detect
+from ..weights.resolve import find_model
+from .clock import Clock, Stage
+from .config import DiffusionConfig
+from .family import Family
+from .flux import Flux
+from .loading import load_pipeline
+from .params import DiffusionParams
+from .qwen_image import QwenImage
+from .state import State, Text
+from .wan import Wan
+from .whole_pipeline import WholePipeline
+
+FAMILIES: dict[str, type[Family]] = {"FluxPipeline": Flux, "QwenImagePipeline": QwenImage, "WanPipeline": Wan}
+"""Pipelines whose stages are run one by one; any other runs whole."""
+OnStep = Callable[[int, int], None]
+"""Told (steps done, steps in all) before each denoising step and after the last."""
+
+
+class OutOfMemory(ValueError):
+    """The device has too little memory for an output."""
+
+
+class DiffusionModel:
+    """Loads a pipeline; then `prepare`, `denoise` until denoised, `decode`, or `generate` for all of it.
+
+    Raises `ValueError` that the user can mend.
+    """
+
+    def __init__(self, config: DiffusionConfig) -> None:
+        start = time.perf_counter()
+        self.config = config
+        self.platform = detect(config.device)
+        self.platform.set_up(config.num_threads)
+        self.pipeline: Any = load_pipeline(Path(find_model(config.model_path)), config, self.platform)
+        self.architecture = type(self.pipeline).__name__
+        kind = FAMILIES.get(self.architecture)
+        self.family: Family | WholePipeline = kind(self.pipeline) if kind else WholePipeline(self.pipeline)
+        self._encoded: tuple[tuple[str, str], Text] | None = None
+        self.compiled: CompiledModels | None = None
+        if config.enable_torch_compile:
+            self.compiled = CompiledModels(self.family.transformers(), self.platform, regional=config.regional_compile)
+        self.load_seconds = time.perf_counter() - start
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether states can be denoised side by side, a step at a time."""
+        return isinstance(self.family, Family)
+
+    @property
+    def weight_bytes(self) -> int:
+        parts = [part for part in self.pipeline.components.values() if isinstance(part, torch.nn.Module)]
+        return sum(weight.numel() * weight.element_size() for part in parts for weight in (*part.parameters(), *part.buffers()))
+
+    @property
+    def dtype(self) -> str:
+        return str(next(iter(self.family.transformers().values())).dtype).removeprefix("torch.")
+
+    def validate(self, params: DiffusionParams, clock: Clock) -> State:
+        """Raises `InvalidParams`."""
+        with clock.stage(Stage.INPUT_VALIDATION):
+            return State(params=self.family.validate(params))
+
+    @torch.no_grad()
+    def prepare(self, state: State, clock: Clock) -> None:
+        """The stages between validation and denoising."""
+        assert isinstance(self.family, Family)
+        with self._memory_errors(), clock.stage(Stage.TEXT_ENCODING):
+            state.text = self._encode(state.params)
+            state.warnings += state.text.warnings
+        with self._memory_errors(), clock.stage(Stage.LATENT_PREPARATION):
+            generator = torch.Generator(self.family.device).manual_seed(state.params.seed)
+            state.latents = self.family.draw_latents(state.params, generator)
+        with clock.stage(Stage.TIMESTEP_PREPARATION):
+            state.scheduler = self.family.new_scheduler()
+            self.family.set_timesteps(state.scheduler, state)
+            state.scheduler.set_begin_index(0)
+            state.timesteps = state.scheduler.timesteps
+
+    @torch.no_grad()
+    def denoise(self, states: Sequence[State], clock: Clock) -> None:
+        """One step of each of `states`, which have one shape."""
+        assert isinstance(self.family, Family)
+        with self._memory_errors(), clock.step():
+            noise = self._predict(states)
+            for row, state in enumerate(states):
+                state.latents = state.scheduler.step(noise[row : row + 1], state.timestep, state.latents, return_dict=False)[0]
+                state.step += 1
+
+    @torch.no_grad()
+    def decode(self, state: State, clock: Clock) -> None:
+        assert isinstance(self.family, Family)
+        with self._memory_errors(), clock.stage(Stage.DECODING):
+            state.pixels = np.clip(self.family.decode(state), 0.0, 1.0)
+
+    def generate(self, params: Sequence[DiffusionParams], clock: Clock, on_step: OnStep) -> list[State]:
+        """All outputs of one request, as many side by side as the configuration allows.
+
+        Raises `InvalidParams`, `OutOfMemory`, and what `on_step` raises.
+        """
+        states = [self.validate(each, clock) for each in params]
+        if not isinstance(self.family, Family):
+            for state in states:
+                with self._memory_errors():
+                    self.family.run(state, clock, on_step)
+            return states
+        width = self.config.batch_size
+        for first in range(0, len(states), width):
+            self._generate_together(states[first : first + width], clock, on_step)
+        return states
+
+    def warm_up(self, params: DiffusionParams, num_outputs: int = 1) -> float:
+        """Run a request's shape through `--warmup-steps` steps; returns the seconds."""
+        start = time.perf_counter()
+        least = self.family.min_steps if isinstance(self.family, Family) else 1
+        few = replace(params, num_inference_steps=max(least, self.config.warmup_steps), group="")
+        self.generate([few] * num_outputs, Clock(self.platform), lambda done, total: None)
+        if self.compiled is not None:
+            self.compiled.settle()
+        return time.perf_counter() - start
+
+    def _predict(self, states: Sequence[State]) -> torch.Tensor:
+        """States are not touched, so a compiler that fails can be left out and the step tried again."""
+        assert isinstance(self.family, Family)
+        try:
+            noise = self.family.predict(states)
+        except Exception as error:
+            if self.compiled is None or not self.compiled.give_up(error):
+                raise
+            noise = self.family.predict(states)
+        if self.compiled is not None:
+            self.compiled.settle()
+        return noise
+
+    def _generate_together(self, states: Sequence[State], clock: Clock, on_step: OnStep) -> None:
+        for state in states:
+            self.prepare(state, clock)
+        total = states[0].num_steps
+        while not states[0].denoised:
+            on_step(states[0].step, total)
+            self.denoise(states, clock)
+        on_step(total, total)
+        for state in states:
+            self.decode(state, clock)
+
+    @contextmanager
+    def _memory_errors(self) -> Iterator[None]:
+        """A failed allocation as `OutOfMemory`; the memory of what failed is free again once it is handled."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if not self.platform.is_out_of_memory(error):
+                raise
+            remedy = "ask for a smaller width, height or num_frames, or start with --dit-precision bf16 --vae-precision bf16"
+            failure = OutOfMemory(f"the device is out of memory; {remedy}")
+        else:
+            return
+        self.platform.empty_cache()
+        raise failure
+
+    def _encode(self, params: DiffusionParams) -> Text:
+        """Outputs of one request share their encoded prompts."""
+        assert isinstance(self.family, Family)
+        key = (params.group, repr((params.prompt, params.negative_prompt, params.guidance_scale)))
+        if params.group and self._encoded is not None and self._encoded[0] == key:
+            return self._encoded[1]
+        text = self.family.encode_text(params)
+        self._encoded = (key, text)
+        return text

@@ -1,0 +1,55 @@
+"""What one image or video is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_STEPS = 1000
+"""Schedulers know as many noise levels, those of their training."""
+MAX_SIDE = 8192
+MAX_FRAMES = 1000
+MAX_PROMPT = 100_000
+"""Characters."""
+
+
+class InvalidParams(ValueError):
+    """A parameter that cannot be served. `param` is its name; the message begins with it."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(f"{param} {message}")
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffusionParams:
+    """One output. None means the pipeline's default. Sizes in pixels; same parameters, same pixels.
+
+    `group`: outputs of one request; their prompts are encoded once. Raises `InvalidParams`.
+    """
+
+    prompt: str
+    negative_prompt: str | None = None
+    width: int | None = None
+    height: int | None = None
+    num_frames: int | None = None
+    num_inference_steps: int | None = None
+    guidance_scale: float | None = None
+    guidance_scale_2: float | None = None
+    seed: int = 0
+    group: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.prompt.strip():
+            raise InvalidParams("prompt", "is empty; say what to draw")
+        if len(self.prompt) > MAX_PROMPT or len(self.negative_prompt or "") > MAX_PROMPT:
+            raise InvalidParams("prompt", f"has more than {MAX_PROMPT:,} characters; shorten it")
+        for name, most in (("width", MAX_SIDE), ("height", MAX_SIDE), ("num_frames", MAX_FRAMES), ("num_inference_steps", MAX_STEPS)):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= most:
+                raise InvalidParams(name, f"must lie between 1 and {most}, got {value}")
+        for name in ("guidance_scale", "guidance_scale_2"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value <= 100.0:
+                raise InvalidParams(name, f"must lie between 0 and 100, got {value}")
+        if not -(2**63) <= self.seed < 2**64:
+            raise InvalidParams("seed", f"must fit 64 bits, got {self.seed}")

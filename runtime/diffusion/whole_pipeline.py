@@ -1,0 +1,137 @@
+"""Any other pipeline with a transformer: diffusers' own call, watched from outside at its stages and steps."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from .clock import Clock, Stage
+from .family import call_defaults, device_of, transformers_of
+from .params import DiffusionParams, InvalidParams
+from .state import State
+
+Watch = Callable[[int, int], None]
+"""Told (steps done, steps in all) before each step; what it raises ends the work."""
+_STAGES = (
+    ("encode_prompt", Stage.TEXT_ENCODING),
+    ("prepare_latents", Stage.LATENT_PREPARATION),
+    ("scheduler.set_timesteps", Stage.TIMESTEP_PREPARATION),
+    ("vae.decode", Stage.DECODING),
+)
+
+
+class WholePipeline:
+    """Runs one output at a time. What a pipeline does not call by the usual names counts as no stage's time."""
+
+    def __init__(self, pipeline: Any) -> None:
+        self.pipeline = pipeline
+        self._takes = inspect.signature(type(pipeline).__call__).parameters
+        if not {"prompt", "num_inference_steps", "generator", "output_type"} <= set(self._takes):
+            raise ValueError(f"{type(pipeline).__name__} does not turn a prompt into an image or video; this pipeline cannot be run")
+
+    def transformers(self) -> dict[str, torch.nn.Module]:
+        return transformers_of(self.pipeline)
+
+    def validate(self, params: DiffusionParams) -> DiffusionParams:
+        """Raises `InvalidParams` for what the pipeline does not take; its own checks come when it runs."""
+        defaults, chosen = call_defaults(self.pipeline), dict[str, Any]()
+        for name in ("width", "height", "num_frames", "num_inference_steps", "guidance_scale", "guidance_scale_2"):
+            if getattr(params, name) is None:
+                chosen[name] = defaults.get(name)
+            elif name not in self._takes:
+                raise InvalidParams(name, f"is not a parameter of {type(self.pipeline).__name__}; leave it out")
+        return replace(params, **chosen)
+
+    def run(self, state: State, clock: Clock, watch: Watch) -> None:
+        """From prompt to pixels. Raises `InvalidParams`, and what `watch` raises."""
+        params = state.params
+        names = ("prompt", "negative_prompt", "width", "height", "num_frames", "num_inference_steps", "guidance_scale", "guidance_scale_2")
+        asked = {name: getattr(params, name) for name in names if name in self._takes and getattr(params, name) is not None}
+        generator = torch.Generator(device_of(self.pipeline)).manual_seed(params.seed)
+        steps = _Steps(clock, watch, params.num_inference_steps or 0)
+        with ExitStack() as stack:
+            for path, stage in _STAGES:
+                stack.enter_context(_timed(self.pipeline, path, clock, stage))
+            stack.enter_context(steps.hooked(self.transformers()))
+            if "callback_on_step_end" in self._takes:
+                asked["callback_on_step_end"] = steps.end
+            elif "callback" in self._takes:
+                asked["callback"] = steps.end
+            if "use_resolution_binning" in self._takes:
+                # The size that was asked for, rather than one nearby.
+                asked["use_resolution_binning"] = False
+            try:
+                output = self.pipeline(**asked, generator=generator, output_type="np", return_dict=False)[0]
+            except ValueError as error:
+                raise InvalidParams("the request", f"is refused by {type(self.pipeline).__name__}: {error}") from error
+        pixels = np.asarray(output, dtype=np.float32)
+        # Images come as [1, H, W, 3], videos as [1, F, H, W, 3].
+        state.pixels = pixels[0] if pixels.ndim == 5 else pixels
+
+
+class _Steps:
+    """A denoising step goes from its first call of a transformer to the pipeline's callback."""
+
+    def __init__(self, clock: Clock, watch: Watch, total: int) -> None:
+        self._clock = clock
+        self._watch = watch
+        self._total = total
+        self._done = 0
+        self._step: Any = None
+
+    @contextmanager
+    def hooked(self, transformers: dict[str, torch.nn.Module]) -> Iterator[None]:
+        hooks = [transformer.register_forward_pre_hook(self._begin) for transformer in transformers.values()]
+        try:
+            yield
+        finally:
+            self._finish()
+            for hook in hooks:
+                hook.remove()
+
+    def end(self, *arguments: Any) -> Any:
+        """`callback_on_step_end` of diffusers, which wants its last argument back, or `callback` of its older pipelines."""
+        self._finish()
+        self._done += 1
+        return arguments[-1]
+
+    def _begin(self, module: torch.nn.Module, arguments: Any) -> None:
+        if self._step is None:
+            self._watch(self._done, self._total)
+            self._step = self._clock.step()
+            self._step.__enter__()
+
+    def _finish(self) -> None:
+        if self._step is not None:
+            self._step.__exit__(None, None, None)
+            self._step = None
+
+
+@contextmanager
+def _timed(pipeline: Any, path: str, clock: Clock, stage: Stage) -> Iterator[None]:
+    """Inside, calls of the pipeline's method at `path` count for `stage`."""
+    *owners, name = path.split(".")
+    owner = pipeline
+    for part in owners:
+        owner = getattr(owner, part, None)
+    method = getattr(owner, name, None)
+    if method is None:
+        yield
+        return
+
+    def timed(*arguments: Any, **named: Any) -> Any:
+        with clock.stage(stage):
+            return method(*arguments, **named)
+
+    # Set on the object, so that the class is left alone and the attribute can be taken away again.
+    object.__setattr__(owner, name, timed)
+    try:
+        yield
+    finally:
+        object.__delattr__(owner, name)

@@ -1,0 +1,113 @@
+"""`piecework generate`: one prompt, its outputs as files, and where the time went."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from .. import __version__
+from ..runtime.diffusion.clock import Clock
+from ..runtime.diffusion.config import DiffusionConfig
+from ..runtime.diffusion.media import Output
+from ..runtime.diffusion.model import DiffusionModel
+from ..runtime.diffusion.params import InvalidParams
+from ..runtime.diffusion.report import performance_report, table, write_report
+from ..runtime.diffusion.state import State
+from .output_config import OutputConfig
+
+
+def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
+    """Run the pipeline; returns the exit code. Raises `ValueError` that the user can mend."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    # Everything that can be wrong is found out before minutes of loading.
+    _check_report_path(asked.perf_dump_path)
+    output = Output(asked.output_path) if asked.save_output else None
+    if not config.model_path:
+        raise ValueError("--model-path PATH is required: the folder of a pipeline in diffusers' layout")
+    try:
+        params = asked.params()
+        model = DiffusionModel(config)
+        if not config.warms_up("off"):
+            print(f"warm-up: {model.warm_up(params[0]):.2f} s", file=sys.stderr)
+        start = time.perf_counter()
+        clock = Clock(model.platform)
+        states = _run(model, params, clock)
+        total_ms = (time.perf_counter() - start) * 1000
+    except InvalidParams as error:
+        raise ValueError(f"--{error.param.replace('_', '-')}{str(error).removeprefix(error.param)}") from None
+    for warning in dict.fromkeys(text for state in states for text in state.warnings):
+        print(f"warning: {warning}", file=sys.stderr)
+    if output is not None:
+        _save(output, states, asked)
+    print(f"\n{model.architecture}, {model.dtype} on {model.platform.device_type}, loaded in {model.load_seconds:.1f} s")
+    print(table(clock, total_ms))
+    if model.compiled is not None:
+        print(f"  compiled              {model.compiled.summary()}")
+        for found in dict.fromkeys(model.compiled.breaks):
+            print(f"  graph break           {found.file}:{found.line}: {found.reason}")
+    if asked.perf_dump_path:
+        meta = _meta(model, config, states)
+        write_report(Path(asked.perf_dump_path), performance_report(clock, total_ms, meta, request_id=uuid.uuid4().hex))
+    return 0
+
+
+def _run(model: DiffusionModel, params: Sequence[Any], clock: Clock) -> list[State]:
+    with tqdm(desc="denoising", unit="step", file=sys.stderr) as bar:
+        last = 0
+
+        def on_step(done: int, total: int) -> None:
+            nonlocal last
+            # A further batch of outputs begins at 0 again.
+            new = done if done < last else done - last
+            last = done
+            bar.total = max(bar.total or 0, total, bar.n + new)
+            bar.update(new)
+
+        return model.generate(params, clock, on_step)
+
+
+def _save(output: Output, states: Sequence[State], asked: OutputConfig) -> None:
+    for number, state in enumerate(states):
+        assert state.pixels is not None
+        files = output.save(state.pixels, asked.prompt, state.params.seed, number, len(states))
+        more = f" and {len(files) - 1} more frames" if len(files) > 1 else ""
+        print(f"{files[0]}{more}")
+
+
+def _meta(model: DiffusionModel, config: DiffusionConfig, states: Sequence[State]) -> dict[str, Any]:
+    params = states[0].params
+    return {
+        "piecework": __version__,
+        "model": config.model_path,
+        "pipeline": model.architecture,
+        "device": model.platform.identity(),
+        "dtype": model.dtype,
+        "width": params.width,
+        "height": params.height,
+        "num_frames": params.num_frames,
+        "num_inference_steps": params.num_inference_steps,
+        "num_outputs": len(states),
+        "seed": params.seed,
+        "torch_compile": config.enable_torch_compile,
+        "regional_compile": config.regional_compile,
+        "compile": None if model.compiled is None else model.compiled.report(),
+        "load_seconds": model.load_seconds,
+    }
+
+
+def _check_report_path(path: str | None) -> None:
+    if path is None:
+        return
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a"):
+            pass
+    except OSError as error:
+        raise ValueError(f"--perf-dump-path {path} cannot be written: {error.strerror}") from None
