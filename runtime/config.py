@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from .model_config import ModelConfig
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
-DEVICES = ("auto", "cuda", "cpu")
-ATTENTION_BACKENDS = ("auto", "triton", "native", "torch")
+DEVICES = ("auto", "cuda", "npu", "cpu")
+ATTENTION_BACKENDS = ("auto", "triton", "ascend", "native", "torch")
 PIECE_COMPILERS = ("eager", "inductor")
 STARTUPS = ("fast", "full")
 LOAD_FORMATS = ("auto", "dummy")
@@ -86,7 +86,7 @@ class EngineConfig:
     device: str = option("auto", "where the model runs", group=MODEL, choices=DEVICES)
     attention_backend: str = option(
         "auto",
-        "what computes attention; auto: triton on a GPU, native on a CPU that has a compiler, else torch",
+        "what computes attention; auto: triton on a GPU, ascend on an NPU, native on a CPU that has a compiler, else torch",
         group=MODEL,
         choices=ATTENTION_BACKENDS,
     )

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
+from ..attention import AttentionBackend
 from ..graph import DeviceGraph, side_stream
 from ..platform import CompileOptions, MemoryInfo, MemoryUse, Platform
+from .attention import AscendAttention
 
 
 class NpuPlatform(Platform):
@@ -23,6 +25,7 @@ class NpuPlatform(Platform):
     slot_dtype = torch.int32
     default_page_size = 128
     piece_compilers = ("eager",)
+    attention_backends = ("ascend",)
     # Each graph holds streams of the device; near 1,800-2,000 graphs they run out.
     graph_budget = 1800
 
@@ -57,6 +60,9 @@ class NpuPlatform(Platform):
         except ImportError as error:
             raise ValueError(f"torch.compile on an NPU needs torchair, which comes with CANN's torch_npu ({error})") from None
         return CompileOptions(backend=torchair.get_npu_backend(compiler_config=CompilerConfig()), dynamic=False)
+
+    def make_attention_backend(self, name: str) -> AttentionBackend:
+        return AscendAttention()
 
     def graph(self) -> DeviceGraph:
         return DeviceGraph(torch.npu.NPUGraph(), torch.npu.stream, "thread_local")

@@ -1,0 +1,111 @@
+"""The whole engine on the simulated NPU: its scheduler, its cache, its attention and its graphs give the CPU's answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import make_tiny_model
+
+from piecework.kernels.detect import detect
+from piecework.kernels.npu.attention import AscendAttention
+from piecework.kernels.npu.platform import NpuPlatform
+from piecework.runtime import graph_startup
+from piecework.runtime.config import EngineConfig
+from piecework.runtime.llm import LLM, Completion
+from piecework.runtime.pieces import install, installer
+from piecework.runtime.sampling_params import SamplingParams
+from piecework.runtime.weights.loader import empty_model
+
+SIZES = [4, 16, 33]
+AROUND = [size + offset for size in SIZES for offset in (-1, 0, 1)]
+LENGTHS = [*AROUND, 140, 260]
+PROMPTS = [[(17 * i + 3 * j) % 400 for j in range(length)] for i, length in enumerate(LENGTHS)]
+PARAMS = SamplingParams(temperature=0.0, max_new_tokens=5, ignore_eos=True, logprobs=5, prompt_logprobs=0)
+LAYERS = 2
+
+
+class CompiledHere:
+    """Stands for the compiling process, which would be without the simulated device."""
+
+    def __init__(self, config: EngineConfig, model_config: Any, dtype: torch.dtype) -> None:
+        platform = detect(config.device)
+        install(installer(config, platform), empty_model(model_config, dtype, platform.device()), model_config, dtype)
+
+    def wait(self) -> int:
+        return 0
+
+    poll = wait
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(graph_startup, "start", CompiledHere)
+    # Hardware's kernel takes 16 bits alone; the simulated one takes 32, in which answers are compared tightly.
+    monkeypatch.setattr(AscendAttention, "dtypes", (torch.float32,))
+    monkeypatch.setattr(NpuPlatform, "padding_limit", 8.0)
+
+
+def engine(path: Path, device: str, **settings: Any) -> LLM:
+    return LLM(str(path), dtype="float32", device=device, max_total_tokens=4096, num_threads=1, **settings)
+
+
+def with_graphs(path: Path, backend: str) -> LLM:
+    return engine(path, "npu", cuda_graph_backend_prefill=backend, piecewise_cuda_graph_tokens=",".join(map(str, SIZES)))
+
+
+def assert_same(ours: list[Completion], eager: list[Completion]) -> None:
+    for one, other in zip(ours, eager, strict=True):
+        assert one.token_ids == other.token_ids
+        said, wanted = ([e.logprob for e in [*(c.prompt_logprobs or []), *c.logprobs] if e is not None] for c in (one, other))
+        assert said == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("backend", ["piecewise", "breakable"])
+def test_every_size_and_its_neighbours_equal_the_cpu(
+    tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch, architecture: str, backend: str
+) -> None:
+    def not_fused(*_: Any) -> None:
+        raise AssertionError("plain torch ran where the fused kernel reaches")
+
+    monkeypatch.setattr(AscendAttention, "_plain_plan", not_fused)
+    path = make_tiny_model(tmp_path / "model", architecture, num_hidden_layers=LAYERS)
+    llm = with_graphs(path, backend)
+    info = llm.info.graphs
+    assert (info.prefill_sizes, info.failed_sizes, info.num_graphs) == (SIZES, {}, (LAYERS + 1) * len(SIZES))
+    expected = engine(path, "cpu").generate(PROMPTS, PARAMS)
+    with simnpu.strict_addresses():
+        assert_same([llm.generate([prompt], PARAMS)[0] for prompt in PROMPTS], expected)
+        # A crowd: mixed steps, and prompts whose beginnings are in the prefix tree by now.
+        assert_same(llm.generate(PROMPTS, PARAMS), expected)
+    stats = llm.scheduler.stats()
+    assert stats.graph_replays_total > len(AROUND) and stats.padded_tokens_total > 0
+
+
+def test_eager_steps_equal_the_cpu(tmp_path: Path, simnpu: Any) -> None:
+    path = make_tiny_model(tmp_path / "model", "qwen2", num_hidden_layers=LAYERS)
+    assert_same(engine(path, "npu").generate(PROMPTS, PARAMS), engine(path, "cpu").generate(PROMPTS, PARAMS))
+
+
+@pytest.mark.parametrize("settings", [{"page_size": 16}, {"chunked_prefill_size": 37}, {"disable_radix_cache": True}], ids=str)
+def test_other_pages_and_chunks_equal_the_cpu(tmp_path: Path, simnpu: Any, settings: dict[str, Any]) -> None:
+    """Pages that the fused kernel does not take are left to plain torch."""
+    path = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS)
+    assert_same(engine(path, "npu", **settings).generate(PROMPTS, PARAMS), engine(path, "cpu").generate(PROMPTS, PARAMS))
+
+
+def test_a_sliding_window_equals_the_cpu(tmp_path: Path, simnpu: Any) -> None:
+    path = make_tiny_model(tmp_path / "model", "mistral", num_hidden_layers=LAYERS, sliding_window=24)
+    assert_same(engine(path, "npu").generate(PROMPTS, PARAMS), engine(path, "cpu").generate(PROMPTS, PARAMS))
+
+
+def test_without_graphs_to_spare_sizes_run_eagerly(tmp_path: Path, simnpu: Any) -> None:
+    path = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS)
+    with simnpu.limits(graph_limit=simnpu.live_graphs + LAYERS + 2):
+        llm = with_graphs(path, "piecewise")
+    assert llm.info.graphs.prefill_sizes == [33]
+    assert_same(llm.generate(PROMPTS, PARAMS), engine(path, "cpu").generate(PROMPTS, PARAMS))
