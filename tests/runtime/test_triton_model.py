@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from piecework.kernels.triton.attention import Blocks, TritonAttention
 from piecework.runtime import model_runner
 from piecework.runtime.dummy_step import dummy_prefill
 from piecework.runtime.llm import LLM
+from piecework.runtime.messages import GenerateRequest
 from piecework.runtime.model_config import ModelConfig
 from piecework.runtime.model_runner import ModelRunner
 from piecework.runtime.pieces import install, installer
@@ -124,3 +126,26 @@ def test_tokens_on_the_gpu_are_those_of_the_cpu(architecture: str, settings: dic
     folder = make_tiny_model(tmp_path / architecture, architecture, **overrides)
     cpu = tokens(folder)
     assert tokens(folder, device="cuda", startup="full", **settings) == cpu
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="no NVIDIA GPU")
+@pytest.mark.parametrize("settings", [{"disable_cuda_graph": True}, {"piecewise_cuda_graph": True}], ids=["no graphs", "graphs"])
+def test_a_step_waits_for_the_device_once(settings: dict[str, Any], model: Path) -> None:
+    """To read its tokens; torch warns of every wait when it is asked to."""
+    llm = make(model, device="cuda", startup="full", **settings)
+    generated(llm)
+    for number, params in enumerate([GREEDY, SamplingParams(max_new_tokens=3, ignore_eos=True, seed=1)]):
+        llm.scheduler.add(GenerateRequest(rid=str(number), input_ids=PROMPTS[1], params=params))
+    steps = 0
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            while llm.scheduler.has_work:
+                llm.scheduler.step()
+                steps += 1
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    waits = [str(warning.message) for warning in caught if "synchroniz" in str(warning.message)]
+    assert 0 < len(waits) <= steps, waits
