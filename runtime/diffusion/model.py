@@ -97,7 +97,7 @@ class DiffusionModel:
         """One step of each of `states`, which have one shape."""
         assert isinstance(self.family, Family)
         with self._memory_errors(), clock.step():
-            noise = self._predict(states)
+            noise = self.predict(states)
             for row, state in enumerate(states):
                 state.latents = state.scheduler.step(noise[row : row + 1], state.timestep, state.latents, return_dict=False)[0]
                 state.step += 1
@@ -134,8 +134,11 @@ class DiffusionModel:
             self.compiled.settle()
         return time.perf_counter() - start
 
-    def _predict(self, states: Sequence[State]) -> torch.Tensor:
-        """States are not touched, so a compiler that fails can be left out and the step tried again."""
+    def predict(self, states: Sequence[State]) -> torch.Tensor:
+        """What the next step's forward says of the noise of each state: [len(states), ...].
+
+        States are not touched, so a compiler that fails can be left out and the forward tried again.
+        """
         assert isinstance(self.family, Family)
         try:
             noise = self.family.predict(states)
