@@ -22,7 +22,7 @@ from ..runtime.diffusion.config import DiffusionConfig
 from ..runtime.diffusion.model import DiffusionModel
 from ..runtime.diffusion.params import DiffusionParams
 
-MODES: dict[str, dict[str, bool]] = {
+MODES: dict[str, dict[str, Any]] = {
     "eager": {},
     "full": {"enable_torch_compile": True},
     "regional": {"enable_torch_compile": True, "regional_compile": True},
