@@ -30,5 +30,5 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=600s --retries=3 \
     CMD ["python3", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:30000/health', timeout=4)"]
 STOPSIGNAL SIGTERM
 # CANN's paths come from a script of the toolkit.
-ENTRYPOINT ["bash", "-c", "source /usr/local/Ascend/ascend-toolkit/set_env.sh && exec piecework serve --host 0.0.0.0 --port 30000 \"$@\"", "piecework"]
+ENTRYPOINT ["bash", "-c", "source /usr/local/Ascend/ascend-toolkit/set_env.sh && exec piecework serve --host 0.0.0.0 --port 30000 --device npu \"$@\"", "piecework"]
 CMD ["--help"]
