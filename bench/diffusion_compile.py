@@ -81,7 +81,8 @@ def measure(blocks: int, arguments: argparse.Namespace, folder: Path) -> list[di
     cache = str(folder / f"cache-{blocks}")
     # Each mode's cold step finds nothing of the others': their graphs differ, and eager builds none.
     cold = {mode: _in_a_process(["cold", pipeline, mode, *shape], f"{cache}-{mode}") for mode in MODES}
-    steady = _in_a_process(["steady", pipeline, *shape, str(arguments.rounds)], f"{cache}-steady")
+    # What takes longest to compile is found again here.
+    steady = _in_a_process(["steady", pipeline, *shape, str(arguments.rounds)], f"{cache}-full")
     return [
         {
             "blocks": blocks,

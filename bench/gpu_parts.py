@@ -16,6 +16,7 @@ from ..runtime.engine import Engine
 from ..runtime.messages import GenerateRequest
 from ..runtime.sampling_params import SamplingParams
 from .gpu_checks import OFF, correctness
+from .gpu_diffusion import diffusion
 from .gpu_engines import Scale, close, decode_batch, fill_cache, layer_parameters, make_engine, milliseconds, no_grad, prefill_batch
 
 Part = Callable[[Scale, Path, str], dict[str, Any]]
@@ -210,6 +211,8 @@ PARTS: dict[str, Part] = {
     "prefill_breakable": partial(prefill, {"cuda_graph_backend_prefill": "breakable"}),
     "startup_cold": startup,
     "startup_warm": startup,
+    "diffusion_eager": partial(diffusion, False),
+    "diffusion_regional": partial(diffusion, True),
     "prefill_piecewise_inductor": partial(prefill, _PIECES | {"piecewise_cuda_graph_compiler": "inductor"}),
 }
 """In the order in which they run: what everything else rests on first, what can be missed most easily last."""

@@ -21,6 +21,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     lines += _sizes(results, "decode", "batch", "bytes", "copy_bytes_per_second", "copy rate")
     lines += _load(results)
     lines += _startup(results)
+    lines += _diffusion(results)
     if "hardware_tests" in parts:
         lines += ["## Tests on hardware", "", parts["hardware_tests"].get("result", {}).get("summary", "not run"), ""]
     return "\n".join([*lines, *_errors(parts)]).rstrip()
@@ -28,6 +29,17 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
     return ["| " + " | ".join(map(str, row)) + " |" for row in (head, ["---"] * len(head), *rows)] + [""]
+
+
+def _diffusion(results: Mapping[str, Any]) -> list[str]:
+    """The first step holds what compiling takes."""
+    rows = [
+        [name.removeprefix("diffusion_"), f"{row['first_ms'] / 1e3:.2f}", f"{row['step_ms']:.1f}", f"{row['total_ms'] / 1e3:.2f}"]
+        for name, row in results.items()
+        if name.startswith("diffusion_")
+    ]
+    head = ["transformer of FLUX.1", "first step (s)", "step (ms)", "20 steps (s)"]
+    return ["## Diffusion", "", *_table(head, rows)] if rows else []
 
 
 def _overview(parts: Mapping[str, Any]) -> list[str]:

@@ -42,15 +42,23 @@ def test_parts_report_and_a_failing_one_holds_up_no_other(tmp_path: Path) -> Non
     assert "## prefill_breakable failed" in page and "| batch | full |" in page
 
 
+def test_diffusion_is_measured(tmp_path: Path) -> None:
+    code, report, page = suite(tmp_path, "--parts", "diffusion_eager")
+    result = report["parts"]["diffusion_eager"]["result"]
+    assert code == 0 and result["step_ms"] > 0 and result["first_ms"] > 0
+    assert "## Diffusion" in page and "| eager |" in page
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_every_part(tmp_path: Path) -> None:
-    code, report, page = suite(tmp_path, timeout=290.0)
+    code, report, page = suite(tmp_path, timeout=580.0)
     failed = [name for name, part in report["parts"].items() if not part["ok"]]
     assert failed == ["prefill_breakable"] and code == 1, report
     assert list(report["parts"]) == gpu_suite._part_names()
     assert all(check["ok"] for check in report["parts"]["correctness"]["result"]["checks"])
     assert report["parts"]["startup_warm"]["result"]["distinct_pieces"] == report["parts"]["startup_cold"]["result"]["distinct_pieces"] > 0
-    for heading in ("Floors", "Correctness", "Prefill", "Decode", "Load in the shape of GSM8K", "Start-up"):
+    for heading in ("Floors", "Correctness", "Prefill", "Decode", "Load in the shape of GSM8K", "Start-up", "Diffusion"):
         assert f"## {heading}" in page
 
 
