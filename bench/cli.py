@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, TypeVar, cast
 
+from ..runtime.config import DTYPES, PIECE_COMPILERS
 from ..server.args import report
 from .target import Api, Target
 from .workloads import DATASETS, PROMPT_KINDS, Workload
@@ -56,9 +57,24 @@ examples:
   %(prog)s --num-requests 300 --max-mismatches 0 --server-pid 4711 --max-memory-growth 50
 """
 
+_GRAPHS_PARTS = ("prefill", "decode", "compile", "ready")
+_GRAPHS = """\
+What --piecewise-cuda-graph gains and costs, in Markdown tables; the engine runs in this process, no server is needed.
+
+prefill  forwards of one prompt, graphs off and in pieces, run in turn; the least time of --repeats runs each
+decode   the same of steps of nothing but decodes
+compile  tracing and compiling a model of the same layers at several depths, and loading what a first start has left in the cache
+ready    seconds from the start of the engine's process until it takes requests, --startup fast against graphs off
+"""
+_GRAPHS_EXAMPLES = """\
+examples:
+  %(prog)s --json graphs.json
+  %(prog)s --parts prefill --prefill 16,64 --dtype float32 --num-threads 1
+"""
+
 
 def add_bench_parsers(subparsers: Any) -> None:
-    """Add `gsm8k`, `serving` and `soak` to the subparsers of `piecework bench`.
+    """Add `gsm8k`, `serving`, `soak` and `graphs` to the subparsers of `piecework bench`.
 
     Each sets `func`, which takes the parsed arguments and returns the exit code: 0, 1 where requests failed, 2 where the user can mend it;
     and `parser`, its own.
@@ -66,6 +82,7 @@ def add_bench_parsers(subparsers: Any) -> None:
     _add_gsm8k(subparsers)
     _add_serving(subparsers)
     _add_soak(subparsers)
+    _add_graphs(subparsers)
 
 
 def _add_gsm8k(subparsers: Any) -> None:
@@ -156,6 +173,24 @@ def _add_soak(subparsers: Any) -> None:
     )
 
 
+def _add_graphs(subparsers: Any) -> None:
+    parser = _add(
+        subparsers, "graphs", "what compiled pieces gain and cost on this machine; needs no server", _GRAPHS, _GRAPHS_EXAMPLES, _run_graphs
+    )
+    parser.add_argument("--model-path", metavar="PATH", help="default: smollm2-135m")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: auto")
+    parser.add_argument("--compiler", choices=PIECE_COMPILERS, help="what compiles the pieces; default: by device")
+    parser.add_argument("--num-threads", type=_positive, metavar="N", help="compute threads; default: one a core")
+    parser.add_argument("--parts", type=_parts, metavar="LIST", help="default: prefill,decode,compile,ready")
+    parser.add_argument("--prefill", type=_numbers, metavar="LIST", help="tokens of prefills; default: 16,64,256,512")
+    parser.add_argument("--batch-sizes", type=_numbers, metavar="LIST", help="sequences of decodes; default: 1,8")
+    parser.add_argument("--context", type=_positive, metavar="N", help="tokens of each sequence that is decoded; default: 256")
+    parser.add_argument("--layers", type=_numbers, metavar="LIST", help="depths whose compile times are compared; default: 8,30,60")
+    parser.add_argument("--repeats", type=_positive, metavar="N", help="runs of each step; default: 30")
+    parser.add_argument("--starts", type=_positive, metavar="N", help="starts of each kind; default: 3")
+    _add_json(parser)
+
+
 def _add(subparsers: Any, name: str, summary: str, text: str, examples: str, run: Callable[[argparse.Namespace], int]) -> Any:
     parser = subparsers.add_parser(
         name, help=summary, description=text, epilog=examples, formatter_class=_Formatter, usage="%(prog)s [flags]", allow_abbrev=False
@@ -196,6 +231,10 @@ def _add_target(parser: Any, *, api: bool = True) -> None:
     group.add_argument(
         "--no-keep-alive", dest="keep_alive", action="store_false", help="a connection for each request, for servers that reset used ones"
     )
+    _add_json(parser)
+
+
+def _add_json(parser: Any) -> None:
     parser.add_argument("--json", metavar="FILE", help="write the result there too; -: to standard output, and the text to standard error")
 
 
@@ -205,6 +244,17 @@ def _add_gsm8k_file(group: Any, more: str = "") -> None:
         metavar="FILE",
         help="JSONL with question and answer on each line; default: GSM8K's test set, downloaded once to ~/.cache/piecework" + more,
     )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(_positive(part) for part in text.split(","))
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    names = text.split(",")
+    if not set(names) <= set(_GRAPHS_PARTS):
+        raise argparse.ArgumentTypeError(f"{text!r} should be some of {','.join(_GRAPHS_PARTS)}")
+    return tuple(names)
 
 
 def _positive(text: str) -> int:
@@ -279,3 +329,11 @@ def _run_soak(arguments: argparse.Namespace) -> int:
     from .soak_requests import Mix
 
     return run(_given(Target, arguments), _given(SoakSettings, arguments), _given(Mix, arguments), Report(arguments.json))
+
+
+def _run_graphs(arguments: argparse.Namespace) -> int:
+    from .graphs import GraphsSettings, run
+    from .report import Report
+
+    given = {name: value for name, value in vars(arguments).items() if value is not None}
+    return run(_given(GraphsSettings, argparse.Namespace(**given)), Report(arguments.json))
