@@ -37,6 +37,7 @@ def test_steps_and_compile_times(path: Path, tmp_path: Path, capsys: pytest.Capt
     assert result["settings"]["layers"] == [2, 4]
 
 
+@pytest.mark.slow
 def test_seconds_until_ready(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert measure(path, "--parts", "ready", "--json", "-") == 0
     printed = capsys.readouterr()
