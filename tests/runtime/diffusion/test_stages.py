@@ -15,6 +15,7 @@ from transformers import T5Config, T5EncoderModel
 from piecework.bench.diffusion_tokenizers import VOCAB_SIZE, t5_tokenizer
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.runtime.diffusion.clock import Clock, Stage
+from piecework.runtime.diffusion.model import OutOfMemory
 from piecework.runtime.diffusion.params import DiffusionParams, InvalidParams
 from piecework.runtime.diffusion.state import State
 from piecework.runtime.diffusion.whole_pipeline import WholePipeline
@@ -232,3 +233,32 @@ def test_another_pipeline_stops_too_and_is_whole_afterwards(pixart: Path) -> Non
     (state,) = run(model, asked)
     assert state.pixels is not None and state.pixels.shape == (1, 32, 32, 3)
     assert "decode" not in vars(model.pipeline.vae) and "encode_prompt" not in vars(model.pipeline)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_out_of_memory_is_one_line_and_the_model_goes_on(
+    pipeline_folder: Folder, error: RuntimeError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any, **named: Any) -> None:
+        raise error
+
+    model = load(pipeline_folder("flux"))
+    asked = DiffusionParams(prompt=PROMPT, width=64, height=64, num_inference_steps=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(model.pipeline.transformer, "forward", fail)
+        with pytest.raises(OutOfMemory, match="ask for a smaller width, height or num_frames"):
+            run(model, asked)
+    (state,) = run(model, asked)
+    assert state.pixels is not None
+
+
+def test_another_error_of_the_device_is_not_taken_for_it(pipeline_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **named: Any) -> None:
+        raise RuntimeError("an illegal memory access")
+
+    model = load(pipeline_folder("flux"))
+    monkeypatch.setattr(model.pipeline.transformer, "forward", fail)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        run(model, DiffusionParams(prompt=PROMPT, width=64, height=64, num_inference_steps=2))
