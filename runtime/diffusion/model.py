@@ -117,7 +117,7 @@ class DiffusionModel:
         if not isinstance(self.family, Family):
             for state in states:
                 with self._memory_errors():
-                    self.family.run(state, clock, on_step)
+                    self._run_whole(self.family, state, clock, on_step)
             return states
         width = self.config.batch_size
         for first in range(0, len(states), width):
@@ -149,6 +149,17 @@ class DiffusionModel:
         if self.compiled is not None:
             self.compiled.settle()
         return noise
+
+    def _run_whole(self, family: WholePipeline, state: State, clock: Clock, on_step: OnStep) -> None:
+        """As `predict`: a compiler that fails is left out, and the output begun again."""
+        try:
+            family.run(state, clock, on_step)
+        except Exception as error:
+            if self.compiled is None or not self.compiled.give_up(error):
+                raise
+            family.run(state, clock, on_step)
+        if self.compiled is not None:
+            self.compiled.settle()
 
     def _generate_together(self, states: Sequence[State], clock: Clock, on_step: OnStep) -> None:
         for state in states:

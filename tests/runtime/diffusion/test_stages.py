@@ -14,6 +14,7 @@ from transformers import T5Config, T5EncoderModel
 
 from piecework.bench.diffusion_tokenizers import VOCAB_SIZE, t5_tokenizer
 from piecework.kernels.cpu.platform import CpuPlatform
+from piecework.kernels.platform import CompileOptions
 from piecework.runtime.diffusion.clock import Clock, Stage
 from piecework.runtime.diffusion.model import OutOfMemory
 from piecework.runtime.diffusion.params import DiffusionParams, InvalidParams
@@ -219,6 +220,19 @@ def test_another_pipeline_runs_whole(pixart: Path) -> None:
     assert told == [0, 1, 2] and len(clock.steps) == 3
     timed = {stage for stage, duration in clock.stages.items() if duration > 0}
     assert timed == set(Stage)
+
+
+def test_another_pipeline_goes_on_where_the_compiler_fails(pixart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(CpuPlatform, "compile_options", lambda self: CompileOptions(backend=fail))
+    asked: dict[str, Any] = {"prompt": PROMPT, "seed": 7, "width": 32, "height": 32, "num_inference_steps": 2}
+    expected = pixels(load(pixart), **asked)
+    model = load(pixart, enable_torch_compile=True, regional_compile=True)
+    assert model.compiled is not None and model.compiled.regions == {"BasicTransformerBlock": 2}
+    assert np.array_equal(pixels(model, **asked), expected)
+    assert model.compiled.regions == {}
 
 
 def test_another_pipeline_stops_too_and_is_whole_afterwards(pixart: Path) -> None:
