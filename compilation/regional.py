@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from types import MethodType
@@ -13,7 +12,7 @@ import torch
 
 from ..kernels.platform import Platform
 from .cache import cache_folder
-from .torch_private import CompileLog, GraphBreak, compile_function, is_compile_error, sum_up
+from .torch_private import CompileLog, GraphBreak, compile_function, is_compile_error, keep_inductor_s_code, sum_up
 
 logger = logging.getLogger(__name__)
 
@@ -168,4 +167,4 @@ def _keep_on_disk() -> None:
     except OSError as error:
         logger.warning("compiled code is not kept: %s cannot be written (%s); set PIECEWORK_CACHE_DIR", folder, error.strerror)
         return
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    keep_inductor_s_code(folder)

@@ -289,3 +289,12 @@ def is_compile_error(error: BaseException) -> bool:
 def sum_up(error: BaseException) -> str:
     """A compiler's failure in one line."""
     return _sum_up(error)
+
+
+def keep_inductor_s_code(folder: Path) -> None:
+    """Let inductor's cache lie in `folder`, unless the user has chosen another."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    # Inductor writes its default into the environment when anything first asks for the folder: that is nobody's choice.
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.fspath(folder)

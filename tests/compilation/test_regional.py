@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,15 @@ def test_inductor_s_code_is_kept_with_our_pieces_and_found_again(tmp_path: Path)
         built.append((compiled.graphs, compiled.built))
     assert built == [(1, 1), (1, 0)]
     assert list((tmp_path / "inductor").rglob("*.so"))
+
+
+def test_the_folder_is_ours_unless_the_user_has_chosen_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    for before, after in ((default_cache_dir(), str(tmp_path / "inductor")), ("/chosen", "/chosen")):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", before)
+        CompiledModels({"transformer": NamingModel()}, CpuPlatform(), regional=True)
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == after
 
 
 def test_the_table_of_options(monkeypatch: pytest.MonkeyPatch) -> None:
