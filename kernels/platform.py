@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from .attention import AttentionBackend
+from .attention import AttentionBackend, AttentionMetadata
 from .graph import Graph, weak_ref_tensor
 from .paged_attention import TorchAttention
 
@@ -43,6 +43,21 @@ class CompileOptions(NamedTuple):
     fullgraph: bool = False
     dynamic: bool | None = None
     settings: Mapping[str, Any] = MappingProxyType({})
+
+
+class StepKernels(Protocol):
+    """A model's forward without its ops, for steps of up to `max_tokens` tokens, and its output head for few rows."""
+
+    max_tokens: int
+    max_logit_rows: int
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
+        """input_ids, positions [T] int64 to hidden states [T, hidden]; keys and values are written to their slots."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [N, hidden], N up to `max_logit_rows`, to logits [N, vocab] float32."""
+        ...
 
 
 class Platform:
@@ -130,6 +145,20 @@ class Platform:
     def make_attention_backend(self, name: str) -> AttentionBackend:
         """The backend `name`, one of `attention_backends`."""
         return TorchAttention()
+
+    def step_kernels(
+        self,
+        model: torch.nn.Module,
+        backend: AttentionBackend,
+        layers: Sequence[Any],
+        k_cache: Sequence[torch.Tensor],
+        v_cache: Sequence[torch.Tensor],
+    ) -> StepKernels | None:
+        """What runs the decodes of `model` whole, faster than op by op; None: no such. The tensors must stay where they are.
+
+        `backend`: the attention that was chosen; `layers`: the `scale` and `window` of each layer.
+        """
+        return None
 
     def graph(self) -> Graph:
         """A new graph with nothing recorded."""

@@ -26,11 +26,12 @@ class Backend(StrEnum):
     PIECEWISE = "piecewise"
     BREAKABLE = "breakable"
     FULL = "full"
+    NATIVE = "native"
     DISABLED = "disabled"
 
 
 PREFILL_BACKENDS = ("piecewise", "breakable", "disabled")
-DECODE_BACKENDS = ("full", "disabled")
+DECODE_BACKENDS = ("full", "native", "disabled")
 BATCH_SIZES_FLAG = "--cuda-graph-bs"
 BATCH_SIZES = "batch sizes (1,2,4,8)"
 
@@ -142,7 +143,8 @@ class EngineConfig:
     )
     cuda_graph_backend_decode: str | None = option(
         None,
-        "graphs of steps of nothing but decodes: full records the whole forward for each batch size; default: by device",
+        "graphs of steps of nothing but decodes: full records the whole forward for each batch size; native runs it as one call of C++ on "
+        "a CPU with AVX-512 BF16, in bfloat16; default: by device",
         group=GRAPHS,
         choices=DECODE_BACKENDS,
     )

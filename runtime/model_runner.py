@@ -71,6 +71,9 @@ class ModelRunner:
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [N, V] float32 of hidden [N, hidden]."""
+        kernels = self.graphs.kernels
+        if kernels is not None and hidden.shape[0] <= kernels.max_logit_rows:
+            return kernels.logits(hidden)
         logits: torch.Tensor = self.model.compute_logits(hidden)
         return logits
 

@@ -52,6 +52,14 @@ class StepGraphs:
             )
         self._prefill = PrefillGraph(model, platform, config, attention, seen) if self.prefill_backend is not Backend.DISABLED else None
         self._decode: DecodeGraph | None = None
+        self.kernels = None
+        if self.decode_backend is Backend.NATIVE:
+            self.kernels = platform.step_kernels(model, attention.backend, attention.layers, attention.k_cache, attention.v_cache)
+            if self.kernels is None:
+                raise ValueError(
+                    "--cuda-graph-backend-decode native needs a bfloat16 model, --attention-backend native and a CPU with AVX-512 BF16: "
+                    "take disabled"
+                )
 
     @property
     def prefill(self) -> PrefillGraph | None:
@@ -91,6 +99,8 @@ class StepGraphs:
         hidden = self._decode(batch) if self._decode is not None and batch.is_decode else None
         if hidden is not None:
             return hidden
+        if self.kernels is not None and batch.is_decode and batch.num_tokens <= self.kernels.max_tokens:
+            return self.kernels.forward(batch.input_ids, batch.positions, batch.metadata)
         self._seen.add(batch.num_tokens)
         with self._attention.step(batch.metadata):
             forward = self._prefill or self._model

@@ -6,6 +6,7 @@ import math
 import os
 import resource
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import psutil
@@ -13,11 +14,12 @@ import torch
 
 from ..attention import AttentionBackend
 from ..paged_attention import TorchAttention
-from ..platform import MemoryInfo, MemoryUse, Platform
+from ..platform import MemoryInfo, MemoryUse, Platform, StepKernels
 from . import packed_linear
 from .graph import CpuGraph, CpuGraphPool
-from .native.attention import native_or_torch
+from .native.attention import NativeAttention, native_or_torch
 from .native.build import instruction_sets
+from .native.step import make_native_step
 
 
 class CpuPlatform(Platform):
@@ -58,6 +60,16 @@ class CpuPlatform(Platform):
 
     def make_attention_backend(self, name: str) -> AttentionBackend:
         return native_or_torch() if name == "native" else TorchAttention()
+
+    def step_kernels(
+        self,
+        model: torch.nn.Module,
+        backend: AttentionBackend,
+        layers: Sequence[Any],
+        k_cache: Sequence[torch.Tensor],
+        v_cache: Sequence[torch.Tensor],
+    ) -> StepKernels | None:
+        return make_native_step(model, layers, k_cache, v_cache) if isinstance(backend, NativeAttention) else None
 
     def packed_linear(self, weight_bytes: int) -> torch._ops.OpOverload | None:
         # Decided by what the machine has, not by what is free just now: two processes must decide alike.

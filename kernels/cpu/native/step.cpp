@@ -1,0 +1,219 @@
+// A whole step of a decoder in bfloat16 as one call, and its output head. Every value is rounded where plain torch rounds it.
+//
+// T tokens, N hidden size, H query heads, K key/value heads, D head size.
+#include <omp.h>
+
+#include <cmath>
+#include <map>
+
+#include "attention.h"
+#include "linear.h"
+#include "team.h"
+
+namespace piecework {
+namespace {
+
+constexpr int kRowsAtOnce = 32;     // of a weight, that one thread takes
+constexpr int kLogitsAtOnce = 256;  // of the output head
+
+struct Layer {
+  const bf16 *input_norm, *post_norm, *q_norm, *k_norm;  // q_norm, k_norm: null where heads are not normalised
+  Linear qkv, output, gate_up, down;
+  bf16 *k_cache, *v_cache;
+  float scale;
+  int32_t window;
+};
+
+struct Model {
+  const Layer* layers;
+  const bf16 *embedding, *norm, *cos, *signed_sin;  // cos, signed_sin [positions, D]
+  int32_t num_layers, hidden, intermediate, heads, kv_heads, head_size, page_size;
+  float eps;
+};
+
+struct Step {
+  const Model* model;
+  const int64_t *ids, *positions, *slots, *table;
+  const int32_t *query_lens, *seq_lens;
+  bf16* out;  // [T, N]
+  int64_t table_stride;
+  int32_t requests, tokens;
+};
+
+inline bf16 rounded(float x) { return from_float<bf16>(x); }
+inline float as_rounded(float x) { return to_float(from_float<bf16>(x)); }
+
+void rms_norm(const bf16* x, const bf16* weight, int size, float eps, bf16* out) {
+  float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+  for (int i = 0; i < size; ++i) sum += to_float(x[i]) * to_float(x[i]);
+  const float factor = 1.0f / std::sqrt(sum / size + eps);
+#pragma omp simd
+  for (int i = 0; i < size; ++i) out[i] = rounded(as_rounded(to_float(x[i]) * factor) * to_float(weight[i]));
+}
+
+void add(bf16* total, const bf16* x, int size) {
+#pragma omp simd
+  for (int i = 0; i < size; ++i) total[i] = rounded(to_float(total[i]) + to_float(x[i]));
+}
+
+void rotate(bf16* x, const bf16* cos, const bf16* signed_sin, int size) {
+  const int half = size / 2;
+#pragma omp simd
+  for (int i = 0; i < half; ++i) {
+    const float a = to_float(x[i]), b = to_float(x[i + half]);
+    x[i] = rounded(as_rounded(a * to_float(cos[i])) + as_rounded(b * to_float(signed_sin[i])));
+    x[i + half] = rounded(as_rounded(b * to_float(cos[i + half])) + as_rounded(a * to_float(signed_sin[i + half])));
+  }
+}
+
+// What the threads of a step share.
+class Forward {
+ public:
+  Forward(const Step& step, int threads)
+      : step_(step), model_(*step.model), threads_(threads), team_(9 * model_.num_layers + 1), width_((model_.heads + 2 * model_.kv_heads) * model_.head_size) {
+    const size_t tokens = step.tokens;
+    residual_.resize(tokens * model_.hidden);
+    x_.resize(tokens * model_.hidden);
+    added_.resize(tokens * model_.hidden);
+    qkv_.resize(tokens * width_);
+    attended_.resize(tokens * model_.heads * model_.head_size);
+    activated_.resize(tokens * model_.intermediate);
+    int64_t floats = 0;
+    for (int i = 0; i < model_.num_layers; ++i) {
+      const auto [place, is_new] = items_.try_emplace(model_.layers[i].window);
+      if (is_new) floats = std::max(floats, make_items(call(model_.layers[i]), threads, place->second));
+    }
+    partials_.resize(floats);
+  }
+
+  void run() {
+#pragma omp parallel num_threads(threads_)
+    {
+#pragma omp single
+      team_.set_size(omp_get_num_threads());
+      int phase = 0;
+      Scratch scratch(model_.head_size, std::max(kMostRows, model_.heads / model_.kv_heads));
+      for (int i = 0; i < model_.num_layers; ++i) layer(model_.layers[i], i == 0, phase, scratch);
+      team_.each(phase, step_.tokens, [&](int t) {
+        add(residual(t), row(added_, t, model_.hidden), model_.hidden);
+        rms_norm(residual(t), model_.norm, model_.hidden, model_.eps, step_.out + static_cast<int64_t>(t) * model_.hidden);
+      });
+    }
+  }
+
+ private:
+  bf16* row(std::vector<bf16>& rows, int t, int size) { return rows.data() + static_cast<size_t>(t) * size; }
+  bf16* residual(int t) { return row(residual_, t, model_.hidden); }
+
+  AttentionCall<bf16> call(const Layer& layer) {
+    AttentionCall<bf16> call{};
+    const int queries = model_.heads * model_.head_size, keys = model_.kv_heads * model_.head_size;
+    call.q = qkv_.data(), call.k = call.q + queries, call.v = call.k + keys, call.out = attended_.data();
+    call.k_cache = layer.k_cache, call.v_cache = layer.v_cache, call.slots = step_.slots, call.table = step_.table;
+    call.query_lens = step_.query_lens, call.seq_lens = step_.seq_lens;
+    call.q_stride = call.k_stride = call.v_stride = width_, call.out_stride = queries, call.table_stride = step_.table_stride;
+    call.requests = step_.requests, call.tokens = step_.tokens, call.heads = model_.heads, call.kv_heads = model_.kv_heads;
+    call.head_size = model_.head_size, call.page_size = model_.page_size, call.window = layer.window, call.scale = layer.scale;
+    return call;
+  }
+
+  void layer(const Layer& layer, bool is_first, int& phase, Scratch& scratch) {
+    team_.each(phase, step_.tokens, [&](int t) {
+      if (is_first)
+        std::memcpy(residual(t), model_.embedding + step_.ids[t] * model_.hidden, model_.hidden * sizeof(bf16));
+      else
+        add(residual(t), row(added_, t, model_.hidden), model_.hidden);
+      rms_norm(residual(t), layer.input_norm, model_.hidden, model_.eps, row(x_, t, model_.hidden));
+    });
+    multiply(layer.qkv, x_, qkv_, phase);
+    attend(layer, phase, scratch);
+    multiply(layer.output, attended_, added_, phase);
+    team_.each(phase, step_.tokens, [&](int t) {
+      add(residual(t), row(added_, t, model_.hidden), model_.hidden);
+      rms_norm(residual(t), layer.post_norm, model_.hidden, model_.eps, row(x_, t, model_.hidden));
+    });
+    feed_forward(layer, phase);
+  }
+
+  void multiply(const Linear& linear, std::vector<bf16>& x, std::vector<bf16>& out, int& phase) {
+    team_.each(phase, (linear.rows + kRowsAtOnce - 1) / kRowsAtOnce, [&](int i) {
+      const int begin = i * kRowsAtOnce, end = std::min(begin + kRowsAtOnce, linear.rows);
+      linear_rows(linear, x.data(), step_.tokens, begin, end,
+                  [&](int t, int n, const float* values, auto count) {
+                    bf16* to = out.data() + static_cast<size_t>(t) * linear.rows + n;
+                    for (int r = 0; r < count; ++r) to[r] = rounded(values[r]);
+                  });
+    });
+  }
+
+  void attend(const Layer& layer, int& phase, Scratch& scratch) {
+    const AttentionCall<bf16> attention = call(layer);
+    const std::vector<Item>& items = items_.at(layer.window);
+    team_.each(phase, step_.tokens, [&](int t) {
+      bf16* heads = row(qkv_, t, width_);
+      const int64_t place = step_.positions[t] * model_.head_size;
+      for (int h = 0; h < model_.heads + model_.kv_heads; ++h) {
+        bf16* head = heads + h * model_.head_size;
+        const bf16* norm = h < model_.heads ? layer.q_norm : layer.k_norm;
+        if (norm) rms_norm(head, norm, model_.head_size, model_.eps, head);
+        rotate(head, model_.cos + place, model_.signed_sin + place, model_.head_size);
+      }
+      store_row(attention, t);
+    });
+    const AttendItem<bf16> attend = attend_for<bf16>(model_.head_size);
+    team_.each(phase, static_cast<int>(items.size()), [&](int i) { attend(attention, items[i], scratch, partials_.data()); });
+    team_.each(phase, partials_.empty() ? 0 : static_cast<int>(items.size()), [&](int i) {
+      if (items[i].chunks > 0) merge_item(attention, items[i], scratch, partials_.data());
+    });
+  }
+
+  // Gate and up rows of the same number are met together, so that neither is written.
+  void feed_forward(const Layer& layer, int& phase) {
+    const int size = model_.intermediate;
+    team_.each(phase, (size + kRowsAtOnce - 1) / kRowsAtOnce, [&](int i) {
+      const int begin = i * kRowsAtOnce, end = std::min(begin + kRowsAtOnce, size);
+      linear_rows(layer.gate_up, x_.data(), step_.tokens, begin, end, [&](int t, int n, const float* values, auto count) {
+        bf16* to = row(activated_, t, size) + n;
+        for (int r = 0; r < count; ++r) {
+          const float gate = as_rounded(values[r]);
+          to[r] = rounded(gate / (1.0f + exponential(-gate)));
+        }
+      });
+      linear_rows(layer.gate_up, x_.data(), step_.tokens, size + begin, size + end, [&](int t, int n, const float* values, auto count) {
+        bf16* to = row(activated_, t, size) + n - size;
+        for (int r = 0; r < count; ++r) to[r] = rounded(to_float(to[r]) * as_rounded(values[r]));
+      });
+    });
+    multiply(layer.down, activated_, added_, phase);
+  }
+
+  const Step& step_;
+  const Model& model_;
+  const int threads_;
+  Team team_;
+  const int width_;
+  std::vector<bf16> residual_, x_, added_, qkv_, attended_, activated_;
+  std::map<int32_t, std::vector<Item>> items_;
+  std::vector<float> partials_;
+};
+
+}  // namespace
+}  // namespace piecework
+
+extern "C" void piecework_step(const void* step, int threads) {
+  piecework::Forward(*static_cast<const piecework::Step*>(step), threads).run();
+}
+
+// out [tokens, rows] float32 = x [tokens, columns] times the head's weight, rounded to bfloat16 as a linear's result is.
+extern "C" void piecework_logits(const void* head, const void* x, void* out, int tokens, int threads) {
+  using namespace piecework;
+  const Linear& linear = *static_cast<const Linear*>(head);
+  float* logits = static_cast<float*>(out);
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+  for (int begin = 0; begin < linear.rows; begin += kLogitsAtOnce)
+    linear_rows(linear, static_cast<const bf16*>(x), tokens, begin, std::min(begin + kLogitsAtOnce, linear.rows),
+                [&](int t, int n, const float* values, auto count) {
+                  for (int r = 0; r < count; ++r) logits[static_cast<size_t>(t) * linear.rows + n + r] = as_rounded(values[r]);
+                });
+}
