@@ -87,7 +87,7 @@ class EngineConfig:
     device: str = option("auto", "where the model runs", group=MODEL, choices=DEVICES)
     attention_backend: str = option(
         "auto",
-        "what computes attention; auto: triton on a GPU, ascend on an NPU, native on a CPU that has a compiler, else torch",
+        "what computes attention; auto: triton on a GPU, ascend on an NPU, else torch; native: compiled C++ on a CPU",
         group=MODEL,
         choices=ATTENTION_BACKENDS,
     )

@@ -33,7 +33,7 @@ class CpuPlatform(Platform):
     graphs_are_real = False
     # Arithmetic bounds a CPU: every padded token costs what a real one does, so only a step of a captured size is replayed.
     padding_limit = 1.0
-    attention_backends = ("native", "torch")
+    attention_backends = ("torch", "native")
 
     def identity(self) -> str:
         """Instruction sets, as torch names the best of them and as Linux lists them all."""

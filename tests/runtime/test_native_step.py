@@ -100,7 +100,7 @@ def test_decodes_of_an_engine_go_through_it(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(NativeStep, "forward", counted)
     path = make_tiny_model(tmp_path)
     settings: dict[str, Any] = {"dtype": "bfloat16", "max_total_tokens": 4096, "context_length": 128, "num_threads": 1}
-    native = {"cuda_graph_backend_decode": "native", **settings}
+    native = {"attention_backend": "native", "cuda_graph_backend_decode": "native", **settings}
     prompts = [[5, 6, 7 + i] for i in range(40)]
     params = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True, logprobs=1)
     ours = LLM(str(path), **native).generate(prompts[:3], params)
