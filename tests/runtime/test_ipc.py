@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from piecework.runtime.ipc import decode, encode
 from piecework.runtime.messages import (
     CacheFlushed,
+    EngineChanged,
     EngineInfo,
     EngineReady,
     EngineStats,
     FromEngine,
     GenerateRequest,
+    GraphInfo,
     StepOutput,
     ToEngine,
     TokenLogprob,
@@ -43,7 +45,8 @@ PARAMS = st.builds(
 INTEGERS = st.integers(-(2**63), 2**64 - 1)
 NUMBERS = st.floats(allow_nan=False)
 LOGPROB = st.builds(TokenLogprob, token_id=INTEGERS, logprob=NUMBERS, top=st.lists(st.tuples(INTEGERS, NUMBERS), max_size=3))
-STATS = st.builds(EngineStats, **dict.fromkeys(EngineStats.__dataclass_fields__, INTEGERS))
+NUMBERED = st.dictionaries(st.text(max_size=5), INTEGERS, max_size=3)
+STATS = st.builds(EngineStats, **dict.fromkeys(EngineStats.__dataclass_fields__, INTEGERS) | {"graph_fallbacks_total": NUMBERED})
 OUTPUT = st.builds(
     TokenOutput,
     token_ids=st.lists(INTEGERS, max_size=3),
@@ -52,10 +55,20 @@ OUTPUT = st.builds(
     logprobs=st.none() | st.lists(LOGPROB, max_size=3),
     prompt_logprobs=st.none() | st.lists(st.none() | LOGPROB, max_size=3),
 )
+GRAPHS = st.builds(
+    GraphInfo,
+    distinct_pieces=INTEGERS,
+    prefill_sizes=st.lists(INTEGERS, max_size=3),
+    decode_sizes=st.lists(INTEGERS, max_size=3),
+    failed_sizes=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
+    num_graphs=INTEGERS,
+    graph_bytes=INTEGERS,
+    capture_seconds=NUMBERS,
+)
 INFO = {
     name: INTEGERS if field.type == "int" else NUMBERS if field.type == "float" else st.text()
     for name, field in EngineInfo.__dataclass_fields__.items()
-}
+} | {"graphs": GRAPHS}
 STRATEGIES = {
     GenerateRequest: st.builds(
         GenerateRequest,
@@ -67,6 +80,7 @@ STRATEGIES = {
     ),
     StepOutput: st.builds(StepOutput, outputs=st.lists(OUTPUT, max_size=3), stats=STATS),
     EngineReady: st.builds(EngineReady, info=st.builds(EngineInfo, **INFO)),
+    EngineChanged: st.builds(EngineChanged, info=st.builds(EngineInfo, **INFO)),
     CacheFlushed: st.builds(CacheFlushed, freed_tokens=INTEGERS),
 }
 
