@@ -38,8 +38,6 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
     if hint is bool:
         return st.just(True)
     sizes = st.lists(st.integers(1, 4096), min_size=1).map(lambda numbers: ",".join(map(str, numbers)))
-    if name == "cuda_graph_bs":
-        return st.lists(st.integers(1, 512), min_size=1).map(lambda sizes: ",".join(map(str, sizes)))
     if name == "piecewise_cuda_graph_tokens":
         return st.integers(1, 99).map("auto:{}".format) | sizes
     if name == "cuda_graph_bs":
@@ -61,8 +59,6 @@ SETTINGS = st.fixed_dictionaries({}, optional={name: values_of(name) for name in
 
 @given(SETTINGS)
 def test_a_command_line_gives_the_config_it_spells(settings: dict[str, Any]) -> None:
-    if settings.get("piecewise_cuda_graph"):
-        settings.pop("cuda_graph_backend_prefill", None)  # they may contradict each other
     argv = []
     for name, value in settings.items():
         flag = f"--{name.replace('_', '-')}"
