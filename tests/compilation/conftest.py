@@ -3,7 +3,14 @@
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parent))
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> None:
+    """Whatever engines of earlier tests in this process have chosen: what is compiled depends on it."""
+    torch.set_num_threads(1)
