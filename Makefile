@@ -33,7 +33,7 @@ help: ## this list
 	@echo '  serve and bench take PORT=$(PORT) MODEL=$(MODEL); serve, bench and the tests ARGS="more flags"; all take PYTHON=$(PYTHON) VENV=$(VENV)'
 
 serve: $(STAMPS)/project $(SERVED_MODEL) ## serve MODEL (a small one by default) on HOST:PORT
-	@exec $(BIN)/piecework serve --model-path '$(MODEL)' --host $(HOST) --port $(PORT) $(ARGS)
+	@exec $(BIN)/piecework serve --model-path '$(MODEL)' --host $(HOST) --port $(PORT) --piecewise-cuda-graph $(ARGS)
 
 test: dev ## the default test suite
 	$(BIN)/python -m pytest -m "not slow and not gpu and not npu" $(ARGS)
