@@ -1,28 +1,17 @@
-"""The engine as a process of its own: `python -m piecework.runtime.engine_process CONFIG INBOX OUTBOX LOG_LEVEL`.
-
-It owns the tensors. It ends when it is told to, or when the process that started it is gone.
-"""
+"""The engine of a language model as a process of its own: `python -m piecework.runtime.engine_process`, see `process`."""
 
 from __future__ import annotations
 
-import json
-import logging
-import os
-import signal
 import sys
-import threading
 from typing import Any
-
-import zmq
 
 from .config import EngineConfig
 from .engine import Engine, build_engine
-from .ipc import decode, encode, open_socket
+from .ipc import decode, encode
 from .messages import (
     AbortRequests,
     CacheFlushed,
     EngineChanged,
-    EngineFailed,
     EngineReady,
     FlushCache,
     FromEngine,
@@ -30,12 +19,10 @@ from .messages import (
     Shutdown,
     StepOutput,
 )
+from .process import run_engine
 
-EXIT_USER_ERROR = 2
 _STARTUP_POLL_MS = 20
 """How long to wait for a message before the next portion of the start-up."""
-_FAREWELL_MS = 2000
-"""How long to wait until the last message has left."""
 
 
 class EngineProcess:
@@ -46,6 +33,9 @@ class EngineProcess:
         self._inbox = inbox
         self._outbox = outbox
         self._running = True
+
+    def ready(self) -> EngineReady:
+        return EngineReady(info=self._runner.info())
 
     def run(self) -> None:
         while self._running:
@@ -86,36 +76,11 @@ class EngineProcess:
 
 
 def main(argv: list[str]) -> int:
-    config = EngineConfig(**json.loads(argv[0]))
-    logging.basicConfig(level=argv[3].upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
-    # Ctrl-C and a service manager's stop reach every process of the group; the web process decides when the engine ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    context = zmq.Context()
-    inbox = open_socket(context, zmq.PULL, argv[1], bind=True)
-    outbox = open_socket(context, zmq.PUSH, argv[2], bind=False)
-    outbox.setsockopt(zmq.LINGER, _FAREWELL_MS)
-    try:
-        engine = build_engine(config)
-    except ValueError as error:
-        outbox.send_multipart(encode(EngineFailed(message=str(error))))
-        return EXIT_USER_ERROR
-    else:
-        outbox.send_multipart(encode(EngineReady(info=engine.runner.info())))
-        EngineProcess(engine, inbox, outbox).run()
-        return 0
-    finally:
-        inbox.close()
-        outbox.close()
-        context.term()
+    return run_engine(argv, _build)
 
 
-def _end_with_parent() -> None:
-    """Our standard input is a pipe that the parent holds open and never writes to: it ends when the parent does."""
-    # Not through `sys.stdin`, whose lock would be held by this thread when the interpreter ends.
-    os.read(sys.stdin.fileno(), 1)
-    os._exit(1)
+def _build(settings: dict[str, Any], inbox: Any, outbox: Any) -> EngineProcess:
+    return EngineProcess(build_engine(EngineConfig(**settings)), inbox, outbox)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from starlette.exceptions import HTTPException
 from .. import __version__
 from . import operations
 from .auth import ApiKey
-from .engine_client import Engine, EngineUnavailable, QueueFull
+from .engine_client import Engine
+from .engine_supervisor import EngineUnavailable, QueueFull
 from .metrics import Metrics
 from .native import control, generate
 from .openai import chat, completions, models, tokenize

@@ -7,20 +7,17 @@ import dataclasses
 import json
 import logging
 import os
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import zmq
 import zmq.asyncio
 
-from ..runtime.config import EngineConfig
 from ..runtime.ipc import decode, encode, open_socket
 from ..runtime.messages import ToEngine
 
 logger = logging.getLogger(__name__)
 
-ENGINE_COMMAND = (sys.executable, "-m", "piecework.runtime.engine_process")
 _ENVIRONMENT = {"GOMP_SPINCOUNT": "2000"}
 """libgomp's threads spin for milliseconds before they sleep, by default: whatever else needs a core waits for them, and they for it.
 Read when torch is loaded; what the user has set comes first."""
@@ -45,11 +42,14 @@ class EngineLife:
         """The process's id while it lives."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
-    async def run(self, config: EngineConfig, log_level: str, handle: Callable[[Any], None]) -> int:
-        """Start the process and hand each of its messages to `handle`; returns its exit code once all were handled."""
+    async def run(self, command: Sequence[str], config: Any, log_level: str, handle: Callable[[Any], None]) -> int:
+        """Start the process and hand each of its messages to `handle`; returns its exit code once all were handled.
+
+        `config`: a dataclass, which `command` reads as JSON.
+        """
         arguments = [json.dumps(dataclasses.asdict(config)), self._to_engine, self._from_engine, log_level]
         self._process = await asyncio.create_subprocess_exec(
-            *ENGINE_COMMAND, *arguments, stdin=asyncio.subprocess.PIPE, env={**_ENVIRONMENT, **os.environ}
+            *command, *arguments, stdin=asyncio.subprocess.PIPE, env={**_ENVIRONMENT, **os.environ}
         )
         receiver = asyncio.create_task(self._receive(handle))
         # A message that cannot be handled must not leave requests waiting for ever: the next life begins anew.

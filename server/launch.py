@@ -20,7 +20,8 @@ from ..runtime.tokenizer import Tokenizer, load_tokenizer
 from ..runtime.weights.resolve import resolve_model_path
 from .app import create_app
 from .args import EXIT_USER_ERROR, ServerConfig, report
-from .engine_client import EngineClient, EngineState
+from .engine_client import EngineClient
+from .engine_supervisor import EngineState
 from .summary import summary
 
 logger = logging.getLogger(__name__)

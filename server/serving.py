@@ -16,7 +16,8 @@ from starlette.responses import Response
 
 from .. import __version__
 from ..runtime.messages import EngineInfo
-from .engine_client import Engine, EngineUnavailable
+from .engine_client import Engine
+from .engine_supervisor import EngineUnavailable
 from .limits import Limits
 from .metrics import Metrics
 from .openai.errors import NotFound

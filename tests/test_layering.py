@@ -25,7 +25,7 @@ MOUNTS = {("server/cli.py", "bench")}
 """The one command line shows the measurements too, and `explain` reads their data sets."""
 WEB_STACK = {"fastapi", "starlette", "uvicorn", "pydantic"}
 WIRE = {"msgspec", "zmq"}
-WIRE_MODULES = {"runtime/ipc.py", "runtime/engine_process.py"}
+WIRE_MODULES = {"runtime/ipc.py", "runtime/process.py"}
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 80
 NOT_PACKAGED = {"tests", "docs", "docker", "build", "dist"}

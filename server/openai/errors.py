@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..engine_client import EngineUnavailable, QueueFull
+from ..engine_supervisor import EngineUnavailable, QueueFull
 
 ENGINE_RETRY_SECONDS = 5
 """What `Retry-After` says while the engine starts, or starts again."""

@@ -22,8 +22,9 @@ from piecework.runtime.llm import LLM
 from piecework.runtime.messages import FinishReason
 from piecework.runtime.sampling_params import SamplingParams
 from piecework.runtime.tokenizer import load_tokenizer
-from piecework.server import engine_client, engine_life
-from piecework.server.engine_client import EngineClient, EngineState, EngineUnavailable, QueueFull
+from piecework.server import engine_client, engine_supervisor
+from piecework.server.engine_client import EngineClient
+from piecework.server.engine_supervisor import EngineState, EngineUnavailable, QueueFull
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -125,7 +126,7 @@ async def test_killed_engine_loses_no_request_and_repeats_no_token(own_engine: E
 
 async def test_three_crashes_in_a_minute_give_up(own_engine: EngineClient) -> None:
     job = asyncio.create_task(collect(own_engine, request("r", [1, 2, 3], params(1, 100_000))))
-    for crash in range(engine_client.CRASH_LIMIT):
+    for crash in range(engine_supervisor.CRASH_LIMIT):
         await until(lambda: own_engine.state is EngineState.READY and own_engine.engine_pid is not None)
         os.kill(own_engine.engine_pid or 0, signal.SIGKILL)
         await until(lambda crash=crash: own_engine.restarts > crash or own_engine.failed.is_set())
@@ -159,7 +160,7 @@ async def test_a_request_that_kills_the_engine_is_found_and_the_others_go_on(
 ) -> None:
     script = tmp_path / "poisoned.py"
     script.write_text(POISONED_ENGINE)
-    monkeypatch.setattr(engine_life, "ENGINE_COMMAND", (sys.executable, str(script)))
+    monkeypatch.setattr(engine_client, "ENGINE_COMMAND", (sys.executable, str(script)))
     client = EngineClient(config(model), load_tokenizer(model), log_level="warning")
     await client.start()
     try:

@@ -1,0 +1,281 @@
+"""Keeps an engine process alive: starts it, starts it again when it crashes, and gives it back what was unfinished."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import signal
+import tempfile
+import time
+from collections import deque
+from collections.abc import Sequence
+from enum import StrEnum
+from itertools import count
+from typing import Any, Generic, Protocol, TypeVar
+
+import zmq
+
+from ..runtime.messages import AbortRequests, EngineFailed, FinishReason, Shutdown, ToEngine
+from .engine_life import EngineLife
+
+logger = logging.getLogger(__name__)
+
+CRASH_LIMIT = 3
+CRASH_WINDOW = 60.0
+"""Seconds: an engine that ends unexpectedly CRASH_LIMIT times within them is not started again."""
+_STOP_TIMEOUT = 5.0
+
+
+class EngineState(StrEnum):
+    """Where the engine process stands."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    DRAINING = "draining"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class EngineUnavailable(Exception):
+    """The engine is gone for good, or stopping; requests cannot be served."""
+
+
+class QueueFull(Exception):
+    """`--max-queued-requests` requests wait already. `retry_after`: seconds."""
+
+    retry_after: int = 1
+
+
+class Unfinished(Protocol):
+    """A request that the engine has and has not finished."""
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it may be what ended the engine process."""
+        ...
+
+    def to_message(self) -> ToEngine:
+        """What a new life of the engine needs to go on with it."""
+        ...
+
+    def begin_again(self) -> None:
+        """A new life of the engine begins."""
+        ...
+
+    def end(self, reason: FinishReason, error: str | None) -> None:
+        """Tell its consumer that it is over."""
+        ...
+
+
+R = TypeVar("R", bound=Unfinished)
+
+
+class EngineSupervisor(Generic[R]):
+    """An engine process behind ZeroMQ, and the requests that it has.
+
+    When the process ends unexpectedly it is started again, and every unfinished request resumes. Suspects, one of which
+    may be what ended the process, resume one at a time: should it end again on the only one that is on trial, that one
+    is answered with an error. `failed` is set when the engine is given up; `failure` then says why, `user_error` whether
+    the user can mend it. Subclasses handle the messages of their kind of engine.
+    """
+
+    def __init__(self, command: Sequence[str], config: Any, *, max_queued_requests: int, log_level: str) -> None:
+        """`config`: the dataclass that the process of `command` is told."""
+        self.state = EngineState.STARTING
+        self.info: Any = None
+        self.restarts = 0
+        self.failed = asyncio.Event()
+        self.failure: str | None = None
+        self.user_error = False
+        self._command = command
+        self._config = config
+        self._max_queued = max_queued_requests
+        self._log_level = log_level
+        self._requests: dict[str, R] = {}
+        self._ready = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+        self._stopped = False
+        self._suspects: deque[str] = deque()
+        self._on_trial: str | None = None
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._life: EngineLife | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._folder = tempfile.mkdtemp(prefix="piecework-")
+        self._lives = count()
+
+    @property
+    def engine_pid(self) -> int | None:
+        """The engine process's id while it lives."""
+        return self._life.pid if self._life is not None else None
+
+    async def start(self) -> None:
+        """Start the engine process; returns at once, `wait_ready` waits until it serves."""
+        self._supervisor = asyncio.create_task(self._supervise())
+
+    async def wait_ready(self) -> bool:
+        """True once the engine serves, False where it was given up."""
+        waits = [asyncio.create_task(event.wait()) for event in (self._ready, self.failed)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        return self._ready.is_set()
+
+    async def drain(self, timeout: float) -> None:
+        """Take no new request; wait for those under way, and after `timeout` seconds abort what is left."""
+        self._draining = True
+        if self.state is EngineState.READY:
+            self.state = EngineState.DRAINING
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout)
+        await self.abort(None)
+
+    async def stop(self, *, at_once: bool = False) -> None:
+        """End the engine process; `at_once` does not wait until it hears, for it may be loading or in a long step."""
+        self._stopped = True
+        self.state = EngineState.STOPPED
+        self._end_all(FinishReason.ABORT, None)
+        self._send(Shutdown())
+        if self._supervisor is not None:
+            done, _ = await asyncio.wait([self._supervisor], timeout=0 if at_once else _STOP_TIMEOUT)
+            if not done and self._life is not None:
+                self._life.kill()
+            await self._supervisor
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def abort(self, rid: str | None) -> int:
+        """Abort every request whose id is `rid` or begins with `rid` + "-" (None: all); returns how many."""
+        chosen = [known for known in self._requests if rid is None or known == rid or known.startswith(f"{rid}-")]
+        for known in chosen:
+            self._end(known, FinishReason.ABORT, None)
+        if chosen:
+            self._send(AbortRequests(rids=chosen))
+        return len(chosen)
+
+    # For subclasses: requests come, are served, and go
+
+    def _handle(self, message: Any) -> None:
+        """A message of the engine; subclasses match their own and leave the rest to this."""
+        if isinstance(message, EngineFailed):
+            self.failure, self.user_error = message.message, True
+
+    def _interrupted(self, reason: str) -> None:
+        """The engine process has ended, and what was asked of it beside requests stays unanswered."""
+
+    def _became_ready(self, info: Any) -> None:
+        self.info = info
+        if not self._stopped:
+            self.state = EngineState.DRAINING if self._draining else EngineState.READY
+            self._ready.set()
+
+    def _begin(self, rid: str, request: R) -> None:
+        """Raises `QueueFull` and `EngineUnavailable`."""
+        if self._draining or self.state in (EngineState.FAILED, EngineState.STOPPED):
+            raise EngineUnavailable(self.failure or "the server is stopping")
+        running = self.info.max_running_requests if self.info is not None else 0
+        if len(self._requests) >= running + self._max_queued:
+            raise QueueFull(f"{len(self._requests)} requests are running or waiting already")
+        self._requests[rid] = request
+        self._idle.clear()
+        self._send(request.to_message())
+
+    def _served(self, rid: str) -> None:
+        """The engine has shown that it outlives this request: the next suspect may be tried."""
+        if rid == self._on_trial:
+            self._try_next_suspect()
+
+    def _leave(self, rid: str, request: R) -> None:
+        """Its consumer is gone: where it is unfinished, nobody waits for it."""
+        if self._requests.get(rid) is request:
+            self._forget(rid)
+            self._send(AbortRequests(rids=[rid]))
+
+    def _end(self, rid: str, reason: FinishReason, error: str | None) -> None:
+        """Finish a request here; its consumer gets what there is of it, and `reason`."""
+        self._requests[rid].end(reason, error)
+        self._forget(rid)
+
+    def _forget(self, rid: str) -> None:
+        del self._requests[rid]
+        self._served(rid)
+        if not self._requests:
+            self._idle.set()
+
+    def _send(self, message: ToEngine) -> None:
+        """Between two lives nothing is sent: the next one begins with everything that is unfinished."""
+        if self._life is not None:
+            self._life.send(message)
+
+    # The process's lives
+
+    async def _supervise(self) -> None:
+        """Start the engine and start it again when it crashes, until it is stopped or given up."""
+        crashes: deque[float] = deque()
+        while not self._stopped:
+            code = await self._live_once()
+            if self._stopped:
+                return
+            if self.failure is not None:
+                self._give_up(self.failure)
+                return
+            crashes.append(time.monotonic())
+            while crashes[0] < crashes[-1] - CRASH_WINDOW:
+                crashes.popleft()
+            if len(crashes) >= CRASH_LIMIT:
+                self._give_up(f"the engine process ended {CRASH_LIMIT} times within {CRASH_WINDOW:.0f} s, last with exit code {code}")
+                return
+            self._survive_crash(code)
+
+    async def _live_once(self) -> int:
+        """One life of the engine process, which begins with every unfinished request; returns its exit code."""
+        self._life = EngineLife(self._context, self._folder, next(self._lives))
+        self._resume()
+        code = await self._life.run(self._command, self._config, self._log_level, self._handle)
+        self._life = None
+        return code
+
+    def _resume(self) -> None:
+        """Send what is unfinished: suspects one at a time, the rest at once."""
+        crashed = self.restarts > 0
+        self._suspects = deque(rid for rid, request in self._requests.items() if crashed and request.suspect)
+        for rid, request in self._requests.items():
+            request.begin_again()
+            if rid not in self._suspects:
+                self._send(request.to_message())
+        self._try_next_suspect()
+
+    def _try_next_suspect(self) -> None:
+        self._on_trial = None
+        while self._suspects and self._on_trial is None:
+            rid = self._suspects.popleft()
+            if request := self._requests.get(rid):
+                self._on_trial = rid
+                self._send(request.to_message())
+
+    def _survive_crash(self, code: int) -> None:
+        logger.error(
+            "the engine process ended unexpectedly (exit code %s); starting it again, %d requests resume", code, len(self._requests)
+        )
+        served = self.state in (EngineState.READY, EngineState.DRAINING)
+        self.state = EngineState.RESTARTING
+        self.restarts += 1
+        self._ready.clear()
+        self._interrupted("the engine process ended")
+        # A SIGKILL comes from outside: no request is to blame for it.
+        if served and self._on_trial in self._requests and code != -signal.SIGKILL:
+            self._end(self._on_trial, FinishReason.ERROR, "the engine process ended twice when it computed this request")
+
+    def _give_up(self, reason: str) -> None:
+        self.state, self.failure = EngineState.FAILED, reason
+        self._interrupted(reason)
+        self._end_all(FinishReason.ERROR, f"the engine is gone: {reason}")
+        self.failed.set()
+
+    def _end_all(self, reason: FinishReason, error: str | None) -> None:
+        for rid in list(self._requests):
+            self._end(rid, reason, error)
