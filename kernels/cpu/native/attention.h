@@ -1,18 +1,19 @@
 // Causal attention over a paged KV cache, cut into items that threads take one by one.
 //
-// T tokens of a step, B requests, H query heads, K key/value heads, D head size, S tokens in a page.
+// T tokens of a step, B requests, H query heads, K key/value heads, D head size, S tokens in a page. An item's rows are the
+// query heads of its key/value head, token after token; its keys come a tile at a time (Dao et al., arXiv:2205.14135). Products
+// and sums are float32, scores count in powers of two.
 #pragma once
-#include <cmath>
 #include <utility>
 #include <vector>
 
-#include "common.h"
+#include "attention_tiles.h"
 
 namespace piecework {
 
-constexpr int kTile = 32;        // keys that are looked at together
-constexpr int kMostRows = 32;    // query rows of an item: tokens times the query heads of one key/value head
-constexpr int kLeastChunk = 512; // keys that are worth an item of their own
+constexpr int kMostRows = 192;    // query rows of an item: tokens times the query heads of one key/value head
+constexpr int kLeastRows = 48;    // that are worth loading keys for, where many threads share few rows
+constexpr int kLeastChunk = 512;  // keys that are worth an item of their own
 
 template <class T>
 struct AttentionCall {
@@ -34,42 +35,41 @@ struct Item {
   int32_t chunks;   // of the item that merges them, the first; 0 for the others
 };
 
-struct Scratch {
-  std::vector<float> memory;
-  float *q, *keys, *values, *sums, *scores, *peak, *total;
-
-  Scratch(int head_size, int rows) : memory(static_cast<size_t>(2 * rows + 2 * kTile) * head_size + rows * (kTile + 2)) {
-    float* next = memory.data();
-    auto take = [&next](size_t count) { return std::exchange(next, next + count); };
-    q = take(static_cast<size_t>(rows) * head_size);
-    sums = take(static_cast<size_t>(rows) * head_size);
-    keys = take(static_cast<size_t>(kTile) * head_size);
-    values = take(static_cast<size_t>(kTile) * head_size);
-    scores = take(static_cast<size_t>(rows) * kTile);
-    peak = take(rows);
-    total = take(rows);
-  }
-};
+using tiles::Scratch;
 
 // Where the results of chunks wait: for each row its peak, its total, and D sums.
 inline int64_t partial_floats(int rows, int head_size) { return static_cast<int64_t>(rows) * (head_size + 2); }
 
+// Query tokens of an item: as many as fill its rows, fewer where threads would have nothing to do.
+template <class T>
+int tokens_in_item(const AttentionCall<T>& call, int threads) {
+  const int64_t group = call.heads / call.kv_heads, all = group * call.kv_heads * call.tokens;
+  int64_t rows = kMostRows;
+  while (rows / 2 >= kLeastRows && all / rows < 4 * threads) rows /= 2;
+  return static_cast<int>(std::max<int64_t>(1, rows / group));
+}
+
+// The longest first, so that at the end no thread waits long for another.
 template <class T>
 int64_t make_items(const AttentionCall<T>& call, int threads, std::vector<Item>& items) {
-  const int group = call.heads / call.kv_heads, block = std::max(1, kMostRows / group);
+  const int group = call.heads / call.kv_heads, block = tokens_in_item(call, threads);
+  const auto first_key = [&](int b, int first) {
+    return call.window > 0 ? std::max(0, call.seq_lens[b] - call.query_lens[b] + first + 1 - call.window) : 0;
+  };
   int64_t keys = 0;
-  for (int b = 0; b < call.requests; ++b) keys += call.query_lens[b] > 0 ? call.seq_lens[b] : 0;
+  for (int b = 0; b < call.requests; ++b)
+    for (int first = 0; first < call.query_lens[b]; first += block)
+      keys += call.seq_lens[b] - call.query_lens[b] + std::min(first + block, call.query_lens[b]) - first_key(b, first);
   // Several items a thread, so that none waits long for the last.
   const int64_t fair = std::max<int64_t>(kLeastChunk, keys * call.kv_heads / (4 * std::max(1, threads)));
   int64_t floats = 0;
   items.clear();
   for (int b = 0, row = 0; b < call.requests; row += call.query_lens[b], ++b) {
-    const int past = call.seq_lens[b] - call.query_lens[b];
     for (int first = 0; first < call.query_lens[b]; first += block) {
-      const int last = std::min(first + block, call.query_lens[b]), end = past + last;
-      const int begin = call.window > 0 ? std::max(0, past + first + 1 - call.window) : 0;
+      const int last = std::min(first + block, call.query_lens[b]), end = call.seq_lens[b] - call.query_lens[b] + last;
+      const int begin = first_key(b, first);
       const int chunks = static_cast<int>(std::max<int64_t>(1, (end - begin) / fair));
-      const int size = ((end - begin + chunks - 1) / chunks + kTile - 1) / kTile * kTile;
+      const int size = tiles::round_up((end - begin + chunks - 1) / chunks, tiles::kTile);
       const int made = (end - begin + size - 1) / size;
       for (int head = 0; head < call.kv_heads; ++head) {
         for (int chunk = 0; chunk < made; ++chunk) {
@@ -80,6 +80,8 @@ int64_t make_items(const AttentionCall<T>& call, int threads, std::vector<Item>&
       }
     }
   }
+  const auto work = [](const Item& item) { return static_cast<int64_t>(item.last - item.first) * (item.end - item.begin); };
+  std::stable_sort(items.begin(), items.end(), [&](const Item& a, const Item& b) { return work(a) > work(b); });
   return floats;
 }
 
@@ -91,131 +93,74 @@ void store_row(const AttentionCall<T>& call, int row) {
 }
 
 template <class T>
-inline void widen(const T* __restrict from, float* __restrict to, int count, float factor) {
+void write_row(const AttentionCall<T>& call, const Item& item, int row, const float* __restrict sums, float total) {
+  const int group = call.heads / call.kv_heads;
+  T* __restrict out = call.out + (item.row + row / group) * call.out_stride + (item.kv_head * group + row % group) * call.head_size;
+  const float factor = 1.0f / total;
 #pragma omp simd
-  for (int i = 0; i < count; ++i) to[i] = to_float(from[i]) * factor;
+  for (int i = 0; i < call.head_size; ++i) out[i] = from_float<T>(sums[i] * factor);
 }
 
-// The products of a with four rows of b that lie one after another.
-template <int D>
-inline void dot4(const float* __restrict a, const float* __restrict b, int size, float* __restrict sums) {
-  const int count = D > 0 ? D : size;
-  float s0 = 0.0f, s1 = 0.0f, s2 = 0.0f, s3 = 0.0f;
-#pragma omp simd reduction(+ : s0, s1, s2, s3)
-  for (int i = 0; i < count; ++i) {
-    s0 += a[i] * b[i];
-    s1 += a[i] * b[i + count];
-    s2 += a[i] * b[i + 2 * count];
-    s3 += a[i] * b[i + 3 * count];
-  }
-  sums[0] = s0, sums[1] = s1, sums[2] = s2, sums[3] = s3;
-}
-
-template <int D, class T>
-inline void load_tile(const AttentionCall<T>& call, const Item& item, int start, int count, Scratch& scratch) {
-  const int64_t* pages = call.table + item.request * call.table_stride;
-  const int size = D > 0 ? D : call.head_size;
-  for (int j = 0; j < count; ++j) {
-    const int position = start + j;
-    const int64_t slot = pages[position / call.page_size] * call.page_size + position % call.page_size;
-    const int64_t place = (slot * call.kv_heads + item.kv_head) * size;
-    widen(call.k_cache + place, scratch.keys + j * size, size, 1.0f);
-    widen(call.v_cache + place, scratch.values + j * size, size, 1.0f);
-  }
-  if (count % 4 != 0) std::fill_n(scratch.keys + count * size, (4 - count % 4) * size, 0.0f);
-}
-
-// One row over one tile whose keys [low, high) it sees. D: the head size where it is known to the compiler, else 0.
-template <int D>
-inline void attend_row(Scratch& scratch, int row, int low, int high, int size) {
-  const int head_size = D > 0 ? D : size;
-  const float* q = scratch.q + row * head_size;
-  float* scores = scratch.scores + row * kTile;
-  float* sums = scratch.sums + row * head_size;
-  float peak = scratch.peak[row];
-  // The tile is whole in memory, what lies behind its keys are zeros.
-  for (int j = low & ~3; j < high; j += 4) dot4<D>(q, scratch.keys + j * head_size, head_size, scores + j);
-  for (int j = low; j < high; ++j) peak = std::max(peak, scores[j]);
-  const float kept = scratch.total[row] == 0.0f ? 0.0f : exponential(scratch.peak[row] - peak);
-  float total = 0.0f;
-#pragma omp simd reduction(+ : total)
-  for (int j = low; j < high; ++j) {
-    scores[j] = exponential(scores[j] - peak);
-    total += scores[j];
-  }
-  scratch.total[row] = scratch.total[row] * kept + total;
-  scratch.peak[row] = peak;
-  if (kept != 1.0f) {
-#pragma omp simd
-    for (int i = 0; i < head_size; ++i) sums[i] *= kept;
-  }
-  int j = low;
-  for (; j + 4 <= high; j += 4) {
-    const float* value = scratch.values + j * head_size;
-    const float a = scores[j], b = scores[j + 1], c = scores[j + 2], d = scores[j + 3];
-#pragma omp simd
-    for (int i = 0; i < head_size; ++i)
-      sums[i] += a * value[i] + b * value[i + head_size] + c * value[i + 2 * head_size] + d * value[i + 3 * head_size];
-  }
-  for (; j < high; ++j) {
-    const float* value = scratch.values + j * head_size;
-    const float weight = scores[j];
-#pragma omp simd
-    for (int i = 0; i < head_size; ++i) sums[i] += weight * value[i];
+// The queries of the item's `rows`, so scaled that scores count in powers of two.
+template <class T>
+void load_queries(const AttentionCall<T>& call, const Item& item, int rows, Scratch& scratch) {
+  constexpr float kLog2E = 1.44269504f;
+  const int group = call.heads / call.kv_heads;
+  for (int row = 0; row < rows; row += tiles::kRows) {
+    const T* from[tiles::kRows];
+    const int count = std::min(tiles::kRows, rows - row);
+    for (int i = 0; i < count; ++i)
+      from[i] = call.q + (item.row + (row + i) / group) * call.q_stride + (item.kv_head * group + (row + i) % group) * call.head_size;
+    tiles::widen_transposed(from, count, call.head_size, call.scale * kLog2E, scratch.queries(row), tiles::kLanes);
   }
 }
 
 template <class T>
-void write_row(const AttentionCall<T>& call, const Item& item, int row, const float* sums, float total) {
-  const int group = call.heads / call.kv_heads;
-  T* out = call.out + (item.row + row / group) * call.out_stride + (item.kv_head * group + row % group) * call.head_size;
-  const float factor = 1.0f / total;
-  for (int i = 0; i < call.head_size; ++i) out[i] = from_float<T>(sums[i] * factor);
-}
-
-template <int D, class T>
-void attend_item(const AttentionCall<T>& call, const Item& item, Scratch& scratch, float* partials) {
-  const int group = call.heads / call.kv_heads, rows = (item.last - item.first) * group, size = D > 0 ? D : call.head_size;
-  const int past = call.seq_lens[item.request] - call.query_lens[item.request];
-  for (int row = 0; row < rows; ++row) {
-    const T* q = call.q + (item.row + row / group) * call.q_stride + (item.kv_head * group + row % group) * size;
-    widen(q, scratch.q + row * size, size, call.scale);
-    scratch.peak[row] = -INFINITY;
-    scratch.total[row] = 0.0f;
-  }
-  std::fill_n(scratch.sums, rows * size, 0.0f);
-  for (int start = item.begin; start < item.end; start += kTile) {
-    const int count = std::min(kTile, item.end - start);
-    load_tile<D>(call, item, start, count, scratch);
-    for (int row = 0; row < rows; ++row) {
-      const int position = past + item.first + row / group;
-      const int high = std::min(count, position + 1 - start);
-      const int low = call.window > 0 ? std::max(0, position + 1 - call.window - start) : 0;
-      if (low < high) attend_row<D>(scratch, row, low, high, size);
+void load_tile(const AttentionCall<T>& call, const Item& item, const tiles::Tile& tile, Scratch& scratch) {
+  const int64_t* pages = call.table + item.request * call.table_stride;
+  const int64_t width = static_cast<int64_t>(call.kv_heads) * call.head_size;
+  const T* keys[tiles::kTile];
+  for (int j = 0, page = tile.start / call.page_size, offset = tile.start % call.page_size; j < tile.count; ++page, offset = 0) {
+    int64_t place = (pages[page] * call.page_size + offset) * width + item.kv_head * call.head_size;
+    for (; offset < call.page_size && j < tile.count; ++offset, ++j, place += width) {
+      keys[j] = call.k_cache + place;
+      tiles::widen_row(call.v_cache + place, scratch.values + j * scratch.padded, call.head_size, scratch.padded);
     }
   }
-  if (item.partial < 0) {
-    for (int row = 0; row < rows; ++row) write_row(call, item, row, scratch.sums + row * size, scratch.total[row]);
-    return;
+  for (int j = 0; j < tile.count; j += tiles::kLanes)
+    tiles::widen_transposed(keys + j, std::min(tiles::kLanes, tile.count - j), call.head_size, 1.0f, scratch.keys + j, tiles::kTile);
+}
+
+template <class T>
+void attend_item(const AttentionCall<T>& call, const Item& item, Scratch& scratch, float* partials) {
+  const int group = call.heads / call.kv_heads, rows = (item.last - item.first) * group, size = call.head_size;
+  const tiles::Sight sight{call.seq_lens[item.request] - call.query_lens[item.request] + item.first, group, call.window};
+  scratch.start(rows);
+  load_queries(call, item, rows, scratch);
+  for (int start = item.begin; start < item.end; start += tiles::kTile) {
+    const tiles::Tile tile{start, std::min(tiles::kTile, item.end - start)};
+    load_tile(call, item, tile, scratch);
+    for (int row = 0; row < rows; row += tiles::kRows) scratch.attend(sight, tile, row, std::min(tiles::kRows, rows - row));
   }
   float* partial = partials + item.partial;
-  std::memcpy(partial, scratch.peak, rows * sizeof(float));
-  std::memcpy(partial + rows, scratch.total, rows * sizeof(float));
-  std::memcpy(partial + 2 * rows, scratch.sums, static_cast<size_t>(rows) * size * sizeof(float));
+  for (int row = 0; row < rows; ++row) {
+    const float* sums = scratch.sums + row * scratch.padded;
+    if (item.partial < 0) {
+      write_row(call, item, row, sums, scratch.total(row));
+    } else {
+      partial[row] = scratch.peak(row);
+      partial[rows + row] = scratch.total(row);
+      std::memcpy(partial + 2 * rows + row * size, sums, size * sizeof(float));
+    }
+  }
 }
 
 template <class T>
 using AttendItem = void (*)(const AttentionCall<T>&, const Item&, Scratch&, float*);
 
-// The version for a head size: the usual ones are compiled for themselves.
 template <class T>
-AttendItem<T> attend_for(int head_size) {
-  switch (head_size) {
-    case 64: return attend_item<64, T>;
-    case 96: return attend_item<96, T>;
-    case 128: return attend_item<128, T>;
-    default: return attend_item<0, T>;
-  }
+AttendItem<T> attend_for(int) {
+  return attend_item<T>;
 }
 
 // The chunks of `item`, the first of them, become the rows of `out`; a chunk in which a row sees nothing counts nothing.
@@ -225,13 +170,12 @@ void merge_item(const AttentionCall<T>& call, const Item& item, Scratch& scratch
   const int64_t step = partial_floats(rows, size);
   const float* chunks = partials + item.partial;
   for (int row = 0; row < rows; ++row) {
-    float peak = -INFINITY, total = 0.0f;
+    float peak = tiles::kNothing, total = 0.0f;
     for (int c = 0; c < item.chunks; ++c) peak = std::max(peak, chunks[c * step + row]);
     std::fill_n(scratch.sums, size, 0.0f);
     for (int c = 0; c < item.chunks; ++c) {
       const float* chunk = chunks + c * step;
-      if (chunk[rows + row] == 0.0f) continue;
-      const float weight = exponential(chunk[row] - peak);
+      const float weight = tiles::power_of_two(tiles::splat(chunk[row] - peak))[0];
       const float* sums = chunk + 2 * rows + row * size;
       total += weight * chunk[rows + row];
       for (int i = 0; i < size; ++i) scratch.sums[i] += weight * sums[i];

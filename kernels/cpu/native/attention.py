@@ -15,8 +15,6 @@ from ...attention import AttentionBackend, AttentionMetadata
 from ...paged_attention import TorchAttention, TorchDecodePlan, TorchPlan
 from .build import load_kernels
 
-_LONG_PREFILL = 64
-"""From so many new tokens of a request on, torch's matrix kernels are faster."""
 _FUNCTIONS = {torch.bfloat16: "piecework_attention_bf16", torch.float32: "piecework_attention_f32"}
 _POINTERS = ("q", "k", "v", "out", "k_cache", "v_cache", "slots", "table", "query_lens", "seq_lens")
 _STRIDES = ("q_stride", "k_stride", "v_stride", "out_stride", "table_stride")
@@ -36,7 +34,7 @@ class AttentionCall(ctypes.Structure):
 
 @dataclass(slots=True)
 class NativePlan:
-    """The figures of a step as the kernels read them. `torch_plan`: made where a layer needs plain torch."""
+    """The figures of a step as the kernels read them. `torch_plan`: made where a layer's tensors are of another kind."""
 
     metadata: AttentionMetadata
     page_size: int
@@ -44,15 +42,14 @@ class NativePlan:
     slots: torch.Tensor
     lens: torch.Tensor
     """[2, B] int32: new tokens, and all tokens, of each request."""
-    prefers_torch: bool
     torch_plan: TorchPlan | None = field(default=None)
 
 
 class NativeAttention(TorchAttention):
     """One call of C++ a layer: stores keys and values, and attends to whole pages where they lie.
 
-    Threads share requests, heads, blocks of queries, and stretches of long contexts. Steps with a long prompt and tensors of
-    other kinds than bfloat16 and float32 go to plain torch.
+    Threads share requests, heads, blocks of queries, and stretches of long contexts. Tensors of other kinds than bfloat16 and
+    float32, and plans of graphs, go to plain torch.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -62,7 +59,7 @@ class NativeAttention(TorchAttention):
         table = metadata.block_table.to(torch.int64).contiguous()
         slots = metadata.slot_mapping.to(torch.int64).contiguous()
         lens = torch.tensor([metadata.query_lens, metadata.seq_lens], dtype=torch.int32)
-        return NativePlan(metadata, page_size, table, slots, lens, max(metadata.query_lens, default=0) >= _LONG_PREFILL)
+        return NativePlan(metadata, page_size, table, slots, lens)
 
     def run(
         self,
@@ -78,7 +75,7 @@ class NativeAttention(TorchAttention):
         window: int | None,
     ) -> None:
         function = self._functions.get(q.dtype)
-        if function is None or not isinstance(plan, NativePlan) or plan.prefers_torch:
+        if function is None or not isinstance(plan, NativePlan):
             super().run(q, k, v, out, k_cache, v_cache, self._torch_plan(plan), scale=scale, window=window)
             return
         # Heads of a token must lie side by side; tokens may lie apart, as those of a fused projection do.

@@ -1,0 +1,161 @@
+// Scores of a block of rows against a tile of keys, their softmax so far, and the weighted sums of the tile's values.
+#include "attention_tiles.h"
+
+namespace piecework::tiles {
+namespace {
+
+// Scores: rows of `a` lie side by side, kLanes apart from number to number. Sums: each row of `a` is a line of a tile.
+enum class Kind { kScores, kSums };
+
+// a [R, count] times b [count, columns]: c itself for scores, added to factors[r] * c for sums.
+struct Product {
+  const float *a, *b;
+  int b_stride, count;
+  const float* factors;
+  float* c;
+  int c_stride;
+};
+
+// N vectors of columns. What a tile adds is summed by itself first: rounding errors grow with the tiles, not with the keys.
+template <Kind kind, int R, int N>
+inline void multiply(const Product& product) {
+  const float *a = product.a, *b = product.b;
+  constexpr int row_step = kind == Kind::kScores ? 1 : kTile, step = kind == Kind::kScores ? kLanes : 1;
+  Floats sums[R][N];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) sums[r][n] = Floats{};
+  for (int i = 0; i < product.count; ++i, a += step, b += product.b_stride) {
+    Floats columns[N];
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) columns[n] = load(b + n * kLanes);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      const Floats x = splat(a[r * row_step]);
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) sums[r][n] += x * columns[n];
+    }
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) {
+      float* c = product.c + r * product.c_stride + n * kLanes;
+      store(c, kind == Kind::kScores ? sums[r][n] : load(c) * product.factors[r] + sums[r][n]);
+    }
+  }
+}
+
+// Over all `columns`, a multiple of kLanes.
+template <Kind kind, int R>
+void multiply_rows(Product product, int columns) {
+  constexpr int widest = R <= kRows / 2 ? 4 : 2;
+  int left = columns / kLanes;
+  const auto next = [&](auto count) {
+    multiply<kind, R, decltype(count)::value>(product);
+    product.b += count * kLanes, product.c += count * kLanes, left -= count;
+  };
+  while (left >= widest) next(std::integral_constant<int, widest>{});
+  if constexpr (widest > 2) {
+    if (left >= 2) next(std::integral_constant<int, 2>{});
+  }
+  if (left > 0) next(std::integral_constant<int, 1>{});
+}
+
+// With as few rows of zeros as the compiled sizes allow.
+template <Kind kind>
+void multiply_block(int rows, const Product& product, int columns) {
+  if (rows == 1) return multiply_rows<kind, 1>(product, columns);
+  if (rows == 2) return multiply_rows<kind, 2>(product, columns);
+  if (rows == 3) return multiply_rows<kind, 3>(product, columns);
+  if (rows == 4) return multiply_rows<kind, 4>(product, columns);
+  if constexpr (kRows > 6) {
+    if (rows <= 6) return multiply_rows<kind, 6>(product, columns);
+    if (rows <= 8) return multiply_rows<kind, 8>(product, columns);
+  }
+  multiply_rows<kind, kRows>(product, columns);
+}
+
+// The keys [low, high) of a tile that a row sees, low and high within it.
+struct Span {
+  int low, high;
+};
+
+Span visible(const Sight& sight, const Tile& tile, int row) {
+  const int position = sight.position + row / sight.group;
+  return {sight.window > 0 ? std::max(0, position + 1 - sight.window - tile.start) : 0, std::min(tile.count, position + 1 - tile.start)};
+}
+
+// The scores [begin, end) of keys that a row does not see.
+void hide(const Sight& sight, const Tile& tile, int row, int rows, int begin, int end, float* scores) {
+  for (int r = 0; r < rows; ++r, scores += kTile) {
+    const Span span = visible(sight, tile, row + r);
+    for (int j = begin; j < end; j += kLanes) {
+      const Ints key = lane_numbers() + j;
+      store(scores + j, choose((key >= span.low) & (key < span.high), load(scores + j), splat(-__builtin_inff())));
+    }
+  }
+}
+
+// Scores become weights, peaks and totals are brought up to date; kept [kLanes]: what earlier sums are worth under the new peaks.
+void weigh(int rows, int begin, int end, float* scores, float* peak, float* total, float* kept) {
+  const Floats before = load(peak);
+  for (int r = 0; r < rows; ++r) {
+    const float* line = scores + r * kTile;
+    Floats most = load(line + begin);
+    for (int j = begin + kLanes; j < end; j += kLanes) most = greater(most, load(line + j));
+    peak[r] = std::max(peak[r], highest(most));
+  }
+  store(kept, power_of_two(before - load(peak)));
+  for (int r = 0; r < rows; ++r) {
+    float* line = scores + r * kTile;
+    Floats sum{};
+    for (int j = begin; j < end; j += kLanes) {
+      const Floats weight = power_of_two(load(line + j) - peak[r]);
+      store(line + j, weight);
+      sum += weight;
+    }
+    store(total + r * kLanes, load(total + r * kLanes) * kept[r] + sum);
+  }
+}
+
+}  // namespace
+
+void Scratch::attend(const Sight& sight, const Tile& tile, int row, int rows) {
+  const Span first = visible(sight, tile, row), last = visible(sight, tile, row + rows - 1);
+  const int low = first.low, high = last.high;
+  if (low >= high) return;
+  const int begin = low / kLanes * kLanes, end = round_up(high, kLanes);
+  multiply_block<Kind::kScores>(rows, {queries(row), keys + begin, kTile, head_size, nullptr, scores + begin, kTile}, end - begin);
+  if (first.high < end || last.low > begin) hide(sight, tile, row, rows, begin, end, scores);
+  alignas(4 * kLanes) float kept[kLanes];
+  weigh(rows, begin, end, scores, peaks(row), totals(row), kept);
+  multiply_block<Kind::kSums>(rows, {scores + low, values + low * padded, padded, high - low, kept, sums + row * padded, padded}, padded);
+}
+
+Scratch::Scratch(int head_size, int rows) : head_size(head_size), padded(round_up(head_size, kLanes)) {
+  static thread_local std::vector<float> memory;
+  const size_t blocks = (rows + kRows - 1) / kRows, size = head_size, width = padded;
+  const std::pair<float**, size_t> parts[] = {{&q_, blocks * kLanes * size}, {&keys, size * kTile}, {&values, kTile * width},
+                                              {&sums, blocks * kRows * width}, {&scores, kRows * kTile}, {&peak_, blocks * kLanes},
+                                              {&total_, blocks * kRows * kLanes}};
+  size_t needed = kLine;
+  for (const auto& part : parts) needed += part.second + kLine;
+  if (memory.size() < needed) memory.resize(needed);
+  uintptr_t next = reinterpret_cast<uintptr_t>(memory.data());
+  for (const auto& [place, count] : parts) {
+    next = (next + kLine * sizeof(float) - 1) / (kLine * sizeof(float)) * (kLine * sizeof(float));
+    *place = reinterpret_cast<float*>(next);
+    next += count * sizeof(float);
+  }
+}
+
+void Scratch::start(int rows) {
+  const int blocks = (rows + kRows - 1) / kRows;
+  std::fill_n(peak_, blocks * kLanes, kNothing);
+  std::fill_n(total_, blocks * kRows * kLanes, 0.0f);
+  std::fill_n(sums, blocks * kRows * padded, 0.0f);
+}
+
+}  // namespace piecework::tiles
