@@ -182,7 +182,7 @@ def _compile(settings: GraphsSettings) -> Table:
     platform.set_up(config.num_threads)
     register_attention(platform.dispatch_key)
     dtype = platform.default_dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
-    model = load_model(resolve_model_path(settings.model_path), dtype, platform.device(), False)[1]
+    model = load_model(resolve_model_path(settings.model_path), dtype, platform.device(), False).config
 
     def seconds(depth: int, folder: Path) -> float:
         changed = replace(model, num_layers=depth)

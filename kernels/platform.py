@@ -12,6 +12,7 @@ import torch
 
 from .attention import AttentionBackend, AttentionMetadata
 from .graph import Graph, weak_ref_tensor
+from .linear import LinearKernels
 from .paged_attention import TorchAttention
 
 
@@ -46,17 +47,12 @@ class CompileOptions(NamedTuple):
 
 
 class StepKernels(Protocol):
-    """A model's forward without its ops, for steps of up to `max_tokens` tokens, and its output head for few rows."""
+    """A model's forward without its ops, for steps of up to `max_tokens` tokens."""
 
     max_tokens: int
-    max_logit_rows: int
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
         """input_ids, positions [T] int64 to hidden states [T, hidden]; keys and values are written to their slots."""
-        ...
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [N, hidden], N up to `max_logit_rows`, to logits [N, vocab] float32."""
         ...
 
 
@@ -111,6 +107,13 @@ class Platform:
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A large tensor of zeros, of which much may never be touched."""
         return torch.zeros(*shape, dtype=dtype, device=self.device())
+
+    def linear_kernels(self, dtype: torch.dtype, backend: AttentionBackend) -> LinearKernels | None:
+        """What multiplies by weights in a layout of its own, into which they are brought when they are loaded; None: torch, as they are.
+
+        `backend`: the attention that was chosen.
+        """
+        return None
 
     def packed_linear(self, weight_bytes: int) -> torch._ops.OpOverload | None:
         """An op (x, weight, bias) that is faster than `linear` on a weight that `pack_linear_weight` has laid out anew; None: no such.

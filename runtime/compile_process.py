@@ -21,13 +21,15 @@ from .layers.attention import register_attention
 from .model_config import ModelConfig
 from .pieces import install, installer
 from .weights.loader import hollow_model
+from .weights.packing import Kinds
 
 _NICENESS = 10
 
 
-def start(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype) -> subprocess.Popen[bytes]:
-    """Begin to compile; the process works at a low priority and needs no weights."""
-    job = json.dumps({"config": asdict(config), "model": asdict(model_config), "dtype": str(dtype).removeprefix("torch.")})
+def start(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds) -> subprocess.Popen[bytes]:
+    """Begin to compile; the process works at a low priority and needs no weights. `kinds`: the packed layers."""
+    parts = {"config": asdict(config), "model": asdict(model_config), "dtype": str(dtype).removeprefix("torch."), "kinds": dict(kinds)}
+    job = json.dumps(parts)
     return subprocess.Popen([sys.executable, "-m", "piecework.runtime.compile_process", job], stdin=subprocess.DEVNULL)
 
 
@@ -39,14 +41,15 @@ def main(argv: list[str]) -> int:
     platform = detect(config.device)
     platform.set_up(config.num_threads)
     register_attention(platform.dispatch_key)
-    model = hollow_model(model_config, dtype, platform.device())
+    kernels = platform.linear_kernels(dtype, platform.attention_backend(config.attention_backend))
+    model = hollow_model(model_config, dtype, platform.device(), kernels, job["kinds"])
     with tqdm(desc="compiling pieces", unit=" pieces", file=sys.stderr, leave=False) as bar:
 
         def progress(done: int, total: int) -> None:
             bar.total = total
             bar.update(done - bar.n)
 
-        install(installer(config, platform, progress), model, model_config, dtype)
+        install(installer(config, platform, progress), model, model_config, dtype, job["kinds"])
     return 0
 
 

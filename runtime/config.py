@@ -18,6 +18,7 @@ ATTENTION_BACKENDS = ("auto", "triton", "ascend", "native", "torch")
 PIECE_COMPILERS = ("eager", "inductor")
 STARTUPS = ("fast", "full")
 LOAD_FORMATS = ("auto", "dummy")
+QUANTIZATIONS = ("auto", "none")
 
 
 class Backend(StrEnum):
@@ -54,6 +55,7 @@ _CHOICES = {
     "attention_backend": ATTENTION_BACKENDS,
     "startup": STARTUPS,
     "load_format": LOAD_FORMATS,
+    "quantization": QUANTIZATIONS,
     "piecewise_cuda_graph_compiler": PIECE_COMPILERS,
     "cuda_graph_backend_prefill": PREFILL_BACKENDS,
     "cuda_graph_backend_decode": DECODE_BACKENDS,
@@ -87,12 +89,19 @@ class EngineConfig:
     device: str = option("auto", "where the model runs", group=MODEL, choices=DEVICES)
     attention_backend: str = option(
         "auto",
-        "what computes attention; auto: triton on a GPU, ascend on an NPU, else torch; native: compiled C++ on a CPU",
+        "what computes attention; auto: triton on a GPU, ascend on an NPU, native (compiled C++) on a CPU, else torch",
         group=MODEL,
         choices=ATTENTION_BACKENDS,
     )
     load_format: str = option(
         "auto", "auto: the model's weights; dummy: random ones made on the device, for measurements", group=MODEL, choices=LOAD_FORMATS
+    )
+    quantization: str = option(
+        "auto",
+        "auto: weights stay in the 4 or 8 bits that a .gguf file holds them in (Q4_0, Q4_1, Q8_0), where the device can multiply by such; "
+        "none: all are widened to --dtype",
+        group=MODEL,
+        choices=QUANTIZATIONS,
     )
     context_length: int | None = option(None, "longest prompt plus output, in tokens; default: the model's own", group=MODEL, metavar="N")
     mem_fraction_static: float | None = option(
@@ -144,7 +153,7 @@ class EngineConfig:
     cuda_graph_backend_decode: str | None = option(
         None,
         "graphs of steps of nothing but decodes: full records the whole forward for each batch size; native runs it as one call of C++ on "
-        "a CPU with AVX-512 BF16, in bfloat16; default: by device",
+        "a CPU, in bfloat16; default: by device",
         group=GRAPHS,
         choices=DECODE_BACKENDS,
     )

@@ -186,7 +186,7 @@ def _install(runner: ModelRunner) -> tuple[PiecewiseForward, InstallReport, str]
             found = installer(runner.config, runner.platform, progress)
         except OSError as error:
             raise ValueError(f"the compile cache cannot be used ({error}); choose another folder with PIECEWORK_CACHE_DIR") from None
-        return *install(found, runner.model, runner.model_config, runner.dtype), found.compiler.name
+        return *install(found, runner.model, runner.model_config, runner.dtype, runner.linear_kinds), found.compiler.name
 
 
 def _capture(runner: ModelRunner, forward: PiecewiseForward) -> list[Capture]:

@@ -29,7 +29,7 @@ class GraphStartup:
         graphs = runner.graphs
         self.pending = {graphs.prefill_backend, graphs.decode_backend} != {Backend.DISABLED}
         if graphs.prefill_backend is Backend.PIECEWISE:
-            self._compiling = start(runner.config, runner.model_config, runner.dtype)
+            self._compiling = start(runner.config, runner.model_config, runner.dtype, runner.linear_kinds)
         elif self.pending:
             self._use(BreakableForward(runner.model) if graphs.prefill_backend is Backend.BREAKABLE else None)
 
@@ -69,7 +69,8 @@ class GraphStartup:
         try:
             if code != 0:
                 raise RuntimeError(f"the compiling process ended with exit code {code}")
-            forward = install(installer(runner.config, runner.platform), runner.model, runner.model_config, runner.dtype)[0]
+            found = installer(runner.config, runner.platform)
+            forward = install(found, runner.model, runner.model_config, runner.dtype, runner.linear_kinds)[0]
             runner.graphs.check(forward)
             return forward
         except Exception as error:

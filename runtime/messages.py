@@ -146,6 +146,8 @@ class EngineInfo:
     weight_bytes: int
     kv_bytes: int
     load_seconds: float
+    quantization: list[str] = field(default_factory=list)
+    """The quantised formats that weights are kept in."""
     graphs: GraphInfo = field(default_factory=GraphInfo)
 
 

@@ -21,6 +21,7 @@ from .pieces import seen_lengths
 from .step_graphs import GraphCounts, StepGraphs
 from .warm_up import warm_up
 from .weights.loader import load_model, random_model
+from .weights.packing import PLAIN
 from .weights.resolve import resolve_model_path
 
 logger = logging.getLogger(__name__)
@@ -41,10 +42,11 @@ class ModelRunner:
         self.slot_dtype = self.platform.slot_dtype
         self.dtype = self._dtype(config.dtype)
         path = resolve_model_path(config.model_path)
-        self.model, self.model_config = (
-            random_model(path, self.dtype, self.device)
+        kernels = self.platform.linear_kernels(self.dtype, attention_backend)
+        self.model, self.model_config, self.linear_kinds = (
+            random_model(path, self.dtype, self.device, kernels)
             if config.load_format == "dummy"
-            else load_model(path, self.dtype, self.device, progress)
+            else load_model(path, self.dtype, self.device, progress, kernels, keep_quantized=config.quantization == "auto")
         )
         self._kv_shape = _kv_shape(self.model_config, self.dtype)
         config = replace(config, page_size=config.page_size or self.platform.default_page_size)
@@ -71,9 +73,6 @@ class ModelRunner:
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [N, V] float32 of hidden [N, hidden]."""
-        kernels = self.graphs.kernels
-        if kernels is not None and hidden.shape[0] <= kernels.max_logit_rows:
-            return kernels.logits(hidden)
         logits: torch.Tensor = self.model.compute_logits(hidden)
         return logits
 
@@ -109,6 +108,7 @@ class ModelRunner:
             weight_bytes=weight_bytes(self.model),
             kv_bytes=self.pool.num_bytes,
             load_seconds=self._load_seconds,
+            quantization=sorted(set(self.linear_kinds.values()) - {PLAIN}),
             graphs=self.graphs.info(),
         )
 

@@ -19,6 +19,7 @@ from ..kernels import ops
 from ..kernels.platform import Platform
 from .config import EngineConfig
 from .model_config import ModelConfig
+from .weights.packing import NOTHING_PACKED, Kinds
 
 _TRACE_TOKENS = 64
 """Tokens of the example that is traced; any number above 1 gives the same pieces."""
@@ -36,13 +37,19 @@ def installer(config: EngineConfig, platform: Platform, progress: Progress = lam
     )
 
 
-def install(found: Installer, model: nn.Module, model_config: ModelConfig, dtype: torch.dtype) -> tuple[PiecewiseForward, InstallReport]:
-    """The model's forward in pieces: from the cache where it is there, else traced and compiled into it. Raises `TraceError`."""
+def install(
+    found: Installer, model: nn.Module, model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds = NOTHING_PACKED
+) -> tuple[PiecewiseForward, InstallReport]:
+    """The model's forward in pieces: from the cache where it is there, else traced and compiled into it. Raises `TraceError`.
+
+    `kinds`: the linear layers whose weights are packed.
+    """
     device = found.platform.device()
     example = [torch.arange(_TRACE_TOKENS, device=device), torch.arange(_TRACE_TOKENS, device=device)]
     looks_inside = isinstance(found.compiler, InductorCompiler)
     with torch.no_grad(), ops.plain_torch() if looks_inside else nullcontext():
-        return found.install(model, example, model_key=f"{model_key(model_config, dtype)} {'plain' if looks_inside else 'own'} ops")
+        ops_key = f"{'plain' if looks_inside else 'own'} ops, linears {_digest(json.dumps(dict(kinds), sort_keys=True))}"
+        return found.install(model, example, model_key=f"{model_key(model_config, dtype)} {ops_key}")
 
 
 def model_key(model_config: ModelConfig, dtype: torch.dtype) -> str:
@@ -52,5 +59,8 @@ def model_key(model_config: ModelConfig, dtype: torch.dtype) -> str:
 
 def seen_lengths(model_config: ModelConfig, dtype: torch.dtype) -> LengthHistogram:
     """How many tokens the steps of this model have had on this machine, kept beside its pieces."""
-    name = hashlib.sha256(model_key(model_config, dtype).encode()).hexdigest()[:16]
-    return LengthHistogram(cache_folder() / "lengths" / f"{name}.json")
+    return LengthHistogram(cache_folder() / "lengths" / f"{_digest(model_key(model_config, dtype))}.json")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

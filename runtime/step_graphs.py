@@ -55,11 +55,13 @@ class StepGraphs:
         self.kernels = None
         if self.decode_backend is Backend.NATIVE:
             self.kernels = platform.step_kernels(model, attention.backend, attention.layers, attention.k_cache, attention.v_cache)
-            if self.kernels is None:
+        if self.decode_backend is Backend.NATIVE and self.kernels is None:
+            if config.decode_backend is Backend.NATIVE:
                 raise ValueError(
-                    "--cuda-graph-backend-decode native needs a bfloat16 model, --attention-backend native and a CPU with AVX-512 BF16: "
-                    "take disabled"
+                    "--cuda-graph-backend-decode native needs a bfloat16 model, --attention-backend native, and a CPU that the kernels "
+                    "can be built for: take disabled"
                 )
+            self.decode_backend = Backend.DISABLED
 
     @property
     def prefill(self) -> PrefillGraph | None:
@@ -151,4 +153,4 @@ def _decode_backend(config: EngineConfig, platform: Platform, attention: PagedAt
         raise ValueError("--cuda-graph-backend-decode full needs an attention backend whose decodes can be recorded: take disabled")
     if asked is not None:
         return asked
-    return Backend.FULL if able and platform.graphs_are_real else Backend.DISABLED
+    return Backend.FULL if able and platform.graphs_are_real else Backend.NATIVE

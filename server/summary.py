@@ -18,7 +18,7 @@ def summary(config: ServerConfig, info: EngineInfo, port: int, seconds: float, *
     """What is served, with which limits, and a command to try it. `chat`: the model has a chat template."""
     url = base_url(config.host, port)
     rows = {
-        "model": f"{info.architecture}, {info.dtype} on {info.device}, weights {info.weight_bytes / _MIB:,.0f} MiB",
+        "model": f"{info.architecture}, {info.dtype} on {info.device}, weights {info.weight_bytes / _MIB:,.0f} MiB{_kept(info)}",
         "KV cache": f"{info.kv_tokens:,} tokens in pages of {info.page_size}, {info.kv_bytes / _MIB:,.0f} MiB",
         "context length": f"{info.context_length:,} tokens",
         "running limit": f"{info.max_running_requests:,} requests, {config.max_queued_requests:,} more may wait",
@@ -29,6 +29,10 @@ def summary(config: ServerConfig, info: EngineInfo, port: int, seconds: float, *
     table = "\n".join(f"  {name:<15} {text}" for name, text in rows.items())
     head = f"piecework {__version__} serves {config.served_model_name} at {url} (ready after {seconds:.1f} s)"
     return f"\n{head}\n{table}\n\n{example(config, url, chat=chat)}\n"
+
+
+def _kept(info: EngineInfo) -> str:
+    return f", of which some stay in {' and '.join(info.quantization)}" if info.quantization else ""
 
 
 def _graphs(config: EngineConfig, graphs: GraphInfo) -> str | None:

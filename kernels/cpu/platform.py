@@ -18,7 +18,8 @@ from ..platform import MemoryInfo, MemoryUse, Platform, StepKernels
 from . import packed_linear
 from .graph import CpuGraph, CpuGraphPool
 from .native.attention import NativeAttention, native_or_torch
-from .native.build import instruction_sets
+from .native.build import instruction_sets, runnable_variants
+from .native.linear import NativeLinear, native_linear
 from .native.step import make_native_step
 
 
@@ -33,7 +34,7 @@ class CpuPlatform(Platform):
     graphs_are_real = False
     # Arithmetic bounds a CPU: every padded token costs what a real one does, so only a step of a captured size is replayed.
     padding_limit = 1.0
-    attention_backends = ("torch", "native")
+    attention_backends = ("native", "torch")
 
     def identity(self) -> str:
         """Instruction sets, as torch names the best of them and as Linux lists them all."""
@@ -71,6 +72,14 @@ class CpuPlatform(Platform):
     ) -> StepKernels | None:
         return make_native_step(model, layers, k_cache, v_cache) if isinstance(backend, NativeAttention) else None
 
+    def linear_kernels(self, dtype: torch.dtype, backend: AttentionBackend) -> NativeLinear | None:
+        # Who asks for torch's attention wants transformers' arithmetic, all of it.
+        if dtype != torch.bfloat16 or not isinstance(backend, NativeAttention):
+            return None
+        # oneDNN's kernels for matrix units are several times as fast as any on vectors.
+        has_matrix_units = "amx_bf16" in instruction_sets()
+        return native_linear() if _has_vectors() and not has_matrix_units else None
+
     def packed_linear(self, weight_bytes: int) -> torch._ops.OpOverload | None:
         # Decided by what the machine has, not by what is free just now: two processes must decide alike.
         has_room = 4 * weight_bytes <= self.memory().total
@@ -87,3 +96,8 @@ class CpuPlatform(Platform):
 
     def graph_bytes(self, pool: CpuGraphPool) -> int:
         return pool.num_bytes
+
+
+def _has_vectors() -> bool:
+    """Whether the kernels are compiled for vectors wider than every CPU of this kind has; if not, torch's are better."""
+    return runnable_variants()[0].needs != frozenset()

@@ -13,15 +13,26 @@ def weight(*shape: int) -> nn.Parameter:
 
 
 class Linear(nn.Module):
-    """y = x W^T + b: x [T, in], weight [out, in]."""
+    """y = x W^T + b: x [T, in], weight [out, in], or packed as the device's own kernels want it."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
+        self.in_features, self.out_features = in_features, out_features
         self.weight = weight(out_features, in_features)
         self.bias = weight(out_features) if bias else None
+        self.layout: int | None = None
+        self._op: torch._ops.OpOverload | None = None
+
+    def use_packed(self, packed: torch.Tensor, layout: int, op: torch._ops.OpOverload) -> None:
+        """From now on `packed` is the weight, which `op` knows how to multiply by: see `kernels.linear.LinearKernels`."""
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.layout, self._op = layout, op
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+        if self._op is None:
+            return F.linear(x, self.weight, self.bias)
+        result: torch.Tensor = self._op(x, self.weight, self.bias, self.out_features, self.layout)
+        return result
 
 
 class FusedLinear(Linear):

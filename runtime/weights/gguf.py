@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 import torch
-from gguf import GGML_QUANT_SIZES, ReaderTensor
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, ReaderTensor
 from gguf.quants import dequantize
 
 from ..model_config import ModelConfig
@@ -32,6 +32,7 @@ _BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_NUMBERS = {GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16, GGMLQuantizationType.F64}
 ROPE_FACTORS = "rope_freqs.weight"
 _PERMUTING = ("LlamaForCausalLM", "MistralForCausalLM")
 _PIECE = 2**18
@@ -52,8 +53,10 @@ def list_tensors(reader: FastGGUFReader, config: ModelConfig) -> list[StoredTens
     for tensor in reader.tensors:
         if tensor.name != ROPE_FACTORS:
             shape = tuple(int(size) for size in reversed(tensor.shape))
-            copy_to = partial(_copy, tensor, _permuted_heads(tensor.name, config))
-            found.append(StoredTensor(path, checkpoint_name(tensor.name), shape, copy_to))
+            heads = _permuted_heads(tensor.name, config)
+            quantized = tensor.tensor_type not in _NUMBERS
+            kind, blocks = (tensor.tensor_type.name, partial(_blocks, tensor, heads)) if quantized else (None, None)
+            found.append(StoredTensor(path, checkpoint_name(tensor.name), shape, partial(_copy, tensor, heads), kind, blocks))
     return found
 
 
@@ -76,10 +79,20 @@ def _copy(tensor: ReaderTensor, permuted_heads: int | None, target: torch.Tensor
     if permuted_heads is None:
         _dequantise(tensor, target.view(-1))
         return
-    # Rows are ordered for pairs (2i, 2i + 1); ours rotates pairs (i, i + D / 2).
     stored = torch.empty(target.shape, dtype=target.dtype)
     _dequantise(tensor, stored.view(-1))
-    target.copy_(stored.view(permuted_heads, -1, 2, *stored.shape[1:]).transpose(1, 2).reshape(stored.shape))
+    target.copy_(_in_order(stored, permuted_heads))
+
+
+def _blocks(tensor: ReaderTensor, permuted_heads: int | None) -> torch.Tensor:
+    """[rows, bytes] uint8 of a quantised tensor, copied."""
+    rows = torch.from_numpy(np.array(tensor.data, dtype=np.uint8).reshape(int(tensor.shape[-1]), -1))
+    return rows if permuted_heads is None else _in_order(rows, permuted_heads)
+
+
+def _in_order(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows are stored for pairs (2i, 2i + 1); ours rotates pairs (i, i + D / 2)."""
+    return rows.view(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
 def _dequantise(tensor: ReaderTensor, values: torch.Tensor) -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from tqdm import tqdm
 
+from ...kernels.linear import LinearKernels
 from ..layers.linear import FusedLinear
 from ..model_config import ModelConfig
 from ..models.llama import LlamaForCausalLM
 from ..models.registry import build_model
 from . import safetensors
+from .packing import NOTHING_PACKED, Kinds, choose_kinds, pack, pack_hollow, packed_names
 from .stored import StoredTensor
 
 _THREADS = 4
@@ -24,9 +27,26 @@ _IGNORED = ".rotary_emb.inv_freq"
 """Old checkpoints bring the rotary frequencies, which follow from the config."""
 
 
-def load_model(path: str, dtype: torch.dtype, device: torch.device, progress: bool) -> tuple[LlamaForCausalLM, ModelConfig]:
-    """The model of a folder or .gguf file in `dtype` on `device`.
+class Loaded(NamedTuple):
+    """A model, its configuration, and which of its linear layers are packed."""
 
+    model: LlamaForCausalLM
+    config: ModelConfig
+    kinds: Kinds
+
+
+def load_model(
+    path: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: bool,
+    kernels: LinearKernels | None = None,
+    *,
+    keep_quantized: bool = False,
+) -> Loaded:
+    """The model of a folder or .gguf file in `dtype` on `device`, its linear layers packed where there are `kernels`.
+
+    `keep_quantized`: weights stay in the 4 or 8 bits that a file holds them in, where the kernels can multiply by such.
     Needs little more memory than the weights themselves. Raises `ValueError` that names the file or tensor at fault.
     """
     if Path(path).suffix == ".gguf":
@@ -35,8 +55,11 @@ def load_model(path: str, dtype: torch.dtype, device: torch.device, progress: bo
         config = ModelConfig.from_pretrained(path)
         tensors = safetensors.list_tensors(Path(path))
     model = empty_model(config, dtype, device)
-    fill(model, tensors, path, progress=progress)
-    return model, config
+    kinds = {} if kernels is None else choose_kinds(model, kernels, tensors, keep_quantized=keep_quantized)
+    fill(model, tensors, path, progress=progress, leave_out=packed_names(model, kinds))
+    if kernels is not None:
+        pack(model, kernels, kinds, tensors, progress=progress)
+    return Loaded(model, config, kinds)
 
 
 def _open_gguf(path: Path) -> tuple[ModelConfig, Sequence[StoredTensor]]:
@@ -50,7 +73,7 @@ def _open_gguf(path: Path) -> tuple[ModelConfig, Sequence[StoredTensor]]:
     return config, gguf.list_tensors(reader, config)
 
 
-def random_model(path: str, dtype: torch.dtype, device: torch.device) -> tuple[LlamaForCausalLM, ModelConfig]:
+def random_model(path: str, dtype: torch.dtype, device: torch.device, kernels: LinearKernels | None = None) -> Loaded:
     """The model that a folder's config.json describes, with random weights made on `device`: the same ones each time on one device.
 
     Norms are 1 and matrices small, as before training, so that activations stay finite in any dtype.
@@ -63,12 +86,16 @@ def random_model(path: str, dtype: torch.dtype, device: torch.device) -> tuple[L
             parameter.data.fill_(1.0)
         else:
             parameter.data.normal_(std=_INITIAL_STD, generator=generator)
-    return model, config
+    kinds = {} if kernels is None else choose_kinds(model, kernels, [], keep_quantized=False)
+    if kernels is not None:
+        pack(model, kernels, kinds, [], progress=False)
+    return Loaded(model, config, kinds)
 
 
-def fill(model: LlamaForCausalLM, tensors: Sequence[StoredTensor], path: str, *, progress: bool) -> None:
-    """Copy every tensor to its place. Raises `ValueError`, before any is read, where they are not the model's."""
-    copies = _matched(checkpoint_targets(model), tensors, path, tied=model.config.tie_word_embeddings)
+def fill(model: LlamaForCausalLM, tensors: Sequence[StoredTensor], path: str, *, progress: bool, leave_out: Collection[str] = ()) -> None:
+    """Copy every tensor to its place, but those to `leave_out`. Raises `ValueError`, before any is read, where they are not the model's."""
+    matched = _matched(checkpoint_targets(model), tensors, path, tied=model.config.tie_word_embeddings)
+    copies = [copy for copy in matched if copy[0].name not in leave_out]
     with ThreadPoolExecutor(_THREADS) as pool:
         done = pool.map(lambda copy: copy[0].copy_to(copy[1]), copies)
         for _ in tqdm(done, "loading weights", len(copies), unit=" tensors", file=sys.stderr, disable=not progress, leave=False):
@@ -119,9 +146,13 @@ def _matched(
     return copies
 
 
-def hollow_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LlamaForCausalLM:
+def hollow_model(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, kernels: LinearKernels | None = None, kinds: Kinds = NOTHING_PACKED
+) -> LlamaForCausalLM:
     """The model with weights that all lie in one and the same memory, as large as the largest: for tracing, which reads none of them."""
     model = empty_model(config, dtype, torch.device("meta"))
+    if kernels is not None:
+        pack_hollow(model, kernels, kinds)
     found = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
     memory = torch.empty(max(tensor.nbytes for tensor in found.values()), dtype=torch.uint8, device=device)
     placed = {key: _like(tensor, memory[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)) for key, tensor in found.items()}

@@ -20,3 +20,7 @@ class StoredTensor(NamedTuple):
     name: str
     shape: tuple[int, ...]
     copy_to: Callable[[torch.Tensor], None]
+    kind: str | None = None
+    """The quantised format of GGUF that it is stored in, such as "Q4_1"; None for numbers."""
+    blocks: Callable[[], torch.Tensor] | None = None
+    """Gives a quantised one as it is stored: [rows, bytes] uint8."""

@@ -28,6 +28,7 @@ from piecework.runtime.llm import LLM, Completion
 from piecework.runtime.messages import GenerateRequest, Shutdown, StepOutput
 from piecework.runtime.pieces import install, installer
 from piecework.runtime.sampling_params import SamplingParams
+from piecework.runtime.weights.packing import Kinds
 
 SIZES = [4, 16, 33]
 AROUND = [size + offset for size in SIZES for offset in (-1, 0, 1)]
@@ -68,9 +69,10 @@ def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
 class CompiledHere:
     """Stands for the process: two looks later its pieces are in the cache."""
 
-    def __init__(self, config: EngineConfig, model_config: Any, dtype: torch.dtype) -> None:
+    def __init__(self, config: EngineConfig, model_config: Any, dtype: torch.dtype, kinds: Kinds) -> None:
         from piecework.runtime.weights.loader import empty_model
 
+        assert not kinds, "these models are in float32"
         platform = CpuPlatform()
         install(installer(config, platform), empty_model(model_config, dtype, platform.device()), model_config, dtype)
         self._looks = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tiny_models import make_tiny_model
 
 from piecework.kernels.attention import AttentionMetadata
 from piecework.kernels.cpu.native import build
+from piecework.kernels.cpu.native.linear import native_linear
 from piecework.kernels.cpu.native.step import NativeStep, is_known
 from piecework.kernels.paged_attention import TorchAttention
 from piecework.runtime.forward_context import PagedAttention
@@ -22,7 +24,7 @@ from piecework.runtime.weights.loader import load_model
 PAGE, PAGES = 16, 80
 SHAPES: list[dict[str, Any]] = [
     {"architecture": "llama"},
-    {"architecture": "llama", "num_key_value_heads": 1, "hidden_size": 52, "head_dim": 26, "intermediate_size": 77},
+    {"architecture": "llama", "num_key_value_heads": 1, "hidden_size": 52, "head_dim": 26, "intermediate_size": 96},
     {"architecture": "mistral", "sliding_window": 20},
     {"architecture": "qwen2", "tie_word_embeddings": True},
     {"architecture": "qwen3"},
@@ -33,7 +35,7 @@ class Case:
     """One model's weights and a cache of random keys and values, which both ways start from."""
 
     def __init__(self, path: Path) -> None:
-        self.model, self.config = load_model(str(path), torch.bfloat16, torch.device("cpu"), progress=False)
+        self.model, self.config, _ = load_model(str(path), torch.bfloat16, torch.device("cpu"), progress=False, kernels=native_linear())
         register_attention("CPU")
         generator = torch.Generator().manual_seed(0)
         shape = (2, self.config.num_layers, PAGES, PAGE, self.config.num_kv_heads, self.config.head_dim)
@@ -63,7 +65,7 @@ class Case:
     def native(self, lens: list[tuple[int, int]], variant: build.Variant) -> tuple[torch.Tensor, torch.Tensor]:
         cache = self.cache.clone()
         kernels = NativeStep(build.load_variant(variant), self.model, self.model.attention_layers(), list(cache[0]), list(cache[1]))
-        return kernels.logits(kernels.forward(*self.step(lens))), cache
+        return self.model.compute_logits(kernels.forward(*self.step(lens))), cache
 
 
 @pytest.fixture(scope="module", params=SHAPES, ids=lambda shape: "-".join(map(str, shape.values())))
@@ -85,10 +87,16 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path)
     with pytest.raises(ValueError, match="needs a bfloat16 model"):
         LLM(str(path), dtype="float32", cuda_graph_backend_decode="native", max_total_tokens=1024, context_length=128)
-    assert not is_known(load_model(str(path), torch.float32, torch.device("cpu"), progress=False)[0])
+    load = partial(load_model, device=torch.device("cpu"), progress=False)
+    assert not is_known(load(str(path), torch.float32).model)
+    assert not is_known(load(str(path), torch.bfloat16).model)
+    assert is_known(load(str(path), torch.bfloat16, kernels=native_linear()).model)
+    # Gates and ups would share a panel.
+    odd = make_tiny_model(tmp_path / "odd", intermediate_size=80)
+    assert not is_known(load(str(odd), torch.bfloat16, kernels=native_linear()).model)
 
 
-@pytest.mark.skipif(build.runnable_variants()[0].name != "avx512_bf16", reason="decodes run op by op on this CPU")
+@pytest.mark.skipif(not build.runnable_variants()[0].needs, reason="decodes run op by op on this CPU")
 def test_decodes_of_an_engine_go_through_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     forward = NativeStep.forward
@@ -100,12 +108,12 @@ def test_decodes_of_an_engine_go_through_it(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(NativeStep, "forward", counted)
     path = make_tiny_model(tmp_path)
     settings: dict[str, Any] = {"dtype": "bfloat16", "max_total_tokens": 4096, "context_length": 128, "num_threads": 1}
-    native = {"attention_backend": "native", "cuda_graph_backend_decode": "native", **settings}
+    native = {"cuda_graph_backend_decode": "native", **settings}
     prompts = [[5, 6, 7 + i] for i in range(40)]
     params = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True, logprobs=1)
     ours = LLM(str(path), **native).generate(prompts[:3], params)
     assert sizes == [3] * 5
-    eager = LLM(str(path), **settings).generate(prompts[:3], params)
+    eager = LLM(str(path), disable_cuda_graph=True, **settings).generate(prompts[:3], params)
     assert sizes == [3] * 5
     for one, other in zip(ours, eager, strict=True):
         assert one.token_ids[0] == other.token_ids[0]

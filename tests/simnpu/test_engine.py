@@ -18,6 +18,7 @@ from piecework.runtime.llm import LLM, Completion
 from piecework.runtime.pieces import install, installer
 from piecework.runtime.sampling_params import SamplingParams
 from piecework.runtime.weights.loader import empty_model
+from piecework.runtime.weights.packing import Kinds
 
 SIZES = [4, 16, 33]
 AROUND = [size + offset for size in SIZES for offset in (-1, 0, 1)]
@@ -30,7 +31,8 @@ LAYERS = 2
 class CompiledHere:
     """Stands for the compiling process, which would be without the simulated device."""
 
-    def __init__(self, config: EngineConfig, model_config: Any, dtype: torch.dtype) -> None:
+    def __init__(self, config: EngineConfig, model_config: Any, dtype: torch.dtype, kinds: Kinds) -> None:
+        assert not kinds, "nothing packs weights for this device"
         platform = detect(config.device)
         install(installer(config, platform), empty_model(model_config, dtype, platform.device()), model_config, dtype)
 

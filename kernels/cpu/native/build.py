@@ -14,6 +14,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +27,7 @@ from ...cache_folder import cache_folder
 logger = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).parent
-_FLAGS = ["-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
+_FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 _BUILD_SECONDS = 120
 
 
@@ -81,7 +83,7 @@ def load_variant(variant: Variant) -> ctypes.CDLL:
     assert variant.needs <= instruction_sets(), f"this CPU cannot run {variant.name}"
     compiler = _compiler()
     openmp = _loaded_openmp()
-    made_from = [torch.__version__, variant, _FLAGS, compiler, openmp, _sources()]
+    made_from = [torch.__version__, variant.name, variant.flags, _FLAGS, compiler, openmp, _sources()]
     key = hashlib.sha256(repr(made_from).encode()).hexdigest()
     folder = cache_folder() / "native"
     # What is loaded from here is run: nobody else may write it.
@@ -97,16 +99,21 @@ def load_variant(variant: Variant) -> ctypes.CDLL:
 
 def _build(compiler: str, variant: Variant, openmp: str | None, library: Path) -> None:
     print(f"building the CPU kernels ({variant.name}), once for this machine", file=sys.stderr, flush=True)
-    unfinished = library.with_suffix(f".{os.getpid()}")
-    sources = sorted(str(path) for path in _SOURCES.glob("*.cpp"))
-    command = [compiler, *_FLAGS, *variant.flags, *sources, *([openmp] if openmp else []), "-o", str(unfinished)]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS)
-        if result.returncode != 0:
-            raise OSError(f"{compiler} failed: {result.stderr.strip().partition(chr(10))[0]}")
+    flags = [*_FLAGS, *variant.flags]
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        sources = sorted(_SOURCES.glob("*.cpp"))
+        objects = [f"{folder}/{source.stem}.o" for source in sources]
+        commands = [[compiler, *flags, "-c", str(source), "-o", made] for source, made in zip(sources, objects, strict=True)]
+        list(pool.map(_run, commands))
+        unfinished = f"{folder}/{library.name}"
+        _run([compiler, *flags, "-shared", *objects, *([openmp] if openmp else []), "-o", unfinished])
         os.replace(unfinished, library)
-    finally:
-        unfinished.unlink(missing_ok=True)
+
+
+def _run(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS)
+    if result.returncode != 0:
+        raise OSError(f"{command[0]} failed: {result.stderr.strip().partition(chr(10))[0]}")
 
 
 def _compiler() -> str:

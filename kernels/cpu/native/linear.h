@@ -1,100 +1,90 @@
-// y = x W^T + b for few rows of x, in bfloat16 with float32 sums: weights are read once, in order.
+// y = x W^T + b in float32 sums, for rows of x widened to float32 and panels of W in the formats of weights.h.
+//
+// Float32 FMAs on widened bfloat16 give exact products, and on CPUs without matrix units they are at least as fast as bfloat16's own
+// dot products (Intel's since Cooper Lake run `vdpbf16ps` at half the rate of an FMA with half its numbers).
 #pragma once
+#include <algorithm>
+#include <vector>
+
 #include "common.h"
-#ifdef __AVX512BF16__
-#include <immintrin.h>
-#endif
 
 namespace piecework {
 
 struct Linear {
-  const bf16* weight;  // [rows, columns]
-  const bf16* bias;    // [rows], or null
-  int32_t rows, columns;
+  const uint8_t* weight;  // panels
+  const bf16* bias;       // [rows], or null
+  int32_t rows, columns, format;
 };
 
-#ifdef __AVX512BF16__
-inline __m512bh load32(const bf16* from) { return (__m512bh)_mm512_loadu_si512(from); }
+constexpr int kPanel = 32;  // rows of W that lie side by side
 
-// Sixteen vectors to the sums of their numbers, in order: each stage folds two halves of pairs into one vector.
-inline void reduce16(const __m512* parts, float* sums) {
-  __m512 quarters[4];
-  for (int q = 0; q < 4; ++q) {
-    const __m512 *p = parts + 4 * q;
-    const __m512d a = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(p[0], p[1]), _mm512_unpackhi_ps(p[0], p[1])));
-    const __m512d b = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(p[2], p[3]), _mm512_unpackhi_ps(p[2], p[3])));
-    quarters[q] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-  }
-  auto fold = [](__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd)); };
-  _mm512_storeu_ps(sums, fold(fold(quarters[0], quarters[1]), fold(quarters[2], quarters[3])));
-}
+enum Format : int32_t { kBf16 = 0, kQ8 = 1, kQ4 = 2 };
 
-inline __m512bh load_tail(const bf16* from, __mmask32 mask) { return (__m512bh)_mm512_maskz_loadu_epi16(mask, from); }
-#endif
+// Bytes of a panel.
+int64_t panel_bytes(int32_t format, int columns);
 
-// sums[m * R + r] = the product of row r of w with row m of x.
-template <int R, int M>
-inline void products(const bf16* __restrict w, const bf16* __restrict x, int columns, float* __restrict sums) {
-#ifdef __AVX512BF16__
-  __m512 acc[M * R];
-  for (int i = 0; i < M * R; ++i) acc[i] = _mm512_setzero_ps();
-  int i = 0;
-  for (; i + 32 <= columns; i += 32) {
-    __m512bh rows[M];
-    for (int m = 0; m < M; ++m) rows[m] = load32(x + static_cast<int64_t>(m) * columns + i);
-    for (int r = 0; r < R; ++r) {
-      const __m512bh weights = load32(w + static_cast<int64_t>(r) * columns + i);
-      for (int m = 0; m < M; ++m) acc[m * R + r] = _mm512_dpbf16_ps(acc[m * R + r], weights, rows[m]);
+constexpr int kColumnsAtOnce = 1024;           // that products are summed over before the sums are put down
+constexpr int kStride = kColumnsAtOnce + 16;  // a power of two would bring the rows' lines into few places of a cache
+
+// Rows of x, cut into blocks of columns: [blocks][tokens][kStride], of which the first kColumnsAtOnce hold numbers.
+struct Rows {
+  float* x;
+  int tokens;
+
+  static size_t size(int tokens, int columns) { return static_cast<size_t>(blocks(columns)) * tokens * kStride; }
+  static int blocks(int columns) { return (columns + kColumnsAtOnce - 1) / kColumnsAtOnce; }
+
+  // Columns of the block from token t on.
+  float* at(int block, int t) const { return x + (static_cast<int64_t>(block) * tokens + t) * kStride; }
+
+  // Where columns [first, last) of a row lie that are in one block.
+  float* columns(int t, int first) const { return at(first / kColumnsAtOnce, t) + first % kColumnsAtOnce; }
+
+  void set(int t, const bf16* values, int count) const {
+    for (int first = 0; first < count; first += kColumnsAtOnce) {
+      float* to = columns(t, first);
+      const int size = std::min(kColumnsAtOnce, count - first);
+      for (int k = 0; k < size; ++k) to[k] = to_float(values[first + k]);
     }
+    end(t, count);
   }
-  if (i < columns) {
-    const __mmask32 mask = (1u << (columns - i)) - 1u;
-    for (int r = 0; r < R; ++r)
-      for (int m = 0; m < M; ++m)
-        acc[m * R + r] = _mm512_dpbf16_ps(acc[m * R + r], load_tail(w + static_cast<int64_t>(r) * columns + i, mask),
-                                     load_tail(x + static_cast<int64_t>(m) * columns + i, mask));
-  }
-  if constexpr (M * R == 16) {
-    reduce16(acc, sums);
-  } else {
-    for (int i = 0; i < M * R; ++i) sums[i] = _mm512_reduce_add_ps(acc[i]);
-  }
-#else
-  for (int r = 0; r < R; ++r)
-    for (int m = 0; m < M; ++m) {
-      const bf16 *a = w + static_cast<int64_t>(r) * columns, *b = x + static_cast<int64_t>(m) * columns;
-      float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-      for (int i = 0; i < columns; ++i) sum += to_float(a[i]) * to_float(b[i]);
-      sums[m * R + r] = sum;
-    }
-#endif
-}
 
-// Calls write(token, row, values, count), `count` rows from `row` on, for the rows [begin, end) of W and all `tokens` rows of x [tokens, columns].
-template <class Write>
-inline void linear_rows(const Linear& linear, const bf16* x, int tokens, int begin, int end, Write write) {
-  constexpr int kRows = 4, kTokens = 4;
-  float sums[kRows * kTokens];
-  const int64_t columns = linear.columns;
-  auto block = [&](auto rows, auto count, int n, int t) {
-    products<rows, count>(linear.weight + n * columns, x + t * columns, linear.columns, sums);
-    for (int m = 0; m < count; ++m) {
-      float* values = sums + m * rows;
+  // The pairs of an odd number of columns end with a zero.
+  void end(int t, int count) const {
+    if (count % 2) columns(t, count - 1)[1] = 0.0f;
+  }
+};
+
+// What one thread needs beside the numbers themselves.
+class Multiplier {
+ public:
+  // To be called before the panels of a linear.
+  void prepare(const Linear& linear, const Rows& x);
+
+  // Calls write(token, row, values, count), the results of `count` rows of W from `row` on, for the tokens [first, last).
+  template <class Write>
+  void panel(const Linear& linear, const Rows& x, int panel, int first, int last, Write write) {
+    const int tokens = last - first;
+    if (tile_.size() < static_cast<size_t>(tokens) * kPanel) tile_.resize(static_cast<size_t>(tokens) * kPanel);
+    const uint8_t* weight = linear.weight + panel * panel_bytes(linear.format, linear.columns);
+    multiply(linear, weight, x, first, tokens);
+    const int row = panel * kPanel, count = std::min(kPanel, linear.rows - row);
+    for (int t = 0; t < tokens; ++t) {
+      float* values = tile_.data() + static_cast<size_t>(t) * kPanel;
       if (linear.bias)
-        for (int r = 0; r < rows; ++r) values[r] += to_float(linear.bias[n + r]);
-      write(t + m, n, values, rows);
+        for (int i = 0; i < count; ++i) values[i] += to_float(linear.bias[row + i]);
+      write(first + t, row, values, count);
     }
-  };
-  auto all_tokens = [&](auto rows, int n) {
-    int t = 0;
-    for (; t + kTokens <= tokens; t += kTokens) block(rows, std::integral_constant<int, kTokens>{}, n, t);
-    if (t + 2 <= tokens) block(rows, std::integral_constant<int, 2>{}, n, t), t += 2;
-    if (t < tokens) block(rows, std::integral_constant<int, 1>{}, n, t);
-  };
-  int n = begin;
-  for (; n + kRows <= end; n += kRows) all_tokens(std::integral_constant<int, kRows>{}, n);
-  for (; n < end; ++n) all_tokens(std::integral_constant<int, 1>{}, n);
-}
+  }
+
+ private:
+  // The products of a panel with the rows [first, first + tokens) of x, into the tile [tokens][32].
+  void multiply(const Linear& linear, const uint8_t* panel, const Rows& x, int first, int tokens);
+
+  template <class Kind>
+  void multiply_as(const uint8_t* panel, int columns, const Rows& x, int first, int tokens);
+
+  std::vector<float> tile_, widened_, x_sums_;
+};
 
 }  // namespace piecework

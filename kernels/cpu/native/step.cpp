@@ -1,4 +1,4 @@
-// A whole step of a decoder in bfloat16 as one call, and its output head. Every value is rounded where plain torch rounds it.
+// A whole step of a decoder in bfloat16 as one call. Every value is rounded where plain torch rounds it.
 //
 // T tokens, N hidden size, H query heads, K key/value heads, D head size.
 #include <omp.h>
@@ -13,8 +13,7 @@
 namespace piecework {
 namespace {
 
-constexpr int kRowsAtOnce = 32;     // of a weight, that one thread takes
-constexpr int kLogitsAtOnce = 256;  // of the output head
+constexpr int kMostTokens = 32;
 
 struct Layer {
   const bf16 *input_norm, *post_norm, *q_norm, *k_norm;  // q_norm, k_norm: null where heads are not normalised
@@ -71,14 +70,16 @@ void rotate(bf16* x, const bf16* cos, const bf16* signed_sin, int size) {
 class Forward {
  public:
   Forward(const Step& step, int threads)
-      : step_(step), model_(*step.model), threads_(threads), team_(9 * model_.num_layers + 1), width_((model_.heads + 2 * model_.kv_heads) * model_.head_size) {
+      : step_(step), model_(*step.model), threads_(threads), team_(10 * model_.num_layers + 1), width_((model_.heads + 2 * model_.kv_heads) * model_.head_size) {
     const size_t tokens = step.tokens;
     residual_.resize(tokens * model_.hidden);
-    x_.resize(tokens * model_.hidden);
     added_.resize(tokens * model_.hidden);
     qkv_.resize(tokens * width_);
     attended_.resize(tokens * model_.heads * model_.head_size);
-    activated_.resize(tokens * model_.intermediate);
+    const int widest = std::max({model_.hidden, model_.heads * model_.head_size, model_.intermediate});
+    memory_.resize(2 * Rows::size(step.tokens, widest));
+    x_ = {memory_.data(), step.tokens};
+    activated_ = {memory_.data() + memory_.size() / 2, step.tokens};
     int64_t floats = 0;
     for (int i = 0; i < model_.num_layers; ++i) {
       const auto [place, is_new] = items_.try_emplace(model_.layers[i].window);
@@ -93,8 +94,8 @@ class Forward {
 #pragma omp single
       team_.set_size(omp_get_num_threads());
       int phase = 0;
-      Scratch scratch(model_.head_size, std::max(kMostRows, model_.heads / model_.kv_heads));
-      for (int i = 0; i < model_.num_layers; ++i) layer(model_.layers[i], i == 0, phase, scratch);
+      Thread thread(model_);
+      for (int i = 0; i < model_.num_layers; ++i) layer(model_.layers[i], i == 0, phase, thread);
       team_.each(phase, step_.tokens, [&](int t) {
         add(residual(t), row(added_, t, model_.hidden), model_.hidden);
         rms_norm(residual(t), model_.norm, model_.hidden, model_.eps, step_.out + static_cast<int64_t>(t) * model_.hidden);
@@ -103,6 +104,17 @@ class Forward {
   }
 
  private:
+  // What a thread has to itself.
+  struct Thread {
+    explicit Thread(const Model& model)
+        : attention(model.head_size, std::max(kMostRows, model.heads / model.kv_heads)), row(model.hidden), gates(kMostTokens * kPanel) {}
+
+    Scratch attention;
+    Multiplier multiplier;
+    std::vector<bf16> row;
+    std::vector<float> gates;  // [T, 32]
+  };
+
   bf16* row(std::vector<bf16>& rows, int t, int size) { return rows.data() + static_cast<size_t>(t) * size; }
   bf16* residual(int t) { return row(residual_, t, model_.hidden); }
 
@@ -118,32 +130,36 @@ class Forward {
     return call;
   }
 
-  void layer(const Layer& layer, bool is_first, int& phase, Scratch& scratch) {
+  void layer(const Layer& layer, bool is_first, int& phase, Thread& thread) {
+    normalise(layer.input_norm, is_first, phase, thread);
+    multiply(layer.qkv, x_, qkv_, phase, thread);
+    attend(layer, phase, thread.attention);
+    const int queries = model_.heads * model_.head_size;
+    team_.each(phase, step_.tokens, [&](int t) { x_.set(t, row(attended_, t, queries), queries); });
+    multiply(layer.output, x_, added_, phase, thread);
+    normalise(layer.post_norm, false, phase, thread);
+    feed_forward(layer, phase, thread);
+  }
+
+  // x = norm(residual), after what the last part of a layer gave was added, or the tokens were looked up.
+  void normalise(const bf16* weight, bool is_first, int& phase, Thread& thread) {
     team_.each(phase, step_.tokens, [&](int t) {
       if (is_first)
         std::memcpy(residual(t), model_.embedding + step_.ids[t] * model_.hidden, model_.hidden * sizeof(bf16));
       else
         add(residual(t), row(added_, t, model_.hidden), model_.hidden);
-      rms_norm(residual(t), layer.input_norm, model_.hidden, model_.eps, row(x_, t, model_.hidden));
+      rms_norm(residual(t), weight, model_.hidden, model_.eps, thread.row.data());
+      x_.set(t, thread.row.data(), model_.hidden);
     });
-    multiply(layer.qkv, x_, qkv_, phase);
-    attend(layer, phase, scratch);
-    multiply(layer.output, attended_, added_, phase);
-    team_.each(phase, step_.tokens, [&](int t) {
-      add(residual(t), row(added_, t, model_.hidden), model_.hidden);
-      rms_norm(residual(t), layer.post_norm, model_.hidden, model_.eps, row(x_, t, model_.hidden));
-    });
-    feed_forward(layer, phase);
   }
 
-  void multiply(const Linear& linear, std::vector<bf16>& x, std::vector<bf16>& out, int& phase) {
-    team_.each(phase, (linear.rows + kRowsAtOnce - 1) / kRowsAtOnce, [&](int i) {
-      const int begin = i * kRowsAtOnce, end = std::min(begin + kRowsAtOnce, linear.rows);
-      linear_rows(linear, x.data(), step_.tokens, begin, end,
-                  [&](int t, int n, const float* values, auto count) {
-                    bf16* to = out.data() + static_cast<size_t>(t) * linear.rows + n;
-                    for (int r = 0; r < count; ++r) to[r] = rounded(values[r]);
-                  });
+  void multiply(const Linear& linear, const Rows& x, std::vector<bf16>& out, int& phase, Thread& thread) {
+    thread.multiplier.prepare(linear, x);
+    team_.each(phase, (linear.rows + kPanel - 1) / kPanel, [&](int i) {
+      thread.multiplier.panel(linear, x, i, 0, x.tokens, [&](int t, int n, const float* values, int count) {
+        bf16* to = out.data() + static_cast<size_t>(t) * linear.rows + n;
+        for (int r = 0; r < count; ++r) to[r] = rounded(values[r]);
+      });
     });
   }
 
@@ -169,23 +185,26 @@ class Forward {
   }
 
   // Gate and up rows of the same number are met together, so that neither is written.
-  void feed_forward(const Layer& layer, int& phase) {
-    const int size = model_.intermediate;
-    team_.each(phase, (size + kRowsAtOnce - 1) / kRowsAtOnce, [&](int i) {
-      const int begin = i * kRowsAtOnce, end = std::min(begin + kRowsAtOnce, size);
-      linear_rows(layer.gate_up, x_.data(), step_.tokens, begin, end, [&](int t, int n, const float* values, auto count) {
-        bf16* to = row(activated_, t, size) + n;
-        for (int r = 0; r < count; ++r) {
+  void feed_forward(const Layer& layer, int& phase, Thread& thread) {
+    const int panels = model_.intermediate / kPanel;
+    thread.multiplier.prepare(layer.gate_up, x_);
+    team_.each(phase, panels, [&](int i) {
+      thread.multiplier.panel(layer.gate_up, x_, i, 0, step_.tokens, [&](int t, int, const float* values, int) {
+        float* gates = thread.gates.data() + t * kPanel;
+#pragma omp simd
+        for (int r = 0; r < kPanel; ++r) {
           const float gate = as_rounded(values[r]);
-          to[r] = rounded(gate / (1.0f + exponential(-gate)));
+          gates[r] = as_rounded(gate / (1.0f + exponential(-gate)));
         }
       });
-      linear_rows(layer.gate_up, x_.data(), step_.tokens, size + begin, size + end, [&](int t, int n, const float* values, auto count) {
-        bf16* to = row(activated_, t, size) + n - size;
-        for (int r = 0; r < count; ++r) to[r] = rounded(to_float(to[r]) * as_rounded(values[r]));
+      thread.multiplier.panel(layer.gate_up, x_, panels + i, 0, step_.tokens, [&](int t, int, const float* values, int) {
+        const float* gates = thread.gates.data() + t * kPanel;
+        float* to = activated_.columns(t, i * kPanel);
+#pragma omp simd
+        for (int r = 0; r < kPanel; ++r) to[r] = as_rounded(gates[r] * as_rounded(values[r]));
       });
     });
-    multiply(layer.down, activated_, added_, phase);
+    multiply(layer.down, activated_, added_, phase, thread);
   }
 
   const Step& step_;
@@ -193,7 +212,9 @@ class Forward {
   const int threads_;
   Team team_;
   const int width_;
-  std::vector<bf16> residual_, x_, added_, qkv_, attended_, activated_;
+  std::vector<bf16> residual_, added_, qkv_, attended_;
+  std::vector<float> memory_;
+  Rows x_{}, activated_{};
   std::map<int32_t, std::vector<Item>> items_;
   std::vector<float> partials_;
 };
@@ -203,17 +224,4 @@ class Forward {
 
 extern "C" void piecework_step(const void* step, int threads) {
   piecework::Forward(*static_cast<const piecework::Step*>(step), threads).run();
-}
-
-// out [tokens, rows] float32 = x [tokens, columns] times the head's weight, rounded to bfloat16 as a linear's result is.
-extern "C" void piecework_logits(const void* head, const void* x, void* out, int tokens, int threads) {
-  using namespace piecework;
-  const Linear& linear = *static_cast<const Linear*>(head);
-  float* logits = static_cast<float*>(out);
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
-  for (int begin = 0; begin < linear.rows; begin += kLogitsAtOnce)
-    linear_rows(linear, static_cast<const bf16*>(x), tokens, begin, std::min(begin + kLogitsAtOnce, linear.rows),
-                [&](int t, int n, const float* values, auto count) {
-                  for (int r = 0; r < count; ++r) logits[static_cast<size_t>(t) * linear.rows + n + r] = as_rounded(values[r]);
-                });
 }

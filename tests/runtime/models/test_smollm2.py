@@ -41,24 +41,46 @@ def reference(path: str, dtype: torch.dtype) -> Any:
     )  # fmt: skip
     # Built in the dtype, not cast to it: a cast would round the rotary frequencies too.
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    weights = checkpoint_targets(load_model(path, torch.float32, torch.device("cpu"), False)[0])
+    weights = checkpoint_targets(load_model(path, torch.float32, torch.device("cpu"), False).model)
     # The head is the embedding, and has no weight of its own in the file.
     assert model.load_state_dict(weights, strict=False) == (["lm_head.weight"], [])
     return model.eval()
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-3), ("bfloat16", 0.02)])
-def test_prompt_logprobs_are_those_of_transformers(path: str, dtype: str, tolerance: float) -> None:
-    llm = LLM("smollm2-135m", dtype=dtype, max_total_tokens=1024, num_threads=1)
-    model = reference(path, getattr(torch, dtype))
-    differences = []
-    for done in llm.generate(TEXTS, SamplingParams(max_new_tokens=0, prompt_logprobs=0)):
+def said_by(**settings: Any) -> tuple[torch.Tensor, list[list[int]]]:
+    """Log-probabilities of the prompts' tokens but the first of each, and the prompts' token ids."""
+    llm = LLM("smollm2-135m", max_total_tokens=1024, num_threads=1, **settings)
+    completions = llm.generate(TEXTS, SamplingParams(max_new_tokens=0, prompt_logprobs=0))
+    said = [entry.logprob for done in completions for entry in (done.prompt_logprobs or [])[1:] if entry is not None]
+    return torch.tensor(said), [done.prompt_ids for done in completions]
+
+
+def said_by_transformers(path: str, dtype: torch.dtype, prompts: list[list[int]]) -> torch.Tensor:
+    model, wanted = reference(path, dtype), []
+    for ids in prompts:
         with torch.inference_mode():
-            expected = model(torch.tensor([done.prompt_ids])).logits[0].float().log_softmax(-1)
-        wanted = expected[:-1].gather(1, torch.tensor(done.prompt_ids[1:])[:, None])[:, 0]
-        said = torch.tensor([entry.logprob for entry in (done.prompt_logprobs or [])[1:] if entry is not None])
-        differences.append((said - wanted).abs())
-    assert torch.cat(differences).mean() < tolerance
+            expected = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+        wanted.append(expected[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0])
+    return torch.cat(wanted)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tolerance"),
+    [({"dtype": "float32"}, 1e-3), ({"dtype": "bfloat16", "attention_backend": "torch"}, 0.02)],
+    ids=["float32", "bfloat16 in plain torch"],
+)
+def test_prompt_logprobs_are_those_of_transformers(path: str, settings: dict[str, Any], tolerance: float) -> None:
+    said, prompts = said_by(**settings)
+    wanted = said_by_transformers(path, getattr(torch, settings["dtype"]), prompts)
+    assert (said - wanted).abs().mean() < tolerance
+
+
+@pytest.mark.parametrize("quantization", ["auto", "none"])
+def test_the_default_is_as_near_to_float32_as_transformers_in_bfloat16(path: str, quantization: str) -> None:
+    """Two ways to round differ by more than either errs; what counts is the distance from what the file's numbers give."""
+    said, prompts = said_by(quantization=quantization)
+    exact, rounded = (said_by_transformers(path, dtype, prompts) for dtype in (torch.float32, torch.bfloat16))
+    assert (said - exact).abs().mean() < 1.1 * (rounded - exact).abs().mean()
 
 
 PEAK = """
@@ -66,7 +88,7 @@ import resource, sys, torch
 from piecework.runtime.model_runner import weight_bytes
 from piecework.runtime.weights.loader import load_model
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-model, _ = load_model(sys.argv[1], torch.bfloat16, torch.device("cpu"), False)
+model = load_model(sys.argv[1], torch.bfloat16, torch.device("cpu"), False).model
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / weight_bytes(model))
 """
 

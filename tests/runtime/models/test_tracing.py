@@ -31,7 +31,7 @@ class Traced:
 
     def __init__(self, folder: Path) -> None:
         register_attention("CPU")
-        self.model, _ = load_model(str(folder), torch.float32, torch.device("cpu"), False)
+        self.model = load_model(str(folder), torch.float32, torch.device("cpu"), False).model
         self.graphs: list[torch.fx.Graph] = []
         self._compiled = torch.compile(self.model.forward, backend=self._keep, fullgraph=True)
         self._context = ForwardContext(

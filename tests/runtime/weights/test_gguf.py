@@ -29,7 +29,7 @@ CONFIG = ModelConfig(
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    model, _ = load_model(str(path), dtype, torch.device("cpu"), False)
+    model = load_model(str(path), dtype, torch.device("cpu"), False).model
     return checkpoint_targets(model)
 
 
@@ -101,7 +101,7 @@ def test_stored_rope_factors_are_llama_3s_scaling(tmp_path: Path) -> None:
     frequencies = inverse_frequencies(scaled)
     factors = (inverse_frequencies(replace(scaled, rope_type="default")) / frequencies).tolist()
     write_gguf(tmp_path / "model", tmp_path / "model.gguf", "llama", Kind.F32, rope_factors=factors)
-    _, config = load_model(str(tmp_path / "model.gguf"), torch.float32, torch.device("cpu"), False)
+    config = load_model(str(tmp_path / "model.gguf"), torch.float32, torch.device("cpu"), False).config
     torch.testing.assert_close(inverse_frequencies(config), frequencies)
 
 
@@ -113,7 +113,7 @@ def test_linear_rope_scaling_is_read(folder: Path, tmp_path: Path) -> None:
 
 def test_the_tokens_that_end_a_text_come_from_the_file(folder: Path, tmp_path: Path) -> None:
     write_gguf(folder, tmp_path / "model.gguf", "llama", Kind.F16)
-    assert load_model(str(tmp_path / "model.gguf"), torch.float32, torch.device("cpu"), False)[1].eos_token_ids == [2]
+    assert load_model(str(tmp_path / "model.gguf"), torch.float32, torch.device("cpu"), False).config.eos_token_ids == [2]
 
 
 @pytest.mark.parametrize("keep", [0, 10, 200, 0.5, 0.99])

@@ -21,7 +21,7 @@ from piecework.runtime.weights.resolve import ALIASES, Packaged, resolve_model_p
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    model, _ = load_model(str(folder), dtype, torch.device("cpu"), False)
+    model = load_model(str(folder), dtype, torch.device("cpu"), False).model
     return checkpoint_targets(model)
 
 
@@ -65,7 +65,7 @@ def test_every_weight_takes_its_place_in_the_dtype_that_is_asked_for(tmp_path: P
 def test_a_tied_head_is_the_embedding_whatever_the_file_holds(tmp_path: Path) -> None:
     make_tiny_model(tmp_path, tie_word_embeddings=True)
     edit_weights(tmp_path, lambda tensors: tensors.update({"lm_head.weight": torch.ones(512, 64)}))
-    model, _ = load_model(str(tmp_path), torch.float32, torch.device("cpu"), False)
+    model = load_model(str(tmp_path), torch.float32, torch.device("cpu"), False).model
     assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
     assert torch.equal(model.lm_head.weight, load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"])
 
@@ -200,7 +200,7 @@ def test_random_weights_need_the_configuration_alone(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model", "qwen3")
     shapes = {name: tensor.shape for name, tensor in load(folder).items()}
     (folder / "model.safetensors").unlink()
-    models = [random_model(str(folder), torch.bfloat16, torch.device("cpu"))[0] for _ in range(2)]
+    models = [random_model(str(folder), torch.bfloat16, torch.device("cpu")).model for _ in range(2)]
     first, second = (checkpoint_targets(model) for model in models)
     assert {name: tensor.shape for name, tensor in first.items()} == shapes
     assert all(torch.equal(first[name], second[name]) and first[name].any() for name in shapes)

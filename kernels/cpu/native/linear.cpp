@@ -1,0 +1,142 @@
+// Linear layers as C functions: weights laid out in panels, and products with any number of rows.
+#include "linear.h"
+
+#include <omp.h>
+
+#include "weights.h"
+
+namespace piecework {
+namespace {
+
+constexpr int kChunkBytes = 1 << 20;  // of a block of columns of x, which stay in a core's cache while panels go by
+constexpr int kAllBytes = 64 << 20;   // of x that are widened before the first product
+constexpr int64_t kAlone = 1 << 18;   // products that take no longer than waking another thread
+
+void pack_bf16(const bf16* const* rows, int count, int columns, uint8_t* out) {
+  uint16_t* to = reinterpret_cast<uint16_t*>(out);
+  for (int k = 0; k < columns + columns % 2; ++k)
+    for (int r = 0; r < kPanel; ++r) to[(k / 2 * kPanel + r) * 2 + k % 2] = r < count && k < columns ? rows[r][k].bits : 0;
+}
+
+// A group of GGUF's Q8_0: a scale and 32 numbers.
+void pack_q8(const uint8_t* const* rows, int count, int columns, uint8_t* out) {
+  for (int g = 0; g < columns / 32; ++g, out += Q8::kBytes)
+    for (int r = 0; r < count; ++r) {
+      const uint8_t* block = rows[r] + g * 34;
+      std::memcpy(out + 32 * kPanel + 2 * r, block, 2);
+      for (int k = 0; k < 32; ++k) out[k * kPanel + r] = block[2 + k];
+    }
+}
+
+// Minus eight times a float16: exact but where it is more than the largest, which gives infinity.
+uint16_t times_minus_eight(uint16_t half) {
+  const uint32_t sign = ~half & 0x8000u;
+  uint32_t exponent = (half >> 10) & 31u, fraction = half & 0x3ffu;
+  if (exponent == 0) {
+    // Subnormal: the fraction itself is multiplied, and may become a normal number.
+    fraction <<= 3;
+    for (exponent = fraction > 0x3ffu ? 1 : 0; fraction > 0x7ffu; fraction >>= 1) ++exponent;
+    return static_cast<uint16_t>(sign | exponent << 10 | (fraction & 0x3ffu));
+  }
+  return static_cast<uint16_t>(exponent + 3 > 30 ? sign | 0x7c00u : sign | (exponent + 3) << 10 | fraction);
+}
+
+// A group of Q4_1: scale, minimum, and 32 numbers, the low halves of 16 bytes first; Q4_0 has no minimum, but minus eight scales.
+void pack_q4(const uint8_t* const* rows, int count, int columns, bool has_minimum, uint8_t* out) {
+  const int size = has_minimum ? 20 : 18;
+  for (int g = 0; g < columns / 32; ++g, out += Q4::kBytes)
+    for (int r = 0; r < count; ++r) {
+      const uint8_t *block = rows[r] + g * size, *numbers = block + size - 16;
+      uint16_t scale, minimum;
+      std::memcpy(&scale, block, 2);
+      if (has_minimum)
+        std::memcpy(&minimum, block + 2, 2);
+      else
+        minimum = times_minus_eight(scale);
+      std::memcpy(out + 16 * kPanel + 2 * r, &scale, 2);
+      std::memcpy(out + 18 * kPanel + 2 * r, &minimum, 2);
+      for (int j = 0; j < 4; ++j) {
+        uint32_t word = 0;
+        for (int i = 0; i < 8; ++i) {
+          const int k = 8 * j + i;
+          word |= static_cast<uint32_t>(k < 16 ? numbers[k] & 15u : numbers[k - 16] >> 4) << (4 * i);
+        }
+        std::memcpy(out + (j * kPanel + r) * 4, &word, 4);
+      }
+    }
+}
+
+void write_bf16(const float* values, int count, bf16* to) {
+#ifdef __AVX512BF16__
+  if (count == kPanel) {
+    const __m512bh halves = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(values + 16), _mm512_loadu_ps(values));
+    std::memcpy(to, &halves, sizeof halves);
+    return;
+  }
+#endif
+  for (int i = 0; i < count; ++i) to[i] = from_float<bf16>(values[i]);
+}
+
+// Memory that a thread keeps between calls.
+float* kept(std::vector<float>& memory, size_t count) {
+  if (memory.size() < count) memory.resize(count);
+  return memory.data();
+}
+
+template <class Write>
+void multiply(const Linear& linear, const bf16* x, int64_t stride, int tokens, int most_threads, Write write) {
+  static thread_local std::vector<float> memory;
+  const int panels = (linear.rows + kPanel - 1) / kPanel;
+  const int at_once = std::max(kBlockRows, kAllBytes / (4 * kStride * Rows::blocks(linear.columns)));
+  const int threads = static_cast<int64_t>(tokens) * linear.rows * linear.columns < kAlone ? 1 : most_threads;
+  for (int start = 0; start < tokens; start += at_once) {
+    const int count = std::min(at_once, tokens - start);
+    const Rows rows{kept(memory, Rows::size(count, linear.columns)), count};
+    // Chunks of whole blocks of rows, and so many that every thread gets a share.
+    const int blocks = (count + kBlockRows - 1) / kBlockRows, most = kChunkBytes / (4 * kStride * kBlockRows);
+    const int chunks = std::max((blocks + most - 1) / most, std::min(blocks, (2 * threads + panels - 1) / panels));
+    const int size = (blocks + chunks - 1) / chunks * kBlockRows;
+#pragma omp parallel num_threads(threads)
+    {
+      static thread_local Multiplier multiplier;
+#pragma omp for schedule(static)
+      for (int t = 0; t < count; ++t) rows.set(t, x + (start + t) * stride, linear.columns);
+      multiplier.prepare(linear, rows);
+#pragma omp for schedule(dynamic)
+      for (int item = 0; item < chunks * panels; ++item) {
+        const int first = item / panels * size, last = std::min(first + size, count);
+        if (first < last)
+          multiplier.panel(linear, rows, item % panels, first, last,
+                           [&](int t, int n, const float* values, int width) { write(start + t, n, values, width); });
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace piecework
+
+// kind: a Format, or 3 for Q4_0. rows: `count` pointers to rows of W as bfloat16 or as GGUF's blocks.
+extern "C" void piecework_pack(int kind, const void* const* rows, int count, int columns, void* out, int threads) {
+  using namespace piecework;
+  const int64_t bytes = panel_bytes(std::min(kind, static_cast<int>(kQ4)), columns);
+#pragma omp parallel for num_threads(threads)
+  for (int first = 0; first < count; first += kPanel) {
+    uint8_t* to = static_cast<uint8_t*>(out) + first / kPanel * bytes;
+    const int size = std::min(kPanel, count - first);
+    const auto* bytes_of = reinterpret_cast<const uint8_t* const*>(rows + first);
+    if (size < kPanel) std::memset(to, 0, bytes);
+    if (kind == kBf16) pack_bf16(reinterpret_cast<const bf16* const*>(rows + first), size, columns, to);
+    if (kind == kQ8) pack_q8(bytes_of, size, columns, to);
+    if (kind >= kQ4) pack_q4(bytes_of, size, columns, kind == kQ4, to);
+  }
+}
+
+// out [tokens, rows] = x [tokens, columns], whose rows are `stride` numbers apart, times W^T.
+extern "C" void piecework_linear(const void* linear, const void* x, int64_t stride, void* out, int tokens, int threads) {
+  using namespace piecework;
+  const Linear& layer = *static_cast<const Linear*>(linear);
+  multiply(layer, static_cast<const bf16*>(x), stride, tokens, threads, [&](int t, int n, const float* values, int count) {
+    write_bf16(values, count, static_cast<bf16*>(out) + static_cast<int64_t>(t) * layer.rows + n);
+  });
+}

@@ -1,0 +1,150 @@
+// The products of linear.h, for every format of weights and every number of rows that are multiplied together.
+#include "linear.h"
+#include "weights.h"
+
+namespace piecework {
+namespace {
+
+// c [R][32] = or += the products of groups of a panel with as many columns of R rows of x, kStride apart.
+template <class Kind, int R>
+void products(const uint8_t* panel, const float* x, int groups, float* c, bool adds) {
+  constexpr int kChains = R == 1 && Kind::kColumns > 1 ? 2 : 1;
+  for (int part = 0; part < kParts; ++part) {
+    floats sums[kChains][R][2] = {};
+    if (adds)
+      unrolled<R>([&](auto r) __attribute__((always_inline)) {
+        sums[0][r][0] = load<floats>(c + r * kPanel + part * kWide);
+        sums[0][r][1] = load<floats>(c + r * kPanel + part * kWide + kLanes);
+      });
+    const float* next = x;
+    for (int g = 0; g < groups; ++g, next += Kind::kColumns)
+      Kind::each(panel + static_cast<int64_t>(g) * Kind::kBytes, part, [&](int begin, auto i, floats a, floats b) __attribute__((always_inline)) {
+        unrolled<R>([&](auto r) __attribute__((always_inline)) {
+          sums[i % kChains][r][0] += next[r * kStride + begin + i] * a;
+          sums[i % kChains][r][1] += next[r * kStride + begin + i] * b;
+        });
+      });
+    unrolled<R>([&](auto r) __attribute__((always_inline)) {
+      for (int chain = 1; chain < kChains; ++chain) sums[0][r][0] += sums[chain][r][0], sums[0][r][1] += sums[chain][r][1];
+      store(c + r * kPanel + part * kWide, sums[0][r][0]);
+      store(c + r * kPanel + part * kWide + kLanes, sums[0][r][1]);
+    });
+  }
+}
+
+constexpr int kScaledRows = 2;  // so few rows make it cheaper to scale the sums of a group than its numbers
+
+// The same for formats with scales. `x_sums` [groups][R]: the sum of each group of x.
+template <class Kind, int R>
+void scaled_products(const uint8_t* panel, const float* x, const float* x_sums, int groups, float* c, bool adds) {
+  constexpr int kChains = 4 / R;
+  for (int part = 0; part < kParts; ++part) {
+    floats totals[R][2] = {};
+    if (adds)
+      unrolled<R>([&](auto r) __attribute__((always_inline)) {
+        totals[r][0] = load<floats>(c + r * kPanel + part * kWide);
+        totals[r][1] = load<floats>(c + r * kPanel + part * kWide + kLanes);
+      });
+    for (int g = 0; g < groups; ++g) {
+      const uint8_t* group = panel + static_cast<int64_t>(g) * Kind::kBytes;
+      const float* next = x + g * Kind::kColumns;
+      floats sums[kChains][R][2] = {};
+      Kind::each_number(group, part, [&](int begin, auto i, floats a, floats b) __attribute__((always_inline)) {
+        unrolled<R>([&](auto r) __attribute__((always_inline)) {
+          sums[i % kChains][r][0] += next[r * kStride + begin + i] * a;
+          sums[i % kChains][r][1] += next[r * kStride + begin + i] * b;
+        });
+      });
+      for (int half = 0; half < 2; ++half) {
+        const floats scale = load_halves(Kind::scales(group, part) + half * kLanes);
+        unrolled<R>([&](auto r) __attribute__((always_inline)) {
+          for (int chain = 1; chain < kChains; ++chain) sums[0][r][half] += sums[chain][r][half];
+          totals[r][half] += sums[0][r][half] * scale;
+          if constexpr (Kind::kHasMinimum) totals[r][half] += x_sums[g * R + r] * load_halves(Kind::minima(group, part) + half * kLanes);
+        });
+      }
+    }
+    unrolled<R>([&](auto r) __attribute__((always_inline)) {
+      store(c + r * kPanel + part * kWide, totals[r][0]);
+      store(c + r * kPanel + part * kWide + kLanes, totals[r][1]);
+    });
+  }
+}
+
+template <class Kind>
+void widen_panel(const uint8_t* panel, int groups, float* out) {
+  for (int g = 0; g < groups; ++g, out += Kind::kColumns * kPanel)
+    for (int part = 0; part < kParts; ++part)
+      Kind::each(panel + static_cast<int64_t>(g) * Kind::kBytes, part, [&](int begin, auto i, floats a, floats b) __attribute__((always_inline)) {
+        store(out + (begin + i) * kPanel + part * kWide, a);
+        store(out + (begin + i) * kPanel + part * kWide + kLanes, b);
+      });
+}
+
+// So many blocks of rows take less time when each widens the numbers for itself.
+template <class Kind>
+constexpr int kNarrowBlocks = Kind::kIsScaled ? 3 : 6;
+
+template <class Kind>
+void some_rows(const uint8_t* weight, const float* x, int count, int groups, float* to, bool adds) {
+  with_constant<kBlockRows>(count, [&](auto rows) { products<Kind, rows>(weight, x, groups, to, adds); });
+}
+
+template <class Kind>
+void few_rows(const uint8_t* weight, const float* x, const float* x_sums, int count, int groups, float* to, bool adds) {
+  if constexpr (Kind::kIsScaled)
+    with_constant<kScaledRows>(count, [&](auto rows) { scaled_products<Kind, rows>(weight, x, x_sums, groups, to, adds); });
+}
+
+}  // namespace
+
+int64_t panel_bytes(int32_t format, int columns) {
+  int64_t bytes = 0;
+  with_format(format, [&](auto kind) { bytes = static_cast<int64_t>((columns + kind.kColumns - 1) / kind.kColumns) * kind.kBytes; });
+  return bytes;
+}
+
+void Multiplier::prepare(const Linear& linear, const Rows& x) {
+  if (linear.format != kQ4 || x.tokens > kScaledRows) return;
+  const int groups = linear.columns / Q4::kColumns;
+  x_sums_.resize(static_cast<size_t>(groups) * x.tokens);
+  for (int g = 0; g < groups; ++g)
+    for (int t = 0; t < x.tokens; ++t) {
+      const float* group = x.columns(t, g * Q4::kColumns);
+      float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+      for (int k = 0; k < Q4::kColumns; ++k) sum += group[k];
+      x_sums_[g * x.tokens + t] = sum;
+    }
+}
+
+void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const Rows& x, int first, int tokens) {
+  with_format(linear.format, [&](auto kind) { multiply_as<decltype(kind)>(panel, linear.columns, x, first, tokens); });
+}
+
+template <class Kind>
+void Multiplier::multiply_as(const uint8_t* panel, int columns, const Rows& x, int first, int tokens) {
+  const int blocks = (tokens + kBlockRows - 1) / kBlockRows, size = (tokens + blocks - 1) / blocks;
+  for (int begin = 0, block = 0; begin < columns; begin += kColumnsAtOnce, ++block) {
+    const int groups = (std::min(kColumnsAtOnce, columns - begin) + Kind::kColumns - 1) / Kind::kColumns;
+    const bool adds = begin > 0;
+    if (blocks > kNarrowBlocks<Kind>) {
+      widened_.resize(kColumnsAtOnce * kPanel);
+      widen_panel<Kind>(panel, groups, widened_.data());
+    }
+    for (int t = 0; t < tokens; t += size) {
+      const float* from = x.at(block, first + t);
+      float* to = tile_.data() + static_cast<size_t>(t) * kPanel;
+      const int rows = std::min(size, tokens - t);
+      if (blocks > kNarrowBlocks<Kind>)
+        some_rows<Widened>(reinterpret_cast<const uint8_t*>(widened_.data()), from, rows, groups * (Kind::kColumns / Widened::kColumns), to, adds);
+      else if (Kind::kIsScaled && x.tokens <= kScaledRows)
+        few_rows<Kind>(panel, from, x_sums_.data() + begin / Kind::kColumns * rows, rows, groups, to, adds);
+      else
+        some_rows<Kind>(panel, from, rows, groups, to, adds);
+    }
+    panel += static_cast<int64_t>(groups) * Kind::kBytes;
+  }
+}
+
+}  // namespace piecework

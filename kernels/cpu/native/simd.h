@@ -1,0 +1,66 @@
+// Vectors of the widest kind that the kernels are compiled for, and loops that the compiler unrolls by their numbers.
+#pragma once
+#include <utility>
+
+#include "common.h"
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace piecework {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16, kBlockRows = 12;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8, kBlockRows = 6;
+#else
+constexpr int kLanes = 4, kBlockRows = 6;
+#endif
+// kBlockRows: rows times two vectors of sums, which fit the registers beside what they are made of.
+
+using floats = float __attribute__((vector_size(4 * kLanes)));
+using words = uint32_t __attribute__((vector_size(4 * kLanes)));
+using ints = int32_t __attribute__((vector_size(4 * kLanes)));
+
+template <class Vector, class T>
+inline Vector load(const T* from) {
+  static_assert(!std::is_same_v<T, void>);
+  Vector v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+
+template <class Vector, class T>
+inline void store(T* to, Vector v) {
+  std::memcpy(to, &v, sizeof v);
+}
+
+template <class To, class From>
+inline To bits_as(From v) {
+  static_assert(sizeof(To) == sizeof(From));
+  To result;
+  std::memcpy(&result, &v, sizeof v);
+  return result;
+}
+
+template <class Work, size_t... I>
+__attribute__((always_inline)) inline void unrolled(Work&& work, std::index_sequence<I...>) {
+  (work(std::integral_constant<int, static_cast<int>(I)>{}), ...);
+}
+
+// work(0), ... work(N - 1), each with its number known to the compiler.
+template <int N, class Work>
+__attribute__((always_inline)) inline void unrolled(Work&& work) {
+  unrolled(work, std::make_index_sequence<N>{});
+}
+
+// work(integral_constant) of a number in [1, N] that is known when it runs.
+template <int N, class Work>
+inline void with_constant(int number, Work&& work) {
+  if constexpr (N > 1) {
+    if (number < N) return with_constant<N - 1>(number, work);
+  }
+  work(std::integral_constant<int, N>{});
+}
+
+}  // namespace piecework
