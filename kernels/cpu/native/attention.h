@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention_tiles.h"
+#include "attention_few.h"
 
 namespace piecework {
 
@@ -103,7 +103,7 @@ void write_row(const AttentionCall<T>& call, const Item& item, int row, const fl
 
 // The queries of the item's `rows`, so scaled that scores count in powers of two.
 template <class T>
-void load_queries(const AttentionCall<T>& call, const Item& item, int rows, Scratch& scratch) {
+void load_queries(const AttentionCall<T>& call, const Item& item, int rows, bool few, Scratch& scratch) {
   constexpr float kLog2E = 1.44269504f;
   const int group = call.heads / call.kv_heads;
   for (int row = 0; row < rows; row += tiles::kRows) {
@@ -111,37 +111,56 @@ void load_queries(const AttentionCall<T>& call, const Item& item, int rows, Scra
     const int count = std::min(tiles::kRows, rows - row);
     for (int i = 0; i < count; ++i)
       from[i] = call.q + (item.row + (row + i) / group) * call.q_stride + (item.kv_head * group + (row + i) % group) * call.head_size;
-    tiles::widen_transposed(from, count, call.head_size, call.scale * kLog2E, scratch.queries(row), tiles::kLanes);
+    if (few) {
+      tiles::load_few(from, count, call.scale * kLog2E, scratch);
+    } else {
+      tiles::widen_transposed(from, count, call.head_size, call.scale * kLog2E, scratch.queries(row), tiles::kLanes);
+    }
   }
 }
 
+// keys, values [kTile]: where they lie; behind the tile's last token there are others of its own.
 template <class T>
-void load_tile(const AttentionCall<T>& call, const Item& item, const tiles::Tile& tile, Scratch& scratch) {
+void find_tile(const AttentionCall<T>& call, const Item& item, const tiles::Tile& tile, const T** keys, const T** values) {
   const int64_t* pages = call.table + item.request * call.table_stride;
   const int64_t width = static_cast<int64_t>(call.kv_heads) * call.head_size;
-  const T* keys[tiles::kTile];
   for (int j = 0, page = tile.start / call.page_size, offset = tile.start % call.page_size; j < tile.count; ++page, offset = 0) {
     int64_t place = (pages[page] * call.page_size + offset) * width + item.kv_head * call.head_size;
     for (; offset < call.page_size && j < tile.count; ++offset, ++j, place += width) {
       keys[j] = call.k_cache + place;
-      tiles::widen_row(call.v_cache + place, scratch.values + j * scratch.padded, call.head_size, scratch.padded);
+      values[j] = call.v_cache + place;
     }
   }
+  std::fill(keys + tile.count, keys + tiles::kTile, keys[0]);
+}
+
+// Many rows: keys and values are widened once for all of them.
+template <class T>
+void attend_blocks(int rows, const tiles::Sight& sight, const tiles::Tile& tile, const T* const* keys, const T* const* values, Scratch& scratch) {
+  for (int j = 0; j < tile.count; ++j) tiles::widen_row(values[j], scratch.values + j * scratch.padded, scratch.head_size, scratch.padded);
   for (int j = 0; j < tile.count; j += tiles::kLanes)
-    tiles::widen_transposed(keys + j, std::min(tiles::kLanes, tile.count - j), call.head_size, 1.0f, scratch.keys + j, tiles::kTile);
+    tiles::widen_transposed(keys + j, std::min(tiles::kLanes, tile.count - j), scratch.head_size, 1.0f, scratch.keys + j, tiles::kTile);
+  for (int row = 0; row < rows; row += tiles::kRows) scratch.attend(sight, tile, row, std::min(tiles::kRows, rows - row));
 }
 
 template <class T>
 void attend_item(const AttentionCall<T>& call, const Item& item, Scratch& scratch, float* partials) {
   const int group = call.heads / call.kv_heads, rows = (item.last - item.first) * group, size = call.head_size;
   const tiles::Sight sight{call.seq_lens[item.request] - call.query_lens[item.request] + item.first, group, call.window};
+  const bool few = tiles::is_few<T>(rows, size);
   scratch.start(rows);
-  load_queries(call, item, rows, scratch);
+  load_queries(call, item, rows, few, scratch);
   for (int start = item.begin; start < item.end; start += tiles::kTile) {
     const tiles::Tile tile{start, std::min(tiles::kTile, item.end - start)};
-    load_tile(call, item, tile, scratch);
-    for (int row = 0; row < rows; row += tiles::kRows) scratch.attend(sight, tile, row, std::min(tiles::kRows, rows - row));
+    const T *keys[tiles::kTile], *values[tiles::kTile];
+    find_tile(call, item, tile, keys, values);
+    if (few) {
+      tiles::attend_few(rows, sight, tile, keys, values, scratch);
+    } else {
+      attend_blocks(rows, sight, tile, keys, values, scratch);
+    }
   }
+  if (few) tiles::restore_order<T>(rows, scratch);
   float* partial = partials + item.partial;
   for (int row = 0; row < rows; ++row) {
     const float* sums = scratch.sums + row * scratch.padded;

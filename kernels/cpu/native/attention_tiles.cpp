@@ -98,8 +98,21 @@ void hide(const Sight& sight, const Tile& tile, int row, int rows, int begin, in
   }
 }
 
-// Scores become weights, peaks and totals are brought up to date; kept [kLanes]: what earlier sums are worth under the new peaks.
-void weigh(int rows, int begin, int end, float* scores, float* peak, float* total, float* kept) {
+}  // namespace
+
+void Scratch::attend(const Sight& sight, const Tile& tile, int row, int rows) {
+  const int low = visible(sight, tile, row).low, high = visible(sight, tile, row + rows - 1).high;
+  if (low >= high) return;
+  const int begin = low / kLanes * kLanes, end = round_up(high, kLanes);
+  multiply_block<Kind::kScores>(rows, {queries(row), keys + begin, kTile, head_size, nullptr, scores + begin, kTile}, end - begin);
+  alignas(4 * kLanes) float kept[kLanes];
+  weigh(sight, tile, row, rows, begin, end, kept);
+  multiply_block<Kind::kSums>(rows, {scores + low, values + low * padded, padded, high - low, kept, sums + row * padded, padded}, padded);
+}
+
+void Scratch::weigh(const Sight& sight, const Tile& tile, int row, int rows, int begin, int end, float* kept) {
+  if (visible(sight, tile, row).high < end || visible(sight, tile, row + rows - 1).low > begin) hide(sight, tile, row, rows, begin, end, scores);
+  float *peak = peaks(row), *total = totals(row);
   const Floats before = load(peak);
   for (int r = 0; r < rows; ++r) {
     const float* line = scores + r * kTile;
@@ -118,20 +131,6 @@ void weigh(int rows, int begin, int end, float* scores, float* peak, float* tota
     }
     store(total + r * kLanes, load(total + r * kLanes) * kept[r] + sum);
   }
-}
-
-}  // namespace
-
-void Scratch::attend(const Sight& sight, const Tile& tile, int row, int rows) {
-  const Span first = visible(sight, tile, row), last = visible(sight, tile, row + rows - 1);
-  const int low = first.low, high = last.high;
-  if (low >= high) return;
-  const int begin = low / kLanes * kLanes, end = round_up(high, kLanes);
-  multiply_block<Kind::kScores>(rows, {queries(row), keys + begin, kTile, head_size, nullptr, scores + begin, kTile}, end - begin);
-  if (first.high < end || last.low > begin) hide(sight, tile, row, rows, begin, end, scores);
-  alignas(4 * kLanes) float kept[kLanes];
-  weigh(rows, begin, end, scores, peaks(row), totals(row), kept);
-  multiply_block<Kind::kSums>(rows, {scores + low, values + low * padded, padded, high - low, kept, sums + row * padded, padded}, padded);
 }
 
 Scratch::Scratch(int head_size, int rows) : head_size(head_size), padded(round_up(head_size, kLanes)) {

@@ -62,27 +62,33 @@ inline Floats choose(Ints mask, Floats yes, Floats no) {
 // The greater one; `b` where either is a NaN.
 inline Floats greater(Floats a, Floats b) { return a > b ? a : b; }
 
-inline float highest(Floats v) {
-  float lanes[kLanes];
-  store(lanes, v);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
-  return lanes[0];
+template <int Distance, int... I>
+inline Words swapped(Words v, std::integer_sequence<int, I...>) {
+#if defined(__clang__) || __GNUC__ >= 12
+  return __builtin_shufflevector(v, v, (I ^ Distance)...);
+#else
+  return __builtin_shuffle(v, Words{static_cast<uint32_t>(I ^ Distance)...});
+#endif
 }
+
+// Every lane with the one `Distance` away, then with nearer ones, until each holds what all of them come to.
+template <int Distance = kLanes / 2, class Join>
+inline float folded(Floats v, Join join) {
+  v = join(v, bits_as<Floats>(swapped<Distance>(bits_as<Words>(v), std::make_integer_sequence<int, kLanes>{})));
+  if constexpr (Distance > 1) return folded<Distance / 2>(v, join);
+  return v[0];
+}
+
+inline float highest(Floats v) { return folded(v, greater); }
 
 inline float sum_of(Floats v) {
-  float lanes[kLanes];
-  store(lanes, v);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
+  return folded(v, [](Floats a, Floats b) { return a + b; });
 }
 
-// 2^x within 2e-7 of its value for x in [-126, 126], 0 below: a polynomial on [-0.5, 0.5], its exponent shifted. NaN stays NaN.
+// 2^x within 2e-7 of its value for x in [-126, 126], 0 from -127 down: a polynomial on [-0.5, 0.5], its exponent shifted. NaN stays NaN.
 inline Floats power_of_two(Floats x) {
   constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to whole numbers, in its lowest bits
-  const Ints counts = ~(x < -126.0f);
-  x = x < -126.0f ? splat(-126.0f) : x;
+  x = greater(splat(-127.0f), x);        // there p is 1 and nothing is left of its exponent
   const Floats shifted = x + kWhole;
   const Floats r = x - (shifted - kWhole);
   Floats p = r * 1.3264727e-3f + 9.6715127e-3f;
@@ -90,8 +96,7 @@ inline Floats power_of_two(Floats x) {
   p = p * r + 2.4022242e-1f;
   p = p * r + 6.9314698e-1f;
   p = p * r + 1.0f;
-  const Words bits = bits_as<Words>(p) + (bits_as<Words>(shifted) << 23);
-  return bits_as<Floats>(counts & bits_as<Ints>(bits));
+  return bits_as<Floats>(bits_as<Words>(p) + (bits_as<Words>(shifted) << 23));
 }
 
 // Half of the pairs that a transposition meets: lanes 0.. or lanes kLanes / 2.. of `a` and `b`, in turn.
@@ -123,34 +128,39 @@ inline void transpose(Words (&rows)[kLanes]) {
 template <class T>
 constexpr int kNumbersInWord = sizeof(Words) / (kLanes * sizeof(T));
 
+// kLanes words of kLanes rows become `taken` lines of to [taken, stride].
+template <class T>
+inline void store_transposed(Words (&rows)[kLanes], int taken, float factor, float* to, int stride) {
+  transpose(rows);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    if constexpr (kNumbersInWord<T> == 1) {
+      if (i < taken) store(to + i * stride, bits_as<Floats>(rows[i]) * factor);
+    } else {
+      if (2 * i < taken) store(to + 2 * i * stride, bits_as<Floats>(rows[i] << 16) * factor);
+      if (2 * i + 1 < taken) store(to + (2 * i + 1) * stride, bits_as<Floats>(rows[i] & 0xffff0000u) * factor);
+    }
+  }
+}
+
 // `count` rows, up to kLanes, of `size` numbers become columns of to [size, stride], as float32 times `factor`; the others zeros.
 template <class T>
 inline void widen_transposed(const T* const* from, int count, int size, float factor, float* to, int stride) {
-  constexpr int pack = kNumbersInWord<T>, step = kLanes * pack;
-  for (int begin = 0; begin < size; begin += step) {
-    const int taken = std::min(step, size - begin);
-    Words rows[kLanes];
-    if (count == kLanes && taken == step) {
+  constexpr int step = kLanes * kNumbersInWord<T>;
+  static constexpr T zeros[step] = {};
+  Words rows[kLanes];
+  int begin = 0;
+  for (; begin + step <= size; begin += step) {
 #pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) std::memcpy(&rows[i], from[i] + begin, sizeof(Words));
-    } else {
-      for (int i = 0; i < kLanes; ++i) {
-        rows[i] = Words{};
-        if (i < count) std::memcpy(&rows[i], from[i] + begin, taken * sizeof(T));
-      }
-    }
-    transpose(rows);
-    float* line = to + begin * stride;
-#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) std::memcpy(&rows[i], i < count ? from[i] + begin : zeros, sizeof(Words));
+    store_transposed<T>(rows, step, factor, to + begin * stride, stride);
+  }
+  if (begin < size) {
     for (int i = 0; i < kLanes; ++i) {
-      if (i * pack >= taken) break;
-      if constexpr (pack == 1) {
-        store(line + i * stride, bits_as<Floats>(rows[i]) * factor);
-      } else {
-        store(line + 2 * i * stride, bits_as<Floats>(rows[i] << 16) * factor);
-        if (2 * i + 1 < taken) store(line + (2 * i + 1) * stride, bits_as<Floats>(rows[i] & 0xffff0000u) * factor);
-      }
+      rows[i] = Words{};
+      if (i < count) std::memcpy(&rows[i], from[i] + begin, (size - begin) * sizeof(T));
     }
+    store_transposed<T>(rows, size - begin, factor, to + begin * stride, stride);
   }
 }
 
@@ -189,12 +199,17 @@ struct Scratch {
   // `rows` of them, up to kRows, from `row` on, over the tile whose keys and values are loaded.
   void attend(const Sight& sight, const Tile& tile, int row, int rows);
 
+  // scores [rows, kTile] of the keys [begin, end), multiples of kLanes, become weights, 0 where a row does not see the key; peaks and
+  // totals are brought up to date. kept [kLanes]: what earlier sums of each row are worth under its new peak.
+  void weigh(const Sight& sight, const Tile& tile, int row, int rows, int begin, int end, float* kept);
+
   const int head_size, padded;  // padded: a multiple of kLanes
   float *keys, *values, *sums;  // [D, kTile], [kTile, padded], [rows, padded]
+  float* scores;                // [kRows, kTile]
 
  private:
   static constexpr size_t kLine = 16;  // numbers in a cache line
-  float *q_, *scores, *peak_, *total_;
+  float *q_, *peak_, *total_;
 };
 
 }  // namespace piecework::tiles

@@ -1,0 +1,159 @@
+// Few query rows over a tile, as decodes have them: keys and values are widened in registers and not written anywhere.
+//
+// bfloat16 comes two to a word, so that a vector of words becomes one of even and one of odd numbers: rows of queries and of sums
+// lie in that order here, kLanes even ones, kLanes odd ones, and so on.
+#pragma once
+#include "attention_tiles.h"
+
+namespace piecework::tiles {
+
+constexpr int kFewRows = std::min(8, kRows);  // with more of them it pays to transpose keys
+constexpr int kKeysAtOnce = kLanes == 16 ? 4 : 2;
+constexpr int kColumnsAtOnce = kLanes == 16 ? 4 : 2;  // vectors
+
+template <class T>
+bool is_few(int rows, int head_size) {
+  return rows <= kFewRows && head_size % (kLanes * kNumbersInWord<T>) == 0;
+}
+
+// The numbers of a vector of words.
+template <class T>
+inline void widen_words(const T* from, Floats* to) {
+  Words words;
+  std::memcpy(&words, from, sizeof words);
+  if constexpr (kNumbersInWord<T> == 1) {
+    to[0] = bits_as<Floats>(words);
+  } else {
+    to[0] = bits_as<Floats>(words << 16);
+    to[1] = bits_as<Floats>(words & 0xffff0000u);
+  }
+}
+
+// The lanes of each row summed: lane i of what is returned belongs to row i.
+inline Floats sum_each(Floats (&rows)[kLanes]) {
+  constexpr auto numbers = std::make_integer_sequence<int, kLanes>{};
+#pragma GCC unroll 4
+  for (int count = kLanes / 2; count > 0; count /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < count; ++i) {
+      const Words a = bits_as<Words>(rows[i]), b = bits_as<Words>(rows[i + count]);
+      rows[i] = bits_as<Floats>(interleaved<0>(a, b, numbers)) + bits_as<Floats>(interleaved<kLanes / 2>(a, b, numbers));
+    }
+  }
+  return rows[0];
+}
+
+// q [R, size] times each of kLanes keys: scores [R, kTile].
+template <int R, class T>
+inline void score_few(const float* q, int size, const T* const* keys, float* scores) {
+  constexpr int pack = kNumbersInWord<T>;
+  Floats products[R][kLanes];
+  for (int j = 0; j < kLanes; j += kKeysAtOnce) {
+    Floats sums[R][kKeysAtOnce] = {};
+    for (int i = 0; i < size; i += kLanes * pack) {
+      Floats key[kKeysAtOnce][pack];
+#pragma GCC unroll 4
+      for (int k = 0; k < kKeysAtOnce; ++k) widen_words(keys[j + k] + i, key[k]);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+        for (int p = 0; p < pack; ++p) {
+          const Floats query = load(q + r * size + i + p * kLanes);
+#pragma GCC unroll 4
+          for (int k = 0; k < kKeysAtOnce; ++k) sums[r][k] += query * key[k][p];
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int k = 0; k < kKeysAtOnce; ++k) products[r][j + k] = sums[r][k];
+  }
+  for (int r = 0; r < R; ++r) store(scores + r * kTile, sum_each(products[r]));
+}
+
+// kept * sums + weights [R, kTile] times `count` values, of N vectors of columns.
+template <int R, int N, class T>
+inline void sum_few(const float* weights, const T* const* values, int column, int count, const float* kept, float* sums, int size) {
+  constexpr int pack = kNumbersInWord<T>;
+  Floats added[R][N] = {};
+  for (int j = 0; j < count; ++j) {
+    Floats value[N];
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n += pack) widen_words(values[j] + column + n * kLanes, value + n);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const Floats weight = splat(weights[r * kTile + j]);
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) added[r][n] += weight * value[n];
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) {
+      float* sum = sums + r * size + column + n * kLanes;
+      store(sum, load(sum) * kept[r] + added[r][n]);
+    }
+  }
+}
+
+// work(row, R) for `rows` rows, up to four together.
+template <class Work>
+inline void each_few(int rows, Work work) {
+  int row = 0;
+  for (; row + 4 <= rows; row += 4) work(row, std::integral_constant<int, 4>{});
+  switch (rows - row) {
+    case 1: return work(row, std::integral_constant<int, 1>{});
+    case 2: return work(row, std::integral_constant<int, 2>{});
+    case 3: return work(row, std::integral_constant<int, 3>{});
+  }
+}
+
+// keys [kTile], values [tile.count]. Queries lie where other items have their keys.
+template <class T>
+void attend_few(int rows, const Sight& sight, const Tile& tile, const T* const* keys, const T* const* values, Scratch& scratch) {
+  constexpr int pack = kNumbersInWord<T>;
+  const int size = scratch.head_size, end = round_up(tile.count, kLanes);
+  each_few(rows, [&](int row, auto count) {
+    for (int j = 0; j < end; j += kLanes) score_few<count>(scratch.keys + row * size, size, keys + j, scratch.scores + row * kTile + j);
+  });
+  alignas(4 * kLanes) float kept[kLanes];
+  scratch.weigh(sight, tile, 0, rows, 0, end, kept);
+  each_few(rows, [&](int row, auto count) {
+    const float* weights = scratch.scores + row * kTile;
+    float* sums = scratch.sums + row * size;
+    int column = 0;
+    for (; column + kColumnsAtOnce * kLanes <= size; column += kColumnsAtOnce * kLanes)
+      sum_few<count, kColumnsAtOnce>(weights, values, column, tile.count, kept + row, sums, size);
+    for (; column < size; column += pack * kLanes) sum_few<count, pack>(weights, values, column, tile.count, kept + row, sums, size);
+  });
+}
+
+// Queries of `count` rows times `factor`.
+template <class T>
+void load_few(const T* const* from, int count, float factor, Scratch& scratch) {
+  constexpr int pack = kNumbersInWord<T>;
+  for (int r = 0; r < count; ++r) {
+    for (int i = 0; i < scratch.head_size; i += pack * kLanes) {
+      Floats numbers[pack];
+      widen_words(from[r] + i, numbers);
+      for (int p = 0; p < pack; ++p) store(scratch.keys + r * scratch.head_size + i + p * kLanes, numbers[p] * factor);
+    }
+  }
+}
+
+// Sums lie one after another again.
+template <class T>
+void restore_order(int rows, Scratch& scratch) {
+  constexpr auto numbers = std::make_integer_sequence<int, kLanes>{};
+  if constexpr (kNumbersInWord<T> == 2) {
+    for (float* sums = scratch.sums; sums < scratch.sums + rows * scratch.head_size; sums += 2 * kLanes) {
+      const Words even = bits_as<Words>(load(sums)), odd = bits_as<Words>(load(sums + kLanes));
+      store(sums, bits_as<Floats>(interleaved<0>(even, odd, numbers)));
+      store(sums + kLanes, bits_as<Floats>(interleaved<kLanes / 2>(even, odd, numbers)));
+    }
+  }
+}
+
+}  // namespace piecework::tiles
