@@ -8,6 +8,7 @@ PYTHON ?= python3
 PORT ?= 30000
 MODEL ?= smollm2-135m
 ARGS ?=
+PEERS ?= $(HOME)/peers
 # An environment variable of these names means something else.
 VENV := .venv
 HOST := 127.0.0.1
@@ -25,7 +26,7 @@ SERVED_MODEL := $(if $(filter smollm2-135m,$(MODEL)),$(MODEL_STAMP))
 NEEDS_311 := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	"piecework needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12")
 
-.PHONY: help serve test test-all lint install dev bench clean
+.PHONY: help serve test test-all lint install dev bench bench-cpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +57,10 @@ bench: $(STAMPS)/project $(SERVED_MODEL) ## serve MODEL and measure it: 8 client
 	until $(BIN)/python -c "import urllib.request as u; u.urlopen('http://$(HOST):$(PORT)/ready')" 2> /dev/null; do sleep 0.2; kill -0 $$server; done; \
 	$(BIN)/piecework bench serving --base-url http://$(HOST):$(PORT) --num-prompts 32 --max-concurrency 8 \
 		--random-input-len 256 --random-output-len 64 --ignore-eos $(ARGS)
+
+bench-cpu: $(STAMPS)/project $(SERVED_MODEL) ## MODEL beside the servers that scripts in PEERS start, each given a port
+	@$(BIN)/piecework bench peers --model-path '$(MODEL)' \
+		$(foreach script,$(wildcard $(PEERS)/*.sh),--server '$(basename $(notdir $(script)))=$(script)') $(ARGS)
 
 clean: ## remove the environment and every cache
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

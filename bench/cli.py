@@ -57,6 +57,18 @@ examples:
   %(prog)s --num-requests 300 --max-mismatches 0 --server-pid 4711 --max-memory-growth 50
 """
 
+_PEERS = """\
+Starts Piecework, then each --server, on this machine, one after the other; puts the same loads on each, and prints a table: out tok/s of
+single (128 tokens in, 128 out, one at a time), batch8 and batch32 (256 in, 64 out, 8 and 32 at a time) and prefix (640 shared and 96 own
+in, 32 out, 8 at a time), in tok/s of prefill (1,024 in, 1 out, 4 at a time), seconds to the first token, memory, and Piecework's ratio to
+the best of the others. The command of a server is given a port as its last word, or where it says {port}.
+"""
+_PEERS_EXAMPLES = """\
+examples:
+  %(prog)s --loads single,batch8
+  %(prog)s --server llama=./llama.sh --server 'vllm=vllm serve DIR --port {port}' --json peers.json
+"""
+_PEERS_LOADS = ("single", "batch8", "batch32", "prefill", "prefix")
 _GRAPHS_PARTS = ("prefill", "decode", "compile", "ready")
 _GRAPHS = """\
 What --piecewise-cuda-graph gains and costs, in Markdown tables; the engine runs in this process, no server is needed.
@@ -74,7 +86,7 @@ examples:
 
 
 def add_bench_parsers(subparsers: Any) -> None:
-    """Add `gsm8k`, `serving`, `soak` and `graphs` to the subparsers of `piecework bench`.
+    """Add `gsm8k`, `serving`, `soak`, `peers` and `graphs` to the subparsers of `piecework bench`.
 
     Each sets `func`, which takes the parsed arguments and returns the exit code: 0, 1 where requests failed, 2 where the user can mend it;
     and `parser`, its own.
@@ -82,6 +94,7 @@ def add_bench_parsers(subparsers: Any) -> None:
     _add_gsm8k(subparsers)
     _add_serving(subparsers)
     _add_soak(subparsers)
+    _add_peers(subparsers)
     _add_graphs(subparsers)
 
 
@@ -173,6 +186,23 @@ def _add_soak(subparsers: Any) -> None:
     )
 
 
+def _add_peers(subparsers: Any) -> None:
+    parser = _add(subparsers, "peers", "Piecework beside other servers: speed, start-up, memory", _PEERS, _PEERS_EXAMPLES, _run_peers)
+    parser.add_argument(
+        "--server", dest="servers", action="append", type=_server, default=[], metavar="NAME=COMMAND", help="another server"
+    )
+    parser.add_argument("--model-path", metavar="PATH", help="what Piecework serves; default: smollm2-135m")
+    parser.add_argument(
+        "--vocab-size", type=_positive, metavar="N", help="token ids of prompts are below this; default: 49152, smollm2-135m's"
+    )
+    parser.add_argument("--loads", type=_loads, metavar="LIST", help="default: single,batch8,batch32,prefill,prefix")
+    parser.add_argument("--scaling", action="store_true", help="also 1, 2, 4, ... 64 at a time, 128 tokens in and 64 out")
+    parser.add_argument("--seed", type=int, metavar="N", help="of prompts; default: 0")
+    parser.add_argument("--markdown", metavar="FILE", help="write the tables there too")
+    parser.add_argument("--plot", metavar="FILE", help="draw the scaling run there, PNG or SVG; needs matplotlib")
+    _add_json(parser)
+
+
 def _add_graphs(subparsers: Any) -> None:
     parser = _add(
         subparsers, "graphs", "what compiled pieces gain and cost on this machine; needs no server", _GRAPHS, _GRAPHS_EXAMPLES, _run_graphs
@@ -250,6 +280,20 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(_positive(part) for part in text.split(","))
 
 
+def _server(text: str) -> tuple[str, str]:
+    label, _, command = text.partition("=")
+    if not label or not command.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} should be a name and a command, NAME=COMMAND")
+    return label, command
+
+
+def _loads(text: str) -> tuple[str, ...]:
+    names = text.split(",")
+    if not set(names) <= set(_PEERS_LOADS):
+        raise argparse.ArgumentTypeError(f"{text!r} should be some of {','.join(_PEERS_LOADS)}")
+    return tuple(names)
+
+
 def _parts(text: str) -> tuple[str, ...]:
     names = text.split(",")
     if not set(names) <= set(_GRAPHS_PARTS):
@@ -321,6 +365,14 @@ def _run_serving(arguments: argparse.Namespace) -> int:
         raise ValueError("--prompt-kind token-ids: a chat takes text; choose words, or another --api")
     workload = _given(Workload, arguments, kind=arguments.prompt_kind or ("words" if chat else "token-ids"))
     return run(_given(Target, arguments), _given(ServingSettings, arguments), workload, Report(arguments.json))
+
+
+def _run_peers(arguments: argparse.Namespace) -> int:
+    from .peers import PeersSettings, run
+    from .report import Report
+
+    chosen = {name: value for name, value in vars(arguments).items() if value is not None}
+    return run(_given(PeersSettings, argparse.Namespace(**chosen)), Report(arguments.json))
 
 
 def _run_soak(arguments: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@
 namespace piecework {
 namespace {
 
-constexpr int kMostTokens = 32;
+constexpr int kMostTokens = 64;
 
 struct Layer {
   const bf16 *input_norm, *post_norm, *q_norm, *k_norm;  // q_norm, k_norm: null where heads are not normalised

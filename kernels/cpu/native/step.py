@@ -48,7 +48,7 @@ class NativeStep:
     `k_cache`, `v_cache`: one tensor [P, S, K, D] a layer; `specs`: what has the `scale` and `window` of each layer.
     """
 
-    max_tokens = 32
+    max_tokens = 64
 
     def __init__(
         self, library: ctypes.CDLL, model: Any, specs: Sequence[Any], k_cache: Sequence[torch.Tensor], v_cache: Sequence[torch.Tensor]

@@ -1,0 +1,232 @@
+"""Piecework and other servers on one machine, one after the other: the same loads, start-up and memory, side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .apis import GenerationCall, ask
+from .client import Client, RequestFailed, ServerUnusable, resolve
+from .report import Report
+from .server_state import MIB, resident_bytes
+from .serving import ServingResult, ServingSettings, measure
+from .target import Target
+from .workloads import Workload
+
+PORT = "{port}"
+_READY_SECONDS = 300.0
+_STOP_SECONDS = 30.0
+_POLL_SECONDS = 0.1
+
+
+class Load(NamedTuple):
+    """A workload of the table, and the figure by which servers are compared in it."""
+
+    workload: Workload
+    num_prompts: int
+    concurrency: int
+    figure: str
+
+
+def _random(tokens: int, output: int) -> Workload:
+    return Workload(random_input_len=tokens, random_output_len=output)
+
+
+_OUT, _IN = "output_throughput", "prompt_throughput"
+LOADS = {
+    "single": Load(_random(128, 128), 6, 1, _OUT),
+    "batch8": Load(_random(256, 64), 32, 8, _OUT),
+    "batch32": Load(_random(256, 64), 64, 32, _OUT),
+    "prefill": Load(_random(1024, 1), 24, 4, _IN),
+    "prefix": Load(Workload(dataset="shared-prefix", prefix_len=640, random_input_len=96, random_output_len=32), 48, 8, _OUT),
+}
+CLIENTS = (1, 2, 4, 8, 16, 32, 64)
+"""How many ask at a time in a scaling run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeersSettings:
+    """`servers`: label and command of each; `PORT` in a command is replaced by a free port, or that port is added at its end."""
+
+    servers: Sequence[tuple[str, str]] = ()
+    model_path: str = "smollm2-135m"
+    vocab_size: int = 49152
+    loads: Sequence[str] = tuple(LOADS)
+    scaling: bool = False
+    seed: int = 0
+    markdown: str | None = None
+    plot: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Measured:
+    """What one server did. `ready`: seconds from its start to its first token; `resident`: bytes after the loads, of all its processes."""
+
+    ready: float
+    resident: int = 0
+    results: dict[str, ServingResult] = field(default_factory=dict)
+    scaling: dict[int, ServingResult] = field(default_factory=dict)
+
+
+def run(settings: PeersSettings, report: Report) -> int:
+    """Measure every server, and report; 1 where a request failed, else 0. Raises `ValueError` for what the user can mend."""
+    if settings.plot is not None and not settings.scaling:
+        raise ValueError("--plot shows a scaling run: give --scaling too")
+    own = [sys.executable, "-m", "piecework.server", "serve", "--model-path", settings.model_path, "--piecewise-cuda-graph"]
+    commands = {"piecework": shlex.join([*own, "--port", PORT, "--log-level", "warning"]), **dict(settings.servers)}
+    measured = {label: asyncio.run(_measure(label, command, settings)) for label, command in commands.items()}
+    lines = table(measured, settings.loads)
+    if settings.scaling:
+        lines += ["", *scaling_table(measured)]
+    report.print(lines)
+    if settings.markdown is not None:
+        Path(settings.markdown).write_text("\n".join(lines) + "\n")
+    report.write({**asdict(settings), "commands": commands, "servers": {label: _as_dict(found) for label, found in measured.items()}})
+    if settings.plot is not None:
+        _plot(measured, settings.plot)
+    failed = sum(result.failures.total for found in measured.values() for result in [*found.results.values(), *found.scaling.values()])
+    return 1 if failed else 0
+
+
+async def _measure(label: str, command: str, settings: PeersSettings) -> Measured:
+    with _server(label, command) as (process, port):
+        # Some servers reset a connection that is used again.
+        target = Target(base_url=f"http://127.0.0.1:{port}", keep_alive=False)
+        began = time.perf_counter()
+        target = await _first_token(label, target, process)
+        found = Measured(ready=time.perf_counter() - began)
+        for name in settings.loads:
+            print(f"{label}: {name}", file=sys.stderr)
+            found.results[name] = await _put(LOADS[name], target, settings)
+        for clients in CLIENTS if settings.scaling else ():
+            print(f"{label}: {clients} at a time", file=sys.stderr)
+            load = Load(_random(128, 64), max(4, 2 * clients), clients, _OUT)
+            found.scaling[clients] = await _put(load, target, settings)
+        found.resident = resident_bytes(process.pid)
+    return found
+
+
+async def _put(load: Load, target: Target, settings: PeersSettings) -> ServingResult:
+    asked = ServingSettings(
+        num_prompts=load.num_prompts, max_concurrency=load.concurrency, num_warmups=2, ignore_eos=True, seed=settings.seed
+    )
+    fields = asdict(load.workload) | {"vocab_size": settings.vocab_size}
+    return await measure(target, asked, Workload(**fields))
+
+
+@contextmanager
+def _server(label: str, command: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A server on a free port, ended with all that it started. Raises `ValueError` where the command cannot be run."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    words = shlex.split(command)
+    words = [word.replace(PORT, str(port)) for word in words] if PORT in command else [*words, str(port)]
+    try:
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+    except OSError as error:
+        raise ValueError(f"the server {label} cannot be started: {words[0]}: {error.strerror}") from None
+    try:
+        yield process, port
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+async def _first_token(label: str, target: Target, process: subprocess.Popen[bytes]) -> Target:
+    """The target with its model's name, as soon as it has answered. Raises `ValueError` where it does not."""
+    deadline = time.monotonic() + _READY_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            named = await resolve(target)
+            async with Client(named) as client:
+                await ask(client, GenerationCall(prompt="Hello", max_tokens=1))
+            return named
+        except (ServerUnusable, RequestFailed):
+            await asyncio.sleep(_POLL_SECONDS)
+    state = "ended" if process.poll() is not None else f"gave no answer within {_READY_SECONDS:.0f} s"
+    raise ValueError(f"the server {label} {state}; run its command by hand to see why: {shlex.join(map(str, process.args))}")  # type: ignore[arg-type]
+
+
+def table(measured: dict[str, Measured], loads: Sequence[str]) -> list[str]:
+    """Markdown: a row a server, and below it what Piecework's figure is of the best peer's."""
+    units = {_OUT: "out tok/s", _IN: "in tok/s"}
+    heads = ["server", "ready", *(f"{name}: {units[LOADS[name].figure]}" for name in loads), "memory"]
+    lines = [_row(heads), _row(["---"] * len(heads))]
+    for label, found in measured.items():
+        figures = [f"{_figure(found, name):,.1f}" for name in loads]
+        lines.append(_row([label, f"{found.ready:.1f} s", *figures, f"{found.resident / MIB:,.0f} MiB"]))
+    own, *peers = measured.values()
+    if peers:
+        best = [f"{_figure(own, name) / max(_figure(peer, name) for peer in peers):.2f}x" for name in loads]
+        ready, memory = own.ready / min(peer.ready for peer in peers), own.resident / min(peer.resident for peer in peers)
+        lines.append(_row(["piecework / best peer", f"{ready:.2f}x", *best, f"{memory:.2f}x"]))
+    return lines
+
+
+def scaling_table(measured: dict[str, Measured]) -> list[str]:
+    """Markdown: output tokens a second and the median time to the first token, by how many ask at a time."""
+    heads = ["at a time", *(f"{label}: {what}" for label in measured for what in ("out tok/s", "TTFT"))]
+    lines = [_row(heads), _row(["---"] * len(heads))]
+    for clients in CLIENTS:
+        cells = [str(clients)]
+        for found in measured.values():
+            figures = found.scaling[clients].as_dict()
+            cells += [f"{figures[_OUT]:,.1f}", f"{figures['ttft_ms']['median']:,.0f} ms"]
+        lines.append(_row(cells))
+    return lines
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _figure(found: Measured, name: str) -> float:
+    return float(found.results[name].as_dict()[LOADS[name].figure])
+
+
+def _as_dict(found: Measured) -> dict[str, Any]:
+    return {
+        "ready_s": found.ready,
+        "resident_bytes": found.resident,
+        "loads": {name: result.as_dict() for name, result in found.results.items()},
+        "scaling": {str(clients): result.as_dict() for clients, result in found.scaling.items()},
+    }
+
+
+def _plot(measured: dict[str, Measured], path: str) -> None:
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        raise ValueError("--plot needs matplotlib: pip install 'piecework[plot]'") from None
+    figure, (throughput, latency) = pyplot.subplots(1, 2, figsize=(10, 4))
+    for label, found in measured.items():
+        figures = [found.scaling[clients].as_dict() for clients in CLIENTS]
+        throughput.plot(CLIENTS, [row[_OUT] for row in figures], marker="o", label=label)
+        latency.plot(CLIENTS, [row["ttft_ms"]["median"] for row in figures], marker="o", label=label)
+    for axes, title in ((throughput, "output tokens a second"), (latency, "median time to first token, ms")):
+        axes.set(xscale="log", xlabel="requests at a time", title=title, ylim=(0, None), xticks=CLIENTS, xticklabels=CLIENTS)
+        axes.minorticks_off()
+        axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,79 @@
+"""`piecework bench peers`: real servers started, loaded and stopped one after the other, and compared."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from tiny_models import make_tiny_model
+
+from piecework.bench import peers
+from piecework.bench.peers import Load, Measured, table
+from piecework.bench.report import Failures
+from piecework.bench.serving import ServingResult
+from piecework.bench.workloads import Workload
+from piecework.server.cli import main
+
+
+def command(model: Path) -> str:
+    """A second server of Piecework as the peer."""
+    flags = ["--model-path", str(model), "--dtype", "float32", "--max-total-tokens", "4096", "--num-threads", "1", "--port", peers.PORT]
+    return shlex.join([sys.executable, "-m", "piecework.server", "serve", *flags])
+
+
+def test_two_servers_are_measured_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    workload = Workload(random_input_len=20, random_output_len=5)
+    monkeypatch.setitem(peers.LOADS, "batch8", Load(workload, 6, 3, "output_throughput"))
+    monkeypatch.setattr(peers, "CLIENTS", (1, 2))
+    model, drawn = make_tiny_model(tmp_path / "model"), tmp_path / "scaling.png"
+    before = set(psutil.Process().children(recursive=True))
+    flags = ["--model-path", str(model), "--vocab-size", "400", "--loads", "batch8", "--server", f"other={command(model)}"]
+    written = ["--markdown", str(tmp_path / "table.md"), "--json", str(tmp_path / "peers.json"), "--scaling", "--plot", str(drawn)]
+    assert main(["bench", "peers", *flags, *written]) == 0
+    text = capsys.readouterr().out
+    assert (tmp_path / "table.md").read_text() == text
+    assert "| piecework / best peer |" in text
+    found = json.loads((tmp_path / "peers.json").read_text())["servers"]
+    assert list(found) == ["piecework", "other"]
+    for server in found.values():
+        assert server["loads"]["batch8"]["completed"] == 6 and server["loads"]["batch8"]["output_tokens"] == 30
+        assert server["resident_bytes"] > 100 * 2**20
+        assert [row["completed"] for row in server["scaling"].values()] == [4, 4]
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--server", "other"], "NAME=COMMAND"),
+        (["--loads", "single,double"], "some of single,batch8"),
+        (["--plot", "a.png"], "give --scaling too"),
+    ],
+)
+def test_bad_flags(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(["bench", "peers", *flags])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    assert code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_server_that_ends_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(peers, "sys", type("System", (), {"executable": "false", "stderr": sys.stderr}))
+    assert main(["bench", "peers", "--loads", "single"]) == 2
+    assert "the server piecework ended" in capsys.readouterr().err
+
+
+def test_the_ratio_is_to_the_best_of_the_others() -> None:
+    def measured(rate: float, ready: float, resident: int) -> Measured:
+        result = ServingResult(10.0, Failures(), completed=1, output_tokens=int(10 * rate))
+        return Measured(ready=ready, resident=resident, results={"single": result})
+
+    rows = table({"piecework": measured(60, 3, 100), "slow": measured(20, 2, 400), "fast": measured(50, 4, 200)}, ["single"])
+    assert rows[-1] == "| piecework / best peer | 1.50x | 1.20x | 0.50x |"
