@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from .diffusion.params import DiffusionParams
 from .sampling_params import SamplingParams
 
 
@@ -179,5 +180,80 @@ class CacheFlushed:
     freed_tokens: int
 
 
-ToEngine = GenerateRequest | AbortRequests | FlushCache | Shutdown
-FromEngine = StepOutput | EngineReady | EngineChanged | EngineFailed | CacheFlushed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateImage:
+    """Make one image."""
+
+    rid: str
+    params: DiffusionParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageOutput:
+    """How a `GenerateImage` ended.
+
+    `FinishReason.STOP`: `pixels` are `height` rows of `width` pixels of red, green and blue, a byte each, and `warnings` say
+    what was not done as asked. `FinishReason.ERROR`: `error` says why; `param` names the parameter where the client can mend
+    it, and `code` is then the error's.
+    """
+
+    rid: str
+    finish_reason: FinishReason
+    pixels: bytes = b""
+    width: int = 0
+    height: int = 0
+    warnings: list[str] = field(default_factory=list)
+    error: str | None = None
+    param: str | None = None
+    code: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageStats:
+    """Gauges at one moment and totals since the engine process began. `stage_seconds_total` by the stage's name."""
+
+    running_requests: int = 0
+    queued_requests: int = 0
+    steps_total: int = 0
+    images_total: int = 0
+    recompiles_total: int = 0
+    stage_seconds_total: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageStep:
+    """What has ended since the last message, and the figures."""
+
+    outputs: list[ImageOutput]
+    stats: ImageStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffusionInfo:
+    """What a ready diffusion engine is. `default_size`: width and height in pixels, where the pipeline has one.
+
+    `compiled`: one line about what was compiled, None where nothing was asked for.
+    """
+
+    model_path: str
+    architecture: str
+    dtype: str
+    device: str
+    max_running_requests: int
+    default_size: tuple[int, int] | None
+    default_steps: int | None
+    weight_bytes: int
+    load_seconds: float
+    warm_up_seconds: float
+    compiled: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffusionReady:
+    """The diffusion engine serves from now on."""
+
+    info: DiffusionInfo
+
+
+ToEngine = GenerateRequest | GenerateImage | AbortRequests | FlushCache | Shutdown
+FromEngine = StepOutput | ImageStep | EngineReady | DiffusionReady | EngineChanged | EngineFailed | CacheFlushed

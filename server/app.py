@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
@@ -18,35 +19,40 @@ from .native import control, generate
 from .openai import chat, completions, models, tokenize
 from .openai.errors import ApiError, answer_error
 from .request_id import RequestIds
-from .serving import Serving
+from .serving import AnyServing, Serving
 
 if TYPE_CHECKING:
     from .args import ServerConfig
 
+COMMON_ROUTERS = (models.router, operations.router)
 _ROUTERS = (
+    *COMMON_ROUTERS,
     completions.router,
     chat.router,
-    models.router,
     tokenize.router,
     generate.router,
     control.router,
     control.body_router,
-    operations.router,
+    operations.generate_router,
 )
 _EXCEPTIONS = (ApiError, RequestValidationError, HTTPException, QueueFull, EngineUnavailable, Exception)
 
 
 def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
-    """An application that serves `engine`; starting and stopping the engine is the caller's."""
+    """An application that serves a language model; starting and stopping the engine is the caller's."""
     name = config.served_model_name
-    app = FastAPI(title="Piecework", version=__version__, description="OpenAI-compatible LLM serving")
-    metrics = Metrics(engine, name)
-    app.state.serving = Serving(engine=engine, config=config, metrics=metrics, model_name=name)
-    for router in _ROUTERS:
+    return build_app(Serving(engine=engine, config=config, metrics=Metrics(engine, name), model_name=name), _ROUTERS)
+
+
+def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
+    """An application with these routes, and the middleware and the errors that every server has."""
+    app = FastAPI(title="Piecework", version=__version__, description="OpenAI-compatible serving")
+    app.state.serving = serving
+    for router in routers:
         app.include_router(router)
     for kind in _EXCEPTIONS:
         app.add_exception_handler(kind, answer_error)
-    if config.api_key is not None:
-        app.add_middleware(ApiKey, api_key=config.api_key, metrics=metrics)
+    if serving.config.api_key is not None:
+        app.add_middleware(ApiKey, api_key=serving.config.api_key, metrics=serving.metrics)
     app.add_middleware(RequestIds)
     return app

@@ -20,8 +20,8 @@ EXIT_USER_ERROR = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """Settings of one server, its engine's included. Raises `ValueError` with a remedy."""
+class CommonServerConfig:
+    """Settings of one server, its engine's included, that do not depend on what it serves. Raises `ValueError` with a remedy."""
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 takes requests from other machines", group=SERVER, metavar="ADDRESS")
     port: int = option(30000, "port to listen on; 0 takes a free one", group=SERVER, metavar="N")
@@ -34,9 +34,6 @@ class ServerConfig:
     served_model_name: str = option(
         "", "the model's name in requests and in /v1/models; default: the last part of --model-path", group=SERVER, metavar="NAME"
     )
-    chat_template: str | None = option(
-        None, "Jinja template that turns a chat into a prompt, or a file with it; default: the model's own", group=SERVER, metavar="FILE"
-    )
     max_queued_requests: int = option(
         512, "requests that may wait beyond those running; more are answered 503 with Retry-After", group=SERVER, metavar="N"
     )
@@ -44,7 +41,7 @@ class ServerConfig:
         30.0, "seconds that running requests get to finish when the server is told to stop", group=SERVER, metavar="SECONDS"
     )
     log_level: str = option("info", "how much to log; debug logs every HTTP request too", group=SERVER, choices=LOG_LEVELS)
-    engine: EngineConfig = field(default_factory=EngineConfig)
+    engine: Any
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -59,6 +56,16 @@ class ServerConfig:
             raise ValueError("--api-key is empty; give a key, or leave the flag out to serve without one")
         if not self.served_model_name:
             object.__setattr__(self, "served_model_name", _last_name(self.engine.model_path))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig(CommonServerConfig):
+    """Settings of a server of a language model."""
+
+    chat_template: str | None = option(
+        None, "Jinja template that turns a chat into a prompt, or a file with it; default: the model's own", group=SERVER, metavar="FILE"
+    )
+    engine: EngineConfig = field(default_factory=EngineConfig)
 
 
 def _last_name(model_path: str) -> str:
@@ -146,6 +153,15 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
 def server_config(arguments: argparse.Namespace) -> ServerConfig:
     """The server's settings of a parsed command line. Raises `ValueError` with a remedy."""
     return ServerConfig(engine=engine_config(arguments), **given(arguments, ServerConfig))
+
+
+def refuse_flags(arguments: argparse.Namespace, foreign: Sequence[type], own: Sequence[type], reason: str) -> None:
+    """Raises `ValueError` for the first flag given that only the `foreign` configs have; `reason` says what does not fit."""
+    known = {item.name for config in own for item in _options(config)}
+    for config in foreign:
+        for name in given(arguments, config):
+            if name not in known:
+                raise ValueError(f"--{name.replace('_', '-')} {reason}; leave it out")
 
 
 def given(arguments: argparse.Namespace, config: type) -> dict[str, Any]:

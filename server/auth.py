@@ -6,22 +6,24 @@ import hmac
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .metrics import Metrics
+from .metrics import MetricRegistry
 from .openai.errors import Unauthorized
 
 OPEN_PATHS = frozenset({"/health", "/health_generate", "/ready", "/metrics"})
+OPEN_FOLDER = "/v1/images/files/"
+"""Its names cannot be guessed, and a browser that is given one has no key."""
 
 
 class ApiKey:
     """Answers 401 to a request without the key. Keys are compared in constant time."""
 
-    def __init__(self, app: ASGIApp, *, api_key: str, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, *, api_key: str, metrics: MetricRegistry) -> None:
         self._app = app
         self._expected = api_key.encode()
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._holds_key(scope):
+        if scope["type"] != "http" or _is_open(scope["path"]) or self._holds_key(scope):
             await self._app(scope, receive, send)
             return
         error = Unauthorized(
@@ -36,3 +38,7 @@ class ApiKey:
         header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, key = header.partition(b" ")
         return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._expected)
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)

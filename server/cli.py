@@ -10,7 +10,8 @@ from typing import Any
 from .. import __version__
 from ..runtime.config import EngineConfig
 from ..runtime.diffusion.config import DiffusionConfig
-from .args import EXIT_USER_ERROR, ArgumentParser, ServerConfig, add_config_arguments, given, report, server_config
+from .args import EXIT_USER_ERROR, ArgumentParser, ServerConfig, add_config_arguments, given, refuse_flags, report, server_config
+from .images.config import ImageServerConfig
 from .output_config import OutputConfig
 
 EXIT_INTERRUPTED = 130
@@ -55,13 +56,14 @@ def build_parser() -> ArgumentParser:
 def _add_serve(commands: Any) -> None:
     serve = commands.add_parser(
         "serve",
-        help="serve a model through the OpenAI API",
+        help="serve a language model or a diffusion pipeline through the OpenAI API",
         usage="%(prog)s --model-path PATH [flags]",
-        description="Serve a model through the OpenAI API and SGLang's native one. Without flags: a small model on this machine only.",
+        description="Serve a language model through the OpenAI API and SGLang's native one, or a diffusion pipeline (a folder with "
+        "model_index.json) through OpenAI's images API. Without flags: a small language model on this machine only.",
         epilog="The server answers /health with 503 while the model loads, and with 200 once it is ready. "
         "SIGTERM or Ctrl-C lets running requests finish; a second one ends at once.",
     )
-    add_config_arguments(serve, EngineConfig, ServerConfig)
+    add_config_arguments(serve, EngineConfig, ServerConfig, DiffusionConfig, ImageServerConfig)
     serve.set_defaults(func=_serve, parser=serve)
 
 
@@ -131,10 +133,23 @@ def _add_bench(commands: Any) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    config = server_config(arguments)
+    config = _serving_config(arguments)
     from .launch import serve
 
     return serve(config)
+
+
+def _serving_config(arguments: argparse.Namespace) -> ServerConfig | ImageServerConfig:
+    """The settings for what --model-path holds. Raises `ValueError` for flags that are for something else."""
+    from ..runtime.weights.resolve import find_model, is_pipeline
+
+    text, images = (EngineConfig, ServerConfig), (DiffusionConfig, ImageServerConfig)
+    model_path = getattr(arguments, "model_path", EngineConfig().model_path)
+    if is_pipeline(find_model(model_path)):
+        refuse_flags(arguments, text, images, f"is for language models, and {model_path} holds a diffusion pipeline")
+        return ImageServerConfig(engine=DiffusionConfig(**given(arguments, DiffusionConfig)), **given(arguments, ImageServerConfig))
+    refuse_flags(arguments, images, text, f"is for diffusion pipelines, and {model_path} holds none")
+    return server_config(arguments)
 
 
 def _generate(arguments: argparse.Namespace) -> int:

@@ -49,6 +49,14 @@ class QueueFull(Exception):
     retry_after: int = 1
 
 
+class AnyEngine(Protocol):
+    """What health and metrics see of an engine, whatever it makes. `stats` has at least running and queued requests and steps."""
+
+    state: EngineState
+    info: Any
+    stats: Any
+
+
 class Unfinished(Protocol):
     """A request that the engine has and has not finished."""
 

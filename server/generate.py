@@ -34,7 +34,7 @@ def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
     try:
         params = asked.params()
         model = DiffusionModel(config)
-        if not config.warms_up("off"):
+        if config.warms_up:
             print(f"warm-up: {model.warm_up(params[0]):.2f} s", file=sys.stderr)
         start = time.perf_counter()
         clock = Clock(model.platform)

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import psutil
 import uvicorn
@@ -19,9 +19,12 @@ import uvloop
 from ..runtime.tokenizer import Tokenizer, load_tokenizer
 from ..runtime.weights.resolve import resolve_model_path
 from .app import create_app
-from .args import EXIT_USER_ERROR, ServerConfig, report
+from .args import EXIT_USER_ERROR, CommonServerConfig, ServerConfig, report
 from .engine_client import EngineClient
 from .engine_supervisor import EngineState
+from .images.config import ImageServerConfig
+from .images.service import image_service
+from .service import Service
 from .summary import summary
 
 logger = logging.getLogger(__name__)
@@ -33,7 +36,7 @@ _CLOSE_TIMEOUT = 5
 _BACKLOG = 2048
 
 
-def serve(config: ServerConfig) -> int:
+def serve(config: ServerConfig | ImageServerConfig) -> int:
     """Serve until told to stop; returns the exit code.
 
     0 after SIGTERM or SIGINT; 1 where the engine crashed too often; 2 where it could not start for a reason that the
@@ -42,10 +45,27 @@ def serve(config: ServerConfig) -> int:
     """
     _set_up_logging(config.log_level)
     with listen(config.host, config.port) as listener:
-        model_path = resolve_model_path(config.engine.model_path)
-        tokenizer = load_tokenizer(model_path, config.engine.tokenizer_path, config.chat_template)
-        code: int = uvloop.run(_launch(config, listener, tokenizer))
+        code: int = uvloop.run(_launch(config, listener, _service_of(config)))
         return code
+
+
+def _service_of(config: ServerConfig | ImageServerConfig) -> Callable[[], Service]:
+    """What makes the service, to be called in its event loop; what can be wrong before is found out now."""
+    if isinstance(config, ImageServerConfig):
+        return lambda: image_service(config)
+    model_path = resolve_model_path(config.engine.model_path)
+    tokenizer = load_tokenizer(model_path, config.engine.tokenizer_path, config.chat_template)
+    return lambda: _text_service(config, tokenizer)
+
+
+def _text_service(config: ServerConfig, tokenizer: Tokenizer) -> Service:
+    engine = EngineClient(config.engine, tokenizer, max_queued_requests=config.max_queued_requests, log_level=config.log_level)
+
+    def lines(port: int, seconds: float) -> str:
+        assert engine.info is not None
+        return summary(config, engine.info, port, seconds, chat=tokenizer.chat_template is not None)
+
+    return Service(engine, create_app(engine, config), lines)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -60,8 +80,8 @@ def listen(host: str, port: int) -> socket.socket:
         raise ValueError(f"cannot listen on --host {host} --port {port}: {reason}") from None
 
 
-async def _launch(config: ServerConfig, listener: socket.socket, tokenizer: Tokenizer) -> int:
-    return await Launch(config, listener, tokenizer).run()
+async def _launch(config: CommonServerConfig, listener: socket.socket, make: Callable[[], Service]) -> int:
+    return await Launch(config, listener, make()).run()
 
 
 class HttpServer(uvicorn.Server):
@@ -75,13 +95,13 @@ class HttpServer(uvicorn.Server):
 class Launch:
     """The life of one server: start the engine, answer HTTP meanwhile, announce that it is ready, end both in order."""
 
-    def __init__(self, config: ServerConfig, listener: socket.socket, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: CommonServerConfig, listener: socket.socket, service: Service) -> None:
         self._config = config
         self._listener = listener
-        self._engine = EngineClient(config.engine, tokenizer, max_queued_requests=config.max_queued_requests, log_level=config.log_level)
+        self._engine, app, self._summary = service
         self._http = HttpServer(
             uvicorn.Config(
-                create_app(self._engine, config),
+                app,
                 http="httptools",
                 log_config=None,
                 access_log=config.log_level == "debug",
@@ -111,10 +131,8 @@ class Launch:
 
     async def _announce(self) -> None:
         if await self._engine.wait_ready():
-            assert self._engine.info is not None
-            has_chat = self._engine.tokenizer.chat_template is not None
             seconds = time.time() - psutil.Process().create_time()
-            print(summary(self._config, self._engine.info, self._listener.getsockname()[1], seconds, chat=has_chat), flush=True)
+            print(self._summary(self._listener.getsockname()[1], seconds), flush=True)
 
     async def _until_end(self, http: asyncio.Task[None]) -> None:
         events = [asyncio.create_task(event.wait()) for event in (self._told_to_stop, self._engine.failed)]

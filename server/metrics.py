@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from ..runtime.generation import GenerationOutput
 from ..runtime.messages import FinishReason, GraphInfo
 from .engine_client import Engine
-from .engine_supervisor import EngineState
+from .engine_supervisor import AnyEngine, EngineState
 
 PREFIX = "piecework:"
 _TIME_TO_FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
@@ -21,14 +21,41 @@ _END_TO_END = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80,
 """Histogram bounds in seconds."""
 
 
-class Metrics:
-    """What one server counts; its own registry, so that several applications may live in one process."""
+class MetricRegistry:
+    """What every server counts; its own registry, so that several applications may live in one process.
+
+    Subclasses call a unit of work by its name: `unit` is "Sequences" or "Images".
+    """
+
+    unit = "Sequences"
+
+    def __init__(self, model_name: str) -> None:
+        self.model_name = model_name
+        self.registry = CollectorRegistry()
+        self.requests = self._counter("num_requests", f"{self.unit} that ended, in whatever way.")
+        self.aborted = self._counter("num_aborted_requests", f"{self.unit} whose client left, or that were aborted.")
+        self.end_to_end = self._histogram("e2e_request_latency_seconds", "From a request's arrival to its end.", _END_TO_END)
+        self._errors = Counter(PREFIX + "num_errors", "Answers that were errors.", ["model_name", "type"], registry=self.registry)
+
+    def count_error(self, kind: str) -> None:
+        self._errors.labels(self.model_name, kind).inc()
+
+    def exposition(self) -> bytes:
+        """Everything in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, documentation: str) -> Counter:
+        return Counter(PREFIX + name, documentation, ["model_name"], registry=self.registry).labels(self.model_name)
+
+    def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(PREFIX + name, documentation, ["model_name"], registry=self.registry, buckets=buckets).labels(self.model_name)
+
+
+class Metrics(MetricRegistry):
+    """What a server of a language model counts."""
 
     def __init__(self, engine: Engine, model_name: str) -> None:
-        self._model_name = model_name
-        self.registry = CollectorRegistry()
-        self.requests = self._counter("num_requests", "Sequences that ended, in whatever way.")
-        self.aborted = self._counter("num_aborted_requests", "Sequences that were aborted by their client or by /abort_request.")
+        super().__init__(model_name)
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of the sequences that began.")
         self.cached_tokens = self._counter("cached_tokens", "Prompt tokens that were found in the prefix cache.")
         self.generation_tokens = self._counter("generation_tokens", "Generated tokens.")
@@ -36,26 +63,7 @@ class Metrics:
             "time_to_first_token_seconds", "From a sequence's arrival to its first token.", _TIME_TO_FIRST_TOKEN
         )
         self.inter_token_latency = self._histogram("inter_token_latency_seconds", "Between two tokens of a sequence.", _INTER_TOKEN)
-        self.end_to_end = self._histogram("e2e_request_latency_seconds", "From a sequence's arrival to its end.", _END_TO_END)
-        self._errors = Counter(PREFIX + "num_errors", "Answers that were errors.", ["model_name", "type"], registry=self.registry)
-        self.registry.register(_EngineCollector(engine, self))
-
-    def count_error(self, kind: str) -> None:
-        self._errors.labels(self._model_name, kind).inc()
-
-    def exposition(self) -> bytes:
-        """Everything in Prometheus' text format."""
-        return generate_latest(self.registry)
-
-    @property
-    def model_name(self) -> str:
-        return self._model_name
-
-    def _counter(self, name: str, documentation: str) -> Counter:
-        return Counter(PREFIX + name, documentation, ["model_name"], registry=self.registry).labels(self._model_name)
-
-    def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(PREFIX + name, documentation, ["model_name"], registry=self.registry, buckets=buckets).labels(self._model_name)
+        self.registry.register(_TokenCollector(engine, model_name))
 
 
 class SequenceClock:
@@ -99,18 +107,45 @@ class SequenceClock:
         self._last_token = now
 
 
-class _EngineCollector(Collector):
-    """Reads the engine's own figures when the metrics are asked for."""
+class EngineCollector(Collector):
+    """Reads the engine's own figures when the metrics are asked for: those that every engine has."""
 
-    def __init__(self, engine: Engine, metrics: Metrics) -> None:
+    def __init__(self, engine: AnyEngine, model_name: str, unit: str) -> None:
         self._engine = engine
-        self._metrics = metrics
+        self._model_name = model_name
+        self._unit = unit
 
     def collect(self) -> Iterator[Metric]:
         stats = self._engine.stats
         yield self._gauge("engine_up", "1 while the engine serves.", self._engine.state is EngineState.READY)
-        yield self._gauge("num_running_reqs", "Sequences that are being computed.", stats.running_requests)
-        yield self._gauge("num_queue_reqs", "Sequences that wait.", stats.queued_requests)
+        yield self._gauge("num_running_reqs", f"{self._unit} that are being computed.", stats.running_requests)
+        yield self._gauge("num_queue_reqs", f"{self._unit} that wait.", stats.queued_requests)
+        yield self._counter("num_steps", "Batches that the engine has run.", stats.steps_total)
+
+    def _counters(self, name: str, documentation: str, label: str) -> CounterMetricFamily:
+        return CounterMetricFamily(PREFIX + name, documentation, labels=["model_name", label])
+
+    def _gauge(self, name: str, documentation: str, value: float) -> Metric:
+        family = GaugeMetricFamily(PREFIX + name, documentation, labels=["model_name"])
+        family.add_metric([self._model_name], value)
+        return family
+
+    def _counter(self, name: str, documentation: str, value: float) -> Metric:
+        family = CounterMetricFamily(PREFIX + name, documentation, labels=["model_name"])
+        family.add_metric([self._model_name], value)
+        return family
+
+
+class _TokenCollector(EngineCollector):
+    """The figures of a language model's engine."""
+
+    def __init__(self, engine: Engine, model_name: str) -> None:
+        super().__init__(engine, model_name, "Sequences")
+        self._tokens = engine
+
+    def collect(self) -> Iterator[Metric]:
+        yield from super().collect()
+        stats = self._tokens.stats
         yield self._gauge("num_used_tokens", "Tokens of the KV cache that running sequences hold.", stats.kv_tokens_used)
         yield self._gauge("num_cached_tokens", "Tokens of the KV cache that hold prefixes for reuse.", stats.kv_tokens_cached)
         yield self._gauge("max_total_num_tokens", "Size of the KV cache in tokens.", stats.kv_tokens_total)
@@ -121,29 +156,15 @@ class _EngineCollector(Collector):
         yield self._counter(
             "num_preemptions", "Sequences that had to give their KV cache back and were recomputed.", stats.preemptions_total
         )
-        yield self._counter("num_steps", "Batches that the engine has run.", stats.steps_total)
         yield self._counter("num_piecewise_steps", "Batches that were run in compiled pieces.", stats.piecewise_steps_total)
         yield self._counter("num_graph_replays", "Batches that were run by replaying a captured size.", stats.graph_replays_total)
         yield self._counter("num_padded_tokens", "Tokens that were added to batches to reach a captured size.", stats.padded_tokens_total)
 
         fallbacks = self._counters("num_graph_fallbacks", "Batches that ran without a graph where one was hoped for.", "reason")
         for reason, count in sorted(stats.graph_fallbacks_total.items()):
-            fallbacks.add_metric([self._metrics.model_name, reason], count)
+            fallbacks.add_metric([self._model_name, reason], count)
         yield fallbacks
-        graphs = self._engine.info.graphs if self._engine.info is not None else GraphInfo()
+        graphs = self._tokens.info.graphs if self._tokens.info is not None else GraphInfo()
         yield self._gauge("num_graphs", "Graphs that are captured.", graphs.num_graphs)
         yield self._gauge("graph_memory_bytes", "Memory of all graphs.", graphs.graph_bytes)
         yield self._gauge("graph_capture_seconds", "Time that all captures took.", graphs.capture_seconds)
-
-    def _counters(self, name: str, documentation: str, label: str) -> CounterMetricFamily:
-        return CounterMetricFamily(PREFIX + name, documentation, labels=["model_name", label])
-
-    def _gauge(self, name: str, documentation: str, value: float) -> Metric:
-        family = GaugeMetricFamily(PREFIX + name, documentation, labels=["model_name"])
-        family.add_metric([self._metrics.model_name], value)
-        return family
-
-    def _counter(self, name: str, documentation: str, value: float) -> Metric:
-        family = CounterMetricFamily(PREFIX + name, documentation, labels=["model_name"])
-        family.add_metric([self._metrics.model_name], value)
-        return family

@@ -16,21 +16,23 @@ from ..runtime.sampling_params import SamplingParams
 from .engine_supervisor import EngineState, EngineUnavailable
 from .openai.errors import ENGINE_RETRY_SECONDS, Unavailable, as_api_error
 from .sequences import generate_all
-from .serving import Serving, ServingDep, json_response
+from .serving import AnyServing, AnyServingDep, ServingDep, json_response
 
 router = APIRouter()
+"""What every server has."""
+generate_router = APIRouter()
 GENERATE_TIMEOUT = 20.0
 """Seconds in which a healthy server generates one token."""
 
 
 @router.get("/health")
 @router.get("/ready")
-async def health(serving: ServingDep) -> Response:
+async def health(serving: AnyServingDep) -> Response:
     """200 while the engine serves; 503 before it is ready, while it starts again, and when it is gone."""
     return _not_ready(serving) or json_response({"status": serving.engine.state})
 
 
-@router.get("/health_generate")
+@generate_router.get("/health_generate")
 async def health_generate(request: Request, serving: ServingDep) -> Response:
     """Generate one token; 503 where that does not happen in time."""
     if answer := _not_ready(serving):
@@ -49,7 +51,7 @@ async def health_generate(request: Request, serving: ServingDep) -> Response:
 
 
 @router.get("/metrics")
-async def metrics(serving: ServingDep) -> Response:
+async def metrics(serving: AnyServingDep) -> Response:
     """Prometheus' text format."""
     return Response(serving.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
@@ -59,7 +61,7 @@ async def version() -> Response:
     return json_response({"version": __version__})
 
 
-def _not_ready(serving: Serving) -> Response | None:
+def _not_ready(serving: AnyServing) -> Response | None:
     """The 503 of an engine that does not serve; not counted as an error, since only the prober sees it."""
     if serving.engine.state is EngineState.READY:
         return None

@@ -1,4 +1,4 @@
-"""What every endpoint works with: the engine, the configuration, the metrics."""
+"""What endpoints work with: the engine, the configuration, the metrics."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from starlette.responses import Response
 from .. import __version__
 from ..runtime.messages import EngineInfo
 from .engine_client import Engine
-from .engine_supervisor import EngineUnavailable
+from .engine_supervisor import AnyEngine, EngineUnavailable
 from .limits import Limits
-from .metrics import Metrics
+from .metrics import MetricRegistry, Metrics
 from .openai.errors import NotFound
 
 if TYPE_CHECKING:
-    from .args import ServerConfig
+    from .args import CommonServerConfig, ServerConfig
 
 DEFAULT_MODEL = "default"
 """Model name that means the one this server has, as for SGLang; so does no name."""
@@ -32,14 +32,40 @@ _THREAD_FROM = 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
-    """One server. `live_rids`: request ids chosen by clients that are in use."""
+class AnyServing:
+    """One server, whatever its engine makes: what health, metrics, models and errors need."""
+
+    engine: AnyEngine
+    config: CommonServerConfig
+    metrics: MetricRegistry
+    model_name: str
+    started: int = field(default_factory=lambda: int(time.time()))
+
+    def check_model(self, name: str | None) -> None:
+        """Raises `NotFound` for a model that this server does not have."""
+        if name not in (None, DEFAULT_MODEL, self.model_name):
+            message = f"The model {name!r:.200} does not exist; this server has {self.model_name!r}."
+            raise NotFound(message, param="model", code="model_not_found")
+
+    def model_card(self) -> dict[str, Any]:
+        """The model as `/v1/models` shows it."""
+        return {
+            "id": self.model_name,
+            "object": "model",
+            "created": self.started,
+            "owned_by": "piecework",
+            "root": self.config.engine.model_path,
+            "parent": None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving(AnyServing):
+    """A server of a language model. `live_rids`: request ids chosen by clients that are in use."""
 
     engine: Engine
     config: ServerConfig
     metrics: Metrics
-    model_name: str
-    started: int = field(default_factory=lambda: int(time.time()))
     live_rids: set[str] = field(default_factory=set)
 
     @property
@@ -60,11 +86,8 @@ class Serving:
         what = f"{__version__} {self.config.engine.model_path} {self.info.dtype} {self.info.device}"
         return f"fp_{hashlib.sha256(what.encode()).hexdigest()[:10]}"
 
-    def check_model(self, name: str | None) -> None:
-        """Raises `NotFound` for a model that this server does not have."""
-        if name not in (None, DEFAULT_MODEL, self.model_name):
-            message = f"The model {name!r:.200} does not exist; this server has {self.model_name!r}."
-            raise NotFound(message, param="model", code="model_not_found")
+    def model_card(self) -> dict[str, Any]:
+        return {**AnyServing.model_card(self), "max_model_len": self.limits.context_length}
 
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """Token ids of each text."""
@@ -82,11 +105,20 @@ class Serving:
         return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
+async def _any_serving(request: Request) -> AnyServing:
+    serving = request.app.state.serving
+    assert isinstance(serving, AnyServing)
+    return serving
+
+
 async def _serving(request: Request) -> Serving:
     serving = request.app.state.serving
     assert isinstance(serving, Serving)
     return serving
 
+
+AnyServingDep = Annotated[AnyServing, Depends(_any_serving)]
+"""Parameter of an endpoint that every server has."""
 
 ServingDep = Annotated[Serving, Depends(_serving)]
 """Parameter of an endpoint that receives the application's `Serving`."""

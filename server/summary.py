@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 
 from .. import __version__
 from ..runtime.config import EngineConfig
 from ..runtime.messages import EngineInfo, GraphInfo
-from .args import ServerConfig
+from .args import CommonServerConfig, ServerConfig
 
 _MIB = 2**20
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -26,9 +27,20 @@ def summary(config: ServerConfig, info: EngineInfo, port: int, seconds: float, *
     }
     if (graphs := _graphs(config.engine, info.graphs)) is not None:
         rows["graphs"] = graphs
-    table = "\n".join(f"  {name:<15} {text}" for name, text in rows.items())
+    return table(config, url, seconds, rows, example(config, url, chat=chat))
+
+
+def table(config: CommonServerConfig, url: str, seconds: float, rows: Mapping[str, str], example: str) -> str:
+    """What every server prints: its name and address, what it is, and a command to try it."""
+    lines = "\n".join(f"  {name:<15} {text}" for name, text in rows.items())
     head = f"piecework {__version__} serves {config.served_model_name} at {url} (ready after {seconds:.1f} s)"
-    return f"\n{head}\n{table}\n\n{example(config, url, chat=chat)}\n"
+    return f"\n{head}\n{lines}\n\n{example}\n"
+
+
+def curl(config: CommonServerConfig, url: str) -> str:
+    """The beginning of a command that posts JSON."""
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if config.api_key else ""
+    return f"  curl {url} -H 'Content-Type: application/json'{key} \\\n   "
 
 
 def _kept(info: EngineInfo) -> str:
@@ -62,6 +74,5 @@ def example(config: ServerConfig, url: str, *, chat: bool) -> str:
     prompt = "What is the capital of France?"
     asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
     body = json.dumps({"model": config.served_model_name, **asked, "max_tokens": 64})
-    key = " -H 'Authorization: Bearer YOUR_KEY'" if config.api_key else ""
     path = "chat/completions" if chat else "completions"
-    return f"  curl {url}/v1/{path} -H 'Content-Type: application/json'{key} \\\n    -d {shlex.quote(body)}"
+    return f"{curl(config, f'{url}/v1/{path}')} -d {shlex.quote(body)}"

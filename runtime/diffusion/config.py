@@ -8,7 +8,7 @@ from ..config import DEVICES, MODEL, option
 
 DIFFUSION = "diffusion models"
 PRECISIONS = ("auto", "fp32", "fp16", "bf16")
-WARMUP_MODES = ("off", "request")
+WARMUP_MODES = ("off", "request", "server")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +30,11 @@ class DiffusionConfig:
         "compile only the transformers' repeated blocks, once for all of a kind; needs --enable-torch-compile",
         group=DIFFUSION,
     )
-    warmup: bool = option(False, "the same as --warmup-mode request", group=DIFFUSION)
+    warmup: bool = option(False, "warm up: --warmup-mode request of generate, server of serve", group=DIFFUSION)
     warmup_mode: str | None = option(
         None,
-        "request: run the request's shape through a few steps before it is timed; default: request where transformers are compiled",
+        "request: run the request's shape through a few steps before it is timed (generate); server: run the pipeline's default "
+        "size before the server is ready (serve); default: off, unless transformers are compiled",
         group=DIFFUSION,
         choices=WARMUP_MODES,
     )
@@ -55,7 +56,7 @@ class DiffusionConfig:
                 raise ValueError(f"--{name.replace('_', '-')} must be one of {', '.join(PRECISIONS)}, got {getattr(self, name)}")
         if self.warmup_mode not in (None, *WARMUP_MODES):
             raise ValueError(f"--warmup-mode must be one of {', '.join(WARMUP_MODES)}, got {self.warmup_mode}")
-        if self.warmup and self.warmup_mode not in (None, "request"):
+        if self.warmup and self.warmup_mode == "off":
             raise ValueError(f"--warmup and --warmup-mode {self.warmup_mode} disagree; give one of them")
         if self.regional_compile and not self.enable_torch_compile:
             raise ValueError("--regional-compile chooses what is compiled; give --enable-torch-compile too")
@@ -67,7 +68,8 @@ class DiffusionConfig:
         # Each size of a batch would be compiled on its own.
         return self.max_batch_size or (1 if self.enable_torch_compile else 4)
 
-    def warms_up(self, mode: str) -> bool:
-        chosen = "request" if self.warmup else self.warmup_mode
+    @property
+    def warms_up(self) -> bool:
+        """Whether something is to be run before the first request is timed."""
         default = "request" if self.enable_torch_compile else "off"
-        return (chosen or default) == mode
+        return self.warmup or (self.warmup_mode or default) != "off"

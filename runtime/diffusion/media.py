@@ -22,10 +22,20 @@ Pixels = np.ndarray[Any, np.dtype[np.float32]]
 
 def png(image: np.ndarray[Any, np.dtype[np.float32]]) -> bytes:
     """A PNG file of one frame [H, W, 3]."""
+    return _file(to_bytes(image), "png")
+
+
+def encode_image(pixels: bytes, width: int, height: int, format: str, quality: int) -> bytes:
+    """A file of `height` rows of `width` pixels, 3 bytes each. `format`: png, jpeg or webp; `quality`: 0 to 100, for the latter two."""
+    image = np.frombuffer(pixels, np.uint8).reshape(height, width, 3)
+    return _file(image, format, **({} if format == "png" else {"quality": quality}))
+
+
+def _file(image: np.ndarray[Any, np.dtype[np.uint8]], format: str, **settings: Any) -> bytes:
     import imageio.v3 as imageio
 
     buffer = io.BytesIO()
-    imageio.imwrite(buffer, to_bytes(image), extension=".png")
+    imageio.imwrite(buffer, image, extension=f".{format}", plugin="pillow", **settings)
     return buffer.getvalue()
 
 

@@ -116,13 +116,27 @@ class DiffusionModel:
         states = [self.validate(each, clock) for each in params]
         if not isinstance(self.family, Family):
             for state in states:
-                with self._memory_errors():
-                    self._run_whole(self.family, state, clock, on_step)
+                self.make_whole(self.family, state, clock, on_step)
             return states
         width = self.config.batch_size
         for first in range(0, len(states), width):
             self._generate_together(states[first : first + width], clock, on_step)
         return states
+
+    def make_whole(self, family: WholePipeline, state: State, clock: Clock, on_step: OnStep) -> None:
+        """All stages after validation in one call. As in `predict`, a compiler that fails is left out, and the output begun again.
+
+        Raises `InvalidParams`, `OutOfMemory`, and what `on_step` raises.
+        """
+        with self._memory_errors():
+            try:
+                family.run(state, clock, on_step)
+            except Exception as error:
+                if self.compiled is None or not self.compiled.give_up(error):
+                    raise
+                family.run(state, clock, on_step)
+        if self.compiled is not None:
+            self.compiled.settle()
 
     def warm_up(self, params: DiffusionParams, num_outputs: int = 1) -> float:
         """Run a request's shape through `--warmup-steps` steps; returns the seconds."""
@@ -149,17 +163,6 @@ class DiffusionModel:
         if self.compiled is not None:
             self.compiled.settle()
         return noise
-
-    def _run_whole(self, family: WholePipeline, state: State, clock: Clock, on_step: OnStep) -> None:
-        """As `predict`: a compiler that fails is left out, and the output begun again."""
-        try:
-            family.run(state, clock, on_step)
-        except Exception as error:
-            if self.compiled is None or not self.compiled.give_up(error):
-                raise
-            family.run(state, clock, on_step)
-        if self.compiled is not None:
-            self.compiled.settle()
 
     def _generate_together(self, states: Sequence[State], clock: Clock, on_step: OnStep) -> None:
         for state in states:

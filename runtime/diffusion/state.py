@@ -51,10 +51,9 @@ class State:
         return self.step >= self.num_steps
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """States of one shape may be denoised side by side."""
-        assert self.latents is not None, "latents are prepared first"
-        return tuple(self.latents.shape)
+    def shape(self) -> tuple[int | None, ...]:
+        """States of one shape may be denoised side by side. Packed latents would not tell wide images from high ones."""
+        return (self.params.width, self.params.height, self.params.num_frames)
 
     @property
     def timestep(self) -> torch.Tensor:

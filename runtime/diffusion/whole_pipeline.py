@@ -44,7 +44,7 @@ class WholePipeline:
         for name in ("width", "height", "num_frames", "num_inference_steps", "guidance_scale", "guidance_scale_2"):
             if getattr(params, name) is None:
                 chosen[name] = defaults.get(name)
-            elif name not in self._takes:
+            elif name not in self._takes and not (name == "num_frames" and params.num_frames == 1):
                 raise InvalidParams(name, f"is not a parameter of {type(self.pipeline).__name__}; leave it out")
         return replace(params, **chosen)
 

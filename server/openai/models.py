@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ..serving import Serving, ServingDep, json_response
+from ..serving import AnyServingDep, json_response
 
 router = APIRouter()
 
 
 @router.get("/v1/models")
-async def list_models(serving: ServingDep) -> Response:
+async def list_models(serving: AnyServingDep) -> Response:
     """The one model of this server."""
-    return json_response({"object": "list", "data": [_card(serving)]})
+    return json_response({"object": "list", "data": [serving.model_card()]})
 
 
 @router.get("/v1/models/{model_id:path}")
-async def retrieve_model(model_id: str, serving: ServingDep) -> Response:
+async def retrieve_model(model_id: str, serving: AnyServingDep) -> Response:
     """One model by its name."""
     serving.check_model(model_id)
-    return json_response(_card(serving))
-
-
-def _card(serving: Serving) -> dict[str, Any]:
-    return {
-        "id": serving.model_name,
-        "object": "model",
-        "created": serving.started,
-        "owned_by": "piecework",
-        "root": serving.config.engine.model_path,
-        "parent": None,
-        "max_model_len": serving.limits.context_length,
-    }
+    return json_response(serving.model_card())

@@ -8,16 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from piecework.runtime.diffusion.params import DiffusionParams
 from piecework.runtime.ipc import decode, encode
 from piecework.runtime.messages import (
     CacheFlushed,
+    DiffusionInfo,
+    DiffusionReady,
     EngineChanged,
     EngineInfo,
     EngineReady,
     EngineStats,
     FromEngine,
+    GenerateImage,
     GenerateRequest,
     GraphInfo,
+    ImageOutput,
+    ImageStats,
+    ImageStep,
     StepOutput,
     ToEngine,
     TokenLogprob,
@@ -68,7 +75,33 @@ GRAPHS = st.builds(
 INFO = {
     name: INTEGERS if field.type == "int" else NUMBERS if field.type == "float" else st.text()
     for name, field in EngineInfo.__dataclass_fields__.items()
-} | {"graphs": GRAPHS}
+} | {"graphs": GRAPHS, "quantization": st.lists(st.text(max_size=5), max_size=3)}
+IMAGE_STATS = st.builds(
+    ImageStats,
+    **dict.fromkeys(ImageStats.__dataclass_fields__, INTEGERS)
+    | {"stage_seconds_total": st.dictionaries(st.text(max_size=5), NUMBERS, max_size=3)},
+)
+DIFFUSION_INFO = st.builds(
+    DiffusionInfo,
+    max_running_requests=INTEGERS,
+    default_size=st.none() | st.tuples(INTEGERS, INTEGERS),
+    default_steps=st.none() | INTEGERS,
+    weight_bytes=INTEGERS,
+    load_seconds=NUMBERS,
+    warm_up_seconds=NUMBERS,
+)
+IMAGE_PARAMS = st.builds(
+    DiffusionParams,
+    prompt=st.text(min_size=1, max_size=20).filter(str.strip),
+    negative_prompt=st.none() | st.text(max_size=5),
+    width=st.none() | st.integers(1, 8192),
+    height=st.none() | st.integers(1, 8192),
+    num_frames=st.none() | st.integers(1, 1000),
+    num_inference_steps=st.none() | st.integers(1, 1000),
+    guidance_scale=st.none() | st.floats(0, 100),
+    guidance_scale_2=st.none() | st.floats(0, 100),
+    seed=INTEGERS,
+)
 STRATEGIES = {
     GenerateRequest: st.builds(
         GenerateRequest,
@@ -81,6 +114,13 @@ STRATEGIES = {
     StepOutput: st.builds(StepOutput, outputs=st.lists(OUTPUT, max_size=3), stats=STATS),
     EngineReady: st.builds(EngineReady, info=st.builds(EngineInfo, **INFO)),
     EngineChanged: st.builds(EngineChanged, info=st.builds(EngineInfo, **INFO)),
+    GenerateImage: st.builds(GenerateImage, params=IMAGE_PARAMS),
+    ImageStep: st.builds(
+        ImageStep,
+        outputs=st.lists(st.builds(ImageOutput, width=INTEGERS, height=INTEGERS), max_size=2),
+        stats=IMAGE_STATS,
+    ),
+    DiffusionReady: st.builds(DiffusionReady, info=DIFFUSION_INFO),
     CacheFlushed: st.builds(CacheFlushed, freed_tokens=INTEGERS),
 }
 

@@ -7,22 +7,23 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import httpx
 import psutil
 
 PROMPT = {"prompt": [5, 6, 7], "max_tokens": 900, "ignore_eos": True, "stream": True, "temperature": 0}
+IMAGE_FLAGS = ["--num-threads", "1", "--served-model-name", "tiny", "--log-level", "warning"]
 FLAGS = ["--dtype", "float32", "--max-total-tokens", "2048", "--num-threads", "1", "--served-model-name", "tiny", "--log-level", "warning"]
 
 
 class ServerProcess:
     """A running `piecework serve`; `finish` ends the wait for its exit and gives exit code and output."""
 
-    def __init__(self, model: str, *flags: str) -> None:
+    def __init__(self, model: str, *flags: str, common: Sequence[str] = FLAGS) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "piecework.server", "serve", "--model-path", model, "--port", str(self.port), *FLAGS, *flags]
+        command = [sys.executable, "-m", "piecework.server", "serve", "--model-path", model, "--port", str(self.port), *common, *flags]
         self.client = httpx.Client(base_url=self.url, timeout=30)
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -63,8 +64,8 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def serve(model: str, *flags: str) -> Iterator[ServerProcess]:
-    server = ServerProcess(model, *flags)
+def serve(model: str, *flags: str, common: Sequence[str] = FLAGS) -> Iterator[ServerProcess]:
+    server = ServerProcess(model, *flags, common=common)
     try:
         yield server
     finally:
@@ -75,7 +76,7 @@ def serve(model: str, *flags: str) -> Iterator[ServerProcess]:
 
 
 @contextlib.contextmanager
-def ready(model: str, *flags: str) -> Iterator[ServerProcess]:
-    with serve(model, *flags) as server:
+def ready(model: str, *flags: str, common: Sequence[str] = FLAGS) -> Iterator[ServerProcess]:
+    with serve(model, *flags, common=common) as server:
         server.wait_ready()
         yield server

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -74,6 +75,36 @@ def test_what_the_user_can_mend_is_one_line(argv: list[str], error: str, capsys:
     printed = error_of(argv, capsys)
     assert printed.startswith("piecework serve: error: ") and printed.count("\n") == 1
     assert error in printed
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--chunked-prefill-size", "64"], "--chunked-prefill-size is for language models, and {folder} holds a diffusion pipeline"),
+        (["--chat-template", "x"], "--chat-template is for language models"),
+        (["--dtype", "auto"], "--dtype is for language models"),
+        (["--warmup-mode", "request"], "--warmup-mode server"),
+        (["--regional-compile"], "give --enable-torch-compile too"),
+        (["--image-url-memory", "0"], "--image-url-memory must be at least 1 MiB"),
+        (["--image-url-lifetime", "nan"], "--image-url-lifetime must be more than 0"),
+        (["--max-queued-requests", "-1"], "--max-queued-requests must be at least 0"),
+    ],
+)
+def test_a_diffusion_pipeline_takes_its_own_flags_only(
+    flags: list[str], error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model_index.json").write_text("{}")
+    printed = error_of(["serve", "--model-path", str(tmp_path), *flags], capsys)
+    assert printed.startswith("piecework serve: error: ") and printed.count("\n") == 1
+    assert error.format(folder=tmp_path) in printed
+
+
+@pytest.mark.parametrize("flags", [["--enable-torch-compile"], ["--image-url-memory", "1"], ["--warmup"], ["--max-batch-size", "2"]])
+def test_a_language_model_takes_none_of_a_diffusion_pipeline_s(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = error_of(["serve", "--model-path", str(tmp_path), *flags], capsys)
+    assert f"{flags[0]} is for diffusion pipelines, and {tmp_path} holds none; leave it out" in printed
 
 
 @pytest.mark.parametrize(

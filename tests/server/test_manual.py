@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
+from fastapi import FastAPI
 from http_fixtures import make_app
 from scripted_engine import ScriptedEngine
 
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.server.args import ServerConfig
+from piecework.server.images.client import ImageClient
+from piecework.server.images.config import ImageServerConfig
+from piecework.server.images.protocol import ImagesRequest
+from piecework.server.images.service import create_image_app
 from piecework.server.output_config import OutputConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -26,8 +33,8 @@ def flags_of(*configs: type) -> set[str]:
     return {f"--{item.name.replace('_', '-')}" for config in configs for item in fields(config) if item.metadata}
 
 
-def flags_named(manual: str) -> set[str]:
-    rows = re.findall(r"^\| (`--.*?) \|", section("Flags", manual), re.M)
+def flags_named(manual: str, title: str = "Flags") -> set[str]:
+    rows = re.findall(r"^\| (`--.*?) \|", section(title, manual), re.M)
     return {flag for row in rows for flag in re.findall(r"--[a-z0-9-]+", row)}
 
 
@@ -39,15 +46,41 @@ def test_flags_of_generate() -> None:
     assert flags_named(DIFFUSION) - {"--no-save-output"} == flags_of(OutputConfig, DiffusionConfig)
 
 
-def test_endpoints(scripted: ScriptedEngine) -> None:
+def test_flags_of_a_server_of_images() -> None:
+    assert flags_named(DIFFUSION, "Flags of the server") == flags_of(ImageServerConfig)
+
+
+@pytest.fixture
+async def image_app() -> AsyncIterator[FastAPI]:
+    engine = ImageClient(DiffusionConfig(model_path="models/toy"))
+    yield create_image_app(engine, ImageServerConfig(engine=DiffusionConfig(model_path="models/toy")))
+    await engine.stop()
+
+
+def assert_endpoints(app: FastAPI, manual: str) -> None:
     """Paths without `/v1` that only repeat one with it are told in words."""
-    paths = {re.sub(r"\{.*\}", "{id}", path) for path in make_app(scripted).openapi()["paths"]}
-    assert set(re.findall(r"`(?:GET|POST) (/[^`]*)`", section("Endpoints"))) == paths
+    paths = {re.sub(r"\{.*\}", "{id}", path) for path in app.openapi()["paths"]}
+    assert set(re.findall(r"`(?:GET|POST) (/[^`]*)`", section("Endpoints", manual))) == paths
 
 
-def test_metrics(scripted: ScriptedEngine) -> None:
-    exposed = make_app(scripted).state.serving.metrics.exposition().decode()
+def assert_metrics(app: FastAPI, manual: str) -> None:
+    exposed = app.state.serving.metrics.exposition().decode()
     families = re.findall(r"^# TYPE piecework:(\w+) ", exposed, re.M)
     metrics = {name.removesuffix("_total") for name in families if not name.endswith("_created")}
-    named = {name for row in re.findall(r"^\| (`\w.*?) \|", section("Metrics"), re.M) for name in re.findall(r"`(\w+)`", row)}
+    named = {name for row in re.findall(r"^\| (`\w.*?) \|", section("Metrics", manual), re.M) for name in re.findall(r"`(\w+)`", row)}
     assert named == metrics
+
+
+def test_endpoints_and_metrics(scripted: ScriptedEngine) -> None:
+    assert_endpoints(make_app(scripted), MANUAL)
+    assert_metrics(make_app(scripted), MANUAL)
+
+
+async def test_endpoints_and_metrics_of_a_server_of_images(image_app: FastAPI) -> None:
+    assert_endpoints(image_app, DIFFUSION)
+    assert_metrics(image_app, DIFFUSION)
+
+
+def test_parameters_of_an_image() -> None:
+    named = set(re.findall(r"`(\w+)`", section("Parameters", DIFFUSION)))
+    assert set(ImagesRequest.model_fields) <= named

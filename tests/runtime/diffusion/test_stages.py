@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import AutoencoderKL, DiffusionPipeline, DPMSolverMultistepScheduler, PixArtSigmaPipeline, PixArtTransformer2DModel
+from diffusers import DiffusionPipeline
 from diffusion_pipelines import FAMILIES, Folder, load, pixels, run
-from transformers import T5Config, T5EncoderModel
 
-from piecework.bench.diffusion_tokenizers import VOCAB_SIZE, t5_tokenizer
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.platform import CompileOptions
 from piecework.runtime.diffusion.clock import Clock, Stage
@@ -180,33 +178,6 @@ def test_what_no_pipeline_can_make_names_the_parameter(asked: dict[str, Any], pa
     with pytest.raises(InvalidParams) as raised:
         DiffusionParams(**{"prompt": PROMPT, **asked})
     assert raised.value.param == param
-
-
-@pytest.fixture(scope="module")
-def pixart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pipeline that no family of ours knows."""
-    path = tmp_path_factory.mktemp("pixart")
-    torch.manual_seed(0)
-    transformer = PixArtTransformer2DModel(
-        num_attention_heads=2,
-        attention_head_dim=8,
-        in_channels=4,
-        out_channels=8,
-        num_layers=2,
-        cross_attention_dim=16,
-        caption_channels=16,
-        sample_size=8,
-        use_additional_conditions=False,
-    )
-    pipeline = PixArtSigmaPipeline(
-        tokenizer=t5_tokenizer(),
-        text_encoder=T5EncoderModel(T5Config(vocab_size=VOCAB_SIZE, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)),
-        vae=AutoencoderKL(block_out_channels=(4,), norm_num_groups=2, latent_channels=4),
-        transformer=transformer,
-        scheduler=DPMSolverMultistepScheduler(),
-    )
-    pipeline.save_pretrained(path)
-    return path
 
 
 def test_another_pipeline_runs_whole(pixart: Path) -> None:

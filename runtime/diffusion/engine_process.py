@@ -1,0 +1,100 @@
+"""The engine of a diffusion pipeline as a process of its own: `python -m piecework.runtime.diffusion.engine_process`, see `..process`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from ..ipc import decode, encode
+from ..messages import AbortRequests, DiffusionInfo, DiffusionReady, FromEngine, GenerateImage, ImageStep, Shutdown
+from ..process import run_engine
+from .config import DiffusionConfig
+from .model import DiffusionModel, OutOfMemory
+from .params import DiffusionParams
+from .scheduler import ImageScheduler
+
+logger = logging.getLogger(__name__)
+
+
+class DiffusionProcess:
+    """Receives messages, steps the scheduler, sends what it delivers. Raises `ValueError` that the user can mend."""
+
+    def __init__(self, config: DiffusionConfig, inbox: Any, outbox: Any) -> None:
+        self._model = DiffusionModel(config)
+        self._defaults = self._model.family.validate(DiffusionParams(prompt="a warm-up", num_frames=1))
+        self._warm_up_seconds = self._warm_up() if config.warms_up else 0.0
+        self._scheduler = ImageScheduler(self._model, self._between_steps)
+        self._inbox = inbox
+        self._outbox = outbox
+        self._running = True
+
+    def ready(self) -> DiffusionReady:
+        model, defaults, compiled = self._model, self._defaults, self._model.compiled
+        size = (defaults.width, defaults.height) if defaults.width is not None and defaults.height is not None else None
+        info = DiffusionInfo(
+            model_path=model.config.model_path,
+            architecture=model.architecture,
+            dtype=model.dtype,
+            device=model.platform.device_type,
+            max_running_requests=model.config.batch_size if model.stepwise else 1,
+            default_size=size,
+            default_steps=defaults.num_inference_steps,
+            weight_bytes=model.weight_bytes,
+            load_seconds=model.load_seconds,
+            warm_up_seconds=self._warm_up_seconds,
+            compiled=compiled.summary() if compiled is not None else None,
+        )
+        return DiffusionReady(info=info)
+
+    def run(self) -> None:
+        while self._running:
+            self._receive(None if not self._scheduler.has_work else 0)
+            if self._scheduler.has_work:
+                self._send(self._scheduler.step())
+
+    def _warm_up(self) -> float:
+        """Every size of a batch: with `torch.compile` each may be code of its own."""
+        widths = range(1, self._model.config.batch_size + 1 if self._model.stepwise else 2)
+        try:
+            return sum(self._model.warm_up(self._defaults, width) for width in widths)
+        except OutOfMemory:
+            logger.warning("no memory for a warm-up at the pipeline's default size; smaller images may fit")
+            return 0.0
+
+    def _between_steps(self) -> None:
+        """Within an image that the scheduler makes in one step."""
+        self._receive(0)
+        self._send(self._scheduler.take())
+
+    def _receive(self, patience: int | None) -> None:
+        """Take every message that is there; `patience`: milliseconds to wait for the first, None for ever."""
+        while self._running and self._inbox.poll(patience):
+            self._handle(decode(self._inbox.recv_multipart()))
+            patience = 0
+
+    def _handle(self, message: Any) -> None:
+        match message:
+            case GenerateImage():
+                self._scheduler.add(message)
+            case AbortRequests(rids=rids):
+                self._scheduler.abort(rids)
+                # No step may follow: without this the figures would stay as they were.
+                self._send(ImageStep(outputs=[], stats=self._scheduler.stats()))
+            case Shutdown():
+                self._running = False
+
+    def _send(self, message: FromEngine) -> None:
+        self._outbox.send_multipart(encode(message))
+
+
+def main(argv: list[str]) -> int:
+    return run_engine(argv, _build)
+
+
+def _build(settings: dict[str, Any], inbox: Any, outbox: Any) -> DiffusionProcess:
+    return DiffusionProcess(DiffusionConfig(**settings), inbox, outbox)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

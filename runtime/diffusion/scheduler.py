@@ -1,0 +1,190 @@
+"""Which image is worked on next: requests in their order, a few in the making, those of one shape denoised side by side."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from ..messages import FinishReason, GenerateImage, ImageOutput, ImageStats, ImageStep
+from .clock import Clock
+from .family import Family
+from .media import to_bytes
+from .model import DiffusionModel, OutOfMemory
+from .params import InvalidParams
+from .state import State
+from .whole_pipeline import WholePipeline
+
+logger = logging.getLogger(__name__)
+_Shape = tuple[int | None, ...]
+
+
+class _Job:
+    """A request, and its state from the moment it is valid."""
+
+    def __init__(self, rid: str, state: State) -> None:
+        self.rid = rid
+        self.state = state
+
+
+class _Left(Exception):
+    """Nobody waits any more for the image that is being made."""
+
+
+class ImageScheduler:
+    """Up to `--max-batch-size` images are in the making; the others wait in the order in which they came.
+
+    Each `step` is one piece of work, so that between any two requests may come and go: prepare the next image, one
+    denoising step of all images of one shape, or decode one. Shapes take turns. A pipeline of diffusers' own call makes
+    one image a step, and `between_steps` is called, and requests may leave, before each of its denoising steps.
+    """
+
+    def __init__(self, model: DiffusionModel, between_steps: Callable[[], None] = lambda: None) -> None:
+        self._model = model
+        self._between_steps = between_steps
+        self._waiting: deque[_Job] = deque()
+        self._running: list[_Job] = []
+        self._outputs: list[ImageOutput] = []
+        self._alone: set[_Shape] = set()
+        """Shapes of which the device has no memory for several side by side."""
+        self._steps = 0
+        self._images = 0
+        self._seconds: dict[str, float] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running or self._outputs)
+
+    def add(self, request: GenerateImage) -> None:
+        """Take a request; one that the pipeline cannot serve is answered with the next step."""
+        clock = Clock(self._model.platform)
+        try:
+            self._waiting.append(_Job(request.rid, self._model.validate(request.params, clock)))
+        except InvalidParams as error:
+            self._outputs.append(_refusal(request.rid, error))
+        self._count(clock)
+
+    def abort(self, rids: list[str]) -> None:
+        """Forget these requests; ids that are not known are ignored."""
+        gone = set(rids)
+        self._waiting = deque(job for job in self._waiting if job.rid not in gone)
+        self._running = [job for job in self._running if job.rid not in gone]
+
+    def step(self) -> ImageStep:
+        """Do one piece of work, and tell what has ended."""
+        clock = Clock(self._model.platform)
+        if not self._outputs:
+            self._work(clock)
+        self._count(clock)
+        return self.take()
+
+    def take(self) -> ImageStep:
+        """What has ended and was not told yet."""
+        outputs, self._outputs = self._outputs, []
+        return ImageStep(outputs=outputs, stats=self.stats())
+
+    def stats(self) -> ImageStats:
+        compiled = self._model.compiled
+        return ImageStats(
+            running_requests=len(self._running),
+            queued_requests=len(self._waiting),
+            steps_total=self._steps,
+            images_total=self._images,
+            recompiles_total=compiled.recompiles if compiled is not None else 0,
+            stage_seconds_total=dict(self._seconds),
+        )
+
+    def _work(self, clock: Clock) -> None:
+        if isinstance(self._model.family, WholePipeline):
+            self._make_whole(self._waiting.popleft(), self._model.family, clock)
+        elif done := next((job for job in self._running if job.state.denoised), None):
+            self._decode(done, clock)
+        elif self._waiting and len(self._running) < self._model.config.batch_size:
+            self._prepare(self._waiting.popleft(), clock)
+        elif self._running:
+            self._denoise(self._next_batch(), clock)
+
+    def _prepare(self, job: _Job, clock: Clock) -> None:
+        try:
+            self._model.prepare(job.state, clock)
+        except (InvalidParams, OutOfMemory) as error:
+            self._outputs.append(_refusal(job.rid, error))
+        else:
+            self._running.append(job)
+
+    def _next_batch(self) -> list[_Job]:
+        """The images of the shape whose turn it is; they go to the end of the row."""
+        assert isinstance(self._model.family, Family)
+        shape = self._running[0].state.shape
+        batch = [job for job in self._running if job.state.shape == shape]
+        if shape in self._alone:
+            del batch[1:]
+        self._running = [job for job in self._running if job not in batch] + batch
+        return batch
+
+    def _denoise(self, batch: list[_Job], clock: Clock) -> None:
+        try:
+            self._model.denoise([job.state for job in batch], clock)
+        except OutOfMemory as error:
+            if len(batch) == 1:
+                self._finish(batch[0], _refusal(batch[0].rid, error))
+                return
+            logger.warning("no memory for %d images side by side; those of this size are made one at a time from now on", len(batch))
+            self._alone.add(batch[0].state.shape)
+        else:
+            self._steps += 1
+
+    def _decode(self, job: _Job, clock: Clock) -> None:
+        try:
+            self._model.decode(job.state, clock)
+        except OutOfMemory as error:
+            self._finish(job, _refusal(job.rid, error))
+        else:
+            self._finish(job, self._image(job))
+
+    def _make_whole(self, job: _Job, family: WholePipeline, clock: Clock) -> None:
+        self._running = [job]
+
+        def watch(done: int, total: int) -> None:
+            self._steps += 1
+            self._between_steps()
+            if job not in self._running:
+                raise _Left
+
+        try:
+            self._model.make_whole(family, job.state, clock, watch)
+        except (InvalidParams, OutOfMemory) as error:
+            self._finish(job, _refusal(job.rid, error))
+        except _Left:
+            pass
+        else:
+            self._finish(job, self._image(job))
+
+    def _finish(self, job: _Job, output: ImageOutput) -> None:
+        """Unless its client has left meanwhile."""
+        if job in self._running:
+            self._running.remove(job)
+            self._outputs.append(output)
+
+    def _image(self, job: _Job) -> ImageOutput:
+        assert job.state.pixels is not None
+        self._images += 1
+        image = to_bytes(job.state.pixels[0])
+        height, width, _ = image.shape
+        return ImageOutput(
+            rid=job.rid,
+            finish_reason=FinishReason.STOP,
+            pixels=image.tobytes(),
+            width=width,
+            height=height,
+            warnings=job.state.warnings,
+        )
+
+    def _count(self, clock: Clock) -> None:
+        for stage, milliseconds in clock.stages.items():
+            self._seconds[str(stage)] = self._seconds.get(str(stage), 0.0) + milliseconds / 1000
+
+
+def _refusal(rid: str, error: InvalidParams | OutOfMemory) -> ImageOutput:
+    param, code = (error.param, "invalid_value") if isinstance(error, InvalidParams) else ("size", "out_of_memory")
+    return ImageOutput(rid=rid, finish_reason=FinishReason.ERROR, error=str(error), param=param, code=code)

@@ -1,0 +1,1 @@
+"""The same server over a diffusion pipeline: images instead of text."""

@@ -1,0 +1,67 @@
+"""The only door to the engine of a diffusion pipeline: sends it requests, hands out the images."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+from ...runtime.diffusion.config import DiffusionConfig
+from ...runtime.messages import DiffusionInfo, DiffusionReady, FinishReason, GenerateImage, ImageOutput, ImageStats, ImageStep
+from ..engine_supervisor import EngineSupervisor
+
+ENGINE_COMMAND = (sys.executable, "-m", "piecework.runtime.diffusion.engine_process")
+
+
+class _Job:
+    """One request of this process, which has its image or has nothing: until then it may be what ends the engine."""
+
+    suspect = True
+
+    def __init__(self, request: GenerateImage) -> None:
+        self._request = request
+        self.result: asyncio.Future[ImageOutput] = asyncio.get_running_loop().create_future()
+
+    def to_message(self) -> GenerateImage:
+        return self._request
+
+    def begin_again(self) -> None:
+        pass
+
+    def end(self, reason: FinishReason, error: str | None) -> None:
+        self.finish(ImageOutput(rid=self._request.rid, finish_reason=reason, error=error))
+
+    def finish(self, output: ImageOutput) -> None:
+        if not self.result.done():
+            self.result.set_result(output)
+
+
+class ImageClient(EngineSupervisor[_Job]):
+    """A supervised diffusion engine. After a crash unfinished images are made again from their seeds, one at a time."""
+
+    def __init__(self, config: DiffusionConfig, *, max_queued_requests: int = 512, log_level: str = "info") -> None:
+        super().__init__(ENGINE_COMMAND, config, max_queued_requests=max_queued_requests, log_level=log_level)
+        self.info: DiffusionInfo | None = None
+        self.stats = ImageStats()
+
+    async def generate(self, request: GenerateImage) -> ImageOutput:
+        """How the request ended. Cancelling it aborts it at the engine's next step. Raises `QueueFull` and `EngineUnavailable`."""
+        job = _Job(request)
+        self._begin(request.rid, job)
+        try:
+            return await job.result
+        finally:
+            self._leave(request.rid, job)
+
+    def _handle(self, message: Any) -> None:
+        match message:
+            case ImageStep(outputs=outputs, stats=stats):
+                self.stats = stats
+                for output in outputs:
+                    if job := self._requests.get(output.rid):
+                        job.finish(output)
+                        self._forget(output.rid)
+            case DiffusionReady(info=info):
+                self._became_ready(info)
+            case _:
+                super()._handle(message)

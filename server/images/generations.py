@@ -1,0 +1,142 @@
+"""`POST /v1/images/generations`, and the files that it answers with as URLs."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import secrets
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...runtime.diffusion.media import encode_image
+from ...runtime.diffusion.params import DiffusionParams, InvalidParams
+from ...runtime.messages import FinishReason, GenerateImage, ImageOutput
+from ..auth import OPEN_FOLDER
+from ..body import JsonRoute
+from ..engine_supervisor import EngineUnavailable
+from ..openai.errors import InternalError, InvalidRequest, NotFound
+from ..sequences import unless_client_goes
+from ..serving import json_response
+from .protocol import ImagesRequest
+from .serving import ImageServing, ImageServingDep
+
+router = APIRouter(route_class=JsonRoute)
+file_router = APIRouter()
+_SEED_BITS = 31
+"""Of seeds that are drawn: any client can send them back as they are."""
+
+
+@router.post("/v1/images/generations")
+async def create_images(body: ImagesRequest, request: Request, serving: ImageServingDep) -> Response:
+    """Draw one or more images from a prompt."""
+    serving.check_model(body.model)
+    requests = image_requests(body, f"img-{uuid.uuid4().hex}")
+    made = await unless_client_goes(request.receive, _make_all(serving, body, requests))
+    outputs, files = [output for output, _ in made], [file for _, file in made]
+    ignored = [f"{name} was ignored: the pipeline has no such setting" for name in body.ignored]
+    answer = {
+        "created": int(time.time()),
+        "data": [
+            {**_image(serving, body, str(request.base_url), file), "seed": asked.params.seed}
+            for asked, file in zip(requests, files, strict=True)
+        ],
+        "size": f"{outputs[0].width}x{outputs[0].height}",
+        "output_format": body.output_format,
+        "warnings": list(dict.fromkeys([*ignored, *(warning for output in outputs for warning in output.warnings)])),
+    }
+    return json_response(answer)
+
+
+@file_router.get(OPEN_FOLDER + "{name}", response_class=Response)
+async def get_file(name: str, serving: ImageServingDep) -> Response:
+    """An image that was asked for as a URL, until it expires. Needs no key: the name cannot be guessed."""
+    stored = serving.store.get(name)
+    if stored is None:
+        raise NotFound("There is no such image, or it has expired; ask for it anew, or as b64_json.", code="image_not_found")
+    return Response(stored.content, media_type=stored.media_type, headers={"X-Content-Type-Options": "nosniff"})
+
+
+def image_requests(body: ImagesRequest, request_id: str) -> list[GenerateImage]:
+    """One for each of the `n` images. Raises `InvalidRequest`."""
+    seed = secrets.randbits(_SEED_BITS) if body.seed is None else body.seed
+    width, height = (body.width, body.height) if "size" not in body.model_fields_set else body.size
+    try:
+        return [
+            GenerateImage(
+                rid=f"{request_id}-{number}",
+                params=DiffusionParams(
+                    prompt=body.prompt,
+                    negative_prompt=body.negative_prompt,
+                    width=width,
+                    height=height,
+                    num_frames=body.num_frames,
+                    num_inference_steps=body.num_inference_steps,
+                    guidance_scale=body.guidance_scale,
+                    guidance_scale_2=body.guidance_scale_2,
+                    seed=seed + number,
+                    group=request_id,
+                ),
+            )
+            for number in range(body.n)
+        ]
+    except InvalidParams as error:
+        raise _refused(body, str(error), error.param, "invalid_value") from None
+
+
+async def _make_all(serving: ImageServing, body: ImagesRequest, requests: Sequence[GenerateImage]) -> list[tuple[ImageOutput, bytes]]:
+    """Every image and its file; the first that fails ends the others."""
+    tasks = [asyncio.create_task(_make(serving, body, request)) for request in requests]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _make(serving: ImageServing, body: ImagesRequest, request: GenerateImage) -> tuple[ImageOutput, bytes]:
+    metrics, start = serving.metrics, time.monotonic()
+    try:
+        output = await serving.engine.generate(request)
+        match output.finish_reason:
+            case FinishReason.ABORT:
+                raise EngineUnavailable("the server is stopping")
+            case FinishReason.ERROR if output.param is not None:
+                raise _refused(body, output.error or "", output.param, output.code or "")
+            case FinishReason.ERROR:
+                raise InternalError(f"The engine could not finish the request: {output.error}.", code="engine_error")
+        # In a thread: compressing takes long enough to hold up other requests.
+        file = await asyncio.to_thread(
+            encode_image, output.pixels, output.width, output.height, body.output_format, body.output_compression
+        )
+        metrics.end_to_end.observe(time.monotonic() - start)
+        return output, file
+    except asyncio.CancelledError:
+        metrics.aborted.inc()
+        raise
+    finally:
+        metrics.requests.inc()
+
+
+def _image(serving: ImageServing, body: ImagesRequest, base_url: str, file: bytes) -> dict[str, Any]:
+    if body.response_format == "b64_json":
+        return {"b64_json": base64.b64encode(file).decode()}
+    try:
+        name = serving.store.put(file, body.output_format, f"image/{body.output_format}")
+    except ValueError as error:
+        message = f"response_format: {error}; ask for b64_json, or start the server with a larger --image-url-memory."
+        raise InvalidRequest(message, param="response_format", code="image_too_large") from None
+    return {"url": f"{base_url.rstrip('/')}{OPEN_FOLDER}{name}"}
+
+
+def _refused(body: ImagesRequest, message: str, param: str, code: str) -> InvalidRequest:
+    """The error by the name that the parameter has on the wire."""
+    if param in ("width", "height", "size") and "size" in body.model_fields_set:
+        return InvalidRequest(f"size: {message}.", param="size", code=code)
+    return InvalidRequest(f"{message}.", param=param, code=code)

@@ -1,0 +1,90 @@
+"""The request of `POST /v1/images/generations` as it comes over the wire.
+
+Names and meanings are those of https://platform.openai.com/docs/api-reference/images; parameters beyond OpenAI's
+(`num_inference_steps` and the like) are named as in SGLang and diffusers.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from ..wire import Seed, Unsupported, WireModel, disagreement
+
+MAX_IMAGES = 10
+"""Largest `n`, as OpenAI's."""
+_SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")
+
+
+class Size(NamedTuple):
+    """Pixels; None: the pipeline's default."""
+
+    width: int | None
+    height: int | None
+
+
+def parse_size(value: Any) -> Size:
+    """`auto`, or width and height as `1024x768`."""
+    if value == "auto":
+        return Size(None, None)
+    found = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        raise PydanticCustomError("size", "Input should be a width and a height in pixels, such as 1024x768, or auto")
+    return Size(int(found[1]), int(found[2]))
+
+
+def _only_one_frame(value: Any) -> Any:
+    if value != 1:
+        raise PydanticCustomError("frames", "this endpoint makes images, of one frame; videos are made by piecework generate")
+    return value
+
+
+def _only_guidance(value: Any) -> Any:
+    raise PydanticCustomError("renamed", "send guidance_scale instead: for Qwen-Image it is diffusers' true_cfg_scale")
+
+
+class ImagesRequest(WireModel):
+    """What is to be drawn, how, and in which form it is answered."""
+
+    prompt: str
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_IMAGES)] = 1
+    size: Annotated[Size, PlainValidator(parse_size), WithJsonSchema({"type": "string", "default": "auto"})] = Size(None, None)
+    response_format: Literal["b64_json", "url"] = "b64_json"
+    output_format: Literal["png", "jpeg", "webp"] = "png"
+    output_compression: Annotated[int, Field(ge=0, le=100, description="quality of jpeg and webp")] = 95
+    user: str | None = None
+
+    quality: Annotated[str | None, Field(description="ignored, with a warning")] = None
+    style: Annotated[str | None, Field(description="ignored, with a warning")] = None
+    background: Annotated[str | None, Field(description="ignored, with a warning")] = None
+    moderation: Annotated[str | None, Field(description="ignored, with a warning")] = None
+
+    seed: Annotated[Seed | None, Field(description="of the first image, the next one's is one more; default: drawn")] = None
+    width: int | None = None
+    height: int | None = None
+    negative_prompt: str | None = None
+    num_inference_steps: int | None = None
+    guidance_scale: float | None = None
+    guidance_scale_2: float | None = None
+    num_frames: Annotated[int, AfterValidator(_only_one_frame)] = 1
+
+    true_cfg_scale: Annotated[Any, AfterValidator(_only_guidance)] = None
+    stream: Unsupported = None
+    partial_images: Unsupported = None
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        if "size" in self.model_fields_set and self.model_fields_set & {"width", "height"}:
+            raise disagreement("size", "give either size, or width and height")
+        return self
+
+    @property
+    def ignored(self) -> list[str]:
+        """Members that came and change nothing."""
+        harmless = {"background": ("auto", "opaque"), "moderation": ("auto",), "quality": ("auto",)}
+        names = ("quality", "style", "background", "moderation")
+        return [name for name in names if getattr(self, name) not in (None, *harmless.get(name, ()))]

@@ -1,0 +1,177 @@
+"""The scheduler of images: order, turns, cancels, and what becomes of errors; images are those that are made alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusion_pipelines import Folder, load, pixels
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from piecework.runtime.diffusion.clock import Clock
+from piecework.runtime.diffusion.model import DiffusionModel
+from piecework.runtime.diffusion.params import DiffusionParams
+from piecework.runtime.diffusion.scheduler import ImageScheduler
+from piecework.runtime.diffusion.state import State
+from piecework.runtime.messages import FinishReason, GenerateImage, ImageOutput
+
+SMALL = {"width": 32, "height": 32}
+
+
+@pytest.fixture(scope="module")
+def model(pipeline_folder: Folder) -> DiffusionModel:
+    return load(pipeline_folder("flux"), max_batch_size=2)
+
+
+def asked(rid: str, **changes: Any) -> GenerateImage:
+    settings: dict[str, Any] = {"prompt": "a fox", "num_inference_steps": 2, "num_frames": 1, **SMALL, **changes}
+    return GenerateImage(rid=rid, params=DiffusionParams(**settings))
+
+
+def finish(scheduler: ImageScheduler) -> dict[str, ImageOutput]:
+    """Every output, in the order of their ends."""
+    outputs: dict[str, ImageOutput] = {}
+    for _ in range(1000):
+        if not scheduler.has_work:
+            return outputs
+        for output in scheduler.step().outputs:
+            assert output.rid not in outputs
+            outputs[output.rid] = output
+    raise AssertionError("the scheduler does not come to an end")
+
+
+def image_of(output: ImageOutput) -> np.ndarray:
+    assert output.finish_reason is FinishReason.STOP, output.error
+    return np.frombuffer(output.pixels, np.uint8).reshape(output.height, output.width, 3)
+
+
+def shapes_of_batches(model: DiffusionModel, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int]]:
+    """Filled with the size and the number of states of each forward."""
+    seen: list[tuple[Any, int]] = []
+    plain = model.denoise
+
+    def denoise(states: Sequence[State], clock: Clock) -> None:
+        seen.append((states[0].shape[:2], len(states)))
+        plain(states, clock)
+
+    monkeypatch.setattr(model, "denoise", denoise)
+    return seen
+
+
+JOBS = st.lists(st.tuples(st.sampled_from([(32, 32), (48, 32), (32, 48)]), st.integers(1, 3), st.integers(0, 3)), min_size=1, max_size=6)
+
+
+@settings(max_examples=8)
+@given(jobs=JOBS, gone=st.sets(st.integers(0, 5)), moments=st.lists(st.integers(0, 3), min_size=6, max_size=6))
+def test_any_mix_of_sizes_steps_and_cancels_gives_the_images_made_alone(
+    model: DiffusionModel, jobs: list[Any], gone: set[int], moments: list[int]
+) -> None:
+    """Requests come between any two steps, and some leave two steps later."""
+    scheduler, outputs = ImageScheduler(model), list[ImageOutput]()
+    for number, ((width, height), steps, seed) in enumerate(jobs):
+        scheduler.add(asked(str(number), width=width, height=height, num_inference_steps=steps, seed=seed))
+        for _ in range(moments[number]):
+            outputs += scheduler.step().outputs if scheduler.has_work else []
+        if number in gone:
+            scheduler.abort([str(number)])
+    outputs += finish(scheduler).values()
+    done = {output.rid: output for output in outputs}
+    assert len(done) == len(outputs) and {str(n) for n in range(len(jobs)) if n not in gone} <= set(done)
+    for rid, output in done.items():
+        (width, height), steps, seed = jobs[int(rid)]
+        alone = pixels(model, prompt="a fox", width=width, height=height, num_inference_steps=steps, seed=seed)[0]
+        assert np.abs(image_of(output) / 255 - alone).max() <= 1.01 / 255
+    assert not scheduler.stats().running_requests and not scheduler.stats().queued_requests
+
+
+def test_requests_of_one_size_share_forwards_and_sizes_take_turns(model: DiffusionModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = shapes_of_batches(model, monkeypatch)
+    scheduler = ImageScheduler(model)
+    for rid in ("a", "b"):
+        scheduler.add(asked(rid))
+    finish(scheduler)
+    assert seen == [((32, 32), 2)] * 2
+    seen.clear()
+    for rid, size in (("wide", (48, 32)), ("high", (32, 48))):
+        scheduler.add(asked(rid, width=size[0], height=size[1]))
+    assert list(finish(scheduler)) == ["wide", "high"]
+    assert seen == [((48, 32), 1), ((32, 48), 1)] * 2
+
+
+def test_one_that_comes_later_joins_the_next_step(model: DiffusionModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = shapes_of_batches(model, monkeypatch)
+    scheduler = ImageScheduler(model)
+    scheduler.add(asked("first", num_inference_steps=4))
+    while not seen:
+        scheduler.step()
+    scheduler.add(asked("second", num_inference_steps=1))
+    assert list(finish(scheduler)) == ["second", "first"]
+    assert [width for _, width in seen] == [1, 2, 1, 1]
+
+
+def test_a_bad_request_is_answered_at_once_however_many_wait(model: DiffusionModel) -> None:
+    scheduler = ImageScheduler(model)
+    for number in range(5):
+        scheduler.add(asked(str(number)))
+    scheduler.add(asked("bad", width=33))
+    (output,) = scheduler.step().outputs
+    assert (output.rid, output.param, output.code) == ("bad", "width", "invalid_value") and "choose 32 or 48" in (output.error or "")
+    assert len(finish(scheduler)) == 5
+
+
+def failing(model: DiffusionModel, monkeypatch: pytest.MonkeyPatch, is_too_much: Any) -> None:
+    plain = model.pipeline.transformer.forward
+
+    def forward(hidden_states: torch.Tensor, **named: Any) -> Any:
+        if is_too_much(hidden_states):
+            raise torch.OutOfMemoryError("out of memory")
+        return plain(hidden_states=hidden_states, **named)
+
+    monkeypatch.setattr(model.pipeline.transformer, "forward", forward)
+
+
+def test_what_does_not_fit_side_by_side_is_made_one_at_a_time(model: DiffusionModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(model, monkeypatch, lambda latents: len(latents) > 1)
+    scheduler = ImageScheduler(model)
+    for rid in ("a", "b", "c"):
+        scheduler.add(asked(rid, seed=ord(rid)))
+    outputs = finish(scheduler)
+    for rid, output in outputs.items():
+        alone = pixels(model, prompt="a fox", num_inference_steps=2, seed=ord(rid), **SMALL)[0]
+        assert np.abs(image_of(output) / 255 - alone).max() <= 1.01 / 255
+    assert len(outputs) == 3
+
+
+def test_what_does_not_fit_at_all_is_refused_and_the_others_go_on(model: DiffusionModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(model, monkeypatch, lambda latents: latents.shape[1] > 4)
+    scheduler = ImageScheduler(model)
+    scheduler.add(asked("large", width=64))
+    scheduler.add(asked("small"))
+    outputs = finish(scheduler)
+    assert (outputs["large"].code, outputs["large"].param) == ("out_of_memory", "size")
+    assert outputs["small"].finish_reason is FinishReason.STOP
+
+
+def test_a_pipeline_that_runs_whole_is_left_between_its_steps(pixart: Path) -> None:
+    """Meanwhile requests are heard: the first leaves after two steps, another comes and is made."""
+    model = load(pixart)
+    steps = 0
+
+    def between_steps() -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            scheduler.abort(["leaves"])
+            scheduler.add(asked("comes", seed=3))
+
+    scheduler = ImageScheduler(model, between_steps)
+    scheduler.add(asked("leaves", num_inference_steps=20))
+    outputs = finish(scheduler)
+    assert list(outputs) == ["comes"] and steps == 3 + 2
+    expected = pixels(model, prompt="a fox", num_inference_steps=2, seed=3, **SMALL)[0]
+    assert np.abs(image_of(outputs["comes"]) / 255 - expected).max() <= 1.01 / 255
