@@ -114,7 +114,7 @@ void load_queries(const AttentionCall<T>& call, const Item& item, int rows, bool
     if (few) {
       tiles::load_few(from, count, call.scale * kLog2E, scratch);
     } else {
-      tiles::widen_transposed(from, count, call.head_size, call.scale * kLog2E, scratch.queries(row), tiles::kLanes);
+      tiles::widen_transposed(from, count, call.head_size, call.scale * kLog2E, scratch.queries(row), kLanes);
     }
   }
 }
@@ -138,8 +138,8 @@ void find_tile(const AttentionCall<T>& call, const Item& item, const tiles::Tile
 template <class T>
 void attend_blocks(int rows, const tiles::Sight& sight, const tiles::Tile& tile, const T* const* keys, const T* const* values, Scratch& scratch) {
   for (int j = 0; j < tile.count; ++j) tiles::widen_row(values[j], scratch.values + j * scratch.padded, scratch.head_size, scratch.padded);
-  for (int j = 0; j < tile.count; j += tiles::kLanes)
-    tiles::widen_transposed(keys + j, std::min(tiles::kLanes, tile.count - j), scratch.head_size, 1.0f, scratch.keys + j, tiles::kTile);
+  for (int j = 0; j < tile.count; j += kLanes)
+    tiles::widen_transposed(keys + j, std::min(kLanes, tile.count - j), scratch.head_size, 1.0f, scratch.keys + j, tiles::kTile);
   for (int row = 0; row < rows; row += tiles::kRows) scratch.attend(sight, tile, row, std::min(tiles::kRows, rows - row));
 }
 

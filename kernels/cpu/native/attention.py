@@ -34,14 +34,14 @@ class AttentionCall(ctypes.Structure):
 
 @dataclass(slots=True)
 class NativePlan:
-    """The figures of a step as the kernels read them. `torch_plan`: made where a layer's tensors are of another kind."""
+    """What the layers of a step share. `torch_plan`: made where a layer's tensors are of another kind."""
 
     metadata: AttentionMetadata
     page_size: int
-    table: torch.Tensor
-    slots: torch.Tensor
-    lens: torch.Tensor
-    """[2, B] int32: new tokens, and all tokens, of each request."""
+    tensors: tuple[torch.Tensor, ...]
+    """Those that `call` points to: slots, table, and [2, B] int32 new tokens and all tokens of each request."""
+    call: AttentionCall
+    """With the figures of the step; each layer writes its own."""
     torch_plan: TorchPlan | None = field(default=None)
 
 
@@ -59,7 +59,17 @@ class NativeAttention(TorchAttention):
         table = metadata.block_table.to(torch.int64).contiguous()
         slots = metadata.slot_mapping.to(torch.int64).contiguous()
         lens = torch.tensor([metadata.query_lens, metadata.seq_lens], dtype=torch.int32)
-        return NativePlan(metadata, page_size, table, slots, lens)
+        call = AttentionCall(
+            slots=slots.data_ptr(),
+            table=table.data_ptr(),
+            query_lens=lens[0].data_ptr(),
+            seq_lens=lens[1].data_ptr(),
+            table_stride=table.stride(0),
+            requests=lens.shape[1],
+            tokens=slots.shape[0],
+            page_size=page_size,
+        )
+        return NativePlan(metadata, page_size, (slots, table, lens), call)
 
     def run(
         self,
@@ -78,15 +88,17 @@ class NativeAttention(TorchAttention):
         if function is None or not isinstance(plan, NativePlan):
             super().run(q, k, v, out, k_cache, v_cache, self._torch_plan(plan), scale=scale, window=window)
             return
+        call, (_, heads, head_size) = plan.call, q.shape
         # Heads of a token must lie side by side; tokens may lie apart, as those of a fused projection do.
-        q, k, v = (part if part.stride()[1:] == (part.shape[2], 1) else part.contiguous() for part in (q, k, v))
-        call = AttentionCall(
-            *(part.data_ptr() for part in (q, k, v, out, k_cache, v_cache, plan.slots, plan.table, plan.lens[0], plan.lens[1])),
-            *(part.stride(0) for part in (q, k, v, out, plan.table)),
-            *(plan.lens.shape[1], plan.slots.shape[0], q.shape[1], k.shape[1], q.shape[2], plan.page_size, window or 0),
-            scale,
-        )
-        assert out.stride()[1:] == (q.shape[2], 1) and k_cache.is_contiguous() and v_cache.is_contiguous()
+        side_by_side = (head_size, 1)
+        if not q.stride()[1:] == k.stride()[1:] == v.stride()[1:] == side_by_side:
+            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        assert out.stride()[1:] == side_by_side and k_cache.is_contiguous() and v_cache.is_contiguous()
+        call.q, call.k, call.v, call.out = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
+        call.q_stride, call.k_stride, call.v_stride, call.out_stride = q.stride(0), k.stride(0), v.stride(0), out.stride(0)
+        call.k_cache, call.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
+        call.heads, call.kv_heads, call.head_size = heads, k.shape[1], head_size
+        call.window, call.scale = window or 0, scale
         function(ctypes.byref(call), torch.get_num_threads())
 
     def _torch_plan(self, plan: Any) -> TorchPlan | TorchDecodePlan:

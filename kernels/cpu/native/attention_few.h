@@ -18,26 +18,25 @@ bool is_few(int rows, int head_size) {
 
 // The numbers of a vector of words.
 template <class T>
-inline void widen_words(const T* from, Floats* to) {
-  Words words;
-  std::memcpy(&words, from, sizeof words);
+inline void widen_words(const T* from, floats* to) {
+  const words together = load<words>(from);
   if constexpr (kNumbersInWord<T> == 1) {
-    to[0] = bits_as<Floats>(words);
+    to[0] = bits_as<floats>(together);
   } else {
-    to[0] = bits_as<Floats>(words << 16);
-    to[1] = bits_as<Floats>(words & 0xffff0000u);
+    to[0] = bits_as<floats>(together << 16);
+    to[1] = bits_as<floats>(together & 0xffff0000u);
   }
 }
 
 // The lanes of each row summed: lane i of what is returned belongs to row i.
-inline Floats sum_each(Floats (&rows)[kLanes]) {
+inline floats sum_each(floats (&rows)[kLanes]) {
   constexpr auto numbers = std::make_integer_sequence<int, kLanes>{};
 #pragma GCC unroll 4
   for (int count = kLanes / 2; count > 0; count /= 2) {
 #pragma GCC unroll 8
     for (int i = 0; i < count; ++i) {
-      const Words a = bits_as<Words>(rows[i]), b = bits_as<Words>(rows[i + count]);
-      rows[i] = bits_as<Floats>(interleaved<0>(a, b, numbers)) + bits_as<Floats>(interleaved<kLanes / 2>(a, b, numbers));
+      const words a = bits_as<words>(rows[i]), b = bits_as<words>(rows[i + count]);
+      rows[i] = bits_as<floats>(interleaved<0>(a, b, numbers)) + bits_as<floats>(interleaved<kLanes / 2>(a, b, numbers));
     }
   }
   return rows[0];
@@ -47,18 +46,18 @@ inline Floats sum_each(Floats (&rows)[kLanes]) {
 template <int R, class T>
 inline void score_few(const float* q, int size, const T* const* keys, float* scores) {
   constexpr int pack = kNumbersInWord<T>;
-  Floats products[R][kLanes];
+  floats products[R][kLanes];
   for (int j = 0; j < kLanes; j += kKeysAtOnce) {
-    Floats sums[R][kKeysAtOnce] = {};
+    floats sums[R][kKeysAtOnce] = {};
     for (int i = 0; i < size; i += kLanes * pack) {
-      Floats key[kKeysAtOnce][pack];
+      floats key[kKeysAtOnce][pack];
 #pragma GCC unroll 4
       for (int k = 0; k < kKeysAtOnce; ++k) widen_words(keys[j + k] + i, key[k]);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 2
         for (int p = 0; p < pack; ++p) {
-          const Floats query = load(q + r * size + i + p * kLanes);
+          const floats query = load<floats>(q + r * size + i + p * kLanes);
 #pragma GCC unroll 4
           for (int k = 0; k < kKeysAtOnce; ++k) sums[r][k] += query * key[k][p];
         }
@@ -76,14 +75,14 @@ inline void score_few(const float* q, int size, const T* const* keys, float* sco
 template <int R, int N, class T>
 inline void sum_few(const float* weights, const T* const* values, int column, int count, const float* kept, float* sums, int size) {
   constexpr int pack = kNumbersInWord<T>;
-  Floats added[R][N] = {};
+  floats added[R][N] = {};
   for (int j = 0; j < count; ++j) {
-    Floats value[N];
+    floats value[N];
 #pragma GCC unroll 4
     for (int n = 0; n < N; n += pack) widen_words(values[j] + column + n * kLanes, value + n);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-      const Floats weight = splat(weights[r * kTile + j]);
+      const floats weight = splat(weights[r * kTile + j]);
 #pragma GCC unroll 4
       for (int n = 0; n < N; ++n) added[r][n] += weight * value[n];
     }
@@ -93,7 +92,7 @@ inline void sum_few(const float* weights, const T* const* values, int column, in
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
       float* sum = sums + r * size + column + n * kLanes;
-      store(sum, load(sum) * kept[r] + added[r][n]);
+      store(sum, load<floats>(sum) * kept[r] + added[r][n]);
     }
   }
 }
@@ -136,7 +135,7 @@ void load_few(const T* const* from, int count, float factor, Scratch& scratch) {
   constexpr int pack = kNumbersInWord<T>;
   for (int r = 0; r < count; ++r) {
     for (int i = 0; i < scratch.head_size; i += pack * kLanes) {
-      Floats numbers[pack];
+      floats numbers[pack];
       widen_words(from[r] + i, numbers);
       for (int p = 0; p < pack; ++p) store(scratch.keys + r * scratch.head_size + i + p * kLanes, numbers[p] * factor);
     }
@@ -149,9 +148,9 @@ void restore_order(int rows, Scratch& scratch) {
   constexpr auto numbers = std::make_integer_sequence<int, kLanes>{};
   if constexpr (kNumbersInWord<T> == 2) {
     for (float* sums = scratch.sums; sums < scratch.sums + rows * scratch.head_size; sums += 2 * kLanes) {
-      const Words even = bits_as<Words>(load(sums)), odd = bits_as<Words>(load(sums + kLanes));
-      store(sums, bits_as<Floats>(interleaved<0>(even, odd, numbers)));
-      store(sums + kLanes, bits_as<Floats>(interleaved<kLanes / 2>(even, odd, numbers)));
+      const words even = bits_as<words>(load<floats>(sums)), odd = bits_as<words>(load<floats>(sums + kLanes));
+      store(sums, bits_as<floats>(interleaved<0>(even, odd, numbers)));
+      store(sums + kLanes, bits_as<floats>(interleaved<kLanes / 2>(even, odd, numbers)));
     }
   }
 }

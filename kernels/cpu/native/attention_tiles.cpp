@@ -21,18 +21,18 @@ template <Kind kind, int R, int N>
 inline void multiply(const Product& product) {
   const float *a = product.a, *b = product.b;
   constexpr int row_step = kind == Kind::kScores ? 1 : kTile, step = kind == Kind::kScores ? kLanes : 1;
-  Floats sums[R][N];
+  floats sums[R][N];
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int n = 0; n < N; ++n) sums[r][n] = Floats{};
+    for (int n = 0; n < N; ++n) sums[r][n] = floats{};
   for (int i = 0; i < product.count; ++i, a += step, b += product.b_stride) {
-    Floats columns[N];
+    floats columns[N];
 #pragma GCC unroll 4
-    for (int n = 0; n < N; ++n) columns[n] = load(b + n * kLanes);
+    for (int n = 0; n < N; ++n) columns[n] = load<floats>(b + n * kLanes);
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      const Floats x = splat(a[r * row_step]);
+      const floats x = splat(a[r * row_step]);
 #pragma GCC unroll 4
       for (int n = 0; n < N; ++n) sums[r][n] += x * columns[n];
     }
@@ -42,7 +42,7 @@ inline void multiply(const Product& product) {
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
       float* c = product.c + r * product.c_stride + n * kLanes;
-      store(c, kind == Kind::kScores ? sums[r][n] : load(c) * product.factors[r] + sums[r][n]);
+      store(c, kind == Kind::kScores ? sums[r][n] : load<floats>(c) * product.factors[r] + sums[r][n]);
     }
   }
 }
@@ -92,8 +92,8 @@ void hide(const Sight& sight, const Tile& tile, int row, int rows, int begin, in
   for (int r = 0; r < rows; ++r, scores += kTile) {
     const Span span = visible(sight, tile, row + r);
     for (int j = begin; j < end; j += kLanes) {
-      const Ints key = lane_numbers() + j;
-      store(scores + j, choose((key >= span.low) & (key < span.high), load(scores + j), splat(-__builtin_inff())));
+      const ints key = lane_numbers() + j;
+      store(scores + j, choose((key >= span.low) & (key < span.high), load<floats>(scores + j), splat(-__builtin_inff())));
     }
   }
 }
@@ -113,23 +113,23 @@ void Scratch::attend(const Sight& sight, const Tile& tile, int row, int rows) {
 void Scratch::weigh(const Sight& sight, const Tile& tile, int row, int rows, int begin, int end, float* kept) {
   if (visible(sight, tile, row).high < end || visible(sight, tile, row + rows - 1).low > begin) hide(sight, tile, row, rows, begin, end, scores);
   float *peak = peaks(row), *total = totals(row);
-  const Floats before = load(peak);
+  const floats before = load<floats>(peak);
   for (int r = 0; r < rows; ++r) {
     const float* line = scores + r * kTile;
-    Floats most = load(line + begin);
-    for (int j = begin + kLanes; j < end; j += kLanes) most = greater(most, load(line + j));
+    floats most = load<floats>(line + begin);
+    for (int j = begin + kLanes; j < end; j += kLanes) most = greater(most, load<floats>(line + j));
     peak[r] = std::max(peak[r], highest(most));
   }
-  store(kept, power_of_two(before - load(peak)));
+  store(kept, power_of_two(before - load<floats>(peak)));
   for (int r = 0; r < rows; ++r) {
     float* line = scores + r * kTile;
-    Floats sum{};
+    floats sum{};
     for (int j = begin; j < end; j += kLanes) {
-      const Floats weight = power_of_two(load(line + j) - peak[r]);
+      const floats weight = power_of_two(load<floats>(line + j) - peak[r]);
       store(line + j, weight);
       sum += weight;
     }
-    store(total + r * kLanes, load(total + r * kLanes) * kept[r] + sum);
+    store(total + r * kLanes, load<floats>(total + r * kLanes) * kept[r] + sum);
   }
 }
 

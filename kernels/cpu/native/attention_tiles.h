@@ -1,120 +1,92 @@
 // Blocks of query rows over tiles of keys, in float32: their memory, how it is filled, and what a block makes of a tile.
 #pragma once
-#include <utility>
 #include <vector>
 
-#include "common.h"
+#include "simd.h"
 
 namespace piecework::tiles {
 
-#if defined(__AVX512F__)
-constexpr int kLanes = 16, kRows = 12;
-#elif defined(__AVX2__)
-constexpr int kLanes = 8, kRows = 6;
-#else
-constexpr int kLanes = 4, kRows = 4;
-#endif
-// kRows: query rows that are multiplied together; with two vectors of sums each, all sums stay in registers.
-constexpr int kTile = 64;           // keys that are looked at together
-constexpr float kNothing = -1e30f;  // the highest score of a row that has seen no key
-
-using Floats = float __attribute__((vector_size(4 * kLanes)));
-using Words = uint32_t __attribute__((vector_size(4 * kLanes)));
-using Ints = int32_t __attribute__((vector_size(4 * kLanes)));
+constexpr int kRows = std::min(kBlockRows, kLanes);  // query rows that are multiplied together
+constexpr int kTile = 64;                            // keys that are looked at together
+constexpr float kNothing = -1e30f;                   // the highest score of a row that has seen no key
 
 inline int round_up(int number, int multiple) { return (number + multiple - 1) / multiple * multiple; }
 
-inline Floats load(const float* from) {
-  Floats v;
-  std::memcpy(&v, from, sizeof v);
-  return v;
-}
-
-inline void store(float* to, Floats v) { std::memcpy(to, &v, sizeof v); }
-
 template <int... I>
-inline Floats splat(float x, std::integer_sequence<int, I...>) {
-  return Floats{(static_cast<void>(I), x)...};
+inline floats splat(float x, std::integer_sequence<int, I...>) {
+  return floats{(static_cast<void>(I), x)...};
 }
 
 // Not a sum with zeros, which is an instruction more: it would have to turn -0 into 0.
-inline Floats splat(float x) { return splat(x, std::make_integer_sequence<int, kLanes>{}); }
+inline floats splat(float x) { return splat(x, std::make_integer_sequence<int, kLanes>{}); }
 
 template <int... I>
-inline Ints lane_numbers(std::integer_sequence<int, I...>) {
-  return Ints{I...};
+inline ints lane_numbers(std::integer_sequence<int, I...>) {
+  return ints{I...};
 }
 
-inline Ints lane_numbers() { return lane_numbers(std::make_integer_sequence<int, kLanes>{}); }
+inline ints lane_numbers() { return lane_numbers(std::make_integer_sequence<int, kLanes>{}); }
 
-template <class To, class From>
-inline To bits_as(From v) {
-  To result;
-  static_assert(sizeof result == sizeof v);
-  std::memcpy(&result, &v, sizeof v);
-  return result;
-}
-
-inline Floats choose(Ints mask, Floats yes, Floats no) {
-  return bits_as<Floats>((mask & bits_as<Ints>(yes)) | (~mask & bits_as<Ints>(no)));
+inline floats choose(ints mask, floats yes, floats no) {
+  return bits_as<floats>((mask & bits_as<ints>(yes)) | (~mask & bits_as<ints>(no)));
 }
 
 // The greater one; `b` where either is a NaN.
-inline Floats greater(Floats a, Floats b) { return a > b ? a : b; }
+inline floats greater(floats a, floats b) { return a > b ? a : b; }
 
 template <int Distance, int... I>
-inline Words swapped(Words v, std::integer_sequence<int, I...>) {
+inline words swapped(words v, std::integer_sequence<int, I...>) {
 #if defined(__clang__) || __GNUC__ >= 12
   return __builtin_shufflevector(v, v, (I ^ Distance)...);
 #else
-  return __builtin_shuffle(v, Words{static_cast<uint32_t>(I ^ Distance)...});
+  return __builtin_shuffle(v, words{static_cast<uint32_t>(I ^ Distance)...});
 #endif
 }
 
 // Every lane with the one `Distance` away, then with nearer ones, until each holds what all of them come to.
 template <int Distance = kLanes / 2, class Join>
-inline float folded(Floats v, Join join) {
-  v = join(v, bits_as<Floats>(swapped<Distance>(bits_as<Words>(v), std::make_integer_sequence<int, kLanes>{})));
+inline float folded(floats v, Join join) {
+  v = join(v, bits_as<floats>(swapped<Distance>(bits_as<words>(v), std::make_integer_sequence<int, kLanes>{})));
   if constexpr (Distance > 1) return folded<Distance / 2>(v, join);
   return v[0];
 }
 
-inline float highest(Floats v) { return folded(v, greater); }
+inline float highest(floats v) { return folded(v, greater); }
 
-inline float sum_of(Floats v) {
-  return folded(v, [](Floats a, Floats b) { return a + b; });
+inline float sum_of(floats v) {
+  return folded(v, [](floats a, floats b) { return a + b; });
 }
 
 // 2^x within 2e-7 of its value for x in [-126, 126], 0 from -127 down: a polynomial on [-0.5, 0.5], its exponent shifted. NaN stays NaN.
-inline Floats power_of_two(Floats x) {
+inline floats power_of_two(floats x) {
   constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to whole numbers, in its lowest bits
   x = greater(splat(-127.0f), x);        // there p is 1 and nothing is left of its exponent
-  const Floats shifted = x + kWhole;
-  const Floats r = x - (shifted - kWhole);
-  Floats p = r * 1.3264727e-3f + 9.6715127e-3f;
+  const floats shifted = x + kWhole;
+  const floats r = x - (shifted - kWhole);
+  floats p = r * 1.3264727e-3f + 9.6715127e-3f;
   p = p * r + 5.5507337e-2f;
   p = p * r + 2.4022242e-1f;
   p = p * r + 6.9314698e-1f;
   p = p * r + 1.0f;
-  return bits_as<Floats>(bits_as<Words>(p) + (bits_as<Words>(shifted) << 23));
+  return bits_as<floats>(bits_as<words>(p) + (bits_as<words>(shifted) << 23));
 }
 
 // Half of the pairs that a transposition meets: lanes 0.. or lanes kLanes / 2.. of `a` and `b`, in turn.
 template <int First, int... I>
-inline Words interleaved(Words a, Words b, std::integer_sequence<int, I...>) {
+inline words interleaved(words a, words b, std::integer_sequence<int, I...>) {
 #if defined(__clang__) || __GNUC__ >= 12
   return __builtin_shufflevector(a, b, (First + I / 2 + I % 2 * kLanes)...);
 #else
-  return __builtin_shuffle(a, b, Words{static_cast<uint32_t>(First + I / 2 + I % 2 * kLanes)...});
+  return __builtin_shuffle(a, b, words{static_cast<uint32_t>(First + I / 2 + I % 2 * kLanes)...});
 #endif
 }
 
 // Rows become columns: perfect shuffles of the upper with the lower half of the rows, as often as it takes.
-inline void transpose(Words (&rows)[kLanes]) {
+inline void transpose(words (&rows)[kLanes]) {
   constexpr auto numbers = std::make_integer_sequence<int, kLanes>{};
 #pragma GCC unroll 4
   for (int width = 1; width < kLanes; width *= 2) {
-    Words mixed[kLanes];
+    words mixed[kLanes];
 #pragma GCC unroll 8
     for (int i = 0; i < kLanes / 2; ++i) {
       mixed[2 * i] = interleaved<0>(rows[i], rows[i + kLanes / 2], numbers);
@@ -126,19 +98,19 @@ inline void transpose(Words (&rows)[kLanes]) {
 }
 
 template <class T>
-constexpr int kNumbersInWord = sizeof(Words) / (kLanes * sizeof(T));
+constexpr int kNumbersInWord = sizeof(words) / (kLanes * sizeof(T));
 
 // kLanes words of kLanes rows become `taken` lines of to [taken, stride].
 template <class T>
-inline void store_transposed(Words (&rows)[kLanes], int taken, float factor, float* to, int stride) {
+inline void store_transposed(words (&rows)[kLanes], int taken, float factor, float* to, int stride) {
   transpose(rows);
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) {
     if constexpr (kNumbersInWord<T> == 1) {
-      if (i < taken) store(to + i * stride, bits_as<Floats>(rows[i]) * factor);
+      if (i < taken) store(to + i * stride, bits_as<floats>(rows[i]) * factor);
     } else {
-      if (2 * i < taken) store(to + 2 * i * stride, bits_as<Floats>(rows[i] << 16) * factor);
-      if (2 * i + 1 < taken) store(to + (2 * i + 1) * stride, bits_as<Floats>(rows[i] & 0xffff0000u) * factor);
+      if (2 * i < taken) store(to + 2 * i * stride, bits_as<floats>(rows[i] << 16) * factor);
+      if (2 * i + 1 < taken) store(to + (2 * i + 1) * stride, bits_as<floats>(rows[i] & 0xffff0000u) * factor);
     }
   }
 }
@@ -148,16 +120,16 @@ template <class T>
 inline void widen_transposed(const T* const* from, int count, int size, float factor, float* to, int stride) {
   constexpr int step = kLanes * kNumbersInWord<T>;
   static constexpr T zeros[step] = {};
-  Words rows[kLanes];
+  words rows[kLanes];
   int begin = 0;
   for (; begin + step <= size; begin += step) {
 #pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) std::memcpy(&rows[i], i < count ? from[i] + begin : zeros, sizeof(Words));
+    for (int i = 0; i < kLanes; ++i) std::memcpy(&rows[i], i < count ? from[i] + begin : zeros, sizeof(words));
     store_transposed<T>(rows, step, factor, to + begin * stride, stride);
   }
   if (begin < size) {
     for (int i = 0; i < kLanes; ++i) {
-      rows[i] = Words{};
+      rows[i] = words{};
       if (i < count) std::memcpy(&rows[i], from[i] + begin, (size - begin) * sizeof(T));
     }
     store_transposed<T>(rows, size - begin, factor, to + begin * stride, stride);
@@ -191,7 +163,7 @@ struct Scratch {
   float* peaks(int row) const { return peak_ + row / kRows * kLanes; }
   float* totals(int row) const { return total_ + row * kLanes; }
   float peak(int row) const { return peaks(row)[row % kRows]; }
-  float total(int row) const { return sum_of(load(totals(row))); }
+  float total(int row) const { return sum_of(load<floats>(totals(row))); }
 
   // Forget all rows that were attended to.
   void start(int rows);
