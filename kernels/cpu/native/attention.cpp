@@ -2,6 +2,10 @@
 #include "attention.h"
 
 namespace piecework {
+
+template void attend_item(const AttentionCall<bf16>&, const Item&, Scratch&, float*);
+template void attend_item(const AttentionCall<float>&, const Item&, Scratch&, float*);
+
 namespace {
 
 constexpr int64_t kAlone = 1 << 17;  // products that take no longer than waking another thread

@@ -174,6 +174,10 @@ void attend_item(const AttentionCall<T>& call, const Item& item, Scratch& scratc
   }
 }
 
+// Compiled once, in attention.cpp.
+extern template void attend_item(const AttentionCall<bf16>&, const Item&, Scratch&, float*);
+extern template void attend_item(const AttentionCall<float>&, const Item&, Scratch&, float*);
+
 template <class T>
 using AttendItem = void (*)(const AttentionCall<T>&, const Item&, Scratch&, float*);
 
