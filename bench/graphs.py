@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from ..compilation.cache import CompileCache
+from ..kernels.cache_folder import kernels_folder
 from ..kernels.detect import detect
 from ..runtime.batch import Batch
 from ..runtime.config import EngineConfig
@@ -103,16 +104,16 @@ def run(settings: GraphsSettings, report: Report) -> int:
 @contextmanager
 def _own_cache() -> Iterator[Path]:
     """A compile cache that is empty at first and gone afterwards; what a measurement compiles is no server's."""
-    before = os.environ.get("PIECEWORK_CACHE_DIR")
+    before = dict(os.environ)
+    # Kernels belong to the machine: building them is no part of what a model costs.
+    os.environ.setdefault("PIECEWORK_KERNELS_DIR", str(kernels_folder()))
     with tempfile.TemporaryDirectory(prefix="piecework-bench-") as folder:
         os.environ["PIECEWORK_CACHE_DIR"] = folder
         try:
             yield Path(folder)
         finally:
-            if before is None:
-                del os.environ["PIECEWORK_CACHE_DIR"]
-            else:
-                os.environ["PIECEWORK_CACHE_DIR"] = before
+            os.environ.clear()
+            os.environ.update(before)
 
 
 # Steps

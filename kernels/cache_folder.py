@@ -11,3 +11,10 @@ def cache_folder() -> Path:
     if chosen := os.environ.get("PIECEWORK_CACHE_DIR"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "piecework"
+
+
+def kernels_folder() -> Path:
+    """Where the native kernels lie, which belong to the machine and not to a model: $PIECEWORK_KERNELS_DIR, or in the cache."""
+    if chosen := os.environ.get("PIECEWORK_KERNELS_DIR"):
+        return Path(chosen).expanduser()
+    return cache_folder() / "native"

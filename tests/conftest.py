@@ -12,6 +12,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from piecework.kernels.cache_folder import kernels_folder
+
 _TESTS = Path(__file__).parent
 # Test files import their helper modules (toy_runner, tiny_models, ...) by plain name.
 sys.path[:0] = [str(_TESTS), str(_TESTS / "kernels"), str(_TESTS / "runtime"), str(_TESTS / "runtime" / "weights"), str(_TESTS / "server")]
@@ -19,6 +21,9 @@ sys.path[:0] = [str(_TESTS), str(_TESTS / "kernels"), str(_TESTS / "runtime"), s
 # Read when triton is imported: without a GPU its kernels run in its interpreter.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Tests that want a compile cache of their own do not build the CPU kernels anew.
+os.environ.setdefault("PIECEWORK_KERNELS_DIR", str(kernels_folder()))
 
 # A busy machine makes no test fail, and the same commit gives the same result; `--hypothesis-profile=explore` looks further.
 settings.register_profile("steady", deadline=None, derandomize=True, database=None)

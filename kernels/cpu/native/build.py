@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...cache_folder import cache_folder
+from ...cache_folder import kernels_folder
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def load_variant(variant: Variant) -> ctypes.CDLL:
     openmp = _loaded_openmp()
     made_from = [torch.__version__, variant.name, variant.flags, _FLAGS, compiler, openmp, _sources()]
     key = hashlib.sha256(repr(made_from).encode()).hexdigest()
-    folder = cache_folder() / "native"
+    folder = kernels_folder()
     # What is loaded from here is run: nobody else may write it.
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     library = folder / f"{variant.name}-{key[:32]}.so"
