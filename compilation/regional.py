@@ -63,9 +63,12 @@ class CompiledModels:
         """Graphs that were made after `settle`: 0 unless shapes change."""
         return 0 if self._settled is None else self.graphs - self._settled
 
-    def settle(self) -> None:
-        """All that the coming calls need has been compiled; what is compiled from now on counts as recompiled."""
-        if self._settled is None:
+    def settle(self, *, anew: bool = False) -> None:
+        """All that the coming calls need has been compiled; what is compiled from now on counts as recompiled.
+
+        Only the first time says so, unless `anew`.
+        """
+        if self._settled is None or anew:
             self._settled = self.graphs
 
     def give_up(self, error: BaseException) -> bool:

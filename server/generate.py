@@ -26,6 +26,8 @@ from .output_config import OutputConfig
 def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
     """Run the pipeline; returns the exit code. Raises `ValueError` that the user can mend."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    if config.warmup_resolutions is not None:
+        raise ValueError("--warmup-resolutions is for piecework serve; generate warms up the size that it makes")
     # Everything that can be wrong is found out before minutes of loading.
     _check_report_path(asked.perf_dump_path)
     output = Output(asked.output_path) if asked.save_output else None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from ..config import DEVICES, MODEL, option
 
 DIFFUSION = "diffusion models"
 PRECISIONS = ("auto", "fp32", "fp16", "bf16")
+_RESOLUTION = re.compile(r"(\d{1,5})x(\d{1,5})")
 WARMUP_MODES = ("off", "request", "server")
 
 
@@ -38,6 +40,12 @@ class DiffusionConfig:
         group=DIFFUSION,
         choices=WARMUP_MODES,
     )
+    warmup_resolutions: str | None = option(
+        None,
+        "sizes that a server warms up before it is ready, such as 1024x1024,512x768; default: the pipeline's own size",
+        group=DIFFUSION,
+        metavar="LIST",
+    )
     warmup_steps: int = option(1, "denoising steps of a warm-up", group=DIFFUSION, metavar="N")
     max_batch_size: int | None = option(
         None,
@@ -58,10 +66,18 @@ class DiffusionConfig:
             raise ValueError(f"--warmup-mode must be one of {', '.join(WARMUP_MODES)}, got {self.warmup_mode}")
         if self.warmup and self.warmup_mode == "off":
             raise ValueError(f"--warmup and --warmup-mode {self.warmup_mode} disagree; give one of them")
+        if self.warmup_resolutions is not None and not self.warms_up:
+            raise ValueError("--warmup-resolutions says what is warmed up; give --warmup too")
+        parse_resolutions(self.warmup_resolutions)
         if self.regional_compile and not self.enable_torch_compile:
             raise ValueError("--regional-compile chooses what is compiled; give --enable-torch-compile too")
         if self.device not in DEVICES:
             raise ValueError(f"--device must be one of {', '.join(DEVICES)}, got {self.device}")
+
+    @property
+    def warmup_sizes(self) -> list[tuple[int | None, int | None]]:
+        """Widths and heights to warm up; None: the pipeline's own."""
+        return [*parse_resolutions(self.warmup_resolutions)] or [(None, None)]
 
     @property
     def batch_size(self) -> int:
@@ -73,3 +89,11 @@ class DiffusionConfig:
         """Whether something is to be run before the first request is timed."""
         default = "request" if self.enable_torch_compile else "off"
         return self.warmup or (self.warmup_mode or default) != "off"
+
+
+def parse_resolutions(text: str | None) -> list[tuple[int, int]]:
+    """`1024x1024,512x768` to widths and heights in pixels. Raises `ValueError` with a remedy."""
+    sizes = [_RESOLUTION.fullmatch(part.strip()) for part in text.split(",")] if text is not None else []
+    if not all(sizes):
+        raise ValueError(f"--warmup-resolutions takes widths and heights such as 1024x1024,512x768, got {text!r}")
+    return [(int(found[1]), int(found[2])) for found in sizes if found]

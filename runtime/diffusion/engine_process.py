@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 from typing import Any
 
 from ..ipc import decode, encode
@@ -11,7 +12,7 @@ from ..messages import AbortRequests, DiffusionInfo, DiffusionReady, FromEngine,
 from ..process import run_engine
 from .config import DiffusionConfig
 from .model import DiffusionModel, OutOfMemory
-from .params import DiffusionParams
+from .params import DiffusionParams, InvalidParams
 from .scheduler import ImageScheduler
 
 logger = logging.getLogger(__name__)
@@ -54,13 +55,23 @@ class DiffusionProcess:
                 self._send(self._scheduler.step())
 
     def _warm_up(self) -> float:
-        """Every size of a batch: with `torch.compile` each may be code of its own."""
-        widths = range(1, self._model.config.batch_size + 1 if self._model.stepwise else 2)
-        try:
-            return sum(self._model.warm_up(self._defaults, width) for width in widths)
-        except OutOfMemory:
-            logger.warning("no memory for a warm-up at the pipeline's default size; smaller images may fit")
-            return 0.0
+        """Every size of an image and of a batch: with `torch.compile` each may be code of its own. Returns the seconds.
+
+        Raises `ValueError` for a size that the pipeline cannot make.
+        """
+        counts = range(1, self._model.config.batch_size + 1 if self._model.stepwise else 2)
+        seconds = 0.0
+        for width, height in self._model.config.warmup_sizes:
+            asked = replace(self._defaults, width=width or self._defaults.width, height=height or self._defaults.height)
+            try:
+                seconds += sum(self._model.warm_up(asked, count) for count in counts)
+            except InvalidParams as error:
+                raise ValueError(f"--warmup-resolutions: {error}") from None
+            except OutOfMemory:
+                logger.warning("no memory to warm up %sx%s; smaller images may fit", asked.width, asked.height)
+        if self._model.compiled is not None:
+            self._model.compiled.settle(anew=True)
+        return seconds
 
     def _between_steps(self) -> None:
         """Within an image that the scheduler makes in one step."""

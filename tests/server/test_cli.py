@@ -84,6 +84,8 @@ def test_what_the_user_can_mend_is_one_line(argv: list[str], error: str, capsys:
         (["--chat-template", "x"], "--chat-template is for language models"),
         (["--dtype", "auto"], "--dtype is for language models"),
         (["--warmup-mode", "request"], "--warmup-mode server"),
+        (["--warmup-resolutions", "64x64"], "give --warmup too"),
+        (["--warmup", "--warmup-resolutions", "64"], "such as 1024x1024,512x768"),
         (["--regional-compile"], "give --enable-torch-compile too"),
         (["--image-url-memory", "0"], "--image-url-memory must be at least 1 MiB"),
         (["--image-url-lifetime", "nan"], "--image-url-lifetime must be more than 0"),
