@@ -59,6 +59,9 @@ class CpuPlatform(Platform):
         # numpy leaves the zeroing to the kernel, page by page when it is first touched; torch would write all of it now.
         return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(*shape)
 
+    def attention_backend(self, name: str = "auto") -> AttentionBackend:
+        return super().attention_backend("torch" if name == "auto" and not _has_vectors() else name)
+
     def make_attention_backend(self, name: str) -> AttentionBackend:
         return native_or_torch() if name == "native" else TorchAttention()
 
