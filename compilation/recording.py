@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..kernels.graph import Graph, Work
+from ..kernels.graph import Graph, HostArguments, Work
 from ..kernels.platform import Platform
 from .split_ops import Implementation
 
@@ -61,9 +61,9 @@ class Recorder:
         self._graphs = 0
         self._open: Graph | None = None
 
-    def graph(self, work: Work, label: str) -> list[torch.Tensor]:
+    def graph(self, work: Work, label: str, host_arguments: HostArguments | None = None) -> list[torch.Tensor]:
         """Record `work`, which must hold its inputs weakly; its outputs, held by nobody else."""
-        graph = self._platform.graph()
+        graph = self._platform.graph(host_arguments)
         try:
             outputs = graph.capture(work, self._pool, self._stream)
         except Exception as error:

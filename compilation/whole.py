@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,19 +12,25 @@ from .recording import Recorder, Recording
 from .split_ops import Implementation, recording_around_split_ops
 
 Forward = Callable[..., torch.Tensor]
+HostArgumentsOfSize = Callable[[int], Mapping[str, Any]]
+"""For a number of tokens, what `kernels.graph.HostArguments` gives."""
 
 
 class FullForward:
-    """The whole forward in one graph, attention too: for batches of pure decodes, whose attention takes no host lengths."""
+    """The whole forward in one graph, attention too: for batches of pure decodes, by the number of which all shapes are set.
 
-    def __init__(self, forward: Forward) -> None:
-        self._forward = forward
+    `host_arguments`: what its kernels do not read from tensors; None: nothing.
+    """
+
+    def __init__(self, forward: Forward, host_arguments: HostArgumentsOfSize | None = None) -> None:
+        self._forward, self._host_arguments = forward, host_arguments
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
         return self._forward(*inputs)
 
     def record(self, inputs: Sequence[torch.Tensor], recorder: Recorder) -> Recording:
-        (output,) = recorder.graph(lambda: [self._forward(*inputs)], "the whole forward")
+        host = partial(self._host_arguments, len(inputs[0])) if self._host_arguments is not None else None
+        (output,) = recorder.graph(lambda: [self._forward(*inputs)], "the whole forward", host)
         return recorder.finish(output)
 
 

@@ -5,6 +5,7 @@ Shapes: T tokens of the step, B requests, H query heads, K key/value heads, D he
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -58,6 +59,8 @@ class AttentionBackend(Protocol):
 class GraphAttention(AttentionBackend, Protocol):
     """A backend whose decodes a graph can record: what changes from step to step lives in tensors that stay where they are.
 
+    If not all of it can, the plan is a `HostPlan`.
+
     One plan serves the graphs of all batch sizes. `run` with such a plan takes q [N, H, D] for any N up to its
     `max_batch_size`, row b being the one new token of request b. What it launches depends on N and on the plan's sizes
     alone, never on lengths; it allocates nothing that outlives the call and never waits for the device.
@@ -76,4 +79,13 @@ class GraphAttention(AttentionBackend, Protocol):
         Every request has one new token. Rows behind the last request are padding: what `run` gives for them is finite, and if
         it stores their keys and values at all, then in page 0, which belongs to no request.
         """
+        ...
+
+
+@runtime_checkable
+class HostPlan(Protocol):
+    """A capture plan that is not all tensors: a graph must be told the rest before each replay (`kernels.graph.HostArguments`)."""
+
+    def host_arguments(self, batch_size: int) -> Mapping[str, Any]:
+        """What the last update of the plan says of its first `batch_size` rows, by the names that the kernels give it."""
         ...

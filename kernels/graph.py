@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 Work = Callable[[], Sequence[torch.Tensor]]
 """What is recorded. It must read and write the same addresses each time; its outputs are new tensors."""
+
+HostArguments = Callable[[], Mapping[str, Any]]
+"""What kernels of a graph read on the host rather than in tensors, as it must be at the next replay: values by the kernels' names."""
 
 
 class Graph(Protocol):

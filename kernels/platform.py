@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from .attention import AttentionBackend, AttentionMetadata
-from .graph import Graph, weak_ref_tensor
+from .graph import Graph, HostArguments, weak_ref_tensor
 from .linear import LinearKernels
 from .paged_attention import TorchAttention
 
@@ -163,8 +163,8 @@ class Platform:
         """
         return None
 
-    def graph(self) -> Graph:
-        """A new graph with nothing recorded."""
+    def graph(self, host_arguments: HostArguments | None = None) -> Graph:
+        """A new graph with nothing recorded. `host_arguments`: asked for at each replay; None: all that changes lies in tensors."""
         raise NotImplementedError
 
     def graph_pool(self) -> Any:

@@ -10,7 +10,7 @@ import torch
 from ..compilation.capture import Graphs
 from ..compilation.sizes import decode_sizes, parse_list
 from ..compilation.whole import FullForward
-from ..kernels.attention import GraphAttention
+from ..kernels.attention import AttentionMetadata, GraphAttention, HostPlan
 from ..kernels.platform import Platform
 from .batch import Batch
 from .config import BATCH_SIZES, BATCH_SIZES_FLAG, EngineConfig
@@ -35,10 +35,11 @@ class DecodeGraph:
         assert isinstance(attention.backend, GraphAttention) and config.context_length
         sizes = batch_sizes(config)
         self._eager, self._platform, self._attention, self._backend = eager, platform, attention, attention.backend
+        self._made_up: AttentionMetadata | None = None
         pages = -(-config.context_length // attention.page_size)
         self._plan = self._backend.capture_plan(sizes[-1], pages, attention.page_size, platform.device())
         self.graphs = Graphs(
-            FullForward(forward),
+            FullForward(forward, self._plan.host_arguments if isinstance(self._plan, HostPlan) else None),
             platform,
             buffers=[torch.zeros(sizes[-1], dtype=torch.int64, device=platform.device()) for _ in range(2)],
             sizes=sizes,
@@ -68,15 +69,15 @@ class DecodeGraph:
     @contextmanager
     def _dummy_step(self, size: int, seed: int) -> Iterator[Sequence[torch.Tensor]]:
         step = dummy_decode(size, seed, self._platform, self._attention.page_size)
+        self._made_up = step.metadata
         self._backend.update_plan(self._plan, step.metadata)
         with self._attention.planned(self._plan):
             yield [step.input_ids, step.positions]
 
     def _checked_against(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """A made-up step as any other step would run: eagerly, and planned from its metadata rather than from the plan in place."""
-        # Steps of one size differ in their tokens alone, whatever the seed.
-        step = dummy_decode(input_ids.shape[0], 0, self._platform, self._attention.page_size)
-        with self._attention.step(step.metadata):
+        assert self._made_up is not None
+        with self._attention.step(self._made_up):
             return self._eager(input_ids, positions)
 
 

@@ -31,8 +31,11 @@ def dummy_prefill(num_tokens: int, seed: int, platform: Platform, page_size: int
 
 
 def dummy_decode(batch_size: int, seed: int, platform: Platform, page_size: int) -> DummyStep:
-    """One token each of `batch_size` requests of 1, 2, ... tokens, up to a page and from 1 again; each sees those before it."""
-    positions = torch.arange(batch_size) % page_size
+    """One token each of `batch_size` requests of 1, 2, ... tokens, up to a page and from 1 again; each sees those before it.
+
+    With another seed the lengths begin at another number: a graph that remembers lengths is found out by it.
+    """
+    positions = (torch.arange(batch_size) + seed) % page_size
     return _step(positions, [1] * batch_size, (positions + 1).tolist(), seed, platform, page_size)
 
 

@@ -63,13 +63,16 @@ class PrefillGraph:
         """Run the pieces once beside the model. Raises `CaptureError` where they give other answers."""
         check_forward(forward, self._model, self._dummy_step, _CHECKED_TOKENS)
 
-    def use(self, forward: PiecewiseForward | BreakableForward) -> None:
-        """Run steps through `forward` from now on; sizes are to be captured with `capture_next`."""
+    def use(self, forward: PiecewiseForward | BreakableForward, other_graphs: int = 0) -> None:
+        """Run steps through `forward` from now on; sizes are to be captured with `capture_next`.
+
+        `other_graphs`: how many will exist beside those of this phase.
+        """
         self._forward = forward
         graphs_per_size = len(self._attention.layers) + 1
         if isinstance(forward, PiecewiseForward):
             graphs_per_size = sum(forward.plan.calls().values())
-        sizes = self._sizes(graphs_per_size)
+        sizes = self._sizes(graphs_per_size, other_graphs)
         if sizes:
             buffers = [torch.zeros(sizes[-1], dtype=torch.int64, device=self._platform.device()) for _ in range(2)]
             self.graphs = Graphs(
@@ -116,7 +119,7 @@ class PrefillGraph:
             used.update(dict.fromkeys(sizes[bisect_left(sizes, length) :][:1], count))
         return used.__getitem__
 
-    def _sizes(self, graphs_per_size: int) -> list[int]:
+    def _sizes(self, graphs_per_size: int, other_graphs: int) -> list[int]:
         """What to capture. Where a graph only calls its work again, nothing, unless sizes are given."""
         option = parse_sizes(self._config.piecewise_cuda_graph_tokens)
         if not self._platform.graphs_are_real and option == (None, None):
@@ -124,13 +127,14 @@ class PrefillGraph:
         assert self._config.chunked_prefill_size is not None
         cap = min(self._config.chunked_prefill_size, self._config.piecewise_cuda_graph_max_tokens or self._config.chunked_prefill_size)
         sizes = choose_sizes(option, cap, self._seen.counts)
-        kept = within_budget(sizes, graphs_per_size, self._platform.graph_budget)
+        budget = self._platform.graph_budget
+        kept = within_budget(sizes, graphs_per_size, None if budget is None else budget - other_graphs)
         if len(kept) < len(sizes):
             logger.warning(
                 "%d of %d sizes are captured: the device holds %d graphs, a size takes %d; choose others with %s",
                 len(kept),
                 len(sizes),
-                self._platform.graph_budget,
+                budget,
                 graphs_per_size,
                 FLAG,
             )

@@ -17,7 +17,7 @@ from ..kernels.attention import GraphAttention
 from ..kernels.platform import Platform
 from .batch import Batch
 from .config import Backend, EngineConfig
-from .decode_graph import DecodeGraph
+from .decode_graph import DecodeGraph, batch_sizes
 from .forward_context import PagedAttention
 from .messages import GraphInfo
 from .prefill_graph import PrefillGraph
@@ -80,7 +80,7 @@ class StepGraphs:
     def use(self, forward: PiecewiseForward | BreakableForward | None) -> None:
         """Run prefills through `forward` and record decodes of it; None: both of the model as it is."""
         if self._prefill is not None and forward is not None:
-            self._prefill.use(forward)
+            self._prefill.use(forward, len(batch_sizes(self._config)) if self.decode_backend is Backend.FULL else 0)
         elif self._prefill is not None:
             self._prefill.give_up()
         if self.decode_backend is Backend.FULL:

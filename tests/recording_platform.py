@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from piecework.kernels.cpu.graph import CpuGraphPool
 from piecework.kernels.cpu.platform import CpuPlatform
-from piecework.kernels.graph import Work, weak_ref_tensor
+from piecework.kernels.graph import HostArguments, Work, weak_ref_tensor
 
 _POISON = 0xFF
 """Bytes of memory that holds nothing: NaN as a float, -1 as an integer."""
@@ -119,7 +119,7 @@ class RecordingPlatform(CpuPlatform):
         self.recorder = _Recorder()
         self.fail_at: dict[int, Exception] = {}
 
-    def graph(self) -> RecordedGraph:  # type: ignore[override]
+    def graph(self, host_arguments: HostArguments | None = None) -> RecordedGraph:  # type: ignore[override]
         return RecordedGraph(self)
 
     def graph_pool(self) -> PoisonedPool:

@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from ..attention import AttentionBackend
+from ..graph import HostArguments
 from ..paged_attention import TorchAttention
 from ..platform import MemoryInfo, MemoryUse, Platform, StepKernels
 from . import packed_linear
@@ -91,7 +92,7 @@ class CpuPlatform(Platform):
     def pack_linear_weight(self, weight: torch.Tensor) -> torch.Tensor:
         return packed_linear.pack(weight)
 
-    def graph(self) -> CpuGraph:
+    def graph(self, host_arguments: HostArguments | None = None) -> CpuGraph:
         return CpuGraph()
 
     def graph_pool(self) -> CpuGraphPool:

@@ -10,7 +10,7 @@ import torch
 
 from .. import ops
 from ..attention import AttentionBackend
-from ..graph import DeviceGraph, side_stream
+from ..graph import DeviceGraph, HostArguments, side_stream
 from ..paged_attention import TorchAttention
 from ..platform import MemoryInfo, MemoryUse, Platform
 
@@ -59,7 +59,7 @@ class CudaPlatform(Platform):
 
         return TritonAttention()
 
-    def graph(self) -> DeviceGraph:
+    def graph(self, host_arguments: HostArguments | None = None) -> DeviceGraph:
         # Only this thread's calls are restricted during a capture: others may copy and allocate meanwhile.
         return DeviceGraph(torch.cuda.CUDAGraph(), torch.cuda.stream, "thread_local")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import torch
 
 from ..attention import AttentionMetadata
-from ..paged_attention import TorchAttention, TorchPlan
+from ..paged_attention import TorchAttention, TorchDecodePlan, TorchPlan
+from .graph import updatable
 
 _MASK_SIZE = 2048
 """Side of the mask that the kernel wants with `sparse_mode` 3, whatever the lengths are (torch_npu's op documentation)."""
@@ -27,6 +29,34 @@ class AscendPlan:
     mask: torch.Tensor
     plain: TorchPlan | None = None
 
+    @property
+    def longest(self) -> int:
+        return max(self.metadata.seq_lens)
+
+
+@dataclass(slots=True)
+class AscendDecodePlan:
+    """Decodes whose figures change in place: `slots` [B] and `block_table` [B, most] int32 on the device, `seq_lens` [B] on the host.
+
+    A row without a request is one token long and lies in page 0. `latest`: what was written last. `plain`: the same figures for
+    layers that plain torch computes, once there has been one.
+    """
+
+    slots: torch.Tensor
+    block_table: torch.Tensor
+    seq_lens: list[int]
+    page_size: int
+    mask: torch.Tensor
+    latest: AttentionMetadata | None = None
+    plain: TorchDecodePlan | None = None
+
+    def host_arguments(self, batch_size: int) -> Mapping[str, Any]:
+        return {"actual_seq_lengths_kv": self.seq_lens[:batch_size]}
+
+    @property
+    def longest(self) -> int:
+        return self.block_table.shape[1] * self.page_size
+
 
 class AscendAttention:
     """`npu_fused_infer_attention_score` on pages of 128 to 512 tokens in 16 bits; plain torch where the kernel does not reach.
@@ -43,10 +73,29 @@ class AscendAttention:
         self._mask: torch.Tensor | None = None
 
     def plan(self, metadata: AttentionMetadata, page_size: int) -> AscendPlan:
-        if self._mask is None:
-            mask = torch.ones(_MASK_SIZE, _MASK_SIZE, dtype=torch.bool).triu(1)
-            self._mask = mask.to(metadata.slot_mapping.device)
-        return AscendPlan(metadata, list(accumulate(metadata.query_lens)), page_size, self._mask)
+        mask = self._mask_on(metadata.slot_mapping.device)
+        return AscendPlan(metadata, list(accumulate(metadata.query_lens)), page_size, mask)
+
+    def capture_plan(self, max_batch_size: int, max_pages: int, page_size: int, device: torch.device) -> AscendDecodePlan:
+        return AscendDecodePlan(
+            torch.zeros(max_batch_size, dtype=torch.int32, device=device),
+            torch.zeros(max_batch_size, max_pages, dtype=torch.int32, device=device),
+            [1] * max_batch_size,
+            page_size,
+            self._mask_on(device),
+        )
+
+    def update_plan(self, plan: AscendDecodePlan, metadata: AttentionMetadata) -> None:
+        count, width = len(metadata.seq_lens), min(metadata.block_table.shape[1], plan.block_table.shape[1])
+        assert count <= len(plan.seq_lens) and max(metadata.seq_lens) <= plan.longest, "the step is larger than the plan"
+        plan.seq_lens = [*metadata.seq_lens, *[1] * (len(plan.seq_lens) - count)]
+        plan.slots.zero_()
+        plan.slots[:count].copy_(metadata.slot_mapping)
+        plan.block_table.zero_()
+        plan.block_table[:count, :width].copy_(metadata.block_table[:, :width])
+        plan.latest = metadata
+        if plan.plain is not None:
+            self._plain.update_plan(plan.plain, metadata)
 
     def run(
         self,
@@ -56,7 +105,7 @@ class AscendAttention:
         out: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        plan: AscendPlan,
+        plan: AscendPlan | AscendDecodePlan,
         *,
         scale: float,
         window: int | None,
@@ -64,33 +113,55 @@ class AscendAttention:
         if not self._is_fused(q, plan, window):
             self._plain.run(q, k, v, out, k_cache, v_cache, self._plain_plan(plan), scale=scale, window=window)
             return
+        if isinstance(plan, AscendDecodePlan):
+            plan = _first(plan, q.shape[0])
         # A graph pads q, k and v; the kernel wants as many rows as the lengths say.
         new = plan.query_ends[-1]
         torch.ops.atb._npu_reshape_and_cache(k[:new], v[:new], k_cache, v_cache, plan.metadata.slot_mapping)
-        result, _ = torch.ops.npu.npu_fused_infer_attention_score(
-            q[:new],
-            k_cache.flatten(2),
-            v_cache.flatten(2),
-            atten_mask=plan.mask,
-            actual_seq_lengths=plan.query_ends,
-            actual_seq_lengths_kv=plan.metadata.seq_lens,
-            block_table=plan.metadata.block_table,
-            num_heads=q.shape[1],
-            num_key_value_heads=k.shape[1],
-            input_layout="TND",
-            block_size=plan.page_size,
-            scale=scale,
-            sparse_mode=_CAUSAL_FROM_THE_END,
-        )
+        with updatable():
+            result, _ = torch.ops.npu.npu_fused_infer_attention_score(
+                q[:new],
+                k_cache.flatten(2),
+                v_cache.flatten(2),
+                atten_mask=plan.mask,
+                actual_seq_lengths=plan.query_ends,
+                actual_seq_lengths_kv=plan.metadata.seq_lens,
+                block_table=plan.metadata.block_table,
+                num_heads=q.shape[1],
+                num_key_value_heads=k.shape[1],
+                input_layout="TND",
+                block_size=plan.page_size,
+                scale=scale,
+                sparse_mode=_CAUSAL_FROM_THE_END,
+            )
         out[:new].copy_(result)
 
-    def _is_fused(self, q: torch.Tensor, plan: AscendPlan, window: int | None) -> bool:
-        fits = plan.page_size % _PAGE_UNIT == 0 and plan.page_size <= _LARGEST_PAGE and q.dtype in self.dtypes
-        return fits and (window is None or max(plan.metadata.seq_lens) <= window)
+    def _mask_on(self, device: torch.device) -> torch.Tensor:
+        if self._mask is None:
+            self._mask = torch.ones(_MASK_SIZE, _MASK_SIZE, dtype=torch.bool).triu(1).to(device)
+        return self._mask
 
-    def _plain_plan(self, plan: AscendPlan) -> Any:
-        if plan.plain is None:
+    def _is_fused(self, q: torch.Tensor, plan: AscendPlan | AscendDecodePlan, window: int | None) -> bool:
+        fits = plan.page_size % _PAGE_UNIT == 0 and plan.page_size <= _LARGEST_PAGE and q.dtype in self.dtypes
+        return fits and (window is None or plan.longest <= window)
+
+    def _plain_plan(self, plan: AscendPlan | AscendDecodePlan) -> Any:
+        if plan.plain is None and isinstance(plan, AscendDecodePlan):
+            assert plan.latest is not None, "a capture comes after a run, and a run after an update"
+            rows, pages = plan.block_table.shape
+            plan.plain = self._plain.capture_plan(rows, pages, plan.page_size, plan.block_table.device)
+            self._plain.update_plan(plan.plain, plan.latest)
+        elif isinstance(plan, AscendPlan) and plan.plain is None:
             # Torch indexes with 64 bits.
             metadata = replace(plan.metadata, slot_mapping=plan.metadata.slot_mapping.long(), block_table=plan.metadata.block_table.long())
             plan.plain = self._plain.plan(metadata, plan.page_size)
         return plan.plain
+
+
+def _first(plan: AscendDecodePlan, count: int) -> AscendPlan:
+    """The plan of the first `count` rows: its tensors are views, its lengths those of now."""
+    ends = list(range(1, count + 1))
+    metadata = AttentionMetadata(
+        query_lens=[1] * count, seq_lens=plan.seq_lens[:count], block_table=plan.block_table[:count], slot_mapping=plan.slots[:count]
+    )
+    return AscendPlan(metadata, ends, plan.page_size, plan.mask)

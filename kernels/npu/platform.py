@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from ..attention import AttentionBackend
-from ..graph import DeviceGraph, side_stream
+from ..graph import DeviceGraph, HostArguments, side_stream
 from ..platform import CompileOptions, MemoryInfo, MemoryUse, Platform
 from .attention import AscendAttention
+from .graph import UpdatedGraph
 
 
 class NpuPlatform(Platform):
@@ -64,8 +65,10 @@ class NpuPlatform(Platform):
     def make_attention_backend(self, name: str) -> AttentionBackend:
         return AscendAttention()
 
-    def graph(self) -> DeviceGraph:
-        return DeviceGraph(torch.npu.NPUGraph(), torch.npu.stream, "thread_local")
+    def graph(self, host_arguments: HostArguments | None = None) -> DeviceGraph:
+        if host_arguments is None:
+            return DeviceGraph(torch.npu.NPUGraph(), torch.npu.stream, "thread_local")
+        return UpdatedGraph(torch.npu.NPUGraph(), torch.npu.stream, "thread_local", host_arguments)
 
     def graph_pool(self) -> Any:
         self._reserved_before_graphs = torch.npu.memory_reserved()

@@ -34,6 +34,8 @@ OPS = (
 COMPILED = {"torch_npu._C._weak_ref_tensor": "(tensor, /)"}
 """Functions of the wheel's C++ that its own Python sources use in this way."""
 
+ATTRIBUTES = {"torch.npu.NPUGraph": ("auto_dispatch_capture", "graph_dispatch_mode")}
+"""Attributes of a class's instances that we use."""
 
 COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
@@ -80,6 +82,31 @@ def python_signatures(wheel: Path) -> dict[str, str]:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name.rpartition(".")[2]:
                 found.update(_definition(name, node))
     return dict(sorted(found.items()))
+
+
+def attributes(wheel: Path) -> dict[str, list[str]]:
+    """Of each class in `ATTRIBUTES`, those that its constructor sets."""
+    found = {}
+    for name, wanted in ATTRIBUTES.items():
+        for path in sorted((wheel / "torch_npu" / "npu").glob("*.py")):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and node.name == name.rpartition(".")[2]:
+                    text = "".join(ast.unparse(item) for item in node.body if getattr(item, "name", None) == "__init__")
+                    found[name] = [attribute for attribute in wanted if f"self.{attribute} = " in text]
+    return found
+
+
+def updates(wheel: Path) -> dict[str, list[str]]:
+    """By op, the names that `NPUGraph.update` replaces: the `UPDATE_SPECS` of torch_npu's handlers, for the ops of `OPS`."""
+    found = {}
+    ops = {op.rpartition(":")[2] for op in OPS}
+    for path in sorted((wheel / "torch_npu" / "npu" / "_npugraph_handlers").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Assign(targets=[ast.Name(id="UPDATE_SPECS")], value=ast.Dict() as specs):
+                    named = ast.literal_eval(specs)
+                    found.update({op: [key for *_, key in spec] for op, spec in named.items() if op.removesuffix(".default") in ops})
+    return dict(sorted((op, keys) for op, keys in found.items() if op.endswith(".default")))
 
 
 def _public_names(path: Path) -> set[str]:
@@ -146,6 +173,8 @@ def extract(wheel: Path, dump: dict[str, Any]) -> dict[str, Any]:
     return {
         "torch_npu": version[1],
         "python": python_signatures(wheel),
+        "attributes": attributes(wheel),
+        "updates": updates(wheel),
         "ops": {name: dump["ops"][name] for name in OPS},
         "native_over_fallback": with_kernel,
         "cpu_fallback": sorted(fallback | set(without)),

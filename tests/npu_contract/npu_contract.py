@@ -32,7 +32,8 @@ class Problem(NamedTuple):
 
 @cache
 def contract() -> dict[str, Any]:
-    """The committed extract: `python` signatures, `ops` schemas, `native_over_fallback` and `cpu_fallback` aten ops."""
+    """The committed extract: `python` signatures, `attributes`, `updates` of graphs, `ops` schemas, `native_over_fallback` and
+    `cpu_fallback` aten ops."""
     extract: dict[str, Any] = json.loads(EXTRACT.read_text())
     return extract
 

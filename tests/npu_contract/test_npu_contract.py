@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 from npu_contract import Parameters, assert_no_cpu_fallback, aten_ops, check_sources
 from torch import nn
+
+from piecework.kernels.npu.attention import AscendDecodePlan
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("bench", "compilation", "kernels", "runtime", "server")
@@ -98,6 +101,27 @@ def test_our_sources_keep_the_contract() -> None:
     sources = [path for folder in PRODUCT for path in sorted((ROOT / folder).rglob("*.py"))]
     assert sources
     assert [str(problem) for problem in check_sources(sources)] == []
+
+
+def attributes_of_graphs(source: str) -> set[str]:
+    """What a source asks of `graph` and `self._graph`, which are NPUGraphs."""
+    asked = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
+    return {node.attr for node in asked if ast.unparse(node.value) in ("graph", "self._graph")}
+
+
+def test_what_our_graphs_ask_of_npu_graphs_is_there() -> None:
+    known = npu_contract.contract()
+    there = {name.rpartition(".")[2] for name in known["python"] if name.startswith("torch.npu.NPUGraph.")}
+    there |= set(known["attributes"]["torch.npu.NPUGraph"])
+    asked = [attributes_of_graphs((ROOT / "kernels" / name).read_text()) for name in ("graph.py", "npu/graph.py")]
+    assert asked[0] == {"capture_begin", "capture_end", "replay"} and asked[1] == {"update", "auto_dispatch_capture", "graph_dispatch_mode"}
+    assert asked[0] | asked[1] <= there
+
+
+def test_lengths_are_updated_by_names_that_torch_npu_knows() -> None:
+    plan = AscendDecodePlan(torch.zeros(2), torch.zeros(2, 1), [3, 5], 128, torch.zeros(1))
+    names = plan.host_arguments(2).keys()
+    assert names and names <= set(npu_contract.contract()["updates"]["npu_fused_infer_attention_score.default"])
 
 
 def test_a_bad_use_among_our_sources_would_be_found(tmp_path: Path) -> None:
@@ -191,6 +215,11 @@ WHEEL = {
         "class graph:\n    def __init__(self, npu_graph, pool=None, mode: str = 'global'): ...\n    def _hidden(self): ...\n"
         "    def end(self, *, hard: bool = True): ...\n\ndef private(): ...\n"
     ),
+    "torch_npu/npu/npugraph.py": "class NPUGraph:\n    def __init__(self):\n        self.graph_dispatch_mode = object()\n",
+    "torch_npu/npu/_npugraph_handlers/handlers.py": (
+        "class Handler:\n    UPDATE_SPECS = {\n        '_npu_paged_attention': [('arg', 7, 'context_lens')],\n"
+        "        '_npu_paged_attention.default': [('arg', 7, 'context_lens')],\n        'other.default': [('arg', 1, 'lens')],\n    }\n"
+    ),
     "torch_npu/npu/streams.py": "class Stream:\n    def __new__(cls, device=None, **kwargs): ...\n",
     "torch_npu/dynamo/torchair/npu_fx_compiler.py": "def get_npu_backend(*, compiler_config: int = None): ...\n",
     "torch_npu/dynamo/torchair/configs/compiler_config.py": "class CompilerConfig:\n    def __init__(self): ...\n",
@@ -214,6 +243,8 @@ def test_extract_reads_a_wheel(tmp_path: Path) -> None:
         "torchair.configs.compiler_config.CompilerConfig": "()",
         "torchair.get_npu_backend": "(*, compiler_config=None)",
     }
+    assert found["attributes"] == {"torch.npu.NPUGraph": ["graph_dispatch_mode"]}
+    assert found["updates"] == {"_npu_paged_attention.default": ["context_lens"]}
     assert found["native_over_fallback"] == ["aten::index.Tensor", "aten::lgamma_"]
     assert {"aten::lgamma", "aten::lgamma.out", "aten::index.Tensor_out", "aten::nonzero_static"} <= set(found["cpu_fallback"])
 

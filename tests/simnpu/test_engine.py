@@ -52,7 +52,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def engine(path: Path, device: str, **settings: Any) -> LLM:
-    return LLM(str(path), dtype="float32", device=device, max_total_tokens=4096, num_threads=1, **settings)
+    """Decodes run eagerly here: test_decode_graphs.py has them recorded."""
+    fixed: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 4096, "num_threads": 1, "cuda_graph_backend_decode": "disabled"}
+    return LLM(str(path), device=device, **fixed, **settings)
 
 
 def with_graphs(path: Path, backend: str) -> LLM:

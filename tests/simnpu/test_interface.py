@@ -8,6 +8,7 @@ from typing import Any
 
 import npu_contract
 import torch
+from simnpu_device.graphs import UPDATABLE
 
 
 def parameters(signature: inspect.Signature, *, method: bool) -> list[tuple[str, Any]]:
@@ -63,3 +64,12 @@ def test_dispatch_is_torch_npus_where_it_matters(simnpu: Any) -> None:
     """Ops that torch_npu has a kernel for are launched whole; the ones it lacks are known to run on the CPU."""
     for name in npu_contract.contract()["native_over_fallback"]:
         assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "PrivateUse1")
+
+
+def test_graphs_have_the_attributes_that_we_use(simnpu: Any) -> None:
+    graph = torch.npu.NPUGraph()
+    assert all(hasattr(graph, name) for name in npu_contract.contract()["attributes"]["torch.npu.NPUGraph"])
+
+
+def test_the_ops_that_are_updated_are_torch_npus(simnpu: Any) -> None:
+    assert UPDATABLE.keys() == npu_contract.contract()["updates"].keys()
