@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compiled_here import CompiledHere
 from tiny_models import make_tiny_model
 
 from piecework.compilation.capture import Graphs
 from piecework.compilation.errors import CaptureError
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.paged_attention import TorchAttention
+from piecework.runtime import graph_startup
 from piecework.runtime.llm import LLM, Completion
 from piecework.runtime.sampling_params import SamplingParams
 
@@ -23,6 +25,7 @@ PARAMS = [SamplingParams(temperature=0.0, max_new_tokens=5 + 2 * i, ignore_eos=T
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(graph_startup, "start", CompiledHere)
 
 
 def engine(path: Path, **settings: Any) -> LLM:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from compiled_here import CompiledHere
 from recording_platform import RecordingPlatform
 from tiny_models import make_tiny_model
 
@@ -26,9 +27,7 @@ from piecework.runtime.engine_process import EngineProcess
 from piecework.runtime.ipc import decode, encode
 from piecework.runtime.llm import LLM, Completion
 from piecework.runtime.messages import GenerateRequest, Shutdown, StepOutput
-from piecework.runtime.pieces import install, installer
 from piecework.runtime.sampling_params import SamplingParams
-from piecework.runtime.weights.packing import Kinds
 
 SIZES = [4, 16, 33]
 AROUND = [size + offset for size in SIZES for offset in (-1, 0, 1)]
@@ -64,29 +63,6 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> RecordingPlatform:
 def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiling process is this one, so that faults can be seeded in it."""
     monkeypatch.setattr(graph_startup, "start", CompiledHere)
-
-
-class CompiledHere:
-    """Stands for the process: two looks later its pieces are in the cache."""
-
-    def __init__(self, config: EngineConfig, model_config: Any, dtype: torch.dtype, kinds: Kinds) -> None:
-        from piecework.runtime.weights.loader import empty_model
-
-        assert not kinds, "these models are in float32"
-        platform = CpuPlatform()
-        install(installer(config, platform), empty_model(model_config, dtype, platform.device()), model_config, dtype)
-        self._looks = 0
-
-    def poll(self) -> int | None:
-        self._looks += 1
-        return 0 if self._looks > 2 else None
-
-    def wait(self) -> int:
-        self._looks = 2
-        return 0
-
-    def terminate(self) -> None:
-        pass
 
 
 def settings(**others: Any) -> dict[str, Any]:

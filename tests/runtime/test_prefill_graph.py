@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from compiled_here import CompiledHere
 from recording_platform import RecordingPlatform
 from tiny_models import make_tiny_model
 
@@ -52,7 +53,8 @@ def assert_same(ours: list[Completion], eager: list[Completion]) -> None:
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("sizes", [None, "4,16,33"], ids=["unpadded", "captured"])
-def test_pieces_give_what_eager_gives(tmp_path: Path, architecture: str, sizes: str | None) -> None:
+def test_pieces_give_what_eager_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, sizes: str | None) -> None:
+    monkeypatch.setattr(graph_startup, "start", CompiledHere)
     path = make_tiny_model(tmp_path / "model", architecture)
     llm = in_pieces(path, piecewise_cuda_graph_tokens=sizes)
     alone = [llm.generate([prompt], PARAMS)[0] for prompt in PROMPTS]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_engine import CompiledHere
+from compiled_here import CompiledHere
 from tiny_models import make_tiny_model
 
 from piecework.kernels.npu.attention import AscendAttention, AscendDecodePlan

@@ -7,18 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from compiled_here import CompiledHere
 from tiny_models import make_tiny_model
 
-from piecework.kernels.detect import detect
 from piecework.kernels.npu.attention import AscendAttention
 from piecework.kernels.npu.platform import NpuPlatform
 from piecework.runtime import graph_startup
-from piecework.runtime.config import EngineConfig
 from piecework.runtime.llm import LLM, Completion
-from piecework.runtime.pieces import install, installer
 from piecework.runtime.sampling_params import SamplingParams
-from piecework.runtime.weights.loader import empty_model
-from piecework.runtime.weights.packing import Kinds
 
 SIZES = [4, 16, 33]
 AROUND = [size + offset for size in SIZES for offset in (-1, 0, 1)]
@@ -26,20 +22,6 @@ LENGTHS = [*AROUND, 140, 260]
 PROMPTS = [[(17 * i + 3 * j) % 400 for j in range(length)] for i, length in enumerate(LENGTHS)]
 PARAMS = SamplingParams(temperature=0.0, max_new_tokens=5, ignore_eos=True, logprobs=5, prompt_logprobs=0)
 LAYERS = 2
-
-
-class CompiledHere:
-    """Stands for the compiling process, which would be without the simulated device."""
-
-    def __init__(self, config: EngineConfig, model_config: Any, dtype: torch.dtype, kinds: Kinds) -> None:
-        assert not kinds, "nothing packs weights for this device"
-        platform = detect(config.device)
-        install(installer(config, platform), empty_model(model_config, dtype, platform.device()), model_config, dtype)
-
-    def wait(self) -> int:
-        return 0
-
-    poll = wait
 
 
 @pytest.fixture(autouse=True)
