@@ -31,6 +31,11 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path / "cache"))
 
 
+@pytest.fixture
+def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_startup, "start", CompiledHere)
+
+
 def engine(path: Path, **settings: Any) -> LLM:
     return LLM(str(path), dtype="float32", max_total_tokens=1024, num_threads=1, **settings)
 
@@ -65,6 +70,7 @@ def test_pieces_give_what_eager_gives(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (stats.graph_replays_total > 0) == (sizes is not None)
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_equal_layers_are_one_piece(tmp_path: Path) -> None:
     shallow = graph_of(in_pieces(make_tiny_model(tmp_path / "a", num_hidden_layers=3))).num_pieces
     deep = graph_of(in_pieces(make_tiny_model(tmp_path / "b", num_hidden_layers=9))).num_pieces
@@ -107,6 +113,7 @@ def test_a_compiler_that_dies_leaves_steps_eager(tmp_path: Path, monkeypatch: py
     assert "exit code" in caplog.text
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_a_size_whose_capture_fails_runs_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_tiny_model(tmp_path / "model")
     record = Graphs._record
@@ -122,6 +129,7 @@ def test_a_size_whose_capture_fails_runs_without_it(tmp_path: Path, monkeypatch:
     assert_same(llm.generate(PROMPTS, PARAMS), engine(path).generate(PROMPTS, PARAMS))
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_captures_write_to_no_page_that_a_request_may_hold(tmp_path: Path) -> None:
     llm = in_pieces(make_tiny_model(tmp_path / "model"), piecewise_cuda_graph_tokens="4,16,33")
     pool = llm.scheduler._runner.pool  # type: ignore[attr-defined]
@@ -132,6 +140,7 @@ def lengths_of(llm: LLM) -> Any:
     return llm.scheduler._runner.seen_lengths  # type: ignore[attr-defined]
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_auto_sizes_are_the_lengths_that_an_earlier_run_has_seen(tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path / "model")
     first = engine(path)
@@ -162,6 +171,7 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> RecordingPlatform:
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("backend", ["piecewise", "breakable", "disabled"])
+@pytest.mark.usefixtures("compiled_here")
 def test_recorded_steps_give_what_eager_gives(tmp_path: Path, architecture: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_tiny_model(tmp_path / "model", architecture)
     expected = engine(path).generate(PROMPTS, PARAMS)
