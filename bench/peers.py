@@ -28,6 +28,7 @@ PORT = "{port}"
 _READY_SECONDS = 300.0
 _STOP_SECONDS = 30.0
 _POLL_SECONDS = 0.1
+_SEEDS = 1000
 
 
 class Load(NamedTuple):
@@ -106,21 +107,22 @@ async def _measure(label: str, command: str, settings: PeersSettings) -> Measure
         began = time.perf_counter()
         target = await _first_token(label, target, process)
         found = Measured(ready=time.perf_counter() - began)
-        for name in settings.loads:
-            print(f"{label}: {name}", file=sys.stderr)
-            found.results[name] = await _put(LOADS[name], target, settings)
+        # Every load has prompts of its own: one that a server has seen is no work for its prefix cache.
+        for place, name in enumerate(LOADS):
+            if name in settings.loads:
+                print(f"{label}: {name}", file=sys.stderr)
+                found.results[name] = await _put(LOADS[name], target, settings, place)
         for clients in CLIENTS if settings.scaling else ():
             print(f"{label}: {clients} at a time", file=sys.stderr)
             load = Load(_random(128, 64), max(4, 2 * clients), clients, _OUT)
-            found.scaling[clients] = await _put(load, target, settings)
+            found.scaling[clients] = await _put(load, target, settings, len(LOADS) + clients)
         found.resident = resident_bytes(process.pid)
     return found
 
 
-async def _put(load: Load, target: Target, settings: PeersSettings) -> ServingResult:
-    asked = ServingSettings(
-        num_prompts=load.num_prompts, max_concurrency=load.concurrency, num_warmups=2, ignore_eos=True, seed=settings.seed
-    )
+async def _put(load: Load, target: Target, settings: PeersSettings, number: int) -> ServingResult:
+    seed = _SEEDS * settings.seed + number
+    asked = ServingSettings(num_prompts=load.num_prompts, max_concurrency=load.concurrency, num_warmups=2, ignore_eos=True, seed=seed)
     fields = asdict(load.workload) | {"vocab_size": settings.vocab_size}
     return await measure(target, asked, Workload(**fields))
 

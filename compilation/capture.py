@@ -216,7 +216,8 @@ class Graphs:
         self._recordings.pop(size, None)
         self.stats.disabled[size] = failure.reason
         remedy = _REMEDY[failure.reason]
-        logger.warning("%s graphs: %d tokens run without a graph (%s: %s); %s", self._phase, size, *failure, remedy)
+        unit = "requests" if self._phase == "decode" else "tokens"
+        logger.warning("%s graphs: %d %s run without a graph (%s: %s); %s", self._phase, size, unit, *failure, remedy)
         if failure.reason is Reason.OUT_OF_MEMORY:
             gc.collect()
             self._platform.empty_cache()

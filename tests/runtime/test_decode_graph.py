@@ -81,7 +81,7 @@ def test_a_batch_size_whose_capture_fails_runs_without_it(
     path = make_tiny_model(tmp_path / "model")
     llm = recorded(path)
     assert (llm.info.graphs.decode_sizes, llm.info.graphs.failed_sizes) == ([1, 4], {"2": "capture_failed"})
-    assert "2 tokens run without a graph" in caplog.text
+    assert "2 requests run without a graph" in caplog.text
     assert_same(llm.generate(PROMPTS, PARAMS), engine(path).generate(PROMPTS, PARAMS))
 
 
