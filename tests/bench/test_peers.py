@@ -25,6 +25,7 @@ def command(model: Path) -> str:
     return shlex.join([sys.executable, "-m", "piecework.server", "serve", *flags])
 
 
+@pytest.mark.slow
 def test_two_servers_are_measured_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     workload = Workload(random_input_len=20, random_output_len=5)
     monkeypatch.setitem(peers.LOADS, "batch8", Load(workload, 6, 3, "output_throughput"))

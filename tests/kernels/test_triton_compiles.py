@@ -17,7 +17,8 @@ _SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 _MATRIX = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
+# One generation at each run; the others are compiled with the long runs.
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)])
 def test_every_kernel_compiles_and_fits_a_multiprocessor(capability: int, tmp_path: Path) -> None:
     script = Path(__file__).with_name("compile_kernels.py")
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
