@@ -148,14 +148,22 @@ void attend_item(const AttentionCall<T>& call, const Item& item, Scratch& scratc
   const int group = call.heads / call.kv_heads, rows = (item.last - item.first) * group, size = call.head_size;
   const tiles::Sight sight{call.seq_lens[item.request] - call.query_lens[item.request] + item.first, group, call.window};
   const bool few = tiles::is_few<T>(rows, size);
+  const T *places[2][2][tiles::kTile];  // keys and values of a tile and of the next
+  const auto tile_at = [&](int start) { return tiles::Tile{start, std::max(0, std::min(tiles::kTile, item.end - start))}; };
+  const auto find = [&](const tiles::Tile& tile) {
+    auto& [keys, values] = places[tile.start / tiles::kTile % 2];
+    if (tile.count > 0) find_tile(call, item, tile, keys, values);
+  };
+  find(tile_at(item.begin));
+  if (few) tiles::prefetch_rows(places[item.begin / tiles::kTile % 2][0], tile_at(item.begin).count, size);
   scratch.start(rows);
   load_queries(call, item, rows, few, scratch);
   for (int start = item.begin; start < item.end; start += tiles::kTile) {
-    const tiles::Tile tile{start, std::min(tiles::kTile, item.end - start)};
-    const T *keys[tiles::kTile], *values[tiles::kTile];
-    find_tile(call, item, tile, keys, values);
+    const tiles::Tile tile = tile_at(start), next = tile_at(start + tiles::kTile);
+    find(next);
+    const auto& [keys, values] = places[start / tiles::kTile % 2];
     if (few) {
-      tiles::attend_few(rows, sight, tile, keys, values, scratch);
+      tiles::attend_few(rows, sight, tile, keys, values, places[next.start / tiles::kTile % 2][0], next.count, scratch);
     } else {
       attend_blocks(rows, sight, tile, keys, values, scratch);
     }

@@ -109,14 +109,27 @@ inline void each_few(int rows, Work work) {
   }
 }
 
-// keys [kTile], values [tile.count]. Queries lie where other items have their keys.
+// Asks for rows of keys or values early: they lie in pieces too short for a processor to see where the next will be.
 template <class T>
-void attend_few(int rows, const Sight& sight, const Tile& tile, const T* const* keys, const T* const* values, Scratch& scratch) {
+inline void prefetch_rows(const T* const* rows, int count, int size) {
+  for (int j = 0; j < count; ++j)
+    for (int i = 0; i < size; i += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(rows[j] + i);
+}
+
+// keys [kTile], values [tile.count]. Queries lie where other items have their keys. While scores are made, the values come from
+// memory, and while these are summed, the keys of the next tile, if there is one: next_keys [next_count].
+template <class T>
+void attend_few(int rows, const Sight& sight, const Tile& tile, const T* const* keys, const T* const* values, const T* const* next_keys, int next_count,
+                Scratch& scratch) {
   constexpr int pack = kNumbersInWord<T>;
   const int size = scratch.head_size, end = round_up(tile.count, kLanes);
   each_few(rows, [&](int row, auto count) {
-    for (int j = 0; j < end; j += kLanes) score_few<count>(scratch.keys + row * size, size, keys + j, scratch.scores + row * kTile + j);
+    for (int j = 0; j < end; j += kLanes) {
+      if (row == 0) prefetch_rows(values + j, std::min(kLanes, tile.count - j), size);
+      score_few<count>(scratch.keys + row * size, size, keys + j, scratch.scores + row * kTile + j);
+    }
   });
+  prefetch_rows(next_keys, next_count, size);
   alignas(4 * kLanes) float kept[kLanes];
   scratch.weigh(sight, tile, 0, rows, 0, end, kept);
   each_few(rows, [&](int row, auto count) {

@@ -5,6 +5,13 @@
 namespace piecework {
 namespace {
 
+constexpr int kAhead = 1536;  // bytes: as far ahead of the products weights are asked for, which their row of FMAs would delay
+
+inline void prefetch(const uint8_t* from, int bytes) {
+#pragma GCC unroll 32
+  for (int line = 0; line < bytes; line += 64) __builtin_prefetch(from + kAhead + line);
+}
+
 // c [R][32] = or += the products of groups of a panel with as many columns of R rows of x, kStride apart.
 template <class Kind, int R>
 void products(const uint8_t* panel, const float* x, int groups, float* c, bool adds) {
@@ -17,13 +24,16 @@ void products(const uint8_t* panel, const float* x, int groups, float* c, bool a
         sums[0][r][1] = load<floats>(c + r * kPanel + part * kWide + kLanes);
       });
     const float* next = x;
-    for (int g = 0; g < groups; ++g, next += Kind::kColumns)
-      Kind::each(panel + static_cast<int64_t>(g) * Kind::kBytes, part, [&](int begin, auto i, floats a, floats b) __attribute__((always_inline)) {
+    for (int g = 0; g < groups; ++g, next += Kind::kColumns) {
+      const uint8_t* group = panel + static_cast<int64_t>(g) * Kind::kBytes;
+      prefetch(group, Kind::kBytes);
+      Kind::each(group, part, [&](int begin, auto i, floats a, floats b) __attribute__((always_inline)) {
         unrolled<R>([&](auto r) __attribute__((always_inline)) {
           sums[i % kChains][r][0] += next[r * kStride + begin + i] * a;
           sums[i % kChains][r][1] += next[r * kStride + begin + i] * b;
         });
       });
+    }
     unrolled<R>([&](auto r) __attribute__((always_inline)) {
       for (int chain = 1; chain < kChains; ++chain) sums[0][r][0] += sums[chain][r][0], sums[0][r][1] += sums[chain][r][1];
       store(c + r * kPanel + part * kWide, sums[0][r][0]);
@@ -48,6 +58,7 @@ void scaled_products(const uint8_t* panel, const float* x, const float* x_sums, 
     for (int g = 0; g < groups; ++g) {
       const uint8_t* group = panel + static_cast<int64_t>(g) * Kind::kBytes;
       const float* next = x + g * Kind::kColumns;
+      prefetch(group, Kind::kBytes);
       floats sums[kChains][R][2] = {};
       Kind::each_number(group, part, [&](int begin, auto i, floats a, floats b) __attribute__((always_inline)) {
         unrolled<R>([&](auto r) __attribute__((always_inline)) {
