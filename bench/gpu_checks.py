@@ -53,7 +53,7 @@ class Check(NamedTuple):
 def correctness(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
     """Kernels against plain torch, then tokens of small models with and without graphs. A check that raises is a failed one."""
     platform = detect(device)
-    checks = [*_attention_checks(platform), *_op_checks(platform), *_model_checks(scale, folder, platform)]
+    checks = [*_attention_checks(platform), *_op_checks(platform), *_sampling_checks(platform), *_model_checks(scale, folder, platform)]
     return {"ok": all(check.ok for check in checks), "checks": [check._asdict() for check in checks]}
 
 
@@ -139,6 +139,22 @@ def _op_error(name: str, arguments: tuple[Any, ...]) -> float:
     actual, expected = getattr(ops, name)(*arguments), getattr(reference, name)(*arguments)
     pairs = zip(actual, expected, strict=True) if isinstance(actual, tuple) else [(actual, expected)]
     return max(_within(one, other) for one, other in pairs)
+
+
+def _sampling_checks(platform: Platform) -> Iterator[Check]:
+    """The tokens of every filter, on a peaked row and a flat one of each vocabulary."""
+    generator = torch.Generator(platform.device()).manual_seed(4)
+    for vocab in (49152, 151936):
+        for name, (top_k, top_p, min_p) in {"top-k": (50, 1.0, 0.0), "top-p": (vocab, 0.95, 0.0), "all": (40, 0.9, 0.02)}.items():
+            scales = torch.tensor([[4.0], [0.1]], device=platform.device())
+            probs = (torch.randn(2, vocab, generator=generator, device=platform.device()) * scales).softmax(-1)
+            filters = [torch.full((2,), value, device=platform.device()) for value in (top_k, top_p, min_p)]
+            uniform = torch.rand(2, generator=generator, device=platform.device(), dtype=torch.float64)
+            yield _checked(f"{name} of {vocab} tokens", lambda p=probs, f=filters, u=uniform: _other_draws(p, *f, u), allowed=0.0)
+
+
+def _other_draws(*arguments: torch.Tensor) -> float:
+    return float((ops.sample_filtered(*arguments) != reference.sample_filtered(*arguments)).float().mean())
 
 
 def _model_checks(scale: Scale, folder: Path, platform: Platform) -> Iterator[Check]:

@@ -47,3 +47,10 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 def rotary_embedding(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
     result: torch.Tensor = _versions.get(x.device.type, reference).rotary_embedding(x, cos, signed_sin)
     return result
+
+
+def sample_filtered(
+    probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor, uniform: torch.Tensor
+) -> torch.Tensor:
+    result: torch.Tensor = _versions.get(probs.device.type, reference).sample_filtered(probs, top_k, top_p, min_p, uniform)
+    return result

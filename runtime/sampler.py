@@ -14,13 +14,12 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from ..kernels import ops
 from ..kernels.staging import to_device
 from .logprobs import token_logprobs
 from .messages import TokenLogprob
 from .request import Request
 
-_CANDIDATES = 1024
-"""Tokens that are looked at first for top-p; a row whose mass they do not cover is sorted whole."""
 _BLOCK = 256
 
 
@@ -105,20 +104,9 @@ def _sample_filtered(logits: torch.Tensor, requests: list[Request]) -> torch.Ten
     """Temperature, then what min-p, top-k and top-p (of what top-k left) all keep; each keeps at least the likeliest."""
     vocab = logits.shape[1]
     probs = (logits / _column(requests, "temperature", logits)).softmax(dim=-1)
-    top_k = to_device([np.array([r.params.top_k if r.params.top_k > 0 else vocab for r in requests])], logits.device)[0][:, None]
-    top_p = _column(requests, "top_p", logits).double()
-    min_p = _column(requests, "min_p", logits)
-    width = min(vocab, max(_CANDIDATES, *(r.params.top_k for r in requests)))
-    values, ids = probs.topk(width, dim=-1)
-    covered = (values.sum(-1, keepdim=True) >= top_p) | (top_k <= width) | (values[:, -1:] < min_p * values[:, :1])
-    if width < vocab and not bool(covered.all()):
-        values, ids = probs.sort(dim=-1, descending=True)
-    among_k = torch.arange(values.shape[1], device=logits.device) < top_k
-    cumulative = (values * among_k).cumsum(-1, dtype=torch.float64)
-    # Where top-k leaves everything, the mass is 1 even if the candidates hold less.
-    mass = torch.where(top_k < vocab, cumulative[:, -1:], 1.0)
-    keep = among_k & (cumulative - values < top_p * mass) & (values >= min_p * values[:, :1])
-    return ids.gather(1, _pick(values * keep, _uniform_of(requests, logits.device))[:, None])[:, 0]
+    (top_k,) = to_device([np.array([r.params.top_k if r.params.top_k > 0 else vocab for r in requests])], logits.device)
+    top_p, min_p = (_column(requests, name, logits)[:, 0] for name in ("top_p", "min_p"))
+    return ops.sample_filtered(probs, top_k, top_p, min_p, _uniform_of(requests, logits.device))
 
 
 def _pick(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:

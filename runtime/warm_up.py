@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..kernels import ops
 from ..kernels.attention import AttentionMetadata
 from ..kernels.platform import Platform
 from .cache.allocator import RESERVED_PAGE
@@ -26,8 +27,16 @@ def warm_up(model: LlamaForCausalLM, attention: PagedAttention, platform: Platfo
         ([1] * _MANY, [1] * _MANY),
     ):
         hidden = _step(model, attention, platform, query_lens, seq_lens)
-        model.compute_logits(hidden[:1]).argmax(-1)
+        logits = model.compute_logits(hidden[:1])
+        logits.argmax(-1)
+    _sample(logits.float())
     platform.synchronize()
+
+
+def _sample(logits: torch.Tensor) -> None:
+    """One draw with every filter; logits [1, V]."""
+    top_k, top_p, min_p = (torch.full((1,), value, device=logits.device) for value in (2, 0.5, 0.1))
+    ops.sample_filtered(logits.softmax(-1), top_k, top_p, min_p, torch.zeros(1, dtype=torch.float64, device=logits.device))
 
 
 def _step(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from . import sampling
 from .op_kernels import add_rms_norm_kernel, rms_norm_kernel, rotary_kernel, silu_and_mul_kernel
 
 _BLOCK = 1024
@@ -93,6 +94,8 @@ rms_norm = torch.ops.piecework.rms_norm.default
 add_rms_norm = torch.ops.piecework.add_rms_norm.default
 silu_and_mul = torch.ops.piecework.silu_and_mul.default
 rotary_embedding = torch.ops.piecework.rotary_embedding.default
+sample_filtered = sampling.sample_filtered
+"""No op of torch: what samples is not traced."""
 
 
 def _power_of_2(number: int) -> int:

@@ -15,12 +15,15 @@ from triton.compiler import ASTSource
 
 from piecework.kernels.triton import attention_kernels as attention
 from piecework.kernels.triton import op_kernels as ops
+from piecework.kernels.triton import sampling_kernel as sampling
 
 _POINTERS = {
     **dict.fromkeys(("q", "k", "v", "out", "k_cache", "v_cache", "x", "weight", "residual", "total", "cos", "signed_sin"), "*bf16"),
     **dict.fromkeys(("slots", "block_table"), "*i64"),
     **dict.fromkeys(("tiles", "query_starts", "seq_lens", "rows", "requests"), "*i32"),
-    **dict.fromkeys(("partial", "partial_lse"), "*fp32"),
+    **dict.fromkeys(("partial", "partial_lse", "probs", "candidates", "top_ps", "min_ps"), "*fp32"),
+    **dict.fromkeys(("top_ks", "drawn"), "*i64"),
+    **{"ids": "*i32", "uniforms": "*fp64"},
 }
 _FLOATS = ("scale_log2", "eps")
 _HEADS = {"GROUP": 4, "HEAD": 128, "BLOCK_D": 128, "PAGE": 16, "PRECISION": "ieee"}
@@ -58,6 +61,7 @@ KERNELS: list[tuple[Any, dict[str, Any], dict[str, int]]] = [
     (ops.add_rms_norm_kernel, {"SIZE": 4096, "BLOCK": 4096}, {"num_warps": 16}),
     (ops.silu_and_mul_kernel, {"SIZE": 14336, "BLOCK": 1024}, {"num_warps": 4}),
     (ops.rotary_kernel, {"HEADS": 40, "HALF": 64, "BLOCK": 1024}, {"num_warps": 4}),
+    (sampling.sample_filtered_kernel, {"BLOCK": 4096}, {"num_warps": 16}),
 ]
 """With the constants and options of an 8B model in bfloat16."""
 

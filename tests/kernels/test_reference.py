@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from piecework.kernels.reference import add_rms_norm, rms_norm, rotary_embedding, silu_and_mul
+from piecework.kernels import reference
+from piecework.kernels.reference import add_rms_norm, rms_norm, rotary_embedding, sample_filtered, silu_and_mul
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 SEEDS = st.integers(0, 2**32 - 1)
@@ -95,3 +96,42 @@ def test_position_0_is_not_turned(dtype: torch.dtype) -> None:
     x = random(0, 1, 3, 8, dtype=dtype)
     cos, sin = turning(1, 8, dtype)
     assert torch.equal(rotary_embedding(x, cos[:, None], signed(sin)[:, None]), x)
+
+
+def drawn_by_definition(probs: list[float], top_k: int, top_p: float, min_p: float, uniform: float) -> int:
+    """One row, in whole numbers throughout."""
+    order = sorted(range(len(probs)), key=lambda token: (-probs[token], token))
+    weights = [int(probs[token] * 2.0**52) for token in order]
+    mass = sum(weights[:top_k]) if top_k < len(probs) else 2**52
+    kept = 0
+    for place, token in enumerate(order[:top_k]):
+        far = top_p < 1.0 and place > 0 and sum(weights[:place]) >= top_p * mass
+        if far or torch.tensor(probs[token]) < torch.tensor(min_p) * probs[order[0]]:
+            break
+        kept += 1
+    goal = min(int(uniform * sum(weights[:kept])), sum(weights[:kept]) - 1)
+    return next(token for place, token in enumerate(order) if sum(weights[: place + 1]) > goal)
+
+
+@given(
+    seed=SEEDS,
+    vocab=st.sampled_from([1, 5, 300]),
+    scale=st.sampled_from([0.0, 0.1, 3.0]),
+    top_k=st.sampled_from([1, 2, 40, 290, 300]),
+    top_p=st.sampled_from([1.0, 0.9, 0.3, 1e-9]),
+    min_p=st.sampled_from([0.0, 0.1, 1.0]),
+    candidates=st.sampled_from([16, 1024]),
+)
+@settings(deadline=None)
+def test_filtered_sampling_is_its_definition(
+    seed: int, vocab: int, scale: float, top_k: int, top_p: float, min_p: float, candidates: int
+) -> None:
+    """However many candidates are looked at first; equals stand at every border."""
+    generator = torch.Generator().manual_seed(seed)
+    probs = (torch.randn(1, vocab, generator=generator) * scale).bfloat16().float().softmax(-1)
+    uniform = torch.rand(1, generator=generator, dtype=torch.float64)
+    filters = (torch.tensor([min(top_k, vocab)]), torch.tensor([top_p]), torch.tensor([min_p]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference, "_CANDIDATES", candidates)
+        drawn = int(sample_filtered(probs, *filters, uniform))
+    assert drawn == drawn_by_definition(probs[0].tolist(), min(top_k, vocab), float(filters[1]), min_p, float(uniform))

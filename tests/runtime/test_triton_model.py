@@ -135,7 +135,8 @@ def test_a_step_waits_for_the_device_once(settings: dict[str, Any], model: Path)
     """To read its tokens; torch warns of every wait when it is asked to."""
     llm = make(model, device="cuda", startup="full", **settings)
     generated(llm)
-    for number, params in enumerate([GREEDY, SamplingParams(max_new_tokens=3, ignore_eos=True, seed=1)]):
+    sampled = [SamplingParams(max_new_tokens=3, ignore_eos=True, seed=1, top_p=top_p) for top_p in (1.0, 0.9)]
+    for number, params in enumerate([GREEDY, *sampled]):
         llm.scheduler.add(GenerateRequest(rid=str(number), input_ids=PROMPTS[1], params=params))
     steps = 0
     torch.cuda.set_sync_debug_mode("warn")

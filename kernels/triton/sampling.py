@@ -1,0 +1,37 @@
+"""Filtered sampling on the device: no sort of the vocabulary, and nothing that the host waits for.
+
+Why not flashinfer's or sgl-kernel's: theirs draw by rejection, from random numbers that they make themselves, as many as it
+takes; here a token is a function of one number, which (seed, position) gives.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .sampling_kernel import sample_filtered_kernel
+
+_ROOM = 4096
+"""Candidates of a row that are searched in one tile."""
+
+
+def sample_filtered(
+    probs: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    uniform: torch.Tensor,
+    *,
+    room: int = _ROOM,
+    block: int = _ROOM,
+) -> torch.Tensor:
+    """As `kernels.reference.sample_filtered`, to the token. `room`: candidates of a row; `block`: a power of two, elements in a tile."""
+    rows, vocab = probs.shape
+    assert probs.dtype == torch.float32 and probs.stride(1) == 1
+    drawn = torch.empty(rows, dtype=torch.int64, device=probs.device)
+    if rows:
+        candidates = torch.empty(rows, room, dtype=torch.float32, device=probs.device)
+        ids = torch.empty(rows, room, dtype=torch.int32, device=probs.device)
+        sample_filtered_kernel[(rows,)](
+            probs, candidates, ids, top_k, top_p, min_p, uniform, drawn, vocab, probs.stride(0), room, BLOCK=block, num_warps=16
+        )
+    return drawn
