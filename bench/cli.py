@@ -197,6 +197,12 @@ def _add_peers(subparsers: Any) -> None:
     )
     parser.add_argument("--loads", type=_loads, metavar="LIST", help="default: single,batch8,batch32,prefill,prefix")
     parser.add_argument("--scaling", action="store_true", help="also 1, 2, 4, ... 64 at a time, 128 tokens in and 64 out")
+    parser.add_argument(
+        "--rounds",
+        type=_positive,
+        metavar="N",
+        help="start and load every server so many times, in turn, and take its best figures; default: 1",
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="of prompts; default: 0")
     parser.add_argument("--markdown", metavar="FILE", help="write the tables there too")
     parser.add_argument("--plot", metavar="FILE", help="draw the scaling run there, PNG or SVG; needs matplotlib")

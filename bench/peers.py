@@ -65,6 +65,7 @@ class PeersSettings:
     vocab_size: int = 49152
     loads: Sequence[str] = tuple(LOADS)
     scaling: bool = False
+    rounds: int = 1
     seed: int = 0
     markdown: str | None = None
     plot: str | None = None
@@ -86,7 +87,12 @@ def run(settings: PeersSettings, report: Report) -> int:
         raise ValueError("--plot shows a scaling run: give --scaling too")
     own = [sys.executable, "-m", "piecework.server", "serve", "--model-path", settings.model_path, "--piecewise-cuda-graph"]
     commands = {"piecework": shlex.join([*own, "--port", PORT, "--log-level", "warning"]), **dict(settings.servers)}
-    measured = {label: asyncio.run(_measure(label, command, settings)) for label, command in commands.items()}
+    # Round by round, so that a minute in which the machine was slow does not fall on one server alone.
+    rounds = [
+        {label: asyncio.run(_measure(label, command, settings, number)) for label, command in commands.items()}
+        for number in range(settings.rounds)
+    ]
+    measured = {label: best_of([found[label] for found in rounds]) for label in commands}
     lines = table(measured, settings.loads)
     if settings.scaling:
         lines += ["", *scaling_table(measured)]
@@ -96,11 +102,23 @@ def run(settings: PeersSettings, report: Report) -> int:
     report.write({**asdict(settings), "commands": commands, "servers": {label: _as_dict(found) for label, found in measured.items()}})
     if settings.plot is not None:
         _plot(measured, settings.plot)
-    failed = sum(result.failures.total for found in measured.values() for result in [*found.results.values(), *found.scaling.values()])
+    everything = [found for servers in rounds for found in servers.values()]
+    failed = sum(result.failures.total for found in everything for result in [*found.results.values(), *found.scaling.values()])
     return 1 if failed else 0
 
 
-async def _measure(label: str, command: str, settings: PeersSettings) -> Measured:
+def best_of(rounds: Sequence[Measured]) -> Measured:
+    """The best figure of a server's rounds for each load, start and memory."""
+    first = rounds[0]
+    return Measured(
+        ready=min(found.ready for found in rounds),
+        resident=min(found.resident for found in rounds),
+        results={name: max((found.results[name] for found in rounds), key=lambda r: _rate(r, name)) for name in first.results},
+        scaling={n: max((found.scaling[n] for found in rounds), key=lambda r: float(r.as_dict()[_OUT])) for n in first.scaling},
+    )
+
+
+async def _measure(label: str, command: str, settings: PeersSettings, number: int) -> Measured:
     with _server(label, command) as (process, port):
         # Some servers reset a connection that is used again.
         target = Target(base_url=f"http://127.0.0.1:{port}", keep_alive=False)
@@ -108,20 +126,20 @@ async def _measure(label: str, command: str, settings: PeersSettings) -> Measure
         target = await _first_token(label, target, process)
         found = Measured(ready=time.perf_counter() - began)
         # Every load has prompts of its own: one that a server has seen is no work for its prefix cache.
+        seed = _SEEDS * (settings.seed + number)
         for place, name in enumerate(LOADS):
             if name in settings.loads:
                 print(f"{label}: {name}", file=sys.stderr)
-                found.results[name] = await _put(LOADS[name], target, settings, place)
+                found.results[name] = await _put(LOADS[name], target, settings, seed + place)
         for clients in CLIENTS if settings.scaling else ():
             print(f"{label}: {clients} at a time", file=sys.stderr)
             load = Load(_random(128, 64), max(4, 2 * clients), clients, _OUT)
-            found.scaling[clients] = await _put(load, target, settings, len(LOADS) + clients)
+            found.scaling[clients] = await _put(load, target, settings, seed + len(LOADS) + clients)
         found.resident = resident_bytes(process.pid)
     return found
 
 
-async def _put(load: Load, target: Target, settings: PeersSettings, number: int) -> ServingResult:
-    seed = _SEEDS * settings.seed + number
+async def _put(load: Load, target: Target, settings: PeersSettings, seed: int) -> ServingResult:
     asked = ServingSettings(num_prompts=load.num_prompts, max_concurrency=load.concurrency, num_warmups=2, ignore_eos=True, seed=seed)
     fields = asdict(load.workload) | {"vocab_size": settings.vocab_size}
     return await measure(target, asked, Workload(**fields))
@@ -201,7 +219,11 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _figure(found: Measured, name: str) -> float:
-    return float(found.results[name].as_dict()[LOADS[name].figure])
+    return _rate(found.results[name], name)
+
+
+def _rate(result: ServingResult, name: str) -> float:
+    return float(result.as_dict()[LOADS[name].figure])
 
 
 def _as_dict(found: Measured) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from tiny_models import make_tiny_model
 
 from piecework.bench import peers
-from piecework.bench.peers import Load, Measured, table
+from piecework.bench.peers import Load, Measured, best_of, table
 from piecework.bench.report import Failures
 from piecework.bench.serving import ServingResult
 from piecework.bench.workloads import Workload
@@ -32,7 +32,7 @@ def test_two_servers_are_measured_and_ended(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(peers, "CLIENTS", (1, 2))
     model, drawn = make_tiny_model(tmp_path / "model"), tmp_path / "scaling.png"
     before = set(psutil.Process().children(recursive=True))
-    flags = ["--model-path", str(model), "--vocab-size", "400", "--loads", "batch8", "--server", f"other={command(model)}"]
+    flags = ["--model-path", str(model), "--vocab-size", "400", "--loads", "batch8", "--rounds", "2", "--server", f"other={command(model)}"]
     written = ["--markdown", str(tmp_path / "table.md"), "--json", str(tmp_path / "peers.json"), "--scaling", "--plot", str(drawn)]
     assert main(["bench", "peers", *flags, *written]) == 0
     text = capsys.readouterr().out
@@ -71,10 +71,17 @@ def test_a_server_that_ends_is_named(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "the server piecework ended" in capsys.readouterr().err
 
 
-def test_the_ratio_is_to_the_best_of_the_others() -> None:
-    def measured(rate: float, ready: float, resident: int) -> Measured:
-        result = ServingResult(10.0, Failures(), completed=1, output_tokens=int(10 * rate))
-        return Measured(ready=ready, resident=resident, results={"single": result})
+def measured(rate: float, ready: float, resident: int) -> Measured:
+    result = ServingResult(10.0, Failures(), completed=1, output_tokens=int(10 * rate))
+    return Measured(ready=ready, resident=resident, results={"single": result}, scaling={8: result})
 
+
+def test_of_several_rounds_the_best_figures_count() -> None:
+    best = best_of([measured(60, 3, 100), measured(80, 5, 90), measured(70, 2, 120)])
+    assert (best.ready, best.resident) == (2, 90)
+    assert best.results["single"].output_tokens == best.scaling[8].output_tokens == 800
+
+
+def test_the_ratio_is_to_the_best_of_the_others() -> None:
     rows = table({"piecework": measured(60, 3, 100), "slow": measured(20, 2, 400), "fast": measured(50, 4, 200)}, ["single"])
     assert rows[-1] == "| piecework / best peer | 1.50x | 1.20x | 0.50x |"
