@@ -193,8 +193,8 @@ class ImageOutput:
     """How a `GenerateImage` ended.
 
     `FinishReason.STOP`: `pixels` are `height` rows of `width` pixels of red, green and blue, a byte each, and `warnings` say
-    what was not done as asked. `FinishReason.ERROR`: `error` says why; `param` names the parameter where the client can mend
-    it, and `code` is then the error's.
+    what was not done as asked. `FinishReason.ERROR`: `error` says why; where the client can mend it there is a `code`, and
+    `param` names the parameter if it is one.
     """
 
     rid: str

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import zmq
@@ -23,6 +24,16 @@ _ENVIRONMENT = {"GOMP_SPINCOUNT": "2000"}
 Read when torch is loaded; what the user has set comes first."""
 _LAST_WORDS_MS = 50
 """How long to wait for another message of a process that has ended."""
+_KERNEL_COUNTERS = Path("/proc/vmstat")
+
+
+def count_oom_kills() -> int:
+    """Processes that Linux has killed for want of memory since it started, those of containers too; 0 where it does not tell."""
+    try:
+        lines = _KERNEL_COUNTERS.read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
 
 class EngineLife:

@@ -18,13 +18,13 @@ from typing import Any, Generic, Protocol, TypeVar
 import zmq
 
 from ..runtime.messages import AbortRequests, EngineFailed, FinishReason, Shutdown, ToEngine
-from .engine_life import EngineLife
+from .engine_life import EngineLife, count_oom_kills
 
 logger = logging.getLogger(__name__)
 
 CRASH_LIMIT = 3
 CRASH_WINDOW = 60.0
-"""Seconds: an engine that ends unexpectedly CRASH_LIMIT times within them is not started again."""
+"""Seconds: an engine that ends unexpectedly CRASH_LIMIT times within them, or that often before it is ready, is not started again."""
 _STOP_TIMEOUT = 5.0
 
 
@@ -86,7 +86,8 @@ class EngineSupervisor(Generic[R]):
 
     When the process ends unexpectedly it is started again, and every unfinished request resumes. Suspects, one of which
     may be what ended the process, resume one at a time: should it end again on the only one that is on trial, that one
-    is answered with an error. `failed` is set when the engine is given up; `failure` then says why, `user_error` whether
+    is answered with an error. Whoever kills the process from outside gets the benefit of the doubt for it, once, and the
+    kernel that wants its memory back does not. `failed` is set when the engine is given up; `failure` then says why, `user_error` whether
     the user can mend it. Subclasses handle the messages of their kind of engine.
     """
 
@@ -110,6 +111,10 @@ class EngineSupervisor(Generic[R]):
         self._stopped = False
         self._suspects: deque[str] = deque()
         self._on_trial: str | None = None
+        self._spared: str | None = None
+        """Who was on trial when the process was killed from outside."""
+        self._oom_kills = 0
+        """As many there had been when the trial began."""
         self._context: zmq.Context[Any] = zmq.Context()
         self._life: EngineLife | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -224,6 +229,7 @@ class EngineSupervisor(Generic[R]):
     async def _supervise(self) -> None:
         """Start the engine and start it again when it crashes, until it is stopped or given up."""
         crashes: deque[float] = deque()
+        never_ready = 0
         while not self._stopped:
             code = await self._live_once()
             if self._stopped:
@@ -231,8 +237,15 @@ class EngineSupervisor(Generic[R]):
             if self.failure is not None:
                 self._give_up(self.failure)
                 return
-            crashes.append(time.monotonic())
-            while crashes[0] < crashes[-1] - CRASH_WINDOW:
+            served = self.state in (EngineState.READY, EngineState.DRAINING)
+            never_ready = 0 if served else never_ready + 1
+            if never_ready >= CRASH_LIMIT:
+                self._give_up(f"the engine process ended {CRASH_LIMIT} times before it was ready, last with exit code {code}")
+                return
+            # What a request is to blame for says nothing of the engine.
+            if not (served and self._convict(code)):
+                crashes.append(time.monotonic())
+            while crashes and crashes[0] < time.monotonic() - CRASH_WINDOW:
                 crashes.popleft()
             if len(crashes) >= CRASH_LIMIT:
                 self._give_up(f"the engine process ended {CRASH_LIMIT} times within {CRASH_WINDOW:.0f} s, last with exit code {code}")
@@ -262,21 +275,35 @@ class EngineSupervisor(Generic[R]):
         while self._suspects and self._on_trial is None:
             rid = self._suspects.popleft()
             if request := self._requests.get(rid):
-                self._on_trial = rid
+                self._on_trial, self._oom_kills = rid, count_oom_kills()
                 self._send(request.to_message())
+
+    def _convict(self, code: int) -> bool:
+        """Answer the request on trial with an error if it may be to blame for the end of a process that served.
+
+        Returns whether it surely is, as far as can be known: who kills a process from outside does not say why.
+        """
+        rid = self._on_trial
+        if rid is None or rid not in self._requests:
+            return False
+        killed = code == -signal.SIGKILL
+        for_memory = killed and count_oom_kills() > self._oom_kills
+        if killed and not for_memory and rid != self._spared:
+            self._spared = rid
+            return False
+        how = "was killed again" if killed and not for_memory else "ended twice"
+        why = ": the system killed it, for memory was short" if for_memory else ""
+        self._end(rid, FinishReason.ERROR, f"the engine process {how} when it computed this request{why}")
+        return for_memory or not killed
 
     def _survive_crash(self, code: int) -> None:
         logger.error(
             "the engine process ended unexpectedly (exit code %s); starting it again, %d requests resume", code, len(self._requests)
         )
-        served = self.state in (EngineState.READY, EngineState.DRAINING)
         self.state = EngineState.RESTARTING
         self.restarts += 1
         self._ready.clear()
         self._interrupted("the engine process ended")
-        # A SIGKILL comes from outside: no request is to blame for it.
-        if served and self._on_trial in self._requests and code != -signal.SIGKILL:
-            self._end(self._on_trial, FinishReason.ERROR, "the engine process ended twice when it computed this request")
 
     def _give_up(self, reason: str) -> None:
         self.state, self.failure = EngineState.FAILED, reason

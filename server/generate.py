@@ -28,6 +28,8 @@ def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     if config.warmup_resolutions is not None:
         raise ValueError("--warmup-resolutions is for piecework serve; generate warms up the size that it makes")
+    if config.max_image_pixels is not None:
+        raise ValueError("--max-image-pixels is for piecework serve; generate makes the size that it is asked for")
     # Everything that can be wrong is found out before minutes of loading.
     _check_report_path(asked.perf_dump_path)
     output = Output(asked.output_path) if asked.save_output else None
@@ -36,6 +38,9 @@ def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
     try:
         params = asked.params()
         model = DiffusionModel(config)
+        chosen = model.family.validate(params[0])
+        if output is not None:
+            output.check(chosen.num_frames or 1)
         if config.warms_up:
             print(f"warm-up: {model.warm_up(params[0]):.2f} s", file=sys.stderr)
         start = time.perf_counter()
@@ -43,7 +48,7 @@ def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
         states = _run(model, params, clock)
         total_ms = (time.perf_counter() - start) * 1000
     except InvalidParams as error:
-        raise ValueError(f"--{error.param.replace('_', '-')}{str(error).removeprefix(error.param)}") from None
+        raise ValueError(_by_its_flag(error)) from None
     for warning in dict.fromkeys(text for state in states for text in state.warnings):
         print(f"warning: {warning}", file=sys.stderr)
     if output is not None:
@@ -56,8 +61,17 @@ def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
             print(f"  graph break           {found.file}:{found.line}: {found.reason}")
     if asked.perf_dump_path:
         meta = _meta(model, config, states)
-        write_report(Path(asked.perf_dump_path), performance_report(clock, total_ms, meta, request_id=uuid.uuid4().hex))
+        report = performance_report(clock, total_ms, meta, request_id=uuid.uuid4().hex)
+        try:
+            write_report(Path(asked.perf_dump_path), report)
+        except OSError as error:
+            raise ValueError(f"--perf-dump-path {asked.perf_dump_path} cannot be written: {error.strerror}") from None
     return 0
+
+
+def _by_its_flag(error: InvalidParams) -> str:
+    """The message with the flag's name for the parameter's."""
+    return str(error) if error.param is None else f"--{error.param.replace('_', '-')}{str(error).removeprefix(error.param)}"
 
 
 def _run(model: DiffusionModel, params: Sequence[Any], clock: Clock) -> list[State]:

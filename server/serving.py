@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 from fastapi import Depends
@@ -33,7 +33,12 @@ _THREAD_FROM = 16_384
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyServing:
-    """One server, whatever its engine makes: what health, metrics, models and errors need."""
+    """One server, whatever its engine makes: what health, metrics, models and errors need.
+
+    `purpose`: what it is for, in a sentence for who has come to the wrong one.
+    """
+
+    purpose: ClassVar[str]
 
     engine: AnyEngine
     config: CommonServerConfig
@@ -62,6 +67,8 @@ class AnyServing:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving(AnyServing):
     """A server of a language model. `live_rids`: request ids chosen by clients that are in use."""
+
+    purpose = "This server has a language model, for POST /v1/chat/completions and POST /v1/completions"
 
     engine: Engine
     config: ServerConfig

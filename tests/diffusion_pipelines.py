@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from diffusers import DiffusionPipeline
 
 from piecework.runtime.diffusion.clock import Clock
 from piecework.runtime.diffusion.config import DiffusionConfig
@@ -31,3 +33,11 @@ def pixels(model: DiffusionModel, **params: Any) -> np.ndarray:
     (state,) = run(model, DiffusionParams(**params))
     assert state.pixels is not None
     return state.pixels
+
+
+def reference(path: Path, seed: int, **arguments: Any) -> np.ndarray:
+    """What diffusers' own call gives: [F, H, W, 3]."""
+    pipeline = DiffusionPipeline.from_pretrained(path)
+    pipeline.set_progress_bar_config(disable=True)
+    output = pipeline(**arguments, generator=torch.Generator().manual_seed(seed), output_type="np", return_dict=False)[0]
+    return np.asarray(output[0] if np.ndim(output) == 5 else output)

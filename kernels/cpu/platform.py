@@ -49,8 +49,9 @@ class CpuPlatform(Platform):
         return MemoryInfo(free=memory.available, total=memory.total)
 
     def memory_use(self) -> MemoryUse:
-        """Resident memory of the whole process; Linux counts its peak in KiB."""
-        now, peak = psutil.Process().memory_info().rss, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        """Resident memory of the whole process; Linux counts its peak in KiB, and a little late."""
+        now = psutil.Process().memory_info().rss
+        peak = max(now, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
         return MemoryUse(now, peak, now, peak)
 
     def is_out_of_memory(self, error: BaseException) -> bool:

@@ -53,9 +53,15 @@ class DiffusionConfig:
         group=DIFFUSION,
         metavar="N",
     )
+    max_image_pixels: int | None = option(
+        None,
+        "most pixels (width times height) of an image that a server makes; default: four times the pipeline's own, at least 1,048,576",
+        group=DIFFUSION,
+        metavar="N",
+    )
 
     def __post_init__(self) -> None:
-        for name in ("num_threads", "warmup_steps", "max_batch_size"):
+        for name in ("num_threads", "warmup_steps", "max_batch_size", "max_image_pixels"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")

@@ -64,6 +64,7 @@ class DiffusionProcess:
         for width, height in self._model.config.warmup_sizes:
             asked = replace(self._defaults, width=width or self._defaults.width, height=height or self._defaults.height)
             try:
+                self._model.check_area(asked)
                 seconds += sum(self._model.warm_up(asked, count) for count in counts)
             except InvalidParams as error:
                 raise ValueError(f"--warmup-resolutions: {error}") from None

@@ -48,8 +48,7 @@ class Family:
         """The same parameters with every choice made. Raises `InvalidParams`."""
         chosen = {name: value for name, value in self.defaults._asdict().items() if getattr(params, name) is None}
         params = replace(params, **chosen)
-        for name in ("width", "height"):
-            _check_multiple(name, getattr(params, name), self.size_multiple)
+        check_size(params, self.size_multiple)
         assert params.num_inference_steps is not None
         if params.num_inference_steps < self.min_steps:
             raise InvalidParams("num_inference_steps", f"must be at least {self.min_steps} for this pipeline's scheduler")
@@ -85,6 +84,11 @@ class Family:
         return int(self.pipeline.vae_scale_factor) * 2
 
     @property
+    def default_area(self) -> int:
+        """Pixels of an image whose size nobody chose."""
+        return self.defaults.width * self.defaults.height
+
+    @property
     def min_steps(self) -> int:
         # A schedule of one step cannot be stretched to end at a given noise level: diffusers would divide 0 by 0.
         return 2 if self.pipeline.scheduler.config.get("shift_terminal") else 1
@@ -114,10 +118,10 @@ def call_defaults(pipeline: Any) -> dict[str, Any]:
     return {name: parameter.default for name, parameter in parameters.items() if parameter.default is not parameter.empty}
 
 
-def truncation_warning(tokenizer: Any, text: str, limit: int, name: str) -> tuple[str, ...]:
-    """A sentence where `tokenizer` gives more tokens than the encoder of that name reads."""
+def truncation_warning(tokenizer: Any, text: str, limit: int, name: str, what: str = "prompt") -> tuple[str, ...]:
+    """A sentence where `tokenizer` gives more tokens of `text`, which is the request's `what`, than the encoder of that name reads."""
     length = len(tokenizer(text, truncation=False, verbose=False).input_ids)
-    return (f"{name} reads the first {limit} of the prompt's {length} tokens; the rest was cut off",) if length > limit else ()
+    return (f"{name} reads the first {limit} of the {what}'s {length} tokens; the rest was cut off",) if length > limit else ()
 
 
 def stacked(conditions: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -125,8 +129,11 @@ def stacked(conditions: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch
     return {name: torch.cat([condition[name] for condition in conditions]) for name in conditions[0]}
 
 
-def _check_multiple(name: str, value: int, multiple: int) -> None:
-    below = value // multiple * multiple
-    if value != below:
-        nearest = f"{below} or {below + multiple}" if below else f"{multiple}"
-        raise InvalidParams(name, f"must be a multiple of {multiple} for this pipeline's VAE, got {value}; choose {nearest}")
+def check_size(params: DiffusionParams, multiple: int) -> None:
+    """Raises `InvalidParams` for a width or height that was chosen and is no multiple of `multiple`."""
+    for name in ("width", "height"):
+        value = getattr(params, name) or 0
+        below = value // multiple * multiple
+        if value != below:
+            nearest = f"{below} or {below + multiple}" if below else f"{multiple}"
+            raise InvalidParams(name, f"must be a multiple of {multiple} for this pipeline's VAE, got {value}; choose {nearest}")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import struct
 import warnings
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from ...kernels.platform import Platform
 from ..weights.resolve import PIPELINE_FILE
@@ -17,7 +19,6 @@ from .config import DiffusionConfig
 _INSTALL = "diffusion models need more libraries; run: pip install 'piecework[diffusion]'"
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_HEADER_LENGTH = 8
 
 
 def load_pipeline(folder: Path, config: DiffusionConfig, platform: Platform) -> Any:
@@ -28,14 +29,32 @@ def load_pipeline(folder: Path, config: DiffusionConfig, platform: Platform) -> 
     pipeline_class = getattr(diffusers, kind, None)
     if pipeline_class is None:
         raise ValueError(f"{folder} needs {kind}, which diffusers {diffusers.__version__} does not have; pip install -U diffusers")
-    _check_components(folder, index)
+    # What stands in for a pipeline whose libraries are missing is no pipeline either, and says so when it is loaded.
+    if not (
+        isinstance(pipeline_class, type)
+        and (issubclass(pipeline_class, diffusers.DiffusionPipeline) or hasattr(pipeline_class, "_backends"))
+    ):
+        raise ValueError(f"{folder / PIPELINE_FILE} names {kind}, which is no pipeline; is it the pipeline's own file?")
+    _check_components(folder, _components(folder, index), kind)
     dit, vae = _precision(config.dit_precision, folder / "transformer"), _precision(config.vae_precision, folder / "vae")
+    # Said again: diffusers takes some components to be there unless the call says otherwise, too.
+    left_out = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None}
+    pipeline = _from_pretrained(pipeline_class, folder, {"default": dit, "vae": vae}, left_out, platform)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def _from_pretrained(
+    pipeline_class: Any, folder: Path, dtypes: Mapping[str, torch.dtype], left_out: Mapping[str, None], platform: Platform
+) -> Any:
+    """The pipeline on the device. Raises `ValueError` that says in one line what diffusers says in many."""
     try:
         with warnings.catch_warnings():
             # Newer versions call the parameter `dtype`, and take this name too.
             warnings.simplefilter("ignore", FutureWarning)
-            pipeline = pipeline_class.from_pretrained(folder, torch_dtype={"default": dit, "vae": vae}, local_files_only=True)
-        pipeline.set_progress_bar_config(disable=True)
+            pipeline = pipeline_class.from_pretrained(folder, torch_dtype=dict(dtypes), local_files_only=True, **left_out)
+        if lacking := _lacking_weight(pipeline):
+            raise ValueError(lacking)
         return pipeline.to(platform.device())
     except Exception as error:
         if platform.is_out_of_memory(error):
@@ -78,11 +97,24 @@ def _diffusers() -> Any:
     return diffusers
 
 
-def _check_components(folder: Path, index: dict[str, Any]) -> None:
+def _components(folder: Path, index: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Library and class of each component that the pipeline has. Raises `ValueError` for an entry that is none."""
+    components = {}
+    for name, entry in index.items():
+        match entry:
+            case [None, *_]:
+                pass
+            case [str(library), str(kind)]:
+                components[name] = (library, kind)
+            case list():
+                raise ValueError(f"{folder / PIPELINE_FILE}: {name} should name a library and a class, got {entry!r:.100}")
+    return components
+
+
+def _check_components(folder: Path, components: Mapping[str, tuple[str, str]], pipeline: str) -> None:
     """Raises `ValueError` that names the first component that is not there."""
-    components = {name: part for name, part in index.items() if isinstance(part, list) and part[0] is not None}
     if not any(name.startswith("transformer") for name in components):
-        raise ValueError(f"{folder} ({index['_class_name']}) has no transformer; pipelines with a U-Net are not supported")
+        raise ValueError(f"{folder} ({pipeline}) has no transformer; pipelines with a U-Net are not supported")
     for name, (library, kind) in components.items():
         part = folder / name
         if not part.is_dir():
@@ -100,10 +132,21 @@ def _precision(asked: str, part: Path) -> torch.dtype:
     """The number format asked for; auto: that of most tensors in the first weights file of the folder."""
     if asked != "auto":
         return _DTYPES[asked]
-    for file in sorted(part.glob("*.safetensors")):
-        with open(file, "rb") as weights:
-            (length,) = struct.unpack("<Q", weights.read(_HEADER_LENGTH))
-            header = json.loads(weights.read(length))
-        kinds = [tensor["dtype"] for name, tensor in header.items() if name != "__metadata__"]
-        return _STORED.get(max(set(kinds), key=kinds.count), torch.float32)
-    return torch.float32
+    file = min(part.glob("*.safetensors"), default=None)
+    if file is None:
+        return torch.float32
+    try:
+        with safe_open(file, framework="pt") as weights:
+            kinds = Counter(weights.get_slice(name).get_dtype() for name in weights.keys())  # noqa: SIM118  (no mapping)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} cannot be read ({error}); is the download whole?") from None
+    return _STORED.get(kinds.most_common(1)[0][0], torch.float32) if kinds else torch.float32
+
+
+def _lacking_weight(pipeline: Any) -> str | None:
+    """A sentence about the first weight that the files did not have; diffusers leaves it without memory."""
+    for part_name, part in pipeline.components.items():
+        for name, weight in part.named_parameters() if isinstance(part, torch.nn.Module) else ():
+            if weight.is_meta:
+                return f"the files of its {part_name} lack {name}"
+    return None

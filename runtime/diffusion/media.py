@@ -14,6 +14,7 @@ import numpy as np
 FRAMES_PER_SECOND = 16
 """What Wan was trained on."""
 _SUFFIXES = (".png", ".mp4")
+_OTHER_SUFFIXES = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avi", ".mov", ".mkv", ".webm")
 _NAME_LENGTH = 60
 
 Pixels = np.ndarray[Any, np.dtype[np.float32]]
@@ -52,7 +53,10 @@ class Output:
 
     def __init__(self, path: str) -> None:
         self._path = Path(path).expanduser()
-        self._is_file = self._path.suffix.lower() in _SUFFIXES
+        suffix = self._path.suffix.lower()
+        if suffix in _OTHER_SUFFIXES:
+            raise ValueError(f"--output-path {path}: files are written as .png or .mp4; end it so, or give a folder")
+        self._is_file = suffix in _SUFFIXES
         folder = self._path.parent if self._is_file else self._path
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -63,16 +67,25 @@ class Output:
         except OSError as error:
             raise ValueError(f"--output-path {path} cannot be written: {error.strerror or error}") from None
 
+    def check(self, num_frames: int) -> None:
+        """Raises `ValueError` where what is to be made is no video, and the file would be one."""
+        if num_frames == 1 and self._is_file and self._path.suffix.lower() == ".mp4":
+            raise ValueError(f"--output-path {self._path} is a video, but an image is to be made; end it in .png")
+
     def save(self, pixels: Pixels, prompt: str, seed: int, number: int, count: int) -> list[Path]:
-        """Write output `number` of `count`; returns the files. Raises `ValueError`."""
+        """Write output `number` of `count`; returns the files. Raises `ValueError` where the disk is full, or the like."""
+        try:
+            return self._save(pixels, prompt, seed, number, count)
+        except OSError as error:
+            raise ValueError(f"--output-path {self._path} cannot be written: {error.strerror or error}") from None
+
+    def _save(self, pixels: Pixels, prompt: str, seed: int, number: int, count: int) -> list[Path]:
         is_video = len(pixels) > 1
         if self._is_file:
             path = self._path if count == 1 else self._path.with_stem(f"{self._path.stem}-{number}")
         else:
             path = self._path / f"{_file_name(prompt)}_{seed}{'.mp4' if is_video else '.png'}"
         if path.suffix.lower() == ".mp4":
-            if not is_video:
-                raise ValueError(f"--output-path {path} is a video, but this pipeline made an image; end it in .png")
             return [_write_video(path, pixels)]
         if not is_video:
             return [_write(path, png(pixels[0]))]

@@ -20,7 +20,7 @@ from .config import DiffusionConfig
 from .family import Family
 from .flux import Flux
 from .loading import load_pipeline
-from .params import DiffusionParams
+from .params import DiffusionParams, InvalidParams
 from .qwen_image import QwenImage
 from .state import State, Text
 from .wan import Wan
@@ -28,6 +28,9 @@ from .whole_pipeline import WholePipeline
 
 FAMILIES: dict[str, type[Family]] = {"FluxPipeline": Flux, "QwenImagePipeline": QwenImage, "WanPipeline": Wan}
 """Pipelines whose stages are run one by one; any other runs whole."""
+_TIMES_DEFAULT = 4
+_LEAST_LIMIT = 2**20
+"""Pixels; attention's work grows with their square, and no step can be left half done."""
 OnStep = Callable[[int, int], None]
 """Told (steps done, steps in all) before each denoising step and after the last."""
 
@@ -61,6 +64,14 @@ class DiffusionModel:
     def stepwise(self) -> bool:
         """Whether states can be denoised side by side, a step at a time."""
         return isinstance(self.family, Family)
+
+    def check_area(self, params: DiffusionParams) -> None:
+        """Raises `InvalidParams` for an image of which one step would hold up a server for very long."""
+        most = self.config.max_image_pixels or max(_LEAST_LIMIT, _TIMES_DEFAULT * self.family.default_area)
+        area = (params.width or 0) * (params.height or 0)
+        if area > most:
+            remedy = "ask for a smaller size, or start the server with a larger --max-image-pixels"
+            raise InvalidParams("width", f"times height is {area:,} pixels, more than the {most:,} that this server makes; {remedy}")
 
     @property
     def weight_bytes(self) -> int:
@@ -117,6 +128,8 @@ class DiffusionModel:
         if not isinstance(self.family, Family):
             for state in states:
                 self.make_whole(self.family, state, clock, on_step)
+                steps = state.params.num_inference_steps or 0
+                on_step(steps, steps)
             return states
         width = self.config.batch_size
         for first in range(0, len(states), width):

@@ -13,10 +13,10 @@ MAX_PROMPT = 100_000
 
 
 class InvalidParams(ValueError):
-    """A parameter that cannot be served. `param` is its name; the message begins with it."""
+    """A parameter that cannot be served. `param` is its name, with which the message begins; None: the pipeline did not say which."""
 
-    def __init__(self, param: str, message: str) -> None:
-        super().__init__(f"{param} {message}")
+    def __init__(self, param: str | None, message: str) -> None:
+        super().__init__(message if param is None else f"{param} {message}")
         self.param = param
 
 
@@ -41,8 +41,8 @@ class DiffusionParams:
     def __post_init__(self) -> None:
         if not self.prompt.strip():
             raise InvalidParams("prompt", "is empty; say what to draw")
-        if len(self.prompt) > MAX_PROMPT or len(self.negative_prompt or "") > MAX_PROMPT:
-            raise InvalidParams("prompt", f"has more than {MAX_PROMPT:,} characters; shorten it")
+        for name in ("prompt", "negative_prompt"):
+            _check_text(name, getattr(self, name) or "")
         for name, most in (("width", MAX_SIDE), ("height", MAX_SIDE), ("num_frames", MAX_FRAMES), ("num_inference_steps", MAX_STEPS)):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
@@ -53,3 +53,12 @@ class DiffusionParams:
                 raise InvalidParams(name, f"must lie between 0 and 100, got {value}")
         if not -(2**63) <= self.seed < 2**64:
             raise InvalidParams("seed", f"must fit 64 bits, got {self.seed}")
+
+
+def _check_text(name: str, text: str) -> None:
+    if len(text) > MAX_PROMPT:
+        raise InvalidParams(name, f"has more than {MAX_PROMPT:,} characters; shorten it")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidParams(name, f"is not valid Unicode at character {error.start}; send whole characters in UTF-8") from None

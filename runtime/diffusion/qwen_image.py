@@ -26,7 +26,9 @@ class QwenImage(Family):
         template = self.pipeline.prompt_template_encode
         # The template's beginning is read, and dropped afterwards.
         limit = _LENGTH + self.pipeline.prompt_template_encode_start_idx
-        warnings = truncation_warning(self.pipeline.tokenizer, template.format(params.prompt), limit, "text_encoder")
+        warnings: tuple[str, ...] = ()
+        for text, what in ((params.prompt, "prompt"), (params.negative_prompt if negative else None, "negative prompt")):
+            warnings += truncation_warning(self.pipeline.tokenizer, template.format(text or ""), limit, "text_encoder", what)
         return Text(positive=self._encode(params.prompt), negative=negative, warnings=warnings)
 
     def _encode(self, prompt: str) -> dict[str, torch.Tensor]:

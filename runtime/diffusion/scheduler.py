@@ -20,11 +20,12 @@ _Shape = tuple[int | None, ...]
 
 
 class _Job:
-    """A request, and its state from the moment it is valid."""
+    """A request, and its state from the moment it is valid. `alone`: something failed when it was denoised with others."""
 
     def __init__(self, rid: str, state: State) -> None:
         self.rid = rid
         self.state = state
+        self.alone = False
 
 
 class _Left(Exception):
@@ -37,6 +38,8 @@ class ImageScheduler:
     Each `step` is one piece of work, so that between any two requests may come and go: prepare the next image, one
     denoising step of all images of one shape, or decode one. Shapes take turns. A pipeline of diffusers' own call makes
     one image a step, and `between_steps` is called, and requests may leave, before each of its denoising steps.
+
+    What a pipeline raises ends the image that it was raised for, and no other. What a broken device raises is let through.
     """
 
     def __init__(self, model: DiffusionModel, between_steps: Callable[[], None] = lambda: None) -> None:
@@ -59,7 +62,9 @@ class ImageScheduler:
         """Take a request; one that the pipeline cannot serve is answered with the next step."""
         clock = Clock(self._model.platform)
         try:
-            self._waiting.append(_Job(request.rid, self._model.validate(request.params, clock)))
+            state = self._model.validate(request.params, clock)
+            self._model.check_area(state.params)
+            self._waiting.append(_Job(request.rid, state))
         except InvalidParams as error:
             self._outputs.append(_refusal(request.rid, error))
         self._count(clock)
@@ -105,40 +110,44 @@ class ImageScheduler:
             self._denoise(self._next_batch(), clock)
 
     def _prepare(self, job: _Job, clock: Clock) -> None:
+        self._running.append(job)
         try:
             self._model.prepare(job.state, clock)
-        except (InvalidParams, OutOfMemory) as error:
-            self._outputs.append(_refusal(job.rid, error))
-        else:
-            self._running.append(job)
+        except Exception as error:
+            self._finish(job, self._failure(job, error))
 
     def _next_batch(self) -> list[_Job]:
         """The images of the shape whose turn it is; they go to the end of the row."""
         assert isinstance(self._model.family, Family)
-        shape = self._running[0].state.shape
-        batch = [job for job in self._running if job.state.shape == shape]
-        if shape in self._alone:
-            del batch[1:]
+        first = self._running[0]
+        shape = first.state.shape
+        together = [job for job in self._running if job.state.shape == shape and not job.alone]
+        batch = [first] if first.alone or shape in self._alone else together
         self._running = [job for job in self._running if job not in batch] + batch
         return batch
 
     def _denoise(self, batch: list[_Job], clock: Clock) -> None:
         try:
             self._model.denoise([job.state for job in batch], clock)
-        except OutOfMemory as error:
+        except Exception as error:
             if len(batch) == 1:
-                self._finish(batch[0], _refusal(batch[0].rid, error))
-                return
-            logger.warning("no memory for %d images side by side; those of this size are made one at a time from now on", len(batch))
-            self._alone.add(batch[0].state.shape)
+                self._finish(batch[0], self._failure(batch[0], error))
+            elif isinstance(error, OutOfMemory):
+                logger.warning("no memory for %d images side by side; those of this size are made one at a time from now on", len(batch))
+                self._alone.add(batch[0].state.shape)
+            else:
+                self._model.platform.synchronize()
+                logger.warning("a step of %d images side by side failed, so they go on one at a time", len(batch), exc_info=error)
+                for job in batch:
+                    job.alone = True
         else:
             self._steps += 1
 
     def _decode(self, job: _Job, clock: Clock) -> None:
         try:
             self._model.decode(job.state, clock)
-        except OutOfMemory as error:
-            self._finish(job, _refusal(job.rid, error))
+        except Exception as error:
+            self._finish(job, self._failure(job, error))
         else:
             self._finish(job, self._image(job))
 
@@ -153,12 +162,20 @@ class ImageScheduler:
 
         try:
             self._model.make_whole(family, job.state, clock, watch)
-        except (InvalidParams, OutOfMemory) as error:
-            self._finish(job, _refusal(job.rid, error))
         except _Left:
             pass
+        except Exception as error:
+            self._finish(job, self._failure(job, error))
         else:
             self._finish(job, self._image(job))
+
+    def _failure(self, job: _Job, error: Exception) -> ImageOutput:
+        """The answer to what was raised for one image. Raises what the device has to say where it is the device that is broken."""
+        if isinstance(error, InvalidParams | OutOfMemory):
+            return _refusal(job.rid, error)
+        self._model.platform.synchronize()
+        logger.error("an image could not be made", exc_info=error)
+        return ImageOutput(rid=job.rid, finish_reason=FinishReason.ERROR, error=f"the pipeline failed with {type(error).__name__}")
 
     def _finish(self, job: _Job, output: ImageOutput) -> None:
         """Unless its client has left meanwhile."""

@@ -49,10 +49,14 @@ class Wan(Family):
             device=self.device,
         )
         dtype = self._any_transformer.dtype
+        tokenizer = self.pipeline.tokenizer
+        warnings = truncation_warning(tokenizer, params.prompt, _LENGTH, "text_encoder")
+        if negative is not None:
+            warnings += truncation_warning(tokenizer, params.negative_prompt or "", _LENGTH, "text_encoder", "negative prompt")
         return Text(
             positive={"encoder_hidden_states": positive.to(dtype)},
             negative=None if negative is None else {"encoder_hidden_states": negative.to(dtype)},
-            warnings=truncation_warning(self.pipeline.tokenizer, params.prompt, _LENGTH, "text_encoder"),
+            warnings=warnings,
         )
 
     def draw_latents(self, params: DiffusionParams, generator: torch.Generator) -> torch.Tensor:

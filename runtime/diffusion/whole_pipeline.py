@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from .clock import Clock, Stage
-from .family import call_defaults, device_of, transformers_of
+from .family import call_defaults, check_size, device_of, transformers_of, truncation_warning
 from .params import DiffusionParams, InvalidParams
 from .state import State
 
@@ -46,6 +48,7 @@ class WholePipeline:
                 chosen[name] = defaults.get(name)
             elif name not in self._takes and not (name == "num_frames" and params.num_frames == 1):
                 raise InvalidParams(name, f"is not a parameter of {type(self.pipeline).__name__}; leave it out")
+        check_size(params, self._size_multiple)
         return replace(params, **chosen)
 
     def run(self, state: State, clock: Clock, watch: Watch) -> None:
@@ -55,6 +58,7 @@ class WholePipeline:
         asked = {name: getattr(params, name) for name in names if name in self._takes and getattr(params, name) is not None}
         generator = torch.Generator(device_of(self.pipeline)).manual_seed(params.seed)
         steps = _Steps(clock, watch, params.num_inference_steps or 0)
+        state.warnings += self._truncation_warnings(params)
         with ExitStack() as stack:
             for path, stage in _STAGES:
                 stack.enter_context(_timed(self.pipeline, path, clock, stage))
@@ -69,10 +73,40 @@ class WholePipeline:
             try:
                 output = self.pipeline(**asked, generator=generator, output_type="np", return_dict=False)[0]
             except ValueError as error:
-                raise InvalidParams("the request", f"is refused by {type(self.pipeline).__name__}: {error}") from error
+                raise InvalidParams(None, f"{type(self.pipeline).__name__} refuses the request: {' '.join(str(error).split())}") from error
         pixels = np.asarray(output, dtype=np.float32)
         # Images come as [1, H, W, 3], videos as [1, F, H, W, 3].
         state.pixels = pixels[0] if pixels.ndim == 5 else pixels
+
+    @property
+    def default_area(self) -> int:
+        """Pixels of an image whose size nobody chose, as far as the pipeline tells; otherwise 0."""
+        config = next(iter(self.transformers().values())).config
+        side = getattr(self.pipeline, "default_sample_size", None) or getattr(config, "sample_size", None)
+        return (side * self._vae_factor) ** 2 if isinstance(side, int) else 0
+
+    @property
+    def _vae_factor(self) -> int:
+        names = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_compression_ratio", "vae_spatial_scale_factor")
+        return next((found for name in names if isinstance(found := getattr(self.pipeline, name, None), int)), 1)
+
+    @property
+    def _size_multiple(self) -> int:
+        """Pixels of the VAE's factor times those of a patch, as far as the pipeline has them under the usual names."""
+        config = next(iter(self.transformers().values())).config
+        patch = getattr(config, "patch_size", None)
+        patch = patch[-1] if isinstance(patch, list | tuple) and patch else patch
+        return self._vae_factor * (patch if isinstance(patch, int) else 1)
+
+    def _truncation_warnings(self, params: DiffusionParams) -> tuple[str, ...]:
+        """Which encoders read less than all of the prompt, by the limits of their tokenizers and of the pipeline's call."""
+        limit = call_defaults(self.pipeline).get("max_sequence_length")
+        warnings: tuple[str, ...] = ()
+        for name, part in self.pipeline.components.items():
+            if name.startswith("tokenizer") and isinstance(part, PreTrainedTokenizerBase):
+                most = min(part.model_max_length, limit if isinstance(limit, int) else part.model_max_length)
+                warnings += truncation_warning(part, params.prompt, most, name.replace("tokenizer", "text_encoder"))
+        return warnings
 
 
 class _Steps:
@@ -125,6 +159,8 @@ def _timed(pipeline: Any, path: str, clock: Clock, stage: Stage) -> Iterator[Non
         yield
         return
 
+    # Its signature stays: pipelines ask it what their scheduler can do.
+    @functools.wraps(method)
     def timed(*arguments: Any, **named: Any) -> Any:
         with clock.stage(stage):
             return method(*arguments, **named)

@@ -107,8 +107,8 @@ async def _make(serving: ImageServing, body: ImagesRequest, request: GenerateIma
         match output.finish_reason:
             case FinishReason.ABORT:
                 raise EngineUnavailable("the server is stopping")
-            case FinishReason.ERROR if output.param is not None:
-                raise _refused(body, output.error or "", output.param, output.code or "")
+            case FinishReason.ERROR if output.code is not None:
+                raise _refused(body, output.error or "", output.param, output.code)
             case FinishReason.ERROR:
                 raise InternalError(f"The engine could not finish the request: {output.error}.", code="engine_error")
         # In a thread: compressing takes long enough to hold up other requests.
@@ -135,7 +135,7 @@ def _image(serving: ImageServing, body: ImagesRequest, base_url: str, file: byte
     return {"url": f"{base_url.rstrip('/')}{OPEN_FOLDER}{name}"}
 
 
-def _refused(body: ImagesRequest, message: str, param: str, code: str) -> InvalidRequest:
+def _refused(body: ImagesRequest, message: str, param: str | None, code: str) -> InvalidRequest:
     """The error by the name that the parameter has on the wire."""
     if param in ("width", "height", "size") and "size" in body.model_fields_set:
         return InvalidRequest(f"size: {message}.", param="size", code=code)

@@ -19,6 +19,8 @@ from .store import ImageStore
 class ImageServing(AnyServing):
     """A server of a diffusion pipeline."""
 
+    purpose = "This server has a diffusion pipeline, for POST /v1/images/generations"
+
     engine: ImageClient
     config: ImageServerConfig
     metrics: ImageMetrics

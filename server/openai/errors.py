@@ -134,7 +134,7 @@ def parameter_path(location: Sequence[str | int]) -> str | None:
 
 def _from_http_exception(error: HTTPException) -> ApiError:
     kinds = {404: NotFound, 405: MethodNotAllowed}
-    messages = {404: "No such path; /docs lists all.", 405: "This path does not take this method; the Allow header says which it takes."}
+    messages = {404: "No such path.", 405: "This path does not take this method; the Allow header says which it takes."}
     if error.status_code in kinds:
         return kinds[error.status_code](messages[error.status_code], headers=error.headers)
     if error.status_code < 500:
@@ -145,6 +145,8 @@ def _from_http_exception(error: HTTPException) -> ApiError:
 async def answer_error(request: Request, error: Exception) -> Response:
     """Exception handler of the application: counts the error and answers it."""
     known = as_api_error(error)
+    if isinstance(error, HTTPException) and isinstance(known, NotFound):
+        known.message = f"No such path: {request.url.path:.200}. {request.app.state.serving.purpose}; /docs lists all."
     request.app.state.serving.metrics.count_error(known.type)
     request_id = getattr(request.state, "request_id", None)
     if known.status == 500 and request_id is not None:

@@ -137,6 +137,18 @@ async def test_three_crashes_in_a_minute_give_up(own_engine: EngineClient) -> No
         await collect(own_engine, request("late", [1], params(1)))
 
 
+async def test_an_engine_that_is_never_ready_is_given_up_however_long_it_takes(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_client, "ENGINE_COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
+    monkeypatch.setattr(engine_supervisor, "CRASH_WINDOW", 0.0)
+    client = EngineClient(config(model), load_tokenizer(model), log_level="error")
+    await client.start()
+    try:
+        assert not await asyncio.wait_for(client.wait_ready(), 30)
+        assert client.failure == "the engine process ended 3 times before it was ready, last with exit code 3"
+    finally:
+        await client.stop()
+
+
 POISON = 500
 POISONED_ENGINE = f"""
 import os, sys

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import imageio.v3 as imageio
 import pytest
 from diffusion_pipelines import Folder
 from tiny_models import make_tiny_model
 
+from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.server.cli import main
 
 SMALL = ["--prompt", "a red fox", "--width", "64", "--height", "48", "--num-inference-steps", "3", "--num-threads", "1"]
@@ -83,15 +87,36 @@ def test_the_report_has_sglang_s_members(pipeline_folder: Folder, tmp_path: Path
         (["--output-path", "/proc/nowhere"], "--output-path /proc/nowhere cannot be written"),
         (["--perf-dump-path", "/proc/nowhere/x.json"], "--perf-dump-path /proc/nowhere/x.json cannot be written"),
         (["--model-path", "/nowhere/at/all"], "/nowhere/at/all does not exist"),
-        (["--output-path", "/tmp/x.mp4"], "is a video, but this pipeline made an image"),
+        (["--output-path", "/tmp/x.mp4"], "is a video, but an image is to be made"),
+        (["--output-path", "/tmp/x.jpg"], "files are written as .png or .mp4"),
+        (["--prompt", "a \udcff fox"], "--prompt is not valid Unicode at character 2"),
+        (["--negative-prompt", "x" * 100_001], "--negative-prompt has more than 100,000 characters"),
     ],
 )
 def test_bad_input_is_one_line(
     pipeline_folder: Folder, tmp_path: Path, flags: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert generate(pipeline_folder("flux"), tmp_path, *flags) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("piecework generate: error: ") and text in last
+    printed = capsys.readouterr().err
+    assert printed.startswith("piecework generate: error: ") and text in printed and printed.count("\n") == 1
+
+
+def test_the_peak_of_memory_is_never_below_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux counts the peak late."""
+    monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=1))
+    use = CpuPlatform().memory_use()
+    assert use.peak_allocated == use.allocated > 2**20
+
+
+def test_what_a_full_disk_refuses_is_one_line(
+    pipeline_folder: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert generate(pipeline_folder("flux"), tmp_path) == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith("cannot be written: No space left on device")
 
 
 def test_a_language_model_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

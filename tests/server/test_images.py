@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from openai import AsyncOpenAI, OpenAI
 from server_process import IMAGE_FLAGS, ServerProcess, ready, serve
 
 from piecework.runtime.diffusion.config import DiffusionConfig
+from piecework.server import engine_supervisor
 from piecework.server.images import client as images_client
 from piecework.server.images.client import ImageClient
 from piecework.server.images.config import ImageServerConfig
@@ -34,7 +36,7 @@ PATH = "/v1/images/generations"
 SEED = 7
 FAST = {"num_inference_steps": 2, "seed": SEED}
 QUEUE = 60
-POISON, TOO_WIDE = 666, 96
+POISON, HOG, TOO_WIDE = 666, 667, 96
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +135,8 @@ def test_what_is_ignored_or_cut_off_is_told(client: OpenAI) -> None:
         ({"size": "64x50"}, "size", "choose 48 or 64"),
         ({"size": "huge"}, "size", "1024x768"),
         ({"size": "0x64"}, "size", "between 1 and 8192"),
+        ({"size": "4096x2048"}, "size", "8,388,608 pixels, more than the 4,194,304"),
+        ({"width": 8192, "height": 1024}, "width", "--max-image-pixels"),
         ({"width": 60}, "width", "choose 48 or 64"),
         ({"size": "64x64", "width": 64}, "size", "either"),
         ({"num_inference_steps": 0}, "num_inference_steps", "between 1 and 1000"),
@@ -161,7 +165,8 @@ def test_the_rest_of_the_server_is_there(server: ServerProcess, client: OpenAI) 
     assert [model.id for model in client.models.list().data] == ["tiny"] and client.models.retrieve("tiny").id == "tiny"
     assert server.client.get("/ready").status_code == server.client.get("/version").status_code == 200
     error_of(httpx.get(f"{server.url}/v1/models"), 401)
-    error_of(server.client.post("/v1/chat/completions", json={}), 404)
+    error = error_of(server.client.post("/v1/chat/completions", json={}), 404)
+    assert "/v1/chat/completions" in error["message"] and "POST /v1/images/generations" in error["message"]
     error_of(server.client.post(PATH, json={"prompt": "a fox", "model": "other"}), 404, "model")
     assert server.client.get("/health", headers={"X-Request-Id": "mine"}).headers["x-request-id"] == "mine"
 
@@ -235,7 +240,7 @@ async def test_a_killed_engine_loses_no_image(server: ServerProcess, async_clien
 
 
 FAULTY_ENGINE = f"""
-import os, sys
+import os, signal, sys
 import torch
 from piecework.runtime.diffusion import engine_process
 from piecework.runtime.diffusion.flux import Flux
@@ -245,6 +250,8 @@ plain_predict = Flux.predict
 def predict(self, states):
     if any(state.params.seed == {POISON} for state in states):
         os._exit(7)
+    if any(state.params.seed == {HOG} for state in states):
+        os.kill(os.getpid(), signal.SIGKILL)
     if any(state.params.width == {TOO_WIDE} for state in states):
         raise torch.OutOfMemoryError("out of memory")
     return plain_predict(self, states)
@@ -286,6 +293,25 @@ async def test_an_image_that_ends_the_engine_is_found_and_the_others_are_made(fa
     answers = await asyncio.gather(*(faulty.post(PATH, json={**body, "seed": seed}) for seed in (1, POISON, 2)))
     assert [answer.status_code for answer in answers] == [200, 500, 200]
     assert "ended twice" in error_of(answers[1], 500)["message"]
+
+
+async def test_an_image_for_which_the_engine_is_killed_is_not_made_for_ever(faulty: httpx.AsyncClient) -> None:
+    """Once from outside may be chance; a third time there is none."""
+    body = {"prompt": "a fox", "size": "32x32", "num_inference_steps": 1}
+    answer = await faulty.post(PATH, json={**body, "seed": HOG})
+    assert "was killed again" in error_of(answer, 500)["message"]
+
+
+@pytest.mark.slow
+async def test_an_image_that_ends_it_for_want_of_memory_is_found_at_once(
+    faulty: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As often as it is asked for: what a request does is no fault of the engine's, which is started again each time."""
+    monkeypatch.setattr(engine_supervisor, "count_oom_kills", count().__next__)
+    body = {"prompt": "a fox", "size": "32x32", "num_inference_steps": 1}
+    for _ in range(2):
+        assert "memory was short" in error_of(await faulty.post(PATH, json={**body, "seed": HOG}), 500)["message"]
+    assert (await faulty.post(PATH, json=body)).status_code == 200
 
 
 @pytest.mark.slow

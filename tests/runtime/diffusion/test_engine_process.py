@@ -41,6 +41,11 @@ def test_a_size_that_cannot_be_made_is_the_users_to_mend(pipeline_folder: Folder
         start(pipeline_folder, warmup=True, warmup_resolutions="33x32")
 
 
+def test_a_size_that_no_request_may_have_is_not_warmed_up(pipeline_folder: Folder) -> None:
+    with pytest.raises(ValueError, match=r"--warmup-resolutions: width times height is 1,536 pixels, more than the 1,024"):
+        start(pipeline_folder, warmup=True, warmup_resolutions="32x32,48x32", max_image_pixels=1024)
+
+
 def test_a_warm_up_that_does_not_fit_the_memory_is_left_out(pipeline_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> float:
         raise OutOfMemory("the device is out of memory")

@@ -34,8 +34,18 @@ def edit_index(**members: object) -> Callable[[Path], None]:
 
 
 def spoil(folder: Path) -> None:
-    file = folder / "vae" / "diffusion_pytorch_model.safetensors"
+    file = folder / "text_encoder" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
+
+
+def write(name: str, content: bytes) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes(content) and None
+
+
+def deepen(folder: Path) -> None:
+    """More blocks than the files have weights for."""
+    file = folder / "transformer" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_layers": 9}))
 
 
 @pytest.mark.parametrize(
@@ -53,6 +63,13 @@ def spoil(folder: Path) -> None:
         (edit_index(transformer=[None, None]), "has no transformer"),
         (lambda folder: (folder / "model_index.json").write_text("{"), "is not valid JSON"),
         (spoil, "cannot be loaded"),
+        (write("vae/diffusion_pytorch_model.safetensors", b"abc"), r"vae/diffusion_pytorch_model.safetensors cannot be read"),
+        (write("transformer/diffusion_pytorch_model.safetensors", b"\xff" * 100), r"transformer/.*safetensors cannot be read"),
+        (edit_index(vae=[]), "vae should name a library and a class"),
+        (edit_index(vae=["diffusers"]), "vae should name a library and a class"),
+        (edit_index(_class_name="FluxTransformer2DModel"), "names FluxTransformer2DModel, which is no pipeline"),
+        (edit_index(_class_name="utils"), "names utils, which is no pipeline"),
+        (deepen, r"files of its transformer lack (single_)?transformer_blocks\."),
     ],
 )
 def test_a_damaged_folder_is_one_line(pipeline_folder: Folder, tmp_path: Path, change: Callable[[Path], None], text: str) -> None:

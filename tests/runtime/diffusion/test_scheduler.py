@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,64 @@ def test_what_does_not_fit_at_all_is_refused_and_the_others_go_on(model: Diffusi
     outputs = finish(scheduler)
     assert (outputs["large"].code, outputs["large"].param) == ("out_of_memory", "size")
     assert outputs["small"].finish_reason is FinishReason.STOP
+
+
+def test_what_a_pipeline_raises_ends_one_image_alone(model: DiffusionModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of a step that it shares with another, and when its prompt is encoded."""
+    plain_predict, plain_encode = model.family.predict, model.family.encode_text  # type: ignore[union-attr]
+
+    def predict(states: Sequence[State]) -> torch.Tensor:
+        if any(state.params.seed == 13 and state.step == 1 for state in states):
+            raise RuntimeError("a bug")
+        return plain_predict(states)
+
+    def encode(params: DiffusionParams) -> Any:
+        if params.seed == 14:
+            raise TypeError("another bug")
+        return plain_encode(params)
+
+    monkeypatch.setattr(model.family, "predict", predict)
+    monkeypatch.setattr(model.family, "encode_text", encode)
+    scheduler = ImageScheduler(model)
+    for seed in (12, 13, 14, 15):
+        scheduler.add(asked(str(seed), seed=seed))
+    outputs = finish(scheduler)
+    assert [outputs[rid].error for rid in ("13", "14")] == ["the pipeline failed with RuntimeError", "the pipeline failed with TypeError"]
+    assert [outputs[rid].code for rid in ("13", "14")] == [None, None]
+    for seed in (12, 15):
+        alone = pixels(model, prompt="a fox", num_inference_steps=2, seed=seed, **SMALL)[0]
+        assert np.abs(image_of(outputs[str(seed)]) / 255 - alone).max() <= 1.01 / 255
+
+
+def test_a_broken_device_is_not_taken_for_a_request_s_fault(model: DiffusionModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> Any:
+        monkeypatch.setattr(type(model.platform), "synchronize", broken)
+        raise RuntimeError("device-side assert triggered")
+
+    def broken(self: Any) -> None:
+        raise RuntimeError("the device is lost")
+
+    monkeypatch.setattr(model.family, "predict", fail)
+    scheduler = ImageScheduler(model)
+    scheduler.add(asked("a"))
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        finish(scheduler)
+
+
+def test_a_server_makes_no_image_of_which_a_step_would_hold_up_all_others(model: DiffusionModel, pixart: Path) -> None:
+    """Four times the pipeline's own 1024x1024, or a megapixel where its own size is small, or as many as it was told."""
+    small = {"num_threads": 1, "max_image_pixels": 32 * 32}
+    for each, fits, too_large in (
+        (model, (2048, 2048), (2048, 2064)),
+        (load(pixart), (1024, 1024), (1024, 1026)),
+        (DiffusionModel(replace(model.config, **small)), (32, 32), (32, 48)),
+    ):
+        scheduler = ImageScheduler(each)
+        for rid, (width, height) in (("fits", fits), ("too large", too_large)):
+            scheduler.add(asked(rid, width=width, height=height))
+        (refused,) = scheduler.step().outputs
+        assert (refused.rid, refused.param, refused.code) == ("too large", "width", "invalid_value")
+        assert "--max-image-pixels" in (refused.error or "")
 
 
 def test_a_pipeline_that_runs_whole_is_left_between_its_steps(pixart: Path) -> None:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline
-from diffusion_pipelines import FAMILIES, Folder, load, pixels, run
+from diffusion_pipelines import FAMILIES, Folder, load, pixels, reference, run
 
 from piecework.kernels.cpu.platform import CpuPlatform
-from piecework.kernels.platform import CompileOptions
 from piecework.runtime.diffusion.clock import Clock, Stage
 from piecework.runtime.diffusion.model import OutOfMemory
 from piecework.runtime.diffusion.params import DiffusionParams, InvalidParams
 from piecework.runtime.diffusion.state import State
-from piecework.runtime.diffusion.whole_pipeline import WholePipeline
 
 TOLERANCE = 1e-3
 PROMPT = "a photo of a red fox in the snow"
@@ -31,14 +27,6 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("wan", {"guidance_scale": 1.0, "num_frames": 1}, {}),
 ]
 """Family, parameters, and how diffusers calls those that it names otherwise."""
-
-
-def reference(path: Path, seed: int, **arguments: Any) -> np.ndarray:
-    """What diffusers' own call gives: [F, H, W, 3]."""
-    pipeline = DiffusionPipeline.from_pretrained(path)
-    pipeline.set_progress_bar_config(disable=True)
-    output = pipeline(**arguments, generator=torch.Generator().manual_seed(seed), output_type="np", return_dict=False)[0]
-    return np.asarray(output[0] if np.ndim(output) == 5 else output)
 
 
 @pytest.mark.parametrize(("family", "asked", "renamed"), CASES)
@@ -180,44 +168,13 @@ def test_what_no_pipeline_can_make_names_the_parameter(asked: dict[str, Any], pa
     assert raised.value.param == param
 
 
-def test_another_pipeline_runs_whole(pixart: Path) -> None:
-    asked: dict[str, Any] = {"prompt": PROMPT, "width": 32, "height": 32, "num_inference_steps": 3, "guidance_scale": 2.0}
-    expected = reference(pixart, 7, use_resolution_binning=False, **asked)
-    model = load(pixart)
-    assert isinstance(model.family, WholePipeline) and not model.stepwise
-    clock, told = Clock(model.platform), list[int]()
-    (state,) = model.generate([DiffusionParams(seed=7, **asked)], clock, lambda done, total: told.append(done))
-    assert state.pixels is not None and np.array_equal(state.pixels, expected)
-    assert told == [0, 1, 2] and len(clock.steps) == 3
-    timed = {stage for stage, duration in clock.stages.items() if duration > 0}
-    assert timed == set(Stage)
-
-
-def test_another_pipeline_goes_on_where_the_compiler_fails(pixart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        raise RuntimeError("no compiler here")
-
-    monkeypatch.setattr(CpuPlatform, "compile_options", lambda self: CompileOptions(backend=fail))
-    asked: dict[str, Any] = {"prompt": PROMPT, "seed": 7, "width": 32, "height": 32, "num_inference_steps": 2}
-    expected = pixels(load(pixart), **asked)
-    model = load(pixart, enable_torch_compile=True, regional_compile=True)
-    assert model.compiled is not None and model.compiled.regions == {"BasicTransformerBlock": 2}
-    assert np.array_equal(pixels(model, **asked), expected)
-    assert model.compiled.regions == {}
-
-
-def test_another_pipeline_stops_too_and_is_whole_afterwards(pixart: Path) -> None:
-    def stop(done: int, total: int) -> None:
-        if done == 1:
-            raise KeyboardInterrupt
-
-    model = load(pixart)
-    asked = DiffusionParams(prompt=PROMPT, width=32, height=32, num_inference_steps=3)
-    with pytest.raises(KeyboardInterrupt):
-        model.generate([asked], Clock(model.platform), stop)
-    (state,) = run(model, asked)
-    assert state.pixels is not None and state.pixels.shape == (1, 32, 32, 3)
-    assert "decode" not in vars(model.pipeline.vae) and "encode_prompt" not in vars(model.pipeline)
+@pytest.mark.parametrize("family", ["qwen-image", "wan"])
+def test_a_negative_prompt_that_is_cut_off_is_told_too(family: str, pipeline_folder: Folder) -> None:
+    model = load(pipeline_folder(family))
+    asked: dict[str, Any] = {"width": 32, "height": 32, "num_frames": 1, "num_inference_steps": 2, "guidance_scale": 3.0}
+    (state,) = run(model, DiffusionParams(prompt=PROMPT, negative_prompt="a fox " * 600, **asked))
+    (warning,) = state.warnings
+    assert "of the negative prompt's" in warning and "cut off" in warning
 
 
 @pytest.mark.parametrize(
