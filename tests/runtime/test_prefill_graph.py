@@ -172,6 +172,19 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> RecordingPlatform:
     return platform
 
 
+@pytest.mark.parametrize(("budget", "prefill_sizes"), [(9, [16, 33]), (8, [33]), (3, [])])
+def test_graphs_of_decodes_count_in_the_devices_budget(
+    tmp_path: Path, recording: RecordingPlatform, monkeypatch: pytest.MonkeyPatch, budget: int, prefill_sizes: list[int]
+) -> None:
+    """Three batch sizes are three graphs; two layers are three graphs a size."""
+    monkeypatch.setattr(recording, "graph_budget", budget, raising=False)
+    path = make_tiny_model(tmp_path / "model", num_hidden_layers=2)
+    sizes = {"piecewise_cuda_graph_tokens": "4,16,33", "cuda_graph_bs": "1,4,16"}
+    graphs = in_pieces(path, piecewise_cuda_graph_compiler="eager", **sizes).info.graphs
+    assert (graphs.decode_sizes, graphs.prefill_sizes) == ([1, 4, 16], prefill_sizes)
+    assert graphs.num_graphs == 3 + 3 * len(prefill_sizes) <= budget
+
+
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("backend", ["piecewise", "breakable", "disabled"])
 @pytest.mark.usefixtures("compiled_here")
