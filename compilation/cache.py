@@ -44,6 +44,11 @@ class Entry:
     about: dict[str, Any]
 
 
+def inductor_folder() -> Path:
+    """Where inductor keeps what `torch.compile` makes of models that are not ours."""
+    return cache_folder() / "inductor"
+
+
 def entry_key(parts: Mapping[str, Any]) -> str:
     """The name of an entry that depends on `parts`: 64 hexadecimal digits."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..kernels.platform import Platform
-from .cache import cache_folder
+from .cache import inductor_folder
 from .torch_private import CompileLog, GraphBreak, compile_function, is_compile_error, keep_inductor_s_code, sum_up
 
 logger = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def _keep_on_disk() -> None:
     """Inductor's own cache lies beside that of our pieces, unless the user has put it elsewhere."""
-    folder = cache_folder() / "inductor"
+    folder = inductor_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:

@@ -106,15 +106,15 @@ def _add_explain(commands: Any) -> None:
 def _add_cache(commands: Any) -> None:
     cache = commands.add_parser(
         "cache",
-        help="show, clear or move the compiled pieces on disk",
+        help="show, clear or move what was compiled, on disk",
         description="The compiled pieces that servers of this machine share: in ~/.cache/piecework, or where PIECEWORK_CACHE_DIR says.",
     )
     cache.set_defaults(parser=cache)
     actions = cache.add_subparsers(title="actions", metavar="ACTION")
     listing = actions.add_parser("ls", help="list the entries: what, of which model, how large, how old")
     listing.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    actions.add_parser("clear", help="remove every entry; the next start compiles anew")
-    export = actions.add_parser("export", help="write every entry into one file, for a machine of the same kind")
+    actions.add_parser("clear", help="remove all that was compiled; the next start compiles anew")
+    export = actions.add_parser("export", help="write every entry (pieces and plans) into one file, for a machine of the same kind")
     export.add_argument("file", metavar="FILE", help="a .tar.gz")
     importing = actions.add_parser("import", help="take the entries of a file that export wrote; their code is run, so it must be trusted")
     importing.add_argument("file", metavar="FILE")

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..runtime.stored_pieces import StoredEntry, open_cache, stored_entries
+from ..runtime.stored_pieces import StoredEntry, StoredFolder, clear, open_cache, stored_entries, stored_folders
 
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
@@ -17,13 +17,15 @@ def run(arguments: argparse.Namespace) -> int:
     cache = open_cache()
     match arguments.action:
         case "ls":
-            entries = stored_entries(cache)
+            entries, folders = stored_entries(cache), stored_folders(cache)
             if arguments.json:
-                print(json.dumps({"folder": str(cache.folder), "entries": [entry.to_json() for entry in entries]}, indent=2))
+                lists = {"entries": [entry.to_json() for entry in entries], "folders": [found.to_json() for found in folders]}
+                print(json.dumps({"folder": str(cache.folder), **lists}, indent=2))
             else:
-                print("\n".join([*_table(entries), f"{_size(entries)} in {cache.folder}"]))
+                size = sum(stored.num_bytes for stored in (*entries, *folders)) / 2**20
+                print("\n".join([*_table(entries, folders), f"{len(entries)} entries, {size:.1f} MiB in {cache.folder}"]))
         case "clear":
-            print(f"{cache.clear() / 2**20:.1f} MiB removed from {cache.folder}")
+            print(f"{clear(cache) / 2**20:.1f} MiB removed from {cache.folder}")
         case "export":
             file = Path(arguments.file)
             if file.is_dir():
@@ -38,8 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _table(entries: Sequence[StoredEntry]) -> Iterator[str]:
-    if not entries:
+def _table(entries: Sequence[StoredEntry], folders: Sequence[StoredFolder]) -> Iterator[str]:
+    if not entries and not folders:
         return
     rows = [("kind", "what", "compiler", "torch", "size", "age", "of models")]
     rows += [
@@ -54,6 +56,8 @@ def _table(entries: Sequence[StoredEntry]) -> Iterator[str]:
         )
         for entry in entries
     ]
+    for found in folders:
+        rows.append((found.kind, f"{found.num_files} files", "", "", f"{found.num_bytes / 1024:.0f} KiB", _age(found.age), found.what))
     widths = [max(len(row[column]) for row in rows) for column in range(6)]
     for row in rows:
         yield "  ".join([*(text.ljust(width) for text, width in zip(row[:-1], widths, strict=True)), row[-1]]).rstrip()
@@ -62,7 +66,3 @@ def _table(entries: Sequence[StoredEntry]) -> Iterator[str]:
 def _age(seconds: float) -> str:
     unit, length = next(((unit, length) for unit, length in _UNITS if seconds >= length), _UNITS[-1])
     return f"{seconds // length:.0f} {unit}"
-
-
-def _size(entries: Sequence[StoredEntry]) -> str:
-    return f"{len(entries)} entries, {sum(entry.num_bytes for entry in entries) / 2**20:.1f} MiB"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -36,6 +36,8 @@ class WholePipeline:
         self._takes = inspect.signature(type(pipeline).__call__).parameters
         if not {"prompt", "num_inference_steps", "generator", "output_type"} <= set(self._takes):
             raise ValueError(f"{type(pipeline).__name__} does not turn a prompt into an image or video; this pipeline cannot be run")
+        if needed := _needed_beside_a_prompt(self._takes):
+            raise ValueError(f"{type(pipeline).__name__} needs {', '.join(needed)} beside a prompt; this pipeline cannot be run")
 
     def transformers(self) -> dict[str, torch.nn.Module]:
         return transformers_of(self.pipeline)
@@ -107,6 +109,13 @@ class WholePipeline:
                 most = min(part.model_max_length, limit if isinstance(limit, int) else part.model_max_length)
                 warnings += truncation_warning(part, params.prompt, most, name.replace("tokenizer", "text_encoder"))
         return warnings
+
+
+def _needed_beside_a_prompt(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    """Parameters without a default, as the picture that is to be changed."""
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    known = ("self", "prompt")
+    return [name for name, each in parameters.items() if each.default is each.empty and each.kind not in several and name not in known]
 
 
 class _Steps:

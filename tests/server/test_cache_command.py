@@ -63,6 +63,30 @@ def test_after_clear_nothing_is_there(tmp_path: Path, capsys: pytest.CaptureFixt
     assert fill(path, capsys) == "{'compiled'}"
 
 
+def test_what_other_compilers_keep_is_shown_and_cleared_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But not what the user has put elsewhere, nor what was not compiled."""
+    monkeypatch.delenv("PIECEWORK_KERNELS_DIR", raising=False)
+    files = {"inductor/ab/code.so": 3000, "inductor/fxgraph/x": 100, "native/avx2.so": 5000, "lengths/model.json": 7}
+    for name, size in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x" * size)
+    assert main(["cache", "ls", "--json"]) == 0
+    told = {found["kind"]: (found["num_files"], found["num_bytes"]) for found in json.loads(capsys.readouterr().out)["folders"]}
+    assert told == {"inductor": (2, 3100), "native": (1, 5000)}
+    assert main(["cache", "ls"]) == 0
+    text = capsys.readouterr().out
+    assert "2 files" in text and "diffusion models, by torch.compile" in text and "kernels for this CPU" in text
+
+    monkeypatch.setenv("PIECEWORK_KERNELS_DIR", str(folder.parent / "kernels"))
+    assert main(["cache", "clear"]) == 0
+    assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == ["avx2.so", "model.json"]
+    monkeypatch.delenv("PIECEWORK_KERNELS_DIR")
+    assert main(["cache", "clear"]) == 0
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["model.json"]
+
+
 @pytest.mark.parametrize("action", ["import", "export"])
 @pytest.mark.parametrize("file", ["/nowhere/x.tar.gz", "/"])
 def test_a_file_that_cannot_be_is_one_line(action: str, file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,6 +87,16 @@ def test_blocks_on_the_npu_are_compiled_by_torchair(torchair: StandIn) -> None:
     assert torchair.shapes == [[(1, 5, 8)], [(1, 7, 8)], [(1, 9, 8)]], "each shape for itself, and once for all blocks"
 
 
+@torch.no_grad()
+def test_shapes_beyond_torch_s_limit_run_eagerly(torchair: StandIn) -> None:
+    expected, model = Model(), Model().to("npu")
+    compiled = CompiledModels({"transformer": model}, NpuPlatform(), regional=True)
+    for length in range(2, 14):
+        x = torch.randn(1, length, 8)
+        assert torch.allclose(model(x.to("npu")).cpu(), expected(x), atol=1e-5)
+    assert compiled.graphs == torch._dynamo.config.recompile_limit == 8
+
+
 def test_options_are_torchair_s(torchair: StandIn) -> None:
     options = NpuPlatform().compile_options()
     assert options.backend == torchair.compile

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers import WanImageToVideoPipeline
 from diffusion_pipelines import load, pixels, reference, run
 
 from piecework.kernels.cpu.platform import CpuPlatform
@@ -44,6 +45,11 @@ def test_a_video_of_a_pipeline_that_asks_what_its_scheduler_takes(ltx: Path) -> 
     expected = reference(ltx, 7, **asked)
     assert expected.shape == (9, 64, 64, 3)
     assert np.array_equal(pixels(load(ltx), seed=7, **asked), expected)
+
+
+def test_a_pipeline_that_needs_a_picture_too_is_refused() -> None:
+    with pytest.raises(ValueError, match="WanImageToVideoPipeline needs image beside a prompt; this pipeline cannot be run"):
+        WholePipeline(object.__new__(WanImageToVideoPipeline))
 
 
 def test_another_pipeline_says_what_its_encoder_cuts_off(pixart: Path) -> None:
