@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
                 lists = {"entries": [entry.to_json() for entry in entries], "folders": [found.to_json() for found in folders]}
                 print(json.dumps({"folder": str(cache.folder), **lists}, indent=2))
             else:
-                size = sum(stored.num_bytes for stored in (*entries, *folders)) / 2**20
+                size = sum([entry.num_bytes for entry in entries] + [found.num_bytes for found in folders]) / 2**20
                 print("\n".join([*_table(entries, folders), f"{len(entries)} entries, {size:.1f} MiB in {cache.folder}"]))
         case "clear":
             print(f"{clear(cache) / 2**20:.1f} MiB removed from {cache.folder}")
