@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from piecework.kernels.cpu.native import build
@@ -73,6 +74,39 @@ def test_it_is_the_product(variant: build.Variant, kind: str, tokens: int, rows:
     exact = x.double() @ numbers.T + (0 if bias is None else bias.double())
     found = multiply(kernels._library, x, packed, bias, rows, layout)
     assert close(found, exact, x, numbers)
+
+
+@pytest.fixture
+def dots() -> Iterator[NativeLinear]:
+    """Kernels that make products of many rows by dot products of bfloat16, be they faster here or not."""
+    library = build.load_variant(VARIANTS[0])
+    library.piecework_choose_dots(1)
+    if not library.piecework_dots_are_faster():
+        pytest.skip("this CPU has no dot products of bfloat16")
+    yield NativeLinear(library)
+    library.piecework_choose_dots(-1)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kind=st.sampled_from(KINDS), tokens=st.integers(24, 90), rows=st.integers(1, 200), groups=st.integers(1, 70), seed=st.integers(0, 9))
+def test_dot_products_are_those_with_weights_in_bfloat16(
+    dots: NativeLinear, kind: str, tokens: int, rows: int, groups: int, seed: int
+) -> None:
+    columns = 17 * groups + 1 if kind == "bfloat16" else 32 * groups
+    stored, numbers = weight(kind, rows, columns, seed)
+    numbers = numbers.float().bfloat16().double()
+    layout = dots.layout(kind, columns)
+    assert layout is not None
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(tokens, columns + 3, generator=generator).bfloat16()[:, :columns]
+    bias = torch.randn(rows, generator=generator).bfloat16()
+    found = multiply(dots._library, x, dots.pack(kind, [stored]), bias, rows, layout)
+    assert close(found, x.double() @ numbers.T + bias.double(), x, numbers)
+
+
+def test_whether_dot_products_are_faster_is_found_out_once() -> None:
+    library = build.load_variant(VARIANTS[0])
+    assert len({library.piecework_dots_are_faster() for _ in range(5)}) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,7 +9,8 @@ namespace piecework {
 namespace {
 
 constexpr int kChunkBytes = 1 << 20;  // of a block of columns of x, which stay in a core's cache while panels go by
-constexpr int kAllBytes = 64 << 20;   // of x that are widened before the first product
+constexpr int kAllBytes = 64 << 20;   // of x that are laid out before the first product
+constexpr int kLeastDots = 24;        // rows for which it pays to make weights bfloat16
 constexpr int64_t kAlone = 1 << 18;   // products that take no longer than waking another thread
 
 void pack_bf16(const bf16* const* rows, int count, int columns, uint8_t* out) {
@@ -78,22 +79,24 @@ void write_bf16(const float* values, int count, bf16* to) {
 }
 
 // Memory that a thread keeps between calls.
-float* kept(std::vector<float>& memory, size_t count) {
+template <class Number>
+Number* kept(std::vector<Number>& memory, size_t count) {
   if (memory.size() < count) memory.resize(count);
   return memory.data();
 }
 
-template <class Write>
+template <class Number, class Write>
 void multiply(const Linear& linear, const bf16* x, int64_t stride, int tokens, int most_threads, Write write) {
-  static thread_local std::vector<float> memory;
+  static thread_local std::vector<Number> memory;
+  constexpr int row_bytes = sizeof(Number) * kStrideOf<Number>;
   const int panels = (linear.rows + kPanel - 1) / kPanel;
-  const int at_once = std::max(kBlockRows, kAllBytes / (4 * kStride * Rows::blocks(linear.columns)));
+  const int at_once = std::max(kBlockRows, kAllBytes / (row_bytes * RowsOf<Number>::blocks(linear.columns)));
   const int threads = static_cast<int64_t>(tokens) * linear.rows * linear.columns < kAlone ? 1 : most_threads;
   for (int start = 0; start < tokens; start += at_once) {
     const int count = std::min(at_once, tokens - start);
-    const Rows rows{kept(memory, Rows::size(count, linear.columns)), count};
+    const RowsOf<Number> rows{kept(memory, RowsOf<Number>::size(count, linear.columns)), count};
     // Chunks of whole blocks of rows, and so many that every thread gets a share.
-    const int blocks = (count + kBlockRows - 1) / kBlockRows, most = kChunkBytes / (4 * kStride * kBlockRows);
+    const int blocks = (count + kBlockRows - 1) / kBlockRows, most = kChunkBytes / (row_bytes * kBlockRows);
     const int chunks = std::max((blocks + most - 1) / most, std::min(blocks, (2 * threads + panels - 1) / panels));
     const int size = (blocks + chunks - 1) / chunks * kBlockRows;
 #pragma omp parallel num_threads(threads)
@@ -136,7 +139,11 @@ extern "C" void piecework_pack(int kind, const void* const* rows, int count, int
 extern "C" void piecework_linear(const void* linear, const void* x, int64_t stride, void* out, int tokens, int threads) {
   using namespace piecework;
   const Linear& layer = *static_cast<const Linear*>(linear);
-  multiply(layer, static_cast<const bf16*>(x), stride, tokens, threads, [&](int t, int n, const float* values, int count) {
+  const auto write = [&](int t, int n, const float* values, int count) {
     write_bf16(values, count, static_cast<bf16*>(out) + static_cast<int64_t>(t) * layer.rows + n);
-  });
+  };
+  if (tokens >= kLeastDots && dots_are_faster())
+    multiply<bf16>(layer, static_cast<const bf16*>(x), stride, tokens, threads, write);
+  else
+    multiply<float>(layer, static_cast<const bf16*>(x), stride, tokens, threads, write);
 }

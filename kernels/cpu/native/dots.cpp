@@ -1,0 +1,129 @@
+// The products of linear.h by dot products of bfloat16, where the CPU has them, and the test that says whether they are worth it.
+#include <chrono>
+
+#include "linear.h"
+#include "weights.h"
+
+namespace piecework {
+
+#if defined(__AVX512BF16__)
+
+namespace {
+
+enum Choice : int { kMeasured = -1, kNever = 0, kAlways = 1 };
+
+int choice = kMeasured;
+
+// c [R][32] = or += the products of pairs of columns, [pairs][32][2], with those of R rows of x.
+template <int R>
+void dot_products(const uint32_t* weights, const bf16* x, int pairs, float* c, bool adds) {
+  floats sums[R][2] = {};
+  if (adds)
+    unrolled<R>([&](auto r) __attribute__((always_inline)) {
+      sums[r][0] = load<floats>(c + r * kPanel);
+      sums[r][1] = load<floats>(c + r * kPanel + kLanes);
+    });
+  for (int i = 0; i < pairs; ++i, weights += kPanel) {
+    const __m512bh a = (__m512bh)load<words>(weights), b = (__m512bh)load<words>(weights + kLanes);
+    unrolled<R>([&](auto r) __attribute__((always_inline)) {
+      const __m512bh both = (__m512bh)_mm512_set1_epi32(load<int32_t>(x + r * kStrideOf<bf16> + 2 * i));
+      sums[r][0] = (floats)_mm512_dpbf16_ps((__m512)sums[r][0], a, both);
+      sums[r][1] = (floats)_mm512_dpbf16_ps((__m512)sums[r][1], b, both);
+    });
+  }
+  unrolled<R>([&](auto r) __attribute__((always_inline)) {
+    store(c + r * kPanel, sums[r][0]);
+    store(c + r * kPanel + kLanes, sums[r][1]);
+  });
+}
+
+// Two columns of kLanes rows as pairs of bfloat16.
+inline words paired(floats even, floats odd) {
+  static const __m512i kOrder = [] {
+    alignas(64) uint16_t places[2 * kLanes];
+    for (int i = 0; i < 2 * kLanes; ++i) places[i] = static_cast<uint16_t>(i / 2 + i % 2 * kLanes);
+    return _mm512_load_si512(places);
+  }();
+  return (words)_mm512_permutexvar_epi16(kOrder, (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even));
+}
+
+// The groups of a panel as pairs of columns, [columns / 2][32][2].
+template <class Kind>
+void narrow_panel(const uint8_t* panel, int groups, uint32_t* out) {
+  for (int g = 0; g < groups; ++g, out += Kind::kColumns / 2 * kPanel) {
+    floats a{}, b{};
+    Kind::each(panel + static_cast<int64_t>(g) * Kind::kBytes, 0, [&](int begin, auto i, floats c, floats d) __attribute__((always_inline)) {
+      if constexpr (i % 2 == 1) {
+        store(out + (begin + i) / 2 * kPanel, paired(a, c));
+        store(out + (begin + i) / 2 * kPanel + kLanes, paired(b, d));
+      }
+      a = c, b = d;
+    });
+  }
+}
+
+// Seconds of the same products by x as `Number`, the least of several times.
+template <class Number>
+double seconds() {
+  constexpr int kTokens = 4 * kBlockRows, kTimes = 8;
+  const std::vector<uint8_t> weight(panel_bytes(kBf16, kColumnsAtOnce));
+  const Linear linear{weight.data(), nullptr, kPanel, kColumnsAtOnce, kBf16};
+  std::vector<Number> x(RowsOf<Number>::size(kTokens, kColumnsAtOnce));
+  const RowsOf<Number> rows{x.data(), kTokens};
+  Multiplier multiplier;
+  double least = 1e9;
+  for (int i = 0; i < kTimes; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    multiplier.panel(linear, rows, 0, 0, kTokens, [](int, int, const float*, int) {});
+    least = std::min(least, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return least;
+}
+
+}  // namespace
+
+void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const RowsOf<bf16>& x, int first, int tokens) {
+  static_assert(kParts == 1, "a panel is as wide as two vectors");
+  const int blocks = (tokens + kBlockRows - 1) / kBlockRows, size = (tokens + blocks - 1) / blocks;
+  for (int begin = 0, block = 0; begin < linear.columns; begin += kColumnsAtOnce, ++block) {
+    const int columns = std::min(kColumnsAtOnce, linear.columns - begin), pairs = (columns + 1) / 2;
+    const uint32_t* weights = reinterpret_cast<const uint32_t*>(panel);
+    with_format(linear.format, [&](auto kind) {
+      const int groups = (columns + kind.kColumns - 1) / kind.kColumns;
+      if constexpr (kind.kIsScaled) {
+        pairs_.resize(kColumnsAtOnce / 2 * kPanel);
+        narrow_panel<decltype(kind)>(panel, groups, pairs_.data());
+        weights = pairs_.data();
+      }
+      panel += static_cast<int64_t>(groups) * kind.kBytes;
+    });
+    for (int t = 0; t < tokens; t += size)
+      with_constant<kBlockRows>(std::min(size, tokens - t), [&](auto rows) {
+        dot_products<rows>(weights, x.at(block, first + t), pairs, tile_.data() + static_cast<size_t>(t) * kPanel, begin > 0);
+      });
+  }
+}
+
+bool dots_are_faster() {
+  if (choice != kMeasured) return choice == kAlways;
+  static const bool faster = 1.1 * seconds<bf16>() < seconds<float>();
+  return faster;
+}
+
+}  // namespace piecework
+
+extern "C" void piecework_choose_dots(int always) { piecework::choice = always; }
+
+#else
+
+bool dots_are_faster() { return false; }
+
+void Multiplier::multiply(const Linear&, const uint8_t*, const RowsOf<bf16>&, int, int) {}
+
+}  // namespace piecework
+
+extern "C" void piecework_choose_dots(int) {}
+
+#endif
+
+extern "C" int piecework_dots_are_faster() { return piecework::dots_are_faster(); }
