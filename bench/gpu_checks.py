@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..kernels import ops, reference
-from ..kernels.attention import AttentionBackend, AttentionMetadata
+from ..kernels.attention import AttentionBackend, AttentionHeads, AttentionMetadata
 from ..kernels.detect import detect
 from ..kernels.paged_attention import TorchAttention
 from ..kernels.platform import Platform
@@ -64,7 +64,10 @@ def _attention_checks(platform: Platform) -> Iterator[Check]:
     combinations += [(first, torch.bfloat16, 33), (first, torch.float32, None), (first, torch.float32, 33)]
     for shape, dtype, window in combinations:
         for step, lens in _STEPS.items():
+            heads = AttentionHeads(*_SHAPES[shape], dtype)
             for backend in platform.attention_backends:
+                if platform.attention_obstacle(backend, heads) is not None:
+                    continue
                 name = f"{backend} attention, {step}, {shape}, window {window}, {dtype}"
                 yield _checked(name, lambda b=backend, s=_SHAPES[shape], n=lens, w=window, d=dtype: _attend(platform, b, s, n, w, d))
 

@@ -160,6 +160,7 @@ def _graphs(engine: Engine) -> dict[str, Any]:
     info = engine.runner.graphs.info()
     close(engine)
     return {
+        "attention": engine.runner.attention_backend,
         "graphs": info.num_graphs,
         "graph_bytes": info.graph_bytes,
         "distinct_pieces": info.distinct_pieces,

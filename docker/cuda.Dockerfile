@@ -14,6 +14,7 @@ COPY . /src
 RUN /opt/piecework/bin/pip install -c /tmp/constraints.txt '/src[cuda]'
 
 FROM ${PYTHON_IMAGE}
+# flashinfer is not here: it would build its kernels with nvcc, which an image of this size has not. `--attention-backend auto` is Triton.
 # Triton compiles the launchers of its kernels, and Inductor its pieces, when they are first used. Debian drops old builds of g++, so its version is the image's.
 # hadolint ignore=DL3008
 RUN apt-get update \

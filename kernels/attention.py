@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -26,6 +26,15 @@ class AttentionMetadata:
     seq_lens: list[int]
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
+
+
+class AttentionHeads(NamedTuple):
+    """The heads of a model's layers; `dtype` is that of queries, keys and values."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    dtype: torch.dtype
 
 
 class AttentionBackend(Protocol):
@@ -73,8 +82,8 @@ class GraphAttention(AttentionBackend, Protocol):
         """
         ...
 
-    def update_plan(self, plan: Any, metadata: AttentionMetadata) -> None:
-        """Write the requests of this step into `plan`, on the current stream, before the graph is replayed on it.
+    def update_plan(self, plan: Any, metadata: AttentionMetadata, batch_size: int) -> None:
+        """Write the requests of this step into `plan`, on the current stream, before the graph of `batch_size` rows is replayed on it.
 
         Every request has one new token. Rows behind the last request are padding: what `run` gives for them is finite, and if
         it stores their keys and values at all, then in page 0, which belongs to no request.

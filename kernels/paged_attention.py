@@ -88,7 +88,7 @@ class TorchAttention:
             torch.zeros(max_batch_size, max_pages, dtype=torch.int64, device=device),
         )
 
-    def update_plan(self, plan: TorchDecodePlan, metadata: AttentionMetadata) -> None:
+    def update_plan(self, plan: TorchDecodePlan, metadata: AttentionMetadata, batch_size: int) -> None:
         count, width = len(metadata.seq_lens), min(metadata.block_table.shape[1], plan.pages.shape[1])
         plan.slot_mapping.zero_()
         plan.slot_mapping[:count] = metadata.slot_mapping

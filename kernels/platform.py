@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from .attention import AttentionBackend, AttentionMetadata
+from .attention import AttentionBackend, AttentionHeads, AttentionMetadata
 from .graph import Graph, HostArguments, weak_ref_tensor
 from .linear import LinearKernels
 from .paged_attention import TorchAttention
@@ -136,14 +136,28 @@ class Platform:
             settings={"reorder_for_compute_comm_overlap": True},
         )
 
-    def attention_backend(self, name: str = "auto") -> AttentionBackend:
-        """The backend of this name, auto being the default. Raises `ValueError` with a remedy where this machine has none such."""
-        wanted = self.attention_backends[0] if name == "auto" else name
-        if wanted not in self.attention_backends:
+    def attention_backend(self, name: str = "auto", heads: AttentionHeads | None = None) -> AttentionBackend:
+        """The backend that `choose_attention` chooses."""
+        return self.make_attention_backend(self.choose_attention(name, heads))
+
+    def choose_attention(self, name: str = "auto", heads: AttentionHeads | None = None) -> str:
+        """The name of the backend to take: `name`, or for auto the first that can compute `heads`, where they are known.
+
+        Raises `ValueError` with a remedy where this machine has none such, or it cannot.
+        """
+        obstacles = {backend: self.attention_obstacle(backend, heads) if heads else None for backend in self.attention_backends}
+        wanted = next(backend for backend, reason in obstacles.items() if reason is None) if name == "auto" else name
+        if wanted not in obstacles:
             raise ValueError(
                 f"--attention-backend {name} is not to be had on {self.device_type}; choose {', '.join(self.attention_backends)}"
             )
-        return self.make_attention_backend(wanted)
+        if obstacles[wanted] is not None:
+            raise ValueError(f"--attention-backend {name}: {obstacles[wanted]}; take auto")
+        return wanted
+
+    def attention_obstacle(self, name: str, heads: AttentionHeads) -> str | None:
+        """Why the backend `name`, one of `attention_backends`, cannot compute these heads; None: it can."""
+        return None
 
     def make_attention_backend(self, name: str) -> AttentionBackend:
         """The backend `name`, one of `attention_backends`."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEVICES = ("auto", "cuda", "npu", "cpu")
-ATTENTION_BACKENDS = ("auto", "triton", "ascend", "native", "torch")
+ATTENTION_BACKENDS = ("auto", "flashinfer", "triton", "ascend", "native", "torch")
 PIECE_COMPILERS = ("eager", "inductor")
 STARTUPS = ("fast", "full")
 LOAD_FORMATS = ("auto", "dummy")
@@ -89,7 +89,8 @@ class EngineConfig:
     device: str = option("auto", "where the model runs", group=MODEL, choices=DEVICES)
     attention_backend: str = option(
         "auto",
-        "what computes attention; auto: triton on a GPU, ascend on an NPU, native (compiled C++) on a CPU, else torch",
+        "what computes attention; auto: on a GPU flashinfer, where it is installed and takes the model, else triton; ascend on an NPU; "
+        "native (compiled C++) on a CPU; else torch",
         group=MODEL,
         choices=ATTENTION_BACKENDS,
     )

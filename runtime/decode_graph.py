@@ -61,7 +61,7 @@ class DecodeGraph:
         size = self.graphs.choose(batch.num_tokens)
         if size is None:
             return None
-        self._backend.update_plan(self._plan, batch.metadata)
+        self._backend.update_plan(self._plan, batch.metadata, size)
         # A graph that only calls its work again reads the context at each replay.
         with self._attention.planned(self._plan):
             return self.graphs.replay(size, [batch.input_ids, batch.positions])
@@ -70,7 +70,7 @@ class DecodeGraph:
     def _dummy_step(self, size: int, seed: int) -> Iterator[Sequence[torch.Tensor]]:
         step = dummy_decode(size, seed, self._platform, self._attention.page_size)
         self._made_up = step.metadata
-        self._backend.update_plan(self._plan, step.metadata)
+        self._backend.update_plan(self._plan, step.metadata, size)
         with self._attention.planned(self._plan):
             yield [step.input_ids, step.positions]
 

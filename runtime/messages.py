@@ -138,6 +138,7 @@ class EngineInfo:
     architecture: str
     dtype: str
     device: str
+    attention_backend: str
     vocab_size: int
     context_length: int
     kv_tokens: int

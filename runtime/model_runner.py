@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from ..kernels.attention import AttentionHeads
 from ..kernels.detect import detect
 from ..kernels.platform import Platform
 from .batch import Batch
@@ -36,13 +37,12 @@ class ModelRunner:
         began = time.perf_counter()
         self.platform: Platform = detect(config.device)
         self.platform.set_up(config.num_threads)
-        attention_backend = self.platform.attention_backend(config.attention_backend)
         register_attention(self.platform.dispatch_key)
         self.device = self.platform.device()
         self.slot_dtype = self.platform.slot_dtype
         self.dtype = self._dtype(config.dtype)
         path = resolve_model_path(config.model_path)
-        kernels = self.platform.linear_kernels(self.dtype, attention_backend)
+        kernels = self.platform.linear_kernels(self.dtype, self.platform.attention_backend(config.attention_backend))
         self.model, self.model_config, self.linear_kinds = (
             random_model(path, self.dtype, self.device, kernels)
             if config.load_format == "dummy"
@@ -52,8 +52,10 @@ class ModelRunner:
         config = replace(config, page_size=config.page_size or self.platform.default_page_size)
         self.config = self._resolve(config)
         self.pool = self._make_pool()
+        heads = AttentionHeads(self.model_config.num_heads, self.model_config.num_kv_heads, self.model_config.head_dim, self.dtype)
+        self.attention_backend = self.platform.choose_attention(config.attention_backend, heads)
         attention = PagedAttention(
-            backend=attention_backend,
+            backend=self.platform.make_attention_backend(self.attention_backend),
             layers=self.model.attention_layers(),
             k_cache=self.pool.k,
             v_cache=self.pool.v,
@@ -99,6 +101,7 @@ class ModelRunner:
             architecture=self.model_config.architecture,
             dtype=str(self.dtype).removeprefix("torch."),
             device=self.platform.device_type,
+            attention_backend=self.attention_backend,
             vocab_size=self.vocab_size,
             context_length=config.context_length,
             kv_tokens=config.max_total_tokens,

@@ -19,7 +19,7 @@ def summary(config: ServerConfig, info: EngineInfo, port: int, seconds: float, *
     """What is served, with which limits, and a command to try it. `chat`: the model has a chat template."""
     url = base_url(config.host, port)
     rows = {
-        "model": f"{info.architecture}, {info.dtype} on {info.device}, weights {info.weight_bytes / _MIB:,.0f} MiB{_kept(info)}",
+        "model": f"{info.architecture}, {info.dtype} on {info.device}, {info.attention_backend} attention, {_weights(info)}",
         "KV cache": f"{info.kv_tokens:,} tokens in pages of {info.page_size}, {info.kv_bytes / _MIB:,.0f} MiB",
         "context length": f"{info.context_length:,} tokens",
         "running limit": f"{info.max_running_requests:,} requests, {config.max_queued_requests:,} more may wait",
@@ -43,8 +43,9 @@ def curl(config: CommonServerConfig, url: str) -> str:
     return f"  curl {url} -H 'Content-Type: application/json'{key} \\\n   "
 
 
-def _kept(info: EngineInfo) -> str:
-    return f", of which some stay in {' and '.join(info.quantization)}" if info.quantization else ""
+def _weights(info: EngineInfo) -> str:
+    kept = f", of which some stay in {' and '.join(info.quantization)}" if info.quantization else ""
+    return f"weights {info.weight_bytes / _MIB:,.0f} MiB{kept}"
 
 
 def _graphs(config: EngineConfig, graphs: GraphInfo) -> str | None:

@@ -21,6 +21,8 @@ LOADED_BY_OTHERS = {"httptools": "uvicorn parses HTTP with it"}
 """Dependencies that no module of ours imports."""
 PARTS_OF_OTHERS = {"starlette": "fastapi is built on it", "pydantic-core": "pydantic's parser", "sympy": "torch's symbolic sizes"}
 """Imported, and brought by a dependency of which they are half."""
+MODULES = {"flashinfer": "flashinfer-python"}
+"""Modules of distributions by another name, which need not be installed here."""
 OF_THE_MACHINE = {"torch-npu", "torchair", "sgl-kernel"}
 """Imported only where the machine has them."""
 
@@ -49,7 +51,8 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 
 def test_every_import_of_the_product_is_declared() -> None:
     owners = packages_distributions()
-    imported = {normal(owner) for path in product_files() for top in third_party_imports(path) for owner in owners.get(top, [top])}
+    modules = {top for path in product_files() for top in third_party_imports(path)}
+    imported = {normal(owner) for top in modules for owner in owners.get(top, [MODULES.get(top, top)])}
     optional = {normal(name) for extra in PROJECT["optional-dependencies"].values() for name in extra}
     declared = {normal(name) for name in PROJECT["dependencies"]} | optional
     assert imported - declared - {"piecework", *PARTS_OF_OTHERS} - OF_THE_MACHINE == set()

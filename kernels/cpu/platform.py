@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import torch
 
-from ..attention import AttentionBackend
+from ..attention import AttentionBackend, AttentionHeads
 from ..graph import HostArguments
 from ..paged_attention import TorchAttention
 from ..platform import MemoryInfo, MemoryUse, Platform, StepKernels
@@ -61,8 +61,8 @@ class CpuPlatform(Platform):
         # numpy leaves the zeroing to the kernel, page by page when it is first touched; torch would write all of it now.
         return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(*shape)
 
-    def attention_backend(self, name: str = "auto") -> AttentionBackend:
-        return super().attention_backend("torch" if name == "auto" and not _has_vectors() else name)
+    def choose_attention(self, name: str = "auto", heads: AttentionHeads | None = None) -> str:
+        return super().choose_attention("torch" if name == "auto" and not _has_vectors() else name, heads)
 
     def make_attention_backend(self, name: str) -> AttentionBackend:
         return native_or_torch() if name == "native" else TorchAttention()

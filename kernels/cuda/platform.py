@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from .. import ops
-from ..attention import AttentionBackend
+from ..attention import AttentionBackend, AttentionHeads
 from ..graph import DeviceGraph, HostArguments, side_stream
 from ..paged_attention import TorchAttention
 from ..platform import MemoryInfo, MemoryUse, Platform
+from .attention import FlashInferAttention, obstacle
+
+
+def _has_flashinfer() -> bool:
+    """Whether it is installed, and its kernels are, or what builds them: where flashinfer looks for nvcc."""
+    if not (find_spec("flashinfer") and find_spec("triton")):
+        return False
+    toolkit = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    return bool(find_spec("flashinfer_jit_cache") or shutil.which("nvcc") or (Path(toolkit) / "bin" / "nvcc").exists())
 
 
 class CudaPlatform(Platform):
@@ -24,9 +36,9 @@ class CudaPlatform(Platform):
     piece_compilers = ("eager", "inductor")
     compile_mode = "max-autotune-no-cudagraphs"
     compiles_kernels = True
-    attention_backends = ("triton", "torch") if find_spec("triton") else ("torch",)
 
     def __init__(self) -> None:
+        self.attention_backends = ("flashinfer",) * _has_flashinfer() + ("triton",) * bool(find_spec("triton")) + ("torch",)
         if find_spec("triton"):
             from ..triton import ops as triton_ops
 
@@ -52,12 +64,23 @@ class CudaPlatform(Platform):
     def synchronize(self) -> None:
         torch.cuda.synchronize()
 
+    def choose_attention(self, name: str = "auto", heads: AttentionHeads | None = None) -> str:
+        if name == "flashinfer" and name not in self.attention_backends:
+            raise ValueError(
+                "--attention-backend flashinfer needs flashinfer-python with nvcc, which builds its kernels, or flashinfer-jit-cache, "
+                "which has them built: install them (pip install 'piecework[flashinfer]'), or take auto"
+            )
+        return super().choose_attention(name, heads)
+
+    def attention_obstacle(self, name: str, heads: AttentionHeads) -> str | None:
+        return obstacle(heads) if name == "flashinfer" else None
+
     def make_attention_backend(self, name: str) -> AttentionBackend:
         if name == "torch":
             return TorchAttention()
-        from ..triton.attention import TritonAttention
+        from ..triton.attention import TritonAttention, store_keys_and_values
 
-        return TritonAttention()
+        return FlashInferAttention(store_keys_and_values) if name == "flashinfer" else TritonAttention()
 
     def graph(self, host_arguments: HostArguments | None = None) -> DeviceGraph:
         # Only this thread's calls are restricted during a capture: others may copy and allocate meanwhile.

@@ -85,7 +85,7 @@ class AscendAttention:
             self._mask_on(device),
         )
 
-    def update_plan(self, plan: AscendDecodePlan, metadata: AttentionMetadata) -> None:
+    def update_plan(self, plan: AscendDecodePlan, metadata: AttentionMetadata, batch_size: int) -> None:
         count, width = len(metadata.seq_lens), min(metadata.block_table.shape[1], plan.block_table.shape[1])
         assert count <= len(plan.seq_lens) and max(metadata.seq_lens) <= plan.longest, "the step is larger than the plan"
         plan.seq_lens = [*metadata.seq_lens, *[1] * (len(plan.seq_lens) - count)]
@@ -95,7 +95,7 @@ class AscendAttention:
         plan.block_table[:count, :width].copy_(metadata.block_table[:, :width])
         plan.latest = metadata
         if plan.plain is not None:
-            self._plain.update_plan(plan.plain, metadata)
+            self._plain.update_plan(plan.plain, metadata, batch_size)
 
     def run(
         self,
@@ -150,7 +150,7 @@ class AscendAttention:
             assert plan.latest is not None, "a capture comes after a run, and a run after an update"
             rows, pages = plan.block_table.shape
             plan.plain = self._plain.capture_plan(rows, pages, plan.page_size, plan.block_table.device)
-            self._plain.update_plan(plan.plain, plan.latest)
+            self._plain.update_plan(plan.plain, plan.latest, rows)
         elif isinstance(plan, AscendPlan) and plan.plain is None:
             # Torch indexes with 64 bits.
             metadata = replace(plan.metadata, slot_mapping=plan.metadata.slot_mapping.long(), block_table=plan.metadata.block_table.long())

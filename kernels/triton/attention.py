@@ -98,7 +98,7 @@ class TritonAttention:
             fixed=True,
         )
 
-    def update_plan(self, plan: TritonPlan, metadata: AttentionMetadata) -> None:
+    def update_plan(self, plan: TritonPlan, metadata: AttentionMetadata, batch_size: int) -> None:
         count, width = len(metadata.seq_lens), min(metadata.block_table.shape[1], plan.block_table.shape[1])
         assert plan.fixed and all(length == 1 for length in metadata.query_lens), "a recorded plan takes decodes only"
         assert count <= len(plan.slots) and max(metadata.seq_lens) <= plan.longest, "the step is larger than the plan"
@@ -127,7 +127,7 @@ class TritonAttention:
         # A fixed plan may have more places than this graph has queries; a step that is padded, more queries than tokens.
         num_new = min(len(plan.slots), len(q))
         num_decodes = len(q) if plan.fixed else len(plan.rows)
-        _store(k, v, k_cache, v_cache, plan.slots[:num_new])
+        store_keys_and_values(k, v, k_cache, v_cache, plan.slots[:num_new])
         layer = _Layer(q, out, k_cache, v_cache, plan, scale * math.log2(math.e), window or 0)
         if plan.prefills:
             _prefill(layer, self._blocks or _prefill_blocks(layer))
@@ -163,7 +163,8 @@ class _Layer(NamedTuple):
         return (self.q.stride(0), self.q.stride(1), self.out.stride(0), self.out.stride(1), *cache, table)
 
 
-def _store(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor) -> None:
+def store_keys_and_values(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor) -> None:
+    """k, v [T, K, D] to their slots [T] of the caches [P, S, K, D], but for those whose slot is negative."""
     kv_heads, head_size = k.shape[1:]
     if not len(slots):
         return

@@ -54,7 +54,7 @@ def test_a_plan_that_is_updated_in_place(past: list[int], padding: int, page_siz
     plan = backend.capture_plan(8, 21, page_size, torch.device("cpu"))
     for lens in (past, past[: len(past) // 2 + 1]):
         step = Step([(1, each) for each in lens], page_size=page_size, heads=4, seed=seed)
-        backend.update_plan(plan, step.metadata)
+        backend.update_plan(plan, step.metadata, 8)
         q, k, v = (torch.cat((part, torch.ones(padding, *part.shape[1:]))) for part in (step.q, step.new(step.keys), step.new(step.values)))
         out = torch.empty_like(q)
         backend.run(q, k, v, out, step.k_cache, step.v_cache, plan, scale=step.scale, window=window)

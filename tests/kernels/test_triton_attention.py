@@ -79,7 +79,7 @@ def test_one_plan_serves_steps_of_any_size_one_after_another(steps: list[list[in
     for number, pasts in enumerate(steps):
         step = Step([(1, past) for past in pasts], page_size=4, heads=4, seed=number, device=DEVICE)
         reserved = step.k_cache[0].clone()
-        backend.update_plan(plan, step.metadata)
+        backend.update_plan(plan, step.metadata, len(pasts) + spare)
         out = decode_out(step, backend, plan, len(pasts) + spare, window)
         assert close(out[: len(pasts)], step.expected(window))
         assert not out[len(pasts) :].any(), "padding gives 0"
@@ -106,7 +106,7 @@ def test_a_recorded_plan_refuses_what_it_cannot_hold() -> None:
     for lens in ([(2, 0)], [(1, 1), (1, 1)], [(1, 20)]):
         metadata: AttentionMetadata = Step(lens, page_size=4, heads=2, seed=0, device=DEVICE).metadata
         with pytest.raises(AssertionError):
-            backend.update_plan(plan, metadata)
+            backend.update_plan(plan, metadata, 1)
 
 
 @pytest.mark.gpu

@@ -89,8 +89,8 @@ def test_a_plan_that_forgets_the_lengths_is_found_out(tmp_path: Path, monkeypatc
     """Seeded: the plan that is updated in place forgets the lengths of the step."""
     update = TorchAttention.update_plan
 
-    def forgets(self: TorchAttention, plan: Any, metadata: Any) -> None:
-        update(self, plan, metadata)
+    def forgets(self: TorchAttention, plan: Any, metadata: Any, batch_size: int) -> None:
+        update(self, plan, metadata, batch_size)
         plan.seq_lens.fill_(1)
 
     monkeypatch.setattr(TorchAttention, "update_plan", forgets)

@@ -19,6 +19,7 @@ INFO = EngineInfo(
     architecture="ScriptedForCausalLM",
     dtype="float32",
     device="cpu",
+    attention_backend="torch",
     vocab_size=512,
     context_length=CONTEXT_LENGTH,
     kv_tokens=4096,

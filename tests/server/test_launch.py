@@ -39,7 +39,7 @@ def test_health_tells_loading_from_ready_and_the_summary_what_is_served(model: s
         server.process.send_signal(signal.SIGINT)
         code, out, err = server.finish()
     assert code == 0
-    assert f"serves tiny at {server.url}" in out and "LlamaForCausalLM, float32 on cpu" in out
+    assert f"serves tiny at {server.url}" in out and "LlamaForCausalLM, float32 on cpu, " in out and " attention, weights " in out
     assert "2,048 tokens in pages of" in out and f"curl {server.url}/v1/" in out
     assert "Traceback" not in err
 

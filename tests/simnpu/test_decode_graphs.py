@@ -97,7 +97,7 @@ def test_a_replay_does_not_wait_for_the_device(tmp_path: Path, simnpu: Any) -> N
     decode = llm.scheduler._runner.graphs.decode  # type: ignore[attr-defined]
     platform = NpuPlatform()
     step = dummy_decode(3, 5, platform, 128)
-    decode._backend.update_plan(decode._plan, step.metadata)
+    decode._backend.update_plan(decode._plan, step.metadata, 4)
     with simnpu.no_waiting(), torch.no_grad():
         assert decode.graphs.replay(4, [step.input_ids, step.positions]) is not None
 

@@ -1,0 +1,269 @@
+"""Paged attention by flashinfer: one call a layer for a whole step, planned on the host before the first layer that needs it.
+
+Shapes as in `kernels.attention`: T tokens, B requests, H query heads, K key/value heads, D head size, S tokens in a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from ..attention import AttentionHeads, AttentionMetadata
+from ..staging import to_device
+
+_HEAD_SIZES = (64, 128, 256)
+_DTYPES = (torch.bfloat16, torch.float16)
+_LAYOUT = "NHD"
+"""How flashinfer calls caches of [pages, tokens, heads, head size]."""
+_WORKSPACE_BYTES = 384 << 20
+"""For parts of split keys, in float32: 128 rows of two blocks a multiprocessor, each for all queries of a key."""
+
+Store = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""Writes keys and values [T, K, D] to the slots [T] of two caches."""
+
+
+def obstacle(heads: AttentionHeads) -> str | None:
+    """Why flashinfer cannot compute a model's attention; None where it can."""
+    if heads.dtype not in _DTYPES:
+        return f"flashinfer computes in bfloat16 and float16, not in {str(heads.dtype).removeprefix('torch.')}"
+    if heads.head_size not in _HEAD_SIZES:
+        return f"flashinfer has kernels for heads of {', '.join(map(str, _HEAD_SIZES))}, not of {heads.head_size}"
+    return None
+
+
+class _Pages(NamedTuple):
+    """Requests as flashinfer takes them, all int32: where their tokens and pages begin, [B + 1]; how full their last page is, [B].
+
+    `indices` [pages] lies on the device, the others on the host, so that planning waits for nothing.
+    """
+
+    query_indptr: torch.Tensor
+    indptr: torch.Tensor
+    indices: torch.Tensor
+    last_page_len: torch.Tensor
+    page_size: int
+
+
+class _Layer(NamedTuple):
+    """What flashinfer compiles and plans for: layers that agree in it share a wrapper. `window_left`: -1 for no window."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    scale: float
+    window_left: int
+
+    @property
+    def on_tensor_cores(self) -> bool:
+        """Whether decodes use matrix instructions: the other kernel takes few numbers of queries a key, and reads no faster for many."""
+        return self.num_heads // self.num_kv_heads > 3
+
+
+@dataclass(slots=True)
+class FlashInferPlan:
+    """One step. `slots` [T]; `decodes`: every request has one new token."""
+
+    slots: torch.Tensor
+    pages: _Pages
+    decodes: bool
+
+
+@dataclass(slots=True)
+class FlashInferDecodePlan:
+    """Decodes whose figures change in place: `slots` [B] int64; `indptr` [B + 1], `indices`, `last_page_len` [B] int32.
+
+    A row without a request is one token long and lies in page 0. `pages`: what was written last, None for nothing yet.
+    `calls`: by batch size and kind of layer, made before a graph records them.
+    """
+
+    slots: torch.Tensor
+    indptr: torch.Tensor
+    indices: torch.Tensor
+    last_page_len: torch.Tensor
+    page_size: int
+    longest: int
+    pages: _Pages | None = None
+    calls: dict[tuple[int, _Layer], _Call] = field(default_factory=dict)
+
+
+class _Call:
+    """A wrapper of flashinfer, and the step that it is planned for."""
+
+    def __init__(self, wrapper: Any, layer: _Layer, plan: Callable[[Any, _Layer, _Pages], None]) -> None:
+        self._wrapper, self._layer, self._plan = wrapper, layer, plan
+        self._pages: _Pages | None = None
+        self._copied: torch.cuda.Event | None = None
+
+    def plan(self, pages: _Pages) -> None:
+        """Plan for a step, unless that is done. Not while a graph is recorded."""
+        if self._pages is pages:
+            return
+        if self._copied is not None:
+            # The wrapper keeps what it sends to the device in one page-locked buffer.
+            self._copied.synchronize()
+        self._plan(self._wrapper, self._layer, pages)
+        if pages.indices.is_cuda:
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+        self._pages = pages
+
+    def run(self, q: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor) -> None:
+        self._wrapper.run(q, caches, out=out)
+
+
+class FlashInferAttention:
+    """flashinfer's paged prefill, for steps with prefills or chunks among them, and its paged decode for all others."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._workspace: torch.Tensor | None = None
+        self._calls: dict[tuple[bool, _Layer], _Call] = {}
+
+    def plan(self, metadata: AttentionMetadata, page_size: int) -> FlashInferPlan:
+        pages = _pages(metadata, page_size, len(metadata.seq_lens))
+        return FlashInferPlan(metadata.slot_mapping, pages, all(new == 1 for new in metadata.query_lens))
+
+    def capture_plan(self, max_batch_size: int, max_pages: int, page_size: int, device: torch.device) -> FlashInferDecodePlan:
+        return FlashInferDecodePlan(
+            torch.zeros(max_batch_size, dtype=torch.int64, device=device),
+            *(
+                torch.zeros(size, dtype=torch.int32, device=device)
+                for size in (max_batch_size + 1, max_batch_size * max_pages, max_batch_size)
+            ),
+            page_size=page_size,
+            longest=max_pages * page_size,
+        )
+
+    def update_plan(self, plan: FlashInferDecodePlan, metadata: AttentionMetadata, batch_size: int) -> None:
+        count = len(metadata.seq_lens)
+        assert all(length == 1 for length in metadata.query_lens), "a recorded plan takes decodes only"
+        assert count <= batch_size <= len(plan.slots) and max(metadata.seq_lens) <= plan.longest, "the step is larger than the plan"
+        plan.slots.zero_()
+        plan.slots[:count].copy_(metadata.slot_mapping)
+        plan.pages = _pages(metadata, plan.page_size, batch_size)
+        for (size, _), call in plan.calls.items():
+            if size == batch_size:
+                call.plan(plan.pages)
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        plan: FlashInferPlan | FlashInferDecodePlan,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> None:
+        layer = _Layer(q.shape[1], k.shape[1], q.shape[2], q.dtype, k_cache.dtype, scale, -1 if window is None else window - 1)
+        # A graph pads q, k and v behind the tokens of the step; a fixed plan may have more places than this graph has queries.
+        new = min(len(plan.slots), len(q))
+        call = self._recorded_call(plan, layer, new) if isinstance(plan, FlashInferDecodePlan) else self._call(plan, layer, q.device)
+        self._store(k[:new], v[:new], k_cache, v_cache, plan.slots[:new])
+        call.run(q[:new], (k_cache, v_cache), out[:new])
+
+    def _call(self, plan: FlashInferPlan, layer: _Layer, device: torch.device) -> _Call:
+        call = self._calls.get((plan.decodes, layer))
+        if call is None:
+            flashinfer, workspace = _library(), self._workspace_on(device)
+            if plan.decodes:
+                wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, _LAYOUT, use_tensor_cores=layer.on_tensor_cores)
+            else:
+                wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, _LAYOUT)
+            call = self._calls[plan.decodes, layer] = _Call(wrapper, layer, _plan_decode if plan.decodes else _plan_prefill)
+        call.plan(plan.pages)
+        return call
+
+    def _recorded_call(self, plan: FlashInferDecodePlan, layer: _Layer, size: int) -> _Call:
+        if plan.pages is None:
+            nothing = AttentionMetadata(query_lens=[], seq_lens=[], block_table=plan.indices[None, :0], slot_mapping=plan.slots[:0])
+            plan.pages = _pages(nothing, plan.page_size, size)
+        assert len(plan.pages.last_page_len) == size, "the plan was updated for another batch size"
+        call = plan.calls.get((size, layer))
+        if call is None:
+            wrapper = _library().BatchDecodeWithPagedKVCacheWrapper(
+                self._workspace_on(plan.slots.device),
+                _LAYOUT,
+                use_cuda_graph=True,
+                use_tensor_cores=layer.on_tensor_cores,
+                paged_kv_indptr_buffer=plan.indptr[: size + 1],
+                paged_kv_indices_buffer=plan.indices,
+                paged_kv_last_page_len_buffer=plan.last_page_len[:size],
+            )
+            call = plan.calls[size, layer] = _Call(wrapper, layer, _plan_decode)
+        call.plan(plan.pages)
+        return call
+
+    def _workspace_on(self, device: torch.device) -> torch.Tensor:
+        """One for all wrappers: their calls follow one another on the device."""
+        if self._workspace is None:
+            self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        return self._workspace
+
+
+def _pages(metadata: AttentionMetadata, page_size: int, size: int) -> _Pages:
+    """The step's requests, and behind them as many of one token in page 0 as make `size`."""
+    count, padding = len(metadata.seq_lens), size - len(metadata.seq_lens)
+    seq_lens = np.array([*metadata.seq_lens, *[1] * padding], np.int32)
+    pages = -(-seq_lens // page_size)
+    query_indptr, indptr = np.zeros(size + 1, np.int32), np.zeros(size + 1, np.int32)
+    np.cumsum([*metadata.query_lens, *[1] * padding], out=query_indptr[1:])
+    pages.cumsum(out=indptr[1:])
+    table, total = metadata.block_table, int(indptr[count])
+    rows = np.repeat(np.arange(count) * table.shape[1] - indptr[:count], pages[:count])
+    (places,) = to_device([rows + np.arange(total)], table.device)
+    indices = F.pad(table.flatten().index_select(0, places).int(), (0, padding))
+    last_page_len = (seq_lens - 1) % page_size + 1
+    return _Pages(torch.from_numpy(query_indptr), torch.from_numpy(indptr), indices, torch.from_numpy(last_page_len), page_size)
+
+
+def _plan_prefill(wrapper: Any, layer: _Layer, pages: _Pages) -> None:
+    wrapper.plan(
+        pages.query_indptr,
+        pages.indptr,
+        pages.indices,
+        pages.last_page_len,
+        layer.num_heads,
+        layer.num_kv_heads,
+        layer.head_size,
+        pages.page_size,
+        causal=True,
+        sm_scale=layer.scale,
+        window_left=layer.window_left,
+        q_data_type=layer.dtype,
+        kv_data_type=layer.kv_dtype,
+    )
+
+
+def _plan_decode(wrapper: Any, layer: _Layer, pages: _Pages) -> None:
+    wrapper.plan(
+        pages.indptr,
+        pages.indices,
+        pages.last_page_len,
+        layer.num_heads,
+        layer.num_kv_heads,
+        layer.head_size,
+        pages.page_size,
+        sm_scale=layer.scale,
+        window_left=layer.window_left,
+        q_data_type=layer.dtype,
+        kv_data_type=layer.kv_dtype,
+    )
+
+
+def _library() -> Any:
+    try:
+        import flashinfer
+    except ImportError as error:
+        raise ValueError(f"flashinfer cannot be imported ({error}): mend its installation, or take --attention-backend triton") from error
+    return flashinfer

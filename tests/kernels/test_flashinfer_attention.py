@@ -1,0 +1,234 @@
+"""The flashinfer backend against the definition: over a strict stand-in everywhere, over flashinfer itself where there is a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import flashinfer_standin
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paged_steps import Step
+from recording_platform import RecordingPlatform
+
+from piecework.kernels import detect
+from piecework.kernels.attention import AttentionHeads, AttentionMetadata, GraphAttention
+from piecework.kernels.cuda import attention
+from piecework.kernels.cuda import platform as cuda_platform
+from piecework.kernels.cuda.attention import FlashInferAttention, obstacle
+from piecework.kernels.cuda.platform import CudaPlatform
+
+ON_GPU = torch.cuda.is_available() and importlib.util.find_spec("flashinfer") is not None
+
+
+def store(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor) -> None:
+    k_cache.flatten(0, 1).index_copy_(0, slots, k)
+    v_cache.flatten(0, 1).index_copy_(0, slots, v)
+
+
+def backend() -> FlashInferAttention:
+    return FlashInferAttention(store)
+
+
+@pytest.fixture(autouse=True)
+def standin(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("gpu") is None:
+        monkeypatch.setattr(attention, "_library", lambda: flashinfer_standin)
+        monkeypatch.setattr(attention, "_WORKSPACE_BYTES", 1024)
+
+
+@settings(max_examples=40)
+@given(
+    lens=st.lists(st.tuples(st.one_of(st.just(1), st.integers(1, 40)), st.integers(0, 50)), min_size=1, max_size=4),
+    page_size=st.sampled_from([1, 3, 16]),
+    heads=st.sampled_from([(2, 2), (6, 2), (14, 2), (4, 1)]),
+    window=st.sampled_from([None, 1, 5, 100]),
+    padding=st.integers(0, 2),
+    seed=st.integers(0, 5),
+)
+def test_it_equals_the_definition(
+    lens: list[tuple[int, int]], page_size: int, heads: tuple[int, int], window: int | None, padding: int, seed: int
+) -> None:
+    """Prefills, chunks, decodes and steps of all, over pages that lie in any order."""
+    step = Step(lens, page_size=page_size, heads=heads[0], kv_heads=heads[1], seed=seed)
+    out = step.run(backend(), window=window, padding=padding)
+    torch.testing.assert_close(out, step.expected(window), atol=1e-4, rtol=1e-4)
+    keys, values = step.stored()
+    assert torch.equal(keys, step.new(step.keys)) and torch.equal(values, step.new(step.values))
+
+
+def padded(step: Step, rows: int) -> tuple[torch.Tensor, ...]:
+    parts = (step.q, step.new(step.keys), step.new(step.values))
+    return tuple(torch.cat((part, torch.full((rows - len(part), *part.shape[1:]), 7.0))) for part in parts)
+
+
+@settings(max_examples=20)
+@given(
+    steps=st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=4), min_size=2, max_size=4),
+    heads=st.sampled_from([4, 14]),
+    window=st.sampled_from([None, 7]),
+)
+def test_a_recorded_decode_is_replayed_with_other_lengths(steps: list[list[int]], heads: int, window: int | None) -> None:
+    """By address alone, as a device replays: what was planned outside the graph is all that differs."""
+    rows, page_size = 4, 4
+    inputs: list[torch.Tensor] = []
+    platform, used = RecordingPlatform(), backend()
+    plan = used.capture_plan(8, 24, page_size, torch.device("cpu"))
+    graph = platform.graph()
+    k_cache, v_cache = torch.zeros(64, page_size, 2, 8), torch.zeros(64, page_size, 2, 8)
+
+    def work() -> list[torch.Tensor]:
+        out = torch.empty_like(inputs[0])
+        used.run(*inputs, out, k_cache, v_cache, plan, scale=8**-0.5, window=window)
+        return [out]
+
+    for number, pasts in enumerate(steps):
+        step = Step([(1, past) for past in pasts], page_size=page_size, heads=heads, seed=number)
+        for cache, wanted in ((k_cache, step.k_cache), (v_cache, step.v_cache)):
+            cache.zero_()
+            cache[1 : len(wanted)] = wanted[1:]
+        used.update_plan(plan, step.metadata, rows)
+        if number == 0:
+            inputs = [part.clone() for part in padded(step, rows)]
+            work()
+            (out,) = graph.capture(work, platform.graph_pool(), platform.graph_stream())
+        for static, part in zip(inputs, padded(step, rows), strict=True):
+            static.copy_(part)
+        graph.replay()
+        torch.testing.assert_close(out[: len(pasts)], step.expected(window), atol=1e-4, rtol=1e-4)
+        assert out.isfinite().all(), "padding gives numbers"
+        places = step.metadata.slot_mapping
+        assert torch.equal(k_cache.flatten(0, 1)[places], step.new(step.keys)), "what is padded stores nothing where requests do"
+
+
+def test_a_plan_that_was_never_updated_reads_the_reserved_page_alone() -> None:
+    step = Step([(1, 9), (1, 3)], page_size=4, heads=4, seed=0)
+    before, used = step.k_cache.clone(), backend()
+    out = torch.full_like(step.q, float("nan"))
+    plan = used.capture_plan(2, 4, 4, torch.device("cpu"))
+    used.run(step.q, step.new(step.keys), step.new(step.values), out, step.k_cache, step.v_cache, plan, scale=1.0, window=None)
+    assert out.isfinite().all() and torch.equal(step.k_cache[1:], before[1:])
+
+
+def test_two_steps_may_be_planned_before_either_runs() -> None:
+    used = backend()
+    steps = [Step([(1, 9), (1, 3)], page_size=4, heads=4, seed=0), Step([(1, 2)], page_size=4, heads=4, seed=1)]
+    plans = [used.plan(step.metadata, 4) for step in steps]
+    for step, plan in zip(steps, plans, strict=True):
+        out = torch.empty_like(step.q)
+        used.run(step.q, step.new(step.keys), step.new(step.values), out, step.k_cache, step.v_cache, plan, scale=step.scale, window=None)
+        torch.testing.assert_close(out, step.expected(None), atol=1e-4, rtol=1e-4)
+
+
+def test_layers_that_agree_share_one_plan_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[int] = []
+    plan = flashinfer_standin.BatchDecodeWithPagedKVCacheWrapper.plan
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> None:
+        planned.append(kwargs["window_left"])
+        plan(self, *args, **kwargs)
+
+    monkeypatch.setattr(flashinfer_standin.BatchDecodeWithPagedKVCacheWrapper, "plan", counted)
+    step, used = Step([(1, 9), (1, 3)], page_size=4, heads=4, seed=0), backend()
+    fixed = used.plan(step.metadata, 4)
+    for window in (None, 4, None, 4):
+        out = torch.empty_like(step.q)
+        used.run(step.q, step.new(step.keys), step.new(step.values), out, step.k_cache, step.v_cache, fixed, scale=1.0, window=window)
+    assert planned == [-1, 3]
+
+
+def test_a_recorded_plan_refuses_what_it_cannot_hold() -> None:
+    used = backend()
+    assert isinstance(used, GraphAttention)
+    plan = used.capture_plan(1, 2, 4, torch.device("cpu"))
+    for lens in ([(2, 0)], [(1, 1), (1, 1)], [(1, 20)]):
+        metadata: AttentionMetadata = Step(lens, page_size=4, heads=2, seed=0).metadata
+        with pytest.raises(AssertionError):
+            used.update_plan(plan, metadata, 1)
+
+
+HEADS = AttentionHeads(32, 8, 128, torch.bfloat16)
+
+
+def test_it_says_which_models_it_takes() -> None:
+    assert obstacle(HEADS) is None and obstacle(HEADS._replace(head_size=64, dtype=torch.float16)) is None
+    assert "float32" in (obstacle(HEADS._replace(dtype=torch.float32)) or "")
+    assert "80" in (obstacle(HEADS._replace(head_size=80)) or "")
+
+
+@pytest.fixture
+def with_flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_platform, "_has_flashinfer", lambda: True)
+
+
+def test_auto_takes_flashinfer_where_it_can(with_flashinfer: None) -> None:
+    platform = CudaPlatform()
+    assert isinstance(platform.attention_backend("auto", HEADS), FlashInferAttention)
+    assert isinstance(platform.attention_backend("flashinfer", HEADS), FlashInferAttention)
+    for other in (HEADS._replace(dtype=torch.float32), HEADS._replace(head_size=80)):
+        assert not isinstance(platform.attention_backend("auto", other), FlashInferAttention)
+        with pytest.raises(ValueError, match=r"--attention-backend flashinfer: flashinfer .*; take auto"):
+            platform.attention_backend("flashinfer", other)
+
+
+def test_without_flashinfer_auto_is_triton_and_asking_for_it_gives_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_platform, "_has_flashinfer", lambda: False)
+    platform = CudaPlatform()
+    assert type(platform.attention_backend("auto", HEADS)).__name__ == "TritonAttention"
+    with pytest.raises(ValueError, match=r"needs flashinfer-python .*pip install"):
+        platform.attention_backend("flashinfer")
+
+
+def test_flashinfer_without_what_builds_its_kernels_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"flashinfer", "triton"}
+    monkeypatch.setattr(cuda_platform, "find_spec", lambda name: name in found or None)
+    monkeypatch.setattr(cuda_platform.shutil, "which", lambda name: None)
+    monkeypatch.setenv("CUDA_HOME", "/nowhere")
+    assert not cuda_platform._has_flashinfer()
+    found.add("flashinfer_jit_cache")
+    assert cuda_platform._has_flashinfer()
+    found.remove("flashinfer")
+    assert not cuda_platform._has_flashinfer()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="no NVIDIA GPU with flashinfer")
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("heads", [(32, 8), (14, 2), (8, 8)])
+@pytest.mark.parametrize("lens", [[(517, 300), (1, 900), (33, 0), (1, 0)], [(1, past) for past in range(1, 1200, 37)]])
+def test_shapes_of_real_models(lens: list[tuple[int, int]], heads: tuple[int, int], window: int | None) -> None:
+    from piecework.kernels.paged_attention import TorchAttention
+
+    step = Step(lens, page_size=16, heads=heads[0], kv_heads=heads[1], head_size=128, seed=1, dtype=torch.bfloat16, device="cuda")
+    used = detect.detect("cuda").attention_backend("flashinfer")
+    actual, expected = (step.run(one, window=window, padding=3).float() for one in (used, TorchAttention()))
+    assert float((actual - expected).norm()) <= 1e-2 * float(expected.norm())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="no NVIDIA GPU with flashinfer")
+def test_a_cuda_graph_is_replayed_with_other_lengths() -> None:
+    used, device = detect.detect("cuda").attention_backend("flashinfer"), torch.device("cuda")
+    assert isinstance(used, FlashInferAttention)
+    plan, graph, rows = used.capture_plan(8, 100, 16, device), torch.cuda.CUDAGraph(), 4
+    shape: dict[str, Any] = {"page_size": 16, "heads": 32, "kv_heads": 8, "head_size": 128, "dtype": torch.bfloat16, "device": "cuda"}
+    steps = [Step([(1, past) for past in pasts], seed=3, **shape) for pasts in ([5, 70, 1, 900], [1200, 3], [0, 0, 640])]
+    largest = max(len(step.k_cache) for step in steps)
+    k_cache, v_cache = (torch.zeros(largest, 16, 8, 128, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    q, k, v = (torch.zeros(rows, heads, 128, dtype=torch.bfloat16, device="cuda") for heads in (32, 8, 8))
+    out = torch.empty_like(q)
+    for number, step in enumerate(steps):
+        k_cache[: len(step.k_cache)], v_cache[: len(step.v_cache)] = step.k_cache, step.v_cache
+        k_cache[0], v_cache[0] = 0, 0
+        for static, part in ((q, step.q), (k, step.new(step.keys)), (v, step.new(step.values))):
+            static[: len(part)] = part
+        used.update_plan(plan, step.metadata, rows)
+        if number == 0:
+            for recording in (False, True):
+                with torch.cuda.graph(graph) if recording else torch.cuda.stream(torch.cuda.current_stream()):
+                    used.run(q, k, v, out, k_cache, v_cache, plan, scale=step.scale, window=None)
+        graph.replay()
+        expected = step.expected(None).to(device)
+        assert float((out[: len(step.q)].float() - expected).norm()) <= 1e-2 * float(expected.norm())
