@@ -78,7 +78,7 @@ def _attend(
     """How far the backend is from plain torch on a random step, as a share. Raises where it has not stored what it should."""
     heads, kv_heads, head_size = shape
     device, page_size, draw = platform.device(), platform.default_page_size, np.random.default_rng(1)
-    metadata, num_pages = _metadata(lens, platform, draw)
+    metadata, num_pages = made_up_step(lens, platform, draw)
     total = sum(metadata.query_lens)
     generator = torch.Generator(device).manual_seed(2)
 
@@ -99,7 +99,7 @@ def _attend(
     return _within(actual, expected)
 
 
-def _metadata(lens: list[tuple[int, int]], platform: Platform, draw: np.random.Generator) -> tuple[AttentionMetadata, int]:
+def made_up_step(lens: list[tuple[int, int]], platform: Platform, draw: np.random.Generator) -> tuple[AttentionMetadata, int]:
     """A step whose pages lie in a random order, and how many pages its cache must have."""
     page_size, device = platform.default_page_size, platform.device()
     counts = [-(-sum(pair) // page_size) for pair in lens]

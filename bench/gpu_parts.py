@@ -15,6 +15,7 @@ from ..kernels.detect import detect
 from ..runtime.engine import Engine
 from ..runtime.messages import GenerateRequest
 from ..runtime.sampling_params import SamplingParams
+from .gpu_attention import attention
 from .gpu_checks import OFF, correctness
 from .gpu_diffusion import diffusion
 from .gpu_engines import Scale, close, decode_batch, fill_cache, layer_parameters, make_engine, milliseconds, no_grad, prefill_batch
@@ -203,6 +204,7 @@ _FOR_LOAD = {
 PARTS: dict[str, Part] = {
     "floors": floors,
     "correctness": correctness,
+    "attention": attention,
     "prefill_off": partial(prefill, OFF),
     "prefill_piecewise_eager": partial(prefill, _EAGER_PIECES),
     "decode_off": partial(decode, OFF),

@@ -19,6 +19,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     lines += _checks(parts)
     lines += _sizes(results, "prefill", "tokens", "flops", "matmul_flops_per_second", "matrix rate")
     lines += _sizes(results, "decode", "batch", "bytes", "copy_bytes_per_second", "copy rate")
+    lines += _attention(results)
     lines += _load(results)
     lines += _startup(results)
     lines += _diffusion(results)
@@ -118,6 +119,17 @@ def _share(row: Mapping[str, Any], cost: str, rate: float | None) -> str:
 
 def _mark(row: Mapping[str, Any], off: Mapping[str, Any] | None) -> str:
     return "" if row["replayed"] or row is off else " *"
+
+
+def _attention(results: Mapping[str, Any]) -> list[str]:
+    """Milliseconds of one layer, a column for each backend."""
+    if "attention" not in results:
+        return []
+    measured = results["attention"]
+    backends = list(dict.fromkeys(name for row in measured["rows"].values() for name in row))
+    rows = [[step, *(f"{row[name]:.3f}" if name in row else "" for name in backends)] for step, row in measured["rows"].items()]
+    errors = [f"- {what}: {error}" for what, error in measured["errors"].items()]
+    return ["## Attention of one layer (ms)", "", *_table(["step", *backends], rows), *errors, *[""] * bool(errors)]
 
 
 def _load(results: Mapping[str, Any]) -> list[str]:

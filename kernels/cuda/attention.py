@@ -110,7 +110,7 @@ class _Call:
             self._copied.synchronize()
         self._plan(self._wrapper, self._layer, pages)
         if pages.indices.is_cuda:
-            self._copied = torch.cuda.Event()
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
         self._pages = pages
 
@@ -131,15 +131,10 @@ class FlashInferAttention:
         return FlashInferPlan(metadata.slot_mapping, pages, all(new == 1 for new in metadata.query_lens))
 
     def capture_plan(self, max_batch_size: int, max_pages: int, page_size: int, device: torch.device) -> FlashInferDecodePlan:
-        return FlashInferDecodePlan(
-            torch.zeros(max_batch_size, dtype=torch.int64, device=device),
-            *(
-                torch.zeros(size, dtype=torch.int32, device=device)
-                for size in (max_batch_size + 1, max_batch_size * max_pages, max_batch_size)
-            ),
-            page_size=page_size,
-            longest=max_pages * page_size,
-        )
+        sizes = (max_batch_size + 1, max_batch_size * max_pages, max_batch_size)
+        indptr, indices, last_page_len = (torch.zeros(size, dtype=torch.int32, device=device) for size in sizes)
+        slots = torch.zeros(max_batch_size, dtype=torch.int64, device=device)
+        return FlashInferDecodePlan(slots, indptr, indices, last_page_len, page_size, max_pages * page_size)
 
     def update_plan(self, plan: FlashInferDecodePlan, metadata: AttentionMetadata, batch_size: int) -> None:
         count = len(metadata.seq_lens)

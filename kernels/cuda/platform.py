@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,17 @@ def _has_flashinfer() -> bool:
         return False
     toolkit = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     return bool(find_spec("flashinfer_jit_cache") or shutil.which("nvcc") or (Path(toolkit) / "bin" / "nvcc").exists())
+
+
+@cache
+def _installed_weak_ref() -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """sgl-kernel's op, where that is installed and fits this torch and this GPU: importing it says so in many ways."""
+    try:
+        from sgl_kernel import weak_ref_tensor
+    except (ImportError, OSError, RuntimeError):
+        return None
+    found: Callable[[torch.Tensor], torch.Tensor] = weak_ref_tensor
+    return found
 
 
 class CudaPlatform(Platform):
@@ -100,11 +113,7 @@ class CudaPlatform(Platform):
         return side_stream(stream, torch.cuda.current_stream(), torch.cuda.stream)
 
     def weak_ref_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        try:
-            from sgl_kernel import weak_ref_tensor
-        except ImportError:
-            return super().weak_ref_tensor(tensor)
-        reference: torch.Tensor = weak_ref_tensor(tensor)
+        reference: torch.Tensor = (_installed_weak_ref() or super().weak_ref_tensor)(tensor)
         return reference
 
     def empty_cache(self) -> None:

@@ -25,16 +25,20 @@ def suite(output: Path, *flags: str, timeout: float = 250.0) -> tuple[int, dict[
 
 def test_parts_report_and_a_failing_one_holds_up_no_other(tmp_path: Path) -> None:
     """A CPU records no graphs between two points, so a breakable prefill cannot be there."""
-    code, report, page = suite(tmp_path, "--parts", "prefill_off,prefill_breakable,decode_full,load_off")
+    code, report, page = suite(tmp_path, "--parts", "attention,prefill_off,prefill_breakable,decode_full,load_off")
     parts = report["parts"]
     assert code == 1
     assert {name: part["ok"] for name, part in parts.items()} == {
+        "attention": True,
         "prefill_off": True,
         "prefill_breakable": False,
         "decode_full": True,
         "load_off": True,
     }
     assert "needs a device that records graphs" in parts["prefill_breakable"]["error"]
+    measured = parts["attention"]["result"]["rows"]
+    assert len(measured) == 5 and all(row["native"] > 0 and row["torch"] > 0 for row in measured.values())
+    assert "## Attention of one layer (ms)" in page and "| step | native | torch |" in page
     assert [row["tokens"] for row in parts["prefill_off"]["result"]["rows"]] == [16, 32]
     assert all(row["ms"] > 0 and row["flops"] > 0 and not row["replayed"] for row in parts["prefill_off"]["result"]["rows"])
     assert all(row["replayed"] and row["bytes"] > 0 for row in parts["decode_full"]["result"]["rows"])

@@ -1,0 +1,79 @@
+"""The GPU suite's attention alone: one layer by every backend, and by torch's attention of ragged batches where that applies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..kernels.attention import AttentionHeads, AttentionMetadata
+from ..kernels.detect import detect
+from ..kernels.platform import Platform
+from .gpu_checks import made_up_step
+from .gpu_engines import Scale, milliseconds
+
+_VARLEN = "torch varlen"
+"""`torch.nn.attention.varlen`: of contiguous keys and values, so for prompts without a prefix."""
+
+
+def attention(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
+    """Milliseconds of one layer at the model's shapes, keys and values stored too, by step and backend. `errors`: what did not run."""
+    platform, model, dtype = detect(device), scale.model, getattr(torch, scale.dtype)
+    heads = AttentionHeads(model["num_attention_heads"], model["num_key_value_heads"], model["head_dim"], dtype)
+    able = [backend for backend in platform.attention_backends if platform.attention_obstacle(backend, heads) is None]
+    rows: dict[str, dict[str, float]] = {}
+    errors: dict[str, str] = {}
+    for step, lens in _steps(scale).items():
+        metadata, num_pages = made_up_step(lens, platform, np.random.default_rng(1))
+        tensors = _tensors(heads, sum(metadata.query_lens), num_pages, platform)
+        rows[step] = {}
+        ragged = platform.device_type == "cuda" and all(past == 0 and new > 1 for new, past in lens)
+        for name in [*able, *[_VARLEN] * ragged]:
+            try:
+                work = _work(name, tensors, metadata, platform)
+                rows[step][name] = milliseconds(work, platform, scale.repeats)["median"]
+            except Exception as error:
+                errors[f"{step}, {name}"] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return {"rows": rows, "errors": errors}
+
+
+def _steps(scale: Scale) -> dict[str, list[tuple[int, int]]]:
+    """(new tokens, tokens before them) of each request."""
+    longest, several = max(scale.prefill_sizes), max(scale.batch_sizes)
+    return {
+        f"prompt of {longest}": [(longest, 0)],
+        "16 prompts of an eighth": [(max(2, longest // 8), 0)] * 16,
+        f"prompt of {longest // 8} over {longest}": [(longest // 8, longest)],
+        f"decode of {scale.context}": [(1, scale.context - 1)],
+        f"{several} decodes of {scale.context}": [(1, scale.context - 1)] * several,
+    }
+
+
+def _tensors(heads: AttentionHeads, tokens: int, num_pages: int, platform: Platform) -> tuple[torch.Tensor, ...]:
+    """q, k, v, out, and the two caches, full of numbers."""
+    kv = (heads.num_kv_heads, heads.head_size)
+    q, k, v = (
+        torch.randn(tokens, *shape, device=platform.device()).to(heads.dtype) for shape in ((heads.num_heads, heads.head_size), kv, kv)
+    )
+    caches = (torch.randn(num_pages, platform.default_page_size, *kv, device=platform.device()).to(heads.dtype) for _ in range(2))
+    return q, k, v, torch.empty_like(q), *caches
+
+
+def _work(name: str, tensors: tuple[torch.Tensor, ...], metadata: AttentionMetadata, platform: Platform) -> Callable[[], Any]:
+    """One layer's attention; the step is planned already, as it is for all layers but the first."""
+    q, k, v = tensors[:3]
+    if name != _VARLEN:
+        backend = platform.attention_backend(name)
+        plan = backend.plan(metadata, platform.default_page_size)
+        out, k_cache, v_cache = tensors[3:]
+        return lambda: backend.run(q, k, v, out, k_cache, v_cache, plan, scale=q.shape[-1] ** -0.5, window=None)
+    from torch.nn.attention.varlen import varlen_attn
+
+    ends = torch.tensor([0, *accumulate(metadata.query_lens)], dtype=torch.int32, device=q.device)
+    longest = max(metadata.query_lens)
+    return partial(varlen_attn, q, k, v, ends, ends, longest, longest, window_size=(-1, 0), enable_gqa=True)
