@@ -33,6 +33,7 @@ _MODES: dict[str, dict[str, Any]] = {
     "piecewise": {"piecewise_cuda_graph": True, "piecewise_cuda_graph_compiler": "eager", "cuda_graph_backend_decode": "disabled"},
     "breakable": {"cuda_graph_backend_prefill": "breakable", "cuda_graph_backend_decode": "disabled"},
     "full decode": {"cuda_graph_backend_prefill": "disabled", "cuda_graph_backend_decode": "full"},
+    "steps that do not overlap": {"disable_overlap_schedule": True, "disable_cuda_graph": True},
     "torch's attention": {"attention_backend": "torch", "disable_cuda_graph": True},
 }
 

@@ -125,6 +125,8 @@ def load(settings: dict[str, Any], scale: Scale, folder: Path, device: str) -> d
         "output_tokens_per_second": tokens / seconds,
         "steps": after.steps_total - before.steps_total,
         "replays": after.graph_replays_total - before.graph_replays_total,
+        "overlapped_steps": after.overlapped_steps_total - before.overlapped_steps_total,
+        "discarded_tokens": after.discarded_tokens_total - before.discarded_tokens_total,
         "cached_share": (after.cached_tokens_total - before.cached_tokens_total) / (after.prompt_tokens_total - before.prompt_tokens_total),
         "preemptions": after.preemptions_total - before.preemptions_total,
     } | _graphs(engine)
@@ -211,6 +213,7 @@ PARTS: dict[str, Part] = {
     "decode_full": partial(decode, {"cuda_graph_backend_decode": "full"}),
     "load_off": partial(load, OFF),
     "load_graphs": partial(load, _EAGER_PIECES | _FOR_LOAD),
+    "load_no_overlap": partial(load, _EAGER_PIECES | _FOR_LOAD | {"disable_overlap_schedule": True}),
     "prefill_breakable": partial(prefill, {"cuda_graph_backend_prefill": "breakable"}),
     "startup_cold": startup,
     "startup_warm": startup,

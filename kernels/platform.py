@@ -73,6 +73,8 @@ class Platform:
     """How pieces of a model may be compiled; the first is the default."""
     attention_backends: tuple[str, ...] = ("torch",)
     """How attention may be computed; the first is the default."""
+    runs_beside_host: bool = True
+    """Whether what is launched runs while the host goes on, so that the host can plan the next step meanwhile."""
     compiles_kernels: bool = False
     """Whether kernels are compiled when they are first launched, which no request should wait for."""
     compile_mode: str = "default"

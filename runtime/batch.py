@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -47,23 +48,38 @@ class Batch:
         return self.num_tokens == len(self.scheduled)
 
 
-def build_batch(scheduled: list[Scheduled], page_size: int, device: torch.device, slot_dtype: torch.dtype) -> Batch:
-    """Lay the scheduled tokens out one request after another."""
+def build_batch(
+    scheduled: list[Scheduled], page_size: int, device: torch.device, slot_dtype: torch.dtype, sampled: torch.Tensor | None = None
+) -> Batch:
+    """Lay the scheduled tokens out one request after another.
+
+    `sampled` [N] int64: what the step in flight samples, from which tokens that are pending are taken, on the device.
+    """
     query_lens = [num_new for _, num_new in scheduled]
     seq_lens = [request.num_computed + num_new for request, num_new in scheduled]
     table = np.full((len(scheduled), max(len(request.pages) for request, _ in scheduled)), RESERVED_PAGE, np.int64)
-    for row, (request, _) in enumerate(scheduled):
+    ending, pending = [], []
+    for row, ((request, _), seq_len) in enumerate(zip(scheduled, seq_lens, strict=True)):
         table[row, : len(request.pages)] = request.pages
-    spans = list(zip(scheduled, seq_lens, strict=True))
-    input_ids = np.concatenate([entry.request.tokens[end - entry.num_new : end] for entry, end in spans])
-    positions = np.concatenate([np.arange(end - entry.num_new, end) for entry, end in spans])
-    owner = np.repeat(np.arange(len(scheduled)), query_lens)
+        if seq_len == request.num_tokens and request.params.max_new_tokens > 0:
+            ending.append(row)
+        if request.num_pending:
+            pending.append(row)
+    input_ids = np.concatenate([request.span(end - num_new, end) for (request, num_new), end in zip(scheduled, seq_lens, strict=True)])
+    lens = np.array(query_lens)
+    last_rows = lens.cumsum() - 1
+    owner = np.arange(len(lens)).repeat(lens)
+    positions = np.arange(len(owner)) + (np.array(seq_lens) - 1 - last_rows)[owner]
     slots = table[owner, positions // page_size] * page_size + positions % page_size
-    last_rows = np.cumsum(query_lens) - 1
-    ending = [row for row, entry in enumerate(scheduled) if entry.reaches_end and entry.request.params.max_new_tokens > 0]
 
-    own = np.dtype(str(slot_dtype).removeprefix("torch."))
-    tensors = to_device([input_ids, positions, table.astype(own, copy=False), slots.astype(own, copy=False), last_rows[ending]], device)
+    own = _numpy_dtype(slot_dtype)
+    arrays = [input_ids, positions, table.astype(own, copy=False), slots.astype(own, copy=False), last_rows[ending]]
+    if pending:
+        arrays += [last_rows[pending], np.array([scheduled[row].request.sampled_row for row in pending])]
+    tensors = to_device(arrays, device)
+    if pending:
+        assert sampled is not None
+        tensors[0].index_copy_(0, tensors[5], sampled.index_select(0, tensors[6]))
     return Batch(
         scheduled=scheduled,
         input_ids=tensors[0],
@@ -72,3 +88,8 @@ def build_batch(scheduled: list[Scheduled], page_size: int, device: torch.device
         samplers=[scheduled[row].request for row in ending],
         sample_rows=tensors[4],
     )
+
+
+@cache
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    return np.dtype(str(dtype).removeprefix("torch."))

@@ -124,6 +124,9 @@ class EngineConfig:
         group=MEMORY,
         metavar="N",
     )
+    disable_overlap_schedule: bool | None = option(
+        None, "plan a step only when the one before it is done; default: by device, and always so on a CPU", group=MEMORY
+    )
     disable_radix_cache: bool = option(False, "do not reuse the KV cache of prompts that begin alike", group=MEMORY)
     piecewise_cuda_graph: bool = option(
         False,

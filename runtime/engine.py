@@ -36,5 +36,6 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> Engine:
         max_running_requests=resolved.max_running_requests,
         context_length=resolved.context_length,
         draw_seed=lambda: seeds.getrandbits(64),
+        overlap=runner.overlap_schedule,
     )
     return Engine(scheduler, runner, startup)

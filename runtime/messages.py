@@ -96,8 +96,10 @@ class EngineStats:
     prompt_tokens_total: int = 0
     cached_tokens_total: int = 0
     generation_tokens_total: int = 0
+    discarded_tokens_total: int = 0
     preemptions_total: int = 0
     steps_total: int = 0
+    overlapped_steps_total: int = 0
     piecewise_steps_total: int = 0
     graph_replays_total: int = 0
     padded_tokens_total: int = 0
@@ -150,6 +152,8 @@ class EngineInfo:
     load_seconds: float
     quantization: list[str] = field(default_factory=list)
     """The quantised formats that weights are kept in."""
+    overlap_schedule: bool = False
+    """Whether the next step is planned while one runs."""
     graphs: GraphInfo = field(default_factory=GraphInfo)
 
 

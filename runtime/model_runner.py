@@ -82,6 +82,12 @@ class ModelRunner:
         """How the steps so far have run."""
         return self.graphs.counts()
 
+    @property
+    def overlap_schedule(self) -> bool:
+        """Whether the next step is to be planned while one runs."""
+        disabled = self.config.disable_overlap_schedule
+        return self.platform.runs_beside_host if disabled is None else not disabled
+
     def rest(self) -> None:
         """To be called when there is nothing to do: what was learned is kept for the next start, every now and then."""
         self.close(unless_within=_KEEP_SECONDS)
@@ -112,6 +118,7 @@ class ModelRunner:
             kv_bytes=self.pool.num_bytes,
             load_seconds=self._load_seconds,
             quantization=sorted(set(self.linear_kinds.values()) - {PLAIN}),
+            overlap_schedule=self.overlap_schedule,
             graphs=self.graphs.info(),
         )
 

@@ -15,12 +15,14 @@ import torch
 import torch.nn.functional as F
 
 from ..kernels import ops
-from ..kernels.staging import to_device
-from .logprobs import token_logprobs
+from ..kernels.staging import HostCopy, to_device
+from .logprobs import gather_logprobs, read_logprobs
 from .messages import TokenLogprob
 from .request import Request
 
 _BLOCK = 256
+_JUST_BELOW_1 = 1.0 - 2.0**-53
+"""Times this, a float64 is the next smaller one: what it loses is more than half and at most all of the step between the two."""
 
 
 class Sampled(NamedTuple):
@@ -30,26 +32,52 @@ class Sampled(NamedTuple):
     logprob: TokenLogprob | None
 
 
-def sample(logits: torch.Tensor, requests: list[Request]) -> list[Sampled]:
-    """The next token of each request from its row of logits [N, V] float32, which may be overwritten."""
-    asking = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
-    # Log-probabilities are those of the model, before anything below changes the logits.
-    raw = logits[asking] if asking else None
-    adjust(logits, requests)
-    tokens = _choose(logits, requests).tolist()
-    results = [Sampled(token, None) for token in tokens]
-    if raw is not None:
-        top_counts = [requests[row].params.logprobs or 0 for row in asking]
-        for row, logprob in zip(asking, token_logprobs(raw, [tokens[row] for row in asking], top_counts), strict=True):
-            results[row] = Sampled(tokens[row], logprob)
-    return results
+class Samples:
+    """The next tokens of a step's requests. `tokens` [N] int64 lie on the device, for the next step to begin with."""
+
+    def __init__(self, tokens: torch.Tensor, asking: list[tuple[int, int]], logprobs: list[torch.Tensor]) -> None:
+        """`asking`: (row, how many alternatives) of those that want log-probabilities; `logprobs`: as gathered for them."""
+        self.tokens = tokens
+        self._asking = asking
+        self._copy = HostCopy([tokens, *logprobs])
+
+    def read(self) -> list[Sampled]:
+        """One a request, as soon as the device has them."""
+        on_host, *logprobs = self._copy.wait()
+        tokens = on_host.tolist()
+        results = [Sampled(token, None) for token in tokens]
+        if self._asking:
+            rows, top_counts = zip(*self._asking, strict=True)
+            for row, logprob in zip(rows, read_logprobs(logprobs, [tokens[row] for row in rows], top_counts), strict=True):
+                results[row] = Sampled(tokens[row], logprob)
+        return results
 
 
-def adjust(logits: torch.Tensor, requests: list[Request]) -> None:
-    """Apply penalties, logit bias and the ban on ending early, in place."""
+def sample(logits: torch.Tensor, requests: list[Request], sampled: torch.Tensor | None = None) -> Samples:
+    """The next token of each request from its row of logits [N, V] float32, which may be overwritten.
+
+    `sampled` int64: what the step in flight samples, tokens that are pending among it.
+    """
+    asking = [(row, request.params.logprobs) for row, request in enumerate(requests) if request.params.logprobs is not None]
+    if not asking:
+        adjust(logits, requests, sampled)
+        return Samples(_choose(logits, requests), asking, [])
+    # Log-probabilities are those of the model, before anything changes the logits.
+    (index,) = to_device([np.array([row for row, _ in asking])], logits.device)
+    raw = logits.index_select(0, index)
+    adjust(logits, requests, sampled)
+    tokens = _choose(logits, requests)
+    return Samples(tokens, asking, gather_logprobs(raw, tokens.index_select(0, index), max(top for _, top in asking)))
+
+
+def adjust(logits: torch.Tensor, requests: list[Request], sampled: torch.Tensor | None = None) -> None:
+    """Apply penalties, logit bias and the ban on ending early, in place. `sampled` as `sample` takes it."""
     for row, request in enumerate(requests):
         params = request.params
-        if params.penalised:
+        if params.penalised and request.num_pending:
+            assert sampled is not None
+            _penalise_pending(logits[row], request, sampled[request.sampled_row : request.sampled_row + 1])
+        elif params.penalised:
             _penalise(logits[row], request)
         if params.logit_bias:
             ids, values = np.array(list(params.logit_bias)), np.array(list(params.logit_bias.values()), np.float32)
@@ -64,11 +92,27 @@ def _penalise(row: torch.Tensor, request: Request) -> None:
     params = request.params
     if params.repetition_penalty != 1.0:
         (seen,) = to_device([np.unique(request.tokens)], row.device)
-        values = row[seen]
-        row[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+        row[seen] = _repeated(row[seen], params.repetition_penalty)
     if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
         ids, counts = to_device(np.unique(request.output_tokens, return_counts=True), row.device)
         row[ids] -= params.presence_penalty + params.frequency_penalty * counts.to(row.dtype)
+
+
+def _penalise_pending(row: torch.Tensor, request: Request, last: torch.Tensor) -> None:
+    """The same where the host does not know the last token: `last` [1] lies on the device. Every number comes out the same."""
+    params = request.params
+    if params.repetition_penalty != 1.0:
+        (known,) = to_device([np.unique(request.tokens)], row.device)
+        seen = torch.zeros_like(row, dtype=torch.bool).index_fill_(0, known, True).index_fill_(0, last, True)
+        row.copy_(torch.where(seen, _repeated(row, params.repetition_penalty), row))
+    if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
+        ids, counts = to_device(np.unique(request.output_tokens, return_counts=True), row.device)
+        every = torch.zeros_like(row).index_copy_(0, ids, counts.to(row.dtype)).index_add_(0, last, torch.ones_like(row[:1]))
+        row -= torch.where(every > 0, params.presence_penalty + params.frequency_penalty * every, 0.0)
+
+
+def _repeated(values: torch.Tensor, penalty: float) -> torch.Tensor:
+    return torch.where(values > 0, values / penalty, values * penalty)
 
 
 def _choose(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
@@ -126,7 +170,7 @@ def _invert(weights: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, 
     cumulative = weights.cumsum(-1)
     total = cumulative[:, -1:]
     # Rounding may lift the target up to the total, which no cumulative weight exceeds, or below 0, where a weight of 0 would do.
-    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total))).clamp_(min=0.0)
+    target = torch.minimum(target, total * _JUST_BELOW_1).clamp_(min=0.0)
     index = torch.searchsorted(cumulative, target, right=True).clamp_(max=weights.shape[1] - 1)
     return index, target - (cumulative.gather(1, index) - weights.gather(1, index))
 

@@ -129,7 +129,7 @@ def _argument(item: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     shared = {"dest": item.name, "default": argparse.SUPPRESS}
     if hint is bool and item.default:
         return {**shared, "action": argparse.BooleanOptionalAction, "help": text}
-    if hint is bool:
+    if bool in (hint, *get_args(hint)):
         return {**shared, "action": "store_true", "help": text}
     if item.default not in (None, ""):
         text += f"; default: {item.default}"

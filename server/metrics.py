@@ -156,6 +156,12 @@ class _TokenCollector(EngineCollector):
         yield self._counter(
             "num_preemptions", "Sequences that had to give their KV cache back and were recomputed.", stats.preemptions_total
         )
+        yield self._counter("num_overlapped_steps", "Batches that were planned while the one before ran.", stats.overlapped_steps_total)
+        yield self._counter(
+            "num_discarded_tokens",
+            "Tokens computed before it was known that their sequence had ended.",
+            stats.discarded_tokens_total,
+        )
         yield self._counter("num_piecewise_steps", "Batches that were run in compiled pieces.", stats.piecewise_steps_total)
         yield self._counter("num_graph_replays", "Batches that were run by replaying a captured size.", stats.graph_replays_total)
         yield self._counter("num_padded_tokens", "Tokens that were added to batches to reach a captured size.", stats.padded_tokens_total)

@@ -32,6 +32,7 @@ class CpuPlatform(Platform):
     default_max_running_requests = 64
     # The rest of the host's memory is other people's: the page cache, the web process, other servers.
     default_mem_fraction = 0.2
+    runs_beside_host = False
     graphs_are_real = False
     # Arithmetic bounds a CPU: every padded token costs what a real one does, so only a step of a captured size is replayed.
     padding_limit = 1.0

@@ -16,12 +16,15 @@ class UpdatedGraph(DeviceGraph):
     `torch.npu.graph` would enter torch_npu's dispatch mode around all that is captured. torch suspends a mode while it runs an
     op that the mode was handed, and with it whatever the op launches in turn; attention is such an op. So `updatable`, inside of
     it, enters the mode. Only one capture at a time can go on in a process.
+
+    `event`: a new `torch.npu.Event`.
     """
 
-    def __init__(self, graph: Any, stream_context: Any, error_mode: str, host_arguments: HostArguments) -> None:
+    def __init__(self, graph: Any, stream_context: Any, error_mode: str, host_arguments: HostArguments, event: Any) -> None:
         super().__init__(graph, stream_context, error_mode)
         graph.auto_dispatch_capture = True
         self._host_arguments = host_arguments
+        self._replayed = event
 
     def begin(self, pool: Any, stream: Any) -> None:
         global _capturing
@@ -34,9 +37,11 @@ class UpdatedGraph(DeviceGraph):
         super().end()
 
     def replay(self) -> None:
-        # Any earlier replay has ended: the tokens that this one reads were sampled from it.
+        # An update writes into the graph's own launches, so one that still runs would go on with the lengths of the next step.
+        self._replayed.synchronize()
         self._graph.update(cpu_update_input=[dict(self._host_arguments())])
         super().replay()
+        self._replayed.record()
 
     @property
     def dispatch_mode(self) -> AbstractContextManager[Any]:

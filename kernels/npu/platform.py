@@ -68,7 +68,7 @@ class NpuPlatform(Platform):
     def graph(self, host_arguments: HostArguments | None = None) -> DeviceGraph:
         if host_arguments is None:
             return DeviceGraph(torch.npu.NPUGraph(), torch.npu.stream, "thread_local")
-        return UpdatedGraph(torch.npu.NPUGraph(), torch.npu.stream, "thread_local", host_arguments)
+        return UpdatedGraph(torch.npu.NPUGraph(), torch.npu.stream, "thread_local", host_arguments, torch.npu.Event())
 
     def graph_pool(self) -> Any:
         self._reserved_before_graphs = torch.npu.memory_reserved()

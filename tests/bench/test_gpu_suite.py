@@ -25,7 +25,7 @@ def suite(output: Path, *flags: str, timeout: float = 250.0) -> tuple[int, dict[
 
 def test_parts_report_and_a_failing_one_holds_up_no_other(tmp_path: Path) -> None:
     """A CPU records no graphs between two points, so a breakable prefill cannot be there."""
-    code, report, page = suite(tmp_path, "--parts", "attention,prefill_off,prefill_breakable,decode_full,load_off")
+    code, report, page = suite(tmp_path, "--parts", "attention,prefill_off,prefill_breakable,decode_full,load_off,load_no_overlap")
     parts = report["parts"]
     assert code == 1
     assert {name: part["ok"] for name, part in parts.items()} == {
@@ -34,6 +34,7 @@ def test_parts_report_and_a_failing_one_holds_up_no_other(tmp_path: Path) -> Non
         "prefill_breakable": False,
         "decode_full": True,
         "load_off": True,
+        "load_no_overlap": True,
     }
     assert "needs a device that records graphs" in parts["prefill_breakable"]["error"]
     measured = parts["attention"]["result"]["rows"]
@@ -43,6 +44,7 @@ def test_parts_report_and_a_failing_one_holds_up_no_other(tmp_path: Path) -> Non
     assert all(row["ms"] > 0 and row["flops"] > 0 and not row["replayed"] for row in parts["prefill_off"]["result"]["rows"])
     assert all(row["replayed"] and row["bytes"] > 0 for row in parts["decode_full"]["result"]["rows"])
     assert parts["load_off"]["result"]["output_tokens_per_second"] > 0 and parts["load_off"]["result"]["cached_share"] > 0.5
+    assert parts["load_no_overlap"]["result"]["overlapped_steps"] == 0
     assert "## prefill_breakable failed" in page and "| batch | full |" in page
 
 

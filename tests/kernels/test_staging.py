@@ -43,3 +43,21 @@ def test_a_thousand_steps_in_flight_do_not_overwrite_each_other() -> None:
     sent = [staging.to_device([np.full(100, number), np.full(3, number, np.int32)], device) for number in range(1000)]
     for number, (longs, ints) in enumerate(sent):
         assert bool((longs == number).all()) and bool((ints == number).all())
+
+
+def test_tensors_of_the_host_are_there_already() -> None:
+    tensor = torch.arange(3)
+    (there,) = staging.HostCopy([tensor]).wait()
+    assert there is tensor and staging.HostCopy([]).wait() == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")
+def test_results_arrive_as_they_were_when_they_were_sent() -> None:
+    numbers = torch.zeros(1000, device="cuda")
+    torch.cuda._sleep(100_000_000)
+    copies = []
+    for number in range(100):
+        numbers.fill_(number)
+        copies.append(staging.HostCopy([numbers]))
+    assert all(bool((copy.wait()[0] == number).all()) for number, copy in enumerate(copies))

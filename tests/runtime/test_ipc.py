@@ -73,7 +73,7 @@ GRAPHS = st.builds(
     capture_seconds=NUMBERS,
 )
 INFO = {
-    name: INTEGERS if field.type == "int" else NUMBERS if field.type == "float" else st.text()
+    name: {"int": INTEGERS, "float": NUMBERS, "bool": st.booleans()}.get(str(field.type), st.text())
     for name, field in EngineInfo.__dataclass_fields__.items()
 } | {"graphs": GRAPHS, "quantization": st.lists(st.text(max_size=5), max_size=3)}
 IMAGE_STATS = st.builds(

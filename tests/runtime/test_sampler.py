@@ -22,7 +22,7 @@ def request(seed: int = 0, prompt: list[int] | None = None, output: list[int] | 
 
 
 def tokens(logits: torch.Tensor, requests: list[Request]) -> list[int]:
-    return [result.token for result in sample(logits.clone(), requests)]
+    return [result.token for result in sample(logits.clone(), requests).read()]
 
 
 def frequencies(logits: torch.Tensor, draws: int = 10_000, **params: Any) -> torch.Tensor:
@@ -128,7 +128,7 @@ def test_stop_tokens_cannot_be_sampled_before_min_new_tokens() -> None:
 
 
 def test_logprobs_are_the_models_own_before_temperature_and_bias() -> None:
-    (result,) = sample(LOGITS[None].clone(), [request(temperature=0.0, logit_bias={3: 100.0}, logprobs=2)])
+    (result,) = sample(LOGITS[None].clone(), [request(temperature=0.0, logit_bias={3: 100.0}, logprobs=2)]).read()
     expected = LOGITS.log_softmax(-1)
     assert result.token == 3 and result.logprob is not None
     assert result.logprob.logprob == pytest.approx(float(expected[3]), abs=1e-6)

@@ -72,6 +72,7 @@ def make_scheduler(
     max_running_requests: int = 8,
     context_length: int = 10_000,
     share_prefixes: bool = True,
+    overlap: bool = False,
 ) -> tuple[Scheduler, ToyRunner]:
     runner = ToyRunner(num_pages, page_size)
     scheduler = Scheduler(
@@ -81,5 +82,6 @@ def make_scheduler(
         max_running_requests=max_running_requests,
         context_length=context_length,
         draw_seed=lambda: 1,
+        overlap=overlap,
     )
     return scheduler, runner

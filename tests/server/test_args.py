@@ -35,7 +35,7 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
     item, hint = OPTIONS[name]
     if item.metadata["choices"]:
         return st.sampled_from(item.metadata["choices"])
-    if hint is bool:
+    if hint in (bool, bool | None):
         return st.just(True)
     sizes = st.lists(st.integers(1, 4096), min_size=1).map(lambda numbers: ",".join(map(str, numbers)))
     if name == "piecewise_cuda_graph_tokens":

@@ -158,7 +158,7 @@ from piecework.runtime.scheduler import Scheduler
 plain_step = Scheduler.step
 
 def step(self):
-    if any({POISON} in request.tokens for request in self._waiting):
+    if any({POISON} in request.tokens for request in self._planner.waiting):
         os._exit(7)
     return plain_step(self)
 

@@ -92,14 +92,17 @@ def test_decodes_are_recorded_without_a_word(tmp_path: Path, simnpu: Any) -> Non
     assert (info.decode_backend, info.decode_sizes) == ("full", [1, 2, 4])
 
 
-def test_a_replay_does_not_wait_for_the_device(tmp_path: Path, simnpu: Any) -> None:
+def test_a_replay_waits_for_nothing_but_the_last_one_of_its_graph(tmp_path: Path, simnpu: Any) -> None:
     llm = recorded(make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS))
     decode = llm.scheduler._runner.graphs.decode  # type: ignore[attr-defined]
     platform = NpuPlatform()
     step = dummy_decode(3, 5, platform, 128)
     decode._backend.update_plan(decode._plan, step.metadata, 4)
     with simnpu.no_waiting(), torch.no_grad():
-        assert decode.graphs.replay(4, [step.input_ids, step.positions]) is not None
+        for size in (4, 2, 1):
+            assert decode.graphs.replay(size, [step.input_ids[:size], step.positions[:size]]) is not None
+        torch.ones(1, device="npu").add_(1)
+        assert decode.graphs.replay(4, [step.input_ids, step.positions]) is None
 
 
 class TestSeeded:
@@ -128,6 +131,19 @@ class TestSeeded:
         now = llm.scheduler._runner.info().graphs  # type: ignore[attr-defined]
         assert now.failed_sizes == dict.fromkeys(["1", "2", "4"], "replay_failed")
         assert "hardware would hang" in caplog.text
+
+    def test_updated_while_the_last_replay_runs(
+        self, tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def hasty(graph: UpdatedGraph) -> None:
+            graph._graph.update(cpu_update_input=[dict(graph._host_arguments())])
+            graph._graph.replay()
+
+        monkeypatch.setattr(UpdatedGraph, "replay", hasty)
+        path = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS)
+        llm = recorded(path)
+        assert_same(llm.generate(PROMPTS, PARAMS), engine(path, "cpu").generate(PROMPTS, PARAMS))
+        assert "a replay of it still runs" in caplog.text
 
     def test_lengths_of_the_capture_are_remembered(self, tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """Attention launched where torch_npu's dispatch mode does not see it: nothing is updated, and nothing hangs."""

@@ -203,11 +203,39 @@ def test_live_tensors_never_overlap(simnpu: Any, steps: list[int]) -> None:
     assert all((tensor == number).all() for number, tensor in live)
 
 
-def test_no_waiting_allows_launches_and_uploads(simnpu: Any) -> None:
-    x = torch.ones(4, device="npu")
+def test_no_waiting_allows_launches_and_copies_that_do_not_block(simnpu: Any) -> None:
+    x, numbers = torch.ones(4, device="npu"), torch.tensor([1.0, 2, 3, 4]).pin_memory()
     with simnpu.no_waiting():
-        y = x.add(torch.tensor([1.0, 2, 3, 4], device="npu")).relu()
-        for wait in (y.cpu, y.sum().item, y.nonzero, torch.npu.synchronize):
+        y = x.add(numbers.to("npu", non_blocking=True)).relu()
+        for wait in (y.cpu, y.sum().item, y.nonzero, torch.npu.synchronize, lambda: numbers.to("npu"), lambda: x[torch.tensor([0])]):
             with pytest.raises(RuntimeError, match="waits for the device"):
                 wait()
     assert y.tolist() == [2, 3, 4, 5]
+
+
+def test_what_comes_to_the_host_is_there_once_it_has_waited(simnpu: Any) -> None:
+    x, early, late = torch.arange(3.0, device="npu"), torch.npu.Event(), torch.npu.Event()
+    first = torch.empty(3, pin_memory=True).copy_(x, non_blocking=True)
+    early.record()
+    x.fill_(7)
+    second = torch.empty(3, pin_memory=True).copy_(x, non_blocking=True)
+    late.record()
+    assert first.isnan().all() and second.isnan().all() and not early.query()
+    early.synchronize()
+    assert first.tolist() == [0, 1, 2] and second.isnan().all()
+    assert early.query() and not late.query()
+    torch.npu.synchronize()
+    assert second.tolist() == [7, 7, 7] and late.query()
+
+
+def test_an_event_that_is_done_is_not_waited_for(simnpu: Any) -> None:
+    never, done, open_ = (torch.npu.Event() for _ in range(3))
+    done.record()
+    torch.npu.synchronize()
+    open_.record()
+    with simnpu.no_waiting():
+        never.synchronize()
+        done.synchronize()
+        with pytest.raises(RuntimeError, match="waits for the device"):
+            open_.synchronize()
+    open_.synchronize()

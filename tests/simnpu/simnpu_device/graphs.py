@@ -122,6 +122,7 @@ def make_graph_class() -> type:
             super().__init__()
             self.auto_dispatch_capture = False
             self.graph_dispatch_mode = _DispatchMode()
+            self._replayed = 0
 
         def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global") -> None:
             super().capture_begin(pool, capture_error_mode)
@@ -132,6 +133,7 @@ def make_graph_class() -> type:
         def replay(self) -> None:
             """Raises RuntimeError where hardware would hang: an update is missing."""
             super().replay()
+            self._replayed = extension().record_event()
 
         def reset(self) -> None:
             super().reset()
@@ -141,12 +143,17 @@ def make_graph_class() -> type:
             return pool
 
         def update(self, cpu_update_input: list[dict[str, Any]]) -> None:
-            """New lengths for the next replay: a dict for each updatable launch in order, or one for all of them."""
+            """New lengths for the next replay: a dict for each updatable launch in order, or one for all of them.
+
+            Raises RuntimeError where hardware may give them to a replay that still runs: the host has not waited for the last one.
+            """
             if not self.auto_dispatch_capture:
                 raise RuntimeError(
                     "The current graph configuration does not support update,"
                     "Try to capture by setting auto_dispatch_capture=True during capture"
                 )
+            if not extension().is_event_done(self._replayed):
+                raise RuntimeError("simnpu: a graph is updated while, as far as the host knows, a replay of it still runs")
             self.graph_dispatch_mode.update(cpu_update_input)
 
     return NPUGraph

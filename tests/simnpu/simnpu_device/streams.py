@@ -46,13 +46,18 @@ class Stream:
 
 
 class Event:
-    """A point in a stream. Recorded on a capturing stream, it brings the stream that waits for it into the capture."""
+    """A point in a stream. Recorded on a capturing stream, it brings the stream that waits for it into the capture.
+
+    It is done once the host has waited for it, or for something later; one that was never recorded always is.
+    """
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self._captured = False
         self._seconds: float | None = None
+        self._number = 0
 
     def record(self, stream: Stream | None = None) -> None:
+        self._number = extension().record_event()
         self._captured = extension().is_stream_capturing((stream or current_stream()).npu_stream)
         self._seconds = time.perf_counter()
 
@@ -61,10 +66,12 @@ class Event:
             extension().join_capture((stream or current_stream()).npu_stream)
 
     def query(self) -> bool:
-        return True
+        done: bool = extension().is_event_done(self._number)
+        return done
 
     def synchronize(self) -> None:
-        extension().synchronize()
+        if not self.query():
+            extension().wait_for_event(self._number)
 
     def elapsed_time(self, end_event: Event) -> float:
         assert self._seconds is not None and end_event._seconds is not None, "both events must be recorded"

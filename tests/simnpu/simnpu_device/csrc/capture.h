@@ -2,11 +2,14 @@
 #pragma once
 #include "memory.h"
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <set>
@@ -96,10 +99,43 @@ inline void forbid_while_capturing(const std::string& what) {
 
 inline bool waiting_forbidden = false;  // set by tests that prove that a step never waits
 
+// What the host knows of the device's progress: nothing of what it has launched is done, as far as it can tell, before it waits
+// for that. So events are not complete and non-blocking copies to the host have not arrived, although here all runs at once.
+class Progress {
+  struct Arrival {
+    uint64_t number;
+    at::Tensor target, values;
+  };
+  uint64_t launched_ = 0, known_ = 0;
+  std::vector<Arrival> coming_;
+
+ public:
+  uint64_t launch() { return ++launched_; }
+  uint64_t launched() const { return launched_; }
+  bool is_known(uint64_t number) const { return number <= known_; }
+
+  // Until the host has waited, `target` holds no numbers that mean anything. Both lie on the host, contiguous, of one dtype.
+  void copy_to_host(const at::Tensor& target, const at::Tensor& values) {
+    std::memset(target.data_ptr(), kPoison, target.nbytes());
+    coming_.push_back({launch(), target, values});
+  }
+
+  void learn(uint64_t number) {
+    known_ = std::max(known_, number);
+    std::erase_if(coming_, [&](const Arrival& arrival) {
+      if (arrival.number > known_) return false;
+      std::memcpy(arrival.target.data_ptr(), arrival.values.const_data_ptr(), arrival.values.nbytes());
+      return true;
+    });
+  }
+};
+inline Progress progress;
+
 // The host waits for the device: never while a stream is capturing, and never where a test forbids it.
-inline void wait_for_device(const std::string& what) {
+inline void wait_for_device(const std::string& what, uint64_t number = progress.launched()) {
   forbid_while_capturing(what);
   TORCH_CHECK(!waiting_forbidden, "simnpu: ", what, " waits for the device");
+  progress.learn(number);
 }
 
 // The capture that must record a launch, null where it runs at once.

@@ -44,6 +44,11 @@ inline void copy_on_host(const at::Tensor& to, const at::Tensor& from) {
   to.copy_(from);
 }
 
+inline at::Tensor snapshot_on_host(const at::Tensor& from) {
+  HostExecution guard(Execution::kRun);
+  return from.clone(at::MemoryFormat::Contiguous);
+}
+
 // An output of no elements that the kernel may resize; the host stand-in is what it resizes.
 struct ResizableOutput {
   size_t argument;
@@ -111,7 +116,7 @@ class ArgumentTranslator {
   at::Tensor host_tensor(const c10::Argument& argument, const at::Tensor& tensor) {
     if (tensor.device().is_cpu() && tensor.dim() == 0) return capture_ ? tensor.clone() : tensor;
     if (tensor.device().is_cpu() && argument.name() == "indices") {
-      forbid_while_capturing(name_ + " with an index on the host");
+      wait_for_device(name_ + " with an index on the host");
       return tensor;
     }
     TORCH_CHECK(
@@ -262,11 +267,13 @@ inline void launch(const c10::OperatorHandle& op, Stack* stack) {
 
 inline at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
-  if (!non_blocking && !is_npu(from)) forbid_while_capturing("a copy to the device");
+  if (!non_blocking && !is_npu(from)) wait_for_device("a blocking copy to the device");
   if (!non_blocking && !is_npu(to)) wait_for_device("a copy to the host");
   const at::Tensor target = is_npu(to) ? host_alias(to) : to, source = is_npu(from) ? host_alias(from) : from;
   if (auto capture = capture_for_launch("a copy"))
     capture->recording->push_back(Node{Node::Kind::kLaunch, op, {target, source, false}, {at::Tensor()}, nullptr});
+  else if (non_blocking && !is_npu(to) && to.is_contiguous() && to.scalar_type() == from.scalar_type() && to.sizes() == from.sizes())
+    progress.copy_to_host(to, snapshot_on_host(source));
   else
     copy_on_host(target, source);
   return to;

@@ -82,6 +82,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("current_stream", [] { return current_stream; });
   m.def("set_current_stream", [](StreamId stream) { current_stream = stream; });
   m.def("synchronize", &synchronize);
+  m.def("record_event", [] { return progress.launch(); });
+  m.def("is_event_done", [](uint64_t number) { return progress.is_known(number); });
+  m.def("wait_for_event", [](uint64_t number) { wait_for_device("an event that was not waited for yet", number); });
 
   py::class_<Settings>(m, "Settings")
       .def_readwrite("strict_addresses", &Settings::strict_addresses)
