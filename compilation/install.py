@@ -71,16 +71,24 @@ class Installer:
         forward itself is kept, and the next start does not trace. Raises `TraceError`; a piece that cannot be compiled
         is left as traced, with a line in the log.
         """
+        if model_key is not None and (stored := self.load(module, model_key)) is not None:
+            return stored
         report = InstallReport()
         tensors = named_tensors(module)
         workshop = _Workshop(self, tensors, report)
+        plan, graphs, tensors = self._trace(module, list(inputs), tensors, report)
+        pieces = [workshop.make(number, plan, graph) for number, graph in enumerate(graphs)]
+        if model_key is not None and plan.is_portable:
+            self._keep_plan(plan, model_key)
+        return PiecewiseForward(plan, pieces, tensors, self.platform.pack_linear_weight), report
+
+    def load(self, module: nn.Module, model_key: str) -> tuple[PiecewiseForward, InstallReport] | None:
+        """What `install` gives if the cache holds all of it, else None; neither traces nor compiles."""
+        report, tensors = InstallReport(), named_tensors(module)
         plan = self._known_plan(model_key, tensors)
-        pieces = None if plan is None else workshop.load_all(plan)
+        pieces = None if plan is None else _Workshop(self, tensors, report).load_all(plan)
         if plan is None or pieces is None:
-            plan, graphs, tensors = self._trace(module, list(inputs), tensors, report)
-            pieces = [workshop.make(number, plan, graph) for number, graph in enumerate(graphs)]
-            if model_key is not None and plan.is_portable:
-                self._keep_plan(plan, model_key)
+            return None
         return PiecewiseForward(plan, pieces, tensors, self.platform.pack_linear_weight), report
 
     def versions(self) -> dict[str, str]:
@@ -98,8 +106,8 @@ class Installer:
         report.trace_seconds = time.perf_counter() - began
         return plan, graphs, found
 
-    def _known_plan(self, model_key: str | None, tensors: Mapping[str, torch.Tensor]) -> Plan | None:
-        path = None if model_key is None else self.cache.get(self._plan_key(model_key))
+    def _known_plan(self, model_key: str, tensors: Mapping[str, torch.Tensor]) -> Plan | None:
+        path = self.cache.get(self._plan_key(model_key))
         if path is None:
             return None
         try:

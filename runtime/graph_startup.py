@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 from tqdm import tqdm
 
@@ -14,7 +15,7 @@ from ..compilation.whole import BreakableForward
 from .compile_process import start
 from .config import Backend
 from .model_runner import ModelRunner
-from .pieces import install, installer
+from .pieces import install, installer, load
 
 logger = logging.getLogger(__name__)
 
@@ -28,23 +29,26 @@ class GraphStartup:
         self._compiling: subprocess.Popen[bytes] | None = None
         graphs = runner.graphs
         self.pending = {graphs.prefill_backend, graphs.decode_backend} != {Backend.DISABLED}
-        if graphs.prefill_backend is Backend.PIECEWISE:
-            self._compiling = start(runner.config, runner.model_config, runner.dtype, runner.linear_kinds)
-        elif self.pending:
+        self._begun = graphs.prefill_backend is not Backend.PIECEWISE
+        if self.pending and self._begun:
             self._use(BreakableForward(runner.model) if graphs.prefill_backend is Backend.BREAKABLE else None)
 
     def advance(self) -> None:
-        """The next portion: a look at the compiler, or loading the pieces, or one capture."""
-        if self._compiling is not None:
+        """The next portion: loading the pieces, from a compiler where the cache lacks one, or a look at it, or one capture."""
+        if not self._begun:
+            self._begin()
+        elif self._compiling is not None:
             code = self._compiling.poll()
             if code is not None:
                 self._compiling = None
-                self._use(self._load(code))
+                self._use(self._checked(lambda: self._compiled(code)))
         elif self.pending and not self._runner.graphs.capture_next():
             self._finish()
 
     def complete(self, *, progress: bool = False) -> None:
         """Do everything now (`--startup full`)."""
+        if not self._begun:
+            self._begin()
         if self._compiling is not None:
             self._compiling.wait()
             self.advance()
@@ -63,14 +67,31 @@ class GraphStartup:
             self._compiling.terminate()
             self._compiling.wait()
 
-    def _load(self, code: int) -> PiecewiseForward | BreakableForward | None:
-        """The pieces that the compiler has put into the cache; what steps run as without them."""
+    def _begin(self) -> None:
+        self._begun = True
         runner = self._runner
         try:
-            if code != 0:
-                raise RuntimeError(f"the compiling process ended with exit code {code}")
-            found = installer(runner.config, runner.platform)
-            forward = install(found, runner.model, runner.model_config, runner.dtype, runner.linear_kinds)[0]
+            stored = load(installer(runner.config, runner.platform), runner.model, runner.model_config, runner.dtype, runner.linear_kinds)
+        except Exception:
+            stored = None  # The compiler meets the same, and its exit code is told.
+        if stored is None:
+            self._compiling = start(runner.config, runner.model_config, runner.dtype, runner.linear_kinds)
+        else:
+            self._use(self._checked(lambda: stored))
+
+    def _compiled(self, code: int) -> PiecewiseForward:
+        """The pieces that the compiler has put into the cache."""
+        if code != 0:
+            raise RuntimeError(f"the compiling process ended with exit code {code}")
+        runner = self._runner
+        found = installer(runner.config, runner.platform)
+        return install(found, runner.model, runner.model_config, runner.dtype, runner.linear_kinds)[0]
+
+    def _checked(self, find: Callable[[], PiecewiseForward]) -> PiecewiseForward | BreakableForward | None:
+        """The pieces if they give the model's answers; what steps run as without them."""
+        runner = self._runner
+        try:
+            forward = find()
             runner.graphs.check(forward)
             return forward
         except Exception as error:

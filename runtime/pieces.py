@@ -46,10 +46,24 @@ def install(
     """
     device = found.platform.device()
     example = [torch.arange(_TRACE_TOKENS, device=device), torch.arange(_TRACE_TOKENS, device=device)]
-    looks_inside = isinstance(found.compiler, InductorCompiler)
-    with torch.no_grad(), ops.plain_torch() if looks_inside else nullcontext():
-        ops_key = f"{'plain' if looks_inside else 'own'} ops, linears {_digest(json.dumps(dict(kinds), sort_keys=True))}"
-        return found.install(model, example, model_key=f"{model_key(model_config, dtype)} {ops_key}")
+    with torch.no_grad(), ops.plain_torch() if _looks_inside(found) else nullcontext():
+        return found.install(model, example, model_key=_key(found, model_config, dtype, kinds))
+
+
+def load(found: Installer, model: nn.Module, model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds) -> PiecewiseForward | None:
+    """The same if the cache holds all of it; None where something would have to be traced or compiled."""
+    stored = found.load(model, _key(found, model_config, dtype, kinds))
+    return None if stored is None else stored[0]
+
+
+def _looks_inside(found: Installer) -> bool:
+    """Whether the compiler fuses the ops of a piece, so that it is to see what they mean rather than kernels."""
+    return isinstance(found.compiler, InductorCompiler)
+
+
+def _key(found: Installer, model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds) -> str:
+    linears = _digest(json.dumps(dict(kinds), sort_keys=True))
+    return f"{model_key(model_config, dtype)} {'plain' if _looks_inside(found) else 'own'} ops, linears {linears}"
 
 
 def model_key(model_config: ModelConfig, dtype: torch.dtype) -> str:

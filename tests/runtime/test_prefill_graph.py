@@ -84,10 +84,11 @@ def test_a_second_start_traces_and_compiles_nothing(tmp_path: Path, monkeypatch:
     path = make_tiny_model(tmp_path / "model")
     first = in_pieces(path).generate(PROMPTS, PARAMS)
 
-    def traced(*_: Any) -> None:
-        raise AssertionError("the model was traced although the cache holds it")
+    def needless(*_: Any) -> None:
+        raise AssertionError("traced, or a compiling process started, although the cache holds all of it")
 
-    monkeypatch.setattr(compilation_install, "trace", traced)
+    monkeypatch.setattr(compilation_install, "trace", needless)
+    monkeypatch.setattr(graph_startup, "start", needless)
     second = in_pieces(path)
     assert_same(second.generate(PROMPTS, PARAMS), first)
     assert graph_of(second).num_pieces == 3
