@@ -43,8 +43,7 @@ class Planner:
         """Running requests first, in order, then waiting ones, until the budget of tokens, pages or requests is spent.
 
         `in_flight`: a step has been launched whose tokens the host does not know yet. Raises `StepInFlight` where a running
-        request would have to give way then: the step may end one, which frees pages, and only known tokens can be computed anew.
-        Nothing is lost by that, the plan can be made again.
+        request would have to give way then: what is in flight may end one, which frees pages, so the plan is to be made again.
         """
         self._in_flight = in_flight
         self._yield_to_urgent()

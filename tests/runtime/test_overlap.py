@@ -247,12 +247,11 @@ def test_pages_of_a_request_that_stopped_serve_another_while_its_last_step_is_in
 
 def test_nobody_gives_way_before_the_step_in_flight_is_read() -> None:
     """Where pages run out, an end that is in flight is waited for, rather than that a request starts over."""
-    scheduler, _ = make_scheduler(num_pages=6, page_size=4, overlap=True, share_prefixes=False)
-    whole = continuation([1] * 7, 9)
-    # When it samples the fourth token its pages are full, as are those of the other one.
-    arrivals = [(0, greedy("ends", [1] * 7, 2)), (0, greedy("goes on", [2] * 10, 6, arrival_time=1.0))]
+    scheduler, _ = make_scheduler(num_pages=7, page_size=4, overlap=True, share_prefixes=False)
+    # The first takes the last free page for its last token; while that is in flight the second needs one too.
+    arrivals = [(0, greedy("ends", [1] * 8, 2)), (0, greedy("goes on", [2] * 11, 6, arrival_time=1.0))]
     answers = serve(scheduler, arrivals)
-    assert answers["ends"].tokens == whole[:2] and answers["goes on"].tokens == continuation([2] * 10, 6)
+    assert answers["ends"].tokens == continuation([1] * 8, 2) and answers["goes on"].tokens == continuation([2] * 11, 6)
     assert scheduler.stats().preemptions_total == 0
 
 
@@ -272,6 +271,19 @@ def test_a_step_that_nobody_waits_for_is_dropped() -> None:
     assert not scheduler.has_work and scheduler.stats().discarded_tokens_total == 1
     scheduler.check()
     assert scheduler.flush_cache() == 0 or scheduler.stats().kv_tokens_cached == 0
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_a_request_that_is_aborted_in_flight_is_given_nothing(count: int) -> None:
+    """Neither its token nor, where it wanted none, the end of its prompt; the other's answer is whole."""
+    scheduler, _ = make_scheduler(overlap=True)
+    scheduler.add(greedy("gone", [1, 2], count))
+    scheduler.add(greedy("other", [3, 4], 5, arrival_time=1.0))
+    assert scheduler.step().outputs == []
+    scheduler.abort(["gone"])
+    scheduler.check()
+    outputs = [output for _ in range(6) if scheduler.has_work for output in scheduler.step().outputs]
+    assert [(output.rid, *output.token_ids) for output in outputs] == [("other", token) for token in continuation([3, 4], 5)]
 
 
 def test_the_end_of_sequence_token_ends_it_too() -> None:
