@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,6 +16,15 @@ from .cache import inductor_folder
 from .torch_private import CompileLog, GraphBreak, compile_function, is_compile_error, keep_inductor_s_code, sum_up
 
 logger = logging.getLogger(__name__)
+_KEPT = "_piecework_plain_copy"
+
+
+class _PlainCopy(NamedTuple):
+    """A copy of a tensor, and how often both had changed when it was made."""
+
+    copy: torch.Tensor
+    version: int
+    copy_version: int
 
 
 class CompiledModels:
@@ -144,7 +154,7 @@ def _with_plain_inputs(function: Callable[..., Any]) -> Callable[..., Any]:
 def _plain(value: Any) -> Any:
     match value:
         case torch.Tensor():
-            return value if _is_plain(value) else value.clone(memory_format=torch.contiguous_format)
+            return value if _is_plain(value) else _plain_copy(value)
         case tuple() | list():
             return type(value)(map(_plain, value))
         case dict():
@@ -152,14 +162,32 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _plain_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in memory of its own, copied once as long as neither changes: every block of a step is given the same prompt."""
+    if tensor.is_inference():
+        # Such tensors do not count their changes.
+        return tensor.clone(memory_format=torch.contiguous_format)
+    kept: _PlainCopy | None = getattr(tensor, _KEPT, None)
+    if kept is None or (kept.version, kept.copy_version) != (tensor._version, kept.copy._version):
+        copy = tensor.clone(memory_format=torch.contiguous_format)
+        kept = _PlainCopy(copy, tensor._version, copy._version)
+        setattr(tensor, _KEPT, kept)
+    return kept.copy
+
+
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor owns its memory and lies in it densely, dimensions of one element included."""
+    return tensor._base is None and _are_dense(tensor.shape, tensor.stride())
+
+
+@lru_cache(256)
+def _are_dense(shape: torch.Size, strides: tuple[int, ...]) -> bool:
     expected = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if stride != expected:
             return False
         expected *= max(size, 1)
-    return tensor._base is None
+    return True
 
 
 def _keep_on_disk() -> None:

@@ -102,6 +102,33 @@ def test_each_class_of_blocks_is_compiled_once_for_all_models() -> None:
 
 
 @torch.no_grad()
+def test_what_all_blocks_are_given_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And once more when it has changed."""
+    model, copies, plain_clone = NamingModel(depth=5), [], torch.Tensor.clone
+
+    def clone(tensor: torch.Tensor, **settings: Any) -> torch.Tensor:
+        copies.append(tensor.shape)
+        return plain_clone(tensor, **settings)
+
+    scales = torch.ones(2, 1, 1).chunk(2)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        for block in model.blocks:
+            x = block(x, scales)
+        return x
+
+    before = run(inputs())
+    CompiledModels({"transformer": model}, RecordingPlatform(), regional=True)
+    assert torch.equal(run(inputs()), before)
+    monkeypatch.setattr(torch.Tensor, "clone", clone)
+    assert torch.equal(run(inputs()), before) and copies == []
+    scales[0].mul_(3)
+    after = run(inputs())
+    assert len(copies) == 2, "both halves lie in one memory, so both may have changed"
+    assert not torch.allclose(after, before)
+
+
+@torch.no_grad()
 def test_whole_models_are_one_graph() -> None:
     platform, model = RecordingPlatform(), NamingModel(depth=4)
     expected = model(inputs())
