@@ -84,12 +84,14 @@ void scaled_products(const uint8_t* panel, const float* x, const float* x_sums, 
 
 template <class Kind>
 void widen_panel(const uint8_t* panel, int groups, float* out) {
-  for (int g = 0; g < groups; ++g, out += Kind::kColumns * kPanel)
+  for (int g = 0; g < groups; ++g, out += Kind::kColumns * kPanel) {
+    prefetch(panel + static_cast<int64_t>(g) * Kind::kBytes, Kind::kBytes);
     for (int part = 0; part < kParts; ++part)
       Kind::each(panel + static_cast<int64_t>(g) * Kind::kBytes, part, [&](int begin, auto i, floats a, floats b) __attribute__((always_inline)) {
         store(out + (begin + i) * kPanel + part * kWide, a);
         store(out + (begin + i) * kPanel + part * kWide + kLanes, b);
       });
+  }
 }
 
 // So many blocks of rows take less time when each widens the numbers for itself.
