@@ -223,25 +223,13 @@ def _pages(metadata: AttentionMetadata, page_size: int, size: int) -> _Pages:
 
 
 def _plan_prefill(wrapper: Any, layer: _Layer, pages: _Pages) -> None:
-    wrapper.plan(
-        pages.query_indptr,
-        pages.indptr,
-        pages.indices,
-        pages.last_page_len,
-        layer.num_heads,
-        layer.num_kv_heads,
-        layer.head_size,
-        pages.page_size,
-        causal=True,
-        sm_scale=layer.scale,
-        window_left=layer.window_left,
-        q_data_type=layer.dtype,
-        kv_data_type=layer.kv_dtype,
-    )
+    _plan_decode(wrapper, layer, pages, pages.query_indptr, causal=True)
 
 
-def _plan_decode(wrapper: Any, layer: _Layer, pages: _Pages) -> None:
+def _plan_decode(wrapper: Any, layer: _Layer, pages: _Pages, *queries: torch.Tensor, **options: bool) -> None:
+    """A prefill is planned with the same figures, and what it has beside them: where its queries begin, and options."""
     wrapper.plan(
+        *queries,
         pages.indptr,
         pages.indices,
         pages.last_page_len,
@@ -253,6 +241,7 @@ def _plan_decode(wrapper: Any, layer: _Layer, pages: _Pages) -> None:
         window_left=layer.window_left,
         q_data_type=layer.dtype,
         kv_data_type=layer.kv_dtype,
+        **options,
     )
 
 
