@@ -104,9 +104,16 @@ def test_dot_products_are_those_with_weights_in_bfloat16(
     assert close(found, x.double() @ numbers.T + bias.double(), x, numbers)
 
 
-def test_whether_dot_products_are_faster_is_found_out_once() -> None:
-    library = build.load_variant(VARIANTS[0])
-    assert len({library.piecework_dots_are_faster() for _ in range(5)}) == 1
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
+def test_products_of_few_rows_use_no_dot_products(dots: NativeLinear, kind: str) -> None:
+    """They would round the weights, which pays only for many rows."""
+    stored, numbers = weight(kind, 64, 256, 0)
+    packed, layout = dots.pack(kind, [stored]), dots.layout(kind, 256)
+    assert layout is not None
+    x = torch.randn(24, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    few = torch.cat([multiply(dots._library, rows, packed, None, 64, layout) for rows in x.split(12)])
+    assert close(few, x.double() @ numbers.T, x, numbers)
+    assert not torch.equal(few, multiply(dots._library, x, packed, None, 64, layout))
 
 
 @pytest.mark.parametrize("kind", KINDS)
