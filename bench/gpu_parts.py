@@ -135,7 +135,7 @@ def load(settings: dict[str, Any], scale: Scale, folder: Path, device: str) -> d
 def startup(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
     """From nothing to ready with `--startup fast`, and from there to the graphs of all default sizes."""
     began = time.perf_counter()
-    engine = make_engine(scale, folder, device, startup="fast", piecewise_cuda_graph=True)
+    engine = make_engine(scale, folder, device, startup="fast", piecewise_cuda_graph=True, max_total_tokens=None)
     ready = time.perf_counter()
     engine.startup.complete()
     done = time.perf_counter()
@@ -144,6 +144,8 @@ def startup(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
         "ready_seconds": ready - began,
         "all_graphs_seconds": done - began,
         "capture_seconds": info.capture_seconds,
+        "kv_tokens": engine.runner.config.max_total_tokens,
+        "memory": engine.runner.platform.memory()._asdict(),
         "prefill_sizes": len(info.prefill_sizes),
         "decode_sizes": len(info.decode_sizes),
         "failed_sizes": info.failed_sizes,

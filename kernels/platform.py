@@ -68,7 +68,10 @@ class Platform:
     default_page_size: int = 16
     default_chunked_prefill_size: int = 2048
     default_max_running_requests: int = 256
-    default_mem_fraction: float = 0.88
+    default_mem_fraction: float | None = None
+    """Share of the memory that is free once the weights are loaded that the KV cache takes; None: what steps leave, which is tried out."""
+    compiler_bytes: int = 2**30
+    """Most that a process that traces and compiles pieces takes of the device's memory."""
     piece_compilers: tuple[str, ...] = ("inductor", "eager")
     """How pieces of a model may be compiled; the first is the default."""
     attention_backends: tuple[str, ...] = ("torch",)

@@ -107,7 +107,8 @@ class EngineConfig:
     context_length: int | None = option(None, "longest prompt plus output, in tokens; default: the model's own", group=MODEL, metavar="N")
     mem_fraction_static: float | None = option(
         None,
-        "share of the memory that is free once the weights are loaded that the KV cache may take; default: by device",
+        "share of the memory that is free once the weights are loaded that the KV cache may take; default: on a CPU 0.2, elsewhere all "
+        "that steps and graphs leave",
         group=MEMORY,
         metavar="F",
     )
@@ -209,40 +210,49 @@ class EngineConfig:
         return Backend(self.cuda_graph_backend_decode) if self.cuda_graph_backend_decode else None
 
 
-def resolve(config: EngineConfig, model: ModelConfig, platform: Platform, *, free_bytes: int, page_bytes: int) -> EngineConfig:
-    """The same settings with every number chosen.
-
-    `free_bytes`: memory that is free once the weights are loaded; `page_bytes`: what a page of the KV cache takes.
-    `config.page_size` must be chosen already. Raises `ValueError` with a remedy where the memory does not suffice.
-    """
-    page_size = config.page_size
-    assert page_size is not None
+def resolve_steps(config: EngineConfig, model: ModelConfig, platform: Platform) -> EngineConfig:
+    """The same settings with every number chosen that steps depend on. Raises `ValueError` for a context that the model does not have."""
     context_length = config.context_length or model.max_position_embeddings
     if context_length > model.max_position_embeddings:
         raise ValueError(f"--context-length {context_length} is more than the model's {model.max_position_embeddings}")
-    chunk = config.chunked_prefill_size or min(platform.default_chunked_prefill_size, context_length)
-    running = config.max_running_requests or platform.default_max_running_requests
-    fraction = config.mem_fraction_static or platform.default_mem_fraction
+    return replace(
+        config,
+        page_size=config.page_size or platform.default_page_size,
+        context_length=context_length,
+        chunked_prefill_size=config.chunked_prefill_size or min(platform.default_chunked_prefill_size, context_length),
+        max_running_requests=config.max_running_requests or platform.default_max_running_requests,
+        mem_fraction_static=config.mem_fraction_static or platform.default_mem_fraction,
+    )
+
+
+def resolve_cache(config: EngineConfig, *, free_bytes: int, page_bytes: int) -> EngineConfig:
+    """What `resolve_steps` gives, with the size of the KV cache chosen, and the context no longer than that.
+
+    `free_bytes`: memory of which the cache gets its share, or all of it if no share is set; `page_bytes`: what a page of it takes.
+    Raises `ValueError` with a remedy where the memory does not suffice.
+    """
+    page_size, context_length, running = config.page_size, config.context_length, config.max_running_requests
+    assert page_size and context_length and running
+    fraction = config.mem_fraction_static
     if config.max_total_tokens is not None:
         pages = config.max_total_tokens // page_size
     else:
         # More than every running request at full length would never be used.
-        pages = min(int(free_bytes * fraction) // page_bytes, running * -(-context_length // page_size))
+        pages = min(int(free_bytes * (fraction or 1.0)) // page_bytes, running * -(-context_length // page_size))
     if pages < 2:
+        if config.max_total_tokens is not None:
+            remedy = "raise --max-total-tokens"
+        elif fraction is not None:
+            remedy = f"raise --mem-fraction-static ({fraction})"
+        else:
+            remedy = f"lower --chunked-prefill-size ({config.chunked_prefill_size}) or --max-running-requests ({running})"
         raise ValueError(
             f"too little memory for the KV cache: {free_bytes / 2**20:.0f} MiB are free, a page of {page_size} tokens takes "
-            f"{page_bytes / 2**20:.2f} MiB; raise --mem-fraction-static ({fraction}) or --max-total-tokens, or choose a smaller model"
+            f"{page_bytes / 2**20:.2f} MiB; {remedy}, or choose a smaller model"
         )
     if config.max_total_tokens is not None and pages * page_bytes > free_bytes:
         raise ValueError(
             f"--max-total-tokens {config.max_total_tokens} takes {pages * page_bytes / 2**20:.0f} MiB, "
             f"but {free_bytes / 2**20:.0f} MiB are free; at most {free_bytes // page_bytes * page_size} tokens fit"
         )
-    return replace(
-        config,
-        context_length=min(context_length, pages * page_size),
-        chunked_prefill_size=chunk,
-        max_running_requests=running,
-        mem_fraction_static=fraction,
-        max_total_tokens=pages * page_size,
-    )
+    return replace(config, context_length=min(context_length, pages * page_size), max_total_tokens=pages * page_size)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
 
 import torch
 
-from ..kernels.attention import AttentionHeads
+from ..kernels.attention import AttentionBackend, AttentionHeads
 from ..kernels.detect import detect
 from ..kernels.platform import Platform
 from .batch import Batch
 from .cache.pool import KVPool, KVShape, page_bytes
-from .config import EngineConfig, resolve
+from .config import EngineConfig, resolve_cache, resolve_steps
 from .forward_context import PagedAttention
 from .layers.attention import register_attention
+from .memory_trial import TRIAL_PAGES, memory_beside_steps
 from .messages import EngineInfo
 from .model_config import ModelConfig
 from .pieces import seen_lengths
@@ -49,21 +49,18 @@ class ModelRunner:
             else load_model(path, self.dtype, self.device, progress, kernels, keep_quantized=config.quantization == "auto")
         )
         self._kv_shape = _kv_shape(self.model_config, self.dtype)
-        config = replace(config, page_size=config.page_size or self.platform.default_page_size)
-        self.config = self._resolve(config)
-        self.pool = self._make_pool()
+        config = resolve_steps(config, self.model_config, self.platform)
         heads = AttentionHeads(self.model_config.num_heads, self.model_config.num_kv_heads, self.model_config.head_dim, self.dtype)
         self.attention_backend = self.platform.choose_attention(config.attention_backend, heads)
-        attention = PagedAttention(
-            backend=self.platform.make_attention_backend(self.attention_backend),
-            layers=self.model.attention_layers(),
-            k_cache=self.pool.k,
-            v_cache=self.pool.v,
-            page_size=self.pool.page_size,
-        )
+        backend = self.platform.make_attention_backend(self.attention_backend)
+        self.seen_lengths = seen_lengths(self.model_config, self.dtype)
+        self.config = self._size_cache(config, backend)
+        assert self.config.max_total_tokens and self.config.page_size
+        # One page more than is handed out: the reserved one.
+        self.pool = self._make_pool(self.config.max_total_tokens // self.config.page_size + 1, self.config.page_size)
+        attention = self._attention(backend, self.pool)
         if self.platform.compiles_kernels:
             warm_up(self.model, attention, self.platform, longest=self.config.context_length or 1)
-        self.seen_lengths = seen_lengths(self.model_config, self.dtype)
         self.graphs = StepGraphs(self.model, self.platform, self.config, attention, self.seen_lengths)
         self.vocab_size = self.model_config.vocab_size
         self.eos_token_ids = frozenset(self.model_config.eos_token_ids)
@@ -125,24 +122,29 @@ class ModelRunner:
     def _dtype(self, name: str) -> torch.dtype:
         return self.platform.default_dtype if name == "auto" else getattr(torch, name)
 
-    def _resolve(self, config: EngineConfig) -> EngineConfig:
+    def _size_cache(self, config: EngineConfig, backend: AttentionBackend) -> EngineConfig:
         assert config.page_size is not None
-        size = page_bytes(page_size=config.page_size, shape=self._kv_shape)
-        resolved = resolve(config, self.model_config, self.platform, free_bytes=self.platform.memory().free, page_bytes=size)
-        wanted = config.context_length or self.model_config.max_position_embeddings
-        if resolved.context_length is not None and resolved.context_length < wanted:
+        if config.max_total_tokens is None and config.mem_fraction_static is None:
+            attention = self._attention(backend, self._make_pool(TRIAL_PAGES, config.page_size))
+            free = memory_beside_steps(self.model, self.platform, config, attention, self.seen_lengths)
+        else:
+            free = self.platform.memory().free
+        resolved = resolve_cache(config, free_bytes=free, page_bytes=page_bytes(page_size=config.page_size, shape=self._kv_shape))
+        assert config.context_length and resolved.context_length
+        if resolved.context_length < config.context_length:
             logger.warning(
                 "context length cut from %d to %d tokens: the KV cache holds no more; see --max-total-tokens and --mem-fraction-static",
-                wanted,
+                config.context_length,
                 resolved.context_length,
             )
         return resolved
 
-    def _make_pool(self) -> KVPool:
-        assert self.config.max_total_tokens and self.config.page_size
-        # One page more than is handed out: the reserved one.
-        pages = self.config.max_total_tokens // self.config.page_size + 1
-        return KVPool(self._kv_shape, num_pages=pages, page_size=self.config.page_size, platform=self.platform)
+    def _make_pool(self, num_pages: int, page_size: int) -> KVPool:
+        return KVPool(self._kv_shape, num_pages=num_pages, page_size=page_size, platform=self.platform)
+
+    def _attention(self, backend: AttentionBackend, pool: KVPool) -> PagedAttention:
+        layers = self.model.attention_layers()
+        return PagedAttention(backend=backend, layers=layers, k_cache=pool.k, v_cache=pool.v, page_size=pool.page_size)
 
 
 def _kv_shape(model: ModelConfig, dtype: torch.dtype) -> KVShape:

@@ -94,7 +94,7 @@ class StepGraphs:
     @property
     def num_pending(self) -> int:
         """How many sizes are still to be captured."""
-        return sum(len(graphs.pending()) for graphs in self._graphs())
+        return sum(len(graphs.pending()) for graphs in self.phases())
 
     def __call__(self, batch: Batch) -> torch.Tensor:
         """Hidden states [T, hidden] of a step."""
@@ -111,7 +111,7 @@ class StepGraphs:
 
     def counts(self) -> GraphCounts:
         """Of all steps so far."""
-        stats = [graphs.stats for graphs in self._graphs()]
+        stats = [graphs.stats for graphs in self.phases()]
         fallbacks = Counter[Reason]()
         if self._decode is not None:
             fallbacks += self._decode.graphs.stats.fallbacks
@@ -128,7 +128,7 @@ class StepGraphs:
         """What is planned and what is there."""
         prefill = self._prefill.graphs if self._prefill is not None else None
         decode = self._decode.graphs if self._decode is not None else None
-        stats = [graphs.stats for graphs in self._graphs()]
+        stats = [graphs.stats for graphs in self.phases()]
         return GraphInfo(
             prefill_backend=self.prefill_backend,
             decode_backend=self.decode_backend,
@@ -141,7 +141,8 @@ class StepGraphs:
             capture_seconds=sum(sum(stat.capture_seconds.values()) for stat in stats),
         )
 
-    def _graphs(self) -> list[Graphs]:
+    def phases(self) -> list[Graphs]:
+        """The graphs of decodes and of prefills, as far as they are used."""
         found = [phase.graphs for phase in (self._decode, self._prefill) if phase is not None]
         return [graphs for graphs in found if graphs is not None]
 

@@ -26,22 +26,24 @@ def warm_up(model: LlamaForCausalLM, attention: PagedAttention, platform: Platfo
         ([1], [longest]),
         ([1] * _MANY, [1] * _MANY),
     ):
-        hidden = _step(model, attention, platform, query_lens, seq_lens)
+        hidden = made_up_step(model, attention, platform, query_lens, seq_lens)
         logits = model.compute_logits(hidden[:1])
         logits.argmax(-1)
-    _sample(logits.float())
+    sample(logits)
     platform.synchronize()
 
 
-def _sample(logits: torch.Tensor) -> None:
-    """One draw with every filter; logits [1, V]."""
-    top_k, top_p, min_p = (torch.full((1,), value, device=logits.device) for value in (2, 0.5, 0.1))
-    ops.sample_filtered(logits.softmax(-1), top_k, top_p, min_p, torch.zeros(1, dtype=torch.float64, device=logits.device))
+def sample(logits: torch.Tensor) -> None:
+    """A draw from each row of logits [N, V] float32, with every filter."""
+    rows = len(logits)
+    top_k, top_p, min_p = (torch.full((rows,), value, device=logits.device) for value in (2, 0.5, 0.1))
+    ops.sample_filtered(logits.softmax(-1), top_k, top_p, min_p, torch.zeros(rows, dtype=torch.float64, device=logits.device))
 
 
-def _step(
+def made_up_step(
     model: LlamaForCausalLM, attention: PagedAttention, platform: Platform, query_lens: list[int], seq_lens: list[int]
 ) -> torch.Tensor:
+    """Hidden states [T, hidden] of requests of such lengths, whose keys and values all go to the reserved page."""
     device, page_size = platform.device(), attention.page_size
     positions = torch.cat([torch.arange(seq - new, seq) for new, seq in zip(query_lens, seq_lens, strict=True)])
     pages = -(-max(seq_lens) // page_size)

@@ -49,6 +49,8 @@ class CudaPlatform(Platform):
     piece_compilers = ("eager", "inductor")
     compile_mode = "max-autotune-no-cudagraphs"
     compiles_kernels = True
+    # A context, and tensors to time kernels on.
+    compiler_bytes = 3 * 2**29
 
     def __init__(self) -> None:
         self.attention_backends = ("flashinfer",) * _has_flashinfer() + ("triton",) * bool(find_spec("triton")) + ("torch",)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piecework.kernels.platform import Platform
-from piecework.runtime.config import EngineConfig, resolve
+from piecework.runtime.config import EngineConfig, resolve_cache, resolve_steps
 from piecework.runtime.model_config import ModelConfig
 
 MIB = 2**20
@@ -20,7 +20,8 @@ MODEL = ModelConfig(
 
 
 def resolved(free: int = 1000 * MIB, page: int = MIB, **settings: Any) -> EngineConfig:
-    return resolve(EngineConfig(page_size=16, **settings), MODEL, Platform(), free_bytes=free, page_bytes=page)
+    steps = resolve_steps(EngineConfig(page_size=16, **settings), MODEL, Platform())
+    return resolve_cache(steps, free_bytes=free, page_bytes=page)
 
 
 @pytest.mark.parametrize(
@@ -39,9 +40,18 @@ def test_a_senseless_setting_names_its_flag(settings: dict[str, Any], flag: str)
         EngineConfig(**settings)
 
 
-def test_too_little_memory_says_how_much_there_is_and_what_to_do() -> None:
-    with pytest.raises(ValueError, match=r"too little memory .* 1 MiB are free, a page of 16 tokens takes 1\.00 MiB; raise --mem-fraction"):
-        resolved(free=MIB)
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [
+        ({"mem_fraction_static": 0.9}, r"raise --mem-fraction-static \(0\.9\)"),
+        ({"max_total_tokens": 16}, "raise --max-total-tokens"),
+        ({}, r"lower --chunked-prefill-size \(2048\) or --max-running-requests \(256\)"),
+    ],
+    ids=str,
+)
+def test_too_little_memory_says_how_much_there_is_and_what_to_do(settings: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(ValueError, match=rf"too little memory .* 1 MiB are free, a page of 16 tokens takes 1\.00 MiB; {remedy}, or choose"):
+        resolved(free=MIB, **settings)
 
 
 def test_a_cache_larger_than_the_memory_says_what_fits() -> None:

@@ -1,0 +1,79 @@
+"""The KV cache gets what steps and graphs leave of the memory: all graphs fit beside it, and little stays unused."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compiled_here import CompiledHere
+from tiny_models import make_tiny_model
+
+from piecework.kernels.npu.attention import AscendAttention
+from piecework.kernels.npu.platform import NpuPlatform
+from piecework.runtime import graph_startup, model_runner
+from piecework.runtime.llm import LLM
+from piecework.runtime.memory_trial import memory_beside_steps
+
+MEMORY = 96 * 2**20
+"""What the device has for one engine here: the cache could fill all of it."""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(graph_startup, "start", CompiledHere)
+    monkeypatch.setattr(AscendAttention, "dtypes", (torch.float32,))
+    monkeypatch.setattr(NpuPlatform, "compiler_bytes", 0)
+    # What the test before took: its captures have kept it from the collector.
+    gc.unfreeze()
+    gc.collect()
+    torch.npu.empty_cache()
+
+
+def engine(folder: Path, simnpu: Any, **settings: Any) -> LLM:
+    """With a wide vocabulary, so that sampling takes memory too."""
+    path = make_tiny_model(folder / "model", num_hidden_layers=2, vocab_size=4096, max_position_embeddings=8192)
+    fixed: dict[str, Any] = {"chunked_prefill_size": 512, "max_running_requests": 96, "cuda_graph_bs": "1,2,4,8,16,32,64,96"}
+    fixed |= settings
+    with simnpu.limits(total_memory=torch.npu.memory_reserved() + MEMORY):
+        return LLM(str(path), device="npu", dtype="float32", num_threads=1, **fixed)
+
+
+@pytest.mark.parametrize("backend", ["piecewise", "breakable", "disabled"])
+def test_every_graph_fits_beside_a_cache_that_takes_the_rest(tmp_path: Path, simnpu: Any, backend: str) -> None:
+    llm = engine(tmp_path, simnpu, cuda_graph_backend_prefill=backend)
+    graphs = llm.info.graphs
+    assert graphs.failed_sizes == {} and graphs.decode_sizes == [1, 2, 4, 8, 16, 32, 64, 96]
+    assert bool(graphs.prefill_sizes) is (backend != "disabled")
+    assert llm.info.kv_bytes > 0.7 * MEMORY
+
+
+def test_a_cache_that_takes_all_leaves_sizes_without_a_graph(tmp_path: Path, simnpu: Any) -> None:
+    """What the trial is for: without it there is only a share to guess."""
+    llm = engine(tmp_path, simnpu, cuda_graph_backend_prefill="breakable", mem_fraction_static=0.99)
+    assert set(llm.info.graphs.failed_sizes.values()) == {"out_of_memory"}
+
+
+def test_the_trial_leaves_nothing_behind(tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[tuple[int, int, int]] = []
+
+    def twice(*arguments: Any) -> int:
+        """The first time attention makes its mask, which it keeps."""
+        memory_beside_steps(*arguments)
+        held.append((torch.npu.memory_allocated(), torch.npu.memory_reserved(), simnpu.live_graphs))
+        free = memory_beside_steps(*arguments)
+        held.append((torch.npu.memory_allocated(), torch.npu.memory_reserved(), simnpu.live_graphs))
+        return free
+
+    monkeypatch.setattr(model_runner, "memory_beside_steps", twice)
+    engine(tmp_path, simnpu, cuda_graph_backend_prefill="breakable")
+    first, second = held
+    assert first == second
+
+
+def test_steps_that_do_not_fit_name_what_makes_them_smaller(tmp_path: Path, simnpu: Any) -> None:
+    with pytest.raises(ValueError, match=r"too little memory for steps of 512 tokens and 4096 requests: lower --chunked"):
+        engine(tmp_path, simnpu, max_running_requests=4096)
