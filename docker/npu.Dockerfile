@@ -4,7 +4,7 @@
 ARG CANN_IMAGE=quay.io/ascend/cann:8.3.rc2-910b-ubuntu22.04-py3.11
 
 FROM ${CANN_IMAGE} AS build
-ARG TORCH=torch==2.11.0
+ARG TORCH=torch==2.11.0+cpu
 ARG TORCH_NPU=torch-npu==2.11.0
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1

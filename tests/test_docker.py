@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import tomllib
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from piecework.runtime.config import EngineConfig
 from piecework.server.args import ArgumentParser, ServerConfig, add_config_arguments
@@ -64,6 +68,24 @@ def test_every_dependency_has_one_version() -> None:
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     names = {re.split(r"[^\w-]", dependency)[0] for dependency in wanted}
     assert names - pinned.keys() == {"torch"}
+
+
+def test_pins_agree_with_what_the_pinned_ask_of_each_other() -> None:
+    """torch's own demands among them: 2.11, which two images take, wants setuptools below 82."""
+    text = (ROOT / "docker" / "constraints.txt").read_text()
+    pinned = {canonicalize_name(name): version for name, version in re.findall(r"^([\w.-]+)==([\w.]+)$", text, re.M)}
+    asked = [("torch 2.11", Requirement("setuptools<82"))]
+    for name in [*pinned, "torch"]:
+        with contextlib.suppress(PackageNotFoundError):
+            asked += [(name, Requirement(line)) for line in requires(name) or []]
+    wrong = [
+        f"{name} asks for {requirement}, pinned is {pinned[key]}"
+        for name, requirement in asked
+        if (key := canonicalize_name(requirement.name)) in pinned
+        and (requirement.marker is None or requirement.marker.evaluate({"extra": ""}))
+        and not requirement.specifier.contains(pinned[key], prereleases=True)
+    ]
+    assert len(asked) > 50 and not wrong
 
 
 def test_compose_has_a_service_for_each_image() -> None:
