@@ -19,6 +19,7 @@ from .gpu_attention import attention
 from .gpu_checks import OFF, correctness
 from .gpu_diffusion import diffusion
 from .gpu_engines import Scale, close, decode_batch, fill_cache, layer_parameters, make_engine, milliseconds, no_grad, prefill_batch
+from .gpu_ops import op_times
 
 Part = Callable[[Scale, Path, str], dict[str, Any]]
 
@@ -209,6 +210,7 @@ PARTS: dict[str, Part] = {
     "floors": floors,
     "correctness": correctness,
     "attention": attention,
+    "ops": op_times,
     "prefill_off": partial(prefill, OFF),
     "prefill_piecewise_eager": partial(prefill, _EAGER_PIECES),
     "decode_off": partial(decode, OFF),

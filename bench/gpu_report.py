@@ -20,6 +20,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     lines += _sizes(results, "prefill", "tokens", "flops", "matmul_flops_per_second", "matrix rate")
     lines += _sizes(results, "decode", "batch", "bytes", "copy_bytes_per_second", "copy rate")
     lines += _attention(results)
+    lines += _ops(results)
     lines += _load(results)
     lines += _startup(results)
     lines += _diffusion(results)
@@ -130,6 +131,24 @@ def _attention(results: Mapping[str, Any]) -> list[str]:
     rows = [[step, *(f"{row[name]:.3f}" if name in row else "" for name in backends)] for step, row in measured["rows"].items()]
     errors = [f"- {what}: {error}" for what, error in measured["errors"].items()]
     return ["## Attention of one layer (ms)", "", *_table(["step", *backends], rows), *errors, *[""] * bool(errors)]
+
+
+def _ops(results: Mapping[str, Any]) -> list[str]:
+    """Microseconds of one call, a column for each version."""
+    if "ops" not in results:
+        return []
+    measured, rate = results["ops"], results.get("floors", {}).get("copy_bytes_per_second")
+    versions = list(dict.fromkeys(name for row in measured["rows"] for name in row["microseconds"]))
+    rows = []
+    for row in measured["rows"]:
+        cells = {
+            name: f"{time:.2f}" + (f" {row['bytes'] / rate / time * 1e8:.0f}%" if rate else "")
+            for name, time in row["microseconds"].items()
+        }
+        rows.append([row["op"], row["tokens"], *(cells.get(name, "") for name in versions)])
+    note = "Microseconds of one call among many (share of the measured copy rate; small tensors stay in the cache, which is faster)."
+    errors = [f"- {what}: {error}" for what, error in measured["errors"].items()]
+    return ["## Ops between matrix products", "", note, "", *_table(["op", "tokens", *versions], rows), *errors, *[""] * bool(errors)]
 
 
 def _load(results: Mapping[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from . import reference
 from .attention import AttentionBackend, AttentionHeads, AttentionMetadata
 from .graph import Graph, HostArguments, weak_ref_tensor
 from .linear import LinearKernels
@@ -140,6 +141,13 @@ class Platform:
             mode=os.environ.get("PIECEWORK_TORCH_COMPILE_MODE") or self.compile_mode,
             settings={"reorder_for_compute_comm_overlap": True},
         )
+
+    def op_versions(self) -> Mapping[str, Any]:
+        """Everything that could compute the ops that layers call, by name, to be compared.
+
+        A version has some of the ops of `reference`; None as a result: not this call.
+        """
+        return {"torch": reference}
 
     def attention_backend(self, name: str = "auto", heads: AttentionHeads | None = None) -> AttentionBackend:
         """The backend that `choose_attention` chooses."""

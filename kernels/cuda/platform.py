@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from .. import ops
+from .. import ops, reference
 from ..attention import AttentionBackend, AttentionHeads
 from ..graph import DeviceGraph, HostArguments, side_stream
 from ..paged_attention import TorchAttention
 from ..platform import MemoryInfo, MemoryUse, Platform
 from .attention import FlashInferAttention, obstacle
-
-
-def _has_flashinfer() -> bool:
-    """Whether it is installed, and its kernels are, or what builds them: where flashinfer looks for nvcc."""
-    if not (find_spec("flashinfer") and find_spec("triton")):
-        return False
-    toolkit = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
-    return bool(find_spec("flashinfer_jit_cache") or shutil.which("nvcc") or (Path(toolkit) / "bin" / "nvcc").exists())
+from .libraries import has_flashinfer, installed
 
 
 @cache
@@ -53,11 +43,11 @@ class CudaPlatform(Platform):
     compiler_bytes = 3 * 2**29
 
     def __init__(self) -> None:
-        self.attention_backends = ("flashinfer",) * _has_flashinfer() + ("triton",) * bool(find_spec("triton")) + ("torch",)
+        self.attention_backends = ("flashinfer",) * has_flashinfer() + ("triton",) * bool(find_spec("triton")) + ("torch",)
         if find_spec("triton"):
-            from ..triton import ops as triton_ops
+            from . import ops as cuda_ops
 
-            ops.register(self.device_type, triton_ops)
+            ops.register(self.device_type, cuda_ops)
 
     def device(self) -> torch.device:
         return torch.device("cuda", torch.cuda.current_device())
@@ -78,6 +68,14 @@ class CudaPlatform(Platform):
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
+
+    def op_versions(self) -> Mapping[str, Any]:
+        versions = {library.name: library for library in installed()}
+        if not find_spec("triton"):
+            return super().op_versions()
+        from ..triton import ops as triton_ops
+
+        return {"torch": reference, "triton": triton_ops, **versions}
 
     def choose_attention(self, name: str = "auto", heads: AttentionHeads | None = None) -> str:
         if name == "flashinfer" and name not in self.attention_backends:

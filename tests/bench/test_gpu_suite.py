@@ -55,6 +55,25 @@ def test_diffusion_is_measured(tmp_path: Path) -> None:
     assert "## Diffusion" in page and "| eager |" in page
 
 
+def test_ops_are_measured_beside_the_copy_rate(tmp_path: Path) -> None:
+    code, report, page = suite(tmp_path, "--parts", "floors,ops")
+    measured = report["parts"]["ops"]["result"]
+    assert code == 0 and measured["errors"] == {} and {row["tokens"] for row in measured["rows"]} == {1, 16}
+    assert all(row["microseconds"]["torch"] > 0 and row["bytes"] > 0 for row in measured["rows"])
+    assert "| op | tokens | torch |" in page and page.count("| gated activation |") == 2 and "%" in page.partition("| norm | 1 |")[2]
+
+
+def test_each_version_of_an_op_has_its_column_and_the_share_of_its_floor() -> None:
+    row = {"op": "norm", "tokens": 16, "bytes": 2e6, "microseconds": {"torch": 8.0, "sgl-kernel": 4.0}}
+    results = {
+        "floors": {"copy_bytes_per_second": 1e12, "matmul_flops_per_second": 1e12},
+        "ops": {"rows": [row], "errors": {"norm, x": "why"}},
+    }
+    about = dict.fromkeys(("device", "date", "scale", "python", "torch", "cuda", "triton", "piecework"), "x")
+    page = markdown({"about": about, "parts": {name: {"ok": True, "seconds": 1.0, "result": result} for name, result in results.items()}})
+    assert "| op | tokens | torch | sgl-kernel |" in page and "| norm | 16 | 8.00 25% | 4.00 50% |" in page and "- norm, x: why" in page
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_part(tmp_path: Path) -> None:

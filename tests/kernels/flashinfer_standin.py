@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-EXTRACT = json.loads((Path(__file__).parents[1] / "flashinfer_contract" / "flashinfer.json").read_text())
+EXTRACT = json.loads((Path(__file__).parents[1] / "library_contracts" / "flashinfer.json").read_text())
 _GROUPS = (1, 2, 3, 4, 6, 8, 16)
 """Queries a key that decodes off tensor cores are compiled for: DISPATCH_GQA_GROUP_SIZE in flashinfer's utils.cuh."""
 

@@ -15,7 +15,7 @@ from recording_platform import RecordingPlatform
 
 from piecework.kernels import detect
 from piecework.kernels.attention import AttentionHeads, AttentionMetadata, GraphAttention
-from piecework.kernels.cuda import attention
+from piecework.kernels.cuda import attention, libraries
 from piecework.kernels.cuda import platform as cuda_platform
 from piecework.kernels.cuda.attention import FlashInferAttention, obstacle
 from piecework.kernels.cuda.platform import CudaPlatform
@@ -160,7 +160,7 @@ def test_it_says_which_models_it_takes() -> None:
 
 @pytest.fixture
 def with_flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_platform, "_has_flashinfer", lambda: True)
+    monkeypatch.setattr(cuda_platform, "has_flashinfer", lambda: True)
 
 
 def test_auto_takes_flashinfer_where_it_can(with_flashinfer: None) -> None:
@@ -174,7 +174,7 @@ def test_auto_takes_flashinfer_where_it_can(with_flashinfer: None) -> None:
 
 
 def test_without_flashinfer_auto_is_triton_and_asking_for_it_gives_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_platform, "_has_flashinfer", lambda: False)
+    monkeypatch.setattr(cuda_platform, "has_flashinfer", lambda: False)
     platform = CudaPlatform()
     assert type(platform.attention_backend("auto", HEADS)).__name__ == "TritonAttention"
     with pytest.raises(ValueError, match=r"needs flashinfer-python .*pip install"):
@@ -183,14 +183,14 @@ def test_without_flashinfer_auto_is_triton_and_asking_for_it_gives_a_remedy(monk
 
 def test_flashinfer_without_what_builds_its_kernels_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"flashinfer", "triton"}
-    monkeypatch.setattr(cuda_platform, "find_spec", lambda name: name in found or None)
-    monkeypatch.setattr(cuda_platform.shutil, "which", lambda name: None)
+    monkeypatch.setattr(libraries, "find_spec", lambda name: name in found or None)
+    monkeypatch.setattr(libraries.shutil, "which", lambda name: None)
     monkeypatch.setenv("CUDA_HOME", "/nowhere")
-    assert not cuda_platform._has_flashinfer()
+    assert not libraries.has_flashinfer()
     found.add("flashinfer_jit_cache")
-    assert cuda_platform._has_flashinfer()
+    assert libraries.has_flashinfer()
     found.remove("flashinfer")
-    assert not cuda_platform._has_flashinfer()
+    assert not libraries.has_flashinfer()
 
 
 @pytest.mark.gpu

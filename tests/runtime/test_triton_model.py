@@ -16,6 +16,7 @@ from triton_interpreter import DEVICE
 from piecework.kernels import ops
 from piecework.kernels.attention import AttentionBackend
 from piecework.kernels.cpu.platform import CpuPlatform
+from piecework.kernels.cuda import ops as cuda_ops
 from piecework.kernels.triton import ops as triton_ops
 from piecework.kernels.triton.attention import Blocks, TritonAttention
 from piecework.runtime import model_runner
@@ -58,8 +59,8 @@ def on_triton(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
     monkeypatch.setattr(model_runner, "detect", lambda device: TritonOnCpu())
     library = torch.library.Library("piecework", "FRAGMENT")
     for name in OPS:
-        library.impl(name, getattr(triton_ops, f"launch_{name}"), "CPU")
-    ops.register("cpu", triton_ops)
+        library.impl(name, getattr(triton_ops, name), "CPU")
+    ops.register("cpu", cuda_ops)
     yield
     ops._versions.pop("cpu")
     library._destroy()

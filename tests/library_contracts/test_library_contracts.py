@@ -1,19 +1,24 @@
-"""What the backend calls of flashinfer is there, under these names and with these arguments, as flashinfer's own sources say."""
+"""What is called of flashinfer and sgl-kernel is there, under these names and with these arguments, as their own sources say."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import flashinfer_standin
+import library_ops_standin
 import pytest
 import torch
+from extract_signatures import LIBRARIES, signatures
 from paged_steps import Step
 
 from piecework.kernels.cuda import attention
 from piecework.kernels.cuda.attention import FlashInferAttention
+from piecework.kernels.cuda.libraries import LibraryOps
 
 WRAPPERS = ("BatchPrefillWithPagedKVCacheWrapper", "BatchDecodeWithPagedKVCacheWrapper")
 
@@ -50,12 +55,23 @@ def test_the_extract_is_of_a_version_that_is_asked_for() -> None:
     assert Requirement(wanted).specifier.contains(flashinfer_standin.EXTRACT["version"])
 
 
-@pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None, reason="flashinfer is not installed")
-def test_the_extract_is_what_the_installed_flashinfer_says() -> None:
-    from extract_flashinfer import signatures
+@pytest.mark.parametrize("make", [library_ops_standin.sgl_kernel, library_ops_standin.flashinfer])
+def test_every_op_binds_to_its_library_s_own_signature(make: Callable[[], LibraryOps]) -> None:
+    """The stand-in binds each call; here both functions are called."""
+    library, x = make(), torch.ones(2, 16, dtype=torch.bfloat16)
+    assert library.rms_norm(x, x[0], 1e-5) is not None and library.silu_and_mul(x) is not None
+    assert library.module.calls == ["rmsnorm", "silu_and_mul"]
+    for function in (library.module.rmsnorm, library.module.silu_and_mul):
+        with pytest.raises(TypeError, match="no_such_argument"):
+            function(x, x[0], no_such_argument=1)
 
-    if importlib.metadata.version("flashinfer-python") != flashinfer_standin.EXTRACT["version"]:
+
+@pytest.mark.parametrize("module", list(LIBRARIES))
+def test_the_extract_is_what_the_installed_library_says(module: str) -> None:
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        pytest.skip(f"{module} is not installed")
+    extract = json.loads((Path(__file__).parent / f"{module}.json").read_text())
+    if importlib.metadata.version(LIBRARIES[module].distribution) != extract["version"]:
         pytest.skip("another version is installed")
-    spec = importlib.util.find_spec("flashinfer")
-    assert spec is not None and spec.origin is not None
-    assert signatures(Path(spec.origin).parent) == flashinfer_standin.EXTRACT["signatures"]
+    assert signatures(Path(spec.origin).parent) == extract["signatures"]

@@ -1,4 +1,4 @@
-"""Makes `extract_flashinfer` importable by the tests of this folder."""
+"""Makes `extract_signatures` importable by the tests of this folder."""
 
 import sys
 from pathlib import Path

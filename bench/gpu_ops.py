@@ -1,0 +1,82 @@
+"""The GPU suite's ops alone: what layers do between matrix products, by every kernel there is for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..kernels.detect import detect
+from ..kernels.platform import Platform
+from .gpu_engines import Scale, milliseconds, no_grad
+
+_TOKENS = (1, 16, 256, 4096)
+_CALLS = 50
+"""Calls that are timed together, recorded as one graph where a device has graphs: one alone takes less than its launch by the host."""
+
+
+@no_grad
+def op_times(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
+    """Microseconds of one call by op, number of tokens and version; `bytes`: what it reads and writes. `errors`: what did not run."""
+    platform = detect(device)
+    rows: list[dict[str, Any]] = []
+    errors: dict[str, str] = {}
+    for tokens in (number for number in _TOKENS if number <= max(scale.prefill_sizes)):
+        for what, (op, moved, arguments) in _work(scale, tokens, platform).items():
+            times: dict[str, float] = {}
+            for name, version in platform.op_versions().items():
+                call = partial(getattr(version, op, _has_not), *arguments)
+                try:
+                    if call() is None:
+                        continue
+                    times[name] = _microseconds(call, platform, scale.repeats)
+                except Exception as error:
+                    errors[f"{what}, {tokens} tokens, {name}"] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            rows.append({"op": what, "tokens": tokens, "bytes": moved, "microseconds": times})
+    return {"rows": rows, "errors": errors}
+
+
+def _has_not(*arguments: Any) -> None:
+    """In place of an op that a version has not."""
+
+
+def _work(scale: Scale, tokens: int, platform: Platform) -> dict[str, tuple[str, int, tuple[Any, ...]]]:
+    """The op, the bytes that it moves, and its arguments, of everything that a layer of the model does, and of norms of heads."""
+    model, dtype = scale.model, getattr(torch, scale.dtype)
+    hidden, inner, size = model["hidden_size"], model["intermediate_size"], model["head_dim"]
+    heads, kv_heads = model["num_attention_heads"], model["num_key_value_heads"]
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=platform.device()).to(dtype)
+
+    x, residual, weight = random(tokens, hidden), random(tokens, hidden), random(hidden)
+    beside, eps = random(tokens, heads + 2 * kv_heads, size), 1e-5
+    cos, sin = random(tokens, 1, size), random(tokens, 1, size)
+    turned = heads + kv_heads
+    elements: dict[str, tuple[str, int, tuple[Any, ...]]] = {
+        "norm": ("rms_norm", 2 * x.numel(), (x, weight, eps)),
+        "add and norm": ("add_rms_norm", 4 * x.numel(), (x, residual, weight, eps)),
+        "norm of heads": ("rms_norm", 2 * tokens * heads * size, (beside[:, :heads], random(size), eps)),
+        "gated activation": ("silu_and_mul", 3 * tokens * inner, (random(tokens, 2 * inner),)),
+        "rotation": ("rotary_embedding", 2 * tokens * (turned + 1) * size, (beside[:, :turned], cos, sin)),
+    }
+    return {what: (op, number * dtype.itemsize, arguments) for what, (op, number, arguments) in elements.items()}
+
+
+def _microseconds(call: Callable[[], Any], platform: Platform, repeats: int) -> float:
+    """Of one call among many."""
+
+    def calls() -> list[torch.Tensor]:
+        """No result is kept, so each call has the memory of the one before."""
+        for _ in range(_CALLS):
+            call()
+        return []
+
+    if not platform.graphs_are_real:
+        return milliseconds(calls, platform, repeats)["median"] / _CALLS * 1e3
+    graph, pool = platform.graph(), platform.graph_pool()
+    graph.capture(calls, pool, platform.graph_stream())
+    return milliseconds(graph.replay, platform, repeats)["median"] / _CALLS * 1e3

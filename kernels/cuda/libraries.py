@@ -1,0 +1,104 @@
+"""Norms and gated activation by sgl-kernel's and flashinfer's CUDA kernels, where these libraries are installed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = (torch.bfloat16, torch.float16)
+_VECTOR_BYTES = 16
+"""What a thread of these kernels reads at once: rows begin at whole multiples of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryOps:
+    """The ops of `kernels.reference` that a library has, into new memory; None where a call is none that its kernels take.
+
+    `module`: the library; `takes_heads`: whether it normalises [T, heads, D] too, heads at any distance. The kernels keep float32 where
+    the definition rounds in between, so results may differ in their last digit.
+    """
+
+    name: str
+    module: Any
+    takes_heads: bool
+
+    def takes(self, op: str, x: torch.Tensor, *others: Any) -> bool:
+        """Whether this call of `op` is one that the kernels are written for."""
+        match op:
+            case "rms_norm":
+                laid_out = x.is_contiguous() if x.dim() == 2 else x.dim() == 3 and self.takes_heads
+                weight = others[0]
+                return laid_out and _in_vectors(x, x.shape[-1]) and weight.dtype == x.dtype and weight.is_contiguous() and _aligned(weight)
+            case "silu_and_mul":
+                return x.dim() == 2 and x.is_contiguous() and _in_vectors(x, x.shape[1] // 2)
+        return False
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor | None:
+        """x [T, H] or [T, heads, D]."""
+        if not self.takes("rms_norm", x, weight):
+            return None
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        self.module.rmsnorm(x, weight, eps, out=out)
+        return out
+
+    def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor | None:
+        """x [T, 2 * I]."""
+        if not self.takes("silu_and_mul", x):
+            return None
+        out = torch.empty(x.shape[0], x.shape[1] // 2, dtype=x.dtype, device=x.device)
+        self.module.silu_and_mul(x, out=out)
+        return out
+
+
+def _in_vectors(x: torch.Tensor, size: int) -> bool:
+    """Whether there are rows, of a dtype that is known, and `size` elements of them and the steps between them are whole vectors."""
+    if x.dtype not in _DTYPES or x.numel() == 0 or x.stride(-1) != 1 or not _aligned(x):
+        return False
+    return all(number * x.element_size() % _VECTOR_BYTES == 0 for number in (size, *x.stride()[:-1]))
+
+
+def _aligned(tensor: torch.Tensor) -> bool:
+    return tensor.data_ptr() % _VECTOR_BYTES == 0
+
+
+@cache
+def installed() -> tuple[LibraryOps, ...]:
+    """What is installed and can be imported, the first to be preferred. Importing takes seconds, and memory of the GPU."""
+    wanted = [("sgl-kernel", "sgl_kernel", False), *[("flashinfer", "flashinfer", True)] * has_flashinfer()]
+    found = []
+    for name, module, takes_heads in wanted:
+        try:
+            library = import_module(module)
+            assert callable(library.rmsnorm) and callable(library.silu_and_mul)
+        except Exception as error:
+            # What is not there is no fault; anything else that an import can raise is.
+            if not (isinstance(error, ModuleNotFoundError) and error.name == module):
+                leave_out(name, error)
+        else:
+            found.append(LibraryOps(name, library, takes_heads))
+    return tuple(found)
+
+
+def leave_out(name: str, error: Exception) -> None:
+    """Say in one line that a library is not used."""
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    logger.warning("%s is installed but does not work here, so Triton computes norms and activations (%s)", name, reason)
+
+
+def has_flashinfer() -> bool:
+    """Whether it is installed, and its kernels are, or what builds them: where flashinfer looks for nvcc."""
+    if not (find_spec("flashinfer") and find_spec("triton")):
+        return False
+    toolkit = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    return bool(find_spec("flashinfer_jit_cache") or shutil.which("nvcc") or (Path(toolkit) / "bin" / "nvcc").exists())

@@ -1,0 +1,85 @@
+"""Writes LIBRARY.json, the signatures of what this project calls of a kernel library, from the sources in its wheel.
+
+    python tests/library_contracts/extract_signatures.py flashinfer UNPACKED_WHEEL > tests/library_contracts/flashinfer.json
+    python tests/library_contracts/extract_signatures.py sgl_kernel UNPACKED_WHEEL > tests/library_contracts/sgl_kernel.json
+
+Reading the sources needs neither a library's dependencies nor a GPU.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Library(NamedTuple):
+    """What is called, and the file of the package that defines it: classes by the methods of `METHODS`, and functions."""
+
+    distribution: str
+    classes: Mapping[str, str]
+    functions: Mapping[str, str]
+
+
+METHODS = ("__init__", "plan", "_plan_impl", "run")
+LIBRARIES = {
+    "flashinfer": Library(
+        "flashinfer_python",
+        {"BatchPrefillWithPagedKVCacheWrapper": "prefill.py", "BatchDecodeWithPagedKVCacheWrapper": "decode.py"},
+        {"rmsnorm": "norm/__init__.py", "silu_and_mul": "activation.py"},
+    ),
+    "sgl_kernel": Library(
+        "sgl_kernel", {}, {"rmsnorm": "elementwise.py", "silu_and_mul": "elementwise.py", "weak_ref_tensor": "memory.py"}
+    ),
+}
+
+
+def exported(package: Path) -> set[str]:
+    """The names that importing the package gives."""
+    tree = ast.parse((package / "__init__.py").read_text(encoding="utf-8"))
+    return {alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+
+def signature(function: ast.FunctionDef, skipped: int = 0) -> str:
+    """`a, b=1, *, c`: names and defaults, without the first `skipped` and without annotations."""
+    arguments = function.args
+    for argument in [*arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]:
+        if argument is not None:
+            argument.annotation = None
+    arguments.args = arguments.args[skipped:]
+    return ast.unparse(arguments)
+
+
+def signatures(package: Path) -> dict[str, str]:
+    """Of the package in this folder, which is named as its library is imported."""
+    library, names = LIBRARIES[package.name], exported(package)
+    found: dict[str, str] = {}
+    for name, file in library.classes.items():
+        if name not in names:
+            continue
+        tree = ast.parse((package / file).read_text(encoding="utf-8"))
+        (node,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+        # Of overloads the last is the one that runs.
+        methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef) and item.name in METHODS}
+        found |= {f"{name}.{method}": signature(item, skipped=1) for method, item in methods.items()}
+    for name, file in library.functions.items():
+        tree = ast.parse((package / file).read_text(encoding="utf-8"))
+        functions = {item.name: item for item in tree.body if isinstance(item, ast.FunctionDef)}
+        found |= {name: signature(functions[name])} if name in names else {}
+    return found
+
+
+def version(wheel: Path, distribution: str) -> str:
+    (metadata,) = wheel.glob(f"{distribution}-*.dist-info/METADATA")
+    return next(
+        line.removeprefix("Version: ") for line in metadata.read_text(encoding="utf-8").splitlines() if line.startswith("Version: ")
+    )
+
+
+if __name__ == "__main__":
+    name, wheel = sys.argv[1], Path(sys.argv[2])
+    described = {"version": version(wheel, LIBRARIES[name].distribution), "signatures": signatures(wheel / name)}
+    print(json.dumps(described, indent=1))
