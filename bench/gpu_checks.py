@@ -120,7 +120,9 @@ def made_up_step(lens: list[tuple[int, int]], platform: Platform, draw: np.rando
 
 
 def _op_checks(platform: Platform) -> Iterator[Check]:
+    """The version that layers get, and every one that there is beside plain torch."""
     generator = torch.Generator(platform.device()).manual_seed(3)
+    versions = {"": ops, **{f", {name}": version for name, version in platform.op_versions().items() if version is not reference}}
     for dtype in (torch.float32, torch.bfloat16):
         for tokens in (1, 33):
 
@@ -136,7 +138,6 @@ def _op_checks(platform: Platform) -> Iterator[Check]:
                 "silu_and_mul": (random(tokens, 2 * 1000),),
                 "rotary_embedding": (heads, cos, sin),
             }
-            versions = {"": ops, **{f", {name}": version for name, version in platform.op_versions().items()}}
             for what, given in arguments.items():
                 op = what.partition(" ")[0]
                 for name, version in versions.items():

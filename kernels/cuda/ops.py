@@ -45,13 +45,12 @@ class Libraries:
         return None
 
     def _try(self, library: LibraryOps, op: str, kind: tuple[Any, ...], x: torch.Tensor, others: tuple[Any, ...]) -> bool:
-        """Whether the library computes a few rows laid out as x is. One that fails is left out from then on."""
+        """Whether the library computes a few rows, laid out as x is, of numbers that are known. One that fails is left out from then on."""
         if _recording(x.device):
             return False
-        rows = torch.empty_strided(x[:_TRIAL_ROWS].shape, x.stride(), dtype=x.dtype, device=x.device)
-        rows.copy_(torch.linspace(-3, 3, rows.numel()).view(rows.shape))
+        given = [_like(x[:_TRIAL_ROWS]), *(_like(other) if isinstance(other, torch.Tensor) else other for other in others)]
         try:
-            off = _distance(getattr(library, op)(rows, *others), getattr(reference, op)(rows, *others))
+            off = _distance(getattr(library, op)(*given), getattr(reference, op)(*given))
             if not off <= _TRIAL_TOLERANCE:
                 raise ArithmeticError(f"{op} is off by {off:.1%}")
         except Exception as error:
@@ -64,6 +63,12 @@ class Libraries:
 
 def _recording(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """Numbers from -3 to 3 in the layout of `tensor`."""
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(torch.linspace(-3, 3, made.numel()).view(made.shape))
 
 
 def _distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
