@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from ..compilation.regional import CompiledModels
 from ..kernels.detect import detect
 from ..kernels.platform import Platform
-from .gpu_engines import Scale
+from .gpu_engines import LeftOut, Scale
 
 _STEPS = 20
 _WARM_UPS = 2
@@ -32,8 +33,10 @@ _TINY: dict[str, Any] = _FLUX | {
 def diffusion(compiled: bool, scale: Scale, folder: Path, device: str) -> dict[str, Any]:
     """Twenty steps of the transformer on the latents of one image of 1024x1024 pixels; weights are made on the device.
 
-    `first_ms` has what compiling takes. Needs diffusers.
+    `first_ms` has what compiling takes. Raises `LeftOut` without diffusers.
     """
+    if find_spec("diffusers") is None:
+        raise LeftOut("diffusers is not installed")
     platform = detect(device)
     tiny = scale.dtype == "float32"
     model, inputs = _flux(platform, getattr(torch, scale.dtype), _TINY if tiny else _FLUX, side=4 if tiny else 64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -49,11 +50,15 @@ LLAMA_TINY = _COMMON | {
 QWEN3_TINY = LLAMA_TINY | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "rms_norm_eps": 1e-6}
 
 
+class LeftOut(Exception):
+    """A part cannot run on this machine, for the reason that is told; nothing has failed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     """What is measured. Lengths in tokens; `copy_bytes` and `matmul_size`: how much the floors move, and the side of their matrices.
 
-    `num_requests`, `concurrency`, `output_len`: the load through the scheduler.
+    `num_requests`, `concurrency`, `output_len`: the load through the scheduler. `until`: when a part has to be done, by `time.monotonic`.
     """
 
     model: dict[str, Any]
@@ -68,6 +73,7 @@ class Scale:
     copy_bytes: int
     matmul_size: int
     repeats: int
+    until: float = math.inf
 
 
 FULL = Scale(

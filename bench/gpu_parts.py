@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..kernels.detect import detect
@@ -18,50 +17,26 @@ from ..runtime.sampling_params import SamplingParams
 from .gpu_attention import attention
 from .gpu_checks import OFF, correctness
 from .gpu_diffusion import diffusion
-from .gpu_engines import Scale, close, decode_batch, fill_cache, layer_parameters, make_engine, milliseconds, no_grad, prefill_batch
+from .gpu_engines import (
+    LeftOut,
+    Scale,
+    close,
+    decode_batch,
+    fill_cache,
+    layer_parameters,
+    make_engine,
+    milliseconds,
+    no_grad,
+    prefill_batch,
+)
 from .gpu_ops import op_times
+from .gpu_peer import load_transformers, load_vllm
+from .gpu_prompts import gsm8k_prompts
 
 Part = Callable[[Scale, Path, str], dict[str, Any]]
 
 _NO_PREFILL: dict[str, Any] = {"cuda_graph_backend_prefill": "disabled"}
 _NO_DECODE: dict[str, Any] = {"cuda_graph_backend_decode": "disabled"}
-SHOTS_LEN = 684
-"""Tokens of the five examples before each question of GSM8K, by SmolLM2's tokenizer, as the lengths below."""
-QUESTION_LENS = (
-    36,
-    40,
-    41,
-    45,
-    47,
-    49,
-    50,
-    52,
-    55,
-    56,
-    57,
-    60,
-    61,
-    63,
-    65,
-    66,
-    67,
-    68,
-    69,
-    71,
-    72,
-    74,
-    75,
-    76,
-    77,
-    82,
-    85,
-    87,
-    92,
-    99,
-    103,
-    108,
-)
-"""The 33-quantiles of the lengths of 195 questions of GSM8K's test set."""
 
 
 def floors(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
@@ -82,6 +57,8 @@ def floors(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
 
 def prefill(settings: dict[str, Any], scale: Scale, folder: Path, device: str) -> dict[str, Any]:
     """The forward of one prompt of each size. `replayed`: whether a graph ran it."""
+    if settings.get("cuda_graph_backend_prefill") == "breakable" and not detect(device).graphs_are_real:
+        raise LeftOut(f"{device} records no graphs")
     sizes = ",".join(map(str, scale.prefill_sizes))
     engine = make_engine(scale, folder, device, **_NO_DECODE | {"piecewise_cuda_graph_tokens": sizes} | settings)
     rows = [_forward(engine, prefill_batch(engine, size), scale) | {"tokens": size} for size in scale.prefill_sizes]
@@ -110,7 +87,7 @@ def decode(settings: dict[str, Any], scale: Scale, folder: Path, device: str) ->
 def load(settings: dict[str, Any], scale: Scale, folder: Path, device: str) -> dict[str, Any]:
     """GSM8K's five-shot prompts by length, one beginning for all, through the scheduler: always `concurrency` at once."""
     engine = make_engine(scale, folder, device, **settings)
-    prompts = _gsm8k_prompts(scale, engine.runner.vocab_size)
+    prompts = gsm8k_prompts(scale, engine.runner.vocab_size)
     # Kernels are chosen and compiled at the first steps of each shape.
     _serve(engine, prompts[: scale.concurrency], scale.concurrency, min(4, scale.output_len))
     engine.scheduler.flush_cache()
@@ -175,13 +152,6 @@ def _graphs(engine: Engine) -> dict[str, Any]:
     }
 
 
-def _gsm8k_prompts(scale: Scale, vocab_size: int) -> list[list[int]]:
-    draw = np.random.default_rng(0)
-    shots = draw.integers(3, vocab_size, SHOTS_LEN).tolist()
-    lens = [QUESTION_LENS[number % len(QUESTION_LENS)] for number in range(scale.num_requests)]
-    return [shots + draw.integers(3, vocab_size, length).tolist() for length in lens]
-
-
 def _serve(engine: Engine, prompts: list[list[int]], concurrency: int, output_len: int) -> int:
     """All prompts through the scheduler; returns the tokens that came out. Raises `RuntimeError` where a request fails."""
     params = SamplingParams(temperature=0.0, max_new_tokens=output_len, ignore_eos=True)
@@ -224,5 +194,7 @@ PARTS: dict[str, Part] = {
     "diffusion_eager": partial(diffusion, False),
     "diffusion_regional": partial(diffusion, True),
     "prefill_piecewise_inductor": partial(prefill, _PIECES | {"piecewise_cuda_graph_compiler": "inductor"}),
+    "load_vllm": load_vllm,
+    "load_transformers": load_transformers,
 }
 """In the order in which they run: what everything else rests on first, what can be missed most easily last."""

@@ -44,10 +44,16 @@ def _diffusion(results: Mapping[str, Any]) -> list[str]:
     return ["## Diffusion", "", *_table(head, rows)] if rows else []
 
 
+def outcome(part: Mapping[str, Any]) -> str:
+    """What became of a part, in words."""
+    if "left_out" in part:
+        return f"left out: {part['left_out']}"
+    return "done" if part["ok"] else "FAILED"
+
+
 def _overview(parts: Mapping[str, Any]) -> list[str]:
-    return _table(
-        ["part", "done", "seconds"], [[name, "yes" if part["ok"] else "**no**", f"{part['seconds']:.0f}"] for name, part in parts.items()]
-    )
+    rows = [[name, outcome(part) if part["ok"] else f"**{outcome(part)}**", f"{part['seconds']:.0f}"] for name, part in parts.items()]
+    return _table(["part", "outcome", "seconds"], rows)
 
 
 def _floors(results: Mapping[str, Any]) -> list[str]:
@@ -151,32 +157,51 @@ def _ops(results: Mapping[str, Any]) -> list[str]:
     return ["## Ops between matrix products", "", note, "", *_table(["op", "tokens", *versions], rows), *errors, *[""] * bool(errors)]
 
 
+_PEERS = {"transformers": "transformers' continuous batching", "vllm": "vLLM"}
+
+
 def _load(results: Mapping[str, Any]) -> list[str]:
     loads = {name.removeprefix("load_"): result for name, result in results.items() if name.startswith("load_")}
     if not loads:
         return []
-    rows = [
-        [
-            mode,
-            f"{r['requests_per_second']:.2f}",
-            f"{r['output_tokens_per_second']:.0f}",
-            r["steps"],
-            r["replays"],
-            r["overlapped_steps"],
-            f"{r['cached_share']:.0%}",
-        ]
-        for mode, r in loads.items()
-    ]
-    lines = [
-        "## Load in the shape of GSM8K",
-        "",
-        *_table(["mode", "requests/s", "output tokens/s", "steps", "replays", "overlapped", "prompt cached"], rows),
-    ]
+    head = ["mode", "requests/s", "output tokens/s", "steps", "replays", "overlapped", "prompt cached"]
+    lines = ["## Load in the shape of GSM8K", "", *_table(head, [[mode, *_load_row(result)] for mode, result in loads.items()])]
+    for mode in _PEERS:
+        lines += [_peer_note(loads[mode]), ""] if mode in loads else []
     for other, what in (("off", "With graphs"), ("no_overlap", "With steps that overlap")):
         if {other, "graphs"} <= loads.keys():
             gain = loads["graphs"]["output_tokens_per_second"] / loads[other]["output_tokens_per_second"]
             lines += [f"{what}: {gain:.2f}x.", ""]
+    own = next((mode for mode in ("graphs", "no_overlap", "off") if mode in loads), None)
+    for mode, peer in _PEERS.items():
+        if own and mode in loads:
+            gain = loads[own]["output_tokens_per_second"] / loads[mode]["output_tokens_per_second"]
+            lines += [f"Piecework ({own}): {gain:.2f}x of {peer}.", ""]
     return lines
+
+
+def _load_row(result: Mapping[str, Any]) -> list[object]:
+    """A peer does not tell all that the engine tells, and one that was cut short with no request finished has no rate of requests."""
+    share = result.get("cached_share")
+    return [
+        f"{result['requests_per_second']:.2f}" if result["requests_per_second"] else "",
+        f"{result['output_tokens_per_second']:.0f}",
+        *(result.get(name, "") for name in ("steps", "replays", "overlapped_steps")),
+        "" if share is None else f"{share:.0%}",
+    ]
+
+
+def _peer_note(result: Mapping[str, Any]) -> str:
+    """With which settings, and on how much of the load."""
+    chosen = [f"attention {result['attention']}"] if "attention" in result else []
+    chosen += [f"{name}: {'yes' if on else 'no'}" for name, on in result["settings"].items()]
+    note = ", ".join([result["peer"], *chosen]) + "."
+    if result["finished"] == result["requests"]:
+        return note
+    return (
+        f"{note} Cut short after {result['seconds']:.0f} s, when {result['finished']} of {result['requests']} requests were finished: "
+        "the rate of tokens is of all that came until then."
+    )
 
 
 def _startup(results: Mapping[str, Any]) -> list[str]:

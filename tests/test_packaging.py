@@ -23,7 +23,7 @@ PARTS_OF_OTHERS = {"starlette": "fastapi is built on it", "pydantic-core": "pyda
 """Imported, and brought by a dependency of which they are half."""
 MODULES = {"flashinfer": "flashinfer-python"}
 """Modules of distributions by another name, which need not be installed here."""
-OF_THE_MACHINE = {"torch-npu", "torchair", "sgl-kernel"}
+OF_THE_MACHINE = {"torch-npu", "torchair", "sgl-kernel", "vllm"}
 """Imported only where the machine has them."""
 
 
