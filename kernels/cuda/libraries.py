@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 _DTYPES = (torch.bfloat16, torch.float16)
 _VECTOR_BYTES = 16
 """What a thread of these kernels reads at once: rows begin at whole multiples of it."""
+_REASON_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +92,11 @@ def installed() -> tuple[LibraryOps, ...]:
 
 
 def leave_out(name: str, error: Exception) -> None:
-    """Say in one line that a library is not used."""
-    reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    logger.warning("%s is installed but does not work here, so Triton computes norms and activations (%s)", name, reason)
+    """Say in one line that a library is not used. The cause of an error that wraps others stands at its end."""
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    if len(reason) > _REASON_CHARACTERS:
+        reason = f"{reason[: _REASON_CHARACTERS // 3]} ... {reason[-_REASON_CHARACTERS * 2 // 3 :]}"
+    logger.warning("%s is installed but does not work here: its norms and activations are not used (%s)", name, reason)
 
 
 def has_flashinfer() -> bool:

@@ -6,6 +6,7 @@ what was traced does not depend on which library is installed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 from .. import reference
 from ..triton import ops as triton_ops
 from .libraries import LibraryOps, installed, leave_out
+
+logger = logging.getLogger(__name__)
 
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
 _TRIAL_ROWS = 4
@@ -57,6 +60,8 @@ class Libraries:
             leave_out(library.name, error)
             self._found = [other for other in self._found or () if other is not library]
             return False
+        if not any(tried[:2] == kind[:2] for tried in self._tried):
+            logger.info("%s computes %s", library.name, op)
         self._tried.add(kind)
         return True
 

@@ -120,7 +120,8 @@ X, WEIGHT = random(0, 6, 16, dtype=torch.bfloat16), random(1, 16, dtype=torch.bf
 HEADS = random(2, 6, 4, 16, dtype=torch.bfloat16)[:, :2]
 
 
-def test_the_first_library_that_takes_a_call_computes_it(use: Any, triton: list[str]) -> None:
+def test_the_first_library_that_takes_a_call_computes_it(use: Any, triton: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     sgl, flashinfer = library_ops_standin.sgl_kernel(), library_ops_standin.flashinfer()
     use(sgl, flashinfer)
     assert_same(cuda_ops.launch_rms_norm(X, WEIGHT, 1e-5), reference.rms_norm(X, WEIGHT, 1e-5))
@@ -130,9 +131,13 @@ def test_the_first_library_that_takes_a_call_computes_it(use: Any, triton: list[
     for _ in range(2):
         assert_same(cuda_ops.launch_rms_norm(HEADS, WEIGHT, 1e-5), reference.rms_norm(HEADS, WEIGHT, 1e-5))
     assert flashinfer.module.calls == ["rmsnorm"] * 3 and triton == []
+    # Of the same op in another dtype the log has said enough.
+    cuda_ops.launch_silu_and_mul(X.half())
+    wanted = ["sgl-kernel computes rms_norm", "sgl-kernel computes silu_and_mul", "flashinfer computes rms_norm"]
+    assert [record.getMessage() for record in caplog.records] == wanted
     cuda_ops.launch_silu_and_mul(X.float())
     cuda_ops.launch_silu_and_mul(X[:0])
-    assert triton == ["silu_and_mul"] * 2 and len(sgl.module.calls) == 4
+    assert triton == ["silu_and_mul"] * 2 and len(sgl.module.calls) == 6
 
 
 def test_a_trial_is_of_numbers_that_are_known(use: Any, triton: list[str], caplog: pytest.LogCaptureFixture) -> None:
@@ -213,6 +218,14 @@ def test_a_library_that_cannot_be_imported_leaves_triton_in_place(
     for _ in range(2):
         cuda_ops.launch_silu_and_mul(X)
     assert triton == ["silu_and_mul"] * 2 and len(caplog.records) == lines
+
+
+def test_of_a_long_error_the_line_has_both_ends(caplog: pytest.LogCaptureFixture) -> None:
+    """sgl-kernel lists all it has tried, and why it failed at the end."""
+    libraries.leave_out("sgl-kernel", ImportError("could not load\n" + "somewhere " * 200 + "libnvrtc.so.12: cannot open"))
+    (record,) = caplog.records
+    line = record.getMessage()
+    assert "ImportError: could not load somewhere" in line and line.endswith("libnvrtc.so.12: cannot open)") and len(line) < 450
 
 
 @pytest.mark.usefixtures("forgotten")
