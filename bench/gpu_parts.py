@@ -121,7 +121,7 @@ def startup(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
     return {
         "ready_seconds": ready - began,
         "all_graphs_seconds": done - began,
-        "capture_seconds": info.capture_seconds,
+        "phases": engine.runner.clock.seconds | {"captures": info.capture_seconds},
         "kv_tokens": engine.runner.config.max_total_tokens,
         "memory": engine.runner.platform.memory()._asdict(),
         "prefill_sizes": len(info.prefill_sizes),

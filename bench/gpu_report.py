@@ -208,11 +208,12 @@ def _startup(results: Mapping[str, Any]) -> list[str]:
     starts = {name.removeprefix("startup_"): result for name, result in results.items() if name.startswith("startup_")}
     if not starts:
         return []
-    head = ["compile cache", "ready, s", "all graphs, s", "thereof capture, s", "sizes", "graphs", "MiB"]
+    head = ["compile cache", "ready, s", "all graphs, s", "phases, s", "sizes", "graphs", "MiB"]
     head += ["KV tokens", "free, GiB", "sizes that failed"]
     rows = [
         [
-            mode, f"{r['ready_seconds']:.1f}", f"{r['all_graphs_seconds']:.1f}", f"{r['capture_seconds']:.1f}",
+            mode, f"{r['ready_seconds']:.1f}", f"{r['all_graphs_seconds']:.1f}",
+            ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in r["phases"].items()),
             f"{r['prefill_sizes']} + {r['decode_sizes']}", r["graphs"], f"{r['graph_bytes'] / _MIB:.0f}",
             r["kv_tokens"], f"{r['memory']['free'] / 2**30:.1f}", _failed_sizes(r),
         ]

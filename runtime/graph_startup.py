@@ -103,6 +103,8 @@ class GraphStartup:
         return None
 
     def _use(self, forward: PiecewiseForward | BreakableForward | None) -> None:
+        if isinstance(forward, PiecewiseForward):
+            self._runner.clock.add("pieces", time.perf_counter() - self._began)
         try:
             self._runner.graphs.use(forward)
         except Exception as error:

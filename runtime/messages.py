@@ -149,7 +149,8 @@ class EngineInfo:
     chunked_prefill_size: int
     weight_bytes: int
     kv_bytes: int
-    load_seconds: float
+    start_seconds: dict[str, float]
+    """Of each phase of the start: the device's kernels, weights, what steps take of the memory, first steps, pieces."""
     quantization: list[str] = field(default_factory=list)
     """The quantised formats that weights are kept in."""
     overlap_schedule: bool = False

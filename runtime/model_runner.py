@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 
 import torch
 
@@ -19,6 +18,7 @@ from .memory_trial import TRIAL_PAGES, memory_beside_steps
 from .messages import EngineInfo
 from .model_config import ModelConfig
 from .pieces import seen_lengths
+from .start_clock import StartClock
 from .step_graphs import GraphCounts, StepGraphs
 from .warm_up import warm_up
 from .weights.loader import load_model, random_model
@@ -34,7 +34,7 @@ class ModelRunner:
     """A loaded model with its KV cache. `config` has every number chosen. Raises `ValueError` that the user can mend."""
 
     def __init__(self, config: EngineConfig, *, progress: bool = True) -> None:
-        began = time.perf_counter()
+        self.clock = StartClock()
         self.platform: Platform = detect(config.device)
         self.platform.set_up(config.num_threads)
         register_attention(self.platform.dispatch_key)
@@ -42,29 +42,32 @@ class ModelRunner:
         self.slot_dtype = self.platform.slot_dtype
         self.dtype = self._dtype(config.dtype)
         path = resolve_model_path(config.model_path)
-        kernels = self.platform.linear_kernels(self.dtype, self.platform.attention_backend(config.attention_backend))
-        self.model, self.model_config, self.linear_kinds = (
-            random_model(path, self.dtype, self.device, kernels)
-            if config.load_format == "dummy"
-            else load_model(path, self.dtype, self.device, progress, kernels, keep_quantized=config.quantization == "auto")
-        )
+        with self.clock.phase("kernels"):
+            kernels = self.platform.linear_kernels(self.dtype, self.platform.attention_backend(config.attention_backend))
+        with self.clock.phase("weights"):
+            self.model, self.model_config, self.linear_kinds = (
+                random_model(path, self.dtype, self.device, kernels)
+                if config.load_format == "dummy"
+                else load_model(path, self.dtype, self.device, progress, kernels, keep_quantized=config.quantization == "auto")
+            )
         self._kv_shape = _kv_shape(self.model_config, self.dtype)
         config = resolve_steps(config, self.model_config, self.platform)
         heads = AttentionHeads(self.model_config.num_heads, self.model_config.num_kv_heads, self.model_config.head_dim, self.dtype)
         self.attention_backend = self.platform.choose_attention(config.attention_backend, heads)
         backend = self.platform.make_attention_backend(self.attention_backend)
         self.seen_lengths = seen_lengths(self.model_config, self.dtype)
-        self.config = self._size_cache(config, backend)
+        with self.clock.phase("memory"):
+            self.config = self._size_cache(config, backend)
         assert self.config.max_total_tokens and self.config.page_size
         # One page more than is handed out: the reserved one.
         self.pool = self._make_pool(self.config.max_total_tokens // self.config.page_size + 1, self.config.page_size)
         attention = self._attention(backend, self.pool)
         if self.platform.compiles_kernels:
-            warm_up(self.model, attention, self.platform, longest=self.config.context_length or 1)
+            with self.clock.phase("first steps"):
+                warm_up(self.model, attention, self.platform, longest=self.config.context_length or 1)
         self.graphs = StepGraphs(self.model, self.platform, self.config, attention, self.seen_lengths)
         self.vocab_size = self.model_config.vocab_size
         self.eos_token_ids = frozenset(self.model_config.eos_token_ids)
-        self._load_seconds = time.perf_counter() - began
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states [T, hidden] of a step; the keys and values of its tokens are written to their slots."""
@@ -113,7 +116,7 @@ class ModelRunner:
             chunked_prefill_size=config.chunked_prefill_size,
             weight_bytes=weight_bytes(self.model),
             kv_bytes=self.pool.num_bytes,
-            load_seconds=self._load_seconds,
+            start_seconds=dict(self.clock.seconds),
             quantization=sorted(set(self.linear_kinds.values()) - {PLAIN}),
             overlap_schedule=self.overlap_schedule,
             graphs=self.graphs.info(),

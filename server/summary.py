@@ -25,6 +25,8 @@ def summary(config: ServerConfig, info: EngineInfo, port: int, seconds: float, *
         "running limit": f"{info.max_running_requests:,} requests, {config.max_queued_requests:,} more may wait",
         "prefill chunk": f"{info.chunked_prefill_size:,} tokens",
     }
+    if info.start_seconds:
+        rows["start-up"] = ", ".join(f"{phase} {taken:.1f} s" for phase, taken in _phases(info, seconds).items())
     if (graphs := _graphs(config.engine, info.graphs)) is not None:
         rows["graphs"] = graphs
     return table(config, url, seconds, rows, example(config, url, chat=chat))
@@ -41,6 +43,13 @@ def curl(config: CommonServerConfig, url: str) -> str:
     """The beginning of a command that posts JSON."""
     key = " -H 'Authorization: Bearer YOUR_KEY'" if config.api_key else ""
     return f"  curl {url} -H 'Content-Type: application/json'{key} \\\n   "
+
+
+def _phases(info: EngineInfo, seconds: float) -> dict[str, float]:
+    """What a start of `seconds` was spent on; the rest are processes and what they import."""
+    phases = info.start_seconds | {"captures": info.graphs.capture_seconds}
+    long = {phase: taken for phase, taken in phases.items() if taken >= 0.05}
+    return long | {"processes": max(0.0, seconds - sum(long.values()))}
 
 
 def _weights(info: EngineInfo) -> str:

@@ -75,7 +75,11 @@ GRAPHS = st.builds(
 INFO = {
     name: {"int": INTEGERS, "float": NUMBERS, "bool": st.booleans()}.get(str(field.type), st.text())
     for name, field in EngineInfo.__dataclass_fields__.items()
-} | {"graphs": GRAPHS, "quantization": st.lists(st.text(max_size=5), max_size=3)}
+} | {
+    "graphs": GRAPHS,
+    "quantization": st.lists(st.text(max_size=5), max_size=3),
+    "start_seconds": st.dictionaries(st.text(max_size=5), NUMBERS, max_size=3),
+}
 IMAGE_STATS = st.builds(
     ImageStats,
     **dict.fromkeys(ImageStats.__dataclass_fields__, INTEGERS)

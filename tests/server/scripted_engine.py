@@ -28,7 +28,7 @@ INFO = EngineInfo(
     chunked_prefill_size=64,
     weight_bytes=1000,
     kv_bytes=2000,
-    load_seconds=0.5,
+    start_seconds={"weights": 0.5},
 )
 
 

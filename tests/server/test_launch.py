@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import time
@@ -41,6 +42,10 @@ def test_health_tells_loading_from_ready_and_the_summary_what_is_served(model: s
     assert code == 0
     assert f"serves tiny at {server.url}" in out and "LlamaForCausalLM, float32 on cpu, " in out and " attention, weights " in out
     assert "2,048 tokens in pages of" in out and f"curl {server.url}/v1/" in out
+    told = re.search(r"ready after (\S+) s\)", out), re.search(r"start-up +(.*)", out)
+    assert told[0] and told[1], out
+    phases = dict(phase.removesuffix(" s").rsplit(" ", 1) for phase in told[1][1].split(", "))
+    assert "processes" in phases and sum(map(float, phases.values())) == pytest.approx(float(told[0][1]), abs=0.06 * len(phases))
     assert "Traceback" not in err
 
 
@@ -48,11 +53,13 @@ def test_graphs_show_in_the_summary_and_in_server_info(model: str, tmp_path: Pat
     monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path))
     flags = ["--piecewise-cuda-graph", "--piecewise-cuda-graph-compiler", "eager", "--piecewise-cuda-graph-tokens", "4,8"]
     with ready(model, *flags, "--cuda-graph-backend-decode", "full", "--cuda-graph-bs", "1,2", "--startup", "full") as server:
-        graphs = server.client.get("/server_info").json()["graphs"]
+        info = server.client.get("/server_info").json()
+        graphs = info["graphs"]
         assert server.client.post("/v1/completions", json=PROMPT).status_code == 200
         metrics = server.client.get("/metrics").text
         server.process.send_signal(signal.SIGINT)
         _, out, _ = server.finish()
+    assert {"weights", "memory", "pieces"} <= info["start_seconds"].keys()
     assert (graphs["prefill_sizes"], graphs["decode_sizes"], graphs["distinct_pieces"]) == ([4, 8], [1, 2], 3)
     assert "prefill piecewise, decode full; 3 distinct pieces; 2 sizes up to 8 tokens; 2 sizes up to 2 requests" in out
     assert "num_graph_replays_total" in metrics and 'num_graph_replays_total{model_name="tiny"} 0.0' not in metrics
