@@ -169,7 +169,7 @@ class Platform:
         return wanted
 
     def attention_obstacle(self, name: str, heads: AttentionHeads) -> str | None:
-        """Why the backend `name`, one of `attention_backends`, cannot compute these heads; None: it can."""
+        """Why the backend `name`, one of `attention_backends`, cannot compute these heads here, which may be tried out; None: it can."""
         return None
 
     def make_attention_backend(self, name: str) -> AttentionBackend:

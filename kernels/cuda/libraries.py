@@ -92,11 +92,16 @@ def installed() -> tuple[LibraryOps, ...]:
 
 
 def leave_out(name: str, error: Exception) -> None:
-    """Say in one line that a library is not used. The cause of an error that wraps others stands at its end."""
+    """Say in one line that a library is not used."""
+    logger.warning("%s is installed but does not work here: its norms and activations are not used (%s)", name, one_line(error))
+
+
+def one_line(error: Exception) -> str:
+    """What happened, in a line; the cause of an error that wraps others stands at its end."""
     reason = " ".join(f"{type(error).__name__}: {error}".split())
     if len(reason) > _REASON_CHARACTERS:
         reason = f"{reason[: _REASON_CHARACTERS // 3]} ... {reason[-_REASON_CHARACTERS * 2 // 3 :]}"
-    logger.warning("%s is installed but does not work here: its norms and activations are not used (%s)", name, reason)
+    return reason
 
 
 def has_flashinfer() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache
@@ -16,7 +17,10 @@ from ..graph import DeviceGraph, HostArguments, side_stream
 from ..paged_attention import TorchAttention
 from ..platform import MemoryInfo, MemoryUse, Platform
 from .attention import FlashInferAttention, obstacle
+from .attention_trial import failure
 from .libraries import has_flashinfer, installed
+
+logger = logging.getLogger(__name__)
 
 
 @cache
@@ -43,6 +47,8 @@ class CudaPlatform(Platform):
     compiler_bytes = 3 * 2**29
 
     def __init__(self) -> None:
+        self._obstacles: dict[AttentionHeads, str | None] = {}
+        """What keeps flashinfer from computing heads, which takes a trial to know."""
         self.attention_backends = ("flashinfer",) * has_flashinfer() + ("triton",) * bool(find_spec("triton")) + ("torch",)
         if find_spec("triton"):
             from . import ops as cuda_ops
@@ -86,7 +92,14 @@ class CudaPlatform(Platform):
         return super().choose_attention(name, heads)
 
     def attention_obstacle(self, name: str, heads: AttentionHeads) -> str | None:
-        return obstacle(heads) if name == "flashinfer" else None
+        if name != "flashinfer":
+            return None
+        if heads not in self._obstacles:
+            self._obstacles[heads] = obstacle(heads)
+            if self._obstacles[heads] is None and (reason := failure(self.make_attention_backend(name), heads, self.device())) is not None:
+                logger.warning("flashinfer is not used: %s", reason)
+                self._obstacles[heads] = reason
+        return self._obstacles[heads]
 
     def make_attention_backend(self, name: str) -> AttentionBackend:
         if name == "torch":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from typing import Any
 
 import flashinfer_standin
@@ -19,6 +20,7 @@ from piecework.kernels.cuda import attention, libraries
 from piecework.kernels.cuda import platform as cuda_platform
 from piecework.kernels.cuda.attention import FlashInferAttention, obstacle
 from piecework.kernels.cuda.platform import CudaPlatform
+from piecework.kernels.triton import attention as triton_attention
 
 ON_GPU = torch.cuda.is_available() and importlib.util.find_spec("flashinfer") is not None
 
@@ -161,6 +163,8 @@ def test_it_says_which_models_it_takes() -> None:
 @pytest.fixture
 def with_flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_platform, "has_flashinfer", lambda: True)
+    monkeypatch.setattr(CudaPlatform, "device", lambda self: torch.device("cpu"))
+    monkeypatch.setattr(triton_attention, "store_keys_and_values", store)
 
 
 def test_auto_takes_flashinfer_where_it_can(with_flashinfer: None) -> None:
@@ -171,6 +175,30 @@ def test_auto_takes_flashinfer_where_it_can(with_flashinfer: None) -> None:
         assert not isinstance(platform.attention_backend("auto", other), FlashInferAttention)
         with pytest.raises(ValueError, match=r"--attention-backend flashinfer: flashinfer .*; take auto"):
             platform.attention_backend("flashinfer", other)
+
+
+def no_kernels(*_: Any) -> None:
+    raise RuntimeError("Ninja build failed.\nnvcc fatal: Unsupported gpu architecture")
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        (no_kernels, "do not work here .*Unsupported gpu"),
+        (lambda self, q, caches, out: out.zero_(), "other numbers here, off by a share of 1"),
+    ],
+    ids=["kernels that cannot be built", "wrong numbers"],
+)
+def test_where_its_kernels_fail_auto_is_triton(
+    broken: Any, reason: str, with_flashinfer: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(attention._Call, "run", broken)
+    platform = CudaPlatform()
+    for _ in range(2):
+        assert platform.choose_attention("auto", HEADS) == "triton"
+    assert len([record for record in caplog.records if re.search(reason, record.getMessage())]) == 1
+    with pytest.raises(ValueError, match=rf"--attention-backend flashinfer: its kernels .*{reason.split()[0]}.*; take auto"):
+        platform.choose_attention("flashinfer", HEADS)
 
 
 def test_without_flashinfer_auto_is_triton_and_asking_for_it_gives_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
