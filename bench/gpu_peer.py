@@ -30,6 +30,7 @@ def load_transformers(scale: Scale, folder: Path, device: str) -> dict[str, Any]
     cut short; then `output_tokens_per_second` counts every token that came until then. Raises `RuntimeError` where a request fails.
     """
     platform = detect(device)
+    platform.set_up(None)
     model = _random_model(scale, platform)
     manager = model.init_continuous_batching(
         generation_config=_greedy(scale.output_len), continuous_batching_config=_batching_config(scale)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .gpu_goals import goals
+
 _MIB = 2**20
 
 
@@ -14,7 +16,10 @@ def markdown(report: Mapping[str, Any]) -> str:
     results = {name: part["result"] for name, part in parts.items() if part["ok"] and "result" in part}
     title = f"# {about['device']}, {about['date']}"
     software = ", ".join(f"{name} {about[name]}" for name in ("python", "torch", "cuda", "triton", "piecework") if about[name])
-    lines = [title, "", f"{software}. Shapes: {about['scale']}.", "", *_overview(parts)]
+    took = f" {about['seconds']:.0f} s in all." if "seconds" in about else ""
+    lines = [title, "", f"{software}. Shapes: {about['scale']}.{took}", ""]
+    lines += _goals(results) if about["scale"] == "full" else []
+    lines += _overview(parts)
     lines += _floors(results)
     lines += _checks(parts)
     lines += _sizes(results, "prefill", "tokens", "flops", "matmul_flops_per_second", "matrix rate")
@@ -51,9 +56,14 @@ def outcome(part: Mapping[str, Any]) -> str:
     return "done" if part["ok"] else "FAILED"
 
 
+def _goals(results: Mapping[str, Any]) -> list[str]:
+    rows = [goal.cells() for goal in goals(results)]
+    return ["## Goals", "", *_table(["figure", "goal", "measured", "met"], rows)] if rows else []
+
+
 def _overview(parts: Mapping[str, Any]) -> list[str]:
     rows = [[name, outcome(part) if part["ok"] else f"**{outcome(part)}**", f"{part['seconds']:.0f}"] for name, part in parts.items()]
-    return _table(["part", "outcome", "seconds"], rows)
+    return ["## Parts", "", *_table(["part", "outcome", "seconds"], rows)]
 
 
 def _floors(results: Mapping[str, Any]) -> list[str]:
@@ -168,15 +178,14 @@ def _load(results: Mapping[str, Any]) -> list[str]:
     lines = ["## Load in the shape of GSM8K", "", *_table(head, [[mode, *_load_row(result)] for mode, result in loads.items()])]
     for mode in _PEERS:
         lines += [_peer_note(loads[mode]), ""] if mode in loads else []
-    for other, what in (("off", "With graphs"), ("no_overlap", "With steps that overlap")):
-        if {other, "graphs"} <= loads.keys():
-            gain = loads["graphs"]["output_tokens_per_second"] / loads[other]["output_tokens_per_second"]
-            lines += [f"{what}: {gain:.2f}x.", ""]
     own = next((mode for mode in ("graphs", "no_overlap", "off") if mode in loads), None)
-    for mode, peer in _PEERS.items():
-        if own and mode in loads:
+    others = {"off": "Piecework without graphs", "no_overlap": "Piecework with steps that do not overlap"} | _PEERS
+    if own == "graphs" and not loads[own]["overlapped_steps"]:
+        del others["no_overlap"]
+    for mode, what in others.items():
+        if own and mode in loads and mode != own:
             gain = loads[own]["output_tokens_per_second"] / loads[mode]["output_tokens_per_second"]
-            lines += [f"Piecework ({own}): {gain:.2f}x of {peer}.", ""]
+            lines += [f"Output tokens/s of `{own}`: {gain:.2f}x of {what}.", ""]
     return lines
 
 
@@ -208,7 +217,7 @@ def _startup(results: Mapping[str, Any]) -> list[str]:
     starts = {name.removeprefix("startup_"): result for name, result in results.items() if name.startswith("startup_")}
     if not starts:
         return []
-    head = ["compile cache", "ready, s", "all graphs, s", "phases, s", "sizes", "graphs", "MiB"]
+    head = ["compile cache", "ready, s", "all graphs, s", "phases, s", "sizes (prefill + decode)", "graphs", "MiB"]
     head += ["KV tokens", "free, GiB", "sizes that failed"]
     rows = [
         [

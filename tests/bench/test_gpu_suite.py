@@ -28,8 +28,8 @@ def suite(output: Path, *flags: str, timeout: float = 250.0) -> tuple[int, dict[
     return done.returncode, json.loads(written.read_text()), written.with_suffix(".md").read_text()
 
 
-def page_of(results: dict[str, Any]) -> str:
-    about = dict.fromkeys(("device", "date", "scale", "python", "torch", "cuda", "triton", "piecework"), "x")
+def page_of(results: dict[str, Any], scale: str = "x") -> str:
+    about = dict.fromkeys(("device", "date", "python", "torch", "cuda", "triton", "piecework"), "x") | {"scale": scale}
     return markdown({"about": about, "parts": {name: {"ok": True, "seconds": 1.0, "result": result} for name, result in results.items()}})
 
 
@@ -239,5 +239,26 @@ def test_the_page_sets_the_load_beside_its_peers() -> None:
     assert "| graphs | 8.00 | 4096 | 9 | 8 | 7 | 50% |" in page
     assert "| vllm | 16.00 | 8192 |  |  |  | 90% |" in page
     assert "| transformers |  | 1024 | 3 |  |  |  |" in page
-    assert "Piecework (graphs): 4.00x of transformers' continuous batching." in page and "Piecework (graphs): 0.50x of vLLM." in page
+    assert "`graphs`: 4.00x of transformers' continuous batching." in page and "`graphs`: 0.50x of vLLM." in page
     assert "transformers 5, attention paged|sdpa, CUDA graphs: no. Cut short" in page and "vllm 1.\n" in page
+
+
+def test_a_run_at_full_size_is_held_against_the_goals() -> None:
+    def prefill(small: float, large: float) -> dict[str, Any]:
+        rows = [{"tokens": 512, "ms": small, "flops": 0.0, "replayed": True}, {"tokens": 4096, "ms": large, "flops": 5e9, "replayed": True}]
+        return {"rows": rows, "graphs": 0, "failed_sizes": {}}
+
+    decode = {"rows": [{"batch": 1, "ms": 2.0, "bytes": 1.5e9, "replayed": True}], "graphs": 0, "failed_sizes": {}}
+    results = {
+        "floors": {"copy_bytes_per_second": 1e12, "matmul_flops_per_second": 1e12},
+        "prefill_off": prefill(4.0, 10.0),
+        "prefill_piecewise_eager": prefill(2.0, 12.5),
+        "decode_full": decode,
+    }
+    page = page_of(results, scale="full")
+    assert "| prefill of up to 512 tokens, piecewise_eager against off | at least 1.80x | 2.00x | yes |" in page
+    assert "| prefill of any size, piecewise_eager against off | at least 0.99x | 0.80x | **no** |" in page
+    assert "| decode at batch 1, share of the copy rate | at least 80% | 75% | **no** |" in page
+    assert "| prefill of 4096 tokens by the fastest mode, share of the matrix rate | at least 60% | 50% | **no** |" in page
+    assert "GSM8K" not in page and "capture of all" not in page
+    assert "## Goals" not in page_of(results, scale="tiny")

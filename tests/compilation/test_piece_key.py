@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -95,10 +96,9 @@ def test_keys_are_the_same_in_every_process(tmp_path: Path) -> None:
         "from test_piece_key import ToyModel, plan_of\n"
         "print(json.dumps([piece.key for piece in plan_of(ToyModel(3)).pieces]))"
     )
+    environment = {"HOME": str(tmp_path), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     keys = {
-        subprocess.run(
-            [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed, "HOME": str(tmp_path)}, capture_output=True, check=True
-        ).stdout
+        subprocess.run([sys.executable, "-c", program], env=environment | {"PYTHONHASHSEED": seed}, capture_output=True, check=True).stdout
         for seed in ("1", "2")
     }
     assert [json.loads(line) for line in keys] == [[piece.key for piece in plan_of(ToyModel(3)).pieces]]
