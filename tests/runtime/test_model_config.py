@@ -114,7 +114,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another type": ({"model_type": "qwen3"}, 'goes with "model_type": "llama", got \'qwen3\''),
     "own code": ({"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}, "got 'own'"),
     "heads": ({"num_key_value_heads": 4}, "6 query heads cannot share 4"),
-    "odd head": ({"head_dim": 5}, "an even rotary dimension"),
+    "odd head": ({"head_dim": 5}, "an even (rotary dimension|head size)"),
     "no layers": ({"num_hidden_layers": 0}, "num_layers must be more than 0"),
     "a text for a number": ({"vocab_size": "many"}, "cannot be read: .*vocab_size"),
     "architectures": ({"architectures": "LlamaForCausalLM"}, 'no "architectures"'),

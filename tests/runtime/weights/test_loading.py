@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -178,7 +179,7 @@ def test_an_alias_without_its_package_names_the_command(monkeypatch: pytest.Monk
 
 def test_a_hub_id_without_a_network_is_one_clear_line() -> None:
     script = "from piecework.runtime.weights.resolve import resolve_model_path\nresolve_model_path('nobody/nothing')"
-    offline = {"HF_HUB_OFFLINE": "1", "PATH": "", "HOME": "/nonexistent"}
+    offline = {"HF_HUB_OFFLINE": "1", "PATH": "", "HOME": "/nonexistent", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=offline, check=False)
     assert "ValueError: nobody/nothing is no local folder and cannot be fetched" in done.stderr
 
