@@ -1,8 +1,7 @@
-"""The engine of a language model as a process of its own: `python -m piecework.runtime.engine_process`, see `process`."""
+"""The engine of a language model as a process of its own, see `process`."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from .config import EngineConfig
@@ -19,7 +18,6 @@ from .messages import (
     Shutdown,
     StepOutput,
 )
-from .process import run_engine
 
 _STARTUP_POLL_MS = 20
 """How long to wait for a message before the next portion of the start-up."""
@@ -75,13 +73,6 @@ class EngineProcess:
         self._outbox.send_multipart(encode(message))
 
 
-def main(argv: list[str]) -> int:
-    return run_engine(argv, _build)
-
-
-def _build(settings: dict[str, Any], inbox: Any, outbox: Any) -> EngineProcess:
+def build(settings: dict[str, Any], inbox: Any, outbox: Any) -> EngineProcess:
+    """As `process.Build`."""
     return EngineProcess(build_engine(EngineConfig(**settings)), inbox, outbox)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -115,6 +115,8 @@ class GraphStartup:
     def _finish(self) -> None:
         self.pending = False
         info = self._runner.graphs.info()
+        if not info.distinct_pieces and not info.num_graphs:
+            return
         seconds = time.perf_counter() - self._began
         logger.info(
             "steps run in %d distinct pieces; %d sizes captured in %d graphs of %.0f MiB, after %.1f s",

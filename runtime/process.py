@@ -1,4 +1,4 @@
-"""What every engine process does: `python -m MODULE CONFIG INBOX OUTBOX LOG_LEVEL`.
+"""What every engine process does: `python -m piecework.runtime.process MODULE`, with its job as the first line of its standard input.
 
 It owns the tensors. It ends when it is told to, or when the process that started it is gone.
 """
@@ -12,6 +12,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from typing import Any, Protocol
 
 import zmq
@@ -40,19 +42,24 @@ Build = Callable[[dict[str, Any], Any, Any], EngineLoop]
 """(settings, inbox, outbox) to an engine. Raises `ValueError` that the user can mend."""
 
 
-def run_engine(argv: list[str], build: Build) -> int:
-    """Build an engine from its settings in JSON, say that it is ready, and let it run; returns the exit code."""
-    logging.basicConfig(level=argv[3].upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+def run_engine(find: Callable[[], Build]) -> int:
+    """Read the job, build an engine, say that it is ready, and let it run; returns the exit code.
+
+    `find` may import for seconds: the job is made meanwhile.
+    """
     # Ctrl-C and a service manager's stop reach every process of the group; the web process decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    build = find()
+    settings, to_engine, from_engine, log_level = _read_job()
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
     threading.Thread(target=_end_with_parent, daemon=True).start()
     context = zmq.Context()
-    inbox = open_socket(context, zmq.PULL, argv[1], bind=True)
-    outbox = open_socket(context, zmq.PUSH, argv[2], bind=False)
+    inbox = open_socket(context, zmq.PULL, to_engine, bind=True)
+    outbox = open_socket(context, zmq.PUSH, from_engine, bind=False)
     outbox.setsockopt(zmq.LINGER, _FAREWELL_MS)
     try:
-        engine = build(json.loads(argv[0]), inbox, outbox)
+        engine = build(settings, inbox, outbox)
     except ValueError as error:
         outbox.send_multipart(encode(EngineFailed(message=str(error))))
         return EXIT_USER_ERROR
@@ -66,8 +73,28 @@ def run_engine(argv: list[str], build: Build) -> int:
         context.term()
 
 
+def _read_job() -> Any:
+    """[settings, inbox, outbox, log level]. Ends the process where there will be none."""
+    line = b""
+    while not line.endswith(b"\n"):
+        part = os.read(sys.stdin.fileno(), 2**16)
+        if not part:
+            os._exit(1)
+        line += part
+    return json.loads(line)
+
+
 def _end_with_parent() -> None:
-    """Our standard input is a pipe that the parent holds open and never writes to: it ends when the parent does."""
+    """Our standard input is a pipe that the parent holds open and writes nothing more to: it ends when the parent does."""
     # Not through `sys.stdin`, whose lock would be held by this thread when the interpreter ends.
     os.read(sys.stdin.fileno(), 1)
     os._exit(1)
+
+
+def _build_of(module: str) -> Build:
+    build: Build = import_module(module).build
+    return build
+
+
+if __name__ == "__main__":
+    sys.exit(run_engine(partial(_build_of, sys.argv[1])))

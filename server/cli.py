@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,9 +12,11 @@ from .. import __version__
 from ..runtime.config import EngineConfig
 from ..runtime.diffusion.config import DiffusionConfig
 from .args import EXIT_USER_ERROR, ArgumentParser, ServerConfig, add_config_arguments, given, refuse_flags, report, server_config
+from .engine_spawn import DIFFUSION_PIPELINE, LANGUAGE_MODEL, spawned
 from .images.config import ImageServerConfig
 from .output_config import OutputConfig
 
+_BEGAN = time.perf_counter()
 EXIT_INTERRUPTED = 130
 _SHOTS = 5
 """Worked examples before each question, as in `piecework bench gsm8k`."""
@@ -134,9 +137,11 @@ def _add_bench(commands: Any) -> None:
 
 def _serve(arguments: argparse.Namespace) -> int:
     config = _serving_config(arguments)
-    from .launch import serve
+    # While it imports what engines need, this process imports the web stack, and reads the tokenizer.
+    with spawned(LANGUAGE_MODEL if isinstance(config, ServerConfig) else DIFFUSION_PIPELINE) as process:
+        from .launch import serve
 
-    return serve(config)
+        return serve(config, process, _BEGAN)
 
 
 def _serving_config(arguments: argparse.Namespace) -> ServerConfig | ImageServerConfig:

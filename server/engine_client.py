@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import subprocess
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
 from ..runtime.config import EngineConfig
@@ -24,9 +24,8 @@ from ..runtime.messages import (
     TokenOutput,
 )
 from ..runtime.tokenizer import Tokenizer
+from .engine_spawn import LANGUAGE_MODEL
 from .engine_supervisor import EngineState, EngineSupervisor, EngineUnavailable
-
-ENGINE_COMMAND = (sys.executable, "-m", "piecework.runtime.engine_process")
 
 
 class Engine(Protocol):
@@ -93,8 +92,18 @@ class _Stream:
 class EngineClient(EngineSupervisor[_Stream]):
     """The real `Engine`: a supervised process. A request that has got a token in this life of it is no suspect."""
 
-    def __init__(self, config: EngineConfig, tokenizer: Tokenizer, *, max_queued_requests: int = 512, log_level: str = "info") -> None:
-        super().__init__(ENGINE_COMMAND, config, max_queued_requests=max_queued_requests, log_level=log_level)
+    def __init__(
+        self,
+        config: EngineConfig,
+        tokenizer: Tokenizer,
+        *,
+        max_queued_requests: int = 512,
+        log_level: str = "info",
+        command: Sequence[str] = LANGUAGE_MODEL,
+        process: subprocess.Popen[bytes] | None = None,
+    ) -> None:
+        """As `EngineSupervisor`."""
+        super().__init__(command, config, max_queued_requests=max_queued_requests, log_level=log_level, process=process)
         self.info: EngineInfo | None = None
         self.stats = EngineStats()
         self.tokenizer = tokenizer

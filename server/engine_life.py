@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import logging
-import os
-from collections.abc import Callable, Sequence
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,9 +20,6 @@ from ..runtime.messages import ToEngine
 
 logger = logging.getLogger(__name__)
 
-_ENVIRONMENT = {"GOMP_SPINCOUNT": "2000"}
-"""libgomp's threads spin for milliseconds before they sleep, by default: whatever else needs a core waits for them, and they for it.
-Read when torch is loaded; what the user has set comes first."""
 _LAST_WORDS_MS = 50
 """How long to wait for another message of a process that has ended."""
 _KERNEL_COUNTERS = Path("/proc/vmstat")
@@ -46,29 +44,34 @@ class EngineLife:
         self._to_engine, self._from_engine = (f"ipc://{folder}/{number}.{name}" for name in ("in", "out"))
         self._outbox = open_socket(context, zmq.PUSH, self._to_engine, bind=False)
         self._inbox = open_socket(zmq.asyncio.Context.shadow(context), zmq.PULL, self._from_engine, bind=True)
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int | None:
         """The process's id while it lives."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
-    async def run(self, command: Sequence[str], config: Any, log_level: str, handle: Callable[[Any], None]) -> int:
-        """Start the process and hand each of its messages to `handle`; returns its exit code once all were handled.
+    async def run(self, process: subprocess.Popen[bytes], config: Any, log_level: str, handle: Callable[[Any], None]) -> int:
+        """Give a process that waits for it its job, and each of its messages to `handle`; returns its exit code once all were handled.
 
-        `config`: a dataclass, which `command` reads as JSON.
+        `config`: a dataclass, which the process reads as JSON.
         """
-        arguments = [json.dumps(dataclasses.asdict(config)), self._to_engine, self._from_engine, log_level]
-        self._process = await asyncio.create_subprocess_exec(
-            *command, *arguments, stdin=asyncio.subprocess.PIPE, env={**_ENVIRONMENT, **os.environ}
-        )
+        self._process = process
+        assert process.stdin is not None
+        # A process that has ended already says so by its exit code.
+        with contextlib.suppress(BrokenPipeError):
+            job = [dataclasses.asdict(config), self._to_engine, self._from_engine, log_level]
+            process.stdin.write(json.dumps(job).encode() + b"\n")
+            process.stdin.flush()
         receiver = asyncio.create_task(self._receive(handle))
         # A message that cannot be handled must not leave requests waiting for ever: the next life begins anew.
         receiver.add_done_callback(lambda task: None if task.cancelled() else self.kill())
-        code = await self._process.wait()
+        code = await asyncio.to_thread(process.wait)
         while not receiver.done() and await self._inbox.poll(_LAST_WORDS_MS):
             await asyncio.sleep(0)
         receiver.cancel()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
         for error in await asyncio.gather(receiver, return_exceptions=True):
             if not isinstance(error, asyncio.CancelledError):
                 logger.error("a message of the engine could not be handled", exc_info=error)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from collections import deque
@@ -19,6 +20,7 @@ import zmq
 
 from ..runtime.messages import AbortRequests, EngineFailed, FinishReason, Shutdown, ToEngine
 from .engine_life import EngineLife, count_oom_kills
+from .engine_spawn import spawn
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +93,16 @@ class EngineSupervisor(Generic[R]):
     the user can mend it. Subclasses handle the messages of their kind of engine.
     """
 
-    def __init__(self, command: Sequence[str], config: Any, *, max_queued_requests: int, log_level: str) -> None:
-        """`config`: the dataclass that the process of `command` is told."""
+    def __init__(
+        self,
+        command: Sequence[str],
+        config: Any,
+        *,
+        max_queued_requests: int,
+        log_level: str,
+        process: subprocess.Popen[bytes] | None = None,
+    ) -> None:
+        """`config`: the dataclass that the process of `command` is told; `process`: one that waits for its job already."""
         self.state = EngineState.STARTING
         self.info: Any = None
         self.restarts = 0
@@ -100,6 +110,7 @@ class EngineSupervisor(Generic[R]):
         self.failure: str | None = None
         self.user_error = False
         self._command = command
+        self._waiting = process
         self._config = config
         self._max_queued = max_queued_requests
         self._log_level = log_level
@@ -256,7 +267,8 @@ class EngineSupervisor(Generic[R]):
         """One life of the engine process, which begins with every unfinished request; returns its exit code."""
         self._life = EngineLife(self._context, self._folder, next(self._lives))
         self._resume()
-        code = await self._life.run(self._command, self._config, self._log_level, self._handle)
+        process, self._waiting = self._waiting or spawn(self._command), None
+        code = await self._life.run(process, self._config, self._log_level, self._handle)
         self._life = None
         return code
 

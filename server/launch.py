@@ -9,10 +9,10 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Generator
 
-import psutil
 import uvicorn
 import uvloop
 
@@ -23,7 +23,6 @@ from .args import EXIT_USER_ERROR, CommonServerConfig, ServerConfig, report
 from .engine_client import EngineClient
 from .engine_supervisor import EngineState
 from .images.config import ImageServerConfig
-from .images.service import image_service
 from .service import Service
 from .summary import summary
 
@@ -36,8 +35,10 @@ _CLOSE_TIMEOUT = 5
 _BACKLOG = 2048
 
 
-def serve(config: ServerConfig | ImageServerConfig) -> int:
+def serve(config: ServerConfig | ImageServerConfig, process: subprocess.Popen[bytes], began: float) -> int:
     """Serve until told to stop; returns the exit code.
+
+    `process`: an engine process that waits for its job. `began`: when the start began, by `time.perf_counter`.
 
     0 after SIGTERM or SIGINT; 1 where the engine crashed too often; 2 where it could not start for a reason that the
     user can mend; a second signal ends the process with 128 + its number. Raises `ValueError` where the port is taken or
@@ -45,21 +46,25 @@ def serve(config: ServerConfig | ImageServerConfig) -> int:
     """
     _set_up_logging(config.log_level)
     with listen(config.host, config.port) as listener:
-        code: int = uvloop.run(_launch(config, listener, _service_of(config)))
+        code: int = uvloop.run(_launch(config, listener, _service_of(config, process), began))
         return code
 
 
-def _service_of(config: ServerConfig | ImageServerConfig) -> Callable[[], Service]:
+def _service_of(config: ServerConfig | ImageServerConfig, process: subprocess.Popen[bytes]) -> Callable[[], Service]:
     """What makes the service, to be called in its event loop; what can be wrong before is found out now."""
     if isinstance(config, ImageServerConfig):
-        return lambda: image_service(config)
+        from .images.service import image_service
+
+        return lambda: image_service(config, process)
     model_path = resolve_model_path(config.engine.model_path)
     tokenizer = load_tokenizer(model_path, config.engine.tokenizer_path, config.chat_template)
-    return lambda: _text_service(config, tokenizer)
+    return lambda: _text_service(config, tokenizer, process)
 
 
-def _text_service(config: ServerConfig, tokenizer: Tokenizer) -> Service:
-    engine = EngineClient(config.engine, tokenizer, max_queued_requests=config.max_queued_requests, log_level=config.log_level)
+def _text_service(config: ServerConfig, tokenizer: Tokenizer, process: subprocess.Popen[bytes]) -> Service:
+    engine = EngineClient(
+        config.engine, tokenizer, max_queued_requests=config.max_queued_requests, log_level=config.log_level, process=process
+    )
 
     def lines(port: int, seconds: float) -> str:
         assert engine.info is not None
@@ -80,8 +85,8 @@ def listen(host: str, port: int) -> socket.socket:
         raise ValueError(f"cannot listen on --host {host} --port {port}: {reason}") from None
 
 
-async def _launch(config: CommonServerConfig, listener: socket.socket, make: Callable[[], Service]) -> int:
-    return await Launch(config, listener, make()).run()
+async def _launch(config: CommonServerConfig, listener: socket.socket, make: Callable[[], Service], began: float) -> int:
+    return await Launch(config, listener, make(), began).run()
 
 
 class HttpServer(uvicorn.Server):
@@ -95,7 +100,8 @@ class HttpServer(uvicorn.Server):
 class Launch:
     """The life of one server: start the engine, answer HTTP meanwhile, announce that it is ready, end both in order."""
 
-    def __init__(self, config: CommonServerConfig, listener: socket.socket, service: Service) -> None:
+    def __init__(self, config: CommonServerConfig, listener: socket.socket, service: Service, began: float) -> None:
+        self._began = began
         self._config = config
         self._listener = listener
         self._engine, app, self._summary = service
@@ -131,8 +137,7 @@ class Launch:
 
     async def _announce(self) -> None:
         if await self._engine.wait_ready():
-            seconds = time.time() - psutil.Process().create_time()
-            print(self._summary(self._listener.getsockname()[1], seconds), flush=True)
+            print(self._summary(self._listener.getsockname()[1], time.perf_counter() - self._began), flush=True)
 
     async def _until_end(self, http: asyncio.Task[None]) -> None:
         events = [asyncio.create_task(event.wait()) for event in (self._told_to_stop, self._engine.failed)]

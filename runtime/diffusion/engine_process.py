@@ -1,15 +1,13 @@
-"""The engine of a diffusion pipeline as a process of its own: `python -m piecework.runtime.diffusion.engine_process`, see `..process`."""
+"""The engine of a diffusion pipeline as a process of its own, see `..process`."""
 
 from __future__ import annotations
 
 import logging
-import sys
 from dataclasses import replace
 from typing import Any
 
 from ..ipc import decode, encode
 from ..messages import AbortRequests, DiffusionInfo, DiffusionReady, FromEngine, GenerateImage, ImageStep, Shutdown
-from ..process import run_engine
 from .config import DiffusionConfig
 from .model import DiffusionModel, OutOfMemory
 from .params import DiffusionParams, InvalidParams
@@ -100,13 +98,6 @@ class DiffusionProcess:
         self._outbox.send_multipart(encode(message))
 
 
-def main(argv: list[str]) -> int:
-    return run_engine(argv, _build)
-
-
-def _build(settings: dict[str, Any], inbox: Any, outbox: Any) -> DiffusionProcess:
+def build(settings: dict[str, Any], inbox: Any, outbox: Any) -> DiffusionProcess:
+    """As `process.Build`."""
     return DiffusionProcess(DiffusionConfig(**settings), inbox, outbox)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -6,8 +6,6 @@ import importlib.util
 from pathlib import Path
 from typing import NamedTuple
 
-from huggingface_hub import snapshot_download
-
 
 class Packaged(NamedTuple):
     """A model that an installed Python package carries."""
@@ -65,8 +63,11 @@ def _packaged(alias: str, where: Packaged) -> Path:
 
 
 def _from_hub(repository: str) -> str:
+    # It takes longer to import than all else that a local folder needs.
+    import huggingface_hub
+
     try:
-        return snapshot_download(repository, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES)
+        return huggingface_hub.snapshot_download(repository, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES)
     except Exception as error:  # its own kinds, the HTTP client's and the system's
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{repository} is no local folder and cannot be fetched from the hub ({reason}); give a local path") from None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import subprocess
+from collections.abc import Sequence
 from typing import Any
 
 from ...runtime.diffusion.config import DiffusionConfig
 from ...runtime.messages import DiffusionInfo, DiffusionReady, FinishReason, GenerateImage, ImageOutput, ImageStats, ImageStep
+from ..engine_spawn import DIFFUSION_PIPELINE
 from ..engine_supervisor import EngineSupervisor
-
-ENGINE_COMMAND = (sys.executable, "-m", "piecework.runtime.diffusion.engine_process")
 
 
 class _Job:
@@ -39,8 +39,17 @@ class _Job:
 class ImageClient(EngineSupervisor[_Job]):
     """A supervised diffusion engine. After a crash unfinished images are made again from their seeds, one at a time."""
 
-    def __init__(self, config: DiffusionConfig, *, max_queued_requests: int = 512, log_level: str = "info") -> None:
-        super().__init__(ENGINE_COMMAND, config, max_queued_requests=max_queued_requests, log_level=log_level)
+    def __init__(
+        self,
+        config: DiffusionConfig,
+        *,
+        max_queued_requests: int = 512,
+        log_level: str = "info",
+        command: Sequence[str] = DIFFUSION_PIPELINE,
+        process: subprocess.Popen[bytes] | None = None,
+    ) -> None:
+        """As `EngineSupervisor`."""
+        super().__init__(command, config, max_queued_requests=max_queued_requests, log_level=log_level, process=process)
         self.info: DiffusionInfo | None = None
         self.stats = ImageStats()
 

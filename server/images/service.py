@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 
 from fastapi import FastAPI
 
@@ -22,9 +23,9 @@ _MIB = 2**20
 _ROUTERS = (generations.router, generations.file_router, *COMMON_ROUTERS)
 
 
-def image_service(config: ImageServerConfig) -> Service:
-    """Called in the event loop that will run it."""
-    engine = ImageClient(config.engine, max_queued_requests=config.max_queued_requests, log_level=config.log_level)
+def image_service(config: ImageServerConfig, process: subprocess.Popen[bytes]) -> Service:
+    """Called in the event loop that will run it. `process`: an engine process that waits for its job."""
+    engine = ImageClient(config.engine, max_queued_requests=config.max_queued_requests, log_level=config.log_level, process=process)
 
     def summary(port: int, seconds: float) -> str:
         assert engine.info is not None

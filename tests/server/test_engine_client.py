@@ -22,7 +22,7 @@ from piecework.runtime.llm import LLM
 from piecework.runtime.messages import FinishReason
 from piecework.runtime.sampling_params import SamplingParams
 from piecework.runtime.tokenizer import load_tokenizer
-from piecework.server import engine_client, engine_supervisor
+from piecework.server import engine_supervisor
 from piecework.server.engine_client import EngineClient
 from piecework.server.engine_supervisor import EngineState, EngineUnavailable, QueueFull
 
@@ -138,9 +138,9 @@ async def test_three_crashes_in_a_minute_give_up(own_engine: EngineClient) -> No
 
 
 async def test_an_engine_that_is_never_ready_is_given_up_however_long_it_takes(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_client, "ENGINE_COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
     monkeypatch.setattr(engine_supervisor, "CRASH_WINDOW", 0.0)
-    client = EngineClient(config(model), load_tokenizer(model), log_level="error")
+    command = (sys.executable, "-c", "raise SystemExit(3)")
+    client = EngineClient(config(model), load_tokenizer(model), log_level="error", command=command)
     await client.start()
     try:
         assert not await asyncio.wait_for(client.wait_ready(), 30)
@@ -152,7 +152,7 @@ async def test_an_engine_that_is_never_ready_is_given_up_however_long_it_takes(m
 POISON = 500
 POISONED_ENGINE = f"""
 import os, sys
-from piecework.runtime import engine_process
+from piecework.runtime import engine_process, process
 from piecework.runtime.scheduler import Scheduler
 
 plain_step = Scheduler.step
@@ -163,7 +163,7 @@ def step(self):
     return plain_step(self)
 
 Scheduler.step = step
-sys.exit(engine_process.main(sys.argv[1:]))
+sys.exit(process.run_engine(lambda: engine_process.build))
 """
 
 
@@ -172,8 +172,7 @@ async def test_a_request_that_kills_the_engine_is_found_and_the_others_go_on(
 ) -> None:
     script = tmp_path / "poisoned.py"
     script.write_text(POISONED_ENGINE)
-    monkeypatch.setattr(engine_client, "ENGINE_COMMAND", (sys.executable, str(script)))
-    client = EngineClient(config(model), load_tokenizer(model), log_level="warning")
+    client = EngineClient(config(model), load_tokenizer(model), log_level="warning", command=(sys.executable, str(script)))
     await client.start()
     try:
         assert await client.wait_ready()

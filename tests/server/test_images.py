@@ -26,7 +26,6 @@ from server_process import IMAGE_FLAGS, ServerProcess, ready, serve
 
 from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.server import engine_supervisor
-from piecework.server.images import client as images_client
 from piecework.server.images.client import ImageClient
 from piecework.server.images.config import ImageServerConfig
 from piecework.server.images.service import create_image_app
@@ -242,6 +241,7 @@ async def test_a_killed_engine_loses_no_image(server: ServerProcess, async_clien
 FAULTY_ENGINE = f"""
 import os, signal, sys
 import torch
+from piecework.runtime import process
 from piecework.runtime.diffusion import engine_process
 from piecework.runtime.diffusion.flux import Flux
 
@@ -257,7 +257,7 @@ def predict(self, states):
     return plain_predict(self, states)
 
 Flux.predict = predict
-sys.exit(engine_process.main(sys.argv[1:]))
+sys.exit(process.run_engine(lambda: engine_process.build))
 """
 
 
@@ -266,9 +266,8 @@ async def faulty(pipeline_folder: Folder, tmp_path: Path, monkeypatch: pytest.Mo
     """The application over an engine that ends at one seed, and has no memory for one width."""
     script = tmp_path / "faulty.py"
     script.write_text(FAULTY_ENGINE)
-    monkeypatch.setattr(images_client, "ENGINE_COMMAND", (sys.executable, str(script)))
     config = ImageServerConfig(engine=DiffusionConfig(model_path=str(pipeline_folder("flux")), num_threads=1))
-    engine = ImageClient(config.engine, log_level="error")
+    engine = ImageClient(config.engine, log_level="error", command=(sys.executable, str(script)))
     await engine.start()
     try:
         assert await engine.wait_ready(), engine.failure

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from huggingface_hub.utils import filter_repo_objects
@@ -16,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 
 from piecework.runtime.model_config import ModelConfig
-from piecework.runtime.weights import resolve
 from piecework.runtime.weights.loader import checkpoint_targets, empty_model, hollow_model, load_model, random_model
 from piecework.runtime.weights.resolve import ALIASES, Packaged, resolve_model_path
 
@@ -193,7 +193,7 @@ def test_a_hub_id_is_fetched_without_second_copies_of_the_weights(monkeypatch: p
         assert fetched == ["config.json", "model-00001-of-00002.safetensors"]
         return "/cache/owner/model"
 
-    monkeypatch.setattr(resolve, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     assert resolve_model_path("owner/model") == "/cache/owner/model"
 
 

@@ -1,0 +1,68 @@
+"""Engine processes that wait for their job: they end with the block that started them, and without a word on Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny_models import make_tiny_model
+
+from piecework.server.engine_spawn import DIFFUSION_PIPELINE, LANGUAGE_MODEL, spawn, spawned
+
+
+def test_a_process_that_nobody_gave_a_job_ends_with_the_block() -> None:
+    with spawned((sys.executable, "-c", "import time; time.sleep(100)")) as process:
+        assert process.poll() is None
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("command", [LANGUAGE_MODEL, DIFFUSION_PIPELINE], ids=["language model", "diffusion pipeline"])
+def test_without_a_job_it_ends_when_its_parent_does(command: tuple[str, ...]) -> None:
+    process = spawn(command)
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(60) == 1
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", num_hidden_layers=1)
+
+
+def serve(model: Path, port: int) -> subprocess.Popen[str]:
+    """In a process group of its own, as a terminal starts it."""
+    command = [sys.executable, "-m", "piecework.server", "serve", "--model-path", str(model), "--port", str(port)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def nobody_is_left(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_a_start_that_fails_leaves_no_process(model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        process = serve(model, taken.getsockname()[1])
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and "is in use" in err and "Traceback" not in err
+    assert nobody_is_left(process.pid)
+
+
+@pytest.mark.parametrize("seconds", [0.3, 0.6, 1.0])
+def test_ctrl_c_while_it_starts_ends_all_without_a_traceback(model: Path, seconds: float) -> None:
+    """Whatever the processes import just then."""
+    process = serve(model, 0)
+    time.sleep(seconds)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode in (0, 130) and "Traceback" not in err
+    assert nobody_is_left(process.pid)
