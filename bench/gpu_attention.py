@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def attention(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
         for name in [*able, *[_VARLEN] * ragged]:
             try:
                 work = _work(name, tensors, metadata, platform)
-                rows[step][name] = milliseconds(work, platform, scale.repeats)["median"]
+                rows[step][name] = milliseconds(work, platform, scale)["median"]
             except Exception as error:
                 errors[f"{step}, {name}"] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     return {"rows": rows, "errors": errors}
@@ -76,4 +77,6 @@ def _work(name: str, tensors: tuple[torch.Tensor, ...], metadata: AttentionMetad
 
     ends = torch.tensor([0, *accumulate(metadata.query_lens)], dtype=torch.int32, device=q.device)
     longest = max(metadata.query_lens)
-    return partial(varlen_attn, q, k, v, ends, ends, longest, longest, window_size=(-1, 0), enable_gqa=True)
+    # Torch 2.11 shares keys among heads unasked; 2.13 has a switch for it.
+    shared: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+    return partial(varlen_attn, q, k, v, ends, ends, longest, longest, window_size=(-1, 0), **shared)

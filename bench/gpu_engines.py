@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ class LeftOut(Exception):
 class Scale:
     """What is measured. Lengths in tokens; `copy_bytes` and `matmul_size`: how much the floors move, and the side of their matrices.
 
-    `num_requests`, `concurrency`, `output_len`: the load through the scheduler. `until`: when a part has to be done, by `time.monotonic`.
+    `num_requests`, `concurrency`, `output_len`: the load through the scheduler. `warm_up`: seconds of calls before calls are timed, which
+    a processor at rest needs to reach its clock rate. `until`: when a part has to be done, by `time.monotonic`.
     """
 
     model: dict[str, Any]
@@ -73,6 +75,7 @@ class Scale:
     copy_bytes: int
     matmul_size: int
     repeats: int
+    warm_up: float
     until: float = math.inf
 
 
@@ -89,6 +92,7 @@ FULL = Scale(
     copy_bytes=2**32,
     matmul_size=8192,
     repeats=10,
+    warm_up=0.1,
 )
 TINY = Scale(
     model=LLAMA_TINY,
@@ -103,12 +107,13 @@ TINY = Scale(
     copy_bytes=2**16,
     matmul_size=64,
     repeats=2,
+    warm_up=0.0,
 )
 SCALES = {"full": FULL, "tiny": TINY}
 
 
-def make_engine(scale: Scale, folder: Path, device: str, **settings: Any) -> Engine:
-    """An engine with random weights and a small KV cache, graphs included. Raises as `build_engine` does."""
+def engine_config(scale: Scale, folder: Path, device: str, **settings: Any) -> EngineConfig:
+    """Of a model with random weights and a small KV cache, whose configuration is written to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(settings.pop("model", scale.model)))
     defaults = {
@@ -119,7 +124,12 @@ def make_engine(scale: Scale, folder: Path, device: str, **settings: Any) -> Eng
         "max_total_tokens": scale.max_total_tokens,
         "startup": "full",
     }
-    return build_engine(EngineConfig(model_path=str(folder), load_format="dummy", device=device, **defaults | settings), progress=False)
+    return EngineConfig(model_path=str(folder), load_format="dummy", device=device, **defaults | settings)
+
+
+def make_engine(scale: Scale, folder: Path, device: str, **settings: Any) -> Engine:
+    """An engine of `engine_config`, graphs included. Raises as `build_engine` does."""
+    return build_engine(engine_config(scale, folder, device, **settings), progress=False)
 
 
 def close(engine: Engine) -> None:
@@ -160,12 +170,16 @@ def fill_cache(engine: Engine) -> None:
         layer.normal_()
 
 
-def milliseconds(call: Callable[[], object], platform: Platform, repeats: int) -> dict[str, float]:
+def milliseconds(call: Callable[[], object], platform: Platform, scale: Scale) -> dict[str, float]:
     """Median and least time of one call, until the device is done; by the host's clock, for a step costs the host time too."""
-    for _ in range(_WARM_UPS):
+    warm = time.perf_counter() + scale.warm_up
+    for number in count():
+        if number >= _WARM_UPS and time.perf_counter() >= warm:
+            break
         call()
+        platform.synchronize()
     times = []
-    for _ in range(repeats):
+    for _ in range(scale.repeats):
         platform.synchronize()
         began = time.perf_counter()
         call()

@@ -32,7 +32,7 @@ def op_times(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
                 try:
                     if call() is None:
                         continue
-                    times[name] = _microseconds(call, platform, scale.repeats)
+                    times[name] = _microseconds(call, platform, scale)
                 except Exception as error:
                     errors[f"{what}, {tokens} tokens, {name}"] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             rows.append({"op": what, "tokens": tokens, "bytes": moved, "microseconds": times})
@@ -66,7 +66,7 @@ def _work(scale: Scale, tokens: int, platform: Platform) -> dict[str, tuple[str,
     return {what: (op, number * dtype.itemsize, arguments) for what, (op, number, arguments) in elements.items()}
 
 
-def _microseconds(call: Callable[[], Any], platform: Platform, repeats: int) -> float:
+def _microseconds(call: Callable[[], Any], platform: Platform, scale: Scale) -> float:
     """Of one call among many."""
 
     def calls() -> list[torch.Tensor]:
@@ -76,7 +76,7 @@ def _microseconds(call: Callable[[], Any], platform: Platform, repeats: int) -> 
         return []
 
     if not platform.graphs_are_real:
-        return milliseconds(calls, platform, repeats)["median"] / _CALLS * 1e3
+        return milliseconds(calls, platform, scale)["median"] / _CALLS * 1e3
     graph, pool = platform.graph(), platform.graph_pool()
     graph.capture(calls, pool, platform.graph_stream())
-    return milliseconds(graph.replay, platform, repeats)["median"] / _CALLS * 1e3
+    return milliseconds(graph.replay, platform, scale)["median"] / _CALLS * 1e3

@@ -11,9 +11,13 @@ from typing import Any
 import torch
 
 from ..kernels.detect import detect
+from ..runtime.compile_process import start
+from ..runtime.config import resolve_steps
 from ..runtime.engine import Engine
 from ..runtime.messages import GenerateRequest
+from ..runtime.model_config import ModelConfig
 from ..runtime.sampling_params import SamplingParams
+from ..runtime.weights.packing import NOTHING_PACKED
 from .gpu_attention import attention
 from .gpu_checks import OFF, correctness
 from .gpu_diffusion import diffusion
@@ -22,6 +26,7 @@ from .gpu_engines import (
     Scale,
     close,
     decode_batch,
+    engine_config,
     fill_cache,
     layer_parameters,
     make_engine,
@@ -37,6 +42,9 @@ Part = Callable[[Scale, Path, str], dict[str, Any]]
 
 _NO_PREFILL: dict[str, Any] = {"cuda_graph_backend_prefill": "disabled"}
 _NO_DECODE: dict[str, Any] = {"cuda_graph_backend_decode": "disabled"}
+_PIECES: dict[str, Any] = {"piecewise_cuda_graph": True}
+_EAGER_PIECES = _PIECES | {"piecewise_cuda_graph_compiler": "eager"}
+_INDUCTOR_PIECES = _PIECES | {"piecewise_cuda_graph_compiler": "inductor"}
 
 
 def floors(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
@@ -44,11 +52,11 @@ def floors(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
     platform = detect(device)
     source = torch.randint(0, 127, (scale.copy_bytes,), dtype=torch.int8, device=platform.device())
     target = torch.empty_like(source)
-    copy = milliseconds(partial(target.copy_, source), platform, scale.repeats)
+    copy = milliseconds(partial(target.copy_, source), platform, scale)
     size = scale.matmul_size
     left, right = (torch.randn(size, size, dtype=torch.bfloat16, device=platform.device()) for _ in range(2))
     product = torch.empty_like(left)
-    matmul = milliseconds(lambda: torch.mm(left, right, out=product), platform, scale.repeats)
+    matmul = milliseconds(lambda: torch.mm(left, right, out=product), platform, scale)
     return {
         "copy_bytes_per_second": 2 * scale.copy_bytes / copy["median"] * 1e3,
         "matmul_flops_per_second": 2 * size**3 / matmul["median"] * 1e3,
@@ -68,6 +76,16 @@ def prefill(settings: dict[str, Any], scale: Scale, folder: Path, device: str) -
         attention = 4 * pairs * model["num_attention_heads"] * model["head_dim"] * model["num_hidden_layers"]
         row["flops"] = 2 * parameters * row["tokens"] + attention
     return {"rows": rows} | _graphs(engine)
+
+
+def inductor_pieces(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
+    """Compiles the pieces that `prefill_piecewise_inductor` runs, which takes no figure. Raises `RuntimeError` where that fails."""
+    config = engine_config(scale, folder, device, **_NO_DECODE | _INDUCTOR_PIECES)
+    model = ModelConfig.from_pretrained(str(folder))
+    code = start(resolve_steps(config, model, detect(device)), model, getattr(torch, scale.dtype), NOTHING_PACKED).wait()
+    if code != 0:
+        raise RuntimeError(f"the compiling process ended with exit code {code}")
+    return {}
 
 
 def decode(settings: dict[str, Any], scale: Scale, folder: Path, device: str) -> dict[str, Any]:
@@ -134,7 +152,7 @@ def startup(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
 def _forward(engine: Engine, batch: Any, scale: Scale) -> dict[str, Any]:
     runner = engine.runner
     before = runner.graph_counts().replays
-    times = milliseconds(lambda: runner.forward(batch), runner.platform, scale.repeats)
+    times = milliseconds(lambda: runner.forward(batch), runner.platform, scale)
     return {"ms": times["median"], "min_ms": times["min"], "replayed": runner.graph_counts().replays > before}
 
 
@@ -169,8 +187,6 @@ def _serve(engine: Engine, prompts: list[list[int]], concurrency: int, output_le
     return tokens
 
 
-_PIECES: dict[str, Any] = {"piecewise_cuda_graph": True}
-_EAGER_PIECES = _PIECES | {"piecewise_cuda_graph_compiler": "eager"}
 _FOR_LOAD = {
     "piecewise_cuda_graph_tokens": "16,32,64,96,128,160,192,224,256,320,384,512,1024,2048,4096",
     "cuda_graph_bs": "1,2,4,8,16,32,64,96,112,120,128",
@@ -179,6 +195,7 @@ _FOR_LOAD = {
 PARTS: dict[str, Part] = {
     "floors": floors,
     "correctness": correctness,
+    "inductor_pieces": inductor_pieces,
     "attention": attention,
     "ops": op_times,
     "prefill_off": partial(prefill, OFF),
@@ -193,7 +210,7 @@ PARTS: dict[str, Part] = {
     "startup_warm": startup,
     "diffusion_eager": partial(diffusion, False),
     "diffusion_regional": partial(diffusion, True),
-    "prefill_piecewise_inductor": partial(prefill, _PIECES | {"piecewise_cuda_graph_compiler": "inductor"}),
+    "prefill_piecewise_inductor": partial(prefill, _INDUCTOR_PIECES),
     "load_vllm": load_vllm,
     "load_transformers": load_transformers,
 }

@@ -31,7 +31,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     lines += _diffusion(results)
     if "hardware_tests" in parts:
         lines += ["## Tests on hardware", "", parts["hardware_tests"].get("result", {}).get("summary", "not run"), ""]
-    return "\n".join([*lines, *_errors(parts)]).rstrip()
+    return "\n".join([*lines, *_warnings(parts), *_errors(parts)]).rstrip()
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
@@ -229,6 +229,12 @@ def _startup(results: Mapping[str, Any]) -> list[str]:
         for mode, r in starts.items()
     ]  # fmt: skip
     return ["## Start-up", "", *_table(head, rows)]
+
+
+def _warnings(parts: Mapping[str, Any]) -> list[str]:
+    """What the engines of a part said of themselves: a size without its graph, pieces that could not be compiled."""
+    lines = [f"- {name}: {line}" for name, part in parts.items() for line in part.get("warnings", [])]
+    return ["## Warnings", "", *lines, ""] if lines else []
 
 
 def _errors(parts: Mapping[str, Any]) -> list[str]:

@@ -6,7 +6,9 @@ Each part runs in a process of its own, so one that fails, even with a broken de
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import logging
 import os
 import platform as host
 import re
@@ -18,8 +20,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from .. import __version__
 from .gpu_report import markdown, outcome
@@ -29,8 +32,12 @@ _TESTS = Path(__file__).parents[1] / "tests"
 _BUDGET_SECONDS = 520.0
 _PART_SECONDS = 160.0
 _ERROR_CHARACTERS = 1500
+_MOST_WARNINGS = 10
+_POLL_SECONDS = 0.05
 _HARDWARE_TESTS = "hardware_tests"
-"""The part that is no measurement: the tests that are marked `gpu`."""
+"""The tests that are marked `gpu`."""
+_TEST_PROCESSES = 6
+"""Tests side by side, where pytest-xdist is installed."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +67,6 @@ def _parser() -> argparse.ArgumentParser:
         "--budget", type=float, default=_BUDGET_SECONDS, metavar="SECONDS", help="no part runs longer; default: %(default)s"
     )
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--seconds", type=float, default=_PART_SECONDS, help=argparse.SUPPRESS)
     return parser
 
 
@@ -75,64 +81,122 @@ def _all_parts(arguments: argparse.Namespace) -> list[str]:
 
 
 def _run_suite(names: Sequence[str], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Every part, one after another; what is there is written after each, should the whole be cut short."""
-    began = time.monotonic()
+    """Every part, in turns; what is there is written after each, should the whole be cut short."""
+    until = time.monotonic() + arguments.budget
     report: dict[str, Any] = {"about": _about(arguments), "parts": {}}
     arguments.output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="piecework-suite-") as folder:
-        for name in names:
-            left = arguments.budget - (time.monotonic() - began)
-            part = _in_process(name, arguments, Path(folder), min(left, _PART_SECONDS)) if left > 0 else _failed("no time was left", 0.0)
-            report["parts"][name] = part
-            print(f"{name}: {outcome(part)} ({part['seconds']:.0f} s)", file=sys.stderr, flush=True)
-            report["about"]["seconds"] = time.monotonic() - began
-            _write(report, arguments.output)
+    with tempfile.TemporaryDirectory(prefix="piecework-suite-") as folder, contextlib.ExitStack() as started:
+
+        def start(turn: Sequence[str]) -> list[_PartProcess]:
+            return [started.enter_context(_PartProcess(name, arguments, Path(folder))) for name in turn]
+
+        turns = _turns(names)
+        coming = start(turns[0])
+        for following in [*turns[1:], []]:
+            running = coming
+            for process in running:
+                process.begin(min(until - time.monotonic(), _PART_SECONDS))
+            coming = start(following)
+            while running:
+                for process in [one for one in running if one.is_over()]:
+                    running.remove(process)
+                    part = process.outcome()
+                    found = report["parts"] | {process.name: part}
+                    report["parts"] = {name: found[name] for name in names if name in found}
+                    print(f"{process.name}: {outcome(part)} ({part['seconds']:.0f} s)", file=sys.stderr, flush=True)
+                    report["about"]["seconds"] = arguments.budget - (until - time.monotonic())
+                    _write(report, arguments.output)
+                time.sleep(_POLL_SECONDS)
     return report
 
 
-def _in_process(name: str, arguments: argparse.Namespace, folder: Path, seconds: float) -> dict[str, Any]:
-    """One part in a process of its own, which is ended with all that it has started when its time is up."""
-    result, began = folder / f"{name}.json", time.monotonic()
-    log = folder / f"{name}.log"
-    # The first of the starts must find nothing that another part has compiled.
-    caches = folder / ("startup" if name.startswith("startup") else "others")
-    environment = {**os.environ, "PIECEWORK_CACHE_DIR": str(caches / "pieces"), "TRITON_CACHE_DIR": str(caches / "kernels")}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            _command(name, arguments, result, seconds),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-        try:
-            code = process.wait(timeout=seconds)
-            what = f"exit code {code}"
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            code, what = -1, f"not done within {seconds:.0f} s"
-    took, tail = time.monotonic() - began, log.read_text(errors="replace")[-_ERROR_CHARACTERS:]
-    if name == _HARDWARE_TESTS:
-        return {"ok": code == 0, "seconds": took, "result": {"summary": tail.strip().rpartition("\n")[2]}} | (
-            {} if code == 0 else {"error": tail}
-        )
-    if code != 0 or not result.exists():
-        return _failed(f"{what}\n{tail}", took)
-    measured = json.loads(result.read_text())
-    if "left_out" in measured:
-        return {"ok": True, "seconds": took, "left_out": measured["left_out"]}
-    return {"ok": measured.get("ok", True), "seconds": took, "result": measured}
+def _turns(names: Sequence[str]) -> list[list[str]]:
+    """Which parts run at a time: one, but those that measure nothing run side by side."""
+    beside = {"correctness", "inductor_pieces", _HARDWARE_TESTS}
+    together = [name for name in names if name in beside]
+    alone = [[name] for name in names if name not in together[1:]]
+    return [together if turn[0] in beside else turn for turn in alone]
 
 
-def _command(name: str, arguments: argparse.Namespace, result: Path, seconds: float) -> list[str]:
-    if name == _HARDWARE_TESTS:
-        # Other tests need what a machine that only measures does not have.
-        files = [str(path) for path in sorted(_TESTS.rglob("test_*.py")) if "pytest.mark.gpu" in path.read_text()]
-        return [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *files]
-    own = ["--parts", name, "--device", arguments.device, "--result", str(result), "--seconds", str(seconds), *["--tiny"] * arguments.tiny]
+class _PartProcess:
+    """One part in a process of its own, which is ended with all that it has started when its time is up.
+
+    It is started before its turn comes, and waits once it has imported what it needs: that takes longer than many a part.
+    """
+
+    def __init__(self, name: str, arguments: argparse.Namespace, folder: Path) -> None:
+        self.name = name
+        self._result, self._log = folder / f"{name}.json", folder / f"{name}.log"
+        self._seconds = self._began = 0.0
+        # The first of the starts must find nothing that another part has compiled.
+        caches = folder / ("startup" if name.startswith("startup") else "others")
+        environment = {**os.environ, "PIECEWORK_CACHE_DIR": str(caches / "pieces"), "TRITON_CACHE_DIR": str(caches / "kernels")}
+        with self._log.open("wb") as output:
+            self._process = subprocess.Popen(
+                _command(name, arguments, self._result),
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def begin(self, seconds: float) -> None:
+        """Its turn has come, for so many seconds; none if they are not above 0."""
+        self._began, self._seconds = time.monotonic(), seconds
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
+            if seconds > 0:
+                stdin.write(f"{seconds}\n".encode())
+
+    def is_over(self) -> bool:
+        """Whether it is done, or its time is up."""
+        return self._process.poll() is not None or time.monotonic() >= self._began + self._seconds
+
+    def outcome(self) -> dict[str, Any]:
+        """What became of it, now that it is over; what it warned of too, for a figure may be another's than its name says."""
+        if self._seconds <= 0:
+            return _failed("no time was left", 0.0)
+        part, log = self._done(), self._log.read_text(errors="replace")
+        warnings = dict.fromkeys(re.findall(r"^(?:WARNING|ERROR) .+$", log, re.MULTILINE))
+        return part | ({"warnings": list(warnings)[:_MOST_WARNINGS]} if warnings else {})
+
+    def _done(self) -> dict[str, Any]:
+        took, code = time.monotonic() - self._began, self._process.poll()
+        what = f"not done within {self._seconds:.0f} s" if code is None else f"exit code {code}"
+        self.__exit__()
+        tail = self._log.read_text(errors="replace")[-_ERROR_CHARACTERS:]
+        if self.name == _HARDWARE_TESTS:
+            return {"ok": code == 0, "seconds": took, "result": {"summary": tail.strip().rpartition("\n")[2]}} | (
+                {} if code == 0 else {"error": f"{what}\n{tail}"}
+            )
+        if code != 0 or not self._result.exists():
+            return _failed(f"{what}\n{tail}", took)
+        measured = json.loads(self._result.read_text())
+        if "left_out" in measured:
+            return {"ok": True, "seconds": took, "left_out": measured["left_out"]}
+        return {"ok": measured.get("ok", True), "seconds": took, "result": measured}
+
+
+def _command(name: str, arguments: argparse.Namespace, result: Path) -> list[str]:
+    own = ["--parts", name, "--device", arguments.device, "--result", str(result), *["--tiny"] * arguments.tiny]
     return [sys.executable, "-m", f"{__package__}.gpu_suite", *own]
+
+
+def _test_command() -> list[str]:
+    """Only files with hardware tests: others need what a machine that only measures does not have."""
+    files = [str(path) for path in sorted(_TESTS.rglob("test_*.py")) if "pytest.mark.gpu" in path.read_text()]
+    side_by_side = ["-n", str(_TEST_PROCESSES)] if find_spec("xdist") else []
+    flags = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "--continue-on-collection-errors", *side_by_side]
+    return [sys.executable, "-m", "pytest", *flags, *files]
 
 
 def _failed(error: str, seconds: float) -> dict[str, Any]:
@@ -140,12 +204,19 @@ def _failed(error: str, seconds: float) -> dict[str, Any]:
 
 
 def _run_part(arguments: argparse.Namespace) -> int:
-    """Inside the part's own process."""
-    until = time.monotonic() + arguments.seconds
+    """Inside the part's own process: imports, then waits to be told how many seconds it has."""
+    if arguments.parts == _HARDWARE_TESTS:
+        command = _test_command()
+        if sys.stdin.readline():
+            os.execv(command[0], command)
+        return 1
     from .gpu_engines import SCALES, LeftOut
     from .gpu_parts import PARTS
 
-    scale = replace(SCALES["tiny" if arguments.tiny else "full"], until=until)
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    if not (seconds := sys.stdin.readline()):
+        return 1
+    scale = replace(SCALES["tiny" if arguments.tiny else "full"], until=time.monotonic() + float(seconds))
     try:
         measured = PARTS[arguments.parts](scale, arguments.result.parent / "models" / arguments.parts, arguments.device)
     except LeftOut as reason:

@@ -6,18 +6,24 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from piecework.bench import gpu_diffusion, gpu_peer, gpu_suite
-from piecework.bench.gpu_engines import TINY, LeftOut
+from piecework.bench import gpu_attention, gpu_diffusion, gpu_peer, gpu_suite
+from piecework.bench.gpu_checks import correctness, made_up_step
+from piecework.bench.gpu_engines import TINY, LeftOut, milliseconds
 from piecework.bench.gpu_parts import Part
 from piecework.bench.gpu_report import markdown
+from piecework.kernels.attention import AttentionHeads
+from piecework.kernels.cpu.platform import CpuPlatform
 
 
 def suite(output: Path, *flags: str, timeout: float = 250.0) -> tuple[int, dict[str, Any], str]:
@@ -192,6 +198,57 @@ def test_a_part_that_takes_too_long_is_ended_and_told(tmp_path: Path) -> None:
     _, report, _ = suite(tmp_path, "--parts", "load_off,floors", "--budget", "0.2")
     assert "not done within 0 s" in report["parts"]["load_off"]["error"]
     assert report["parts"]["floors"]["error"] == "no time was left"
+
+
+def test_what_measures_nothing_runs_side_by_side() -> None:
+    names = ["floors", "correctness", "inductor_pieces", "ops", "hardware_tests"]
+    assert gpu_suite._turns(names) == [["floors"], ["correctness", "inductor_pieces", "hardware_tests"], ["ops"]]
+    assert gpu_suite._turns(["ops", "hardware_tests"]) == [["ops"], ["hardware_tests"]]
+
+
+def test_correctness_tells_what_it_has_when_its_time_is_up(tmp_path: Path) -> None:
+    """Rather than to be ended, with nothing told."""
+    found = correctness(replace(TINY, until=time.monotonic() + 1.0), tmp_path, "cpu")
+    done, rest = found["checks"]
+    assert done["ok"] and not rest["ok"] and rest["detail"] == "no time was left" and not found["ok"]
+
+
+def test_calls_are_warm_before_they_are_timed() -> None:
+    """However short one is: a processor at rest takes its time to reach its clock rate."""
+    calls: list[float] = []
+    milliseconds(lambda: calls.append(time.perf_counter()), CpuPlatform(), replace(TINY, warm_up=0.05))
+    assert len(calls) > 3 + TINY.repeats and calls[-TINY.repeats] - calls[0] >= 0.05
+
+
+def _varlen_of_2_11(q: Any, k: Any, v: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int, *, window_size: Any = (-1, -1)) -> Any:
+    return k.shape[1]
+
+
+def _varlen_of_2_13(
+    q: Any, k: Any, v: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int, *, window_size: Any = (-1, -1), enable_gqa: bool = False
+) -> Any:
+    assert enable_gqa, "heads that share keys have to be announced"
+    return k.shape[1]
+
+
+@pytest.mark.parametrize("varlen_attn", [_varlen_of_2_11, _varlen_of_2_13])
+def test_attention_of_ragged_batches_is_called_as_each_torch_has_it(varlen_attn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", SimpleNamespace(varlen_attn=varlen_attn))
+    platform = CpuPlatform()
+    metadata, num_pages = made_up_step([(5, 0), (3, 0)], platform, np.random.default_rng(0))
+    tensors = gpu_attention._tensors(AttentionHeads(4, 2, 16, torch.float32), 8, num_pages, platform)
+    assert gpu_attention._work("torch varlen", tensors, metadata, platform)() == 2
+
+
+def test_what_a_part_warned_of_stands_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its figures may be another mode's than its name says."""
+    about = dict.fromkeys(("device", "date", "scale", "python", "torch", "cuda", "triton", "piecework"), "x")
+    page = markdown({"about": about, "parts": {"load_vllm": {"ok": True, "seconds": 1.0, "left_out": "x", "warnings": ["WARNING a: b"]}}})
+    assert "## Warnings\n\n- load_vllm: WARNING a: b" in page
+    text = "import logging\n__version__ = '1'\nfor _ in range(2): logging.getLogger('vllm').warning('no kernel for this')\nclass LLM: ..."
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(stand_in(tmp_path, text)), os.environ.get("PYTHONPATH", "")]))
+    _, report, _ = suite(tmp_path / "out", "--parts", "load_vllm")
+    assert report["parts"]["load_vllm"]["warnings"] == ["WARNING vllm: no kernel for this"]
 
 
 def test_an_unknown_part_is_named(capsys: pytest.CaptureFixture[str]) -> None:
