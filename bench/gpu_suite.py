@@ -166,7 +166,8 @@ class _PartProcess:
         if self._seconds <= 0:
             return _failed("no time was left", 0.0)
         part, log = self._done(), self._log.read_text(errors="replace")
-        warnings = dict.fromkeys(re.findall(r"^(?:WARNING|ERROR) .+$", log, re.MULTILINE))
+        # Not at the beginning of a line, where a progress bar may stand.
+        warnings = dict.fromkeys(re.findall(r"(?:WARNING|ERROR) [\w.]+: .+", log))
         return part | ({"warnings": list(warnings)[:_MOST_WARNINGS]} if warnings else {})
 
     def _done(self) -> dict[str, Any]:

@@ -245,7 +245,14 @@ def test_what_a_part_warned_of_stands_on_the_page(tmp_path: Path, monkeypatch: p
     about = dict.fromkeys(("device", "date", "scale", "python", "torch", "cuda", "triton", "piecework"), "x")
     page = markdown({"about": about, "parts": {"load_vllm": {"ok": True, "seconds": 1.0, "left_out": "x", "warnings": ["WARNING a: b"]}}})
     assert "## Warnings\n\n- load_vllm: WARNING a: b" in page
-    text = "import logging\n__version__ = '1'\nfor _ in range(2): logging.getLogger('vllm').warning('no kernel for this')\nclass LLM: ..."
+    text = """
+import logging, sys
+__version__ = "1"
+for _ in range(2):
+    sys.stderr.write("\\rcompiling: 50%|=====     |")
+    logging.getLogger("vllm").warning("no kernel for this")
+class LLM: ...
+"""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(stand_in(tmp_path, text)), os.environ.get("PYTHONPATH", "")]))
     _, report, _ = suite(tmp_path / "out", "--parts", "load_vllm")
     assert report["parts"]["load_vllm"]["warnings"] == ["WARNING vllm: no kernel for this"]
