@@ -49,6 +49,11 @@ def rotary_embedding(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tenso
     return result
 
 
+def argmax(logits: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = _versions.get(logits.device.type, reference).argmax(logits)
+    return result
+
+
 def sample_filtered(
     probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor, uniform: torch.Tensor
 ) -> torch.Tensor:

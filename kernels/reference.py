@@ -42,6 +42,11 @@ def rotary_embedding(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tenso
     return x * cos + x.roll(x.shape[-1] // 2, -1) * signed_sin
 
 
+def argmax(logits: torch.Tensor) -> torch.Tensor:
+    """Ids [N] int64 of the largest of each row of logits [N, V] float32; of equals the lowest."""
+    return logits.argmax(dim=-1)
+
+
 def sample_filtered(
     probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor, uniform: torch.Tensor
 ) -> torch.Tensor:

@@ -137,7 +137,7 @@ def _kind(request: Request) -> Callable[[torch.Tensor, list[Request]], torch.Ten
 
 
 def _take_likeliest(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
-    return logits.argmax(dim=-1)
+    return ops.argmax(logits)
 
 
 def _sample_plain(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:

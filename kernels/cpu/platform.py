@@ -12,12 +12,14 @@ import numpy as np
 import psutil
 import torch
 
+from .. import ops
 from ..attention import AttentionBackend, AttentionHeads
 from ..graph import HostArguments
 from ..paged_attention import TorchAttention
 from ..platform import MemoryInfo, MemoryUse, Platform, StepKernels
 from . import packed_linear
 from .graph import CpuGraph, CpuGraphPool
+from .native import sampling
 from .native.attention import NativeAttention, native_or_torch
 from .native.build import instruction_sets, runnable_variants
 from .native.linear import NativeLinear, native_linear
@@ -66,7 +68,10 @@ class CpuPlatform(Platform):
         return super().choose_attention("torch" if name == "auto" and not _has_vectors() else name, heads)
 
     def make_attention_backend(self, name: str) -> AttentionBackend:
-        return native_or_torch() if name == "native" else TorchAttention()
+        backend = native_or_torch() if name == "native" else TorchAttention()
+        if isinstance(backend, NativeAttention):
+            ops.register(self.device_type, sampling)
+        return backend
 
     def step_kernels(
         self,

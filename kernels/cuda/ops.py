@@ -129,5 +129,6 @@ rms_norm = torch.ops.piecework.rms_norm.default
 add_rms_norm = torch.ops.piecework.add_rms_norm.default
 silu_and_mul = torch.ops.piecework.silu_and_mul.default
 rotary_embedding = torch.ops.piecework.rotary_embedding.default
+argmax = reference.argmax
 sample_filtered = triton_ops.sample_filtered
-"""No op of torch: what samples is not traced."""
+"""No op of torch, as what samples is not traced."""

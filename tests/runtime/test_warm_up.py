@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tiny_models import make_tiny_model
 
-from piecework.kernels import reference
+from piecework.kernels import ops, reference
 from piecework.kernels.attention import AttentionMetadata
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.paged_attention import TorchAttention
@@ -34,7 +34,8 @@ def test_it_runs_each_kind_of_step_and_stores_nothing_where_requests_will(
         def make_attention_backend(self, name: str) -> TorchAttention:
             return Noting()
 
-    sampled = []
+    sampled: list[tuple[int, ...]] = []
+    monkeypatch.setattr(ops, "_versions", {})
     draw = reference.sample_filtered
     monkeypatch.setattr(reference, "sample_filtered", lambda probs, *filters: sampled.append(probs.shape) or draw(probs, *filters))
     monkeypatch.setattr(model_runner, "detect", lambda device: Compiling())

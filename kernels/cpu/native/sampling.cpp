@@ -1,0 +1,166 @@
+// Chooses a token of each row: `argmax` and `sample_filtered` of kernels/reference.py, to the token.
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace piecework {
+namespace {
+
+constexpr int kBlock = 64;              // probabilities that are compared before one is looked at
+constexpr uint32_t kSearch = 6u << 23;  // each search goes down to a 64th of the one before
+constexpr int kFew = 32;                // candidates that are sorted rather than halved
+constexpr float kUnit = 4503599627370496.0f;
+constexpr uint32_t kOne = 0x3f800000u;
+
+struct Filters {
+  int64_t top_k;
+  float top_p, min_p;
+  double uniform;
+};
+
+// What a search has found: the bits of a probability turned round, so that the likeliest is least, then the id. None are equal.
+using Candidates = std::vector<uint64_t>;
+using Place = Candidates::iterator;
+
+uint32_t bits_of(uint64_t candidate) { return ~static_cast<uint32_t>(candidate >> 32); }
+
+float probability(uint64_t candidate) {
+  const uint32_t bits = bits_of(candidate);
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// A whole multiple of 1 / kUnit; of what is no probability, nothing.
+int64_t weight(uint64_t candidate) { return bits_of(candidate) <= kOne ? static_cast<int64_t>(probability(candidate) * kUnit) : 0; }
+
+// Numbers that are not negative compare as their bits do.
+uint32_t bits_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+uint32_t largest(const float* row, int vocab) {
+  uint32_t most = 0;
+  for (int i = 0; i < vocab; ++i) most = std::max(most, bits_of(row[i]));
+  return most;
+}
+
+void find(const float* row, int vocab, uint32_t least, Candidates& found) {
+  found.clear();
+  for (int begin = 0; begin < vocab; begin += kBlock) {
+    const int end = std::min(begin + kBlock, vocab);
+    uint32_t any = 0;
+    for (int i = begin; i < end; ++i) any |= bits_of(row[i]) >= least;
+    if (any == 0) continue;
+    for (int i = begin; i < end; ++i)
+      if (bits_of(row[i]) >= least) found.push_back(static_cast<uint64_t>(~bits_of(row[i])) << 32 | static_cast<uint32_t>(i));
+  }
+}
+
+int64_t mass_of(Place begin, Place end) {
+  int64_t mass = 0;
+  for (; begin != end; ++begin) mass += weight(*begin);
+  return mass;
+}
+
+// The candidate with which the mass of those up to it, in order, exceeds `target`; those before it are moved to the front. `end`: none.
+Place where_mass_exceeds(Place begin, Place end, int64_t target) {
+  const Place none = end;
+  while (end - begin > kFew) {
+    const Place middle = begin + (end - begin) / 2;
+    std::nth_element(begin, middle, end);
+    const int64_t mass = mass_of(begin, middle);
+    if (mass > target) {
+      end = middle;
+    } else {
+      target -= mass;
+      begin = middle;
+    }
+  }
+  std::sort(begin, end);
+  for (; begin != end; ++begin)
+    if ((target -= weight(*begin)) < 0) return begin;
+  return none;
+}
+
+// Those that all filters keep, moved to the front; returns their end. Where that is the end of all, others may belong to them that were
+// not found.
+Place keep(Candidates& found, const Filters& filters, int vocab) {
+  const bool by_k = filters.top_k < vocab, by_p = filters.top_p < 1.0f;
+  Place end = found.end();
+  if (by_k && filters.top_k < end - found.begin()) {
+    std::nth_element(found.begin(), found.begin() + filters.top_k, end);
+    end = found.begin() + filters.top_k;
+  }
+  const float least = filters.min_p * probability(*std::min_element(found.begin(), end));
+  Place kept = least > 0.0f ? std::partition(found.begin(), end, [&](uint64_t one) { return probability(one) >= least; }) : end;
+  if (by_p) {
+    const int64_t mass = by_k ? mass_of(found.begin(), end) : static_cast<int64_t>(kUnit);
+    const double goal = std::max(static_cast<double>(filters.top_p) * static_cast<double>(mass), 1.0);
+    const Place last = where_mass_exceeds(found.begin(), kept, static_cast<int64_t>(std::ceil(goal)) - 1);
+    if (last != kept) kept = last + 1;
+  }
+  return kept;
+}
+
+int64_t draw(const float* row, int vocab, const Filters& filters, Candidates& found) {
+  uint32_t least = largest(row, vocab);
+  for (;;) {
+    least = least > kSearch ? least - kSearch : 0;
+    find(row, vocab, least, found);
+    const int64_t count = static_cast<int64_t>(found.size());
+    // With fewer than top-k the mass that top-p is a share of is not known.
+    if (least > 0 && filters.top_k < vocab && filters.top_k > count) continue;
+    const Place end = keep(found, filters, vocab);
+    if (least > 0 && end == found.end() && filters.top_k > count) continue;
+    const int64_t mass = mass_of(found.begin(), end);
+    const int64_t target = std::min(static_cast<int64_t>(filters.uniform * static_cast<double>(mass)), mass - 1);
+    const Place drawn = where_mass_exceeds(found.begin(), end, target);
+    return static_cast<uint32_t>(drawn == end ? found.front() : *drawn);
+  }
+}
+
+// Bits as whole numbers that stand in the order of the floats, of which a NaN is the largest.
+int32_t ordered(float value) {
+  const int32_t bits = static_cast<int32_t>(bits_of(value + 0.0f));  // one zero
+  return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+
+int64_t argmax(const float* row, int vocab) {
+  int32_t most = INT32_MIN;
+  for (int i = 0; i < vocab; ++i) most = std::max(most, ordered(row[i]));
+  for (int begin = 0;; begin += kBlock) {
+    const int end = std::min(begin + kBlock, vocab);
+    uint32_t any = 0;
+    for (int i = begin; i < end; ++i) any |= ordered(row[i]) == most;
+    for (int i = begin; any != 0; ++i)
+      if (ordered(row[i]) == most) return i;
+  }
+}
+
+}  // namespace
+}  // namespace piecework
+
+// rows: `count` of `vocab` float32, `stride` apart; tokens int64.
+extern "C" void piecework_argmax(const float* rows, int64_t stride, int count, int vocab, int64_t* tokens, int threads) {
+#pragma omp parallel for num_threads(std::min(threads, count)) if (count > 1)
+  for (int row = 0; row < count; ++row) tokens[row] = piecework::argmax(rows + row * stride, vocab);
+}
+
+// probs: `rows` of `vocab` float32, `stride` apart; the filters of each row as reference.py has them; tokens int64.
+extern "C" void piecework_sample_filtered(const float* probs, int64_t stride, int rows, int vocab, const int64_t* top_k, const float* top_p,
+                                          const float* min_p, const double* uniform, int64_t* tokens, int threads) {
+#pragma omp parallel num_threads(std::min(threads, rows))
+  {
+    static thread_local piecework::Candidates found;
+#pragma omp for schedule(dynamic)
+    for (int row = 0; row < rows; ++row)
+      tokens[row] = piecework::draw(probs + row * stride, vocab, {top_k[row], top_p[row], min_p[row], uniform[row]}, found);
+  }
+}
