@@ -149,14 +149,14 @@ int64_t argmax(const float* row, int vocab) {
 
 // rows: `count` of `vocab` float32, `stride` apart; tokens int64.
 extern "C" void piecework_argmax(const float* rows, int64_t stride, int count, int vocab, int64_t* tokens, int threads) {
-#pragma omp parallel for num_threads(std::min(threads, count)) if (count > 1)
+#pragma omp parallel for num_threads(std::max(1, std::min(threads, count)))
   for (int row = 0; row < count; ++row) tokens[row] = piecework::argmax(rows + row * stride, vocab);
 }
 
 // probs: `rows` of `vocab` float32, `stride` apart; the filters of each row as reference.py has them; tokens int64.
 extern "C" void piecework_sample_filtered(const float* probs, int64_t stride, int rows, int vocab, const int64_t* top_k, const float* top_p,
                                           const float* min_p, const double* uniform, int64_t* tokens, int threads) {
-#pragma omp parallel num_threads(std::min(threads, rows))
+#pragma omp parallel num_threads(std::max(1, std::min(threads, rows)))
   {
     static thread_local piecework::Candidates found;
 #pragma omp for schedule(dynamic)
