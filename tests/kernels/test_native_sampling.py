@@ -61,6 +61,14 @@ def test_vocabularies_of_real_models(library: ctypes.CDLL, vocab: int) -> None:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
+def test_top_p_is_a_share_of_all_that_top_k_keeps(library: ctypes.CDLL) -> None:
+    """Of those too that are so unlikely that a first search leaves them out: without their mass half would be the first token alone."""
+    probs = torch.tensor([[0.2, 0.2, *[0.003] * 200]])
+    given = torch.tensor([50]), torch.tensor([0.5]), torch.tensor([0.0]), torch.tensor([0.9], dtype=torch.float64)
+    assert sampling.draw(library, probs, *given).tolist() == reference.sample_filtered(probs, *given).tolist() == [1]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_rows_may_lie_apart(library: ctypes.CDLL) -> None:
     probs, given = random_probs(2, 50, 2.0, 3), columns([(3, 1.0, 0.0), (0, 0.8, 0.0)], 50, 0)
     wide = torch.full((2, 64), float("nan"))

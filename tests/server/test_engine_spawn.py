@@ -23,6 +23,14 @@ def test_a_process_that_nobody_gave_a_job_ends_with_the_block() -> None:
     assert process.returncode == -signal.SIGKILL
 
 
+def test_signals_are_held_back_until_the_process_ignores_them() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    count = "len({signal.SIGINT, signal.SIGTERM} & signal.pthread_sigmask(signal.SIG_BLOCK, ()))"
+    process = spawn((sys.executable, "-c", f"import signal; raise SystemExit({count})"))
+    assert process.wait(60) == 2
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
 @pytest.mark.parametrize("command", [LANGUAGE_MODEL, DIFFUSION_PIPELINE], ids=["language model", "diffusion pipeline"])
 def test_without_a_job_it_ends_when_its_parent_does(command: tuple[str, ...]) -> None:
     process = spawn(command)
