@@ -130,9 +130,8 @@ def test_after_an_invalidated_capture_the_stream_stays_current(simnpu: Any) -> N
     assert torch.npu.current_stream() != torch.npu.default_stream()
 
 
-def test_an_invalidated_capture_gives_its_memory_back(simnpu: Any) -> None:
+def test_an_invalidated_capture_gives_its_memory_back(emptied_simnpu: Any) -> None:
     x = torch.ones(4, device="npu")
-    torch.npu.empty_cache()
     before = torch.npu.memory_reserved()
     with pytest.raises(RuntimeError, match="invalidated"):
         capture(lambda: (x + 1).sum().item())
@@ -218,16 +217,15 @@ def test_a_weak_reference_reads_what_the_replay_writes(simnpu: Any) -> None:
     assert weak.tolist() == [2] * 64
 
 
-def test_reset_gives_the_pool_back_and_forbids_replay(simnpu: Any) -> None:
+def test_reset_gives_the_pool_back_and_forbids_replay(emptied_simnpu: Any) -> None:
     x = torch.ones(64, device="npu")
-    torch.npu.empty_cache()
-    before, graphs = torch.npu.memory_reserved(), simnpu.live_graphs
+    before, graphs = torch.npu.memory_reserved(), emptied_simnpu.live_graphs
     graph, y = capture(lambda: x + 1)
-    assert simnpu.live_graphs == graphs + 1
+    assert emptied_simnpu.live_graphs == graphs + 1
     del y
     graph.reset()
     torch.npu.empty_cache()
-    assert torch.npu.memory_reserved() == before and simnpu.live_graphs == graphs
+    assert torch.npu.memory_reserved() == before and emptied_simnpu.live_graphs == graphs
     with pytest.raises(RuntimeError, match="without a preceding successful capture"):
         graph.replay()
 
@@ -248,9 +246,9 @@ def test_graphs_run_out_of_streams(simnpu: Any) -> None:
         del graphs
 
 
-def test_out_of_memory_in_a_capture(simnpu: Any) -> None:
+def test_out_of_memory_in_a_capture(emptied_simnpu: Any) -> None:
     x = torch.ones(4, device="npu")
-    with simnpu.limits(total_memory=torch.npu.memory_reserved() + 2**22), pytest.raises(torch.OutOfMemoryError):
+    with emptied_simnpu.limits(total_memory=torch.npu.memory_reserved() + 2**22), pytest.raises(torch.OutOfMemoryError):
         capture(lambda: x.expand(2**22, 4) + 1)
     graph, y = capture(lambda: x + 1)
     graph.replay()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,11 @@ MEMORY = 96 * 2**20
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def here(tmp_path: Path, emptied_simnpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(graph_startup, "start", CompiledHere)
     monkeypatch.setattr(AscendAttention, "dtypes", (torch.float32,))
     monkeypatch.setattr(NpuPlatform, "compiler_bytes", 0)
-    # What the test before took: its captures have kept it from the collector.
-    gc.unfreeze()
-    gc.collect()
-    torch.npu.empty_cache()
 
 
 def engine(folder: Path, simnpu: Any, **settings: Any) -> LLM:

@@ -170,9 +170,9 @@ def test_out_of_graphs_disables_sizes_and_the_rest_is_right(npu: Machine, simnpu
     check_every_step(npu, graphs)
 
 
-def test_a_size_without_memory_is_disabled_and_the_rest_is_right(npu: Machine, simnpu: Any, tmp_path: Path) -> None:
+def test_a_size_without_memory_is_disabled_and_the_rest_is_right(emptied_simnpu: Any, npu: Machine, tmp_path: Path) -> None:
     pieces = in_pieces(npu, tmp_path)
-    with simnpu.limits(total_memory=torch.npu.memory_reserved()):
+    with emptied_simnpu.limits(total_memory=torch.npu.memory_reserved()):
         graphs = captured(npu, pieces)
     assert Reason.OUT_OF_MEMORY in graphs.stats.disabled.values()
     for size in graphs.sizes:
