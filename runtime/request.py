@@ -8,6 +8,7 @@ import numpy.typing as npt
 from .cache.radix import Node
 from .messages import GenerateRequest, TokenLogprob
 from .sampling_params import SamplingParams
+from .token_counts import TokenCounts
 
 
 class Request:
@@ -44,6 +45,7 @@ class Request:
         """Prompt tokens found in the prefix tree when it first ran; None before."""
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self.prompt_logprobs_due = self.params.prompt_logprobs is not None and not message.output_ids
+        self._counts: TokenCounts | None = None
         self._tokens = np.empty(self.num_tokens + 64, np.int64)
         self._tokens[: self.num_prompt] = message.input_ids
         self._tokens[self.num_prompt : self.num_tokens] = message.output_ids
@@ -76,6 +78,12 @@ class Request:
     def order(self) -> tuple[int, float, str]:
         """Who goes first: the higher priority, then the earlier arrival."""
         return (-self.priority, self.arrival_time, self.rid)
+
+    def count_tokens(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """The distinct ones of `tokens` [U], and how often `output_tokens` has each [U]. Both are views that the next call may change."""
+        if self._counts is None:
+            self._counts = TokenCounts(self.tokens[: self.num_prompt])
+        return self._counts.of(self.output_tokens)
 
     def span(self, begin: int, end: int) -> npt.NDArray[np.int64]:
         """Tokens [begin, end), with 0 for one that is pending."""

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from ..kernels import ops
 from ..kernels.staging import HostCopy, to_device
+from .logit_adjustments import adjust
 from .logprobs import gather_logprobs, read_logprobs
 from .messages import TokenLogprob
 from .request import Request
@@ -68,51 +69,6 @@ def sample(logits: torch.Tensor, requests: list[Request], sampled: torch.Tensor 
     adjust(logits, requests, sampled)
     tokens = _choose(logits, requests)
     return Samples(tokens, asking, gather_logprobs(raw, tokens.index_select(0, index), max(top for _, top in asking)))
-
-
-def adjust(logits: torch.Tensor, requests: list[Request], sampled: torch.Tensor | None = None) -> None:
-    """Apply penalties, logit bias and the ban on ending early, in place. `sampled` as `sample` takes it."""
-    for row, request in enumerate(requests):
-        params = request.params
-        if params.penalised and request.num_pending:
-            assert sampled is not None
-            _penalise_pending(logits[row], request, sampled[request.sampled_row : request.sampled_row + 1])
-        elif params.penalised:
-            _penalise(logits[row], request)
-        if params.logit_bias:
-            ids, values = np.array(list(params.logit_bias)), np.array(list(params.logit_bias.values()), np.float32)
-            logits[row].index_add_(0, *to_device([ids, values], logits.device))
-        if request.num_output < params.min_new_tokens and request.stop_ids:
-            (stops,) = to_device([np.array(list(request.stop_ids))], logits.device)
-            logits[row].index_fill_(0, stops, float("-inf"))
-
-
-def _penalise(row: torch.Tensor, request: Request) -> None:
-    """Repetition: over prompt and output, as in CTRL (arXiv:1909.05858); presence and frequency: over the output, as OpenAI's."""
-    params = request.params
-    if params.repetition_penalty != 1.0:
-        (seen,) = to_device([np.unique(request.tokens)], row.device)
-        row[seen] = _repeated(row[seen], params.repetition_penalty)
-    if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
-        ids, counts = to_device(np.unique(request.output_tokens, return_counts=True), row.device)
-        row[ids] -= params.presence_penalty + params.frequency_penalty * counts.to(row.dtype)
-
-
-def _penalise_pending(row: torch.Tensor, request: Request, last: torch.Tensor) -> None:
-    """The same where the host does not know the last token: `last` [1] lies on the device. Every number comes out the same."""
-    params = request.params
-    if params.repetition_penalty != 1.0:
-        (known,) = to_device([np.unique(request.tokens)], row.device)
-        seen = torch.zeros_like(row, dtype=torch.bool).index_fill_(0, known, True).index_fill_(0, last, True)
-        row.copy_(torch.where(seen, _repeated(row, params.repetition_penalty), row))
-    if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
-        ids, counts = to_device(np.unique(request.output_tokens, return_counts=True), row.device)
-        every = torch.zeros_like(row).index_copy_(0, ids, counts.to(row.dtype)).index_add_(0, last, torch.ones_like(row[:1]))
-        row -= torch.where(every > 0, params.presence_penalty + params.frequency_penalty * every, 0.0)
-
-
-def _repeated(values: torch.Tensor, penalty: float) -> torch.Tensor:
-    return torch.where(values > 0, values / penalty, values * penalty)
 
 
 def _choose(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:

@@ -116,8 +116,8 @@ class CudaPlatform(Platform):
         return torch.cuda.graph_pool_handle()
 
     def graph_bytes(self, pool: Any) -> int:
-        segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-        return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) == tuple(pool))
+        segments: list[dict[str, Any]] = torch.cuda.memory_snapshot(pool, include_traces=False)  # type: ignore[no-untyped-call]
+        return sum(segment["total_size"] for segment in segments)
 
     def graph_stream(self) -> torch.cuda.Stream:
         return torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from piecework.runtime.messages import GenerateRequest
 from piecework.runtime.request import Request
-from piecework.runtime.sampler import _pick, adjust, sample, uniform
+from piecework.runtime.sampler import _pick, sample, uniform
 from piecework.runtime.sampling_params import SamplingParams
 
 
@@ -101,24 +101,6 @@ def test_uniform_numbers_are_uniform_over_seeds_and_positions() -> None:
     for numbers in (uniform(np.zeros_like(positions), positions), uniform(positions, np.zeros_like(positions))):
         assert abs(numbers.mean() - 0.5) < 0.005
         assert np.abs(np.histogram(numbers, 10, (0, 1))[0] / 100_000 - 0.1).max() < 0.005
-
-
-def test_repetition_penalty_covers_prompt_and_output() -> None:
-    logits = torch.tensor([[2.0, -2.0, 1.0]])
-    adjust(logits, [request(prompt=[0], output=[1], repetition_penalty=2.0)])
-    assert logits.tolist() == [[1.0, -4.0, 1.0]]
-
-
-def test_presence_and_frequency_penalties_cover_the_output_only() -> None:
-    logits = torch.zeros(1, 4)
-    adjust(logits, [request(prompt=[3, 3], output=[0, 0, 1], presence_penalty=0.5, frequency_penalty=0.25)])
-    assert logits.tolist() == [[-1.0, -0.75, 0.0, 0.0]]
-
-
-def test_logit_bias_is_added() -> None:
-    logits = torch.zeros(1, 3)
-    adjust(logits, [request(logit_bias={2: 5.0, 0: -100.0})])
-    assert logits.tolist() == [[-100.0, 0.0, 5.0]]
 
 
 def test_stop_tokens_cannot_be_sampled_before_min_new_tokens() -> None:
