@@ -143,6 +143,29 @@ def test_without_a_compiler_plain_torch_runs_and_one_warning_says_so(
     ]
 
 
+def test_a_compiler_that_lacks_a_flag_makes_the_next_best_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sources, compiler, best = tmp_path / "sources", tmp_path / "old-compiler", build.VARIANTS[0]
+    sources.mkdir()
+    (sources / "answer.cpp").write_text('extern "C" int answer() { return 42; }')
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *{best.flags[-1]}*) echo "unrecognized option" >&2; exit 1;; esac\nexec c++ "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PIECEWORK_KERNELS_DIR", str(tmp_path))
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(build, "_SOURCES", sources)
+    monkeypatch.setattr(build, "runnable_variants", lambda: [best, build.VARIANTS[-1]])
+    monkeypatch.setattr(build, "instruction_sets", lambda: best.needs)
+    build.load_kernels.cache_clear()
+    try:
+        library = build.load_kernels()
+    finally:
+        build.load_kernels.cache_clear()
+    assert library is not None and library.answer() == 42
+    assert [path.name.partition("-")[0] for path in tmp_path.glob("*.so")] == ["portable"]
+    assert not caplog.records and "(portable)" in capfd.readouterr().err
+
+
 def test_a_build_is_kept_and_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     sources = tmp_path / "sources"
     sources.mkdir()

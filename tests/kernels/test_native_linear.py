@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -22,9 +24,17 @@ VARIANTS = build.runnable_variants()
 THREADS = torch.get_num_threads()
 
 
+@cache
+def fastest_variant() -> ctypes.CDLL:
+    return build.load_variant(VARIANTS[0])
+
+
 def weight(kind: str, rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A weight as it is stored, and its numbers in float64."""
-    numbers = np.random.default_rng(seed).normal(0, 0.1, (rows, columns)).astype(np.float32)
+    return stored_as(kind, np.random.default_rng(seed).normal(0, 0.1, (rows, columns)).astype(np.float32))
+
+
+def stored_as(kind: str, numbers: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     if kind == "bfloat16":
         stored = torch.from_numpy(numbers).bfloat16()
         return stored, stored.double()
@@ -42,10 +52,20 @@ def multiply(
     return out
 
 
-def close(found: torch.Tensor, exact: torch.Tensor, x: torch.Tensor, numbers: torch.Tensor) -> bool:
-    """Within bfloat16's rounding of the result, and what float32 sums may lose."""
-    allowed = exact.abs() * 2.0**-8 + (x.double().abs() @ numbers.abs().T) * 1e-5
+def close(found: torch.Tensor, exact: torch.Tensor, x: torch.Tensor, numbers: torch.Tensor, loss: float = 1e-5) -> bool:
+    """Within bfloat16's rounding of the result, and what sums may lose of all that they are made of."""
+    allowed = exact.abs() * 2.0**-8 + (x.double().abs() @ numbers.abs().T) * loss
     return bool(((found.double() - exact).abs() <= allowed).all())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def most_exact_way() -> Iterator[None]:
+    """Tests that name no way have the one of few rows for all of them, however fast others are here."""
+    for way in (0, -1):
+        for variant in VARIANTS:
+            build.load_variant(variant).piecework_choose_way(way)
+        if way == 0:
+            yield
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
@@ -76,44 +96,115 @@ def test_it_is_the_product(variant: build.Variant, kind: str, tokens: int, rows:
     assert close(found, exact, x, numbers)
 
 
-@pytest.fixture
-def dots() -> Iterator[NativeLinear]:
-    """Kernels that make products of many rows by dot products of bfloat16, be they faster here or not."""
-    library = build.load_variant(VARIANTS[0])
-    library.piecework_choose_dots(1)
-    if not library.piecework_dots_are_faster():
-        pytest.skip("this CPU has no dot products of bfloat16")
-    yield NativeLinear(library)
-    library.piecework_choose_dots(-1)
+class Way(NamedTuple):
+    """One of `Way` in linear.h, how it rounds weights, and what its sums may lose of all that they are made of."""
+
+    name: str
+    number: int
+    rounded: Callable[[torch.Tensor], torch.Tensor]
+    loss: float
+
+
+WAYS = [
+    Way("floats", 0, lambda numbers: numbers, 1e-5),
+    Way("dots", 1, lambda numbers: numbers.float().bfloat16().double(), 1e-5),
+    Way("halves", 2, lambda numbers: numbers, 2.0**-9),
+]
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: way.name)
+def way(request: pytest.FixtureRequest) -> Iterator[Way]:
+    """A way that is taken for many rows, be it the fastest here or not."""
+    if not fastest_variant().piecework_choose_way(request.param.number):
+        pytest.skip("this CPU lacks it")
+    yield request.param
+    fastest_variant().piecework_choose_way(0)
+
+
+def product(kind: str, stored: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    kernels = NativeLinear(fastest_variant())
+    layout = kernels.layout(kind, x.shape[1])
+    assert layout is not None
+    return multiply(fastest_variant(), x, kernels.pack(kind, [stored]), bias, len(stored), layout)
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(kind=st.sampled_from(KINDS), tokens=st.integers(24, 90), rows=st.integers(1, 200), groups=st.integers(1, 70), seed=st.integers(0, 9))
-def test_dot_products_are_those_with_weights_in_bfloat16(
-    dots: NativeLinear, kind: str, tokens: int, rows: int, groups: int, seed: int
-) -> None:
+@given(kind=st.sampled_from(KINDS), tokens=st.integers(6, 90), rows=st.integers(1, 200), groups=st.integers(1, 70), seed=st.integers(0, 9))
+def test_every_way_gives_the_product(way: Way, kind: str, tokens: int, rows: int, groups: int, seed: int) -> None:
     columns = 17 * groups + 1 if kind == "bfloat16" else 32 * groups
     stored, numbers = weight(kind, rows, columns, seed)
-    numbers = numbers.float().bfloat16().double()
-    layout = dots.layout(kind, columns)
-    assert layout is not None
+    if tokens >= 24:
+        numbers = way.rounded(numbers)
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(tokens, columns + 3, generator=generator).bfloat16()[:, :columns]
     bias = torch.randn(rows, generator=generator).bfloat16()
-    found = multiply(dots._library, x, dots.pack(kind, [stored]), bias, rows, layout)
-    assert close(found, x.double() @ numbers.T + bias.double(), x, numbers)
+    found = product(kind, stored, x, bias)
+    assert close(found, x.double() @ numbers.T + bias.double(), x, numbers, way.loss)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_way_errs_more_than_a_result_is_rounded(way: Way, kind: str) -> None:
+    stored, numbers = weight(kind, 256, 1536, 0)
+    x = torch.randn(64, 1536, generator=torch.Generator().manual_seed(0)).bfloat16()
+    exact = x.double() @ way.rounded(numbers).T
+    rounding = (exact.bfloat16().double() - exact).square().mean().sqrt()
+    assert (product(kind, stored, x).double() - exact).square().mean().sqrt() < 1.5 * rounding
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(weight_power=st.integers(-60, 60), x_power=st.integers(-60, 60), outlier=st.sampled_from([0.0, 1.0, 5000.0]))
+def test_numbers_may_be_of_any_size(way: Way, weight_power: int, x_power: int, outlier: float) -> None:
+    """Rows as small and as large as no float16 is, and a row's largest far above its others."""
+    stored, numbers = weight("bfloat16", 40, 200, 0)
+    powers = 2.0 ** torch.linspace(0, weight_power, 40)[:, None].round()
+    stored, numbers = (stored.float() * powers).bfloat16(), numbers * powers.double()
+    x = torch.randn(30, 200, generator=torch.Generator().manual_seed(0))
+    x[:, 7] += outlier
+    x = (x * 2.0 ** torch.linspace(0, x_power, 30)[:, None].round()).bfloat16()
+    found = product("bfloat16", stored, x)
+    assert close(found, x.double() @ numbers.T, x, numbers, way.loss)
+
+
+def test_an_outlier_leaves_the_rest_of_its_row_their_digits(way: Way) -> None:
+    numbers = np.random.default_rng(0).normal(0, 0.1, (40, 200)).astype(np.float32)
+    numbers[:, 7] = 0.0
+    stored, exact = stored_as("bfloat16", numbers)
+    x = torch.randn(30, 200, generator=torch.Generator().manual_seed(0)).bfloat16()
+    x[:, 7] = 0.0
+    others = x.clone()
+    x[:, 7] = 2.0**20
+    assert close(product("bfloat16", stored, x), others.double() @ exact.T, others, exact, way.loss)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_weights_may_be_of_one_sign(way: Way, kind: str, sign: int) -> None:
+    """Those of Q4_1 then lie between a minimum of 0 and fifteen scales, or the other way round."""
+    stored, numbers = stored_as(kind, sign * np.abs(np.random.default_rng(0).normal(0, 0.1, (40, 256)).astype(np.float32)))
+    x = torch.randn(30, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert close(product(kind, stored, x), x.double() @ way.rounded(numbers).T, x, numbers, way.loss)
+
+
+def test_what_is_not_finite_stays_in_its_rows(way: Way) -> None:
+    stored, _ = weight("bfloat16", 64, 64, 0)
+    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    want = product("bfloat16", stored, x)
+    stored[3, 5], x[4, 9], x[6, 9] = torch.inf, torch.nan, torch.inf
+    found = product("bfloat16", stored, x)
+    touched = torch.zeros(32, 64, dtype=torch.bool)
+    touched[[4, 6]], touched[:, 3] = True, True
+    assert not found[touched].isfinite().any()
+    assert torch.equal(found[~touched], want[~touched])
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
-def test_products_of_few_rows_use_no_dot_products(dots: NativeLinear, kind: str) -> None:
-    """They would round the weights, which pays only for many rows."""
+@pytest.mark.parametrize("way", [WAYS[1]], indirect=True, ids=lambda way: way.name)
+def test_products_of_few_rows_round_no_weights(way: Way, kind: str) -> None:
     stored, numbers = weight(kind, 64, 256, 0)
-    packed, layout = dots.pack(kind, [stored]), dots.layout(kind, 256)
-    assert layout is not None
     x = torch.randn(24, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
-    few = torch.cat([multiply(dots._library, rows, packed, None, 64, layout) for rows in x.split(12)])
+    few = torch.cat([product(kind, stored, rows) for rows in x.split(12)])
     assert close(few, x.double() @ numbers.T, x, numbers)
-    assert not torch.equal(few, multiply(dots._library, x, packed, None, 64, layout))
+    assert not torch.equal(few, product(kind, stored, x))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -149,10 +240,7 @@ def test_extreme_scales_of_q4_0_keep_their_values() -> None:
     assert torch.equal(kernels.op(x, packed, None, len(scales), kernels.layout("Q4_0", 32)), numbers.T.bfloat16())
 
 
-def test_many_rows_of_a_wide_weight_are_cut_into_chunks() -> None:
-    kernels = native.native_linear()
-    assert kernels is not None
+def test_many_rows_of_a_wide_weight_are_cut_into_chunks(way: Way) -> None:
     stored, numbers = weight("Q4_1", 64, 2080, 0)
     x = torch.randn(900, 2080).bfloat16()
-    found = kernels.op(x, kernels.pack("Q4_1", [stored]), None, 64, kernels.layout("Q4_1", 2080))
-    assert close(found, x.double() @ numbers.T, x, numbers)
+    assert close(product("Q4_1", stored, x), x.double() @ way.rounded(numbers).T, x, way.rounded(numbers), way.loss)

@@ -44,8 +44,12 @@ _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mpre
 _HAS_AVX2 = frozenset({"avx2", "fma", "f16c"})
 _HAS_AVX512 = _HAS_AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 
+_AVX512_BF16 = (*_AVX512, "-mavx512bf16")
+_HAS_AVX512_BF16 = _HAS_AVX512 | {"avx512_bf16"}
+
 VARIANTS = (
-    Variant("avx512_bf16", _HAS_AVX512 | {"avx512_bf16"}, (*_AVX512, "-mavx512bf16")),
+    Variant("avx512_fp16", _HAS_AVX512_BF16 | {"avx512_fp16"}, (*_AVX512_BF16, "-mavx512fp16")),
+    Variant("avx512_bf16", _HAS_AVX512_BF16, _AVX512_BF16),
     Variant("avx512", _HAS_AVX512, _AVX512),
     Variant("avx2", _HAS_AVX2, _AVX2),
     Variant("portable", frozenset(), ()),
@@ -70,12 +74,15 @@ def runnable_variants() -> list[Variant]:
 
 @cache
 def load_kernels() -> ctypes.CDLL | None:
-    """The kernels for this CPU, built if they are not there yet; None, with one warning, where that fails."""
-    try:
-        return load_variant(runnable_variants()[0])
-    except (OSError, subprocess.SubprocessError) as error:
-        logger.warning("no native CPU kernels, plain torch runs instead (install g++ or clang++, or name one in $CXX): %s", error)
-        return None
+    """The best for this CPU that its compiler can make, built if they are not there yet; None, with one warning, where none can be."""
+    obstacles = []
+    for variant in runnable_variants():
+        try:
+            return load_variant(variant)
+        except (OSError, subprocess.SubprocessError) as error:
+            obstacles.append(error)
+    logger.warning("no native CPU kernels, plain torch runs instead (install g++ or clang++, or name one in $CXX): %s", obstacles[-1])
+    return None
 
 
 def load_variant(variant: Variant) -> ctypes.CDLL:
@@ -98,6 +105,8 @@ def load_variant(variant: Variant) -> ctypes.CDLL:
 
 
 def _build(compiler: str, variant: Variant, openmp: str | None, library: Path) -> None:
+    # Older compilers do not know all flags.
+    _run([compiler, *variant.flags, "-fsyntax-only", "-x", "c++", os.devnull])
     print(f"building the CPU kernels ({variant.name}), once for this machine", file=sys.stderr, flush=True)
     flags = [*_FLAGS, *variant.flags]
     with tempfile.TemporaryDirectory(dir=library.parent) as folder, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

@@ -1,6 +1,4 @@
-// The products of linear.h by dot products of bfloat16, where the CPU has them, and the test that says whether they are worth it.
-#include <chrono>
-
+// The products of linear.h by dot products of bfloat16, where the CPU has them.
 #include "linear.h"
 #include "weights.h"
 
@@ -9,10 +7,6 @@ namespace piecework {
 #if defined(__AVX512BF16__)
 
 namespace {
-
-enum Choice : int { kMeasured = -1, kNever = 0, kAlways = 1 };
-
-int choice = kMeasured;
 
 // c [R][32] = or += the products of pairs of columns, [pairs][32][2], with those of R rows of x.
 template <int R>
@@ -62,24 +56,6 @@ void narrow_panel(const uint8_t* panel, int groups, uint32_t* out) {
   }
 }
 
-// Seconds of the same products by x as `Number`, the least of several times.
-template <class Number>
-double seconds() {
-  constexpr int kTokens = 4 * kBlockRows, kTimes = 8;
-  const std::vector<uint8_t> weight(panel_bytes(kBf16, kColumnsAtOnce));
-  const Linear linear{weight.data(), nullptr, kPanel, kColumnsAtOnce, kBf16};
-  std::vector<Number> x(RowsOf<Number>::size(kTokens, kColumnsAtOnce));
-  const RowsOf<Number> rows{x.data(), kTokens};
-  Multiplier multiplier;
-  double least = 1e9;
-  for (int i = 0; i < kTimes; ++i) {
-    const auto begin = std::chrono::steady_clock::now();
-    multiplier.panel(linear, rows, 0, 0, kTokens, [](int, int, const float*, int) {});
-    least = std::min(least, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-  }
-  return least;
-}
-
 }  // namespace
 
 void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const RowsOf<bf16>& x, int first, int tokens) {
@@ -104,26 +80,10 @@ void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const Rows
   }
 }
 
-bool dots_are_faster() {
-  if (choice != kMeasured) return choice == kAlways;
-  static const bool faster = 1.1 * seconds<bf16>() < seconds<float>();
-  return faster;
-}
-
-}  // namespace piecework
-
-extern "C" void piecework_choose_dots(int always) { piecework::choice = always; }
-
 #else
-
-bool dots_are_faster() { return false; }
 
 void Multiplier::multiply(const Linear&, const uint8_t*, const RowsOf<bf16>&, int, int) {}
 
-}  // namespace piecework
-
-extern "C" void piecework_choose_dots(int) {}
-
 #endif
 
-extern "C" int piecework_dots_are_faster() { return piecework::dots_are_faster(); }
+}  // namespace piecework

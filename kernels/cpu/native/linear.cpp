@@ -10,7 +10,6 @@ namespace {
 
 constexpr int kChunkBytes = 5 << 18;  // of a block of columns of x, which stay in a core's cache while panels go by
 constexpr int kAllBytes = 64 << 20;   // of x that are laid out before the first product
-constexpr int kLeastDots = 24;        // rows for which it pays to make weights bfloat16
 constexpr int64_t kAlone = 1 << 18;   // products that take no longer than waking another thread
 
 void pack_bf16(const bf16* const* rows, int count, int columns, uint8_t* out) {
@@ -67,6 +66,48 @@ void pack_q4(const uint8_t* const* rows, int count, int columns, bool has_minimu
     }
 }
 
+// The largest bits of a row but the sign, which are those of its largest number; where the format has scales, of the largest that they allow.
+struct Largest {
+  uint32_t bits[kPanel] = {};
+
+  void meet(int r, float number) { bits[r] = std::max(bits[r], bits_as<uint32_t>(number) & 0x7fffffffu); }
+};
+
+Largest largest_of(Bf16, const uint8_t* panel, int groups) {
+  Largest largest;
+  for (int g = 0; g < groups; ++g, panel += Bf16::kBytes) {
+    const auto* pairs = reinterpret_cast<const uint32_t*>(panel);
+    for (int r = 0; r < kPanel; ++r) largest.bits[r] = std::max(largest.bits[r], std::max(pairs[r] << 16 & 0x7fffffffu, pairs[r] & 0x7fff0000u));
+  }
+  return largest;
+}
+
+Largest largest_of(Q8, const uint8_t* panel, int groups) {
+  Largest largest;
+  for (int g = 0; g < groups; ++g, panel += Q8::kBytes)
+    for (int r = 0; r < kPanel; ++r) largest.meet(r, 128.0f * half_to_float(Q8::scales(panel, 0)[r]));
+  return largest;
+}
+
+Largest largest_of(Q4, const uint8_t* panel, int groups) {
+  Largest largest;
+  for (int g = 0; g < groups; ++g, panel += Q4::kBytes)
+    for (int r = 0; r < kPanel; ++r) {
+      const float minimum = half_to_float(Q4::minima(panel, 0)[r]);
+      largest.meet(r, minimum);
+      largest.meet(r, minimum + 15.0f * half_to_float(Q4::scales(panel, 0)[r]));
+    }
+  return largest;
+}
+
+// What `row_powers` gives, kept where it and its inverse are normal numbers.
+void write_row_powers(const Largest& largest, uint8_t* to) {
+  for (int r = 0; r < kPanel; ++r, to += sizeof(float)) {
+    const uint32_t exponent = std::min(std::max(largest.bits[r] >> 23, 2u), 252u) << 23;
+    std::memcpy(to, &exponent, sizeof exponent);
+  }
+}
+
 void write_bf16(const float* values, int count, bf16* to) {
 #ifdef __AVX512BF16__
   if (count == kPanel) {
@@ -80,25 +121,26 @@ void write_bf16(const float* values, int count, bf16* to) {
 
 // Memory that a thread keeps between calls.
 template <class Number>
-Number* kept(std::vector<Number>& memory, size_t count) {
+Number* kept(Aligned<Number>& memory, size_t count) {
   if (memory.size() < count) memory.resize(count);
   return memory.data();
 }
 
 template <class Number, class Write>
 void multiply(const Linear& linear, const bf16* x, int64_t stride, int tokens, int most_threads, Write write) {
-  static thread_local std::vector<Number> memory;
+  static thread_local Aligned<Number> memory;
+  static thread_local Aligned<float> factors;
   constexpr int row_bytes = sizeof(Number) * kStrideOf<Number>;
   const int panels = (linear.rows + kPanel - 1) / kPanel;
-  const int at_once = std::max(kBlockRows, kAllBytes / (row_bytes * RowsOf<Number>::blocks(linear.columns)));
+  const int at_once = std::max(kRowsAtOnce<Number>, kAllBytes / (row_bytes * RowsOf<Number>::blocks(linear.columns)));
   const int threads = static_cast<int64_t>(tokens) * linear.rows * linear.columns < kAlone ? 1 : most_threads;
   for (int start = 0; start < tokens; start += at_once) {
     const int count = std::min(at_once, tokens - start);
-    const RowsOf<Number> rows{kept(memory, RowsOf<Number>::size(count, linear.columns)), count};
+    const RowsOf<Number> rows{kept(memory, RowsOf<Number>::size(count, linear.columns)), count, kept(factors, count)};
     // Chunks of whole blocks of rows, and so many that every thread gets a share.
-    const int blocks = (count + kBlockRows - 1) / kBlockRows, most = kChunkBytes / (row_bytes * kBlockRows);
+    const int blocks = (count + kRowsAtOnce<Number> - 1) / kRowsAtOnce<Number>, most = kChunkBytes / (row_bytes * kRowsAtOnce<Number>);
     const int chunks = std::max((blocks + most - 1) / most, std::min(blocks, (2 * threads + panels - 1) / panels));
-    const int size = (blocks + chunks - 1) / chunks * kBlockRows;
+    const int size = (blocks + chunks - 1) / chunks * kRowsAtOnce<Number>;
 #pragma omp parallel num_threads(threads)
     {
       static thread_local Multiplier multiplier;
@@ -122,7 +164,8 @@ void multiply(const Linear& linear, const bf16* x, int64_t stride, int tokens, i
 // kind: a Format, or 3 for Q4_0. rows: `count` pointers to rows of W as bfloat16 or as GGUF's blocks.
 extern "C" void piecework_pack(int kind, const void* const* rows, int count, int columns, void* out, int threads) {
   using namespace piecework;
-  const int64_t bytes = panel_bytes(std::min(kind, static_cast<int>(kQ4)), columns);
+  const int32_t format = std::min(kind, static_cast<int>(kQ4));
+  const int64_t bytes = panel_bytes(format, columns);
 #pragma omp parallel for num_threads(threads)
   for (int first = 0; first < count; first += kPanel) {
     uint8_t* to = static_cast<uint8_t*>(out) + first / kPanel * bytes;
@@ -132,6 +175,10 @@ extern "C" void piecework_pack(int kind, const void* const* rows, int count, int
     if (kind == kBf16) pack_bf16(reinterpret_cast<const bf16* const*>(rows + first), size, columns, to);
     if (kind == kQ8) pack_q8(bytes_of, size, columns, to);
     if (kind >= kQ4) pack_q4(bytes_of, size, columns, kind == kQ4, to);
+    with_format(format, [&](auto of) {
+      const int groups = (columns + of.kColumns - 1) / of.kColumns;
+      write_row_powers(largest_of(of, to, groups), to + group_bytes(format, columns));
+    });
   }
 }
 
@@ -142,8 +189,9 @@ extern "C" void piecework_linear(const void* linear, const void* x, int64_t stri
   const auto write = [&](int t, int n, const float* values, int count) {
     write_bf16(values, count, static_cast<bf16*>(out) + static_cast<int64_t>(t) * layer.rows + n);
   };
-  if (tokens >= kLeastDots && dots_are_faster())
-    multiply<bf16>(layer, static_cast<const bf16*>(x), stride, tokens, threads, write);
-  else
-    multiply<float>(layer, static_cast<const bf16*>(x), stride, tokens, threads, write);
+  const Way way = way_of(layer, tokens);
+  const auto* rows = static_cast<const bf16*>(x);
+  if (way == kHalves) return multiply<half>(layer, rows, stride, tokens, threads, write);
+  if (way == kDots) return multiply<bf16>(layer, rows, stride, tokens, threads, write);
+  multiply<float>(layer, rows, stride, tokens, threads, write);
 }

@@ -25,6 +25,8 @@ class Layout(IntEnum):
 
 _GROUPS = {Layout.BF16: (2, 4 * PANEL), Layout.Q8: (32, 34 * PANEL), Layout.Q4: (32, 20 * PANEL)}
 """Columns of a group, and its bytes in a panel."""
+_ROW_POWERS_BYTES = 4 * PANEL
+"""At the end of a panel."""
 _KINDS = {"bfloat16": (Layout.BF16, 0), "Q8_0": (Layout.Q8, 1), "Q4_1": (Layout.Q4, 2), "Q4_0": (Layout.Q4, 3)}
 """Layout, and the number by which `piecework_pack` knows the kind."""
 
@@ -83,7 +85,7 @@ class NativeLinear:
 
     def packed_shape(self, layout: int, in_features: int, out_features: int) -> tuple[int, int]:
         columns, size = _GROUPS[Layout(layout)]
-        return -(-out_features // PANEL), -(-in_features // columns) * size
+        return -(-out_features // PANEL), -(-in_features // columns) * size + _ROW_POWERS_BYTES
 
     def pack(self, kind: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         layout, number = _KINDS[kind]

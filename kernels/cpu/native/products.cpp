@@ -5,13 +5,6 @@
 namespace piecework {
 namespace {
 
-constexpr int kAhead = 1536;  // bytes: as far ahead of the products weights are asked for, which their row of FMAs would delay
-
-inline void prefetch(const uint8_t* from, int bytes) {
-#pragma GCC unroll 32
-  for (int line = 0; line < bytes; line += 64) __builtin_prefetch(from + kAhead + line);
-}
-
 // c [R][32] = or += the products of groups of a panel with as many columns of R rows of x, kStride apart.
 template <class Kind, int R>
 void products(const uint8_t* panel, const float* x, int groups, float* c, bool adds) {
@@ -111,7 +104,7 @@ void few_rows(const uint8_t* weight, const float* x, const float* x_sums, int co
 
 }  // namespace
 
-int64_t panel_bytes(int32_t format, int columns) {
+int64_t group_bytes(int32_t format, int columns) {
   int64_t bytes = 0;
   with_format(format, [&](auto kind) { bytes = static_cast<int64_t>((columns + kind.kColumns - 1) / kind.kColumns) * kind.kBytes; });
   return bytes;

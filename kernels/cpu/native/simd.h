@@ -1,6 +1,8 @@
 // Vectors of the widest kind that the kernels are compiled for, and loops that the compiler unrolls by their numbers.
 #pragma once
+#include <new>
 #include <utility>
+#include <vector>
 
 #include "common.h"
 #if defined(__AVX2__)
@@ -21,6 +23,26 @@ constexpr int kLanes = 4, kBlockRows = 6;
 using floats = float __attribute__((vector_size(4 * kLanes)));
 using words = uint32_t __attribute__((vector_size(4 * kLanes)));
 using ints = int32_t __attribute__((vector_size(4 * kLanes)));
+
+// Memory for vectors: one that lies across two lines of the cache takes twice as long to read.
+template <class T>
+struct AlignedAllocator {
+  using value_type = T;
+  static constexpr std::align_val_t kLine{64};
+
+  AlignedAllocator() = default;
+  template <class U>
+  AlignedAllocator(const AlignedAllocator<U>&) {}
+  T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), kLine)); }
+  void deallocate(T* memory, size_t) { ::operator delete(memory, kLine); }
+  template <class U>
+  bool operator==(const AlignedAllocator<U>&) const { return true; }
+  template <class U>
+  bool operator!=(const AlignedAllocator<U>&) const { return false; }
+};
+
+template <class T>
+using Aligned = std::vector<T, AlignedAllocator<T>>;
 
 template <class Vector, class T>
 inline Vector load(const T* from) {

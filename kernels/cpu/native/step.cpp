@@ -70,16 +70,14 @@ void rotate(bf16* x, const bf16* cos, const bf16* signed_sin, int size) {
 class Forward {
  public:
   Forward(const Step& step, int threads)
-      : step_(step), model_(*step.model), threads_(threads), team_(10 * model_.num_layers + 1), width_((model_.heads + 2 * model_.kv_heads) * model_.head_size) {
+      : step_(step), model_(*step.model), threads_(threads), team_(11 * model_.num_layers + 1), width_((model_.heads + 2 * model_.kv_heads) * model_.head_size),
+        x_(step.tokens, std::max({model_.hidden, model_.heads * model_.head_size, model_.intermediate})) {
     const size_t tokens = step.tokens;
     residual_.resize(tokens * model_.hidden);
     added_.resize(tokens * model_.hidden);
     qkv_.resize(tokens * width_);
     attended_.resize(tokens * model_.heads * model_.head_size);
-    const int widest = std::max({model_.hidden, model_.heads * model_.head_size, model_.intermediate});
-    memory_.resize(2 * Rows::size(step.tokens, widest));
-    x_ = {memory_.data(), step.tokens};
-    activated_ = {memory_.data() + memory_.size() / 2, step.tokens};
+    activated_.resize(tokens * model_.intermediate);
     int64_t floats = 0;
     for (int i = 0; i < model_.num_layers; ++i) {
       const auto [place, is_new] = items_.try_emplace(model_.layers[i].window);
@@ -130,35 +128,43 @@ class Forward {
     return call;
   }
 
+  Way way(const Linear& linear) { return way_of(linear, step_.tokens); }
+
   void layer(const Layer& layer, bool is_first, int& phase, Thread& thread) {
-    normalise(layer.input_norm, is_first, phase, thread);
+    normalise(layer.input_norm, way(layer.qkv), is_first, phase, thread);
     multiply(layer.qkv, x_, qkv_, phase, thread);
     attend(layer, phase, thread.attention);
-    const int queries = model_.heads * model_.head_size;
-    team_.each(phase, step_.tokens, [&](int t) { x_.set(t, row(attended_, t, queries), queries); });
+    set(x_, layer.output, attended_, phase);
     multiply(layer.output, x_, added_, phase, thread);
-    normalise(layer.post_norm, false, phase, thread);
+    normalise(layer.post_norm, way(layer.gate_up), false, phase, thread);
     feed_forward(layer, phase, thread);
   }
 
+  // The rows that a linear takes.
+  void set(Input& x, const Linear& linear, std::vector<bf16>& from, int& phase) {
+    team_.each(phase, step_.tokens, [&](int t) { x.set(way(linear), t, row(from, t, linear.columns), linear.columns); });
+  }
+
   // x = norm(residual), after what the last part of a layer gave was added, or the tokens were looked up.
-  void normalise(const bf16* weight, bool is_first, int& phase, Thread& thread) {
+  void normalise(const bf16* weight, Way way, bool is_first, int& phase, Thread& thread) {
     team_.each(phase, step_.tokens, [&](int t) {
       if (is_first)
         std::memcpy(residual(t), model_.embedding + step_.ids[t] * model_.hidden, model_.hidden * sizeof(bf16));
       else
         add(residual(t), row(added_, t, model_.hidden), model_.hidden);
       rms_norm(residual(t), weight, model_.hidden, model_.eps, thread.row.data());
-      x_.set(t, thread.row.data(), model_.hidden);
+      x_.set(way, t, thread.row.data(), model_.hidden);
     });
   }
 
-  void multiply(const Linear& linear, const Rows& x, std::vector<bf16>& out, int& phase, Thread& thread) {
-    thread.multiplier.prepare(linear, x);
-    team_.each(phase, (linear.rows + kPanel - 1) / kPanel, [&](int i) {
-      thread.multiplier.panel(linear, x, i, 0, x.tokens, [&](int t, int n, const float* values, int count) {
-        bf16* to = out.data() + static_cast<size_t>(t) * linear.rows + n;
-        for (int r = 0; r < count; ++r) to[r] = rounded(values[r]);
+  void multiply(const Linear& linear, Input& x, std::vector<bf16>& out, int& phase, Thread& thread) {
+    x.as(way(linear), [&](auto rows) {
+      thread.multiplier.prepare(linear, rows);
+      team_.each(phase, (linear.rows + kPanel - 1) / kPanel, [&](int i) {
+        thread.multiplier.panel(linear, rows, i, 0, rows.tokens, [&](int t, int n, const float* values, int count) {
+          bf16* to = out.data() + static_cast<size_t>(t) * linear.rows + n;
+          for (int r = 0; r < count; ++r) to[r] = rounded(values[r]);
+        });
       });
     });
   }
@@ -187,24 +193,27 @@ class Forward {
   // Gate and up rows of the same number are met together, so that neither is written.
   void feed_forward(const Layer& layer, int& phase, Thread& thread) {
     const int panels = model_.intermediate / kPanel;
-    thread.multiplier.prepare(layer.gate_up, x_);
-    team_.each(phase, panels, [&](int i) {
-      thread.multiplier.panel(layer.gate_up, x_, i, 0, step_.tokens, [&](int t, int, const float* values, int) {
-        float* gates = thread.gates.data() + t * kPanel;
+    x_.as(way(layer.gate_up), [&](auto x) {
+      thread.multiplier.prepare(layer.gate_up, x);
+      team_.each(phase, panels, [&](int i) {
+        thread.multiplier.panel(layer.gate_up, x, i, 0, x.tokens, [&](int t, int, const float* values, int) {
+          float* gates = thread.gates.data() + t * kPanel;
 #pragma omp simd
-        for (int r = 0; r < kPanel; ++r) {
-          const float gate = as_rounded(values[r]);
-          gates[r] = as_rounded(gate / (1.0f + exponential(-gate)));
-        }
-      });
-      thread.multiplier.panel(layer.gate_up, x_, panels + i, 0, step_.tokens, [&](int t, int, const float* values, int) {
-        const float* gates = thread.gates.data() + t * kPanel;
-        float* to = activated_.columns(t, i * kPanel);
+          for (int r = 0; r < kPanel; ++r) {
+            const float gate = as_rounded(values[r]);
+            gates[r] = as_rounded(gate / (1.0f + exponential(-gate)));
+          }
+        });
+        thread.multiplier.panel(layer.gate_up, x, panels + i, 0, x.tokens, [&](int t, int, const float* values, int) {
+          const float* gates = thread.gates.data() + t * kPanel;
+          bf16* to = row(activated_, t, model_.intermediate) + i * kPanel;
 #pragma omp simd
-        for (int r = 0; r < kPanel; ++r) to[r] = as_rounded(gates[r] * as_rounded(values[r]));
+          for (int r = 0; r < kPanel; ++r) to[r] = rounded(gates[r] * as_rounded(values[r]));
+        });
       });
     });
-    multiply(layer.down, activated_, added_, phase, thread);
+    set(x_, layer.down, activated_, phase);
+    multiply(layer.down, x_, added_, phase, thread);
   }
 
   const Step& step_;
@@ -212,9 +221,8 @@ class Forward {
   const int threads_;
   Team team_;
   const int width_;
-  std::vector<bf16> residual_, added_, qkv_, attended_;
-  std::vector<float> memory_;
-  Rows x_{}, activated_{};
+  Input x_;
+  std::vector<bf16> residual_, added_, qkv_, attended_, activated_;
   std::map<int32_t, std::vector<Item>> items_;
   std::vector<float> partials_;
 };

@@ -1,6 +1,6 @@
 // Weights as the products read them: panels of 32 rows of W, side by side, so that a vector holds one column of several rows.
 //
-// A panel is a row of groups of columns. How a group holds its numbers is the format's:
+// A panel is a row of groups of columns, and at its end the powers of two of linear.h. How a group holds its numbers is the format's:
 //   Bf16  2 columns: pairs of bfloat16, [32 rows][2]
 //   Q8   32 columns: [32 columns][32 rows] int8, then the rows' scales [32] float16; weight = scale * number
 //   Q4   32 columns: [4][32 rows] words of 8 columns, 4 bits each, then scales and minima [2][32] float16; scale * number + minimum
@@ -13,6 +13,13 @@ namespace piecework {
 
 constexpr int kWide = 2 * kLanes;  // rows of W whose sums are made together
 constexpr int kParts = kPanel / kWide;
+
+constexpr int kAhead = 1536;  // bytes: as far ahead of the products weights are asked for, which their row of FMAs would delay
+
+inline void prefetch(const uint8_t* from, int bytes) {
+#pragma GCC unroll 32
+  for (int line = 0; line < bytes; line += 64) __builtin_prefetch(from + kAhead + line);
+}
 
 inline float half_to_float(uint16_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16, exponent = (bits >> 10) & 31u, fraction = bits & 0x3ffu;

@@ -1,0 +1,153 @@
+// The products of linear.h by FMAs of float16, where the CPU has them: twice as many a cycle as of float32.
+//
+// A float16 holds every digit of a bfloat16, but has little range, and loses digits in long sums. So rows of x and of W are divided by
+// powers of two, which changes only what is 2^14 times smaller than its row's largest, and no more than kSummed products are summed in
+// float16, to less than 2^15. Those sums are added in float32.
+#include "linear.h"
+#include "weights.h"
+
+namespace piecework {
+
+#if defined(__AVX512FP16__)
+
+namespace {
+
+constexpr int kSummed = 32;
+
+using halves = _Float16 __attribute__((vector_size(2 * kPanel)));
+
+using words16 = uint16_t __attribute__((vector_size(2 * kPanel)));
+
+inline floats low(halves v) { return (floats)_mm512_cvtxph_ps(_mm512_castph512_ph256((__m512h)v)); }
+inline floats high(halves v) { return (floats)_mm512_cvtxph_ps((__m256h)_mm512_extracti64x4_epi64((__m512i)v, 1)); }
+
+inline halves narrowed(floats a, floats b) {
+  const __m512i low_half = _mm512_castsi256_si512((__m256i)_mm512_cvtxps_ph((__m512)a));
+  return (halves)_mm512_inserti64x4(low_half, (__m256i)_mm512_cvtxps_ph((__m512)b), 1);
+}
+
+// One number for each of a panel's rows [0, kLanes) and [kLanes, 32).
+struct PanelRows {
+  floats low, high;
+};
+
+// c [R][32] = or += the products of an even number of columns of a panel, [columns][32], with those of R rows of x, each times its row's factor.
+template <int R>
+void half_products(const half* weights, const half* x, int columns, const PanelRows& factors, float* c, bool adds) {
+  constexpr int kChains = R <= 8 ? 2 : 1;  // an FMA takes four cycles, and two begin in each
+  for (int first = 0; first < columns; first += kSummed, adds = true) {
+    halves sums[kChains][R] = {};
+    const int last = std::min(first + kSummed, columns);
+    for (int k = first; k < last; k += kChains)
+      unrolled<kChains>([&](auto chain) __attribute__((always_inline)) {
+        const halves w = load<halves>(weights + (k + chain) * kPanel);
+        unrolled<R>([&](auto r) __attribute__((always_inline)) {
+          const half* from = x + r * kStrideOf<half> + k + chain;
+          // Compilers broadcast a word in two steps, the second of which takes an FMA's place.
+          asm("vfmadd231ph %2%{1to32%}, %1, %0" : "+v"(sums[chain][r]) : "v"(w), "m"(*from));
+        });
+      });
+    unrolled<R>([&](auto r) __attribute__((always_inline)) {
+      if constexpr (kChains == 2) sums[0][r] += sums[1][r];
+      float* to = c + r * kPanel;
+      floats a = low(sums[0][r]) * factors.low, b = high(sums[0][r]) * factors.high;
+      if (adds) a += load<floats>(to), b += load<floats>(to + kLanes);
+      store(to, a), store(to + kLanes, b);
+    });
+  }
+}
+
+// The groups of a panel as columns of float16, [columns][32], each row times a number of its own.
+template <class Kind>
+void narrow_groups(Kind, const uint8_t* panel, int groups, const PanelRows& by, half* out) {
+  for (int g = 0; g < groups; ++g, panel += Kind::kBytes, out += Kind::kColumns * kPanel) {
+    prefetch(panel, Kind::kBytes);
+    Kind::each(panel, 0, [&](int begin, auto i, floats a, floats b) __attribute__((always_inline)) {
+      store(out + (begin + i) * kPanel, narrowed(a * by.low, b * by.high));
+    });
+  }
+}
+
+// The same in float16 from the start. A number in the mantissa of 1024 is 1024 and that number, or 16 times it.
+void narrow_groups(Q4, const uint8_t* panel, int groups, const PanelRows& by, half* out) {
+  static const words16 kEven = [] {
+    words16 places;
+    for (int i = 0; i < kPanel; ++i) places[i] = static_cast<uint16_t>(2 * i);
+    return places;
+  }();
+  const halves base = halves{} + static_cast<_Float16>(1024);
+  for (int g = 0; g < groups; ++g, panel += Q4::kBytes, out += Q4::kColumns * kPanel) {
+    prefetch(panel, Q4::kBytes);
+    const uint16_t *scales = Q4::scales(panel, 0), *minima = Q4::minima(panel, 0);
+    const halves scale = narrowed(load_halves(scales) * by.low, load_halves(scales + kLanes) * by.high);
+    const halves minimum = narrowed(load_halves(minima) * by.low, load_halves(minima + kLanes) * by.high);
+    const halves of_16 = scale * static_cast<_Float16>(0.0625);
+    for (int j = 0; j < Q4::kColumns / 4; ++j) {
+      // Four columns of each row: the low or the high halves of its words.
+      const __m512i a = _mm512_loadu_si512(panel + j / 2 * 128), b = _mm512_loadu_si512(panel + j / 2 * 128 + 64);
+      const words16 four = (words16)_mm512_permutex2var_epi16(a, (__m512i)(kEven + static_cast<uint16_t>(j % 2)), b);
+      unrolled<4>([&](auto i) __attribute__((always_inline)) {
+        constexpr bool is_high = i % 2 == 1;
+        constexpr uint16_t mask = is_high ? 0x00f0 : 0x000f, bits_of_1024 = 0x6400;
+        const words16 number = i < 2 ? four : four >> 8;
+        const halves plain = bits_as<halves>((number & mask) | bits_of_1024) - base;
+        store(out + (4 * j + i) * kPanel, plain * (is_high ? of_16 : scale) + minimum);
+      });
+    }
+  }
+}
+
+}  // namespace
+
+float half_factor(const bf16* values, int count) {
+  uint16_t largest = 0;
+#pragma omp simd reduction(max : largest)
+  for (int k = 0; k < count; ++k) largest = std::max<uint16_t>(largest, values[k].bits & 0x7fffu);
+  // The exponent of the largest less eight, kept where it and its inverse are normal numbers.
+  const int exponent = std::min(std::max((largest >> 7) - 8, 2), 252);
+  return bits_as<float>(static_cast<uint32_t>(exponent) << 23);
+}
+
+void narrow(const bf16* values, int count, float factor, half* to) {
+  const float inverse = 1.0f / factor;
+  _Float16* halves_to = reinterpret_cast<_Float16*>(to);
+  for (int k = 0; k < count; ++k) halves_to[k] = static_cast<_Float16>(to_float(values[k]) * inverse);
+}
+
+void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const RowsOf<half>& x, int first, int tokens) {
+  static_assert(kParts == 1, "a panel is as wide as two vectors");
+  constexpr int kRows = kRowsAtOnce<half>;
+  const int blocks = (tokens + kRows - 1) / kRows, size = (tokens + blocks - 1) / blocks;
+  const float* powers = row_powers(linear, panel);
+  const PanelRows factors = {load<floats>(powers), load<floats>(powers + kLanes)}, inverses = {1.0f / factors.low, 1.0f / factors.high};
+  halves_.resize(kColumnsAtOnce * kPanel);
+  for (int begin = 0, block = 0; begin < linear.columns; begin += kColumnsAtOnce, ++block) {
+    const int columns = (std::min(kColumnsAtOnce, linear.columns - begin) + 1) / 2 * 2;
+    with_format(linear.format, [&](auto kind) {
+      using Kind = decltype(kind);
+      const int groups = (columns + Kind::kColumns - 1) / Kind::kColumns;
+      narrow_groups(kind, panel, groups, inverses, halves_.data());
+      for (int t = 0; t < tokens; t += size)
+        with_constant<kRows>(std::min(size, tokens - t), [&](auto rows) {
+          half_products<rows>(halves_.data(), x.at(block, first + t), columns, factors, tile_.data() + static_cast<size_t>(t) * kPanel, begin > 0);
+        });
+      panel += static_cast<int64_t>(groups) * Kind::kBytes;
+    });
+  }
+  for (int t = 0; t < tokens; ++t) {
+    float* values = tile_.data() + static_cast<size_t>(t) * kPanel;
+    for (int i = 0; i < kPanel; ++i) values[i] *= x.factors[first + t];
+  }
+}
+
+#else
+
+float half_factor(const bf16*, int) { return 1.0f; }
+
+void narrow(const bf16*, int, float, half*) {}
+
+void Multiplier::multiply(const Linear&, const uint8_t*, const RowsOf<half>&, int, int) {}
+
+#endif
+
+}  // namespace piecework

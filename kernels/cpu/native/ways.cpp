@@ -1,0 +1,76 @@
+// Which of the ways to make products is taken.
+#include <chrono>
+
+#include "linear.h"
+
+namespace piecework {
+namespace {
+
+constexpr int kMeasured = -1;
+constexpr double kWorthIt = 1.1;  // as many times as fast another way has to be
+
+int choice = kMeasured;
+
+bool is_there(int way) { return way == kFloats || (way == kDots && kHasDots) || (way == kHalves && kHasHalves); }
+
+// Seconds of the same products by x as `Number`, the least of several times.
+template <class Number>
+double seconds() {
+  constexpr int kTokens = 48, kTimes = 8;
+  const Aligned<uint8_t> weight(panel_bytes(kBf16, kColumnsAtOnce), 0x3f);
+  const Linear linear{weight.data(), nullptr, kPanel, kColumnsAtOnce, kBf16};
+  Aligned<Number> x(RowsOf<Number>::size(kTokens, kColumnsAtOnce));
+  Aligned<float> factors(kTokens);
+  const RowsOf<Number> rows{x.data(), kTokens, factors.data()};
+  Multiplier multiplier;
+  double least = 1e9;
+  for (int i = 0; i < kTimes; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    multiplier.panel(linear, rows, 0, 0, kTokens, [](int, int, const float*, int) {});
+    least = std::min(least, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return least;
+}
+
+Way measured() {
+  Way fastest = kFloats;
+  double least = seconds<float>();
+  const auto try_out = [&](Way way, double time) {
+    if (kWorthIt * time < least) fastest = way, least = time;
+  };
+  if (kHasDots) try_out(kDots, seconds<bf16>());
+  if (kHasHalves) try_out(kHalves, seconds<half>());
+  return fastest;
+}
+
+// The way of many rows.
+Way fastest_way() {
+  if (choice != kMeasured) return static_cast<Way>(choice);
+  static const Way fastest = measured();
+  return fastest;
+}
+
+// Rows for which it pays to make the weights bfloat16 or float16 first.
+int least_rows(Way way, int32_t format) {
+  if (way == kDots) return 24;
+  return format == kQ4 ? 6 : format == kQ8 ? 12 : 20;
+}
+
+}  // namespace
+
+Way way_of(const Linear& linear, int tokens) {
+  const Way way = fastest_way();
+  return way == kFloats || tokens < least_rows(way, linear.format) ? kFloats : way;
+}
+
+}  // namespace piecework
+
+// Products of many rows go this way from now on, or, for -1, the fastest one. Whether the kernels have it; else nothing changes.
+extern "C" int piecework_choose_way(int way) {
+  using namespace piecework;
+  if (way != kMeasured && !is_there(way)) return 0;
+  choice = way;
+  return 1;
+}
+
+extern "C" int piecework_way() { return piecework::fastest_way(); }
