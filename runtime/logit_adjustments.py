@@ -84,7 +84,9 @@ def _bias(logits: torch.Tensor, requests: list[Request]) -> None:
 
 def _ban_early_ends(logits: torch.Tensor, requests: list[Request]) -> None:
     early = [row for row, request in enumerate(requests) if request.num_output < request.params.min_new_tokens]
-    places = [row * logits.shape[1] + token for row in early for token in requests[row].stop_ids]
+    vocab = logits.shape[1]
+    # A model's own may lie outside of its vocabulary, in the row of another request.
+    places = [row * vocab + token for row in early for token in requests[row].stop_ids if 0 <= token < vocab]
     if places:
         (index,) = to_device([np.array(places)], logits.device)
         logits.view(-1).index_fill_(0, index, float("-inf"))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from native_variants import native_variants
 from paged_steps import Step
 
 from piecework.kernels.cpu.native import build
@@ -24,7 +25,7 @@ LENS = st.one_of(
 @pytest.fixture(scope="module")
 def variants() -> list[NativeAttention]:
     """Every way that this machine can run them, the best first."""
-    return [NativeAttention(build.load_variant(variant)) for variant in build.runnable_variants()]
+    return [NativeAttention(build.load_variant(variant)) for variant in native_variants()]
 
 
 def exact(step: Step, window: int | None = None) -> torch.Tensor:
@@ -146,7 +147,8 @@ def test_without_a_compiler_plain_torch_runs_and_one_warning_says_so(
 def test_a_compiler_that_lacks_a_flag_makes_the_next_best_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    sources, compiler, best = tmp_path / "sources", tmp_path / "old-compiler", build.VARIANTS[0]
+    sources, compiler = tmp_path / "sources", tmp_path / "old-compiler"
+    best, next_best = build.VARIANTS[:2]
     sources.mkdir()
     (sources / "answer.cpp").write_text('extern "C" int answer() { return 42; }')
     compiler.write_text(f'#!/bin/sh\ncase "$*" in *{best.flags[-1]}*) echo "unrecognized option" >&2; exit 1;; esac\nexec c++ "$@"\n')
@@ -154,7 +156,7 @@ def test_a_compiler_that_lacks_a_flag_makes_the_next_best_kernels(
     monkeypatch.setenv("PIECEWORK_KERNELS_DIR", str(tmp_path))
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setattr(build, "_SOURCES", sources)
-    monkeypatch.setattr(build, "runnable_variants", lambda: [best, build.VARIANTS[-1]])
+    monkeypatch.setattr(build, "runnable_variants", lambda: [best, next_best, build.VARIANTS[-1]])
     monkeypatch.setattr(build, "instruction_sets", lambda: best.needs)
     build.load_kernels.cache_clear()
     try:
@@ -162,8 +164,11 @@ def test_a_compiler_that_lacks_a_flag_makes_the_next_best_kernels(
     finally:
         build.load_kernels.cache_clear()
     assert library is not None and library.answer() == 42
-    assert [path.name.partition("-")[0] for path in tmp_path.glob("*.so")] == ["portable"]
-    assert not caplog.records and "(portable)" in capfd.readouterr().err
+    assert [path.name.partition("-")[0] for path in tmp_path.glob("*.so")] == [next_best.name]
+    assert f"({best.name})" not in capfd.readouterr().err
+    assert [record.message for record in caplog.records] == [
+        f"the CPU kernels are {next_best.name} instead of {best.name}: {compiler} failed: unrecognized option"
+    ]
 
 
 def test_a_build_is_kept_and_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,15 +12,16 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from native_variants import native_variants
 
 from piecework.kernels.cpu.native import build
 from piecework.kernels.cpu.native import linear as native
 from piecework.kernels.cpu.native.linear import NativeLinear
 
 KINDS = ["bfloat16", "Q8_0", "Q4_0", "Q4_1"]
-VARIANTS = build.runnable_variants()
+VARIANTS = native_variants()
 THREADS = torch.get_num_threads()
 
 
@@ -108,6 +109,7 @@ class Way(NamedTuple):
 WAYS = [
     Way("floats", 0, lambda numbers: numbers, 1e-5),
     Way("dots", 1, lambda numbers: numbers.float().bfloat16().double(), 1e-5),
+    # It rounds weights of 4 and 8 bits too, to far less than its sums lose.
     Way("halves", 2, lambda numbers: numbers, 2.0**-9),
 ]
 
@@ -152,7 +154,9 @@ def test_no_way_errs_more_than_a_result_is_rounded(way: Way, kind: str) -> None:
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(weight_power=st.integers(-60, 60), x_power=st.integers(-60, 60), outlier=st.sampled_from([0.0, 1.0, 5000.0]))
+@given(weight_power=st.integers(-50, 50), x_power=st.integers(-50, 50), outlier=st.sampled_from([0.0, 1.0, 5000.0]))
+@example(weight_power=-50, x_power=-50, outlier=0.0)
+@example(weight_power=50, x_power=50, outlier=5000.0)
 def test_numbers_may_be_of_any_size(way: Way, weight_power: int, x_power: int, outlier: float) -> None:
     """Rows as small and as large as no float16 is, and a row's largest far above its others."""
     stored, numbers = weight("bfloat16", 40, 200, 0)

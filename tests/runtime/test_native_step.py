@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from native_variants import native_variants
 from tiny_models import make_tiny_model
 
 from piecework.kernels.attention import AttentionMetadata
@@ -73,7 +74,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Case(make_tiny_model(tmp_path_factory.mktemp("native"), **request.param))
 
 
-@pytest.mark.parametrize("variant", build.runnable_variants(), ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", native_variants(), ids=lambda variant: variant.name)
 @pytest.mark.parametrize(
     "lens",
     [[(1, 0)], [(1, 1100)], [(1, 15 + 3 * i) for i in range(7)], [(1, 40)] * 20, [(1, i % 15) for i in range(64)], [(5, 20), (1, 16)]],
@@ -83,6 +84,22 @@ def test_it_is_the_forward_op_by_op(case: Case, lens: list[tuple[int, int]], var
     assert (native.log_softmax(-1) - eager.log_softmax(-1)).abs().mean() < 0.03
     # The first layer sees the same numbers: its keys are equal but for the order of sums.
     assert torch.allclose(cache[0, 0].float(), eager_cache[0, 0].float(), atol=0.03, rtol=0.02)
+    assert (cache.float() - eager_cache.float()).abs().mean() < 1e-3
+
+
+@pytest.mark.parametrize("way", [0, 1, 2], ids=["floats", "dots", "halves"])
+@pytest.mark.parametrize("lens", [[(1, 40)] * 20, [(1, i % 15) for i in range(64)]])
+def test_every_way_of_products_is_the_forward_op_by_op(case: Case, lens: list[tuple[int, int]], way: int) -> None:
+    """`Way` of linear.h, of which a CPU takes the fastest."""
+    best = native_variants()[0]
+    if not build.load_variant(best).piecework_choose_way(way):
+        pytest.skip("this CPU lacks it")
+    try:
+        native, cache = case.native(lens, best)
+    finally:
+        build.load_variant(best).piecework_choose_way(-1)
+    eager, eager_cache = case.eager(lens)
+    assert (native.log_softmax(-1) - eager.log_softmax(-1)).abs().mean() < 0.03
     assert (cache.float() - eager_cache.float()).abs().mean() < 1e-3
 
 

@@ -75,13 +75,19 @@ def runnable_variants() -> list[Variant]:
 @cache
 def load_kernels() -> ctypes.CDLL | None:
     """The best for this CPU that its compiler can make, built if they are not there yet; None, with one warning, where none can be."""
-    obstacles = []
-    for variant in runnable_variants():
+    best, *others = runnable_variants()
+    obstacle: Exception | None = None
+    # One for every CPU is no substitute for vectors, which plain torch has.
+    for variant in (best, *(other for other in others if other.needs)):
         try:
-            return load_variant(variant)
+            kernels = load_variant(variant)
         except (OSError, subprocess.SubprocessError) as error:
-            obstacles.append(error)
-    logger.warning("no native CPU kernels, plain torch runs instead (install g++ or clang++, or name one in $CXX): %s", obstacles[-1])
+            obstacle = obstacle or error
+            continue
+        if obstacle:
+            logger.warning("the CPU kernels are %s instead of %s: %s", variant.name, best.name, obstacle)
+        return kernels
+    logger.warning("no native CPU kernels, plain torch runs instead (install g++ or clang++, or name one in $CXX): %s", obstacle)
     return None
 
 

@@ -1,8 +1,8 @@
 // The products of linear.h by FMAs of float16, where the CPU has them: twice as many a cycle as of float32.
 //
 // A float16 holds every digit of a bfloat16, but has little range, and loses digits in long sums. So rows of x and of W are divided by
-// powers of two, which changes only what is 2^14 times smaller than its row's largest, and no more than kSummed products are summed in
-// float16, to less than 2^15. Those sums are added in float32.
+// powers of two, after which only what is 2^14 times smaller than its row's largest lacks digits, and no more than kSummed products are
+// summed in float16, to less than 2^15. Those sums are added in float32. Weights of 4 and 8 bits are rounded to float16's 11 digits.
 #include "linear.h"
 #include "weights.h"
 
@@ -31,7 +31,8 @@ struct PanelRows {
   floats low, high;
 };
 
-// c [R][32] = or += the products of an even number of columns of a panel, [columns][32], with those of R rows of x, each times its row's factor.
+// c [R][32] = or += the products of an even number of columns of a panel, [columns][32], with those of R rows of x, each times its row's
+// factor.
 template <int R>
 void half_products(const half* weights, const half* x, int columns, const PanelRows& factors, float* c, bool adds) {
   constexpr int kChains = R <= 8 ? 2 : 1;  // an FMA takes four cycles, and two begin in each
@@ -68,30 +69,41 @@ void narrow_groups(Kind, const uint8_t* panel, int groups, const PanelRows& by, 
   }
 }
 
-// The same in float16 from the start. A number in the mantissa of 1024 is 1024 and that number, or 16 times it.
+// The same in float16 from the start.
+void narrow_groups(Q8, const uint8_t* panel, int groups, const PanelRows& by, half* out) {
+  for (int g = 0; g < groups; ++g, panel += Q8::kBytes) {
+    prefetch(panel, Q8::kBytes);
+    const uint16_t* scales = Q8::scales(panel, 0);
+    const halves scale = narrowed(load_halves(scales) * by.low, load_halves(scales + kLanes) * by.high);
+    for (int k = 0; k < Q8::kColumns; ++k, out += kPanel) {
+      const __m256i numbers = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel + k * kPanel));
+      store(out, (halves)_mm512_cvtepi16_ph(_mm512_cvtepi8_epi16(numbers)) * scale);
+    }
+  }
+}
+
+// Four bits under the exponent of 1024 are 1024 and their number; four bits to the left, and under that of 64, 64 and it.
 void narrow_groups(Q4, const uint8_t* panel, int groups, const PanelRows& by, half* out) {
   static const words16 kEven = [] {
     words16 places;
     for (int i = 0; i < kPanel; ++i) places[i] = static_cast<uint16_t>(2 * i);
     return places;
   }();
-  const halves base = halves{} + static_cast<_Float16>(1024);
   for (int g = 0; g < groups; ++g, panel += Q4::kBytes, out += Q4::kColumns * kPanel) {
     prefetch(panel, Q4::kBytes);
     const uint16_t *scales = Q4::scales(panel, 0), *minima = Q4::minima(panel, 0);
     const halves scale = narrowed(load_halves(scales) * by.low, load_halves(scales + kLanes) * by.high);
     const halves minimum = narrowed(load_halves(minima) * by.low, load_halves(minima + kLanes) * by.high);
-    const halves of_16 = scale * static_cast<_Float16>(0.0625);
     for (int j = 0; j < Q4::kColumns / 4; ++j) {
       // Four columns of each row: the low or the high halves of its words.
       const __m512i a = _mm512_loadu_si512(panel + j / 2 * 128), b = _mm512_loadu_si512(panel + j / 2 * 128 + 64);
       const words16 four = (words16)_mm512_permutex2var_epi16(a, (__m512i)(kEven + static_cast<uint16_t>(j % 2)), b);
       unrolled<4>([&](auto i) __attribute__((always_inline)) {
         constexpr bool is_high = i % 2 == 1;
-        constexpr uint16_t mask = is_high ? 0x00f0 : 0x000f, bits_of_1024 = 0x6400;
+        constexpr uint16_t mask = is_high ? 0x00f0 : 0x000f, base_bits = is_high ? 0x5400 : 0x6400;
+        constexpr _Float16 base = is_high ? 64 : 1024;
         const words16 number = i < 2 ? four : four >> 8;
-        const halves plain = bits_as<halves>((number & mask) | bits_of_1024) - base;
-        store(out + (4 * j + i) * kPanel, plain * (is_high ? of_16 : scale) + minimum);
+        store(out + (4 * j + i) * kPanel, (bits_as<halves>((number & mask) | base_bits) - base) * scale + minimum);
       });
     }
   }
@@ -103,15 +115,14 @@ float half_factor(const bf16* values, int count) {
   uint16_t largest = 0;
 #pragma omp simd reduction(max : largest)
   for (int k = 0; k < count; ++k) largest = std::max<uint16_t>(largest, values[k].bits & 0x7fffu);
-  // The exponent of the largest less eight, kept where it and its inverse are normal numbers.
-  const int exponent = std::min(std::max((largest >> 7) - 8, 2), 252);
+  // The exponent of the largest less eight, kept where the inverse is a normal number.
+  const int exponent = std::max((largest >> 7) - 8, 2);
   return bits_as<float>(static_cast<uint32_t>(exponent) << 23);
 }
 
 void narrow(const bf16* values, int count, float factor, half* to) {
   const float inverse = 1.0f / factor;
-  _Float16* halves_to = reinterpret_cast<_Float16*>(to);
-  for (int k = 0; k < count; ++k) halves_to[k] = static_cast<_Float16>(to_float(values[k]) * inverse);
+  for (int k = 0; k < count; ++k) to[k] = bits_as<half>(static_cast<_Float16>(to_float(values[k]) * inverse));
 }
 
 void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const RowsOf<half>& x, int first, int tokens) {
@@ -127,10 +138,12 @@ void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const Rows
       using Kind = decltype(kind);
       const int groups = (columns + Kind::kColumns - 1) / Kind::kColumns;
       narrow_groups(kind, panel, groups, inverses, halves_.data());
-      for (int t = 0; t < tokens; t += size)
+      for (int t = 0; t < tokens; t += size) {
+        float* to = tile_.data() + static_cast<size_t>(t) * kPanel;
         with_constant<kRows>(std::min(size, tokens - t), [&](auto rows) {
-          half_products<rows>(halves_.data(), x.at(block, first + t), columns, factors, tile_.data() + static_cast<size_t>(t) * kPanel, begin > 0);
+          half_products<rows>(halves_.data(), x.at(block, first + t), columns, factors, to, begin > 0);
         });
+      }
       panel += static_cast<int64_t>(groups) * Kind::kBytes;
     });
   }

@@ -66,7 +66,7 @@ void pack_q4(const uint8_t* const* rows, int count, int columns, bool has_minimu
     }
 }
 
-// The largest bits of a row but the sign, which are those of its largest number; where the format has scales, of the largest that they allow.
+// The largest bits of a row but the sign, which are those of its largest number, or, of a format with scales, of the largest they allow.
 struct Largest {
   uint32_t bits[kPanel] = {};
 
@@ -76,8 +76,10 @@ struct Largest {
 Largest largest_of(Bf16, const uint8_t* panel, int groups) {
   Largest largest;
   for (int g = 0; g < groups; ++g, panel += Bf16::kBytes) {
-    const auto* pairs = reinterpret_cast<const uint32_t*>(panel);
-    for (int r = 0; r < kPanel; ++r) largest.bits[r] = std::max(largest.bits[r], std::max(pairs[r] << 16 & 0x7fffffffu, pairs[r] & 0x7fff0000u));
+    for (int r = 0; r < kPanel; ++r) {
+      const uint32_t pair = load<uint32_t>(panel + 4 * r);
+      largest.bits[r] = std::max({largest.bits[r], pair << 16 & 0x7fffffffu, pair & 0x7fff0000u});
+    }
   }
   return largest;
 }

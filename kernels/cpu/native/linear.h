@@ -1,4 +1,4 @@
-// y = x W^T + b in float32 sums, for rows of x and panels of W in the formats of weights.h.
+// y = x W^T + b for rows of x and panels of W in the formats of weights.h.
 //
 // Few rows by float32 FMAs on numbers that are widened. Many rows in the fastest of the ways that the CPU has: these, dot products of
 // bfloat16, or FMAs of float16. On Emerald Rapids they make 176, 86 and 352 GFLOP/s a core (docs/performance-cpu.md); others have twice as
@@ -58,7 +58,7 @@ constexpr int kStrideOf = kColumnsAtOnce + 64 / static_cast<int>(sizeof(Number))
 
 constexpr int kStride = kStrideOf<float>;
 
-// A power of two that divided by brings the largest of a row to [2^9, 2^10), and the row divided by it as float16 (halves.cpp).
+// The power of two by which divided a row's largest number lies in [2^8, 2^9), and the row divided by it as float16 (halves.cpp).
 float half_factor(const bf16* values, int count);
 void narrow(const bf16* values, int count, float factor, half* to);
 
@@ -133,7 +133,7 @@ class Multiplier {
   // The same by dot products of bfloat16 (dots.cpp), to which weights of other formats are rounded.
   void multiply(const Linear& linear, const uint8_t* panel, const RowsOf<bf16>& x, int first, int tokens);
 
-  // The same by FMAs of float16, of which few are summed before they are added to sums in float32 (halves.cpp).
+  // The same by FMAs of float16 (halves.cpp), to which weights of 4 and 8 bits are rounded, and sums of a few products.
   void multiply(const Linear& linear, const uint8_t* panel, const RowsOf<half>& x, int first, int tokens);
 
   template <class Kind>
@@ -144,8 +144,8 @@ class Multiplier {
   Aligned<half> halves_;
 };
 
-// The way in which products with so many rows of x are made: by FMAs of float32 where there are few, else as this CPU does it fastest, which
-// is found out once, by trying all that it has.
+// The way in which products with so many rows of x are made: by FMAs of float32 where there are few, else as this CPU does it fastest,
+// which is found out once, by trying all that it has.
 Way way_of(const Linear& linear, int tokens);
 
 // Rows of x in the form that a way takes them in, each way's in the same memory.
@@ -156,8 +156,9 @@ class Input {
   // work(rows) with the rows as the way takes them.
   template <class Work>
   void as(Way way, Work&& work) {
-    if (way == kHalves) return work(RowsOf<half>{reinterpret_cast<half*>(memory_.data()), tokens_, factors_.data()});
-    if (way == kDots) return work(RowsOf<bf16>{reinterpret_cast<bf16*>(memory_.data()), tokens_});
+    void* memory = memory_.data();
+    if (way == kHalves) return work(RowsOf<half>{static_cast<half*>(memory), tokens_, factors_.data()});
+    if (way == kDots) return work(RowsOf<bf16>{static_cast<bf16*>(memory), tokens_});
     work(Rows{memory_.data(), tokens_});
   }
 

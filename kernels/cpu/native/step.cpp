@@ -70,7 +70,11 @@ void rotate(bf16* x, const bf16* cos, const bf16* signed_sin, int size) {
 class Forward {
  public:
   Forward(const Step& step, int threads)
-      : step_(step), model_(*step.model), threads_(threads), team_(11 * model_.num_layers + 1), width_((model_.heads + 2 * model_.kv_heads) * model_.head_size),
+      : step_(step),
+        model_(*step.model),
+        threads_(threads),
+        team_(11 * model_.num_layers + 1),
+        width_((model_.heads + 2 * model_.kv_heads) * model_.head_size),
         x_(step.tokens, std::max({model_.hidden, model_.heads * model_.head_size, model_.intermediate})) {
     const size_t tokens = step.tokens;
     residual_.resize(tokens * model_.hidden);
@@ -132,17 +136,17 @@ class Forward {
 
   void layer(const Layer& layer, bool is_first, int& phase, Thread& thread) {
     normalise(layer.input_norm, way(layer.qkv), is_first, phase, thread);
-    multiply(layer.qkv, x_, qkv_, phase, thread);
+    multiply(layer.qkv, qkv_, phase, thread);
     attend(layer, phase, thread.attention);
-    set(x_, layer.output, attended_, phase);
-    multiply(layer.output, x_, added_, phase, thread);
+    set_rows(layer.output, attended_, phase);
+    multiply(layer.output, added_, phase, thread);
     normalise(layer.post_norm, way(layer.gate_up), false, phase, thread);
     feed_forward(layer, phase, thread);
   }
 
-  // The rows that a linear takes.
-  void set(Input& x, const Linear& linear, std::vector<bf16>& from, int& phase) {
-    team_.each(phase, step_.tokens, [&](int t) { x.set(way(linear), t, row(from, t, linear.columns), linear.columns); });
+  // x = the rows that a linear takes.
+  void set_rows(const Linear& linear, std::vector<bf16>& from, int& phase) {
+    team_.each(phase, step_.tokens, [&](int t) { x_.set(way(linear), t, row(from, t, linear.columns), linear.columns); });
   }
 
   // x = norm(residual), after what the last part of a layer gave was added, or the tokens were looked up.
@@ -157,8 +161,8 @@ class Forward {
     });
   }
 
-  void multiply(const Linear& linear, Input& x, std::vector<bf16>& out, int& phase, Thread& thread) {
-    x.as(way(linear), [&](auto rows) {
+  void multiply(const Linear& linear, std::vector<bf16>& out, int& phase, Thread& thread) {
+    x_.as(way(linear), [&](auto rows) {
       thread.multiplier.prepare(linear, rows);
       team_.each(phase, (linear.rows + kPanel - 1) / kPanel, [&](int i) {
         thread.multiplier.panel(linear, rows, i, 0, rows.tokens, [&](int t, int n, const float* values, int count) {
@@ -212,8 +216,8 @@ class Forward {
         });
       });
     });
-    set(x_, layer.down, activated_, phase);
-    multiply(layer.down, x_, added_, phase, thread);
+    set_rows(layer.down, activated_, phase);
+    multiply(layer.down, added_, phase, thread);
   }
 
   const Step& step_;

@@ -53,12 +53,14 @@ Way fastest_way() {
 // Rows for which it pays to make the weights bfloat16 or float16 first.
 int least_rows(Way way, int32_t format) {
   if (way == kDots) return 24;
-  return format == kQ4 ? 6 : format == kQ8 ? 12 : 20;
+  return format == kBf16 ? 20 : 6;
 }
 
 }  // namespace
 
 Way way_of(const Linear& linear, int tokens) {
+  // The fastest is not asked for, and so not looked for, before there are as many rows.
+  if (tokens < least_rows(kHalves, linear.format)) return kFloats;
   const Way way = fastest_way();
   return way == kFloats || tokens < least_rows(way, linear.format) ? kFloats : way;
 }
@@ -72,5 +74,3 @@ extern "C" int piecework_choose_way(int way) {
   choice = way;
   return 1;
 }
-
-extern "C" int piecework_way() { return piecework::fastest_way(); }
