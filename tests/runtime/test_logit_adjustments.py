@@ -95,6 +95,14 @@ def test_a_pending_token_counts_like_one_that_is_known(
     assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize("stop", [-1, VOCAB, VOCAB + 3])
+def test_an_end_token_outside_of_the_vocabulary_bans_nothing_of_another_row(stop: int) -> None:
+    logits = some_logits(3)
+    params = SamplingParams(min_new_tokens=5)
+    adjust(logits, [Request(GenerateRequest(rid="r", input_ids=[1], params=params), seed=0, stop_ids=frozenset({stop}), max_tokens=10)] * 3)
+    assert torch.equal(logits, some_logits(3))
+
+
 @example([1, 2], [list(range(300)), [7, 7]])
 @given(tokens, st.lists(st.lists(st.integers(0, 300), max_size=90), max_size=6))
 def test_tokens_are_counted_as_they_come(prompt: list[int], parts: list[list[int]]) -> None:
