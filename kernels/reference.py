@@ -94,7 +94,7 @@ def _draw(
     kept = (weights * keep).sum(-1, keepdim=True)
     target = torch.minimum((uniform[:, None] * kept).long(), kept - 1)
     place = torch.searchsorted(sums, target, right=True).clamp_(max=width - 1)
-    # Equals of the last candidate may stand beyond it, with lower ids.
-    last = values.gather(1, keep.sum(-1, keepdim=True) - 1)
+    # Equals of the last candidate may stand beyond it, with lower ids. Of NaN nothing is kept.
+    last = values.gather(1, (keep.sum(-1, keepdim=True) - 1).clamp_(min=0))
     complete = ((last > values[:, -1:]) & ((top_k <= width) | (top_k >= vocab))) | (weights[:, -1:] == 0)
     return ids.gather(1, place)[:, 0], complete[:, 0]

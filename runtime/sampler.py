@@ -21,26 +21,29 @@ from .logprobs import gather_logprobs, read_logprobs
 from .messages import TokenLogprob
 from .request import Request
 
+NO_TOKEN = -1
+"""What is chosen from logits that are not finite."""
 _BLOCK = 256
 _JUST_BELOW_1 = 1.0 - 2.0**-53
 """Times this, a float64 is the next smaller one: what it loses is more than half and at most all of the step between the two."""
 
 
 class Sampled(NamedTuple):
-    """The next token of a request, with its log-probability where the request asks for it."""
+    """The next token of a request, `NO_TOKEN` where it has none, with its log-probability where the request asks for it."""
 
     token: int
     logprob: TokenLogprob | None
 
 
 class Samples:
-    """The next tokens of a step's requests. `tokens` [N] int64 lie on the device, for the next step to begin with."""
+    """The next tokens of a step's requests. `tokens` [N] int64 lie on the device, for the next step to begin with, and are of the vocabulary."""
 
-    def __init__(self, tokens: torch.Tensor, asking: list[tuple[int, int]], logprobs: list[torch.Tensor]) -> None:
-        """`asking`: (row, how many alternatives) of those that want log-probabilities; `logprobs`: as gathered for them."""
+    def __init__(self, chosen: torch.Tensor, tokens: torch.Tensor, asking: list[tuple[int, int]], logprobs: list[torch.Tensor]) -> None:
+        """`chosen`: `tokens`, with `NO_TOKEN` where a row gave none; `asking`: (row, how many alternatives) of those that want
+        log-probabilities; `logprobs`: as gathered for them."""
         self.tokens = tokens
         self._asking = asking
-        self._copy = HostCopy([tokens, *logprobs])
+        self._copy = HostCopy([chosen, *logprobs])
 
     def read(self) -> list[Sampled]:
         """One a request, as soon as the device has them."""
@@ -62,17 +65,19 @@ def sample(logits: torch.Tensor, requests: list[Request], sampled: torch.Tensor 
     asking = [(row, request.params.logprobs) for row, request in enumerate(requests) if request.params.logprobs is not None]
     if not asking:
         adjust(logits, requests, sampled)
-        return Samples(_choose(logits, requests), asking, [])
+        chosen = _choose(logits, requests)
+        return Samples(chosen, chosen.clamp(0, logits.shape[1] - 1), asking, [])
     # Log-probabilities are those of the model, before anything changes the logits.
     (index,) = to_device([np.array([row for row, _ in asking])], logits.device)
     raw = logits.index_select(0, index)
     adjust(logits, requests, sampled)
-    tokens = _choose(logits, requests)
-    return Samples(tokens, asking, gather_logprobs(raw, tokens.index_select(0, index), max(top for _, top in asking)))
+    chosen = _choose(logits, requests)
+    tokens = chosen.clamp(0, logits.shape[1] - 1)
+    return Samples(chosen, tokens, asking, gather_logprobs(raw, tokens.index_select(0, index), max(top for _, top in asking)))
 
 
 def _choose(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
-    """Token ids [N]. What a row costs depends on its own parameters, and what it gives on nothing else."""
+    """Token ids [N], or `NO_TOKEN`. What a row costs depends on its own parameters, and what it gives on nothing else."""
     kinds = [_kind(request) for request in requests]
     present = set(kinds)
     if len(present) == 1:
@@ -93,11 +98,14 @@ def _kind(request: Request) -> Callable[[torch.Tensor, list[Request]], torch.Ten
 
 
 def _take_likeliest(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
-    return ops.argmax(logits)
+    tokens = ops.argmax(logits)
+    # A NaN is the largest.
+    return _where_finite(tokens, logits.gather(1, tokens[:, None])[:, 0])
 
 
 def _sample_plain(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
-    return _pick((logits / _column(requests, "temperature", logits)).softmax(dim=-1), _uniform_of(requests, logits.device))
+    probs = (logits / _column(requests, "temperature", logits)).softmax(dim=-1)
+    return _where_finite(_pick(probs, _uniform_of(requests, logits.device)), probs[:, 0])
 
 
 def _sample_filtered(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
@@ -106,7 +114,12 @@ def _sample_filtered(logits: torch.Tensor, requests: list[Request]) -> torch.Ten
     probs = (logits / _column(requests, "temperature", logits)).softmax(dim=-1)
     (top_k,) = to_device([np.array([r.params.top_k if r.params.top_k > 0 else vocab for r in requests])], logits.device)
     top_p, min_p = (_column(requests, name, logits)[:, 0] for name in ("top_p", "min_p"))
-    return ops.sample_filtered(probs, top_k, top_p, min_p, _uniform_of(requests, logits.device))
+    return _where_finite(ops.sample_filtered(probs, top_k, top_p, min_p, _uniform_of(requests, logits.device)), probs[:, 0])
+
+
+def _where_finite(tokens: torch.Tensor, witness: torch.Tensor) -> torch.Tensor:
+    """The tokens [N], and `NO_TOKEN` where the witness [N] is not finite: softmax makes all of a row NaN where one of it is."""
+    return torch.where(witness.isfinite(), tokens, NO_TOKEN)
 
 
 def _pick(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:

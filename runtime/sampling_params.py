@@ -7,13 +7,17 @@ from dataclasses import dataclass, field
 
 TOP_LOGPROBS_LIMIT = 100
 """Most alternatives that may be asked for at one position."""
+_COLDEST = 1e-6
+"""Temperatures below it are greedy, as SGLang's: logits divided by less may overflow float32, in which they are sampled."""
+_LEAST_REPETITION_PENALTY = 0.01
+"""Logits divided by less may overflow float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Validated sampling parameters of one sequence.
 
-    `temperature` 0 is greedy. `top_k` -1 keeps the whole vocabulary. `seed` None draws one from the server's seed.
+    `temperature` 0, and what is below 1e-6, is greedy. `top_k` -1 keeps the whole vocabulary. `seed` None draws one from the server's seed.
     `logprobs` None returns none, 0 the chosen token's only, k the k likeliest besides; they are the natural logarithms
     of softmax(logits) before temperature, penalties and bias. `prompt_logprobs` is the same for the prompt's tokens,
     from position `prompt_logprobs_start` on. `stop_token_ids` end the sequence; so does the model's end-of-sequence
@@ -49,9 +53,9 @@ class SamplingParams:
         _require(_within(self.presence_penalty, -2.0, 2.0), "presence_penalty", "between -2 and 2", self.presence_penalty)
         _require(_within(self.frequency_penalty, -2.0, 2.0), "frequency_penalty", "between -2 and 2", self.frequency_penalty)
         _require(
-            _within(self.repetition_penalty, 0.0, 2.0) and self.repetition_penalty > 0,
+            _within(self.repetition_penalty, _LEAST_REPETITION_PENALTY, 2.0),
             "repetition_penalty",
-            "above 0 and at most 2",
+            f"between {_LEAST_REPETITION_PENALTY} and 2",
             self.repetition_penalty,
         )
         _require(self.seed is None or -(2**63) <= self.seed < 2**64, "seed", "a 64-bit integer", self.seed)
@@ -63,7 +67,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < _COLDEST
 
     @property
     def penalised(self) -> bool:

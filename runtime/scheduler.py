@@ -20,7 +20,7 @@ from .launch import LaunchedStep, Runner
 from .messages import EngineStats, FinishReason, GenerateRequest, StepOutput, TokenOutput
 from .planner import Planner, StepInFlight
 from .request import Request
-from .sampler import Sampled
+from .sampler import NO_TOKEN, Sampled
 
 
 class Scheduler:
@@ -175,6 +175,8 @@ class Scheduler:
         return outputs + [self._output(request, None) for request in step.scored if not request.finished]
 
     def _output(self, request: Request, sampled: Sampled | None) -> TokenOutput:
+        if sampled is not None and sampled.token == NO_TOKEN:
+            return self._fail(request, "the model's logits are not finite (NaN or infinite)")
         reason = stop = None
         if sampled is not None:
             request.resolve(sampled.token)
@@ -195,3 +197,10 @@ class Scheduler:
         if reason is not None:
             self._planner.remove(request)
         return output
+
+    def _fail(self, request: Request, error: str) -> TokenOutput:
+        """End a request that cannot go on."""
+        self._planner.remove(request)
+        # What it has computed may be as broken, and whoever begins alike would find it.
+        self._cache.flush()
+        return TokenOutput(rid=request.rid, token_ids=[], finish_reason=FinishReason.ERROR, error=error)

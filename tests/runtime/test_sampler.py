@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from piecework.runtime.messages import GenerateRequest
 from piecework.runtime.request import Request
-from piecework.runtime.sampler import _pick, sample, uniform
+from piecework.runtime.sampler import NO_TOKEN, _pick, sample, uniform
 from piecework.runtime.sampling_params import SamplingParams
 
 
@@ -122,3 +122,62 @@ def test_a_likely_token_is_never_lost_at_the_end_of_the_range() -> None:
     """The largest number below 1 still picks a token that has probability."""
     weights = torch.tensor([[0.3, 0.7, 0.0]])
     assert _pick(weights, torch.tensor([np.nextafter(1.0, 0.0)])).tolist() == [1]
+
+
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 0.7, "top_k": 5},
+]
+
+
+@pytest.mark.parametrize("broken", [float("nan"), -float("nan"), float("inf")])
+@pytest.mark.parametrize("vocab", [700, 1500])
+def test_logits_that_are_not_finite_give_no_token_and_others_theirs(broken: float, vocab: int) -> None:
+    requests = [request(seed=i, logprobs=1, **kind) for i, kind in enumerate(KINDS * 2)]
+    logits = torch.randn(len(requests), vocab, generator=torch.Generator().manual_seed(1))
+    expected = tokens(logits, requests)
+    logits[: len(KINDS), vocab - 1] = broken
+    samples = sample(logits.clone(), requests)
+    assert [result.token for result in samples.read()] == [NO_TOKEN] * len(KINDS) + expected[len(KINDS) :]
+    assert all(0 <= token < vocab for token in samples.tokens.tolist()), "the next step reads a row of the embedding for each"
+
+
+tiny_numbers = st.sampled_from([5e-324, 1e-310, 1e-46, 1e-45, 1e-40, 1.2e-38, 1e-7, 1.1e-6])
+
+
+def number(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.one_of(tiny_numbers, tiny_numbers.map(lambda x: high - x), st.floats(low, high))
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    params=st.fixed_dictionaries(
+        {
+            "temperature": number(0, 100),
+            "top_p": number(0, 1),
+            "min_p": number(0, 1),
+            "repetition_penalty": number(0, 2),
+            "presence_penalty": number(-2, 2),
+            "frequency_penalty": number(-2, 2),
+            "top_k": st.sampled_from([-1, 1, 3, 699, 700, 2**31 - 1]),
+            "logit_bias": st.dictionaries(st.integers(0, 699), number(-100, 100), max_size=3),
+        }
+    ),
+    scale=st.sampled_from([0.0, 1.0, 1e4, 1e30]),
+    seed=st.integers(0, 99),
+)
+def test_parameters_are_refused_or_give_a_token_of_the_vocabulary(params: dict[str, Any], scale: float, seed: int) -> None:
+    """Checked in the format in which they are computed: what vanishes or overflows in float32 cannot make a NaN."""
+    try:
+        one = request(seed=seed, output=[5, 5, 600], **params)
+    except ValueError:
+        return
+    logits = torch.randn(1, 700, generator=torch.Generator().manual_seed(seed)) * scale
+    assert 0 <= tokens(logits, [one])[0] < 700
+
+
+@pytest.mark.parametrize("temperature", [1e-310, 1e-46, 1e-40, 1e-38])
+def test_a_temperature_that_float32_cannot_divide_by_takes_the_likeliest(temperature: float) -> None:
+    assert tokens(LOGITS[None], [request(temperature=temperature)]) == [0]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_runner import VOCAB, continuation, make_scheduler
+from toy_runner import VOCAB, ToyRunner, continuation, make_scheduler
 
+from piecework.runtime.batch import Batch
 from piecework.runtime.messages import FinishReason, GenerateRequest, TokenOutput
 from piecework.runtime.sampling_params import SamplingParams
 from piecework.runtime.scheduler import Scheduler
@@ -233,3 +235,37 @@ def test_flushing_drops_what_no_request_uses() -> None:
     assert scheduler.flush_cache() == 20
     scheduler.check()
     assert tokens(drain(scheduler)["running"]) == continuation([2] * 20, 10)[1:]
+
+
+class BrokenRunner(ToyRunner):
+    """Its logits are NaN where a prompt began with the token 99."""
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        hidden = super().forward(batch).double()
+        row = 0
+        for scheduled, num_new in batch.scheduled:
+            if scheduled.tokens[0] == 99:
+                hidden[row : row + num_new] = torch.nan
+            row += num_new
+        return hidden
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = super().compute_logits(hidden.nan_to_num(0.0).long())
+        return logits.where(hidden.isfinite(), torch.nan)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_logits_of_nan_end_their_request_alone_and_nobody_finds_what_it_computed(overlap: bool) -> None:
+    scheduler, runner = make_scheduler(overlap=overlap, runner_class=BrokenRunner)
+    scheduler.add(request("good", [1, 2, 3], 20))
+    scheduler.add(request("bad", [99, *range(40)], 20))
+    outputs = drain(scheduler)
+    assert tokens(outputs["good"]) == continuation([1, 2, 3], 20)
+    (error,) = outputs["bad"]
+    assert (error.finish_reason, error.token_ids) == (FinishReason.ERROR, [])
+    assert "not finite" in (error.error or "")
+    before = sum(runner.step_tokens)
+    scheduler.add(request("again", [99, *range(40)], 1))
+    drain(scheduler)
+    assert sum(runner.step_tokens) - before >= 41, "pages of a broken request were shared"
+    assert_idle(scheduler)

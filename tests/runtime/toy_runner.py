@@ -73,8 +73,9 @@ def make_scheduler(
     context_length: int = 10_000,
     share_prefixes: bool = True,
     overlap: bool = False,
+    runner_class: type[ToyRunner] = ToyRunner,
 ) -> tuple[Scheduler, ToyRunner]:
-    runner = ToyRunner(num_pages, page_size)
+    runner = runner_class(num_pages, page_size)
     scheduler = Scheduler(
         runner,
         KVCache(num_pages, page_size, share_prefixes=share_prefixes),

@@ -39,6 +39,7 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"presence_penalty": 3}, "presence_penalty"),
     ({"frequency_penalty": -3}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e-46}, "repetition_penalty"),
     ({"stop": 5}, "stop"),
     ({"stop": [5]}, "stop"),
     ({"stop": ["x", ""]}, "stop"),
