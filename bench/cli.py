@@ -191,6 +191,7 @@ def _add_peers(subparsers: Any) -> None:
     parser.add_argument(
         "--server", dest="servers", action="append", type=_server, default=[], metavar="NAME=COMMAND", help="another server"
     )
+    parser.add_model_argument()
     parser.add_argument("--model-path", metavar="PATH", help="what Piecework serves; default: smollm2-135m")
     parser.add_argument(
         "--vocab-size", type=_positive, metavar="N", help="token ids of prompts are below this; default: 49152, smollm2-135m's"
@@ -213,6 +214,7 @@ def _add_graphs(subparsers: Any) -> None:
     parser = _add(
         subparsers, "graphs", "what compiled pieces gain and cost on this machine; needs no server", _GRAPHS, _GRAPHS_EXAMPLES, _run_graphs
     )
+    parser.add_model_argument()
     parser.add_argument("--model-path", metavar="PATH", help="default: smollm2-135m")
     parser.add_argument("--dtype", choices=DTYPES, help="default: auto")
     parser.add_argument("--compiler", choices=PIECE_COMPILERS, help="what compiles the pieces; default: by device")

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import difflib
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import UnionType
+from fractions import Fraction
+from functools import partial
 from typing import Any, NoReturn, get_args, get_type_hints
 
 from ..runtime.config import EngineConfig, option
+from ..runtime.foreign_names import SAME, own_value
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 SERVER = "server"
 EXIT_USER_ERROR = 2
+_MULTIPLES = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}
+"""As vLLM reads them: 1k is 1,000 tokens, 1K is 1,024."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +81,10 @@ def _last_name(model_path: str) -> str:
 class ArgumentParser(argparse.ArgumentParser):
     """argparse whose errors are one line, and whose flags must be written out, so that a new flag breaks no script."""
 
+    instead_of: Callable[[str], str | None] = staticmethod(lambda flag: None)
+    """What to do instead of giving a flag that is not ours, where that is known."""
+    _takes_model = False
+
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("allow_abbrev", False)
         settings.setdefault("formatter_class", HelpFormatter)
@@ -83,21 +93,47 @@ class ArgumentParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USER_ERROR, f"{self.prog}: error: {message}\n")
 
+    def add_model_argument(self) -> None:
+        """MODEL as the first argument, for `--model-path MODEL`."""
+        self._takes_model = True
+        self.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help="the same as --model-path MODEL")
+
+    def settle(self, arguments: argparse.Namespace, unknown: Sequence[str]) -> None:
+        """MODEL, wherever it stands, becomes `arguments.model_path`; ends with exit code 2 for what is `unknown` otherwise."""
+        given = [arguments.model] if self._takes_model and "model" in arguments else []
+        if self._takes_model and not any(argument.startswith("-") for argument in unknown):
+            # argparse takes an optional argument for missing where flags stand before it.
+            given, unknown = [*given, *unknown[: 1 - len(given)]], unknown[1 - len(given) :]
+        if unknown:
+            self.reject(unknown)
+        for model in given:
+            if getattr(arguments, "model_path", model) != model:
+                self.error(f"{model} and --model-path {arguments.model_path} are two models; give one")
+            arguments.model_path = model
+
     def reject(self, unknown: Sequence[str]) -> NoReturn:
         """End with exit code 2, naming the flag that is closest to the first unknown one."""
         flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("-")]
         if not flags:
             self.error(f"unexpected argument {unknown[0]!r}")
+        if (instead := self.instead_of(flags[0])) is not None:
+            self.error(f"{flags[0]} is no flag here: {instead}")
         known = [name for action in self._actions for name in action.option_strings]
         close = difflib.get_close_matches(flags[0], known, n=1)
         self.error(f"unknown flag {flags[0]}; " + (f"did you mean {close[0]}?" if close else f"`{self.prog} --help` lists them"))
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Room for long flag names."""
+    """Room for long flag names, of which only our own are shown."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        foreign = {_flag(name) for name in SAME}
+        shown = copy.copy(action)
+        shown.option_strings = [name for name in action.option_strings if name not in foreign]
+        return super()._format_action_invocation(shown)
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, *configs: type) -> None:
@@ -116,7 +152,12 @@ def add_config_arguments(parser: argparse.ArgumentParser, *configs: type) -> Non
             heading = item.metadata["group"]
             if heading not in groups:
                 groups[heading] = parser.add_argument_group(heading)
-            groups[heading].add_argument(f"--{item.name.replace('_', '-')}", **_argument(item, types[item.name]))
+            foreign = [_flag(name) for name, own in SAME.items() if own == item.name]
+            groups[heading].add_argument(_flag(item.name), *foreign, **_argument(item, types[item.name]))
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _options(config: type) -> list[dataclasses.Field[Any]]:
@@ -133,16 +174,37 @@ def _argument(item: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
         return {**shared, "action": "store_true", "help": text}
     if item.default not in (None, ""):
         text += f"; default: {item.default}"
-    return {**shared, "type": _value_type(hint), "choices": item.metadata["choices"], "metavar": item.metadata["metavar"], "help": text}
+    settings = {"choices": item.metadata["choices"], "metavar": item.metadata["metavar"], "help": text}
+    return {**shared, **settings, "type": _value_type(item.name, hint)}
 
 
-def _value_type(hint: Any) -> type:
-    """`int` of `int` and of `int | None`."""
-    if isinstance(hint, UnionType):
-        (hint,) = (part for part in get_args(hint) if part is not type(None))
-    assert hint in (str, int, float), hint
-    value_type: type = hint
-    return value_type
+def _value_type(name: str, hint: Any) -> Callable[[str], Any]:
+    """What reads the value of one option; where None is to choose for this machine, `auto` says so."""
+    kinds = get_args(hint) or (hint,)
+    if str in kinds:
+        return partial(own_value, name)
+    read = _whole_number if int in kinds else _number
+    return partial(_or_auto, read) if type(None) in kinds else read
+
+
+def _or_auto(read: Callable[[str], Any], text: str) -> Any:
+    return None if text == "auto" else read(text)
+
+
+def _whole_number(text: str) -> int:
+    """`4096`, `4k` (4,000) or `4K` (4,096)."""
+    found = re.fullmatch(r"([+-]?\d+(?:\.\d+)?)([kKmM]?)", text)
+    number = Fraction(found[1]) * _MULTIPLES.get(found[2], 1) if found is not None else None
+    if number is None or number.denominator != 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return number.numerator
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
 
 
 def engine_config(arguments: argparse.Namespace) -> EngineConfig:
@@ -161,7 +223,7 @@ def refuse_flags(arguments: argparse.Namespace, foreign: Sequence[type], own: Se
     for config in foreign:
         for name in given(arguments, config):
             if name not in known:
-                raise ValueError(f"--{name.replace('_', '-')} {reason}; leave it out")
+                raise ValueError(f"{_flag(name)} {reason}; leave it out")
 
 
 def given(arguments: argparse.Namespace, config: type) -> dict[str, Any]:

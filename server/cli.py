@@ -13,11 +13,14 @@ from ..runtime.config import EngineConfig
 from ..runtime.diffusion.config import DiffusionConfig
 from .args import EXIT_USER_ERROR, ArgumentParser, ServerConfig, add_config_arguments, given, refuse_flags, report, server_config
 from .engine_spawn import DIFFUSION_PIPELINE, LANGUAGE_MODEL, spawned
+from .foreign_flags import add_foreign_flags
 from .images.config import ImageServerConfig
 from .output_config import OutputConfig
 
 _BEGAN = time.perf_counter()
 EXIT_INTERRUPTED = 130
+_TEXT: tuple[type, ...] = (EngineConfig, ServerConfig)
+_IMAGES: tuple[type, ...] = (DiffusionConfig, ImageServerConfig)
 _SHOTS = 5
 """Worked examples before each question, as in `piecework bench gsm8k`."""
 
@@ -27,8 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     arguments, unknown = parser.parse_known_args(argv)
     chosen = getattr(arguments, "parser", parser)
-    if unknown:
-        chosen.reject(unknown)
+    chosen.settle(arguments, unknown)
     if "func" not in arguments:
         chosen.print_help(sys.stderr)
         return EXIT_USER_ERROR
@@ -57,27 +59,50 @@ def build_parser() -> ArgumentParser:
 
 
 def _add_serve(commands: Any) -> None:
-    serve = commands.add_parser(
-        "serve",
-        help="serve a language model or a diffusion pipeline through the OpenAI API",
-        usage="%(prog)s --model-path PATH [flags]",
-        description="Serve a language model through the OpenAI API and SGLang's native one, or a diffusion pipeline (a folder with "
-        "model_index.json) through OpenAI's images API. Without flags: a small language model on this machine only.",
-        epilog="The server answers /health with 503 while the model loads, and with 200 once it is ready. "
-        "SIGTERM or Ctrl-C lets running requests finish; a second one ends at once.",
-    )
-    add_config_arguments(serve, EngineConfig, ServerConfig, DiffusionConfig, ImageServerConfig)
+    serve = commands.add_parser("serve", help="serve a language model or a diffusion pipeline through the OpenAI API", add_help=False)
+    _describe_serve(serve, *_TEXT, *_IMAGES)
     serve.set_defaults(func=_serve, parser=serve)
+
+
+def _describe_serve(serve: ArgumentParser, *configs: type) -> None:
+    serve.usage = "%(prog)s [MODEL] [flags]"
+    serve.description = (
+        "Serve a language model through the OpenAI API and SGLang's native one, or a diffusion pipeline (a folder with model_index.json) "
+        "through OpenAI's images API. Without flags: a small language model on this machine only."
+    )
+    serve.epilog = (
+        "`%(prog)s FOLDER --help` shows the flags for what FOLDER holds: a language model or a diffusion pipeline. Flags of vLLM and "
+        "SGLang that mean the same are understood too. The server answers /health with 503 while the model loads, and with 200 once it is ready. "
+        "SIGTERM or Ctrl-C lets running requests finish; a second one ends at once."
+    )
+    serve.add_model_argument()
+    serve.add_argument("-h", "--help", action=_ServeHelp, nargs=0, help="show this and end")
+    add_config_arguments(serve, *configs)
+    add_foreign_flags(serve)
+
+
+class _ServeHelp(argparse.Action):
+    """Shows only the flags for what MODEL before `--help` is; for a language model where there is none."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: Any) -> None:
+        from ..runtime.weights.resolve import is_pipeline
+
+        model = getattr(namespace, "model", getattr(namespace, "model_path", ""))
+        shown = ArgumentParser(prog=parser.prog, add_help=False)
+        _describe_serve(shown, *(_IMAGES if is_pipeline(model) else _TEXT))
+        shown.print_help()
+        parser.exit()
 
 
 def _add_generate(commands: Any) -> None:
     generate = commands.add_parser(
         "generate",
         help="make an image or a video from a prompt",
-        usage="%(prog)s --model-path PATH --prompt TEXT [flags]",
+        usage="%(prog)s MODEL --prompt TEXT [flags]",
         description="Run a diffusion pipeline (FLUX.1, Qwen-Image, Wan 2.x, or another of diffusers' with a transformer) for one prompt, "
         "write what it made, and say where the time went.",
     )
+    generate.add_model_argument()
     add_config_arguments(generate, OutputConfig, DiffusionConfig)
     generate.set_defaults(func=_generate, parser=generate)
 
@@ -86,7 +111,7 @@ def _add_explain(commands: Any) -> None:
     explain = commands.add_parser(
         "explain",
         help="show what becomes of a model: its pieces, sizes, times, memory and padding",
-        usage="%(prog)s --model-path PATH [flags]",
+        usage="%(prog)s [MODEL] [flags]",
         description="Cut a model's forward as `serve --piecewise-cuda-graph` does, and show its distinct pieces, where it is cut, what "
         "compiling and capturing takes, and what lists of sizes waste on padding. Takes serve's flags of model, memory and graphs. "
         "Starts no server; what it compiles is in the cache for the next one.",
@@ -102,7 +127,9 @@ def _add_explain(commands: Any) -> None:
     )
     source.add_argument("--dataset", choices=["gsm8k"], help="compute padding on the prompts of a data set")
     shown.add_argument("--data-path", metavar="FILE", help="the data set's file; default: downloaded once")
+    explain.add_model_argument()
     add_config_arguments(explain, EngineConfig)
+    add_foreign_flags(explain)
     explain.set_defaults(func=_explain, parser=explain)
 
 
@@ -145,15 +172,14 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _serving_config(arguments: argparse.Namespace) -> ServerConfig | ImageServerConfig:
-    """The settings for what --model-path holds. Raises `ValueError` for flags that are for something else."""
+    """The settings for what the model path holds. Raises `ValueError` for flags that are for something else."""
     from ..runtime.weights.resolve import find_model, is_pipeline
 
-    text, images = (EngineConfig, ServerConfig), (DiffusionConfig, ImageServerConfig)
     model_path = getattr(arguments, "model_path", EngineConfig().model_path)
     if is_pipeline(find_model(model_path)):
-        refuse_flags(arguments, text, images, f"is for language models, and {model_path} holds a diffusion pipeline")
+        refuse_flags(arguments, _TEXT, _IMAGES, f"is for language models, and {model_path} holds a diffusion pipeline")
         return ImageServerConfig(engine=DiffusionConfig(**given(arguments, DiffusionConfig)), **given(arguments, ImageServerConfig))
-    refuse_flags(arguments, images, text, f"is for diffusion pipelines, and {model_path} holds none")
+    refuse_flags(arguments, _IMAGES, _TEXT, f"is for diffusion pipelines, and {model_path} holds none")
     return server_config(arguments)
 
 

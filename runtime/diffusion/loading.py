@@ -70,7 +70,7 @@ def read_index(folder: Path) -> dict[str, Any]:
     file = folder / PIPELINE_FILE
     if not file.is_file():
         if (folder / "config.json").is_file():
-            raise ValueError(f"{folder} holds a language model, not a diffusion pipeline; run: piecework serve --model-path {folder}")
+            raise ValueError(f"{folder} holds a language model, not a diffusion pipeline; run: piecework serve {folder}")
         raise ValueError(f"{folder} has no {PIPELINE_FILE}; give the folder of a pipeline in diffusers' layout")
     try:
         index = json.loads(file.read_text())

@@ -28,8 +28,8 @@ def resolve_model_path(model_path: str) -> str:
     found = find_model(model_path)
     if is_pipeline(found):
         raise ValueError(
-            f"{model_path} holds a diffusion pipeline, not a language model; run: piecework serve --model-path {model_path}, "
-            f"or: piecework generate --model-path {model_path} --prompt TEXT"
+            f"{model_path} holds a diffusion pipeline, not a language model; run: piecework serve {model_path}, "
+            f"or: piecework generate {model_path} --prompt TEXT"
         )
     return found
 

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piecework.runtime.config import EngineConfig
+from piecework.runtime.foreign_names import SAME
 from piecework.server.args import ArgumentParser, ServerConfig, add_config_arguments, report, server_config
+from piecework.server.foreign_flags import NOTHING_TO_DO, add_foreign_flags
 
 CONFIGS = (EngineConfig, ServerConfig)
 OPTIONS = {
@@ -22,12 +24,27 @@ RANGES = {"port": (0, 65535), "max_queued_requests": (0, 10**6)}
 
 def make_parser() -> ArgumentParser:
     parser = ArgumentParser(prog="piecework serve")
+    parser.add_model_argument()
     add_config_arguments(parser, *CONFIGS)
+    add_foreign_flags(parser)
     return parser
 
 
 def parse(*argv: str) -> ServerConfig:
-    return server_config(make_parser().parse_args(argv))
+    parser = make_parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    parser.settle(arguments, unknown)
+    return server_config(arguments)
+
+
+def error_of(*argv: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a command line is refused with."""
+    with pytest.raises(SystemExit) as ended:
+        parse(*argv)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("piecework serve: error: ") and error.count("\n") == 1
+    return error
 
 
 def values_of(name: str) -> st.SearchStrategy[Any]:
@@ -77,7 +94,7 @@ def test_help_tells_every_flag_and_every_default() -> None:
 def test_every_option_stands_under_a_heading() -> None:
     text = make_parser().format_help()
     headings = {line.removesuffix(":") for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")}
-    assert headings == {"options"} | {item.metadata["group"] for item, _ in OPTIONS.values()}
+    assert headings == {"options", "positional arguments"} | {item.metadata["group"] for item, _ in OPTIONS.values()}
 
 
 @pytest.mark.parametrize(
@@ -113,11 +130,7 @@ def test_a_value_out_of_range_is_refused_by_the_flag_s_name(flag: str, value: st
 
 @pytest.mark.parametrize("argv", [["--port", "many"], ["--dtype", "int4"], ["--port"], ["--drain-timeout", "soon"]])
 def test_a_value_of_the_wrong_kind_is_one_line(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        parse(*argv)
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
-    assert error.startswith("piecework serve: error: ") and error.count("\n") == 1 and argv[0] in error
+    assert argv[0] in error_of(*argv, capsys=capsys)
 
 
 @pytest.mark.parametrize(
@@ -126,16 +139,75 @@ def test_a_value_of_the_wrong_kind_is_one_line(argv: list[str], capsys: pytest.C
         (["--modle-path", "x"], "unknown flag --modle-path; did you mean --model-path?"),
         (["--max-total-token=5"], "unknown flag --max-total-token; did you mean --max-total-tokens?"),
         (["--zzz"], "unknown flag --zzz; `piecework serve --help` lists them"),
-        (["stray"], "unexpected argument 'stray'"),
+        (["model", "stray"], "unexpected argument 'stray'"),
     ],
 )
 def test_an_unknown_flag_names_the_closest(unknown: list[str], answer: str, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = make_parser()
-    _, rest = parser.parse_known_args(unknown)
-    with pytest.raises(SystemExit) as ended:
-        parser.reject(rest)
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == f"piecework serve: error: {answer}\n"
+    assert error_of(*unknown, capsys=capsys) == f"piecework serve: error: {answer}\n"
+
+
+@pytest.mark.parametrize(
+    "argv", [["m"], ["m", "--port", "1"], ["--port", "1", "m"], ["--model", "m"], ["--model-path=m"], ["--model-path", "m", "m"]]
+)
+def test_the_model_is_the_first_argument_or_a_flag(argv: list[str]) -> None:
+    assert parse(*argv).engine.model_path == "m"
+
+
+@pytest.mark.parametrize("argv", [["a", "--model-path", "b"], ["--model-path", "b", "--port", "1", "a"]])
+def test_two_models_are_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "a and --model-path b are two models; give one" in error_of(*argv, capsys=capsys)
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_foreign_flag_means_what_its_own_name_means(name: str) -> None:
+    own, value = SAME[name], [] if SAME[name] == "disable_cuda_graph" else ["7"]
+    assert parse(f"--{name.replace('_', '-')}", *value) == parse(f"--{own.replace('_', '-')}", *value) != parse()
+    assert f"--{name.replace('_', '-')} " not in make_parser().format_help()
+
+
+@pytest.mark.parametrize(
+    ("foreign", "own"),
+    [
+        (["--dtype", "half"], ["--dtype", "float16"]),
+        (["--dtype=float"], ["--dtype=float32"]),
+        (["--max-model-len", "auto"], []),
+        (["--max-model-len", "1k"], ["--context-length", "1000"]),
+        (["--max-model-len", "25.6k"], ["--context-length", "25600"]),
+        (["--max-num-batched-tokens", "2K"], ["--chunked-prefill-size", "2048"]),
+        (["--no-enable-prefix-caching"], ["--disable-radix-cache"]),
+        (["--enable-prefix-caching"], []),
+        (["--no-async-scheduling"], ["--disable-overlap-schedule"]),
+        (["--tp", "1", "--tensor-parallel-size=1", "-pp", "1", "--dp-size", "1", "--kv-cache-dtype", "auto"], []),
+        (["--schedule-policy", "fcfs"], []),
+        ([*NOTHING_TO_DO], []),
+    ],
+)
+def test_foreign_values_are_read_as_their_servers_read_them(foreign: list[str], own: list[str]) -> None:
+    assert parse(*foreign) == parse(*own)
+
+
+@pytest.mark.parametrize(
+    ("argv", "answer"),
+    [
+        (["--tp", "2"], "this version runs on one device; leave it out, or give 1, not 2"),
+        (["--schedule-policy", "lpm"], "requests run by `priority`, higher first, then by arrival"),
+        (["--gpu-memory-utilization", "0.9"], "--mem-fraction-static F is the share of the memory left once the weights are loaded"),
+        (["--gpu-memory-utilization=0.9"], "--mem-fraction-static"),
+        (["model", "--max-prefill-tokens", "8192"], "--chunked-prefill-size N bounds"),
+        (["--kv-cache-memory-bytes", "1"], "--max-total-tokens N"),
+        (["--enable-lora", "--lora-modules", "a=b"], "merge the adapter"),
+        (["-O3"], "--piecewise-cuda-graph compiles"),
+        (["--uvicorn-log-level", "debug"], "--log-level sets"),
+        (["--tool-call-parser", "hermes"], "tool calls"),
+    ],
+)
+def test_what_means_nothing_here_is_told_by_its_name(argv: list[str], answer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer in error_of(*argv, capsys=capsys)
+
+
+@pytest.mark.parametrize("text", ["4.5", "1.0001k", "nan", "infk", "k", "", "1e3", "4096 tokens"])
+def test_what_is_no_whole_number_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is no whole number" in error_of("--context-length", text, capsys=capsys)
 
 
 def test_a_report_is_one_line_whatever_the_message(capsys: pytest.CaptureFixture[str]) -> None:

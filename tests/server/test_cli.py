@@ -109,6 +109,25 @@ def test_a_language_model_takes_none_of_a_diffusion_pipeline_s(
     assert f"{flags[0]} is for diffusion pipelines, and {tmp_path} holds none; leave it out" in printed
 
 
+@pytest.mark.parametrize("place", ["", "{folder}", "--model-path={folder}"])
+def test_help_shows_only_the_flags_that_apply(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for pipeline in (False, True) if place else (False,):
+        if pipeline:
+            (tmp_path / "model_index.json").write_text("{}")
+        with pytest.raises(SystemExit) as ended:
+            main(["serve", *[place.format(folder=tmp_path)] * bool(place), "--help"])
+        assert ended.value.code == 0
+        shown = capsys.readouterr().out
+        assert ("--dit-precision" in shown, "--image-url-memory" in shown) == (pipeline, pipeline)
+        assert ("--context-length" in shown, "--chat-template" in shown) == (not pipeline, not pipeline)
+        assert "--drain-timeout" in shown and "MODEL" in shown
+
+
+@pytest.mark.parametrize("command", [["serve", "--port", "0"], ["explain"], ["generate", "--prompt", "x"], ["bench", "graphs"]])
+def test_a_model_is_named_without_a_flag(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "/nowhere/at/all" in error_of([*command, "/nowhere/at/all"], capsys)
+
+
 @pytest.mark.parametrize(
     "argv", [["--help"], ["serve", "--help"], ["generate", "--help"], ["bench", "--help"], ["serve", "--port", "x"], ["--version"]]
 )

@@ -14,6 +14,7 @@ from scripted_engine import ScriptedEngine
 
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.diffusion.config import DiffusionConfig
+from piecework.runtime.foreign_names import SAME
 from piecework.server.args import ServerConfig
 from piecework.server.images.client import ImageClient
 from piecework.server.images.config import ImageServerConfig
@@ -40,6 +41,14 @@ def flags_named(manual: str, title: str = "Flags") -> set[str]:
 
 def test_flags() -> None:
     assert flags_named(MANUAL) == flags_of(EngineConfig, ServerConfig)
+
+
+def test_foreign_names_and_what_is_taken_without_effect() -> None:
+    told = section("Coming from vLLM or SGLang")
+    rows = dict(re.findall(r"^\| `(--[a-z-]+)[^|]*\| `(--[a-z-]+)", told, re.M))
+    same = {f"--{name.replace('_', '-')}": f"--{own.replace('_', '-')}" for name, own in SAME.items()}
+    assert same.items() <= rows.items()
+    assert rows.keys() - same.keys() == {"--no-enable-prefix-caching", "--no-async-scheduling", "--dtype"}
 
 
 def test_flags_of_generate() -> None:
