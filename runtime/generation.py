@@ -21,7 +21,7 @@ class TextOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One sequence to generate."""
+    """One sequence to generate. `belongs_to`: ids of the requests that it is a part of, by which it can be aborted too."""
 
     rid: str
     prompt_ids: list[int]
@@ -29,6 +29,11 @@ class GenerationRequest:
     text: TextOptions = field(default_factory=TextOptions)
     priority: int = 0
     arrival_time: float = 0.0
+    belongs_to: frozenset[str] = frozenset()
+
+    def goes_by(self, rid: str) -> bool:
+        """Whether whoever says `rid` means this sequence."""
+        return rid == self.rid or rid in self.belongs_to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,8 @@ _LEAST_REPETITION_PENALTY = 0.01
 class SamplingParams:
     """Validated sampling parameters of one sequence.
 
-    `temperature` 0, and what is below 1e-6, is greedy. `top_k` -1 keeps the whole vocabulary. `seed` None draws one from the server's seed.
+    `temperature` 0, and what is below 1e-6, is greedy, and so is `top_p` 0. `top_k` -1 keeps the whole vocabulary. `seed` None draws
+    one from the server's seed.
     `logprobs` None returns none, 0 the chosen token's only, k the k likeliest besides; they are the natural logarithms
     of softmax(logits) before temperature, penalties and bias. `prompt_logprobs` is the same for the prompt's tokens,
     from position `prompt_logprobs_start` on. `stop_token_ids` end the sequence; so does the model's end-of-sequence
@@ -47,7 +48,7 @@ class SamplingParams:
         _require(self.max_new_tokens >= 0, "max_new_tokens", "at least 0", self.max_new_tokens)
         _require(0 <= self.min_new_tokens <= self.max_new_tokens, "min_new_tokens", "between 0 and max_new_tokens", self.min_new_tokens)
         _require(_within(self.temperature, 0.0, 100.0), "temperature", "between 0 and 100", self.temperature)
-        _require(_within(self.top_p, 0.0, 1.0) and self.top_p > 0, "top_p", "above 0 and at most 1", self.top_p)
+        _require(_within(self.top_p, 0.0, 1.0), "top_p", "between 0 and 1", self.top_p)
         _require(self.top_k == -1 or self.top_k >= 1, "top_k", "-1 (all) or at least 1", self.top_k)
         _require(_within(self.min_p, 0.0, 1.0), "min_p", "between 0 and 1", self.min_p)
         _require(_within(self.presence_penalty, -2.0, 2.0), "presence_penalty", "between -2 and 2", self.presence_penalty)
@@ -67,7 +68,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature < _COLDEST
+        return self.temperature < _COLDEST or self.top_p == 0.0
 
     @property
     def penalised(self) -> bool:

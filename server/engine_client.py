@@ -44,8 +44,10 @@ class Engine(Protocol):
         ...
 
     async def abort(self, rid: str | None) -> int:
-        """Abort every request whose id is `rid` or begins with `rid` + "-" (None: all); their iterators end with
-        `FinishReason.ABORT`. Returns how many."""
+        """Abort every sequence whose id is `rid`, or that belongs to it (`GenerationRequest.belongs_to`); None: all.
+
+        Their iterators end with `FinishReason.ABORT`. Returns how many.
+        """
         ...
 
     async def flush_cache(self) -> int:
@@ -66,6 +68,9 @@ class _Stream:
     @property
     def suspect(self) -> bool:
         return not self.delivered
+
+    def goes_by(self, rid: str) -> bool:
+        return self.generation.request.goes_by(rid)
 
     def to_message(self) -> GenerateRequest:
         return self.generation.to_message()

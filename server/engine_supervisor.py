@@ -67,6 +67,10 @@ class Unfinished(Protocol):
         """Whether it may be what ended the engine process."""
         ...
 
+    def goes_by(self, rid: str) -> bool:
+        """Whether `rid` is its id, or that of the client's request which it is a part of."""
+        ...
+
     def to_message(self) -> ToEngine:
         """What a new life of the engine needs to go on with it."""
         ...
@@ -173,8 +177,8 @@ class EngineSupervisor(Generic[R]):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def abort(self, rid: str | None) -> int:
-        """Abort every request whose id is `rid` or begins with `rid` + "-" (None: all); returns how many."""
-        chosen = [known for known in self._requests if rid is None or known == rid or known.startswith(f"{rid}-")]
+        """Abort every request that goes by `rid` (None: all); returns how many."""
+        chosen = [known for known, request in self._requests.items() if rid is None or request.goes_by(rid)]
         for known in chosen:
             self._end(known, FinishReason.ABORT, None)
         if chosen:

@@ -32,6 +32,7 @@ class SequenceGroup:
         self._serving = serving
         self._requests = requests
         self._rids = {request.rid for request in requests}
+        self._names = self._rids.union(*(request.belongs_to for request in requests))
         self._pending: dict[int, list[GenerationOutput]] = {}
         self._running = len(requests)
         self._error: Exception | None = None
@@ -48,15 +49,15 @@ class SequenceGroup:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._serving.live_rids.difference_update(self._rids)
+        self._serving.live_rids.difference_update(self._names)
 
     def _claim_rids(self) -> None:
-        """Clients may choose ids; two requests of one id could not be told apart."""
-        taken = self._rids & self._serving.live_rids
+        """Clients may choose ids; two requests of one id could not be told apart, and who aborts one must not end the other."""
+        taken = self._names & self._serving.live_rids
         if taken or len(self._rids) < len(self._requests):
             which = f"{min(taken)!r} is in use" if taken else "several sequences would have the same"
             raise InvalidRequest(f"rid: {which}; choose another.", param="rid", code="duplicate_rid")
-        self._serving.live_rids.update(self._rids)
+        self._serving.live_rids.update(self._names)
 
     async def next(self) -> list[Update]:
         """What is new, at least one update; empty once all sequences have ended. Raises what a sequence raised."""

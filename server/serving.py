@@ -66,7 +66,7 @@ class AnyServing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving(AnyServing):
-    """A server of a language model. `live_rids`: request ids chosen by clients that are in use."""
+    """A server of a language model. `live_rids`: ids in use, of sequences and of the requests that they belong to."""
 
     purpose = "This server has a language model, for POST /v1/chat/completions and POST /v1/completions"
 

@@ -22,6 +22,9 @@ class _Job:
         self._request = request
         self.result: asyncio.Future[ImageOutput] = asyncio.get_running_loop().create_future()
 
+    def goes_by(self, rid: str) -> bool:
+        return rid == self._request.rid
+
     def to_message(self) -> GenerateImage:
         return self._request
 

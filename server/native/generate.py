@@ -54,12 +54,21 @@ async def _generation_requests(serving: Serving, body: GenerateBody) -> list[Gen
         params = _sampling_params(serving, body, index, ids)
         text = TextOptions(stop=sampling.stop, include_stop=sampling.no_stop_trim, skip_special_tokens=sampling.skip_special_tokens)
         rid = _rid(body, index)
+        belongs_to = frozenset({rid, body.rid} if isinstance(body.rid, str) else {rid})
         for sample in range(sampling.n):
             # Samples of one prompt differ by their seeds alone.
             seeded = params if params.seed is None else replace(params, seed=params.seed + sample)
             part = rid if sampling.n == 1 else f"{rid}-{sample}"
             requests.append(
-                GenerationRequest(rid=part, prompt_ids=ids, params=seeded, text=text, priority=body.priority, arrival_time=arrival)
+                GenerationRequest(
+                    rid=part,
+                    prompt_ids=ids,
+                    params=seeded,
+                    text=text,
+                    priority=body.priority,
+                    arrival_time=arrival,
+                    belongs_to=belongs_to,
+                )
             )
     return requests
 

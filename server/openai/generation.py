@@ -53,7 +53,15 @@ def generation_requests(serving: Serving, body: Body, request_id: str, prompts: 
             seeded = params if body.seed is None else dataclasses.replace(params, seed=body.seed + sample)
             rid = f"{request_id}-{len(requests)}"
             requests.append(
-                GenerationRequest(rid=rid, prompt_ids=ids, params=seeded, text=text, priority=body.priority, arrival_time=arrival)
+                GenerationRequest(
+                    rid=rid,
+                    prompt_ids=ids,
+                    params=seeded,
+                    text=text,
+                    priority=body.priority,
+                    arrival_time=arrival,
+                    belongs_to=frozenset({request_id}),
+                )
             )
     return requests
 

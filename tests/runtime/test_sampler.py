@@ -39,6 +39,12 @@ def test_temperature_zero_takes_the_likeliest() -> None:
     assert tokens(LOGITS[None], [request(temperature=0.0)]) == [0]
 
 
+@pytest.mark.parametrize("others", [{}, {"top_k": 3}, {"min_p": 0.01}, {"temperature": 100.0}], ids=str)
+def test_top_p_zero_takes_the_likeliest(others: dict[str, Any]) -> None:
+    drawn = tokens(LOGITS.expand(500, -1), [request(seed=seed, top_p=0.0, **others) for seed in range(500)])
+    assert set(drawn) == {0}
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_plain_sampling_follows_the_softmax(temperature: float) -> None:
     assert torch.allclose(frequencies(LOGITS, temperature=temperature), (LOGITS / temperature).softmax(-1), atol=0.017)

@@ -72,6 +72,7 @@ class ScriptedEngine:
         assert request.rid not in self.running
         self.requests.append(request)
         self.running.add(request.rid)
+        self._aborted.discard(request.rid)
         generation = Generation(request, self.tokenizer)
         try:
             while not generation.finished:
@@ -82,7 +83,7 @@ class ScriptedEngine:
                 self.dropped.append(request.rid)
 
     async def abort(self, rid: str | None) -> int:
-        chosen = {known for known in self.running if rid is None or known == rid or known.startswith(f"{rid}-")}
+        chosen = {request.rid for request in self.requests if request.rid in self.running and (rid is None or request.goes_by(rid))}
         self._aborted |= chosen
         return len(chosen)
 

@@ -68,8 +68,9 @@ def params(i: int, count: int = 120) -> SamplingParams:
     return SamplingParams(max_new_tokens=count, ignore_eos=True, temperature=0.0 if i % 2 else 0.9, seed=i)
 
 
-def request(rid: str, prompt: list[int], sampling: SamplingParams, **text: object) -> GenerationRequest:
-    return GenerationRequest(rid=rid, prompt_ids=prompt, params=sampling, text=TextOptions(**text))  # type: ignore[arg-type]
+def request(rid: str, prompt: list[int], sampling: SamplingParams, *belongs_to: str, **text: object) -> GenerationRequest:
+    options = TextOptions(**text)  # type: ignore[arg-type]
+    return GenerationRequest(rid=rid, prompt_ids=prompt, params=sampling, text=options, belongs_to=frozenset(belongs_to))
 
 
 async def collect(client: EngineClient, wanted: GenerationRequest) -> list[GenerationOutput]:
@@ -207,15 +208,18 @@ async def test_a_cancelled_consumer_frees_its_request_while_queued(engine: Engin
     await assert_nothing_left(engine)
 
 
-async def test_abort_by_id_reaches_the_parts_of_a_request(engine: EngineClient) -> None:
-    jobs = [asyncio.create_task(collect(engine, request(rid, [1, 2], params(1, 3000)))) for rid in ("a-0", "a-1", "ab-0")]
-    await until(lambda: engine.stats.running_requests == 3)
+async def test_abort_by_id_ends_the_parts_of_a_request_and_no_stranger(engine: EngineClient) -> None:
+    wanted = [request("a-0", [1, 2], params(1, 3000), "a"), request("a-1", [1, 2], params(1, 3000), "a")]
+    strangers = [request(rid, [1, 2], params(1, 3000)) for rid in ("ab-0", "a-2")]
+    jobs = [asyncio.create_task(collect(engine, job)) for job in wanted + strangers]
+    await until(lambda: engine.stats.running_requests == 4)
     assert await engine.abort("a") == 2
     ended = await asyncio.gather(*jobs[:2])
     assert [outputs[-1].finish_reason for outputs in ended] == [FinishReason.ABORT] * 2
-    assert not jobs[2].done()
+    assert not any(job.done() for job in jobs[2:])
+    assert await engine.abort("a-2") == 1
     assert await engine.abort(None) == 1
-    await jobs[2]
+    await asyncio.gather(*jobs[2:])
     await assert_nothing_left(engine)
 
 

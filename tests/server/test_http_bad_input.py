@@ -31,7 +31,7 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 1e6}, "temperature"),
     ({"temperature": "hot"}, "temperature"),
     ({"temperature": [1]}, "temperature"),
-    ({"top_p": 0}, "top_p"),
+    ({"top_p": -0.1}, "top_p"),
     ({"top_p": 1.5}, "top_p"),
     ({"top_k": -2}, "top_k"),
     ({"top_k": 2**70}, "top_k"),
@@ -165,6 +165,13 @@ async def test_a_bad_parameter_is_named(client: httpx.AsyncClient, scripted: Scr
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, GENERATE])
 async def test_a_good_body_is_taken(client: httpx.AsyncClient, path: str) -> None:
     assert (await client.post(path, json=GOOD[path])).status_code == 200
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, GENERATE])
+async def test_top_p_may_be_zero(client: httpx.AsyncClient, scripted: ScriptedEngine, path: str) -> None:
+    body = {"sampling_params": {"top_p": 0}} if path == GENERATE else {"top_p": 0}
+    assert (await client.post(path, json={**GOOD[path], **body})).status_code == 200
+    assert scripted.requests[0].params.greedy
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/v1/tokenize"])

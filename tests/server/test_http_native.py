@@ -158,6 +158,53 @@ async def test_abort_ends_one_request_with_all_its_parts(client: httpx.AsyncClie
     assert (await other).status_code == 200
 
 
+async def test_aborting_one_id_leaves_another_clients_that_begins_alike(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
+    scripted.script.held = True
+    body = {"text": "Hello", "sampling_params": {"n": 2}}
+    mine = asyncio.create_task(client.post("/generate", json={**body, "rid": "mine"}))
+    strange = asyncio.create_task(client.post("/generate", json={**body, "rid": "mine-7"}))
+    while len(scripted.running) < 4:
+        await asyncio.sleep(0.005)
+    assert (await client.post("/abort_request", json={"rid": "mine-7"})).json() == {"aborted": 2}
+    await strange
+    again = asyncio.create_task(client.post("/generate", json={**body, "rid": "mine-7"}))
+    while len(scripted.running) < 4:
+        await asyncio.sleep(0.005)
+    assert (await client.post("/abort_request", json={"rid": "mine"})).json() == {"aborted": 2}
+    await mine
+    assert not again.done()
+    scripted.script.held = False
+    assert {answer["meta_info"]["finish_reason"]["type"] for answer in (await again).json()} == {"length"}
+
+
+@pytest.mark.parametrize(("first", "second"), [("mine", "mine-1"), ("mine-1", "mine")])
+async def test_a_request_cannot_take_the_id_of_a_part_of_another(
+    client: httpx.AsyncClient, scripted: ScriptedEngine, first: str, second: str
+) -> None:
+    scripted.script.held = True
+    body = {"text": "Hello", "sampling_params": {"n": 2}}
+    task = asyncio.create_task(client.post("/generate", json={**body, "rid": first}))
+    while len(scripted.running) < 2:
+        await asyncio.sleep(0.005)
+    assert "mine-1" in error_of(await client.post("/generate", json={**body, "rid": second}), 400, "rid")["message"]
+    assert len(scripted.running) == 2
+    scripted.script.held = False
+    assert (await task).status_code == 200
+
+
+async def test_one_sample_or_one_prompt_of_a_batch_can_be_aborted(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
+    scripted.script.held = True
+    body = {"text": ["Hello", "The"], "rid": "ours", "sampling_params": {"n": 2}}
+    task = asyncio.create_task(client.post("/generate", json=body))
+    while len(scripted.running) < 4:
+        await asyncio.sleep(0.005)
+    counts = [(await client.post("/abort_request", json={"rid": rid})).json()["aborted"] for rid in ("ours-1-0", "ours-0", "ours-")]
+    assert counts == [1, 2, 0]
+    scripted.script.held = False
+    reasons = [answer["meta_info"]["finish_reason"]["type"] for answer in (await task).json()]
+    assert reasons == ["abort", "abort", "abort", "length"]
+
+
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_flush_cache(client: httpx.AsyncClient, method: str) -> None:
     response = await client.request(method, "/flush_cache")
