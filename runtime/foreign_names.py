@@ -30,6 +30,7 @@ def own_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         own = SAME.get(name, name)
         if own in found:
-            raise ValueError(f"{own} is given twice, once as {next(key for key in settings if SAME.get(key, key) == own)}; give it once")
+            foreign = next(key for key in settings if SAME.get(key) == own)
+            raise ValueError(f"{own} is given twice, once as {foreign}; give it once")
         found[own] = own_value(own, value)
     return found

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 from .config import EngineConfig
 from .engine import build_engine
+from .foreign_names import own_names
 from .generation import Generation, GenerationOutput, GenerationRequest, TextOptions
 from .messages import FinishReason, TokenLogprob
 from .sampling_params import SamplingParams
@@ -29,6 +30,11 @@ class Completion:
         self.cached_tokens = 0
         self.error: str | None = None
 
+    def __repr__(self) -> str:
+        counts = f"prompt_tokens={len(self.prompt_ids)}, completion_tokens={len(self.token_ids)}, cached_tokens={self.cached_tokens}"
+        error = f", error={self.error!r}" if self.error is not None else ""
+        return f"Completion(text={self.text!r}, finish_reason={self.finish_reason and self.finish_reason.value!r}, {counts}{error})"
+
     def add(self, output: GenerationOutput) -> None:
         self.text += output.text
         self.token_ids += output.token_ids
@@ -42,14 +48,16 @@ class LLM:
     """An engine in this process.
 
     >>> llm = LLM("smollm2-135m")
-    >>> llm.generate(["The capital of France is"], SamplingParams(temperature=0, max_new_tokens=8))[0].text
+    >>> llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8))[0].text
 
-    Keyword arguments are the fields of `EngineConfig`. Raises `ValueError` that names what to mend.
+    Keyword arguments are the fields of `EngineConfig`, also under vLLM's names (`foreign_names`).
+    Raises `ValueError` that names what to mend.
     """
 
-    def __init__(self, model_path: str = "smollm2-135m", *, progress: bool = False, **settings: Any) -> None:
-        self.config = EngineConfig(model_path=model_path, **settings)
-        self.tokenizer = load_tokenizer(resolve_model_path(model_path), self.config.tokenizer_path)
+    def __init__(self, model_path: str | None = None, *, progress: bool = False, **settings: Any) -> None:
+        named = {} if model_path is None else {"model_path": model_path}
+        self.config = EngineConfig(**own_names({**named, **settings}))
+        self.tokenizer = load_tokenizer(resolve_model_path(self.config.model_path), self.config.tokenizer_path)
         self.scheduler, runner, startup = build_engine(self.config, progress=progress)
         # There is no loop here that could bring pieces in between batches.
         startup.complete(progress=progress)
@@ -58,16 +66,18 @@ class LLM:
 
     def generate(
         self,
-        prompts: Sequence[str | list[int]],
+        prompts: str | Sequence[int] | Sequence[str | list[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         text: TextOptions | None = None,
     ) -> list[Completion]:
-        """Complete every prompt (text or token ids), all at once; `params` for all of them or one each."""
-        shared = params if isinstance(params, SamplingParams) else SamplingParams()
-        each = list(params) if params is not None and not isinstance(params, SamplingParams) else [shared] * len(prompts)
+        """Complete every prompt (text or token ids), all at once; `params` for all of them or one each. One prompt gives a list of one."""
+        listed = _listed(prompts)
+        each = [params or SamplingParams()] * len(listed) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(listed):
+            raise ValueError(f"{len(listed)} prompts came with {len(each)} sampling parameters; give one for all, or one each")
         completions: dict[str, Completion] = {}
         generations: dict[str, Generation] = {}
-        for prompt, own in zip(prompts, each, strict=True):
+        for prompt, own in zip(listed, each, strict=True):
             generation = self._start(prompt, own, text or TextOptions())
             generations[generation.request.rid] = generation
             completions[generation.request.rid] = Completion(generation.request.prompt_ids)
@@ -102,3 +112,10 @@ class LLM:
                     live.discard(output.rid)
                     if output.finish_reason is None:
                         self.scheduler.abort([output.rid])
+
+
+def _listed(prompts: str | Sequence[int] | Sequence[str | list[int]]) -> list[str | list[int]]:
+    """The prompts as a list, also where there is one: a text, or a list of token ids."""
+    one = isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(prompt, int) for prompt in prompts))
+    listed = cast(Sequence[str | list[int]], [prompts] if one else prompts)
+    return [prompt if isinstance(prompt, str) else list(prompt) for prompt in listed]

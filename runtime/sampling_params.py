@@ -13,10 +13,18 @@ _LEAST_REPETITION_PENALTY = 0.01
 """Logits divided by less may overflow float32."""
 
 
+class _Default(int):
+    """A number that nobody gave; one of its own, so that the same number, given, is another object."""
+
+
+_NEW_TOKENS = _Default(128)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Validated sampling parameters of one sequence.
 
+    `max_tokens` is another name to give `max_new_tokens` by, OpenAI's and vLLM's; it is kept under the second alone.
     `temperature` 0, and what is below 1e-6, is greedy, and so is `top_p` 0. `top_k` -1 keeps the whole vocabulary. `seed` None draws
     one from the server's seed.
     `logprobs` None returns none, 0 the chosen token's only, k the k likeliest besides; they are the natural logarithms
@@ -27,7 +35,7 @@ class SamplingParams:
     Raises `ValueError` that names the parameter and its range.
     """
 
-    max_new_tokens: int = 128
+    max_new_tokens: int = _NEW_TOKENS
     min_new_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
@@ -43,8 +51,10 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prompt_logprobs_start: int = 0
+    max_tokens: int | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        self._settle_max_new_tokens()
         _require(self.max_new_tokens >= 0, "max_new_tokens", "at least 0", self.max_new_tokens)
         _require(0 <= self.min_new_tokens <= self.max_new_tokens, "min_new_tokens", "between 0 and max_new_tokens", self.min_new_tokens)
         _require(_within(self.temperature, 0.0, 100.0), "temperature", "between 0 and 100", self.temperature)
@@ -65,6 +75,14 @@ class SamplingParams:
             _require(count is None or 0 <= count <= TOP_LOGPROBS_LIMIT, name, f"between 0 and {TOP_LOGPROBS_LIMIT}", count)
         for token, bias in self.logit_bias.items():
             _require(_within(bias, -100.0, 100.0), "logit_bias", "between -100 and 100", f"{bias} for token {token}")
+
+    def _settle_max_new_tokens(self) -> None:
+        count: int = self.max_new_tokens
+        if count is not _NEW_TOKENS and self.max_tokens is not None:
+            raise ValueError(f"max_new_tokens {count} and max_tokens {self.max_tokens} are two names of one number; give one")
+        if count is _NEW_TOKENS:
+            object.__setattr__(self, "max_new_tokens", int(_NEW_TOKENS) if self.max_tokens is None else self.max_tokens)
+        object.__setattr__(self, "max_tokens", None)
 
     @property
     def greedy(self) -> bool:

@@ -71,8 +71,9 @@ def _describe_serve(serve: ArgumentParser, *configs: type) -> None:
         "through OpenAI's images API. Without flags: a small language model on this machine only."
     )
     serve.epilog = (
-        "`%(prog)s FOLDER --help` shows the flags for what FOLDER holds: a language model or a diffusion pipeline. Flags of vLLM and "
-        "SGLang that mean the same are understood too. The server answers /health with 503 while the model loads, and with 200 once it is ready. "
+        "`%(prog)s FOLDER --help` shows the flags for what FOLDER holds: a language model or a diffusion pipeline. "
+        "Flags of vLLM and SGLang that mean the same are understood too. "
+        "The server answers /health with 503 while the model loads, and with 200 once it is ready. "
         "SIGTERM or Ctrl-C lets running requests finish; a second one ends at once."
     )
     serve.add_model_argument()

@@ -1,0 +1,70 @@
+"""`piecework.LLM`: what a user types first works, and what comes back prints as what it holds."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from tiny_models import make_tiny_model
+
+from piecework.runtime.ipc import decode, encode
+from piecework.runtime.llm import LLM
+from piecework.runtime.messages import GenerateRequest
+from piecework.runtime.sampling_params import SamplingParams
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    path = make_tiny_model(tmp_path_factory.mktemp("model"))
+    return LLM(model=str(path), dtype="float", max_model_len=128, max_num_seqs=4, max_total_tokens=512, num_threads=1)
+
+
+def test_settings_may_have_the_names_that_vllm_gives_them(llm: LLM) -> None:
+    config = llm.config
+    assert (config.dtype, config.context_length, config.max_running_requests) == ("float32", 128, 4)
+    with pytest.raises(ValueError, match="model_path is given twice, once as model; give it once"):
+        LLM("a", model="b")
+
+
+def test_max_tokens_is_max_new_tokens() -> None:
+    assert SamplingParams(max_tokens=5) == SamplingParams(max_new_tokens=5) != SamplingParams()
+    assert SamplingParams(max_tokens=5).max_new_tokens == 5 and SamplingParams().max_new_tokens == 128
+    assert "max_new_tokens=5" in repr(SamplingParams(max_tokens=5))
+    assert dataclasses.replace(SamplingParams(max_tokens=5), max_new_tokens=6).max_new_tokens == 6
+
+
+@pytest.mark.parametrize("count", [5, 128])
+def test_both_names_of_one_number_are_refused(count: int) -> None:
+    with pytest.raises(ValueError, match=f"max_new_tokens {count} and max_tokens 7 are two names of one number; give one"):
+        SamplingParams(max_new_tokens=count, max_tokens=7)
+    with pytest.raises(ValueError, match="at least 0, got -1"):
+        SamplingParams(max_tokens=-1)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(max_tokens=5), SamplingParams(max_new_tokens=128)])
+def test_the_engine_gets_the_number_whatever_it_was_called(params: SamplingParams) -> None:
+    message = GenerateRequest(rid="r", input_ids=[1], params=params)
+    assert decode(encode(message)) == message
+
+
+def test_one_prompt_is_a_list_of_one(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    ids = llm.tokenizer.encode("The quick brown")
+    results = [llm.generate(prompts, params) for prompts in ("The quick brown", ["The quick brown"], ids, [ids])]
+    assert [[one.token_ids for one in found] for found in results] == [[results[0][0].token_ids]] * 4
+    assert llm.generate([], params) == []
+
+
+def test_a_result_prints_as_what_it_holds(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    (found,) = llm.generate("The quick brown", params)
+    count = len(found.prompt_ids)
+    counts = f"prompt_tokens={count}, completion_tokens=3, cached_tokens={found.cached_tokens}"
+    assert repr([found]) == f"[Completion(text={found.text!r}, finish_reason='length', {counts})]"
+    (failed,) = llm.generate([[1] * 500], params)
+    assert "finish_reason='error'" in repr(failed) and f"error={failed.error!r}" in repr(failed)
+
+
+def test_a_wrong_number_of_parameters_is_one_clear_line(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="2 prompts came with 1 sampling parameters; give one for all, or one each"):
+        llm.generate(["a", "b"], [SamplingParams()])
