@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, LiteralString, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from .limits import MAX_SAMPLES, MAX_STOP_LENGTH, MAX_STOP_STRINGS
 
 Prompt = str | list[int]
 """Text, or token ids."""
+_PROMPT_TYPES = "Input should be a string, a list of strings, a list of token ids or a list of such lists"
 
 
 class WireModel(BaseModel):
@@ -30,20 +31,31 @@ class WireModel(BaseModel):
 
 def parse_prompts(value: Any) -> list[Prompt]:
     """Prompts in any of the four forms that OpenAI takes, as a list."""
-    if isinstance(value, str) or _are_ids(value):
+    if isinstance(value, str):
         value = [value]
-    if not isinstance(value, list) or not (all(isinstance(part, str) for part in value) or all(map(_are_ids, value))):
-        raise PydanticCustomError("prompt_type", "Input should be a string, a list of strings, a list of token ids or a list of such lists")
+    elif (ids := _as_ids(value)) is not None:
+        return [ids]
+    if not isinstance(value, list):
+        raise PydanticCustomError("prompt_type", _PROMPT_TYPES)
     if not value:
         raise PydanticCustomError("empty_prompt", "the prompt is empty; send text or token ids")
     for index, part in enumerate(value):
-        if not part:
+        if part == "":
             raise PydanticCustomError("empty_prompt", "prompt {index} is empty; send text or token ids", {"index": index})
-    return value
+    if all(isinstance(part, str) for part in value):
+        return value
+    prompts = [ids for part in value if (ids := _as_ids(part)) is not None]
+    if len(prompts) < len(value):
+        raise PydanticCustomError("prompt_type", _PROMPT_TYPES)
+    return [*prompts]
 
 
-def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(part) is int for part in value) and value != []
+def _as_ids(value: Any) -> list[int] | None:
+    """Token ids, of which there is at least one; None for anything else."""
+    if not isinstance(value, list) or not (kinds := set(map(type, value))) <= {int, float} or not kinds:
+        return None
+    ids = value if kinds == {int} else [parse_integer(part) for part in value]
+    return ids if all(type(part) is int for part in ids) else None
 
 
 def parse_stops(value: Any) -> list[str]:
@@ -75,9 +87,18 @@ def parse_texts(value: Any) -> str | list[str]:
 
 def parse_id_lists(value: Any) -> list[int] | list[list[int]]:
     """Token ids or a list of lists of them, as it is."""
-    if value == [] or _are_ids(value) or (isinstance(value, list) and all(part == [] or _are_ids(part) for part in value)):
-        return cast("list[int] | list[list[int]]", value)
+    ids = [] if value == [] else _as_ids(value)
+    if ids is not None:
+        return ids
+    lists = [part if part == [] else _as_ids(part) for part in value] if isinstance(value, list) else [None]
+    if None not in lists:
+        return cast("list[list[int]]", lists)
     raise PydanticCustomError("token_ids_type", "Input should be a list of token ids or a list of such lists")
+
+
+def parse_integer(value: Any) -> Any:
+    """A whole number that is written as 2.0 is an integer too, as in JSON Schema."""
+    return int(value) if type(value) is float and value.is_integer() else value
 
 
 def disagreement(param: str, message: LiteralString) -> PydanticCustomError:
@@ -110,8 +131,9 @@ Stops = Annotated[list[str], PlainValidator(parse_stops), WithJsonSchema({"anyOf
 LogitBias = Annotated[
     dict[int, float], PlainValidator(parse_logit_bias), WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})
 ]
-Samples = Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Count = Annotated[int, Field(ge=0, lt=2**31)]
-Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Integer = Annotated[int, BeforeValidator(parse_integer)]
+Samples = Annotated[Integer, Field(ge=1, le=MAX_SAMPLES)]
+Seed = Annotated[Integer, Field(ge=-(2**63), lt=2**63)]
+Count = Annotated[Integer, Field(ge=0, lt=2**31)]
+Priority = Annotated[Integer, Field(ge=-(2**31), lt=2**31)]
 """Higher runs first."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from ..wire import Seed, Unsupported, WireModel, disagreement
+from ..wire import Integer, Seed, Unsupported, WireModel, disagreement
 
 MAX_IMAGES = 10
 """Largest `n`, as OpenAI's."""
@@ -51,11 +51,11 @@ class ImagesRequest(WireModel):
 
     prompt: str
     model: str | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_IMAGES)] = 1
+    n: Annotated[Integer, Field(ge=1, le=MAX_IMAGES)] = 1
     size: Annotated[Size, PlainValidator(parse_size), WithJsonSchema({"type": "string", "default": "auto"})] = Size(None, None)
     response_format: Literal["b64_json", "url"] = "b64_json"
     output_format: Literal["png", "jpeg", "webp"] = "png"
-    output_compression: Annotated[int, Field(ge=0, le=100, description="quality of jpeg and webp")] = 95
+    output_compression: Annotated[Integer, Field(ge=0, le=100, description="quality of jpeg and webp")] = 95
     user: str | None = None
 
     quality: Annotated[str | None, Field(description="ignored, with a warning")] = None
@@ -64,13 +64,13 @@ class ImagesRequest(WireModel):
     moderation: Annotated[str | None, Field(description="ignored, with a warning")] = None
 
     seed: Annotated[Seed | None, Field(description="of the first image, the next one's is one more; default: drawn")] = None
-    width: int | None = None
-    height: int | None = None
+    width: Integer | None = None
+    height: Integer | None = None
     negative_prompt: str | None = None
-    num_inference_steps: int | None = None
+    num_inference_steps: Integer | None = None
     guidance_scale: float | None = None
     guidance_scale_2: float | None = None
-    num_frames: Annotated[int, AfterValidator(_only_one_frame)] = 1
+    num_frames: Annotated[Integer, AfterValidator(_only_one_frame)] = 1
 
     true_cfg_scale: Annotated[Any, AfterValidator(_only_guidance)] = None
     stream: Unsupported = None

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from ..wire import Count, IdLists, LogitBias, Priority, Samples, Seed, Stops, Texts, Unsupported, WireModel, disagreement
+from ..wire import Count, IdLists, Integer, LogitBias, Priority, Samples, Seed, Stops, Texts, Unsupported, WireModel, disagreement
 
 T = TypeVar("T")
 
@@ -24,13 +24,13 @@ class NativeSampling(WireModel):
     min_new_tokens: Count = 0
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = -1
+    top_k: Annotated[Integer, Field(ge=-1, lt=2**31)] = -1
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     stop: Stops = Field(default_factory=list)
-    stop_token_ids: list[int] = Field(default_factory=list)
+    stop_token_ids: list[Integer] = Field(default_factory=list)
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     no_stop_trim: bool = False
@@ -72,7 +72,7 @@ class GenerateBody(WireModel):
     rid: Rid | None = None
     stream: bool = False
     return_logprob: PerPrompt[bool] = Field(default=[False])
-    logprob_start_len: PerPrompt[Annotated[int, Field(ge=-1, lt=2**31)]] = Field(default=[-1])
+    logprob_start_len: PerPrompt[Annotated[Integer, Field(ge=-1, lt=2**31)]] = Field(default=[-1])
     top_logprobs_num: PerPrompt[Count] = Field(default=[0])
     return_text_in_logprobs: bool = False
     priority: Priority = 0

@@ -78,11 +78,14 @@ class _ChatChunks(ChunkWriter):
         self._wants_logprobs = body.logprobs
         self._begun: set[int] = set()
 
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        if index in self._begun:
+            return []
+        self._begun.add(index)
+        return [_piece(index, {"role": "assistant", "content": ""})]
+
     def choices(self, index: int, output: GenerationOutput) -> list[dict[str, Any]]:
         choices = []
-        if index not in self._begun:
-            self._begun.add(index)
-            choices.append(_piece(index, {"role": "assistant", "content": ""}))
         entries = output.logprobs if self._wants_logprobs else None
         if output.text or entries:
             logprobs = chat_logprobs(self._tokenizer, entries) if entries else None

@@ -131,11 +131,13 @@ class Usage:
         self._cached_tokens: dict[int, int] = {}
         self._completion_tokens = 0
 
-    def add(self, index: int, output: GenerationOutput) -> None:
-        """Take what is new about sequence `index`."""
-        self._completion_tokens += len(output.token_ids)
+    def add_prompt(self, index: int, output: GenerationOutput) -> None:
+        """Take what an output of sequence `index` tells of its prompt."""
         if index % self._samples == 0:
             self._cached_tokens[index] = output.cached_tokens
+
+    def add_tokens(self, output: GenerationOutput) -> None:
+        self._completion_tokens += len(output.token_ids)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -150,5 +152,6 @@ def total_usage(requests: Sequence[GenerationRequest], samples: int, outputs: Se
     """The usage of a whole answer."""
     usage = Usage(requests, samples)
     for index, output in enumerate(outputs):
-        usage.add(index, output)
+        usage.add_prompt(index, output)
+        usage.add_tokens(output)
     return usage.as_dict()

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from ..wire import Count, IdLists, LogitBias, Priority, Prompts, Samples, Seed, Stops, Texts, Unsupported, WireModel, disagreement
+from ..wire import Count, IdLists, Integer, LogitBias, Priority, Prompts, Samples, Seed, Stops, Texts, Unsupported, WireModel, disagreement
 
 
 class StreamOptions(WireModel):
@@ -49,11 +49,11 @@ class GenerationBody(WireModel):
     frequency_penalty: float = 0.0
     user: str | None = None
 
-    top_k: Annotated[int, Field(ge=-1, lt=2**31, description="-1 or 0: all tokens")] = -1
+    top_k: Annotated[Integer, Field(ge=-1, lt=2**31, description="-1 or 0: all tokens")] = -1
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     min_tokens: Count = 0
-    stop_token_ids: list[int] = Field(default_factory=list)
+    stop_token_ids: list[Integer] = Field(default_factory=list)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True

@@ -81,6 +81,10 @@ class ChunkWriter(ABC):
         self._include_usage = include_usage
         self._continuous_usage = continuous_usage
 
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        """The choices that come before any token of sequence `index` is told of, the first time that it is asked for."""
+        return []
+
     @abstractmethod
     def choices(self, index: int, output: GenerationOutput) -> list[dict[str, Any]]:
         """The choices that tell what is new about sequence `index`."""
@@ -88,7 +92,9 @@ class ChunkWriter(ABC):
     def events(self, updates: list[Update]) -> bytes:
         chunks = []
         for index, output in updates:
-            self._usage.add(index, output)
+            self._usage.add_prompt(index, output)
+            chunks += [event(self._chunk(choice)) for choice in self.opening(index)]
+            self._usage.add_tokens(output)
             chunks += [event(self._chunk(choice)) for choice in self.choices(index, output)]
         return b"".join(chunks)
 

@@ -167,6 +167,30 @@ async def test_a_good_body_is_taken(client: httpx.AsyncClient, path: str) -> Non
     assert (await client.post(path, json=GOOD[path])).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "names", "whole"),
+    [
+        (COMPLETIONS, ("max_tokens", "max_completion_tokens", "min_tokens", "n", "best_of", "seed", "top_k", "logprobs", "priority"), 2),
+        (COMPLETIONS, ("stop_token_ids", "prompt"), [5, 6]),
+        (CHAT, ("max_tokens", "max_completion_tokens", "min_tokens", "n", "best_of", "seed", "top_k", "priority"), 2),
+        (GENERATE, ("priority", "logprob_start_len", "top_logprobs_num"), 2),
+    ],
+    ids=str,
+)
+async def test_a_whole_number_may_be_written_with_a_point(
+    client: httpx.AsyncClient, scripted: ScriptedEngine, path: str, names: tuple[str, ...], whole: Any
+) -> None:
+    """To JSON Schema 2.0 is an integer, and 2.5 and true are none."""
+    for name in names:
+        given = {**GOOD[path], "best_of": 3, name: [float(part) for part in whole] if isinstance(whole, list) else float(whole)}
+        assert (await client.post(path, json=given)).status_code == 200, name
+        for wrong in (2.5, True):
+            response = await client.post(path, json={**given, name: [wrong] if isinstance(whole, list) else wrong})
+            assert response.status_code == 400, name
+            assert response.json()["error"]["param"].startswith(name)
+    assert all(type(token) is int for request in scripted.requests for token in [*request.prompt_ids, *request.params.stop_token_ids])
+
+
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, GENERATE])
 async def test_top_p_may_be_zero(client: httpx.AsyncClient, scripted: ScriptedEngine, path: str) -> None:
     body = {"sampling_params": {"top_p": 0}} if path == GENERATE else {"top_p": 0}

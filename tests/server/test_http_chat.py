@@ -125,6 +125,13 @@ async def test_usage_on_a_stream(client: httpx.AsyncClient) -> None:
     assert (last["choices"], last["usage"]) == ([], (await chat(client, n=2))["usage"])
 
 
+async def test_usage_on_every_chunk_counts_no_token_before_it_is_told(client: httpx.AsyncClient) -> None:
+    chunks = await stream(client, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [0, 1, 2, 3, 4, 4, 4]
+    assert len({(chunk["usage"]["prompt_tokens"], str(chunk["usage"]["prompt_tokens_details"])) for chunk in chunks}) == 1
+
+
 async def test_no_stop_string_shows_in_a_stream(client: httpx.AsyncClient) -> None:
     chunks = await stream(client, stop=["old friend"], max_tokens=30)
     assert "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]) == "Hello there, "
