@@ -63,7 +63,7 @@ _REMEDY = {
 
 @dataclass(slots=True)
 class GraphStats:
-    """Counters of one phase's graphs. `capture_seconds`: by size. `graph_bytes`: of the whole pool."""
+    """Counters of one phase's graphs. `capture_seconds`: by size. `graph_bytes`: of all pools."""
 
     replays: int = 0
     replayed_tokens: int = 0
@@ -99,6 +99,7 @@ class Graphs:
         self._dummy_step, self._eager = dummy_step, eager
         self._phase, self._debug = phase, debug
         self._pool = platform.graph_pool()
+        self._bytes_of_earlier_pools = 0
         self._stream = platform.graph_stream()
         self._recordings: dict[int, Recording] = {}
         self._frozen = False
@@ -123,7 +124,7 @@ class Graphs:
             self._disable(size, failure)
             return False
         self.stats.num_graphs += self._recordings[size].num_graphs
-        self.stats.graph_bytes = self._platform.graph_bytes(self._pool)
+        self.stats.graph_bytes = self._bytes_of_earlier_pools + self._platform.graph_bytes(self._pool)
         self.stats.capture_seconds[size] = time.perf_counter() - began
         return True
 
@@ -218,9 +219,19 @@ class Graphs:
         remedy = _REMEDY[failure.reason]
         unit = "requests" if self._phase == "decode" else "tokens"
         logger.warning("%s graphs: %d %s run without a graph (%s: %s); %s", self._phase, size, unit, *failure, remedy)
+        self._renew_pool()
         if failure.reason is Reason.OUT_OF_MEMORY:
             gc.collect()
             self._platform.empty_cache()
+
+    def _renew_pool(self) -> None:
+        """A new handle for the captures to come.
+
+        torch refuses one whose graphs are all gone, and one that a failed capture left recording, and tells of neither beforehand.
+        """
+        self._platform.abandon_graph_pool(self._pool)
+        self._bytes_of_earlier_pools = self.stats.graph_bytes if self._recordings else 0
+        self._pool = self._platform.graph_pool()
 
     @contextmanager
     def _quiet_gc(self) -> Iterator[None]:

@@ -39,6 +39,10 @@ class Graph(Protocol):
         ...
 
 
+_lost: list[Any] = []
+"""Graphs whose captures could not begin or end. The allocator goes on asking them what belongs to their pools, so they must not die."""
+
+
 class DeviceGraph:
     """A graph of a device whose API is that of `torch.cuda`: `graph` records what is launched on a side stream.
 
@@ -65,15 +69,24 @@ class DeviceGraph:
     def begin(self, pool: Any, stream: Any) -> None:
         with contextlib.ExitStack() as entered:
             entered.enter_context(self._stream_context(stream))
-            self._graph.capture_begin(pool=pool, capture_error_mode=self._error_mode)
+            with self._kept_if_lost():
+                self._graph.capture_begin(pool=pool, capture_error_mode=self._error_mode)
             self._recording = entered.pop_all()
 
     def end(self) -> None:
-        with self._recording:
+        with self._recording, self._kept_if_lost():
             self._graph.capture_end()
 
     def replay(self) -> None:
         self._graph.replay()
+
+    @contextlib.contextmanager
+    def _kept_if_lost(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            _lost.append(self._graph)
+            raise
 
 
 def weak_ref_tensor(tensor: torch.Tensor) -> torch.Tensor:

@@ -198,6 +198,9 @@ class Platform:
         """A handle of memory that graphs share if they are replayed in the order of their captures."""
         raise NotImplementedError
 
+    def abandon_graph_pool(self, pool: Any) -> None:
+        """Give back what a capture that failed has left in a pool. Its graphs stay; nothing may be captured into it any more."""
+
     def graph_bytes(self, pool: Any) -> int:
         """Bytes that the graphs of a pool take, their outputs included."""
         raise NotImplementedError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,28 @@ _POISON = 0xFF
 
 
 class PoisonedPool(CpuGraphPool):
-    """Fills memory with poison when it is given out and when it comes back."""
+    """Fills memory with poison when it is given out and when it comes back; refuses the captures that a device's allocator refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._graphs = 0
+        self._used = self.recording = False
+
+    def begin(self) -> None:
+        """Raises RuntimeError where all graphs of the pool are gone, and where a capture into it never came to its end."""
+        if self._used and not self._graphs:
+            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED: all graphs of the pool are gone")
+        self._graphs += 1
+        if self.recording:
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+        self._used = self.recording = True
+
+    def captured(self, graph: RecordedGraph) -> None:
+        self.recording = False
+        weakref.finalize(graph, self.release).atexit = False
+
+    def release(self) -> None:
+        self._graphs -= 1
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
         owner = super().like(tensor)
@@ -37,6 +59,9 @@ class RecordedGraph:
         self._platform = platform
         self._launches: list[Callable[[], None]] = []
         self._results: list[torch.Tensor] = []
+        self._pool: PoisonedPool | None = None
+        self._number = -1
+        self._captured = False
 
     def capture(self, work: Work, pool: PoisonedPool, stream: Any) -> list[torch.Tensor]:
         self.begin(pool, stream)
@@ -46,16 +71,25 @@ class RecordedGraph:
             self.end()
 
     def begin(self, pool: PoisonedPool, stream: Any) -> None:
-        self._platform.count_capture()
+        pool.begin()
+        self._number = self._platform.count_capture()
         self._platform.recorder.record_into(self, pool)
+        self._pool = pool
 
     def end(self) -> None:
         self._platform.recorder.record_into(None, None)
+        if self._number in self._platform.invalidate_at:
+            raise RuntimeError("operation failed due to a previous error during capture")
+        assert self._pool is not None
+        self._pool.captured(self)
+        self._captured = True
         # A capture launches nothing: what its ops would have written is not there yet.
         for result in self._results:
             _poison(result)
 
     def replay(self) -> None:
+        if not self._captured:
+            raise RuntimeError("Called replay without a preceding successful capture.")
         self._platform.replays += 1
         for launch in self._launches:
             launch()
@@ -109,7 +143,7 @@ class _Recorder(TorchDispatchMode):
 
 
 class RecordingPlatform(CpuPlatform):
-    """`fail_at`: the number of a capture that fails, and how."""
+    """`fail_at`: the number of a capture that the device refuses to begin, and how; `invalidate_at`: those that end without a graph."""
 
     graphs_are_real = True
     padding_limit = 8.0
@@ -118,6 +152,7 @@ class RecordingPlatform(CpuPlatform):
         self.captures = self.replays = 0
         self.recorder = _Recorder()
         self.fail_at: dict[int, Exception] = {}
+        self.invalidate_at: set[int] = set()
 
     def graph(self, host_arguments: HostArguments | None = None) -> RecordedGraph:  # type: ignore[override]
         return RecordedGraph(self)
@@ -125,11 +160,18 @@ class RecordingPlatform(CpuPlatform):
     def graph_pool(self) -> PoisonedPool:
         return PoisonedPool()
 
-    def count_capture(self) -> None:
-        error = self.fail_at.get(self.captures)
+    def abandon_graph_pool(self, pool: PoisonedPool) -> None:  # type: ignore[override]
+        if pool.recording:
+            pool.recording = False
+            pool.release()
+
+    def count_capture(self) -> int:
+        """The number of the capture that begins."""
+        number = self.captures
         self.captures += 1
-        if error is not None:
-            raise error
+        if number in self.fail_at:
+            raise self.fail_at[number]
+        return number
 
 
 def _poison(tensor: torch.Tensor) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -114,6 +114,12 @@ class CudaPlatform(Platform):
 
     def graph_pool(self) -> Any:
         return torch.cuda.graph_pool_handle()
+
+    def abandon_graph_pool(self, pool: Any) -> None:
+        # Where the end of a capture raises, torch leaves the pool recording, and counts the lost graph among its users.
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+            torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
 
     def graph_bytes(self, pool: Any) -> int:
         segments: list[dict[str, Any]] = torch.cuda.memory_snapshot(pool, include_traces=False)  # type: ignore[no-untyped-call]

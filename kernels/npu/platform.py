@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
@@ -34,6 +34,8 @@ class NpuPlatform(Platform):
         import torch_npu
 
         self._weak_ref_tensor = torch_npu._C._weak_ref_tensor
+        self._end_allocate_to_pool = torch_npu._C._npu_endAllocateToPool
+        self._release_pool = torch_npu._C._npu_releasePool
         self._reserved_before_graphs = 0
 
     def device(self) -> torch.device:
@@ -73,6 +75,12 @@ class NpuPlatform(Platform):
     def graph_pool(self) -> Any:
         self._reserved_before_graphs = torch.npu.memory_reserved()
         return torch.npu.graph_pool_handle()
+
+    def abandon_graph_pool(self, pool: Any) -> None:
+        # Where the end of a capture raises, torch_npu leaves the pool recording, and counts the lost graph among its users.
+        with suppress(RuntimeError):
+            self._end_allocate_to_pool(torch.npu.current_device(), pool)
+            self._release_pool(torch.npu.current_device(), pool)
 
     def graph_bytes(self, pool: Any) -> int:
         """What the allocator has taken since the last pool was made: weights and KV cache were there before."""

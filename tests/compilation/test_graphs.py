@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from recording_platform import RecordingPlatform
+from recording_platform import RecordedGraph, RecordingPlatform
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from toy_forward import ToyModel, attention, step
 
@@ -176,6 +176,60 @@ def test_a_capture_that_fails_disables_its_size_alone(
     assert "8 tokens run without a graph" in record.message
     assert "--" in record.message, "the line names a flag that helps"
     assert "\n" not in record.message
+
+
+def failing_after(end: Callable[[RecordedGraph], None], platform: RecordingPlatform, captures: int) -> Callable[[RecordedGraph], None]:
+    """`end`, which then raises for that many captures begun."""
+
+    def fails(graph: RecordedGraph) -> None:
+        end(graph)
+        if platform.captures == captures:
+            raise RuntimeError("an op failed in the capture")
+
+    return fails
+
+
+@pytest.mark.parametrize("forward", FORWARDS)
+@pytest.mark.parametrize("how", ["refused", "invalidated", "the work fails"])
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_after_a_capture_that_failed_all_others_succeed(
+    toy: tuple[ToyModel, PiecewiseForward], forward: str, how: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever size fails, at whichever of its graphs: the pool that the failure has ended is not asked for again."""
+    graphs_a_size = {"pieces": PIECES, "breakable": PIECES, "full": 1}[forward]
+    for piece in range(graphs_a_size):
+        platform, capture = RecordingPlatform(), number * graphs_a_size + piece
+        if how == "refused":
+            platform.fail_at = {capture: RuntimeError("no capture today")}
+        elif how == "invalidated":
+            platform.invalidate_at = {capture}
+        else:
+            monkeypatch.setattr(RecordedGraph, "end", failing_after(RecordedGraph.end, platform, capture + 1))
+        graphs = captured(make(toy[0], FORWARDS[forward](toy), platform))
+        monkeypatch.undo()
+        failed = [16, 8, 4][number]
+        assert graphs.stats.disabled == {failed: Reason.CAPTURE_FAILED}
+        assert graphs.captured == [size for size in SIZES if size != failed]
+        check_answers(graphs, toy[0], graphs.captured)
+
+
+def test_after_a_replay_that_failed_a_size_can_still_be_captured(toy: tuple[ToyModel, PiecewiseForward]) -> None:
+    graphs = make(*toy, RecordingPlatform())
+    graphs.capture(8)
+    with attention(fail_in_layer=1):
+        assert graphs.replay(8, step(8)) is None
+    assert graphs.capture(4)
+    check_answers(graphs, toy[0], [4])
+
+
+def test_the_memory_of_every_pool_is_counted(toy: tuple[ToyModel, PiecewiseForward]) -> None:
+    platform = RecordingPlatform()
+    graphs = make(*toy, platform)
+    graphs.capture(16)
+    largest = graphs.stats.graph_bytes
+    platform.fail_at = {PIECES: RuntimeError("no capture today")}
+    assert not graphs.capture(8) and graphs.capture(4)
+    assert graphs.stats.graph_bytes > largest
 
 
 def test_a_failing_split_op_disables_the_size(toy: tuple[ToyModel, PiecewiseForward]) -> None:

@@ -31,7 +31,11 @@ OPS = (
 )
 """Ops that a server of language models calls; one more op is one more line here."""
 
-COMPILED = {"torch_npu._C._weak_ref_tensor": "(tensor, /)"}
+COMPILED = {
+    "torch_npu._C._npu_endAllocateToPool": "(device, mempool_id, /)",
+    "torch_npu._C._npu_releasePool": "(device, mempool_id, /)",
+    "torch_npu._C._weak_ref_tensor": "(tensor, /)",
+}
 """Functions of the wheel's C++ that its own Python sources use in this way."""
 
 ATTRIBUTES = {"torch.npu.NPUGraph": ("auto_dispatch_capture", "graph_dispatch_mode")}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from compiled_here import CompiledHere
 from tiny_models import make_tiny_model
 
+from piecework.kernels.graph import DeviceGraph
 from piecework.kernels.npu.attention import AscendAttention
 from piecework.kernels.npu.platform import NpuPlatform
 from piecework.runtime import graph_startup
@@ -87,6 +90,36 @@ def test_other_pages_and_chunks_equal_the_cpu(tmp_path: Path, simnpu: Any, setti
 def test_a_sliding_window_equals_the_cpu(tmp_path: Path, simnpu: Any) -> None:
     path = make_tiny_model(tmp_path / "model", "mistral", num_hidden_layers=LAYERS, sliding_window=24)
     assert_same(engine(path, "npu").generate(PROMPTS, PARAMS), engine(path, "cpu").generate(PROMPTS, PARAMS))
+
+
+@pytest.mark.parametrize("backend", ["piecewise", "breakable"])
+@pytest.mark.parametrize("number", range(len(SIZES)))
+def test_after_an_invalidated_capture_all_others_succeed(
+    tmp_path: Path, emptied_simnpu: Any, monkeypatch: pytest.MonkeyPatch, backend: str, number: int
+) -> None:
+    """An op that makes the host wait ends one capture, at its second graph; its memory comes back, and other sizes are captured."""
+    path = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS)
+    before, end, seen = torch.npu.memory_reserved(), DeviceGraph.end, []
+
+    def waits(graph: DeviceGraph) -> None:
+        seen.append(graph)
+        if len(seen) == number * (LAYERS + 1) + 2:
+            with suppress(RuntimeError):
+                torch.ones(1, device="npu").item()
+        end(graph)
+
+    monkeypatch.setattr(DeviceGraph, "end", waits)
+    llm = with_graphs(path, backend)
+    failed = sorted(SIZES, reverse=True)[number]
+    assert llm.info.graphs.failed_sizes == {str(failed): "capture_failed"}
+    assert llm.info.graphs.prefill_sizes == [size for size in SIZES if size != failed]
+    assert_same(llm.generate(PROMPTS, PARAMS), engine(path, "cpu").generate(PROMPTS, PARAMS))
+    seen.clear()
+    del llm
+    gc.unfreeze()
+    gc.collect()
+    torch.npu.empty_cache()
+    assert torch.npu.memory_reserved() <= before
 
 
 def test_without_graphs_to_spare_sizes_run_eagerly(tmp_path: Path, simnpu: Any) -> None:

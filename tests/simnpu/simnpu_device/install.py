@@ -76,7 +76,7 @@ class Simulator:
             extension().forbid_waiting(False)
 
     def clean_up(self) -> None:
-        """Ends what a test may leave behind: a capture, an update, a current stream."""
+        """Ends what a test may leave behind: a capture, a pool that records, an update, a current stream."""
         extension().abort_capture()
         extension().empty_cache()
 
@@ -94,6 +94,8 @@ def install() -> Simulator:
                 setattr(npu, name, value)
     npu.NPUGraph = graphs.make_graph_class()  # type: ignore[attr-defined]
     compiled._weak_ref_tensor = extension().weak_reference  # type: ignore[attr-defined]
+    compiled._npu_endAllocateToPool = lambda device, pool: extension().end_recording(pool)  # type: ignore[attr-defined]
+    compiled._npu_releasePool = lambda device, pool: extension().release_pool(pool)  # type: ignore[attr-defined]
     package.npu, package._C, package.__version__ = npu, compiled, f"{contract()['torch_npu']}+simulated"  # type: ignore[attr-defined]
     torch._register_device_module("npu", npu)
     torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)

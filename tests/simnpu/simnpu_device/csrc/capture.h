@@ -154,7 +154,9 @@ inline bool is_stream_capturing(StreamId stream) {
 
 inline PoolId pool_for_allocation() {
   auto capture = capture_here();
-  return capture ? capture->pool : kDefaultPool;
+  if (!capture) return kDefaultPool;
+  memory.ask_recording_graphs();
+  return capture->pool;
 }
 
 }  // namespace simnpu

@@ -100,7 +100,10 @@ class Graph {
  public:
   Graph() = default;
   Graph(const Graph&) = delete;
-  ~Graph() { reset(); }
+  ~Graph() {
+    reset();
+    memory.graph_is_gone(this);
+  }
 
   void capture_begin(std::optional<PoolId> pool, const std::string& error_mode) {
     TORCH_CHECK(!recording_, "This NPUGraph instance already owns a captured graph. To capture a new graph, create a new instance.");
@@ -108,11 +111,12 @@ class Graph {
         error_mode == "global" || error_mode == "thread_local" || error_mode == "relaxed",
         "Unknown capture error mode. Expected `global`, `thread_local`, or `relaxed`, got ", error_mode);
     TORCH_CHECK(current_stream != kDefaultStream, "NPU graphs must be captured on a non-default stream.");
+    // The allocator is told first, so a capture that the device refuses leaves the pool recording.
+    pool_ = pool.value_or(new_pool_id());
+    memory.begin_recording(pool_, this);
     TORCH_CHECK(live_graphs < settings.graph_limit, "simnpu: no stream left for another graph: ", settings.graph_limit, " are kept");
     std::lock_guard<std::mutex> lock(the_capture_mutex);
     TORCH_CHECK(!the_capture, "simnpu: a capture is already under way in this process");
-    pool_ = pool.value_or(new_pool_id());
-    memory.retain_pool(pool_);
     the_capture = std::make_shared<Capture>(
         Capture{pool_, current_stream, std::this_thread::get_id(), error_mode, {current_stream}});
     capture_ = the_capture;
@@ -123,12 +127,13 @@ class Graph {
     auto capture = abandon_capture();
     const bool same_stream = capture->stream == current_stream;
     if (capture->invalidated_by.empty() && same_stream) {
+      memory.end_recording(pool_);
       recording_ = capture->recording;
       ++live_graphs;
       if (recording_->empty()) TORCH_WARN("The NPU graph is empty: nothing was launched on the capturing stream.");
       return;
     }
-    memory.release_pool(pool_);
+    // torch_npu raises before it tells the allocator, and counts the graph among the pool's for good.
     TORCH_CHECK(same_stream, "Capture must end on the same stream it began on.");
     TORCH_CHECK(false, "simnpu: the capture was invalidated by ", capture->invalidated_by, " and gives no graph");
   }
@@ -141,8 +146,8 @@ class Graph {
 
   void reset() {
     if (capture_) abandon_capture();
-    else if (!recording_) return;
-    if (recording_) --live_graphs;
+    if (!recording_) return;
+    --live_graphs;
     recording_ = nullptr;
     memory.release_pool(pool_);
   }

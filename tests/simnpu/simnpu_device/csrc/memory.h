@@ -9,6 +9,7 @@
 #include <list>
 #include <map>
 #include <mutex>
+#include <set>
 #include <utility>
 
 namespace simnpu {
@@ -75,16 +76,48 @@ class Memory {
     return block->second.live || pool_users_.count(segments_.at(block->second.segment).pool);
   }
 
-  void retain_pool(PoolId pool) {
+  // A capture begins: its pool records until end_recording, which a capture that was invalidated never reaches.
+  void begin_recording(PoolId pool, const void* graph) {
     std::lock_guard<std::mutex> lock(mutex_);
+    TORCH_CHECK(
+        !finished_pools_.count(pool), "it->second->use_count > 0 INTERNAL ASSERT FAILED: all graphs of memory pool (",
+        pool.first, ", ", pool.second, ") are gone, and the pool with them");
     ++pool_users_[pool];
+    TORCH_CHECK(!recording_.count(pool), "beginAllocateToPool: already recording to mempool_id");
+    recording_[pool] = graph;
   }
 
-  // The last graph of a pool hands the pool's memory to everyone.
+  void end_recording(PoolId pool) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    TORCH_CHECK(recording_.erase(pool), "endAllocatePool: not currently recording to mempool_id");
+  }
+
+  // The allocator asks the graph of every pool that records whether an allocation of a capturing stream belongs to it.
+  void graph_is_gone(const void* graph) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& [pool, owner] : recording_)
+      if (owner == graph) owner = nullptr;
+  }
+  void ask_recording_graphs() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& [pool, owner] : recording_)
+      TORCH_CHECK(owner, "simnpu: an allocation asks a graph that is gone while its pool still records (hardware: undefined)");
+  }
+
+  void forget_recordings() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    recording_.clear();
+  }
+
+  // The last graph of a pool hands the pool's memory to everyone, and nothing can be captured into the pool again. (torch
+  // forgets a finished pool once empty_cache() has freed all of it; nobody should count on that.)
   void release_pool(PoolId pool) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (--pool_users_[pool] > 0) return;
-    pool_users_.erase(pool);
+    auto users = pool_users_.find(pool);
+    TORCH_CHECK(users != pool_users_.end(), "it != graph_pools.end() INTERNAL ASSERT FAILED: an unknown memory pool");
+    if (--users->second > 0) return;
+    pool_users_.erase(users);
+    finished_pools_.insert(pool);
     for (auto& [address, segment] : segments_)
       if (segment.pool == pool) segment.pool = kDefaultPool;
     for (auto& [address, size] : free_[pool]) poison(address, size);
@@ -120,6 +153,8 @@ class Memory {
   std::map<PoolId, FreeBlocks> free_;
   std::list<Address> retired_;  // segments given back, oldest first
   std::map<PoolId, int> pool_users_;
+  std::set<PoolId> finished_pools_;
+  std::map<PoolId, const void*> recording_;  // by pool, the graph that is being captured
   Address next_ = 0;
   size_t allocated_ = 0, reserved_ = 0, peak_ = 0;
 

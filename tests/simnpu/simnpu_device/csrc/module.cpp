@@ -37,6 +37,7 @@ void abort_capture() {
   the_capture = nullptr;
   task_update = nullptr;
   current_stream = kDefaultStream;
+  memory.forget_recordings();
 }
 
 }  // namespace
@@ -70,6 +71,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("abort_task_update", [] { task_update = nullptr; });
 
   m.def("new_pool_id", &new_pool_id);
+  m.def("end_recording", [](PoolId pool) { memory.end_recording(pool); });
+  m.def("release_pool", [](PoolId pool) { memory.release_pool(pool); });
   m.def("weak_reference", &weak_reference);
   m.def("is_capturing", [] { return capture_here() != nullptr; });
   m.def("is_stream_capturing", &is_stream_capturing);
