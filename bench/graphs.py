@@ -20,6 +20,7 @@ import torch
 
 from ..compilation.cache import CompileCache
 from ..kernels.cache_folder import kernels_folder
+from ..kernels.cpu.cores import choose_threads
 from ..kernels.detect import detect
 from ..runtime.batch import Batch
 from ..runtime.config import EngineConfig
@@ -95,7 +96,7 @@ def run(settings: GraphsSettings, report: Report) -> int:
             table = _PARTS[part](settings)
             tables.append(table)
             report.print(table.lines())
-    machine = {"torch": torch.__version__, "threads": settings.num_threads or len(os.sched_getaffinity(0))}
+    machine = {"torch": torch.__version__, "threads": choose_threads(settings.num_threads).number}
     results = [asdict(table) | {"rows": [asdict(row) | {"ratio": row.ratio} for row in table.rows]} for table in tables]
     report.write({"settings": asdict(settings), "machine": machine, "tables": results})
     return 0

@@ -9,7 +9,6 @@ Entries are written aside and renamed, content first. An entry whose content is 
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import hashlib
 import json
@@ -21,12 +20,13 @@ import tempfile
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..kernels.cache_folder import cache_folder as cache_folder
+from ..kernels.cache_folder import locked
 
 _ENTRY = re.compile(r"[0-9a-f]{64}\.json")
 _CONTENT = re.compile(r"[0-9a-f]{64}\.[a-z0-9]+")
@@ -92,12 +92,9 @@ class CompileCache:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    @contextmanager
-    def lock(self, key: str) -> Iterator[None]:
+    def lock(self, key: str) -> AbstractContextManager[None]:
         """Held by one process at a time: whoever waited finds the entry made. A process that dies lets go."""
-        with open(self.folder / f"{key}.lock", "w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+        return locked(self.folder / f"{key}.lock")
 
     def entries(self) -> list[Entry]:
         """All whole entries, the newest first."""

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows has none.
+    fcntl = None  # type: ignore[assignment]
 
 
 def cache_folder() -> Path:
@@ -18,3 +26,35 @@ def kernels_folder() -> Path:
     if chosen := os.environ.get("PIECEWORK_KERNELS_DIR"):
         return Path(chosen).expanduser()
     return cache_folder() / "native"
+
+
+class UnusableFolder(OSError):
+    """Nothing can be kept in a folder, or not as much as is needed: it cannot be made or written, or its disk or quota is full."""
+
+
+def ensure_room(folder: Path, num_bytes: int) -> None:
+    """Make `folder` if it is not there, and see that so many bytes can be written in it. Raises `UnusableFolder`."""
+    try:
+        # What is loaded from here is run: nobody else may write it.
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            # Written out, and not only asked for: quotas show in no figure of a disk's free space, and over a network late.
+            probe.write(bytes(num_bytes))
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        raise UnusableFolder(f"{folder}: {error.strerror or error}") from error
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Held by one process at a time, as long as the block runs: whoever waited finds made what the other made. A dead process lets go.
+
+    Where the system or the file system has no locks two processes may make the same, and the later one's takes the place of the
+    other's. Raises `OSError` where the file cannot be made.
+    """
+    with open(path, "w") as file:
+        if fcntl is not None:
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -100,6 +100,13 @@ class Platform:
     def set_up(self, num_threads: int | None) -> None:
         """Called once in the engine process before anything is allocated."""
 
+    def remarks(self, heads: AttentionHeads | None = None) -> dict[str, str]:
+        """What the start-up summary says about this machine, each line by its name: what is other than one would expect.
+
+        `heads`: those of the model, where it has attention of ours.
+        """
+        return {}
+
     def memory(self) -> MemoryInfo:
         raise NotImplementedError
 

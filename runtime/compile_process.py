@@ -36,7 +36,8 @@ def start(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, k
 def main(argv: list[str]) -> int:
     job = json.loads(argv[0])
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
-    os.nice(_NICENESS)
+    if hasattr(os, "nice"):
+        os.nice(_NICENESS)
     config, model_config, dtype = EngineConfig(**job["config"]), ModelConfig(**job["model"]), getattr(torch, job["dtype"])
     platform = detect(config.device)
     platform.set_up(config.num_threads)

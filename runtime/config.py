@@ -177,7 +177,9 @@ class EngineConfig:
     )
     debug_cuda_graph: bool = option(False, "check at each replay that no input of a graph has moved in memory", group=GRAPHS)
     random_seed: int | None = option(None, "seed of requests that bring none; default: drawn at start", group=MODEL, metavar="N")
-    num_threads: int | None = option(None, "compute threads on a CPU; default: one a core", group=MODEL, metavar="N")
+    num_threads: int | None = option(
+        None, "compute threads on a CPU; default: one a core that is allowed, within the CPU quota", group=MODEL, metavar="N"
+    )
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:

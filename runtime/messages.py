@@ -156,6 +156,8 @@ class EngineInfo:
     overlap_schedule: bool = False
     """Whether the next step is planned while one runs."""
     graphs: GraphInfo = field(default_factory=GraphInfo)
+    remarks: dict[str, str] = field(default_factory=dict)
+    """What the machine or the model makes other than one would expect, by a name each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +254,7 @@ class DiffusionInfo:
     load_seconds: float
     warm_up_seconds: float
     compiled: str | None = None
+    remarks: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

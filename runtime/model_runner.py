@@ -54,6 +54,7 @@ class ModelRunner:
         config = resolve_steps(config, self.model_config, self.platform)
         heads = AttentionHeads(self.model_config.num_heads, self.model_config.num_kv_heads, self.model_config.head_dim, self.dtype)
         self.attention_backend = self.platform.choose_attention(config.attention_backend, heads)
+        self._remarks = self.platform.remarks(heads)
         backend = self.platform.make_attention_backend(self.attention_backend)
         self.seen_lengths = seen_lengths(self.model_config, self.dtype)
         with self.clock.phase("memory"):
@@ -120,6 +121,7 @@ class ModelRunner:
             quantization=sorted(set(self.linear_kinds.values()) - {PLAIN}),
             overlap_schedule=self.overlap_schedule,
             graphs=self.graphs.info(),
+            remarks=self._remarks,
         )
 
     def _dtype(self, name: str) -> torch.dtype:

@@ -36,7 +36,7 @@ class Sampled(NamedTuple):
 
 
 class Samples:
-    """The next tokens of a step's requests. `tokens` [N] int64 lie on the device, for the next step to begin with, and are of the vocabulary."""
+    """The next tokens of a step's requests. `tokens` [N] int64 lie on the device for the next step to begin with, of the vocabulary."""
 
     def __init__(self, chosen: torch.Tensor, tokens: torch.Tensor, asking: list[tuple[int, int]], logprobs: list[torch.Tensor]) -> None:
         """`chosen`: `tokens`, with `NO_TOKEN` where a row gave none; `asking`: (row, how many alternatives) of those that want

@@ -20,7 +20,9 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 def spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """A process that ends when its standard input does."""
+    """A process that ends when its standard input does. Raises `ValueError` where the system cannot hold signals back: Windows."""
+    if not hasattr(signal, "pthread_sigmask"):
+        raise ValueError("a server needs Linux or macOS; here take WSL, or run the model in your own process with piecework.LLM")
     # It inherits that these are held back, and ignores them as soon as it can: whoever stops a group of processes stops this one, not it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     try:

@@ -29,7 +29,7 @@ def summary(config: ServerConfig, info: EngineInfo, port: int, seconds: float, *
         rows["start-up"] = ", ".join(f"{phase} {taken:.1f} s" for phase, taken in _phases(info, seconds).items())
     if (graphs := _graphs(config.engine, info.graphs)) is not None:
         rows["graphs"] = graphs
-    return table(config, url, seconds, rows, example(config, url, chat=chat))
+    return table(config, url, seconds, rows | info.remarks, example(config, url, chat=chat))
 
 
 def table(config: CommonServerConfig, url: str, seconds: float, rows: Mapping[str, str], example: str) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import resource
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,12 +16,19 @@ from ..graph import HostArguments
 from ..paged_attention import TorchAttention
 from ..platform import MemoryInfo, MemoryUse, Platform, StepKernels
 from . import packed_linear
+from .cgroups import memory_limit
+from .cores import Threads, choose_threads
 from .graph import CpuGraph, CpuGraphPool
 from .native import sampling
 from .native.attention import NativeAttention, native_or_torch
 from .native.build import instruction_sets, runnable_variants
 from .native.linear import NativeLinear, native_linear
 from .native.step import make_native_step
+
+try:
+    import resource
+except ImportError:  # Windows has none.
+    resource = None  # type: ignore[assignment]
 
 
 class CpuPlatform(Platform):
@@ -39,23 +44,32 @@ class CpuPlatform(Platform):
     # Arithmetic bounds a CPU: every padded token costs what a real one does, so only a step of a captured size is replayed.
     padding_limit = 1.0
     attention_backends = ("native", "torch")
+    _threads = Threads(1)
 
     def identity(self) -> str:
         """Instruction sets, as torch names the best of them and as Linux lists them all."""
         return " ".join(["cpu", torch.backends.cpu.get_cpu_capability(), *sorted(instruction_sets())])
 
     def set_up(self, num_threads: int | None) -> None:
-        torch.set_num_threads(num_threads or len(os.sched_getaffinity(0)))
+        self._threads = choose_threads(num_threads)
+        torch.set_num_threads(self._threads.number)
+
+    def remarks(self, heads: AttentionHeads | None = None) -> dict[str, str]:
+        number, reason = self._threads
+        return {"threads": f"{number}: {reason}"} if reason else {}
 
     def memory(self) -> MemoryInfo:
+        """The host's memory, or what is left of it for this process's control group."""
         memory = psutil.virtual_memory()
-        return MemoryInfo(free=memory.available, total=memory.total)
+        host, group = MemoryInfo(free=memory.available, total=memory.total), memory_limit()
+        return host if group is None else MemoryInfo(min(host.free, group.free), min(host.total, group.total))
 
     def memory_use(self) -> MemoryUse:
-        """Resident memory of the whole process; Linux counts its peak in KiB, and a little late."""
-        now = psutil.Process().memory_info().rss
-        peak = max(now, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-        return MemoryUse(now, peak, now, peak)
+        """Resident memory of the whole process; Linux counts its peak in KiB, and a little late. Windows has another name for it."""
+        memory = psutil.Process().memory_info()
+        past: int = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if resource else getattr(memory, "peak_wset", 0)
+        peak = max(memory.rss, past)
+        return MemoryUse(memory.rss, peak, memory.rss, peak)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return super().is_out_of_memory(error) or "can't allocate memory" in str(error)

@@ -21,7 +21,9 @@ class DiffusionConfig:
         "", "the pipeline: a folder in diffusers' layout (with model_index.json), or a hub id", group=MODEL, metavar="PATH"
     )
     device: str = option("auto", "where the model runs", group=MODEL, choices=DEVICES)
-    num_threads: int | None = option(None, "compute threads on a CPU; default: one a core", group=MODEL, metavar="N")
+    num_threads: int | None = option(
+        None, "compute threads on a CPU; default: one a core that is allowed, within the CPU quota", group=MODEL, metavar="N"
+    )
     dit_precision: str = option(
         "auto", "number format of the transformers and text encoders; auto: as they are stored", group=DIFFUSION, choices=PRECISIONS
     )

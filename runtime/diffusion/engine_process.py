@@ -43,6 +43,7 @@ class DiffusionProcess:
             load_seconds=model.load_seconds,
             warm_up_seconds=self._warm_up_seconds,
             compiled=compiled.summary() if compiled is not None else None,
+            remarks=self._model.platform.remarks(),
         )
         return DiffusionReady(info=info)
 

@@ -57,4 +57,4 @@ def image_summary(config: ImageServerConfig, info: DiffusionInfo, port: int, sec
         rows["compiled"] = info.compiled
     body = json.dumps({"prompt": "a red fox in the snow", "response_format": "url"})
     example = f"{curl(config, f'{url}/v1/images/generations')} -d {shlex.quote(body)}"
-    return table(config, url, seconds, rows, example)
+    return table(config, url, seconds, rows | info.remarks, example)

@@ -79,6 +79,7 @@ INFO = {
     "graphs": GRAPHS,
     "quantization": st.lists(st.text(max_size=5), max_size=3),
     "start_seconds": st.dictionaries(st.text(max_size=5), NUMBERS, max_size=3),
+    "remarks": st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
 }
 IMAGE_STATS = st.builds(
     ImageStats,

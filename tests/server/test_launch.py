@@ -8,12 +8,17 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from scripted_engine import INFO
 from server_process import PROMPT, ready, serve
 from tiny_models import make_tiny_model
+
+from piecework.server.args import ServerConfig
+from piecework.server.summary import summary
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +52,11 @@ def test_health_tells_loading_from_ready_and_the_summary_what_is_served(model: s
     phases = dict(phase.removesuffix(" s").rsplit(" ", 1) for phase in told[1][1].split(", "))
     assert "processes" in phases and sum(map(float, phases.values())) == pytest.approx(float(told[0][1]), abs=0.06 * len(phases))
     assert "Traceback" not in err
+
+
+def test_what_the_machine_makes_other_than_expected_has_a_line_in_the_summary() -> None:
+    info = replace(INFO, remarks={"threads": "2: the control group's CPU quota is 2.5"})
+    assert "  threads         2: the control group's CPU quota is 2.5\n" in summary(ServerConfig(), info, 30000, 1.0, chat=True)
 
 
 def test_graphs_show_in_the_summary_and_in_server_info(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

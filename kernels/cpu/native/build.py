@@ -7,7 +7,7 @@ torch has loaded, where it can be found: two of them would each keep threads tha
 from __future__ import annotations
 
 import ctypes
-import fcntl
+import errno
 import hashlib
 import logging
 import os
@@ -22,13 +22,17 @@ from typing import NamedTuple
 
 import torch
 
-from ...cache_folder import kernels_folder
+from ...cache_folder import UnusableFolder, ensure_room, kernels_folder, locked
+from ..cores import choose_threads
 
 logger = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).parent
 _FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 _BUILD_SECONDS = 120
+_BUILD_BYTES = 4 * 2**20
+"""More than the kernels and what they are made of take on disk."""
+_FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
 
 
 class Variant(NamedTuple):
@@ -74,61 +78,105 @@ def runnable_variants() -> list[Variant]:
 
 @cache
 def load_kernels() -> ctypes.CDLL | None:
-    """The best for this CPU that its compiler can make, built if they are not there yet; None, with one warning, where none can be."""
+    """The best for this CPU that its compiler can make, built if they are not there yet; None, with one warning, where none can be.
+
+    Where they cannot be kept they are built in a temporary folder, for this process alone.
+    """
+    try:
+        return _load_best(kernels_folder())
+    except UnusableFolder as error:
+        obstacle = f"{error}; PIECEWORK_KERNELS_DIR names another folder for them, PIECEWORK_CACHE_DIR one for all that is kept"
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning("no native CPU kernels, plain torch runs instead (install g++ or clang++, or name one in $CXX): %s", error)
+        return None
+    try:
+        # What is loaded needs no file any more.
+        with tempfile.TemporaryDirectory(prefix="piecework-kernels-", ignore_cleanup_errors=True) as folder:
+            kernels = _load_best(Path(folder))
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning("no native CPU kernels, plain torch runs instead (nor in a temporary folder: %s): %s", error, obstacle)
+        return None
+    logger.warning("the CPU kernels are built anew at each start: %s", obstacle)
+    return kernels
+
+
+def _load_best(folder: Path) -> ctypes.CDLL:
+    """The best that can be made. Raises `UnusableFolder`, for which no variant is at fault, or what hindered the best."""
     best, *others = runnable_variants()
-    obstacle: Exception | None = None
+    obstacle: OSError | None = None
     # One for every CPU is no substitute for vectors, which plain torch has.
     for variant in (best, *(other for other in others if other.needs)):
         try:
-            kernels = load_variant(variant)
-        except (OSError, subprocess.SubprocessError) as error:
+            kernels = load_variant(variant, folder)
+        except UnusableFolder:
+            raise
+        except OSError as error:
             obstacle = obstacle or error
             continue
         if obstacle:
             logger.warning("the CPU kernels are %s instead of %s: %s", variant.name, best.name, obstacle)
         return kernels
-    logger.warning("no native CPU kernels, plain torch runs instead (install g++ or clang++, or name one in $CXX): %s", obstacle)
-    return None
+    assert obstacle is not None
+    raise obstacle
 
 
-def load_variant(variant: Variant) -> ctypes.CDLL:
-    """One variant, which this CPU must be able to run. Raises `OSError` or `subprocess.SubprocessError` where it cannot be built."""
+def load_variant(variant: Variant, folder: Path | None = None) -> ctypes.CDLL:
+    """One variant, which this CPU must be able to run, from `folder` or where kernels are kept.
+
+    Raises `OSError` where the compiler cannot build it, `UnusableFolder` where the folder is the reason, `subprocess.TimeoutExpired`.
+    """
     assert variant.needs <= instruction_sets(), f"this CPU cannot run {variant.name}"
+    folder = folder or kernels_folder()
     compiler = _compiler()
     openmp = _loaded_openmp()
     made_from = [torch.__version__, variant.name, variant.flags, _FLAGS, compiler, openmp, _sources()]
     key = hashlib.sha256(repr(made_from).encode()).hexdigest()
-    folder = kernels_folder()
-    # What is loaded from here is run: nobody else may write it.
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     library = folder / f"{variant.name}-{key[:32]}.so"
-    if not library.exists():
-        with open(folder / f"{library.stem}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not library.exists():
-                _build(compiler, variant, openmp, library)
-    return ctypes.CDLL(str(library))
+    if (kept := _load_whole(library)) is not None:
+        return kept
+    ensure_room(folder, _BUILD_BYTES)
+    with locked(folder / f"{library.stem}.lock"):
+        if (made_meanwhile := _load_whole(library)) is not None:
+            return made_meanwhile
+        _build(compiler, variant, openmp, library)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise UnusableFolder(f"what was built there cannot be loaded: {error}") from error
+
+
+def _load_whole(library: Path) -> ctypes.CDLL | None:
+    """None where it is not there, or cut short by a machine that went down while it was written."""
+    try:
+        return ctypes.CDLL(str(library)) if library.exists() else None
+    except OSError:
+        return None
 
 
 def _build(compiler: str, variant: Variant, openmp: str | None, library: Path) -> None:
-    # Older compilers do not know all flags.
-    _run([compiler, *variant.flags, "-fsyntax-only", "-x", "c++", os.devnull])
-    print(f"building the CPU kernels ({variant.name}), once for this machine", file=sys.stderr, flush=True)
-    flags = [*_FLAGS, *variant.flags]
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder, ThreadPoolExecutor(choose_threads().number) as pool:
+        # Its own temporary files lie there too: one folder, of which it is known that it has room.
+        environment = os.environ | {"TMPDIR": folder, "LC_ALL": "C"}
+        # Older compilers do not know all flags.
+        _run([compiler, *variant.flags, "-fsyntax-only", "-x", "c++", os.devnull], environment)
+        print(f"building the CPU kernels ({variant.name})", file=sys.stderr, flush=True)
+        flags = [*_FLAGS, *variant.flags]
         sources = sorted(_SOURCES.glob("*.cpp"))
         objects = [f"{folder}/{source.stem}.o" for source in sources]
         commands = [[compiler, *flags, "-c", str(source), "-o", made] for source, made in zip(sources, objects, strict=True)]
-        list(pool.map(_run, commands))
+        list(pool.map(_run, commands, [environment] * len(commands)))
         unfinished = f"{folder}/{library.name}"
-        _run([compiler, *flags, "-shared", *objects, *([openmp] if openmp else []), "-o", unfinished])
+        _run([compiler, *flags, "-shared", *objects, *([openmp] if openmp else []), "-o", unfinished], environment)
         os.replace(unfinished, library)
 
 
-def _run(command: list[str]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS)
-    if result.returncode != 0:
-        raise OSError(f"{command[0]} failed: {result.stderr.strip().partition(chr(10))[0]}")
+def _run(command: list[str], environment: dict[str, str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS, env=environment)
+    if result.returncode == 0:
+        return
+    if full := next((reason for reason in _FULL if reason in result.stderr), None):
+        raise UnusableFolder(f"{environment['TMPDIR']}: {full}")
+    raise OSError(f"{command[0]} failed: {result.stderr.strip().partition(chr(10))[0]}")
 
 
 def _compiler() -> str:

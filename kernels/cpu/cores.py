@@ -1,0 +1,76 @@
+"""How many threads compute: one for each core that this process may use, and no more than its CPU time feeds."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from .cgroups import cpu_quota
+
+_ROOT = Path("/")
+_SIBLINGS = ("core_cpus_list", "thread_siblings_list")
+"""Files that name the CPUs of one core: that of today's kernels, and that of older ones."""
+
+
+class Threads(NamedTuple):
+    """A number of threads. `reason`: how it came about, where it is less than the machine's CPUs."""
+
+    number: int
+    reason: str | None = None
+
+
+def choose_threads(asked: int | None = None, root: Path = _ROOT) -> Threads:
+    """`asked`, or one thread for each physical core that is allowed, within the CPU quota. `root`: of the file system.
+
+    Two threads on one core share its vector units, which one thread of the kernels keeps busy.
+    """
+    machine = os.cpu_count() or 1
+    if asked is not None:
+        return Threads(asked, f"--num-threads, on {machine} CPUs" if asked < machine else None)
+    allowed = _allowed_cpus()
+    cores = _count_cores(allowed, root)
+    quota = cpu_quota(root)
+    count = min(cores, cores if quota is None else _whole(quota))
+    reasons = {
+        f"{len(allowed)} of {machine} CPUs are allowed (taskset or cpuset)": len(allowed) < machine,
+        f"{len(allowed)} CPUs are {cores} cores": cores < len(allowed),
+        f"the control group's CPU quota is {quota}": count < cores,
+    }
+    return Threads(count, ", ".join(text for text, holds in reasons.items() if holds) or None)
+
+
+def _whole(quota: float) -> int:
+    """The nearest number of threads, of two as near the less.
+
+    A thread more than the time is for stops all of them, and the web process, for the rest of each period of usually 100 ms.
+    """
+    return max(1, math.ceil(quota - 0.5))
+
+
+def _allowed_cpus() -> frozenset[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def _count_cores(allowed: Iterable[int], root: Path) -> int:
+    """Physical cores that have one of these CPUs; a CPU of which the kernel tells nothing is one."""
+    if not hasattr(os, "sched_getaffinity"):
+        # Neither Linux's files nor its masks: macOS, Windows.
+        return psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    folder = root / "sys/devices/system/cpu"
+    return len({_siblings(folder / f"cpu{cpu}/topology") or cpu for cpu in allowed})
+
+
+def _siblings(topology: Path) -> str | None:
+    for name in _SIBLINGS:
+        try:
+            return (topology / name).read_text().strip()
+        except OSError:
+            continue
+    return None
