@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from tokenizers.decoders import DecodeStream
 
 from .stop_strings import StopStrings
-from .token_bytes import Spelling
+from .token_bytes import Spelling, has_byte_tokens, incomplete_character
 from .tokenizer import Tokenizer
 
 _CONTEXT = 8
@@ -32,7 +32,8 @@ class Detokenizer:
     """Decodes one sequence.
 
     What `push` and `finish` give adds up to `tokenizer.decode` of all ids as a continuation of the prompt, cut where the
-    first stop string is complete: before it, or behind it with `include_stop`.
+    first stop string is complete: before it, or behind it with `include_stop`. A character that the last id leaves incomplete
+    is left out, for the ids may end anywhere; bytes that no more bytes can make a character become U+FFFD.
     """
 
     def __init__(
@@ -92,7 +93,9 @@ class _Stream(Protocol):
 
     def push(self, token_id: int) -> str: ...
 
-    def finish(self) -> str: ...
+    def finish(self) -> str:
+        """What was held back; the part of a character at the end is not text."""
+        ...
 
 
 class _ByteStream:
@@ -109,18 +112,16 @@ class _ByteStream:
         self._incomplete = b""
 
     def push(self, token_id: int) -> str:
-        return self._text(self._incomplete + self._token_bytes(token_id), final=False)
-
-    def finish(self) -> str:
-        return self._text(self._incomplete, final=True)
-
-    def _text(self, content: bytes, *, final: bool) -> str:
-        text, used = codecs.utf_8_decode(content, "replace", final)
+        content = self._incomplete + self._token_bytes(token_id)
+        text, used = codecs.utf_8_decode(content, "replace", False)
         self._incomplete = content[used:]
         if self._strip_blank and text:
             self._strip_blank = False
             return text.removeprefix(" ")
         return text
+
+    def finish(self) -> str:
+        return ""
 
 
 class _DecoderStream:
@@ -132,6 +133,7 @@ class _DecoderStream:
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
         self._backend = tokenizer.backend
+        self._has_bytes = has_byte_tokens(tokenizer.backend)
         self._shown: list[int]
         self._waiting: list[int]
         self._restart([] if self._decode(context).endswith(_REPLACEMENT) else list(context))
@@ -141,18 +143,23 @@ class _DecoderStream:
         try:
             text = self._stream.step(self._backend, token_id) or ""
         except Exception:  # The decoder has changed text that was given before; tokenizers raises no narrower class.
-            text = self.finish()
+            text = self._text_of(self._waiting)
             self._restart(self._waiting[-1:])
             return text
         if text:
             self._shown, self._waiting = self._waiting, []
         elif len(self._waiting) >= _LOOK_BACK:
-            text = self.finish()
+            text = self._text_of(self._waiting)
             self._restart(self._waiting)
         return text
 
     def finish(self) -> str:
-        return self._decode([*self._shown, *self._waiting])[len(self._decode(self._shown)) :]
+        tokens = [self._backend.id_to_token(token_id) or "" for token_id in self._waiting] if self._has_bytes else []
+        # One byte a token: as many tokens as the incomplete character has bytes.
+        return self._text_of(self._waiting[: len(self._waiting) - len(incomplete_character(tokens))])
+
+    def _text_of(self, waiting: Sequence[int]) -> str:
+        return self._decode([*self._shown, *waiting])[len(self._decode(self._shown)) :]
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._backend.decode(ids, skip_special_tokens=False)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tokenizers
@@ -75,3 +76,14 @@ def byte_fallback_bytes(token: str) -> bytes:
         except ValueError:
             pass
     return token.replace(METASPACE, " ").encode()
+
+
+def has_byte_tokens(backend: tokenizers.Tokenizer) -> bool:
+    """Whether some tokens are single bytes, spelled `<0xE2>`, though the decoder may do more than put bytes in a row."""
+    return any(step["type"] == "ByteFallback" for step in _decoders(backend))
+
+
+def incomplete_character(tokens: Sequence[str]) -> bytes:
+    """The bytes at the end of tokens of a SentencePiece vocabulary that more bytes would make a character."""
+    content = b"".join(map(byte_fallback_bytes, tokens))
+    return content[codecs.utf_8_decode(content, "replace", False)[1] :]

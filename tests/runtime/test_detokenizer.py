@@ -1,4 +1,4 @@
-"""Incremental detokenization: whatever the ids and however they arrive, the text is that of decoding them at once."""
+"""Incremental detokenization: whatever the ids and however they arrive, the text is that of decoding them at once, in whole characters."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders
 
 from piecework.runtime.detokenizer import Detokenizer
+from piecework.runtime.token_bytes import byte_alphabet
 from piecework.runtime.tokenizer import Tokenizer, TokenizerData
 
 
@@ -43,6 +44,19 @@ def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(0, tokenizer.vocab_size + 2) | a_byte | st.integers(0, 3), max_size=30)
 
 
+PARTS = {encoded[:length] for point in range(0x80, 0x110000, 0x40) if not 0xD800 <= point < 0xE000
+         for encoded in [chr(point).encode()] for length in range(1, len(encoded))}  # fmt: skip
+"""Every beginning of a character that is not all of it: code points whose last six bits differ begin alike."""
+
+
+def text_of(tokenizer: Tokenizer, ids: Sequence[int], *, skip: bool = True) -> str:
+    """The text of ids, without the replacement character of one that is incomplete at the end."""
+    text = tokenizer.decode(ids, skip_special_tokens=skip)
+    hidden = tokenizer.special_token_ids if skip else frozenset[int]()
+    content = b"".join(tokenizer.token_bytes(token_id) for token_id in ids if token_id not in hidden)
+    return text[:-1] if tokenizer.spelling is not None and any(content[-length:] in PARTS for length in (1, 2, 3)) else text
+
+
 def split(data: st.DataObject, ids: list[int]) -> list[list[int]]:
     """The ids in pushes of any size, empty ones too."""
     cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=len(ids))))
@@ -66,7 +80,7 @@ def test_the_pieces_are_the_text_of_decoding_at_once(name: str, data: st.DataObj
     tokenizer = TOKENIZERS[name]
     ids = data.draw(ids_of(tokenizer))
     text, stop, consumed = run(detokenizer(tokenizer, skip=skip), split(data, ids))
-    assert text == tokenizer.decode(ids, skip_special_tokens=skip)
+    assert text == text_of(tokenizer, ids, skip=skip)
     assert (stop, consumed) == (None, len(ids))
 
 
@@ -78,7 +92,7 @@ def test_the_text_goes_on_from_the_prompt(name: str, data: st.DataObject, skip: 
     ids = data.draw(ids_of(tokenizer))
     text, _, _ = run(detokenizer(tokenizer, prompt, skip=skip), split(data, ids))
     before = tokenizer.decode(prompt, skip_special_tokens=skip)
-    assert before + text == tokenizer.decode([*prompt, *ids], skip_special_tokens=skip)
+    assert before + text == text_of(tokenizer, [*prompt, *ids], skip=skip)
 
 
 def test_the_blank_before_the_first_word_depends_on_the_prompt() -> None:
@@ -100,13 +114,50 @@ def test_no_character_is_given_before_it_is_whole(name: str, text: str) -> None:
     assert given_so_far == text  # nothing waits longer than it must
 
 
-def test_half_a_character_at_the_end_is_a_replacement_character() -> None:
-    tokenizer = TOKENIZERS["byte level"]
-    euro = tokenizer.backend.encode("€").ids
-    assert len(euro) == 3
-    stream = detokenizer(tokenizer)
-    assert stream.push(euro[:2]).text == ""
-    assert stream.finish() == "\ufffd" == tokenizer.decode(euro[:2])
+def rewriting_tokenizer() -> Tokenizer:
+    """Its decoder takes back characters that bytes follow which are no character."""
+    backend = byte_fallback()
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer_of(backend)
+
+
+WITH_BYTES = {**{name: TOKENIZERS[name] for name in BYTES}, "rewriting": rewriting_tokenizer()}
+
+
+def as_bytes(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The text a byte a token."""
+    alphabet = byte_alphabet()
+    names = ([f"<0x{byte:02X}>", alphabet[byte]] for byte in text.encode())
+    return [next(found for name in both if (found := tokenizer.backend.token_to_id(name)) is not None) for both in names]
+
+
+@pytest.mark.parametrize("name", list(WITH_BYTES))
+@pytest.mark.parametrize("before", ["", "é", "a", "\ufffd", "a\ufffd\ufffd"])
+@pytest.mark.parametrize("cut", ["€", "é", "😀", "\ufffd"])
+def test_a_character_that_is_cut_off_at_the_end_is_left_out(name: str, before: str, cut: str) -> None:
+    """And only that: a U+FFFD that the model wrote stays."""
+    tokenizer = WITH_BYTES[name]
+    for missing in range(1, len(cut.encode())):
+        ids = [*as_bytes(tokenizer, before), *as_bytes(tokenizer, cut)[:-missing]]
+        assert run(detokenizer(tokenizer), [[token_id] for token_id in ids])[0] == before
+    assert run(detokenizer(tokenizer), [as_bytes(tokenizer, before + cut)])[0] == before + cut
+
+
+@pytest.mark.parametrize("name", list(WITH_BYTES))
+def test_bytes_that_no_others_can_make_a_character_are_replaced(name: str) -> None:
+    tokenizer = WITH_BYTES[name]
+    stray = as_bytes(tokenizer, "€")[1:]
+    assert run(detokenizer(tokenizer), [[token_id] for token_id in stray])[0] == "\ufffd\ufffd"
+
+
+@pytest.mark.parametrize("name", ["word piece", "word level"])
+def test_a_replacement_character_of_the_vocabulary_stays_at_the_end(name: str) -> None:
+    backend = Backend.from_str(TOKENIZERS[name].backend.to_str())
+    backend.add_tokens(["\ufffd"])
+    tokenizer = tokenizer_of(backend)
+    ids = [backend.token_to_id("the"), backend.token_to_id("\ufffd")]
+    assert run(detokenizer(tokenizer), [[token_id] for token_id in ids])[0] == tokenizer.decode(ids)
+    assert tokenizer.decode(ids).endswith("\ufffd")
 
 
 def first_complete(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
@@ -120,7 +171,7 @@ def first_complete(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
 def test_text_ends_at_the_stop_string_that_is_complete_first(name: str, data: st.DataObject, skip: bool, include: bool) -> None:
     tokenizer = TOKENIZERS[name]
     ids = data.draw(ids_of(tokenizer))
-    whole = tokenizer.decode(ids, skip_special_tokens=skip)
+    whole = text_of(tokenizer, ids, skip=skip)
     places = st.tuples(st.integers(0, len(whole)), st.integers(0, 6))
     stops = data.draw(
         st.lists(places.map(lambda place: whole[place[0] : place[0] + place[1]]) | st.text("ab €\ufffd", max_size=3), max_size=5)
@@ -133,7 +184,7 @@ def test_text_ends_at_the_stop_string_that_is_complete_first(name: str, data: st
         end, matched = expected
         assert text == whole[: end if include else end - len(matched)]
         assert stop in (matched, None)
-        # None: it was complete only with what came out at the end, in place of half a character.
+        # None: it was complete only with what came out at the end.
         assert stop is not None or consumed == len(ids)
 
 
@@ -196,13 +247,6 @@ def test_a_special_token_is_matched_where_it_is_text() -> None:
     ids = tokenizer.encode("a<|im_end|>b")
     assert run(detokenizer(tokenizer, stop=["<|im_end|>"], skip=False), [ids])[:2] == ("a", "<|im_end|>")
     assert run(detokenizer(tokenizer, stop=["<|im_end|>"], skip=True), [ids])[:2] == ("ab", None)
-
-
-def rewriting_tokenizer() -> Tokenizer:
-    """Its decoder takes back characters that bytes follow which are no character."""
-    backend = byte_fallback()
-    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    return tokenizer_of(backend)
 
 
 def test_a_decoder_that_takes_text_back_does_not_end_the_stream() -> None:

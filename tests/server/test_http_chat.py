@@ -98,6 +98,21 @@ async def test_part_of_a_character_is_told_by_its_bytes(client: httpx.AsyncClien
     assert choice["logprobs"]["content"][0]["token"] == "\N{REPLACEMENT CHARACTER}"
 
 
+async def test_a_character_cut_off_by_max_tokens_is_no_text_and_its_bytes_are_told(
+    client: httpx.AsyncClient, scripted: ScriptedEngine
+) -> None:
+    ids = scripted.tokenizer.encode("\N{SNOWMAN}")
+    scripted.script.reply = lambda request: ids
+    answer = await chat(client, logprobs=True, max_tokens=5)
+    chunks = await stream(client, logprobs=True, max_tokens=5)
+    (whole,), pieces = answer["choices"], [choice for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(piece["delta"].get("content", "") for piece in pieces) == whole["message"]["content"] == "\N{SNOWMAN}"
+    told = [entry for piece in pieces if piece["logprobs"] for entry in piece["logprobs"]["content"]]
+    assert told == whole["logprobs"]["content"]
+    assert bytes(byte for entry in told for byte in entry["bytes"]) == ("\N{SNOWMAN}" * 2).encode()[:5]
+    assert answer["usage"]["completion_tokens"] == 5
+
+
 @pytest.mark.parametrize("n", [1, 3])
 async def test_a_stream_begins_with_the_role_and_ends_with_the_reason(client: httpx.AsyncClient, scripted: ScriptedEngine, n: int) -> None:
     chunks = await stream(client, n=n)
