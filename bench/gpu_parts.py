@@ -82,9 +82,10 @@ def inductor_pieces(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
     """Compiles the pieces that `prefill_piecewise_inductor` runs, which takes no figure. Raises `RuntimeError` where that fails."""
     config = engine_config(scale, folder, device, **_NO_DECODE | _INDUCTOR_PIECES)
     model = ModelConfig.from_pretrained(str(folder))
-    code = start(resolve_steps(config, model, detect(device)), model, getattr(torch, scale.dtype), NOTHING_PACKED).wait()
-    if code != 0:
-        raise RuntimeError(f"the compiling process ended with exit code {code}")
+    platform = detect(device)
+    process = start(resolve_steps(config, model, platform), model, getattr(torch, scale.dtype), NOTHING_PACKED, packs_linear=False)
+    if (outcome := process.wait()).reason is not None:
+        raise RuntimeError(outcome.text)
     return {}
 
 

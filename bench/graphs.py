@@ -23,10 +23,10 @@ from ..kernels.cache_folder import kernels_folder
 from ..kernels.cpu.cores import choose_threads
 from ..kernels.detect import detect
 from ..runtime.batch import Batch
+from ..runtime.compile_pieces import install, installer
 from ..runtime.config import EngineConfig
 from ..runtime.engine import Engine, build_engine
 from ..runtime.layers.attention import register_attention
-from ..runtime.pieces import install, installer
 from ..runtime.weights.loader import empty_model, load_model
 from ..runtime.weights.resolve import resolve_model_path
 from .gpu_engines import decode_batch, fill_cache, prefill_batch

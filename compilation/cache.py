@@ -31,6 +31,8 @@ from ..kernels.cache_folder import locked
 _ENTRY = re.compile(r"[0-9a-f]{64}\.json")
 _CONTENT = re.compile(r"[0-9a-f]{64}\.[a-z0-9]+")
 _WORK = "work-"
+_PROBE_BYTES = 2**20
+"""What must fit on the disk: more than most pieces take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,11 @@ class CompileCache:
             (folder / "entry").write_text(json.dumps(entry))
             os.replace(folder / "entry", self.folder / f"{key}.json")
         return self.folder / content
+
+    def check_writable(self) -> None:
+        """Raises `OSError` where an entry could not be kept: before minutes are spent on making it."""
+        with self.work_folder() as folder:
+            (folder / "probe").write_bytes(bytes(_PROBE_BYTES))
 
     @contextmanager
     def work_folder(self) -> Iterator[Path]:

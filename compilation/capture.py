@@ -50,6 +50,8 @@ class Reason(StrEnum):
     INPUT_MOVED = "input_moved"
     STARTING = "starting"
     TRACE_FAILED = "trace_failed"
+    COMPILE_FAILED = "compile_failed"
+    NOT_IN_CACHE = "not_in_cache"
 
 
 _REMEDY = {

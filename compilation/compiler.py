@@ -28,23 +28,28 @@ class CompiledPiece(NamedTuple):
     packed: tuple[int, ...] = ()
 
 
-class PieceCompiler(Protocol):
-    """One way to make pieces fast."""
+class PieceLoader(Protocol):
+    """All of a compiler that a process needs that serves: what its pieces depend on, and how they are loaded."""
 
     name: str
-    suffix: str
-    """Of the files that it writes."""
 
     def options(self) -> dict[str, Any]:
         """All that its output depends on, besides the piece, torch and the machine."""
         ...
 
-    def compile(self, graph: fx.Graph, example_inputs: Sequence[TensorSpec], path: Path) -> None:
-        """Compile a piece into the file `path`. Raises `CompileError`."""
+    def load(self, path: Path) -> PieceFunction:
+        """What `PieceCompiler.compile` wrote, ready to run. Raises an exception of any kind where the file is not what was written."""
         ...
 
-    def load(self, path: Path) -> PieceFunction:
-        """What `compile` wrote, ready to run. Raises an exception of any kind where the file is not what was written."""
+
+class PieceCompiler(PieceLoader, Protocol):
+    """One way to make pieces fast."""
+
+    suffix: str
+    """Of the files that it writes."""
+
+    def compile(self, graph: fx.Graph, example_inputs: Sequence[TensorSpec], path: Path) -> None:
+        """Compile a piece into the file `path`. Raises `CompileError`."""
         ...
 
 

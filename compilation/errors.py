@@ -3,6 +3,7 @@
 GraphError
 ├── TraceError      the forward cannot be taken as one graph; the phase runs without pieces
 ├── CompileError    a piece cannot be compiled; it runs as it was traced
+├── NotStoredError  the compile cache lacks a part of the forward; a process that serves runs without pieces
 └── CaptureError    a size cannot be recorded; it runs without a graph
 """
 
@@ -19,6 +20,10 @@ class TraceError(GraphError):
 
 class CompileError(GraphError):
     """A piece cannot be compiled."""
+
+
+class NotStoredError(GraphError):
+    """The compile cache does not hold all that a forward in pieces needs."""
 
 
 class CaptureError(GraphError):

@@ -8,13 +8,16 @@ from html import escape
 from itertools import groupby
 from typing import NamedTuple
 
-from .install import InstallReport
+from .piece_store import InstallReport
 from .plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceRow:
-    """One distinct piece. `ops`: each op with how often it is applied. `seconds`: to compile it, now or once."""
+    """One distinct piece. `ops`: each op with how often it is applied. `seconds`: to compile it, now or once.
+
+    `failed`: why it cannot be compiled, and runs as traced.
+    """
 
     number: int
     calls: int
@@ -24,6 +27,7 @@ class PieceRow:
     seconds: float
     num_bytes: int
     state: str
+    failed: str | None
 
 
 class Stretch(NamedTuple):
@@ -50,6 +54,7 @@ def piece_rows(plan: Plan, report: InstallReport) -> list[PieceRow]:
                 seconds=report.compile_seconds.get(number, report.loaded.get(number, 0.0)),
                 num_bytes=report.num_bytes.get(number, 0),
                 state="as traced" if number in report.failed else "from the cache" if number in report.loaded else "compiled",
+                failed=report.failed.get(number),
             )
         )
     return rows

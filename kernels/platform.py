@@ -128,11 +128,15 @@ class Platform:
         """
         return None
 
-    def packed_linear(self, weight_bytes: int) -> torch._ops.OpOverload | None:
-        """An op (x, weight, bias) that is faster than `linear` on a weight that `pack_linear_weight` has laid out anew; None: no such.
+    def packs_linear(self, weight_bytes: int) -> bool:
+        """Whether pieces are to take `packed_linear` in the place of `linear`. To be asked once a model, and told to who makes its pieces.
 
         `weight_bytes`: of all weights that would be packed. They stay as they were too, so not every machine has the memory.
         """
+        return False
+
+    def packed_linear(self) -> torch._ops.OpOverload | None:
+        """An op (x, weight, bias) that is faster than `linear` on a weight that `pack_linear_weight` has laid out anew; None: no such."""
         return None
 
     def pack_linear_weight(self, weight: torch.Tensor) -> torch.Tensor:

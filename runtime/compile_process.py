@@ -1,58 +1,86 @@
-"""Compiles a model's pieces into the cache, as a process of its own, so that serving goes on meanwhile.
-
-`python -m piecework.runtime.compile_process JOB`: JOB is the JSON that `start` makes. Exit code 0 where all is in the cache.
-"""
+"""The process that compiles a model's pieces into the cache, seen from the engine, which goes on serving meanwhile."""
 
 from __future__ import annotations
 
 import json
-import logging
 import os
+import signal
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from typing import NamedTuple
 
 import torch
-from tqdm import tqdm
 
-from ..kernels.detect import detect
+from ..compilation.capture import Reason
 from .config import EngineConfig
-from .layers.attention import register_attention
 from .model_config import ModelConfig
-from .pieces import install, installer
-from .weights.loader import hollow_model
 from .weights.packing import Kinds
 
-_NICENESS = 10
+COMMAND = (sys.executable, "-m", "piecework.runtime.compile_pieces")
+_MOST_BYTES = 2**16
 
 
-def start(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds) -> subprocess.Popen[bytes]:
-    """Begin to compile; the process works at a low priority and needs no weights. `kinds`: the packed layers."""
+class Outcome(NamedTuple):
+    """How a compiling process ended. `reason`: None where all is in the cache that can be; else why not, which `text` says in a line."""
+
+    reason: Reason | None
+    text: str = ""
+
+
+class CompileProcess:
+    """A process of `compile_pieces` that runs."""
+
+    def __init__(self, job: str) -> None:
+        self._process = subprocess.Popen([*COMMAND, job], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        self._ended: Outcome | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def poll(self) -> Outcome | None:
+        """None while it runs."""
+        if self._ended is None and (code := self._process.poll()) is not None:
+            self._ended = self._outcome(code)
+        return self._ended
+
+    def wait(self) -> Outcome:
+        self._process.wait()
+        ended = self.poll()
+        assert ended is not None
+        return ended
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    def _outcome(self, code: int) -> Outcome:
+        if code == 0:
+            return Outcome(None)
+        try:
+            reason, text = json.loads(self._last_words().splitlines()[-1])
+            return Outcome(Reason(reason), str(text))
+        except (ValueError, TypeError, IndexError):
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            return Outcome(Reason.COMPILE_FAILED, f"the compiling process {how}")
+
+    def _last_words(self) -> bytes:
+        """What it has printed. Not to the end of the pipe: a compiler that outlives it may hold the other end."""
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        try:
+            return os.read(self._process.stdout.fileno(), _MOST_BYTES)
+        except BlockingIOError:
+            return b""
+
+
+def start(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds, packs_linear: bool) -> CompileProcess:
+    """Begin to compile; the process works at a low priority and needs no weights.
+
+    `kinds`: the packed layers; `packs_linear`: see `PieceStore`. All that depends on the state of the machine is told: what the process
+    found out by itself might be something else.
+    """
+    config = replace(config, num_threads=config.num_threads or torch.get_num_threads())
     parts = {"config": asdict(config), "model": asdict(model_config), "dtype": str(dtype).removeprefix("torch."), "kinds": dict(kinds)}
-    job = json.dumps(parts)
-    return subprocess.Popen([sys.executable, "-m", "piecework.runtime.compile_process", job], stdin=subprocess.DEVNULL)
-
-
-def main(argv: list[str]) -> int:
-    job = json.loads(argv[0])
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
-    if hasattr(os, "nice"):
-        os.nice(_NICENESS)
-    config, model_config, dtype = EngineConfig(**job["config"]), ModelConfig(**job["model"]), getattr(torch, job["dtype"])
-    platform = detect(config.device)
-    platform.set_up(config.num_threads)
-    register_attention(platform.dispatch_key)
-    kernels = platform.linear_kernels(dtype, platform.attention_backend(config.attention_backend))
-    model = hollow_model(model_config, dtype, platform.device(), kernels, job["kinds"])
-    with tqdm(desc="compiling pieces", unit=" pieces", file=sys.stderr, leave=False) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        install(installer(config, platform, progress), model, model_config, dtype, job["kinds"])
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    return CompileProcess(json.dumps(parts | {"packs_linear": packs_linear}))

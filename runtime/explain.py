@@ -14,12 +14,12 @@ from tqdm import tqdm
 
 from ..compilation.errors import GraphError as GraphError
 from ..compilation.explain import PieceRow, Stretch, picture, piece_rows, stretches
-from ..compilation.install import InstallReport
+from ..compilation.piece_store import InstallReport, weight_bytes
 from ..compilation.piecewise import PiecewiseForward
 from ..compilation.sizes import SizesOption, choose_sizes, padding_share, parse_sizes
+from .compile_pieces import install, installer
 from .config import EngineConfig
 from .model_runner import ModelRunner
-from .pieces import install, installer
 from .tokenizer import load_tokenizer
 from .weights.resolve import resolve_model_path
 
@@ -183,7 +183,8 @@ def _install(runner: ModelRunner) -> tuple[PiecewiseForward, InstallReport, str]
             bar.update(done - bar.n)
 
         try:
-            found = installer(runner.config, runner.platform, progress)
+            packs_linear = runner.platform.packs_linear(weight_bytes(runner.model))
+            found = installer(runner.config, runner.platform, packs_linear=packs_linear, progress=progress)
         except OSError as error:
             raise ValueError(f"the compile cache cannot be used ({error}); choose another folder with PIECEWORK_CACHE_DIR") from None
         return *install(found, runner.model, runner.model_config, runner.dtype, runner.linear_kinds), found.compiler.name

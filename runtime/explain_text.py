@@ -52,6 +52,9 @@ def _pieces(told: Explanation) -> Iterator[str]:
         for row in told.pieces
     ]
     yield from table(["piece", "calls", "inputs", "weights", "compiled in", "code", "now", "ops"], rows)
+    for row in told.pieces:
+        if row.failed is not None:
+            yield f"  piece {row.number} could not be compiled: {row.failed}"
     how = (
         f"traced in {told.trace_seconds:.2f} s"
         if told.trace_seconds

@@ -6,6 +6,7 @@ import logging
 
 import torch
 
+from ..compilation.piece_store import weight_bytes
 from ..kernels.attention import AttentionBackend, AttentionHeads
 from ..kernels.detect import detect
 from ..kernels.platform import Platform
@@ -154,8 +155,3 @@ class ModelRunner:
 
 def _kv_shape(model: ModelConfig, dtype: torch.dtype) -> KVShape:
     return KVShape(num_layers=model.num_layers, num_kv_heads=model.num_kv_heads, head_size=model.head_dim, dtype=dtype)
-
-
-def weight_bytes(model: torch.nn.Module) -> int:
-    """Bytes of a model's weights, shared ones counted once."""
-    return sum({tensor.data_ptr(): tensor.nbytes for tensor in [*model.parameters(), *model.buffers()]}.values())

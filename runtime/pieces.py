@@ -4,66 +4,61 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import nullcontext
+from collections.abc import Generator
 from dataclasses import asdict
 
 import torch
 from torch import nn
 
 from ..compilation.cache import CompileCache, cache_folder
-from ..compilation.compiler import InductorCompiler, piece_compiler
+from ..compilation.compiler import InductorCompiler, PieceLoader, piece_compiler
 from ..compilation.histogram import LengthHistogram
-from ..compilation.install import Installer, InstallReport, Progress
-from ..compilation.piecewise import PiecewiseForward
-from ..kernels import ops
+from ..compilation.piece_store import Installed, PieceStore
 from ..kernels.platform import Platform
 from .config import EngineConfig
 from .model_config import ModelConfig
-from .weights.packing import NOTHING_PACKED, Kinds
+from .weights.packing import Kinds
 
-_TRACE_TOKENS = 64
+TRACE_TOKENS = 64
 """Tokens of the example that is traced; any number above 1 gives the same pieces."""
 
 
-def installer(config: EngineConfig, platform: Platform, progress: Progress = lambda done, total: None) -> Installer:
-    """How forwards become pieces. Raises `ValueError` that names the flag, or `OSError` of the cache's folder."""
-    assert config.chunked_prefill_size is not None
-    return Installer(
+def piece_store(config: EngineConfig, platform: Platform, packs_linear: bool) -> PieceStore:
+    """Where the pieces of this machine lie. Raises `ValueError` that names the flag, or `OSError` of the cache's folder."""
+    return PieceStore(
         platform=platform,
         compiler=piece_compiler(config.piecewise_cuda_graph_compiler, platform),
         cache=CompileCache(cache_folder()),
-        max_tokens=max(config.chunked_prefill_size, _TRACE_TOKENS),
-        progress=progress,
+        max_tokens=most_tokens(config),
+        packs_linear=packs_linear,
     )
 
 
-def install(
-    found: Installer, model: nn.Module, model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds = NOTHING_PACKED
-) -> tuple[PiecewiseForward, InstallReport]:
-    """The model's forward in pieces: from the cache where it is there, else traced and compiled into it. Raises `TraceError`.
+def load(
+    store: PieceStore, model: nn.Module, model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds, *, retry: bool = True
+) -> Generator[None, None, Installed]:
+    """The model's forward in pieces as the cache holds it, in portions; see `PieceStore.load`. Raises `NotStoredError`.
 
     `kinds`: the linear layers whose weights are packed.
     """
-    device = found.platform.device()
-    example = [torch.arange(_TRACE_TOKENS, device=device), torch.arange(_TRACE_TOKENS, device=device)]
-    with torch.no_grad(), ops.plain_torch() if _looks_inside(found) else nullcontext():
-        return found.install(model, example, model_key=_key(found, model_config, dtype, kinds))
+    return store.load(model, stored_key(store.compiler, model_config, dtype, kinds), retry=retry)
 
 
-def load(found: Installer, model: nn.Module, model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds) -> PiecewiseForward | None:
-    """The same if the cache holds all of it; None where something would have to be traced or compiled."""
-    stored = found.load(model, _key(found, model_config, dtype, kinds))
-    return None if stored is None else stored[0]
+def most_tokens(config: EngineConfig) -> int:
+    """The longest step that pieces must be right for."""
+    assert config.chunked_prefill_size is not None
+    return max(config.chunked_prefill_size, TRACE_TOKENS)
 
 
-def _looks_inside(found: Installer) -> bool:
+def looks_inside(compiler: PieceLoader) -> bool:
     """Whether the compiler fuses the ops of a piece, so that it is to see what they mean rather than kernels."""
-    return isinstance(found.compiler, InductorCompiler)
+    return isinstance(compiler, InductorCompiler)
 
 
-def _key(found: Installer, model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds) -> str:
+def stored_key(compiler: PieceLoader, model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds) -> str:
+    """Text in which two models differ if their cut forwards do."""
     linears = _digest(json.dumps(dict(kinds), sort_keys=True))
-    return f"{model_key(model_config, dtype)} {'plain' if _looks_inside(found) else 'own'} ops, linears {linears}"
+    return f"{model_key(model_config, dtype)} {'plain' if looks_inside(compiler) else 'own'} ops, linears {linears}"
 
 
 def model_key(model_config: ModelConfig, dtype: torch.dtype) -> str:

@@ -85,9 +85,9 @@ class PrefillGraph:
                 debug=self._config.debug_cuda_graph,
             )
 
-    def give_up(self) -> None:
-        """Steps stay eager for good."""
-        self._eager_reason = Reason.TRACE_FAILED
+    def give_up(self, reason: Reason) -> None:
+        """Steps stay eager, for this reason, until `use`."""
+        self._eager_reason = reason
 
     def capture_next(self) -> bool:
         """Capture the size that helps most of those that are pending; False where none is."""

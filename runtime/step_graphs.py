@@ -77,12 +77,15 @@ class StepGraphs:
         assert self._prefill is not None
         self._prefill.check(forward)
 
+    def give_up(self, reason: Reason) -> None:
+        """There will be no forward in pieces: steps that nothing else records stay eager, and are counted under `reason`."""
+        if self._prefill is not None:
+            self._prefill.give_up(reason)
+
     def use(self, forward: PiecewiseForward | BreakableForward | None) -> None:
         """Run prefills through `forward` and record decodes of it; None: both of the model as it is."""
         if self._prefill is not None and forward is not None:
             self._prefill.use(forward, len(batch_sizes(self._config)) if self.decode_backend is Backend.FULL else 0)
-        elif self._prefill is not None:
-            self._prefill.give_up()
         if self.decode_backend is Backend.FULL:
             recorded = forward if isinstance(forward, PiecewiseForward) else self._model
             self._decode = DecodeGraph(recorded, self._model, self._platform, self._config, self._attention)

@@ -17,7 +17,10 @@ from ..kernels.cache_folder import kernels_folder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredEntry:
-    """One entry. `kind`: piece or plan (a cut forward); `models`: those that it is known to belong to; `age`: in seconds."""
+    """One entry. `kind`: piece or plan (a cut forward); `models`: those that it is known to belong to; `age`: in seconds.
+
+    `failed`: why a piece cannot be compiled; it runs as it was traced. `transient`: the machine failed, and the next start tries again.
+    """
 
     key: str
     kind: str
@@ -27,6 +30,8 @@ class StoredEntry:
     torch: str
     num_bytes: int
     age: float
+    failed: str | None
+    transient: bool
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -115,6 +120,8 @@ def _described(entry: Entry, users: dict[str, list[str]]) -> StoredEntry:
         torch=str(about.get("torch", "")),
         num_bytes=entry.num_bytes,
         age=max(0.0, time.time() - entry.created),
+        failed=str(about["failed"]) if about.get("failed") is not None else None,
+        transient=bool(about.get("transient")),
     )
 
 

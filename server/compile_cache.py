@@ -23,7 +23,9 @@ def run(arguments: argparse.Namespace) -> int:
                 print(json.dumps({"folder": str(cache.folder), **lists}, indent=2))
             else:
                 size = sum([entry.num_bytes for entry in entries] + [found.num_bytes for found in folders]) / 2**20
-                print("\n".join([*_table(entries, folders), f"{len(entries)} entries, {size:.1f} MiB in {cache.folder}"]))
+                print(
+                    "\n".join([*_table(entries, folders), *_failures(entries), f"{len(entries)} entries, {size:.1f} MiB in {cache.folder}"])
+                )
         case "clear":
             print(f"{clear(cache) / 2**20:.1f} MiB removed from {cache.folder}")
         case "export":
@@ -47,7 +49,7 @@ def _table(entries: Sequence[StoredEntry], folders: Sequence[StoredFolder]) -> I
     rows += [
         (
             entry.kind,
-            entry.what,
+            entry.what if entry.failed is None else f"{entry.what}, as traced",
             entry.compiler,
             entry.torch,
             f"{entry.num_bytes / 1024:.0f} KiB",
@@ -61,6 +63,13 @@ def _table(entries: Sequence[StoredEntry], folders: Sequence[StoredFolder]) -> I
     widths = [max(len(row[column]) for row in rows) for column in range(6)]
     for row in rows:
         yield "  ".join([*(text.ljust(width) for text, width in zip(row[:-1], widths, strict=True)), row[-1]]).rstrip()
+
+
+def _failures(entries: Sequence[StoredEntry]) -> Iterator[str]:
+    for entry in entries:
+        if entry.failed is not None:
+            when = "at the next start" if entry.transient else "with another compiler or torch, or after `piecework cache clear`"
+            yield f"the piece of {entry.what} could not be compiled ({entry.failed}); it is tried again {when}"
 
 
 def _age(seconds: float) -> str:

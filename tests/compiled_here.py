@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from piecework.compilation.capture import Reason
+from piecework.compilation.errors import TraceError
 from piecework.kernels.detect import detect
+from piecework.runtime.compile_pieces import install, installer
+from piecework.runtime.compile_process import Outcome
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.model_config import ModelConfig
-from piecework.runtime.pieces import install, installer
 from piecework.runtime.weights.loader import empty_model
 from piecework.runtime.weights.packing import Kinds
 
@@ -15,19 +18,24 @@ from piecework.runtime.weights.packing import Kinds
 class CompiledHere:
     """To be set in place of `graph_startup.start`. Two looks later its pieces are in the cache."""
 
-    def __init__(self, config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds) -> None:
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds, packs_linear: bool) -> None:
         assert not kinds, "these models are in float32"
         platform = detect(config.device)
-        install(installer(config, platform), empty_model(model_config, dtype, platform.device()), model_config, dtype)
+        found = installer(config, platform, packs_linear=packs_linear)
+        self._outcome = Outcome(None)
+        try:
+            install(found, empty_model(model_config, dtype, platform.device()), model_config, dtype)
+        except TraceError as error:
+            self._outcome = Outcome(Reason.TRACE_FAILED, str(error))
         self._looks = 0
 
-    def poll(self) -> int | None:
+    def poll(self) -> Outcome | None:
         self._looks += 1
-        return 0 if self._looks > 2 else None
+        return self._outcome if self._looks > 2 else None
 
-    def wait(self) -> int:
+    def wait(self) -> Outcome:
         self._looks = 2
-        return 0
+        return self._outcome
 
-    def terminate(self) -> None:
+    def stop(self) -> None:
         """There is no process to end."""

@@ -26,6 +26,9 @@ MOUNTS = {("server/cli.py", "bench")}
 WEB_STACK = {"fastapi", "starlette", "uvicorn", "pydantic"}
 WIRE = {"msgspec", "zmq"}
 WIRE_MODULES = {"runtime/ipc.py", "runtime/process.py"}
+SERVING = {"piecework.runtime.engine_process", "piecework.runtime.llm"}
+MAKERS = {"piecework.compilation.install", "piecework.runtime.compile_pieces"}
+"""What traces and compiles language models, which no process does that serves one."""
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 80
 NOT_PACKAGED = {"tests", "docs", "docker", "build", "dist"}
@@ -113,6 +116,20 @@ def tensors_in_the_server(root: Path) -> list[str]:
     return library_imports(root, {"torch"}, lambda path: floor_of(path) == "server")
 
 
+def compilers_in_serving_processes(root: Path) -> list[str]:
+    """Modules that trace or compile and that a serving process's imports lead to, over whichever others."""
+    files = {".".join(["piecework", *path.removesuffix(".py").split("/")]): path for path in product_files(root)}
+    reached: set[str] = set()
+    to_visit = sorted(SERVING & files.keys())
+    while to_visit:
+        module = to_visit.pop()
+        if module not in reached:
+            reached.add(module)
+            names = [name for _, name in imported_modules(parse(root, files[module]), files[module])]
+            to_visit += [found for name in names for found in (name, name.rpartition(".")[0]) if found in files]
+    return [f"{module} can be reached from a process that serves" for module in sorted(MAKERS & reached)]
+
+
 def private_torch_in_several_files(root: Path) -> list[str]:
     users = [path for path in product_files(root) if any(map(is_private_torch, dotted_names(parse(root, path), path)))]
     return users if len(users) > 1 else []
@@ -181,6 +198,14 @@ BAD_FILES: list[tuple[Check, dict[str, str]]] = [
     (web_stack_below_the_server, {"runtime/bad.py": '"""B."""\nfrom pydantic import BaseModel\n'}),
     (wire_format_outside_its_modules, {"runtime/bad.py": '"""B."""\nimport zmq.asyncio\n'}),
     (tensors_in_the_server, {"server/bad.py": '"""B."""\ndef f():\n    import torch.nn\n'}),
+    (
+        compilers_in_serving_processes,
+        {
+            "compilation/install.py": '"""B."""\n',
+            "runtime/llm.py": '"""B."""\nfrom . import between\n',
+            "runtime/between.py": '"""B."""\ndef f():\n    from ..compilation.install import install\n',
+        },
+    ),
     (
         private_torch_in_several_files,
         {

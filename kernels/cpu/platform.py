@@ -105,10 +105,11 @@ class CpuPlatform(Platform):
         has_matrix_units = "amx_bf16" in instruction_sets()
         return native_linear() if _has_vectors() and not has_matrix_units else None
 
-    def packed_linear(self, weight_bytes: int) -> torch._ops.OpOverload | None:
-        # Decided by what the machine has, not by what is free just now: two processes must decide alike.
-        has_room = 4 * weight_bytes <= self.memory().total
-        return packed_linear.OP if has_room and packed_linear.is_available() else None
+    def packs_linear(self, weight_bytes: int) -> bool:
+        return 4 * weight_bytes <= self.memory().total and packed_linear.is_available()
+
+    def packed_linear(self) -> torch._ops.OpOverload | None:
+        return packed_linear.OP
 
     def pack_linear_weight(self, weight: torch.Tensor) -> torch.Tensor:
         return packed_linear.pack(weight)

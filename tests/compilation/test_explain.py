@@ -11,7 +11,8 @@ from toy_forward import ToyModel, step
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.compiler import EagerCompiler
 from piecework.compilation.explain import Stretch, picture, piece_rows, stretches
-from piecework.compilation.install import Installer, InstallReport
+from piecework.compilation.install import Installer
+from piecework.compilation.piece_store import InstallReport
 from piecework.compilation.plan import Plan
 from piecework.kernels.cpu.platform import CpuPlatform
 

@@ -18,7 +18,8 @@ from toy_forward import ToyModel, attention, step
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.capture import Graphs, Reason
 from piecework.compilation.compiler import CompiledPiece, EagerCompiler
-from piecework.compilation.install import Installer, named_tensors
+from piecework.compilation.install import Installer
+from piecework.compilation.piece_store import named_tensors
 from piecework.compilation.piecewise import PiecewiseForward
 from piecework.compilation.recording import Recordable
 from piecework.compilation.whole import BreakableForward, FullForward

@@ -16,7 +16,8 @@ from torch import nn
 
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.compiler import InductorCompiler
-from piecework.compilation.install import Installer, InstallReport
+from piecework.compilation.install import Installer
+from piecework.compilation.piece_store import InstallReport
 from piecework.compilation.piecewise import PiecewiseForward
 from piecework.compilation.split_ops import registered
 from piecework.kernels.cpu import packed_linear
@@ -49,7 +50,13 @@ def step(num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def install(folder: Path) -> tuple[PiecewiseForward, InstallReport]:
-    installer = Installer(platform=CpuPlatform(), compiler=InductorCompiler(), cache=CompileCache(folder), max_tokens=512)
+    installer = Installer(
+        platform=CpuPlatform(),
+        compiler=InductorCompiler(),
+        cache=CompileCache(folder),
+        max_tokens=512,
+        packs_linear=packed_linear.is_available(),
+    )
     return installer.install(Small(), step(6), model_key="small")
 
 

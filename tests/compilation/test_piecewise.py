@@ -14,7 +14,8 @@ from toy_forward import Attention, ToyModel, attention, step
 
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.compiler import CompiledPiece, EagerCompiler
-from piecework.compilation.install import Installer, named_tensors
+from piecework.compilation.install import Installer
+from piecework.compilation.piece_store import named_tensors
 from piecework.compilation.piecewise import PiecewiseForward
 from piecework.compilation.plan import Plan
 from piecework.kernels.cpu.platform import CpuPlatform

@@ -102,19 +102,22 @@ def test_a_model_that_cannot_be_traced_runs_eagerly(
     def fails(*_: Any) -> None:
         raise TraceError("no way")
 
-    monkeypatch.setattr(graph_startup, "install", fails)
+    monkeypatch.setattr(compilation_install, "trace", fails)
+    monkeypatch.setattr(graph_startup, "start", CompiledHere)
     llm = in_pieces(path)
     assert_same(llm.generate(PROMPTS, PARAMS), engine(path).generate(PROMPTS, PARAMS))
     assert graph_of(llm).num_pieces == 0
     assert "run eagerly" in caplog.text and "no way" in caplog.text
 
 
-def test_a_compiler_that_dies_leaves_steps_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cache_folder_that_cannot_be_leaves_steps_eager(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     path = make_tiny_model(tmp_path / "model")
     (tmp_path / "cache").write_text("a file where the cache's folder should be")
     llm = in_pieces(path)
     assert_same(llm.generate(PROMPTS, PARAMS), engine(path).generate(PROMPTS, PARAMS))
-    assert "exit code" in caplog.text
+    assert "File exists" in caplog.text
 
 
 @pytest.mark.usefixtures("compiled_here")
@@ -212,7 +215,8 @@ def test_a_model_that_cannot_be_traced_is_recorded_as_it_runs(
 
     path = make_tiny_model(tmp_path / "model")
     expected = engine(path, disable_cuda_graph=True).generate(PROMPTS, PARAMS)
-    monkeypatch.setattr(graph_startup, "install", fails)
+    monkeypatch.setattr(compilation_install, "trace", fails)
+    monkeypatch.setattr(graph_startup, "start", CompiledHere)
     llm = in_pieces(path, piecewise_cuda_graph_tokens="4,16,64", context_length=128)
     assert_same(llm.generate(PROMPTS, PARAMS), expected)
     assert llm.info.graphs.prefill_sizes == [4, 16, 64]

@@ -21,12 +21,12 @@ from piecework.kernels.staging import HostCopy
 from piecework.kernels.triton import ops as triton_ops
 from piecework.kernels.triton.attention import Blocks, TritonAttention
 from piecework.runtime import model_runner
+from piecework.runtime.compile_pieces import install, installer
 from piecework.runtime.dummy_step import dummy_prefill
 from piecework.runtime.llm import LLM
 from piecework.runtime.messages import GenerateRequest
 from piecework.runtime.model_config import ModelConfig
 from piecework.runtime.model_runner import ModelRunner
-from piecework.runtime.pieces import install, installer
 from piecework.runtime.sampling_params import SamplingParams
 
 PROMPTS = [[5, 6, 7], list(range(20, 60)), [9]]

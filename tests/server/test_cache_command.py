@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_models import make_tiny_model
 
+from piecework.compilation.compiler import EagerCompiler
+from piecework.compilation.errors import CompileError
 from piecework.server.cli import main
 
 
@@ -40,6 +44,29 @@ def test_a_list_tells_what_belongs_to_which_model(tmp_path: Path, capsys: pytest
     assert main(["cache", "ls"]) == 0
     text = capsys.readouterr().out
     assert "3 distinct pieces" in text and "5 entries, " in text and str(tmp_path / "cache") in text
+
+
+def test_what_cannot_be_compiled_is_shown_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each attempt but that which keeps a piece as it was traced fails."""
+    keep, attempts = EagerCompiler.compile, count()
+
+    def fails(compiler: EagerCompiler, *args: Any) -> None:
+        if next(attempts) % 2 == 0:
+            raise CompileError("an op without a lowering")
+        keep(compiler, *args)
+
+    path = make_tiny_model(tmp_path / "model")
+    monkeypatch.setattr(EagerCompiler, "compile", fails)
+    flags = ["--model-path", str(path), "--piecewise-cuda-graph-compiler", "eager", "--num-threads", "1", "--dtype", "float32"]
+    assert main(["explain", *flags]) == 0
+    assert "piece 1 could not be compiled: an op without a lowering" in capsys.readouterr().out
+    pieces = [entry for entry in listed(capsys) if entry["kind"] == "piece"]
+    assert [(entry["failed"], entry["transient"]) for entry in pieces] == [("an op without a lowering", False)] * 3
+    assert main(["cache", "ls"]) == 0
+    text = capsys.readouterr().out
+    assert "as traced" in text and "could not be compiled (an op without a lowering)" in text and "cache clear" in text
 
 
 def test_what_one_machine_exports_another_starts_from(

@@ -1,0 +1,147 @@
+"""What the compile cache holds of a forward, its plan and its pieces, to be loaded: a process that serves has no more."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from .. import __version__
+from ..kernels.platform import Platform
+from .cache import CompileCache, entry_key
+from .compiler import CompiledPiece, EagerCompiler, PieceLoader
+from .errors import NotStoredError
+from .piecewise import PiecewiseForward
+from .plan import DistinctPiece, Plan
+from .split_ops import registered
+
+
+@dataclass(slots=True)
+class InstallReport:
+    """What an installation did, by piece number.
+
+    `compile_seconds`: pieces that it compiled; `loaded`: those that the cache had, and the seconds that they once took;
+    `failed`: those that cannot be compiled and run as traced, and why; `num_bytes`: of compiled code.
+    """
+
+    trace_seconds: float = 0.0
+    load_seconds: float = 0.0
+    compile_seconds: dict[int, float] = field(default_factory=dict)
+    loaded: dict[int, float] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    num_bytes: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def traced(self) -> bool:
+        return self.trace_seconds > 0.0
+
+
+class Installed(NamedTuple):
+    """A forward in pieces, and how it came to be."""
+
+    forward: PiecewiseForward
+    report: InstallReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceStore:
+    """The part of the cache that is for this machine, this compiler and these settings.
+
+    `packs_linear`: whether pieces take the weights of projections as `Platform.pack_linear_weight` lays them out. It depends on the
+    machine's memory, so it is decided once and told to every process that makes or loads pieces of the model.
+    """
+
+    platform: Platform
+    compiler: PieceLoader
+    cache: CompileCache
+    max_tokens: int
+    packs_linear: bool = False
+
+    def load(self, module: nn.Module, model_key: str, *, retry: bool = True) -> Generator[None, None, Installed]:
+        """`module`'s forward in pieces, a portion of the work for each turn of the generator, whose return value it is.
+
+        `model_key`: text in which two models differ if their forwards do. `retry`: a piece that the machine failed to make (out of memory,
+        disk full) counts as lacking, so that it is tried again. Raises `NotStoredError`.
+        """
+        began, report = time.perf_counter(), InstallReport()
+        tensors = named_tensors(module)
+        plan = self.stored_plan(model_key, tensors)
+        if plan is None:
+            raise NotStoredError("the compile cache lacks the model's cut forward")
+        pieces = []
+        for number, piece in enumerate(plan.pieces):
+            loaded = self.load_piece(number, self.piece_key(piece), report, retry=retry)
+            if loaded is None:
+                raise NotStoredError(f"the compile cache lacks piece {number} of {len(plan.pieces)}")
+            pieces.append(loaded)
+            yield
+        forward = PiecewiseForward(plan, pieces, tensors, self.platform.pack_linear_weight)
+        report.load_seconds = time.perf_counter() - began
+        return Installed(forward, report)
+
+    def stored_plan(self, model_key: str, tensors: Mapping[str, torch.Tensor]) -> Plan | None:
+        """The plan that is stored for a model with these tensors."""
+        path = self.cache.get(self.plan_key(model_key))
+        if path is None:
+            return None
+        try:
+            plan = Plan.from_json(json.loads(path.read_text()))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return plan if plan.fits(tensors) else None
+
+    def load_piece(self, number: int, key: str, report: InstallReport, *, retry: bool = True) -> CompiledPiece | None:
+        """A stored piece; one that cannot be compiled as it was traced. None if there is none that can be loaded."""
+        entry = self.cache.find(key)
+        if entry is None or (retry and entry.about.get("transient")):
+            return None
+        failed = entry.about.get("failed")
+        try:
+            loader = self.compiler if failed is None else EagerCompiler()
+            piece = CompiledPiece(loader.load(self.cache.folder / entry.content), tuple(entry.about["packed"]))
+        except Exception:
+            return None
+        if failed is None:
+            report.loaded[number] = float(entry.about.get("seconds", 0.0))
+            report.num_bytes[number] = entry.num_bytes
+        else:
+            report.failed[number] = str(failed)
+        return piece
+
+    def versions(self) -> dict[str, str]:
+        """What everything in the cache depends on."""
+        return {"piecework": __version__, "torch": torch.__version__, "dtype": str(torch.get_default_dtype())}
+
+    def plan_key(self, model_key: str) -> str:
+        made_by = {"source": source_hash(), "split_ops": registered(), "max_tokens": self.max_tokens}
+        return entry_key(self.versions() | made_by | {"model": model_key, "device": self.platform.device_type})
+
+    def piece_key(self, piece: DistinctPiece) -> str:
+        compiler = {"name": self.compiler.name, "options": self.compiler.options(), "packed_linear": self.packs_linear}
+        return entry_key(self.versions() | {"piece": piece.key, "compiler": compiler, "machine": self.platform.identity()})
+
+
+def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """A model's parameters and buffers by name; a shared one under each of its names."""
+    return {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+
+
+def weight_bytes(module: nn.Module) -> int:
+    """Bytes of a model's weights, one that layers share counted once; of a hollow model those that it stands for."""
+    return sum(tensor.nbytes for tensor in [*module.parameters(), *module.buffers()])
+
+
+@cache
+def source_hash() -> str:
+    """Of the code that decides how a model's forward looks: all floors below the server."""
+    root = Path(__file__).parents[1]
+    files = sorted(path for floor in ("kernels", "compilation", "runtime") for path in (root / floor).rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
