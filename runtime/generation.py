@@ -118,6 +118,23 @@ class Generation:
             error=output.error,
         )
 
+    def end(self, reason: FinishReason, error: str | None = None) -> GenerationOutput:
+        """End it from this side, with the text that was held back. Cannot fail, for it also ends what has failed."""
+        self.finished = True
+        try:
+            text = self._detokenizer.finish()
+        except Exception:
+            text = ""
+        return GenerationOutput(
+            text=text,
+            token_ids=[],
+            finish_reason=reason,
+            prompt_tokens=len(self.request.prompt_ids),
+            completion_tokens=len(self.output_ids),
+            cached_tokens=self._cached_tokens or 0,
+            error=error,
+        )
+
 
 def merge(outputs: list[GenerationOutput]) -> GenerationOutput:
     """Several outputs of one sequence, in order, as one."""

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from ..runtime.config import EngineConfig
 from ..runtime.generation import Generation, GenerationOutput, GenerationRequest, merge
 from ..runtime.messages import (
-    AbortRequests,
     CacheFlushed,
     EngineChanged,
     EngineInfo,
@@ -78,12 +77,17 @@ class _Stream:
     def begin_again(self) -> None:
         self.delivered = False
 
+    def take(self, output: TokenOutput) -> bool:
+        self.delivered = True
+        self._put(self.generation.push(output))
+        return self.generation.finished
+
     def end(self, reason: FinishReason, error: str | None) -> None:
         """Its consumer sees the text that was held back, too."""
-        self.push(TokenOutput(rid=self.generation.request.rid, token_ids=[], finish_reason=reason, error=error))
+        self._put(self.generation.end(reason, error))
 
-    def push(self, output: TokenOutput) -> None:
-        self._pending.append(self.generation.push(output))
+    def _put(self, output: GenerationOutput) -> None:
+        self._pending.append(output)
         self._arrived.set()
 
     async def get(self) -> GenerationOutput:
@@ -149,22 +153,6 @@ class EngineClient(EngineSupervisor[_Stream]):
                     answer.set_result(freed)
             case _:
                 super()._handle(message)
-
-    def _deliver(self, outputs: list[TokenOutput]) -> None:
-        stopped: list[str] = []
-        for output in outputs:
-            stream = self._requests.get(output.rid)
-            if stream is None:
-                continue
-            stream.delivered = True
-            stream.push(output)
-            self._served(output.rid)
-            if stream.generation.finished:
-                self._forget(output.rid)
-                if output.finish_reason is None:  # it met a stop string, which only this side knows of
-                    stopped.append(output.rid)
-        if stopped:
-            self._send(AbortRequests(rids=stopped))
 
     def _interrupted(self, reason: str) -> None:
         while self._flushes:

@@ -5,22 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
-import signal
 import subprocess
-import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from itertools import count
 from typing import Any, Generic, Protocol, TypeVar
 
 import zmq
 
-from ..runtime.messages import AbortRequests, EngineFailed, FinishReason, Shutdown, ToEngine
-from .engine_life import EngineLife, count_oom_kills
+from ..runtime.ipc import Unreadable, decode
+from ..runtime.messages import AbortRequests, EngineFailed, FinishReason, ImageOutput, Shutdown, ToEngine, TokenOutput
+from .engine_life import EngineLife
 from .engine_spawn import spawn
+from .suspects import Suspects
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +26,7 @@ CRASH_LIMIT = 3
 CRASH_WINDOW = 60.0
 """Seconds: an engine that ends unexpectedly CRASH_LIMIT times within them, or that often before it is ready, is not started again."""
 _STOP_TIMEOUT = 5.0
+_OWN_FAULT = "its output could not be processed; the server's log has the details"
 
 
 class EngineState(StrEnum):
@@ -79,6 +78,10 @@ class Unfinished(Protocol):
         """A new life of the engine begins."""
         ...
 
+    def take(self, output: Any) -> bool:
+        """What the engine has made of it, for its consumer; whether it is over now."""
+        ...
+
     def end(self, reason: FinishReason, error: str | None) -> None:
         """Tell its consumer that it is over."""
         ...
@@ -92,8 +95,7 @@ class EngineSupervisor(Generic[R]):
 
     When the process ends unexpectedly it is started again, and every unfinished request resumes. Suspects, one of which
     may be what ended the process, resume one at a time: should it end again on the only one that is on trial, that one
-    is answered with an error. Whoever kills the process from outside gets the benefit of the doubt for it, once, and the
-    kernel that wants its memory back does not. `failed` is set when the engine is given up; `failure` then says why, `user_error` whether
+    is answered with an error. `failed` is set when the engine is given up; `failure` then says why, `user_error` whether
     the user can mend it. Subclasses handle the messages of their kind of engine.
     """
 
@@ -124,17 +126,10 @@ class EngineSupervisor(Generic[R]):
         self._idle.set()
         self._draining = False
         self._stopped = False
-        self._suspects: deque[str] = deque()
-        self._on_trial: str | None = None
-        self._spared: str | None = None
-        """Who was on trial when the process was killed from outside."""
-        self._oom_kills = 0
-        """As many there had been when the trial began."""
+        self._suspects = Suspects()
         self._context: zmq.Context[Any] = zmq.Context()
         self._life: EngineLife | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        self._folder = tempfile.mkdtemp(prefix="piecework-")
-        self._lives = count()
 
     @property
     def engine_pid(self) -> int | None:
@@ -174,7 +169,6 @@ class EngineSupervisor(Generic[R]):
                 self._life.kill()
             await self._supervisor
         self._context.destroy(linger=0)
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     async def abort(self, rid: str | None) -> int:
         """Abort every request that goes by `rid` (None: all); returns how many."""
@@ -186,6 +180,21 @@ class EngineSupervisor(Generic[R]):
         return len(chosen)
 
     # For subclasses: requests come, are served, and go
+
+    def _receive(self, frames: list[bytes]) -> None:
+        """Handle a message of the engine. What cannot be read ends the requests that it speaks of, as far as that can be told.
+
+        Raises what makes this life of the engine useless: its requests then resume in the next one.
+        """
+        try:
+            message = decode(frames)
+        except Unreadable as error:
+            if error.known and not error.rids:
+                raise
+            logger.error("a message of the engine cannot be read, and ends %d requests", len(error.rids), exc_info=error)
+            self._fail(error.rids)
+        else:
+            self._handle(message)
 
     def _handle(self, message: Any) -> None:
         """A message of the engine; subclasses match their own and leave the rest to this."""
@@ -208,13 +217,44 @@ class EngineSupervisor(Generic[R]):
         running = self.info.max_running_requests if self.info is not None else 0
         if len(self._requests) >= running + self._max_queued:
             raise QueueFull(f"{len(self._requests)} requests are running or waiting already")
+        message = request.to_message()
+        self._send(message)
         self._requests[rid] = request
         self._idle.clear()
-        self._send(request.to_message())
+
+    def _deliver(self, outputs: Iterable[TokenOutput | ImageOutput]) -> None:
+        """Hand out what the engine has made. Where that goes wrong for a request, it ends, and no other."""
+        over: list[str] = []
+        for output in outputs:
+            request = self._requests.get(output.rid)
+            if request is None:
+                continue
+            try:
+                finished = request.take(output)
+            except Exception:
+                logger.exception("request %s ends: its output could not be processed", output.rid)
+                self._end(output.rid, FinishReason.ERROR, _OWN_FAULT)
+                over.append(output.rid)
+                continue
+            self._served(output.rid)
+            if finished:
+                self._forget(output.rid)
+                if output.finish_reason is None:  # it met a stop string, which only this side knows of
+                    over.append(output.rid)
+        if over:
+            self._send(AbortRequests(rids=over))
+
+    def _fail(self, rids: list[str]) -> None:
+        """Requests that this side cannot go on with."""
+        failed = [rid for rid in rids if rid in self._requests]
+        for rid in failed:
+            self._end(rid, FinishReason.ERROR, _OWN_FAULT)
+        if failed:
+            self._send(AbortRequests(rids=failed))
 
     def _served(self, rid: str) -> None:
         """The engine has shown that it outlives this request: the next suspect may be tried."""
-        if rid == self._on_trial:
+        if rid == self._suspects.on_trial:
             self._try_next_suspect()
 
     def _leave(self, rid: str, request: R) -> None:
@@ -225,7 +265,10 @@ class EngineSupervisor(Generic[R]):
 
     def _end(self, rid: str, reason: FinishReason, error: str | None) -> None:
         """Finish a request here; its consumer gets what there is of it, and `reason`."""
-        self._requests[rid].end(reason, error)
+        try:
+            self._requests[rid].end(reason, error)
+        except Exception:
+            logger.exception("request %s could not be told that it is over", rid)
         self._forget(rid)
 
     def _forget(self, rid: str) -> None:
@@ -242,6 +285,14 @@ class EngineSupervisor(Generic[R]):
     # The process's lives
 
     async def _supervise(self) -> None:
+        """Until the engine is stopped or given up; what goes wrong with that gives it up, for a server without an engine must end."""
+        try:
+            await self._keep_alive()
+        except Exception as error:
+            logger.exception("the engine process cannot be kept alive")
+            self._give_up(f"the engine process cannot be kept alive: {error or type(error).__name__}")
+
+    async def _keep_alive(self) -> None:
         """Start the engine and start it again when it crashes, until it is stopped or given up."""
         crashes: deque[float] = deque()
         never_ready = 0
@@ -269,48 +320,54 @@ class EngineSupervisor(Generic[R]):
 
     async def _live_once(self) -> int:
         """One life of the engine process, which begins with every unfinished request; returns its exit code."""
-        self._life = EngineLife(self._context, self._folder, next(self._lives))
-        self._resume()
-        process, self._waiting = self._waiting or spawn(self._command), None
-        code = await self._life.run(process, self._config, self._log_level, self._handle)
+        with EngineLife(self._context) as self._life:
+            self._resume()
+            process, self._waiting = self._waiting or spawn(self._command), None
+            code = await self._life.run(process, self._config, self._log_level, self._receive)
         self._life = None
         return code
 
     def _resume(self) -> None:
         """Send what is unfinished: suspects one at a time, the rest at once."""
         crashed = self.restarts > 0
-        self._suspects = deque(rid for rid, request in self._requests.items() if crashed and request.suspect)
-        for rid, request in self._requests.items():
+        suspects = [rid for rid, request in self._requests.items() if crashed and request.suspect]
+        self._suspects.begin(suspects)
+        apart = set(suspects)
+        for rid, request in list(self._requests.items()):
             request.begin_again()
-            if rid not in self._suspects:
-                self._send(request.to_message())
+            if rid not in apart:
+                self._send_again(rid, request)
         self._try_next_suspect()
 
+    def _send_again(self, rid: str, request: R) -> bool:
+        """Whether it could be sent; else it is over."""
+        try:
+            self._send(request.to_message())
+        except Exception:
+            logger.exception("request %s ends: it could not be given to the new engine process", rid)
+            self._end(rid, FinishReason.ERROR, "it could not be given to a new engine process; the server's log has the details")
+            return False
+        return True
+
     def _try_next_suspect(self) -> None:
-        self._on_trial = None
-        while self._suspects and self._on_trial is None:
-            rid = self._suspects.popleft()
-            if request := self._requests.get(rid):
-                self._on_trial, self._oom_kills = rid, count_oom_kills()
-                self._send(request.to_message())
+        self._suspects.try_out(None)
+        while (rid := self._suspects.next()) is not None:
+            request = self._requests.get(rid)
+            if request is not None and self._send_again(rid, request):
+                self._suspects.try_out(rid)
+                return
 
     def _convict(self, code: int) -> bool:
         """Answer the request on trial with an error if it may be to blame for the end of a process that served.
 
         Returns whether it surely is, as far as can be known: who kills a process from outside does not say why.
         """
-        rid = self._on_trial
-        if rid is None or rid not in self._requests:
+        rid = self._suspects.on_trial
+        verdict = self._suspects.judge(code) if rid in self._requests else None
+        if rid is None or verdict is None:
             return False
-        killed = code == -signal.SIGKILL
-        for_memory = killed and count_oom_kills() > self._oom_kills
-        if killed and not for_memory and rid != self._spared:
-            self._spared = rid
-            return False
-        how = "was killed again" if killed and not for_memory else "ended twice"
-        why = ": the system killed it, for memory was short" if for_memory else ""
-        self._end(rid, FinishReason.ERROR, f"the engine process {how} when it computed this request{why}")
-        return for_memory or not killed
+        self._end(rid, FinishReason.ERROR, verdict.reason)
+        return verdict.sure
 
     def _survive_crash(self, code: int) -> None:
         logger.error(
@@ -322,10 +379,15 @@ class EngineSupervisor(Generic[R]):
         self._interrupted("the engine process ended")
 
     def _give_up(self, reason: str) -> None:
+        """The server ends, whatever goes wrong with telling who waits."""
         self.state, self.failure = EngineState.FAILED, reason
-        self._interrupted(reason)
-        self._end_all(FinishReason.ERROR, f"the engine is gone: {reason}")
-        self.failed.set()
+        try:
+            self._interrupted(reason)
+            self._end_all(FinishReason.ERROR, f"the engine is gone: {reason}")
+        except Exception:
+            logger.exception("requests could not be told that the engine is gone")
+        finally:
+            self.failed.set()
 
     def _end_all(self, reason: FinishReason, error: str | None) -> None:
         for rid in list(self._requests):

@@ -32,11 +32,12 @@ class _Job:
         pass
 
     def end(self, reason: FinishReason, error: str | None) -> None:
-        self.finish(ImageOutput(rid=self._request.rid, finish_reason=reason, error=error))
+        self.take(ImageOutput(rid=self._request.rid, finish_reason=reason, error=error))
 
-    def finish(self, output: ImageOutput) -> None:
+    def take(self, output: ImageOutput) -> bool:
         if not self.result.done():
             self.result.set_result(output)
+        return True
 
 
 class ImageClient(EngineSupervisor[_Job]):
@@ -69,10 +70,7 @@ class ImageClient(EngineSupervisor[_Job]):
         match message:
             case ImageStep(outputs=outputs, stats=stats):
                 self.stats = stats
-                for output in outputs:
-                    if job := self._requests.get(output.rid):
-                        job.finish(output)
-                        self._forget(output.rid)
+                self._deliver(outputs)
             case DiffusionReady(info=info):
                 self._became_ready(info)
             case _:
