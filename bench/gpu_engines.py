@@ -123,6 +123,7 @@ def engine_config(scale: Scale, folder: Path, device: str, **settings: Any) -> E
         "max_running_requests": max(*scale.batch_sizes, scale.concurrency),
         "max_total_tokens": scale.max_total_tokens,
         "startup": "full",
+        "piecewise_cuda_graph": False,
     }
     return EngineConfig(model_path=str(folder), load_format="dummy", device=device, **defaults | settings)
 

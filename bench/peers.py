@@ -85,7 +85,7 @@ def run(settings: PeersSettings, report: Report) -> int:
     """Measure every server, and report; 1 where a request failed, else 0. Raises `ValueError` for what the user can mend."""
     if settings.plot is not None and not settings.scaling:
         raise ValueError("--plot shows a scaling run: give --scaling too")
-    own = [sys.executable, "-m", "piecework.server", "serve", "--model-path", settings.model_path, "--piecewise-cuda-graph"]
+    own = [sys.executable, "-m", "piecework.server", "serve", "--model-path", settings.model_path]
     commands = {"piecework": shlex.join([*own, "--port", PORT, "--log-level", "warning"]), **dict(settings.servers)}
     # Round by round, so that a minute in which the machine was slow does not fall on one server alone.
     rounds = [

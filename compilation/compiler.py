@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -37,6 +39,10 @@ class PieceLoader(Protocol):
         """All that its output depends on, besides the piece, torch and the machine."""
         ...
 
+    def obstacle(self) -> str | None:
+        """Why it cannot compile anything on this machine; None: it can be tried."""
+        ...
+
     def load(self, path: Path) -> PieceFunction:
         """What `PieceCompiler.compile` wrote, ready to run. Raises an exception of any kind where the file is not what was written."""
         ...
@@ -62,6 +68,9 @@ class EagerCompiler:
     def options(self) -> dict[str, Any]:
         return {}
 
+    def obstacle(self) -> str | None:
+        return None
+
     def compile(self, graph: fx.Graph, example_inputs: Sequence[TensorSpec], path: Path) -> None:
         path.write_bytes(pickle.dumps(_bare_module(graph)))
 
@@ -82,6 +91,10 @@ class InductorCompiler:
     def options(self) -> dict[str, Any]:
         # A CPU kernel is compiled for a number of threads.
         return {"threads": torch.get_num_threads()}
+
+    def obstacle(self) -> str | None:
+        wanted = os.environ.get("CXX") or "g++"
+        return None if shutil.which(wanted) else f"there is no C++ compiler {wanted}: install it, or name another in $CXX"
 
     def compile(self, graph: fx.Graph, example_inputs: Sequence[TensorSpec], path: Path) -> None:
         torch_private.compile_package(_bare_module(graph), example_inputs, path, {})

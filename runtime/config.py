@@ -129,9 +129,10 @@ class EngineConfig:
         None, "plan a step only when the one before it is done; default: by device, and always so on a CPU", group=MEMORY
     )
     disable_radix_cache: bool = option(False, "do not reuse the KV cache of prompts that begin alike", group=MEMORY)
-    piecewise_cuda_graph: bool = option(
-        False,
-        "run steps in compiled pieces, cut at attention; on a GPU each piece is captured as a graph for each number of tokens",
+    piecewise_cuda_graph: bool | None = option(
+        None,
+        "run steps in pieces, cut at attention, compiled by another process; on a GPU each piece is captured as a graph for each number of "
+        "tokens; a server does so by default",
         group=GRAPHS,
     )
     disable_piecewise_cuda_graph: bool = option(False, "run prefills and mixed steps eagerly, whatever else is asked for", group=GRAPHS)
@@ -151,7 +152,7 @@ class EngineConfig:
     cuda_graph_backend_prefill: str | None = option(
         None,
         "graphs of prefills and mixed steps. piecewise: as --piecewise-cuda-graph; breakable: recorded as the model runs, without a "
-        "compiler, with a break at each attention; default: disabled",
+        "compiler, with a break at each attention; default: piecewise",
         group=GRAPHS,
         choices=PREFILL_BACKENDS,
     )
@@ -202,7 +203,9 @@ class EngineConfig:
         """What prefills and mixed steps are asked to run with."""
         if self.disable_cuda_graph or self.disable_piecewise_cuda_graph:
             return Backend.DISABLED
-        return Backend.PIECEWISE if self.piecewise_cuda_graph else Backend(self.cuda_graph_backend_prefill or "disabled")
+        if self.cuda_graph_backend_prefill is not None:
+            return Backend(self.cuda_graph_backend_prefill)
+        return Backend.DISABLED if self.piecewise_cuda_graph is False else Backend.PIECEWISE
 
     @property
     def decode_backend(self) -> Backend | None:

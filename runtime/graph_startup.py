@@ -115,6 +115,8 @@ class GraphStartup:
         try:
             return (yield from self._loaded(store, retry=True))
         except NotStoredError:
+            if (obstacle := store.compiler.obstacle()) is not None:
+                raise _NoPieces(Reason.COMPILE_FAILED, obstacle) from None
             self._compiling = start(runner.config, runner.model_config, runner.dtype, runner.linear_kinds, packs_linear)
         outcome = yield from self._compiled(self._compiling)
         self._compiling = None

@@ -50,13 +50,15 @@ class LLM:
     >>> llm = LLM("smollm2-135m")
     >>> llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8))[0].text
 
-    Keyword arguments are the fields of `EngineConfig`, also under vLLM's names (`foreign_names`).
+    Keyword arguments are the fields of `EngineConfig`, also under vLLM's names (`foreign_names`). With `piecewise_cuda_graph=True` pieces
+    are compiled, or loaded, before the constructor returns; by default there are none, unlike in a server.
     Raises `ValueError` that names what to mend.
     """
 
     def __init__(self, model_path: str | None = None, *, progress: bool = False, **settings: Any) -> None:
         named = {} if model_path is None else {"model_path": model_path}
-        self.config = EngineConfig(**own_names({**named, **settings}))
+        # Pieces that are there at one start and not at another would change last digits: here they are for who asks for them.
+        self.config = EngineConfig(**{"piecewise_cuda_graph": False} | own_names({**named, **settings}))
         self.tokenizer = load_tokenizer(resolve_model_path(self.config.model_path), self.config.tokenizer_path)
         self.scheduler, runner, startup = build_engine(self.config, progress=progress)
         # There is no loop here that could bring pieces in between batches.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from piecework.compilation.piece_store import weight_bytes
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.runtime import compile_process, graph_startup
 from piecework.runtime.compile_process import CompileProcess
+from piecework.runtime.config import Backend, EngineConfig
 from piecework.runtime.llm import LLM, Completion
 from piecework.runtime.sampling_params import SamplingParams
 from piecework.runtime.weights.loader import empty_model, hollow_model
@@ -151,9 +153,38 @@ def test_a_compiling_process_that_is_stopped_leaves_no_child(path: Path, monkeyp
 def test_a_failure_of_the_machine_is_no_lasting_entry(
     path: Path, own_cache: Path, only_loads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seed(monkeypatch, "killed")
-    in_pieces(path)
-    monkeypatch.undo()
-    monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(own_cache))
+    with monkeypatch.context() as killed:
+        seed(killed, "killed")
+        in_pieces(path)
     assert in_pieces(path).info.graphs.distinct_pieces == 3
     assert not any("failed" in entry.about for entry in CompileCache(own_cache).entries())
+
+
+@pytest.mark.parametrize("wanted", [None, "definitely-no-compiler"])
+def test_without_a_cpp_compiler_no_process_is_started_and_one_line_says_what_to_install(
+    path: Path,
+    expected: list[Completion],
+    only_loads: None,
+    wanted: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if wanted is None:
+        monkeypatch.delenv("CXX", raising=False)
+        monkeypatch.setattr(shutil, "which", lambda name: None)
+    else:
+        monkeypatch.setenv("CXX", wanted)
+    monkeypatch.setattr(graph_startup, "start", lambda *_: pytest.fail("a compiling process was started"))
+    llm = engine(path, piecewise_cuda_graph=True, piecewise_cuda_graph_compiler="inductor", attention_backend="torch")
+    check(llm, expected)
+    assert set(llm.scheduler.stats().graph_fallbacks_total) == {"compile_failed"}
+    (line,) = [record.getMessage() for record in caplog.records if "pieces" in record.getMessage()]
+    assert (wanted or "g++") in line and "install" in line and "$CXX" in line
+
+
+def test_a_server_runs_in_pieces_unless_told_otherwise_and_a_script_does_not(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert EngineConfig().prefill_backend is Backend.PIECEWISE
+    for off in ({"disable_piecewise_cuda_graph": True}, {"disable_cuda_graph": True}, {"cuda_graph_backend_prefill": "disabled"}):
+        assert EngineConfig(**off).prefill_backend is Backend.DISABLED
+    monkeypatch.setattr(graph_startup, "start", lambda *_: pytest.fail("a compiling process was started"))
+    assert engine(path).info.graphs.prefill_backend == "disabled"

@@ -15,6 +15,8 @@ import psutil
 PROMPT = {"prompt": [5, 6, 7], "max_tokens": 900, "ignore_eos": True, "stream": True, "temperature": 0}
 IMAGE_FLAGS = ["--num-threads", "1", "--served-model-name", "tiny", "--log-level", "warning"]
 FLAGS = ["--dtype", "float32", "--max-total-tokens", "2048", "--num-threads", "1", "--served-model-name", "tiny", "--log-level", "warning"]
+NO_PIECES = "--disable-piecewise-cuda-graph"
+"""No process that compiles beside every server of a test."""
 
 
 class ServerProcess:
@@ -24,6 +26,8 @@ class ServerProcess:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "piecework.server", "serve", "--model-path", model, "--port", str(self.port), *common, *flags]
+        if common is FLAGS and not any("cuda-graph" in flag for flag in flags):
+            command.append(NO_PIECES)
         self.client = httpx.Client(base_url=self.url, timeout=30)
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

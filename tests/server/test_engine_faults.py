@@ -56,7 +56,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def engine_of(model: str, tokenizer: Tokenizer | None = None, **settings: Any) -> EngineClient:
-    config = EngineConfig(model_path=model, dtype="float32", max_total_tokens=4096, num_threads=1, max_running_requests=8)
+    config = EngineConfig(
+        model_path=model, dtype="float32", max_total_tokens=4096, num_threads=1, max_running_requests=8, disable_cuda_graph=True
+    )
     return EngineClient(config, tokenizer or FaultyTokenizer.of(model), log_level="warning", **settings)
 
 

@@ -46,7 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def serve(model: Path, port: int) -> subprocess.Popen[str]:
     """In a process group of its own, as a terminal starts it."""
-    command = [sys.executable, "-m", "piecework.server", "serve", "--model-path", str(model), "--port", str(port)]
+    command = [sys.executable, "-m", "piecework.server", "serve", "--model-path", str(model), "--port", str(port), "--disable-cuda-graph"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
