@@ -66,6 +66,7 @@ class Generation:
         self.finished = False
         self._cached_tokens: int | None = None
         self._prompt_logprobs_sent = False
+        self._eos_token_ids = tokenizer.eos_token_ids
         self._detokenizer = Detokenizer(
             tokenizer,
             request.prompt_ids,
@@ -83,6 +84,7 @@ class Generation:
             output_ids=list(self.output_ids),
             priority=self.request.priority,
             arrival_time=self.request.arrival_time,
+            eos_token_ids=self._eos_token_ids,
         )
 
     def push(self, output: TokenOutput) -> GenerationOutput:

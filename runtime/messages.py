@@ -28,6 +28,7 @@ class GenerateRequest:
 
     `output_ids` are tokens that were already delivered before an engine restart: they are recomputed, never sampled or
     sent again. `priority`: higher runs first. `arrival_time`: `time.monotonic()` seconds, the order among equals.
+    `eos_token_ids`: what ends a text by the tokenizer's files, which the engine does not read; the model's own do so besides.
     """
 
     rid: str
@@ -36,6 +37,7 @@ class GenerateRequest:
     output_ids: list[int] = field(default_factory=list)
     priority: int = 0
     arrival_time: float = 0.0
+    eos_token_ids: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

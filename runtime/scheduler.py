@@ -135,10 +135,11 @@ class Scheduler:
             raise ValueError(f"the prompt has a token id outside of 0 to {vocab - 1}")
         if not all(0 <= token < vocab for token in [*message.params.logit_bias, *message.params.stop_token_ids]):
             raise ValueError(f"logit_bias and stop_token_ids take token ids of 0 to {vocab - 1}")
+        ends = frozenset() if message.params.ignore_eos else self._runner.eos_token_ids.union(message.eos_token_ids)
         return Request(
             message,
             seed=self._draw_seed() if message.params.seed is None else message.params.seed,
-            stop_ids=frozenset(message.params.stop_token_ids) | (frozenset() if message.params.ignore_eos else self._runner.eos_token_ids),
+            stop_ids=ends.union(message.params.stop_token_ids),
             max_tokens=min(limit, len(message.input_ids) + message.params.max_new_tokens),
         )
 

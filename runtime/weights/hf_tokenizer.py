@@ -64,11 +64,11 @@ def read_hf_tokenizer(path: Path) -> TokenizerData:
 
 def config_eos_token_ids(folder: Path) -> list[int]:
     """The tokens that end a text, by generation_config.json and config.json; either may give one or a list."""
-    ids: list[int] = []
+    ids: list[object] = []
     for name in ("generation_config.json", "config.json"):
         value = _read_json(folder / name).get("eos_token_id")
-        ids += value if isinstance(value, list) else [value] if isinstance(value, int) else []
-    return list(dict.fromkeys(ids))
+        ids += value if isinstance(value, list) else [value]
+    return list(dict.fromkeys(token_id for token_id in ids if isinstance(token_id, int)))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
-from tiny_models import make_tiny_model
+from tiny_models import EOS_ID, make_tiny_model
 
 from piecework.runtime.ipc import decode, encode
 from piecework.runtime.llm import LLM
-from piecework.runtime.messages import GenerateRequest
+from piecework.runtime.messages import FinishReason, GenerateRequest
+from piecework.runtime.model_config import ModelConfig
 from piecework.runtime.sampling_params import SamplingParams
 
 
@@ -68,3 +71,28 @@ def test_a_result_prints_as_what_it_holds(llm: LLM) -> None:
 def test_a_wrong_number_of_parameters_is_one_clear_line(llm: LLM) -> None:
     with pytest.raises(ValueError, match="2 prompts came with 1 sampling parameters; give one for all, or one each"):
         llm.generate(["a", "b"], [SamplingParams()])
+
+
+def test_the_tokenizers_own_end_token_ends_a_text_that_the_models_files_let_go_on(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, eos_token_id=None)
+    assert ModelConfig.from_pretrained(model).eos_token_ids == []
+    own = LLM(str(model), max_total_tokens=512, num_threads=1)
+
+    def ends(**params: object) -> tuple[FinishReason | None, int]:
+        likely = SamplingParams(temperature=0, max_tokens=5, logit_bias={EOS_ID: 100.0}, **params)  # type: ignore[arg-type]
+        (done,) = own.generate([[5, 6, 7]], likely)
+        return done.finish_reason, len(done.token_ids)
+
+    assert ends() == (FinishReason.STOP, 1)
+    assert ends(min_new_tokens=3) == (FinishReason.STOP, 4)
+    assert ends(ignore_eos=True) == (FinishReason.LENGTH, 5)
+
+
+def test_an_end_token_that_the_model_has_no_row_for_does_no_harm(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, eos_token_id=None, vocab_size=300)
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": "<|new|>"}))
+    own = LLM(str(model), max_total_tokens=512, num_threads=1)
+    assert min(own.tokenizer.eos_token_ids) >= 300
+    params = [SamplingParams(temperature=0, max_tokens=5, min_new_tokens=least) for least in (0, 5)]
+    assert [len(done.token_ids) for done in own.generate([[5, 6, 7]] * 2, params)] == [5, 5]

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import pytest_asyncio
-from tiny_models import make_tiny_model
+from tiny_models import EOS_ID, make_tiny_model
 
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.generation import GenerationOutput, GenerationRequest, TextOptions
@@ -55,6 +55,16 @@ async def engine(model: str) -> AsyncIterator[EngineClient]:
     client = await start(model)
     yield client
     await client.stop()
+
+
+async def test_the_tokenizers_own_end_token_reaches_the_engine(tmp_path: Path) -> None:
+    client = await start(str(make_tiny_model(tmp_path, eos_token_id=None)))
+    try:
+        likely = SamplingParams(temperature=0.0, max_new_tokens=9, logit_bias={EOS_ID: 100.0})
+        (*_, last) = await collect(client, request("r", [5, 6], likely))
+        assert (last.finish_reason, last.matched_stop, last.completion_tokens) == (FinishReason.STOP, EOS_ID, 1)
+    finally:
+        await client.stop()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
