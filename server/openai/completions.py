@@ -50,12 +50,11 @@ class _Choice:
         self._index = index
         self._echoed = ""
         if body.echo:
-            skip = body.skip_special_tokens
-            self._echoed = prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=skip)
-        self._prompt_ids = prompts[index // body.n]
+            self._echoed = prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=False)
         self._logprobs: CompletionLogprobs | None = None
         if body.logprobs is not None:
-            self._logprobs = CompletionLogprobs(tokenizer, skip_special_tokens=body.skip_special_tokens)
+            skip = body.skip_special_tokens
+            self._logprobs = CompletionLogprobs(tokenizer, prompts[index // body.n], self._echoed, skip_special_tokens=skip)
 
     def write(self, output: GenerationOutput) -> dict[str, Any]:
         """The choice for what is new."""
@@ -68,10 +67,7 @@ class _Choice:
         }
 
     def _write_logprobs(self, logprobs: CompletionLogprobs, output: GenerationOutput) -> dict[str, Any]:
-        token_ids, entries = output.token_ids, [*(output.logprobs or ())]
-        if output.prompt_logprobs is not None:
-            return logprobs.write([*self._prompt_ids, *token_ids], [*output.prompt_logprobs, *entries])
-        return logprobs.write(token_ids, entries)
+        return logprobs.write(output.token_ids, output.logprobs or (), output.prompt_logprobs)
 
 
 class _CompletionChunks(ChunkWriter):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
+from ...runtime.detokenizer import Detokenizer
 from ...runtime.messages import TokenLogprob
 from ...runtime.tokenizer import Tokenizer
 
@@ -38,21 +39,40 @@ def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str
 
 
 class CompletionLogprobs:
-    """Writes `logprobs` of one completion choice, piece by piece: `text_offset` counts characters of the choice's text."""
+    """Writes `logprobs` of one completion choice, piece by piece: `text_offset` counts characters of the choice's text.
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+    That text begins with `echoed`, which stands for the prompt.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], echoed: str, *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
-        self._silent = tokenizer.special_token_ids if skip_special_tokens else frozenset[int]()
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._offset = 0
+        self._prompt_ids = prompt_ids
+        self._echoed = echoed
+        self._text = Detokenizer(tokenizer, prompt_ids, stop=(), include_stop=False, skip_special_tokens=skip_special_tokens)
+        self._offset = len(echoed)
 
-    def write(self, token_ids: Sequence[int], entries: Sequence[TokenLogprob | None]) -> dict[str, Any]:
-        """The lists for these tokens; a token without an entry, the first of a prompt, has null."""
+    def write(
+        self, token_ids: Sequence[int], entries: Sequence[TokenLogprob], prompt_entries: Sequence[TokenLogprob | None] | None
+    ) -> dict[str, Any]:
+        """The lists for these tokens, behind those of the prompt where it has entries."""
         offsets = []
         for token_id in token_ids:
             offsets.append(self._offset)
-            if token_id not in self._silent:
-                self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
+            self._offset += len(self._text.push([token_id]).text)
+        if prompt_entries is None:
+            return self._lists(token_ids, entries, offsets)
+        return self._lists([*self._prompt_ids, *token_ids], [*prompt_entries, *entries], [*self._prompt_offsets(), *offsets])
+
+    def _prompt_offsets(self) -> list[int]:
+        """Where each token of the prompt begins in `echoed`, which lacks what the tokenizer puts around a text."""
+        text = Detokenizer(self._tokenizer, (), stop=(), include_stop=False, skip_special_tokens=False)
+        pieces = [text.push([token_id]).text for token_id in self._prompt_ids]
+        added = max(0, "".join(pieces).rfind(self._echoed))
+        begins = accumulate(map(len, pieces), initial=-added)
+        return [min(max(begin, 0), len(self._echoed)) for begin, _ in zip(begins, pieces, strict=False)]
+
+    def _lists(self, token_ids: Sequence[int], entries: Sequence[TokenLogprob | None], offsets: list[int]) -> dict[str, Any]:
+        """A token without an entry, the first of a prompt, has null."""
         return {
             "tokens": [token_text(self._tokenizer, token_id) for token_id in token_ids],
             "token_logprobs": [None if entry is None else finite(entry.logprob) for entry in entries],

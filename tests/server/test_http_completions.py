@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from typing import Any
 
 import httpx
 import pytest
 from http_fixtures import MODEL, events
 from scripted_engine import CONTEXT_LENGTH, REPLY, ScriptedEngine, scripted_logprob
+from tokenizers.processors import ByteLevel, TemplateProcessing
 
 from piecework.server.openai.logprobs import finite
 
@@ -75,7 +77,7 @@ async def test_every_parameter_reaches_the_engine(client: httpx.AsyncClient, scr
         stop=["zzz"], skip_special_tokens=False, include_stop_str_in_output=True, priority=4, user="me", unknown_member={"x": 1},
     )  # fmt: skip
     (request,) = scripted.requests
-    params = {name: getattr(request.params, name) for name in request.params.__slots__}
+    params = {field.name: getattr(request.params, field.name) for field in fields(request.params) if field.compare}
     assert params == {
         "max_new_tokens": 9, "min_new_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "presence_penalty": 0.3,
         "frequency_penalty": -0.4, "repetition_penalty": 1.1, "seed": 11, "stop_token_ids": [8, 9], "ignore_eos": True,
@@ -199,6 +201,36 @@ async def test_text_offsets_count_characters_and_skip_special_tokens(client: htt
     assert choice["logprobs"]["text_offset"][:2] == [0, 0]
     assert choice["logprobs"]["text_offset"][-1] == 2
     assert choice["logprobs"]["tokens"][0] == "<s>"
+
+
+CHAT_PROMPT = "<|im_start|>user\nhé<|im_end|>\n"
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+@pytest.mark.parametrize("added", [False, True])
+async def test_text_offsets_of_an_echoed_prompt_count_its_special_tokens(
+    client: httpx.AsyncClient, scripted: ScriptedEngine, as_ids: bool, added: bool
+) -> None:
+    """Those that the tokenizer puts before a text are no part of what was sent."""
+    backend = scripted.tokenizer.backend
+    if added:
+        backend.post_processor = TemplateProcessing(single="<s> $A", pair=None, special_tokens=[("<s>", 0)])
+    try:
+        ids = scripted.tokenizer.encode(CHAT_PROMPT)
+    finally:
+        prompt = ids if as_ids else CHAT_PROMPT
+        answer = await complete(client, prompt=prompt, max_tokens=3, echo=True, logprobs=0)
+        backend.post_processor = ByteLevel(trim_offsets=True)
+    (choice,) = answer["choices"]
+    assert ids == scripted.requests[0].prompt_ids and (ids[0] == 0) == added
+    shown = CHAT_PROMPT if not (added and as_ids) else "<s>" + CHAT_PROMPT
+    assert choice["text"] == shown + start_of_reply(scripted, 3)
+    pieces = [scripted.tokenizer.token_bytes(token_id) for token_id in [*ids, *scripted.tokenizer.encode(REPLY)[:3]]]
+    if added and not as_ids:
+        pieces[0] = b""
+    # A character's second byte begins where the character does.
+    begins = [len(b"".join(pieces[:index]).decode("utf-8", "ignore")) for index in range(len(pieces))]
+    assert choice["logprobs"]["text_offset"] == begins
 
 
 async def test_a_stream_has_one_final_chunk_for_each_choice(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
