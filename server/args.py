@@ -17,6 +17,7 @@ from typing import Any, NoReturn, get_args, get_type_hints
 
 from ..runtime.config import EngineConfig, option
 from ..runtime.foreign_names import SAME, own_value
+from .http_limits import HttpLimits
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 SERVER = "server"
@@ -26,7 +27,7 @@ _MULTIPLES = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommonServerConfig:
+class CommonServerConfig(HttpLimits):
     """Settings of one server, its engine's included, that do not depend on what it serves. Raises `ValueError` with a remedy."""
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 takes requests from other machines", group=SERVER, metavar="ADDRESS")
@@ -50,6 +51,7 @@ class CommonServerConfig:
     engine: Any
 
     def __post_init__(self) -> None:
+        HttpLimits.__post_init__(self)
         if not 0 <= self.port <= 65535:
             raise ValueError(f"--port must lie between 0 and 65535, got {self.port}")
         if self.max_queued_requests < 0:

@@ -12,16 +12,22 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 import uvloop
+from fastapi import FastAPI
 
 from ..runtime.tokenizer import Tokenizer, load_tokenizer
 from ..runtime.weights.resolve import resolve_model_path
 from .app import create_app
 from .args import EXIT_USER_ERROR, CommonServerConfig, ServerConfig, report
+from .connections import Connections
 from .engine_client import EngineClient
 from .engine_supervisor import EngineState
+from .http_limits import HttpLimits, room_for_connections
+from .http_protocol import BoundedHttpProtocol
 from .images.config import ImageServerConfig
 from .service import Service
 from .summary import summary
@@ -97,6 +103,27 @@ class HttpServer(uvicorn.Server):
         yield
 
 
+def http_server(app: FastAPI, limits: HttpLimits, *, access_log: bool = False) -> HttpServer:
+    """What answers on connections within `limits`."""
+    room = room_for_connections()
+    most = limits.max_connections if room is None else min(limits.max_connections, room)
+    if most < limits.max_connections:
+        logger.warning("--max-connections %d: this process may open files for %d only (ulimit -n)", limits.max_connections, most)
+    connections = Connections(limits, most, app.state.serving.metrics.count_error)
+    return HttpServer(
+        uvicorn.Config(
+            app,
+            # uvicorn calls this with what it calls the class with.
+            http=cast(Any, partial(BoundedHttpProtocol, connections)),
+            ws="none",
+            log_config=None,
+            access_log=access_log,
+            timeout_graceful_shutdown=_CLOSE_TIMEOUT,
+            server_header=False,
+        )
+    )
+
+
 class Launch:
     """The life of one server: start the engine, answer HTTP meanwhile, announce that it is ready, end both in order."""
 
@@ -105,16 +132,7 @@ class Launch:
         self._config = config
         self._listener = listener
         self._engine, app, self._summary = service
-        self._http = HttpServer(
-            uvicorn.Config(
-                app,
-                http="httptools",
-                log_config=None,
-                access_log=config.log_level == "debug",
-                timeout_graceful_shutdown=_CLOSE_TIMEOUT,
-                server_header=False,
-            )
-        )
+        self._http = http_server(app, config, access_log=config.log_level == "debug")
         self._told_to_stop = asyncio.Event()
         self._ending: asyncio.Task[None] | None = None
 

@@ -25,8 +25,11 @@ class ApiError(Exception):
     │   ├── Unauthorized        401
     │   ├── NotFound            404
     │   ├── MethodNotAllowed    405
+    │   ├── RequestTimeout      408
     │   ├── BodyTooLarge        413
-    │   └── UnsupportedMedia    415
+    │   ├── UrlTooLong          414
+    │   ├── UnsupportedMedia    415
+    │   └── HeadersTooLarge     431
     ├── ClientGone              499  nobody is left to read the answer
     ├── InternalError           500
     └── Unavailable             503  with Retry-After
@@ -69,12 +72,24 @@ class MethodNotAllowed(InvalidRequest):
     status = 405
 
 
+class RequestTimeout(InvalidRequest):
+    status = 408
+
+
 class BodyTooLarge(InvalidRequest):
     status = 413
 
 
+class UrlTooLong(InvalidRequest):
+    status = 414
+
+
 class UnsupportedMedia(InvalidRequest):
     status = 415
+
+
+class HeadersTooLarge(InvalidRequest):
+    status = 431
 
 
 class ClientGone(ApiError):

@@ -22,10 +22,11 @@ NO_PIECES = "--disable-piecewise-cuda-graph"
 class ServerProcess:
     """A running `piecework serve`; `finish` ends the wait for its exit and gives exit code and output."""
 
-    def __init__(self, model: str, *flags: str, common: Sequence[str] = FLAGS) -> None:
+    def __init__(self, model: str, *flags: str, common: Sequence[str] = FLAGS, launcher: Sequence[str] = ()) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "piecework.server", "serve", "--model-path", model, "--port", str(self.port), *common, *flags]
+        served = [sys.executable, "-m", "piecework.server", "serve", "--model-path", model, "--port", str(self.port)]
+        command = [*launcher, *served, *common, *flags]
         if common is FLAGS and not any("cuda-graph" in flag for flag in flags):
             command.append(NO_PIECES)
         self.client = httpx.Client(base_url=self.url, timeout=30)
@@ -68,8 +69,8 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def serve(model: str, *flags: str, common: Sequence[str] = FLAGS) -> Iterator[ServerProcess]:
-    server = ServerProcess(model, *flags, common=common)
+def serve(model: str, *flags: str, common: Sequence[str] = FLAGS, launcher: Sequence[str] = ()) -> Iterator[ServerProcess]:
+    server = ServerProcess(model, *flags, common=common, launcher=launcher)
     try:
         yield server
     finally:
@@ -80,7 +81,7 @@ def serve(model: str, *flags: str, common: Sequence[str] = FLAGS) -> Iterator[Se
 
 
 @contextlib.contextmanager
-def ready(model: str, *flags: str, common: Sequence[str] = FLAGS) -> Iterator[ServerProcess]:
-    with serve(model, *flags, common=common) as server:
+def ready(model: str, *flags: str, common: Sequence[str] = FLAGS, launcher: Sequence[str] = ()) -> Iterator[ServerProcess]:
+    with serve(model, *flags, common=common, launcher=launcher) as server:
         server.wait_ready()
         yield server
