@@ -45,9 +45,6 @@ class Detokenizer:
         self._stream: _Stream = (_DecoderStream if tokenizer.spelling is None else _ByteStream)(tokenizer, context)
         self._stops = StopStrings(stop)
         self._include_stop = include_stop
-        self._state = 0
-        self._held = ""
-        """The end of the text, which may still become a stop string."""
         self._stopped = False
 
     def push(self, token_ids: Sequence[int]) -> Decoded:
@@ -57,35 +54,22 @@ class Detokenizer:
         for count, token_id in enumerate(token_ids, 1):
             if token_id in self._hidden:
                 continue
-            certain, stop = self._scan(self._stream.push(token_id))
+            certain, stop = self._stops.push(self._stream.push(token_id))
             text += certain
             if stop is not None:
-                return Decoded(text, stop, count)
+                return Decoded(self._cut(text, stop), stop, count)
         return Decoded(text, None, len(token_ids))
 
     def finish(self) -> str:
         """The text that was held back; the sequence has ended."""
         if self._stopped:
             return ""
-        text, _ = self._scan(self._stream.finish())
-        return text + self._held
+        text, stop = self._stops.push(self._stream.finish())
+        return text + self._stops.finish() if stop is None else self._cut(text, stop)
 
-    def _scan(self, piece: str) -> tuple[str, str | None]:
-        """Go on with `piece`: the text that is certain now, and the stop string that ends it."""
-        depth, found = self._stops.depth, self._stops.found
-        if len(depth) == 1:  # no stop strings
-            return piece, None
-        for position, char in enumerate(piece, 1):
-            self._state = self._stops.advance(self._state, char)
-            stop = found[self._state]
-            if stop is not None:
-                text = self._held + piece[:position]
-                self._held, self._stopped = "", True
-                return text if self._include_stop else text[: -len(stop)], stop
-        text = self._held + piece
-        certain = len(text) - depth[self._state]
-        self._held = text[certain:]
-        return text[:certain], None
+    def _cut(self, text: str, stop: str) -> str:
+        self._stopped = True
+        return text if self._include_stop else text.removesuffix(stop)
 
 
 class _Stream(Protocol):

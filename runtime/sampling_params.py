@@ -11,13 +11,7 @@ _COLDEST = 1e-6
 """Temperatures below it are greedy, as SGLang's: logits divided by less may overflow float32, in which they are sampled."""
 _LEAST_REPETITION_PENALTY = 0.01
 """Logits divided by less may overflow float32."""
-
-
-class _Default(int):
-    """A number that nobody gave; one of its own, so that the same number, given, is another object."""
-
-
-_NEW_TOKENS = _Default(128)
+_NEW_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +71,11 @@ class SamplingParams:
             _require(_within(bias, -100.0, 100.0), "logit_bias", "between -100 and 100", f"{bias} for token {token}")
 
     def _settle_max_new_tokens(self) -> None:
-        count: int = self.max_new_tokens
-        if count is not _NEW_TOKENS and self.max_tokens is not None:
-            raise ValueError(f"max_new_tokens {count} and max_tokens {self.max_tokens} are two names of one number; give one")
-        if count is _NEW_TOKENS:
-            object.__setattr__(self, "max_new_tokens", int(_NEW_TOKENS) if self.max_tokens is None else self.max_tokens)
+        if self.max_tokens is None:
+            return
+        if self.max_new_tokens not in (_NEW_TOKENS, self.max_tokens):
+            raise ValueError(f"max_new_tokens {self.max_new_tokens} and max_tokens {self.max_tokens} are two names of one number; give one")
+        object.__setattr__(self, "max_new_tokens", self.max_tokens)
         object.__setattr__(self, "max_tokens", None)
 
     @property

@@ -1,56 +1,50 @@
-"""Finds the first of many strings in a text that comes in pieces, in constant time per character."""
+"""Cuts a text that comes in pieces at the first of many stop strings."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """An Aho-Corasick automaton (Aho and Corasick, 1975): a state is the longest end of the text that begins a string.
+    """The stop strings of one sequence, and the end of its text that may still become one.
 
-    Its depth is therefore how many characters have to be held back. The string that is complete first is found, and of
-    those that are complete with the same character the longest, so the result does not depend on how the text is cut.
+    The string that is complete first ends the text, and of those that are complete with the same character the longest, so the
+    result does not depend on how the text is cut into pieces.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
-        self._next: list[dict[str, int]] = [{}]
-        self.depth = [0]
-        """Of each state; state 0 is the beginning."""
-        self.found: list[str | None] = [None]
-        """For each state, the longest string that is complete there."""
-        for string in strings:
-            if string:
-                self._insert(string)
-        self._fall_back = [0] * len(self._next)
-        self._link()
+        self._strings = [string for string in strings if string]
+        self._held = ""
 
-    def _insert(self, string: str) -> None:
-        state = 0
-        for char in string:
-            if char not in self._next[state]:
-                self._next[state][char] = len(self._next)
-                self._next.append({})
-                self.depth.append(self.depth[state] + 1)
-                self.found.append(None)
-            state = self._next[state][char]
-        self.found[state] = string
+    def push(self, piece: str) -> tuple[str, str | None]:
+        """Go on with `piece`: the text that is certain, a stop string at its end included, and that string."""
+        if not self._strings:
+            return piece, None
+        text, searched = self._held + piece, len(self._held)
+        ends = []
+        for string in self._strings:
+            begin = text.find(string, max(0, searched - len(string) + 1))
+            if begin >= 0:
+                ends.append((begin + len(string), begin))
+        if ends:
+            end, begin = min(ends)
+            self._held = ""
+            return text[:end], text[begin:end]
+        certain = len(text) - max(_overlap(text, string) for string in self._strings)
+        self._held = text[certain:]
+        return text[:certain], None
 
-    def _link(self) -> None:
-        """Give each state the one to go on from when no string continues, nearest to the beginning first."""
-        waiting = deque(self._next[0].values())
-        while waiting:
-            state = waiting.popleft()
-            for char, child in self._next[state].items():
-                self._fall_back[child] = self.advance(self._fall_back[state], char)
-                if self.found[child] is None:
-                    self.found[child] = self.found[self._fall_back[child]]
-                waiting.append(child)
+    def finish(self) -> str:
+        """What was held back; the text has ended."""
+        held, self._held = self._held, ""
+        return held
 
-    def advance(self, state: int, char: str) -> int:
-        """The state after one more character."""
-        following = self._next[state].get(char)
-        while following is None and state:
-            state = self._fall_back[state]
-            following = self._next[state].get(char)
-        return following or 0
+
+def _overlap(text: str, string: str) -> int:
+    """How many characters at the end of `text` begin `string`, short of all of it."""
+    begin = text.find(string[0], max(0, len(text) - len(string) + 1))
+    while begin >= 0:
+        if string.startswith(text[begin:]):
+            return len(text) - begin
+        begin = text.find(string[0], begin + 1)
+    return 0

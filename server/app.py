@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from .. import __version__
 from . import operations
 from .auth import ApiKey
+from .body import Bodies
 from .engine_client import Engine
 from .engine_supervisor import EngineUnavailable, QueueFull
 from .metrics import Metrics
@@ -48,6 +49,7 @@ def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
     """An application with these routes, and the middleware and the errors that every server has."""
     app = FastAPI(title="Piecework", version=__version__, description="OpenAI-compatible serving")
     app.state.serving = serving
+    app.state.bodies = Bodies()
     for router in routers:
         app.include_router(router)
     for kind in _EXCEPTIONS:

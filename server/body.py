@@ -1,8 +1,11 @@
-"""Request bodies: JSON only, of bounded size, read once."""
+"""Request bodies: JSON only, of bounded size each and together, read once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+import asyncio
+import gc
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pydantic_core
@@ -10,26 +13,30 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from .openai.errors import BodyTooLarge, ClientGone, InvalidRequest, UnsupportedMedia
+from .openai.errors import BodyTooLarge, ClientGone, InvalidRequest, Unavailable, UnsupportedMedia
+from .sequences import unless_client_goes
 
 MAX_BODY_BYTES = 4 * 2**20
+LARGE_BODY_BYTES = 2**16
+"""Bodies up to this size are always read; larger ones share `MAX_LARGE_BYTES`."""
+MAX_LARGE_BYTES = 32 * MAX_BODY_BYTES
 
 
 class JsonRequest(Request):
-    """A request whose body has been read and parsed."""
+    """A request whose body has been read and parsed. `size`: bytes of the body."""
 
-    raw: bytes
+    size: int
     parsed: Any
 
     async def body(self) -> bytes:
-        return self.raw
+        return b"{}"  # FastAPI asks whether there is one, and then for its JSON.
 
     async def json(self) -> Any:
         return self.parsed
 
 
 class JsonRoute(APIRoute):
-    """A route that takes a JSON body.
+    """A route that takes a JSON body, and drops its work when the client goes away before the answer begins.
 
     Parsing is strict: no NaN or Infinity, no invalid UTF-8, no lone surrogates, at most 200 levels.
     """
@@ -38,44 +45,95 @@ class JsonRoute(APIRoute):
         handler = super().get_route_handler()
 
         async def read_then_handle(request: Request) -> Response:
-            return await handler(await read_json(request))
+            bodies: Bodies = request.app.state.bodies
+            with bodies.room() as room:
+                read = await bodies.read(request, room)
+                return await unless_client_goes(request.receive, handler(read))
 
         return read_then_handle
 
 
-async def read_json(request: Request) -> JsonRequest:
-    """Raises `UnsupportedMedia`, `BodyTooLarge`, `InvalidRequest` or `ClientGone`."""
-    # Browsers send other types across sites without asking first, so a page could reach a server on its reader's machine.
-    kind = request.headers.get("content-type", "none").partition(";")[0].strip().lower()
-    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        raise UnsupportedMedia(f"The content type is {kind:.60}; send the header `Content-Type: application/json`.", param="Content-Type")
-    read = JsonRequest(request.scope, request.receive)
-    read.raw = await _read_bounded(request)
-    if not read.raw:
-        raise InvalidRequest("The request body is empty; send a JSON object.", code="invalid_json")
-    try:
-        read.parsed = pydantic_core.from_json(read.raw, allow_inf_nan=False)
-    except ValueError as error:
-        raise InvalidRequest(f"The request body is not valid JSON: {error}. Send a JSON object in UTF-8.", code="invalid_json") from None
-    return read
+class _Room:
+    """What one body takes of the bytes that large bodies share."""
 
-
-async def _read_bounded(request: Request) -> bytes:
-    """The body, never more than MAX_BODY_BYTES of it in memory, whatever Content-Length says or does not say."""
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced[:20]) > MAX_BODY_BYTES:
-        raise _too_large()
-    parts: list[bytes] = []
     size = 0
-    try:
-        async for part in request.stream():
-            size += len(part)
-            if size > MAX_BODY_BYTES:
-                raise _too_large()
-            parts.append(part)
-    except ClientDisconnect:
-        raise ClientGone("The client went away while it sent the request.") from None
-    return b"".join(parts)
+
+
+class Bodies:
+    """The bodies of a server. Large ones are bounded together, and parsed one at a time: others are answered in between."""
+
+    def __init__(self) -> None:
+        self._large_bytes = 0
+        self._turn = asyncio.Lock()
+
+    @contextmanager
+    def room(self) -> Iterator[_Room]:
+        """For as long as a request holds its body."""
+        room = _Room()
+        try:
+            yield room
+        finally:
+            self._large_bytes -= room.size
+
+    async def read(self, request: Request, room: _Room) -> JsonRequest:
+        """Raises `UnsupportedMedia`, `BodyTooLarge`, `InvalidRequest`, `Unavailable` or `ClientGone`."""
+        # Browsers send other types across sites without asking first, so a page could reach a server on its reader's machine.
+        kind = request.headers.get("content-type", "none").partition(";")[0].strip().lower()
+        if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+            message = f"The content type is {kind:.60}; send the header `Content-Type: application/json`."
+            raise UnsupportedMedia(message, param="Content-Type")
+        raw = await self._read_bounded(request, room)
+        if not raw:
+            raise InvalidRequest("The request body is empty; send a JSON object.", code="invalid_json")
+        read = JsonRequest(request.scope, request.receive)
+        read.size = len(raw)
+        try:
+            read.parsed = _parse(raw) if len(raw) <= LARGE_BODY_BYTES else await self._parse_large(raw)
+        except ValueError as error:
+            message = f"The request body is not valid JSON: {error}. Send a JSON object in UTF-8."
+            raise InvalidRequest(message, code="invalid_json") from None
+        return read
+
+    async def _read_bounded(self, request: Request, room: _Room) -> bytes:
+        """The body, never more than MAX_BODY_BYTES of it in memory, whatever Content-Length says or does not say."""
+        announced = request.headers.get("content-length", "")
+        if announced.isdecimal() and int(announced[:20]) > MAX_BODY_BYTES:
+            raise _too_large()
+        content = bytearray()
+        try:
+            async for part in request.stream():
+                content += part
+                if len(content) > MAX_BODY_BYTES:
+                    raise _too_large()
+                if len(content) > LARGE_BODY_BYTES:
+                    self._take(room, len(content))
+        except ClientDisconnect:
+            raise ClientGone("The client went away while it sent the request.") from None
+        return bytes(content)
+
+    def _take(self, room: _Room, size: int) -> None:
+        self._large_bytes += size - room.size
+        room.size = size
+        if self._large_bytes > MAX_LARGE_BYTES:
+            message = f"Requests of more than {MAX_LARGE_BYTES} bytes together are under way. Try again in 1 s."
+            raise Unavailable(message, code="bodies_full", headers={"Retry-After": "1"})
+
+    async def _parse_large(self, raw: bytes) -> Any:
+        async with self._turn:
+            # Whoever waited meanwhile has its turn before the next body.
+            await asyncio.sleep(0)
+            collects = gc.isenabled()
+            # Millions of objects that are all in use: looking for garbage among them takes four times as long as parsing.
+            gc.disable()
+            try:
+                return _parse(raw)
+            finally:
+                if collects:
+                    gc.enable()
+
+
+def _parse(raw: bytes) -> Any:
+    return pydantic_core.from_json(raw, allow_inf_nan=False, cache_strings="none")
 
 
 def _too_large() -> BodyTooLarge:

@@ -35,6 +35,15 @@ class Engine(Protocol):
     stats: EngineStats
     tokenizer: Tokenizer
 
+    @property
+    def capacity(self) -> int:
+        """Most sequences that run and wait at once."""
+        ...
+
+    def require_room(self, count: int) -> None:
+        """Raises `QueueFull` and `EngineUnavailable` where `count` more sequences are not taken now."""
+        ...
+
     def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
         """Outputs of one sequence until one carries a finish reason. Closing the iterator early aborts the request.
 

@@ -179,6 +179,18 @@ class EngineSupervisor(Generic[R]):
             self._send(AbortRequests(rids=chosen))
         return len(chosen)
 
+    @property
+    def capacity(self) -> int:
+        """Most requests that run and wait at once."""
+        return self._max_queued + (self.info.max_running_requests if self.info is not None else 0)
+
+    def require_room(self, count: int) -> None:
+        """Raises `QueueFull` and `EngineUnavailable` where `count` more requests are not taken now."""
+        if self._draining or self.state in (EngineState.FAILED, EngineState.STOPPED):
+            raise EngineUnavailable(self.failure or "the server is stopping")
+        if len(self._requests) + count > self.capacity:
+            raise QueueFull(f"{len(self._requests)} requests are running or waiting already")
+
     # For subclasses: requests come, are served, and go
 
     def _receive(self, frames: list[bytes]) -> None:
@@ -212,11 +224,7 @@ class EngineSupervisor(Generic[R]):
 
     def _begin(self, rid: str, request: R) -> None:
         """Raises `QueueFull` and `EngineUnavailable`."""
-        if self._draining or self.state in (EngineState.FAILED, EngineState.STOPPED):
-            raise EngineUnavailable(self.failure or "the server is stopping")
-        running = self.info.max_running_requests if self.info is not None else 0
-        if len(self._requests) >= running + self._max_queued:
-            raise QueueFull(f"{len(self._requests)} requests are running or waiting already")
+        self.require_room(1)
         message = request.to_message()
         self._send(message)
         self._requests[rid] = request

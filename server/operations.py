@@ -15,7 +15,7 @@ from ..runtime.generation import GenerationRequest
 from ..runtime.sampling_params import SamplingParams
 from .engine_supervisor import EngineState, EngineUnavailable
 from .openai.errors import ENGINE_RETRY_SECONDS, Unavailable, as_api_error
-from .sequences import generate_all
+from .sequences import generate_all, unless_client_goes
 from .serving import AnyServing, AnyServingDep, ServingDep, json_response
 
 router = APIRouter()
@@ -43,7 +43,7 @@ async def health_generate(request: Request, serving: ServingDep) -> Response:
     probe = GenerationRequest(rid=f"health-{uuid.uuid4().hex}", prompt_ids=prompt, params=params)
     try:
         async with asyncio.timeout(GENERATE_TIMEOUT):
-            await generate_all(serving, [probe], request.receive)
+            await unless_client_goes(request.receive, generate_all(serving, [probe]))
     except TimeoutError:
         message = f"No token was generated within {GENERATE_TIMEOUT:.0f} s."
         raise Unavailable(message, code="unhealthy", headers={"Retry-After": str(ENGINE_RETRY_SECONDS)}) from None

@@ -98,14 +98,10 @@ class SequenceGroup:
                 self._ended.set()
 
 
-async def generate_all(serving: Serving, requests: Sequence[GenerationRequest], receive: Receive) -> list[GenerationOutput]:
-    """Each sequence whole. Raises `ClientGone` when the client is, having aborted them, or what a sequence raised."""
-
-    async def run() -> list[GenerationOutput]:
-        async with SequenceGroup(serving, requests) as group:
-            return await group.all()
-
-    return await unless_client_goes(receive, run())
+async def generate_all(serving: Serving, requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
+    """Each sequence whole. Raises what a sequence raised."""
+    async with SequenceGroup(serving, requests) as group:
+        return await group.all()
 
 
 async def unless_client_goes(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from collections.abc import Sequence
@@ -18,17 +17,22 @@ from .. import __version__
 from ..runtime.messages import EngineInfo
 from .engine_client import Engine
 from .engine_supervisor import AnyEngine, EngineUnavailable
-from .limits import Limits
+from .limits import MAX_SEQUENCES, Limits
 from .metrics import MetricRegistry, Metrics
-from .openai.errors import NotFound
+from .openai.errors import InvalidRequest, NotFound
+from .text_threads import TextThreads
 
 if TYPE_CHECKING:
     from .args import CommonServerConfig, ServerConfig
 
 DEFAULT_MODEL = "default"
 """Model name that means the one this server has, as for SGLang; so does no name."""
-_THREAD_FROM = 16_384
-"""Characters from which texts are tokenised in a thread, so that other requests go on meanwhile."""
+THREAD_FROM = 8192
+"""Characters from which a text is worked on in a thread, so that other requests go on meanwhile."""
+_SLICE = 32_768
+"""Characters of a long prompt whose tokens are counted at once."""
+_CUT = 16
+"""Tokens that cutting a text in two may add to it, and more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,7 @@ class Serving(AnyServing):
     config: ServerConfig
     metrics: Metrics
     live_rids: set[str] = field(default_factory=set)
+    threads: TextThreads = field(default_factory=TextThreads)
 
     @property
     def info(self) -> EngineInfo:
@@ -96,20 +101,38 @@ class Serving(AnyServing):
     def model_card(self) -> dict[str, Any]:
         return {**AnyServing.model_card(self), "max_model_len": self.limits.context_length}
 
-    async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """Token ids of each text."""
-        if sum(map(len, texts)) < _THREAD_FROM:
-            return self._encode(texts, add_special_tokens)
-        return await asyncio.to_thread(self._encode, texts, add_special_tokens)
+    def check_room(self, sequences: int, param: str) -> None:
+        """Before any work for them. Raises `InvalidRequest`, `QueueFull` and `EngineUnavailable`."""
+        most = min(MAX_SEQUENCES, self.engine.capacity)
+        if sequences > most:
+            message = f"{param}: the request has {sequences} prompts, samples counted, more than {most}; send several requests."
+            raise InvalidRequest(message, param=param, code="too_many_sequences")
+        self.engine.require_room(sequences)
 
-    def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
-        return [self.engine.tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+    async def encode(self, text: str, *, add_special_tokens: bool, param: str | None) -> list[int]:
+        """Token ids of a text. `param`: the parameter in which it came as a prompt.
 
-    async def prompt_ids(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
-        """Token ids of prompts that are texts or ids."""
-        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        encoded = iter(await self.encode(texts, add_special_tokens=True))
-        return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
+        Raises `InvalidRequest` for a prompt that does not fit the context, as soon as that is known.
+        """
+        if len(text) < THREAD_FROM:
+            return self.engine.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        if param is not None:
+            await self._check_fits(text, param)
+        return await self.threads.run(self.engine.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+    async def _check_fits(self, text: str, param: str) -> None:
+        """Counts the tokens of one slice after another, and stops where they are too many."""
+        tokens = 0
+        for begin in range(0, len(text), _SLICE):
+            ids = await self.threads.run(self.engine.tokenizer.encode, text[begin : begin + _SLICE], add_special_tokens=False)
+            tokens += max(0, len(ids) - _CUT)
+            self.limits.check_length(tokens, param)
+
+    async def prompt_ids(self, prompts: Sequence[str | list[int]], param: str) -> list[list[int]]:
+        """Token ids of prompts that are texts or ids, and came in `param`. Raises `InvalidRequest`."""
+        return [
+            await self.encode(prompt, add_special_tokens=True, param=param) if isinstance(prompt, str) else prompt for prompt in prompts
+        ]
 
 
 async def _any_serving(request: Request) -> AnyServing:

@@ -4,10 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, LiteralString, cast
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
-from .limits import MAX_SAMPLES, MAX_STOP_LENGTH, MAX_STOP_STRINGS
+from .limits import (
+    MAX_LOGIT_BIASES,
+    MAX_SAMPLES,
+    MAX_SEQUENCES,
+    MAX_STOP_CHARS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
 
 Prompt = str | list[int]
 """Text, or token ids."""
@@ -37,6 +55,7 @@ def parse_prompts(value: Any) -> list[Prompt]:
         return [ids]
     if not isinstance(value, list):
         raise PydanticCustomError("prompt_type", _PROMPT_TYPES)
+    _check_count(value)
     if not value:
         raise PydanticCustomError("empty_prompt", "the prompt is empty; send text or token ids")
     for index, part in enumerate(value):
@@ -58,6 +77,13 @@ def _as_ids(value: Any) -> list[int] | None:
     return ids if all(type(part) is int for part in ids) else None
 
 
+def _check_count(parts: Any) -> None:
+    """Before each of them is looked at: there may be a million."""
+    if isinstance(parts, list) and len(parts) > MAX_SEQUENCES:
+        message = "the request has {count} prompts, more than {most}; send several requests"
+        raise PydanticCustomError("too_many_sequences", message, {"count": len(parts), "most": MAX_SEQUENCES})
+
+
 def parse_stops(value: Any) -> list[str]:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
@@ -66,11 +92,15 @@ def parse_stops(value: Any) -> list[str]:
         raise PydanticCustomError("too_many_stops", "at most {most} stop strings are taken", {"most": MAX_STOP_STRINGS})
     if any(not 0 < len(stop) <= MAX_STOP_LENGTH for stop in stops):
         raise PydanticCustomError("stop_length", "a stop string has 1 to {most} characters", {"most": MAX_STOP_LENGTH})
+    if sum(map(len, stops)) > MAX_STOP_CHARS:
+        raise PydanticCustomError("stop_length", "all stop strings together have at most {most} characters", {"most": MAX_STOP_CHARS})
     return stops
 
 
 def parse_logit_bias(value: Any) -> dict[int, float]:
     """Biases by token id; JSON has the ids as strings."""
+    if isinstance(value, dict) and len(value) > MAX_LOGIT_BIASES:
+        raise PydanticCustomError("logit_bias_size", "at most {most} biases are taken", {"most": MAX_LOGIT_BIASES})
     if not isinstance(value, dict) or not all(type(bias) in (int, float) and -100 <= bias <= 100 for bias in value.values()):
         raise PydanticCustomError("logit_bias_type", "Input should be an object that gives token ids a number between -100 and 100 each")
     if not all(token.isascii() and token.isdecimal() and len(token) < 20 for token in value):
@@ -80,6 +110,7 @@ def parse_logit_bias(value: Any) -> dict[int, float]:
 
 def parse_texts(value: Any) -> str | list[str]:
     """A text or a list of texts, as it is."""
+    _check_count(value)
     if isinstance(value, str) or (isinstance(value, list) and all(isinstance(part, str) for part in value)):
         return value
     raise PydanticCustomError("text_type", "Input should be a string or a list of strings")
@@ -90,6 +121,7 @@ def parse_id_lists(value: Any) -> list[int] | list[list[int]]:
     ids = [] if value == [] else _as_ids(value)
     if ids is not None:
         return ids
+    _check_count(value)
     lists = [part if part == [] else _as_ids(part) for part in value] if isinstance(value, list) else [None]
     if None not in lists:
         return cast("list[list[int]]", lists)
@@ -132,6 +164,7 @@ LogitBias = Annotated[
     dict[int, float], PlainValidator(parse_logit_bias), WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})
 ]
 Integer = Annotated[int, BeforeValidator(parse_integer)]
+TokenIds = Annotated[list[Integer], FailFast(), Field(max_length=MAX_STOP_TOKEN_IDS)]
 Samples = Annotated[Integer, Field(ge=1, le=MAX_SAMPLES)]
 Seed = Annotated[Integer, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[Integer, Field(ge=0, lt=2**31)]

@@ -21,7 +21,6 @@ from ..auth import OPEN_FOLDER
 from ..body import JsonRoute
 from ..engine_supervisor import EngineUnavailable
 from ..openai.errors import InternalError, InvalidRequest, NotFound
-from ..sequences import unless_client_goes
 from ..serving import json_response
 from .protocol import ImagesRequest
 from .serving import ImageServing, ImageServingDep
@@ -37,7 +36,7 @@ async def create_images(body: ImagesRequest, request: Request, serving: ImageSer
     """Draw one or more images from a prompt."""
     serving.check_model(body.model)
     requests = image_requests(body, f"img-{uuid.uuid4().hex}")
-    made = await unless_client_goes(request.receive, _make_all(serving, body, requests))
+    made = await _make_all(serving, body, requests)
     outputs, files = [output for output, _ in made], [file for _, file in made]
     ignored = [f"{name} was ignored: the pipeline has no such setting" for name in body.ignored]
     answer = {

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import APIRouter
-from starlette.requests import Request
 from starlette.responses import Response
 
 from ...runtime.generation import GenerationOutput, GenerationRequest, TextOptions
@@ -17,7 +16,7 @@ from ...runtime.messages import FinishReason, TokenLogprob
 from ...runtime.sampling_params import SamplingParams
 from ...runtime.tokenizer import Tokenizer
 from ..body import JsonRoute
-from ..limits import check_sequences, sampling_params
+from ..limits import check_prompt_logprobs, sampling_params
 from ..openai.logprobs import finite, token_text
 from ..openai.stream import DONE, EventStream, event
 from ..sequences import SequenceGroup, Update, generate_all
@@ -31,22 +30,23 @@ _WIRE_NAMES = {"prompt_logprobs": "top_logprobs_num", "logprobs": "top_logprobs_
 
 @router.post("/generate")
 @router.put("/generate", include_in_schema=False)
-async def generate(body: GenerateBody, request: Request, serving: ServingDep) -> Response:
+async def generate(body: GenerateBody, serving: ServingDep) -> Response:
     """Continue one or more prompts."""
     requests = await _generation_requests(serving, body)
     answers = [_Answer(serving.engine.tokenizer, sequence, with_text=body.return_text_in_logprobs) for sequence in requests]
     single = len(requests) == 1 and not body.batch
     if body.stream:
         return EventStream(SequenceGroup(serving, requests), _AnswerEvents(answers, single=single), serving.metrics)
-    outputs = await generate_all(serving, requests, request.receive)
+    outputs = await generate_all(serving, requests)
     whole = [answer.add(output) for answer, output in zip(answers, outputs, strict=True)]
     return json_response(whole[0] if single else whole)
 
 
 async def _generation_requests(serving: Serving, body: GenerateBody) -> list[GenerationRequest]:
     """The sequences, prompt by prompt. Raises `InvalidRequest`."""
-    check_sequences(sum(_nth(body.sampling_params, index).n for index in range(len(body.prompts))), _prompt_name(body))
-    prompts = await serving.prompt_ids(body.prompts)
+    name = _prompt_name(body)
+    serving.check_room(sum(_nth(body.sampling_params, index).n for index in range(len(body.prompts))), name)
+    prompts = await serving.prompt_ids(body.prompts, name)
     arrival = time.monotonic()
     requests: list[GenerationRequest] = []
     for index, ids in enumerate(prompts):
@@ -70,6 +70,7 @@ async def _generation_requests(serving: Serving, body: GenerateBody) -> list[Gen
                     belongs_to=belongs_to,
                 )
             )
+    check_prompt_logprobs(requests, "top_logprobs_num")
     return requests
 
 

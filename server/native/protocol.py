@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, FailFast, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from ..wire import Count, IdLists, Integer, LogitBias, Priority, Samples, Seed, Stops, Texts, Unsupported, WireModel, disagreement
+from ..limits import MAX_SEQUENCES
+from ..wire import Count, IdLists, Integer, LogitBias, Priority, Samples, Seed, Stops, Texts, TokenIds, Unsupported, WireModel, disagreement
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ class NativeSampling(WireModel):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     stop: Stops = Field(default_factory=list)
-    stop_token_ids: list[Integer] = Field(default_factory=list)
+    stop_token_ids: TokenIds = Field(default_factory=list)
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     no_stop_trim: bool = False
@@ -49,7 +50,7 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-PerPrompt = Annotated[list[T], BeforeValidator(_as_list)]
+PerPrompt = Annotated[list[T], FailFast(), Field(max_length=MAX_SEQUENCES), BeforeValidator(_as_list)]
 """One value for all prompts, or a list with one for each."""
 
 

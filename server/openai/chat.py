@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
-from starlette.requests import Request
 from starlette.responses import Response
 
 from ...runtime.generation import GenerationOutput
 from ...runtime.tokenizer import ChatTemplateError, Tokenizer
-from ..body import JsonRoute
+from ..body import JsonRequest, JsonRoute
+from ..limits import check_text
 from ..sequences import SequenceGroup, generate_all
-from ..serving import Serving, ServingDep, json_response
+from ..serving import THREAD_FROM, Serving, ServingDep, json_response
 from .errors import InvalidRequest
 from .generation import Usage, best, generation_requests, head, new_id, total_usage
 from .logprobs import chat_logprobs
@@ -23,10 +24,11 @@ router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/chat/completions")
-async def create_chat_completion(body: ChatCompletionRequest, request: Request, serving: ServingDep) -> Response:
+async def create_chat_completion(body: ChatCompletionRequest, request: JsonRequest, serving: ServingDep) -> Response:
     """Answer a conversation."""
     serving.check_model(body.model)
-    ids = await chat_ids(serving, body, add_special_tokens=False)
+    serving.check_room(body.samples, "n")
+    ids = await chat_ids(serving, body, size=request.size, add_special_tokens=False)
     request_id = new_id("chatcmpl")
     requests = generation_requests(serving, body, request_id, [ids])
     tokenizer = serving.engine.tokenizer
@@ -34,30 +36,36 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request, 
         start = head(serving, request_id, "chat.completion.chunk")
         group = SequenceGroup(serving, requests)
         return EventStream(group, _ChatChunks(start, Usage(requests, body.samples), body, tokenizer), serving.metrics)
-    outputs = await generate_all(serving, requests, request.receive)
+    outputs = await generate_all(serving, requests)
     choices = [_choice(tokenizer, body, index, output) for index, output in enumerate(best(outputs, body.samples, body.n))]
     start = head(serving, request_id, "chat.completion")
     return json_response({**start, "choices": choices, "usage": total_usage(requests, body.samples, outputs)})
 
 
-async def chat_ids(serving: Serving, options: ChatOptions, *, add_special_tokens: bool) -> list[int]:
-    """The token ids of a conversation, by the model's chat template. Raises `InvalidRequest`."""
+async def chat_ids(serving: Serving, options: ChatOptions, *, size: int, add_special_tokens: bool, counting: bool = False) -> list[int]:
+    """The token ids of a conversation, by the model's chat template. Raises `InvalidRequest`.
+
+    `size`: bytes of the body that it came in. `counting`: it may be longer than the context.
+    """
     tokenizer = serving.engine.tokenizer
     if tokenizer.chat_template is None:
         message = "This model has no chat template: use /v1/completions, or start the server with --chat-template FILE."
         raise InvalidRequest(message, param="messages", code="no_chat_template")
+    render = partial(
+        tokenizer.apply_chat_template,
+        [message.for_template() for message in options.messages],
+        add_generation_prompt=options.add_generation_prompt and not options.continue_final_message,
+        continue_final_message=options.continue_final_message,
+        template_kwargs=options.chat_template_kwargs,
+    )
     try:
-        text = tokenizer.apply_chat_template(
-            [message.for_template() for message in options.messages],
-            add_generation_prompt=options.add_generation_prompt and not options.continue_final_message,
-            continue_final_message=options.continue_final_message,
-            template_kwargs=options.chat_template_kwargs,
-        )
+        text = render() if size < THREAD_FROM else await serving.threads.run(render)
     except ChatTemplateError as error:
         message = f"The model's chat template does not take these messages: {error}"
         raise InvalidRequest(message, param="messages", code="chat_template_error") from None
-    (ids,) = await serving.encode([text], add_special_tokens=add_special_tokens)
-    return ids
+    if counting:
+        check_text(len(text), "messages")
+    return await serving.encode(text, add_special_tokens=add_special_tokens, param=None if counting else "messages")
 
 
 def _choice(tokenizer: Tokenizer, body: ChatCompletionRequest, index: int, output: GenerationOutput) -> dict[str, Any]:

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
-from starlette.requests import Request
 from starlette.responses import Response
 
 from ...runtime.generation import GenerationOutput
 from ..body import JsonRoute
-from ..limits import check_sequences
 from ..sequences import SequenceGroup, generate_all
 from ..serving import Serving, ServingDep, json_response
 from .generation import Usage, best, generation_requests, head, new_id, total_usage
@@ -23,11 +21,11 @@ router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/completions")
-async def create_completion(body: CompletionRequest, request: Request, serving: ServingDep) -> Response:
+async def create_completion(body: CompletionRequest, serving: ServingDep) -> Response:
     """Continue one or more prompts."""
     serving.check_model(body.model)
-    check_sequences(len(body.prompt) * body.samples, "prompt")
-    prompts = await serving.prompt_ids(body.prompt)
+    serving.check_room(len(body.prompt) * body.samples, "prompt")
+    prompts = await serving.prompt_ids(body.prompt, "prompt")
     request_id = new_id("cmpl")
     requests = generation_requests(serving, body, request_id, prompts)
     start = head(serving, request_id, "text_completion")
@@ -35,7 +33,7 @@ async def create_completion(body: CompletionRequest, request: Request, serving: 
     if body.stream:
         group = SequenceGroup(serving, requests)
         return EventStream(group, _CompletionChunks(start, Usage(requests, body.samples), body, choices), serving.metrics)
-    outputs = await generate_all(serving, requests, request.receive)
+    outputs = await generate_all(serving, requests)
     chosen = best(outputs, body.samples, body.n)
     written = [choice.write(output) for choice, output in zip(choices, chosen, strict=True)]
     return json_response({**start, "choices": written, "usage": total_usage(requests, body.samples, outputs)})

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from ..engine_supervisor import EngineUnavailable, QueueFull
 
+_TOO_MANY = "too_many_sequences"
 ENGINE_RETRY_SECONDS = 5
 """What `Retry-After` says while the engine starts, or starts again."""
 
@@ -133,7 +134,8 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
         return InvalidRequest(f"{param or 'body'}: this parameter is required.", param=param, code="missing_required_parameter")
     got = first.get("input")
     shown = f", got {got!r:.60}" if isinstance(got, str | int | float) else ""
-    return InvalidRequest(f"{param or 'the request body'}: {message}{shown}.", param=param, code="invalid_value")
+    code = _TOO_MANY if first["type"] == _TOO_MANY else "invalid_value"
+    return InvalidRequest(f"{param or 'the request body'}: {message}{shown}.", param=param, code=code)
 
 
 def parameter_path(location: Sequence[str | int]) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...runtime.generation import GenerationOutput, GenerationRequest, TextOptions
-from ..limits import sampling_params
+from ..limits import check_prompt_logprobs, sampling_params
 from ..serving import Serving
 from .errors import InvalidRequest
 from .protocol import ChatCompletionRequest, CompletionRequest
@@ -63,6 +63,7 @@ def generation_requests(serving: Serving, body: Body, request_id: str, prompts: 
                     belongs_to=frozenset({request_id}),
                 )
             )
+    check_prompt_logprobs(requests, "logprobs")
     return requests
 
 

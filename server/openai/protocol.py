@@ -8,10 +8,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import FailFast, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from ..wire import Count, IdLists, Integer, LogitBias, Priority, Prompts, Samples, Seed, Stops, Texts, Unsupported, WireModel, disagreement
+from ..limits import MAX_MESSAGES
+from ..wire import (
+    Count,
+    IdLists,
+    Integer,
+    LogitBias,
+    Priority,
+    Prompts,
+    Samples,
+    Seed,
+    Stops,
+    Texts,
+    TokenIds,
+    Unsupported,
+    WireModel,
+    disagreement,
+)
 
 
 class StreamOptions(WireModel):
@@ -53,7 +69,7 @@ class GenerationBody(WireModel):
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     min_tokens: Count = 0
-    stop_token_ids: list[Integer] = Field(default_factory=list)
+    stop_token_ids: TokenIds = Field(default_factory=list)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -142,10 +158,13 @@ class ChatMessage(WireModel):
         return message if self.name is None else {**message, "name": self.name}
 
 
+Messages = Annotated[list[ChatMessage], FailFast(), Field(max_length=MAX_MESSAGES)]
+
+
 class ChatOptions(WireModel):
     """How messages become a prompt."""
 
-    messages: list[ChatMessage] = Field(default_factory=list)
+    messages: Messages = Field(default_factory=list)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -163,7 +182,7 @@ class ChatOptions(WireModel):
 class ChatCompletionRequest(GenerationBody, ChatOptions):
     """Body of `POST /v1/chat/completions`."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[Messages, Field(min_length=1)]
     max_tokens: Count | None = None
     logprobs: bool = False
     top_logprobs: Count = 0

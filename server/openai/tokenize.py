@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ..body import JsonRoute
-from ..limits import check_sequences
-from ..serving import Serving, ServingDep, json_response
+from ...runtime.tokenizer import Tokenizer
+from ..body import JsonRequest, JsonRoute
+from ..limits import check_text
+from ..serving import ServingDep, json_response
 from .chat import chat_ids
 from .protocol import DetokenizeRequest, TokenizeRequest
 
@@ -16,16 +19,16 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.post("/v1/tokenize")
 @router.post("/tokenize", include_in_schema=False)
-async def tokenize(body: TokenizeRequest, serving: ServingDep) -> Response:
+async def tokenize(body: TokenizeRequest, request: JsonRequest, serving: ServingDep) -> Response:
     """Text or a conversation to token ids; a list of texts to a list of lists."""
     serving.check_model(body.model)
     limit = serving.limits.context_length
     if body.prompt is None:
-        ids = await chat_ids(serving, body, add_special_tokens=bool(body.add_special_tokens))
+        ids = await chat_ids(serving, body, size=request.size, add_special_tokens=bool(body.add_special_tokens), counting=True)
         return json_response({"tokens": ids, "count": len(ids), "max_model_len": limit})
     texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    check_sequences(len(texts), "prompt")
-    tokens = await serving.encode(texts, add_special_tokens=body.add_special_tokens is not False)
+    check_text(sum(map(len, texts)), "prompt")
+    tokens = [await serving.encode(text, add_special_tokens=body.add_special_tokens is not False, param=None) for text in texts]
     if isinstance(body.prompt, str):
         return json_response({"tokens": tokens[0], "count": len(tokens[0]), "max_model_len": limit})
     return json_response({"tokens": tokens, "count": [len(ids) for ids in tokens], "max_model_len": limit})
@@ -36,11 +39,13 @@ async def tokenize(body: TokenizeRequest, serving: ServingDep) -> Response:
 async def detokenize(body: DetokenizeRequest, serving: ServingDep) -> Response:
     """Token ids to text; a list of lists to a list of texts."""
     serving.check_model(body.model)
-    text = [_decode(serving, part, body) for part in body.tokens if isinstance(part, list)]
-    whole = text if text else _decode(serving, [part for part in body.tokens if isinstance(part, int)], body)
+    lists = [part for part in body.tokens if isinstance(part, list)] or [[part for part in body.tokens if isinstance(part, int)]]
+    for ids in lists:
+        serving.limits.check_token_ids(ids, "tokens")
+    texts = await serving.threads.run(_decode, serving.engine.tokenizer, lists, skip_special_tokens=body.skip_special_tokens)
+    whole = texts if body.tokens and isinstance(body.tokens[0], list) else texts[0]
     return json_response({"text": whole, "prompt": whole})
 
 
-def _decode(serving: Serving, ids: list[int], body: DetokenizeRequest) -> str:
-    serving.limits.check_token_ids(ids, "tokens")
-    return serving.engine.tokenizer.decode(ids, skip_special_tokens=body.skip_special_tokens)
+def _decode(tokenizer: Tokenizer, lists: Sequence[list[int]], *, skip_special_tokens: bool) -> list[str]:
+    return [tokenizer.decode(ids, skip_special_tokens=skip_special_tokens) for ids in lists]

@@ -36,10 +36,9 @@ def test_max_tokens_is_max_new_tokens() -> None:
     assert dataclasses.replace(SamplingParams(max_tokens=5), max_new_tokens=6).max_new_tokens == 6
 
 
-@pytest.mark.parametrize("count", [5, 128])
-def test_both_names_of_one_number_are_refused(count: int) -> None:
-    with pytest.raises(ValueError, match=f"max_new_tokens {count} and max_tokens 7 are two names of one number; give one"):
-        SamplingParams(max_new_tokens=count, max_tokens=7)
+def test_both_names_of_one_number_are_refused() -> None:
+    with pytest.raises(ValueError, match="max_new_tokens 5 and max_tokens 7 are two names of one number; give one"):
+        SamplingParams(max_new_tokens=5, max_tokens=7)
     with pytest.raises(ValueError, match="at least 0, got -1"):
         SamplingParams(max_tokens=-1)
 

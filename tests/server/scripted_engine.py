@@ -64,11 +64,18 @@ class ScriptedEngine:
         self.dropped: list[str] = []
         self._aborted: set[str] = set()
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationOutput]:
+    @property
+    def capacity(self) -> int:
+        return 1000
+
+    def require_room(self, count: int) -> None:
         if self.state in (EngineState.FAILED, EngineState.STOPPED):
             raise EngineUnavailable("the engine process ended")
-        if len(self.running) >= self.script.room:
+        if len(self.running) + count > self.script.room:
             raise QueueFull(f"{self.script.room} requests wait already")
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationOutput]:
+        self.require_room(1)
         assert request.rid not in self.running
         self.requests.append(request)
         self.running.add(request.rid)
