@@ -14,7 +14,7 @@ from . import operations
 from .auth import ApiKey
 from .body import Bodies
 from .engine_client import Engine
-from .engine_supervisor import EngineUnavailable, QueueFull
+from .engine_state import EngineUnavailable, QueueFull
 from .metrics import Metrics
 from .native import control, generate
 from .openai import chat, completions, models, tokenize

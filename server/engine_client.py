@@ -24,7 +24,8 @@ from ..runtime.messages import (
 )
 from ..runtime.tokenizer import Tokenizer
 from .engine_spawn import LANGUAGE_MODEL
-from .engine_supervisor import EngineState, EngineSupervisor, EngineUnavailable
+from .engine_state import EngineState, EngineUnavailable
+from .engine_supervisor import EngineSupervisor
 
 
 class Engine(Protocol):

@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from enum import StrEnum
 from typing import Any, Generic, Protocol, TypeVar
 
 import zmq
@@ -18,6 +17,7 @@ from ..runtime.ipc import Unreadable, decode
 from ..runtime.messages import AbortRequests, EngineFailed, FinishReason, ImageOutput, Shutdown, ToEngine, TokenOutput
 from .engine_life import EngineLife
 from .engine_spawn import spawn
+from .engine_state import EngineState, EngineUnavailable, QueueFull
 from .suspects import Suspects
 
 logger = logging.getLogger(__name__)
@@ -27,35 +27,6 @@ CRASH_WINDOW = 60.0
 """Seconds: an engine that ends unexpectedly CRASH_LIMIT times within them, or that often before it is ready, is not started again."""
 _STOP_TIMEOUT = 5.0
 _OWN_FAULT = "its output could not be processed; the server's log has the details"
-
-
-class EngineState(StrEnum):
-    """Where the engine process stands."""
-
-    STARTING = "starting"
-    READY = "ready"
-    RESTARTING = "restarting"
-    DRAINING = "draining"
-    FAILED = "failed"
-    STOPPED = "stopped"
-
-
-class EngineUnavailable(Exception):
-    """The engine is gone for good, or stopping; requests cannot be served."""
-
-
-class QueueFull(Exception):
-    """`--max-queued-requests` requests wait already. `retry_after`: seconds."""
-
-    retry_after: int = 1
-
-
-class AnyEngine(Protocol):
-    """What health and metrics see of an engine, whatever it makes. `stats` has at least running and queued requests and steps."""
-
-    state: EngineState
-    info: Any
-    stats: Any
 
 
 class Unfinished(Protocol):
@@ -225,8 +196,7 @@ class EngineSupervisor(Generic[R]):
     def _begin(self, rid: str, request: R) -> None:
         """Raises `QueueFull` and `EngineUnavailable`."""
         self.require_room(1)
-        message = request.to_message()
-        self._send(message)
+        self._send(request.to_message())
         self._requests[rid] = request
         self._idle.clear()
 

@@ -25,7 +25,7 @@ from .app import create_app
 from .args import EXIT_USER_ERROR, CommonServerConfig, ServerConfig, report
 from .connections import Connections
 from .engine_client import EngineClient
-from .engine_supervisor import EngineState
+from .engine_state import EngineState
 from .http_limits import HttpLimits, room_for_connections
 from .http_protocol import BoundedHttpProtocol
 from .images.config import ImageServerConfig

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from ..runtime.generation import GenerationOutput
 from ..runtime.messages import FinishReason, GraphInfo
 from .engine_client import Engine
-from .engine_supervisor import AnyEngine, EngineState
+from .engine_state import AnyEngine, EngineState
 
 PREFIX = "piecework:"
 _TIME_TO_FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)

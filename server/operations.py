@@ -13,7 +13,7 @@ from starlette.responses import Response
 from .. import __version__
 from ..runtime.generation import GenerationRequest
 from ..runtime.sampling_params import SamplingParams
-from .engine_supervisor import EngineState, EngineUnavailable
+from .engine_state import EngineState, EngineUnavailable
 from .openai.errors import ENGINE_RETRY_SECONDS, Unavailable, as_api_error
 from .sequences import generate_all, unless_client_goes
 from .serving import AnyServing, AnyServingDep, ServingDep, json_response

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from .. import __version__
 from ..runtime.messages import EngineInfo
 from .engine_client import Engine
-from .engine_supervisor import AnyEngine, EngineUnavailable
+from .engine_state import AnyEngine, EngineUnavailable
 from .limits import MAX_SEQUENCES, Limits
 from .metrics import MetricRegistry, Metrics
 from .openai.errors import InvalidRequest, NotFound

@@ -19,7 +19,7 @@ from ...runtime.diffusion.params import DiffusionParams, InvalidParams
 from ...runtime.messages import FinishReason, GenerateImage, ImageOutput
 from ..auth import OPEN_FOLDER
 from ..body import JsonRoute
-from ..engine_supervisor import EngineUnavailable
+from ..engine_state import EngineUnavailable
 from ..openai.errors import InternalError, InvalidRequest, NotFound
 from ..serving import json_response
 from .protocol import ImagesRequest

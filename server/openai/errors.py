@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..engine_supervisor import EngineUnavailable, QueueFull
+from ..engine_state import EngineUnavailable, QueueFull
 
 _TOO_MANY = "too_many_sequences"
 ENGINE_RETRY_SECONDS = 5

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from piecework.runtime.generation import Generation, GenerationOutput, GenerationRequest
 from piecework.runtime.messages import EngineInfo, EngineStats, FinishReason, TokenLogprob, TokenOutput
 from piecework.runtime.tokenizer import Tokenizer
-from piecework.server.engine_supervisor import EngineState, EngineUnavailable, QueueFull
+from piecework.server.engine_state import EngineState, EngineUnavailable, QueueFull
 
 CONTEXT_LENGTH = 256
 REPLY = "Hello there, old friend! The weather is fine today."

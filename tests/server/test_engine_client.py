@@ -24,7 +24,7 @@ from piecework.runtime.sampling_params import SamplingParams
 from piecework.runtime.tokenizer import load_tokenizer
 from piecework.server import engine_supervisor
 from piecework.server.engine_client import EngineClient
-from piecework.server.engine_supervisor import EngineState, EngineUnavailable, QueueFull
+from piecework.server.engine_state import EngineState, EngineUnavailable, QueueFull
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -24,7 +24,7 @@ from piecework.runtime.config import EngineConfig
 from piecework.runtime.tokenizer import Tokenizer, load_tokenizer
 from piecework.server import engine_client
 from piecework.server.engine_client import EngineClient
-from piecework.server.engine_supervisor import EngineState
+from piecework.server.engine_state import EngineState
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

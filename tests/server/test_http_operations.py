@@ -15,7 +15,7 @@ from scripted_engine import CONTEXT_LENGTH, INFO, ScriptedEngine
 from piecework import __version__
 from piecework.runtime.messages import EngineStats, GraphInfo
 from piecework.server import operations
-from piecework.server.engine_supervisor import EngineState
+from piecework.server.engine_state import EngineState
 
 KEY = "sésame"
 

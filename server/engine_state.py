@@ -1,0 +1,35 @@
+"""What the HTTP side knows of any engine: where it stands, and why it takes no request."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Protocol
+
+
+class EngineState(StrEnum):
+    """Where the engine process stands."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    DRAINING = "draining"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class EngineUnavailable(Exception):
+    """The engine is gone for good, or stopping; requests cannot be served."""
+
+
+class QueueFull(Exception):
+    """`--max-queued-requests` requests wait already. `retry_after`: seconds."""
+
+    retry_after: int = 1
+
+
+class AnyEngine(Protocol):
+    """What health and metrics see of an engine, whatever it makes. `stats` has at least running and queued requests and steps."""
+
+    state: EngineState
+    info: Any
+    stats: Any
