@@ -215,11 +215,16 @@ class EngineConfig:
         return Backend(self.cuda_graph_backend_decode) if self.cuda_graph_backend_decode else None
 
 
+def check_context_length(asked: int | None, longest: int) -> None:
+    """Raises `ValueError` for a context that the model does not have; None asks for the model's own."""
+    if asked is not None and asked > longest:
+        raise ValueError(f"--context-length {asked} is more than the model's {longest}")
+
+
 def resolve_steps(config: EngineConfig, model: ModelConfig, platform: Platform) -> EngineConfig:
     """The same settings with every number chosen that steps depend on. Raises `ValueError` for a context that the model does not have."""
     context_length = config.context_length or model.max_position_embeddings
-    if context_length > model.max_position_embeddings:
-        raise ValueError(f"--context-length {context_length} is more than the model's {model.max_position_embeddings}")
+    check_context_length(context_length, model.max_position_embeddings)
     return replace(
         config,
         page_size=config.page_size or platform.default_page_size,

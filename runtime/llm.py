@@ -14,6 +14,7 @@ from .generation import Generation, GenerationOutput, GenerationRequest, TextOpt
 from .messages import FinishReason, TokenLogprob
 from .sampling_params import SamplingParams
 from .tokenizer import load_tokenizer
+from .weights.check import check_model
 from .weights.resolve import resolve_model_path
 
 
@@ -59,7 +60,9 @@ class LLM:
         named = {} if model_path is None else {"model_path": model_path}
         # Pieces that are there at one start and not at another would change last digits: here they are for who asks for them.
         self.config = EngineConfig(**{"piecewise_cuda_graph": False} | own_names({**named, **settings}))
-        self.tokenizer = load_tokenizer(resolve_model_path(self.config.model_path), self.config.tokenizer_path)
+        path = resolve_model_path(self.config.model_path)
+        check_model(path, context_length=self.config.context_length, weights=self.config.load_format != "dummy")
+        self.tokenizer = load_tokenizer(path, self.config.tokenizer_path)
         self.scheduler, runner, startup = build_engine(self.config, progress=progress)
         # There is no loop here that could bring pieces in between batches.
         startup.complete(progress=progress)

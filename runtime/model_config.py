@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .weights.files import no_config
+
 if TYPE_CHECKING:
     from .weights.gguf_reader import FastGGUFReader
 
@@ -71,10 +73,9 @@ class ModelConfig:
     def from_pretrained(cls, folder: str | Path) -> ModelConfig:
         """Of a Hugging Face folder. Raises `ValueError` with a remedy where there is none or the model is not supported."""
         folder = Path(folder)
-        content, eos_token_ids = _config_json(folder), _eos_token_ids(folder)
+        architecture = _architecture(read_config(folder))
         try:
-            architecture = _architecture(content)
-            return cls(architecture=architecture, eos_token_ids=eos_token_ids, **_hugging_face_fields(architecture, folder))
+            return cls(architecture=architecture, eos_token_ids=_eos_token_ids(folder), **_hugging_face_fields(architecture, folder))
         except ValueError as error:
             raise ValueError(f"{folder / 'config.json'}: {error}") from None
 
@@ -104,14 +105,24 @@ def _check_rope(rope_type: str, scaling: dict[str, Any], head_dim: int) -> None:
         raise ValueError(f"{len(scaling['factors'])} rope factors do not fit a head size of {head_dim}; convert the model again")
 
 
-def _config_json(folder: Path) -> Any:
-    """Read before transformers does, so that what is wrong is said in one line."""
+def read_config(folder: Path) -> dict[str, Any]:
+    """What config.json says. Raises `ValueError` with a remedy where there is none or it describes no model that we have.
+
+    Imports nothing heavy and reads before transformers does, so that what is wrong is said at once and in one line.
+    """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; --model-path takes a Hugging Face folder or a .gguf file")
     path = folder / "config.json"
     if not path.is_file():
-        raise ValueError(f"{folder} has no config.json; --model-path takes a Hugging Face folder or a .gguf file")
-    return _read_json(path)
+        raise no_config(folder)
+    content = _read_json(path)
+    try:
+        _architecture(content)
+        _check_unquantised(content)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    config: dict[str, Any] = content
+    return config
 
 
 def _read_json(path: Path) -> Any:
@@ -133,9 +144,24 @@ def _architecture(content: Any) -> str:
     return architecture
 
 
+def _check_unquantised(content: dict[str, Any]) -> None:
+    if quantization := content.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        raise ValueError(
+            f"weights quantised by {method or 'some method'} are not supported; take the unquantised checkpoint or a .gguf file"
+        )
+
+
 def _check_supported(architecture: str) -> None:
     if architecture not in MODEL_TYPES:
         raise ValueError(f"the architecture {architecture!r} is not supported; supported: {', '.join(MODEL_TYPES)}")
+
+
+def gguf_architecture(name: str) -> str:
+    """What Hugging Face calls GGUF's `general.architecture`. Raises `ValueError` for one that we do not have."""
+    architecture = GGUF_ARCHITECTURES.get(name, name)
+    _check_supported(architecture)
+    return architecture
 
 
 def _hugging_face_fields(architecture: str, folder: Path) -> dict[str, Any]:
@@ -178,9 +204,6 @@ def _auto_config(folder: Path) -> Any:
 
 def _check_plain(config: Any) -> None:
     """Raises where the config asks for mathematics that our layers do not do."""
-    if getattr(config, "quantization_config", None):
-        method = dict(config.quantization_config).get("quant_method", "some method")
-        raise ValueError(f"weights quantised by {method} are not supported; take the unquantised checkpoint or a .gguf file")
     if config.hidden_act not in ("silu", "swish"):
         raise ValueError(f"the activation {config.hidden_act!r} is not supported; supported: silu")
     if (config.rope_parameters or {}).get("partial_rotary_factor", 1.0) != 1.0:
@@ -208,8 +231,7 @@ def _gguf_fields(reader: FastGGUFReader, rope_factors: list[float] | None) -> di
     from .weights.gguf_reader import metadata
 
     name = metadata(reader, "general.architecture")
-    architecture = GGUF_ARCHITECTURES.get(name, name)
-    _check_supported(architecture)
+    architecture = gguf_architecture(name)
 
     def get(key: str, default: Any = None, kind: type[int] | type[float] = int) -> Any:
         value = metadata(reader, f"{name}.{key}", default)

@@ -22,6 +22,7 @@ from .pieces import seen_lengths
 from .start_clock import StartClock
 from .step_graphs import GraphCounts, StepGraphs
 from .warm_up import warm_up
+from .weights.check import check_model
 from .weights.loader import load_model, random_model
 from .weights.packing import PLAIN
 from .weights.resolve import resolve_model_path
@@ -43,6 +44,7 @@ class ModelRunner:
         self.slot_dtype = self.platform.slot_dtype
         self.dtype = self._dtype(config.dtype)
         path = resolve_model_path(config.model_path)
+        check_model(path, context_length=config.context_length, weights=config.load_format != "dummy")
         with self.clock.phase("kernels"):
             kernels = self.platform.linear_kernels(self.dtype, self.platform.attention_backend(config.attention_backend))
         with self.clock.phase("weights"):

@@ -11,7 +11,17 @@ from typing import Any
 from .. import __version__
 from ..runtime.config import EngineConfig
 from ..runtime.diffusion.config import DiffusionConfig
-from .args import EXIT_USER_ERROR, ArgumentParser, ServerConfig, add_config_arguments, given, refuse_flags, report, server_config
+from .args import (
+    EXIT_USER_ERROR,
+    ArgumentParser,
+    ServerConfig,
+    add_config_arguments,
+    engine_config,
+    given,
+    refuse_flags,
+    report,
+    server_config,
+)
 from .engine_spawn import DIFFUSION_PIPELINE, LANGUAGE_MODEL, spawned
 from .foreign_flags import add_foreign_flags
 from .images.config import ImageServerConfig
@@ -167,6 +177,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     config = _serving_config(arguments)
     # While it imports what engines need, this process imports the web stack, and reads the tokenizer.
     with spawned(LANGUAGE_MODEL if isinstance(config, ServerConfig) else DIFFUSION_PIPELINE) as process:
+        if isinstance(config, ServerConfig):
+            _check_model(config.engine)
         from .launch import serve
 
         return serve(config, process, _BEGAN)
@@ -184,6 +196,14 @@ def _serving_config(arguments: argparse.Namespace) -> ServerConfig | ImageServer
     return server_config(arguments)
 
 
+def _check_model(config: EngineConfig) -> None:
+    """Raises `ValueError` where the model cannot be served, before seconds of imports and minutes of loading."""
+    from ..runtime.weights.check import check_model
+    from ..runtime.weights.resolve import resolve_model_path
+
+    check_model(resolve_model_path(config.model_path), context_length=config.context_length, weights=config.load_format != "dummy")
+
+
 def _generate(arguments: argparse.Namespace) -> int:
     config, output = DiffusionConfig(**given(arguments, DiffusionConfig)), OutputConfig(**given(arguments, OutputConfig))
     from .generate import generate
@@ -192,6 +212,7 @@ def _generate(arguments: argparse.Namespace) -> int:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
+    _check_model(engine_config(arguments))
     prompts = None
     if arguments.dataset is not None:
         from ..bench.datasets import few_shot_prompts, load_gsm8k

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGUFEndian, GGUFReader, GGUFValueType
 
+from .files import check_pointer
+
 _FieldParts = tuple[int, list[Any], list[int], list[Any]]
 """Bytes taken, pieces of the file, which of them are the data, types: as of `GGUFReader._get_field_parts`."""
 
@@ -68,6 +70,7 @@ def open_gguf(path: Path) -> FastGGUFReader:
     except OSError as error:
         raise ValueError(f"{path} cannot be opened: {error}") from error
     except (ValueError, IndexError, KeyError, struct.error, OverflowError, UnicodeDecodeError) as error:
+        check_pointer(path)
         raise ValueError(f"{path} is not a whole GGUF file ({error}); fetch it again") from error
 
 

@@ -16,6 +16,7 @@ import tokenizers
 
 from ..chat_template import DEFAULT
 from ..tokenizer import TokenizerData
+from .files import check_pointer
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +95,7 @@ def _load(file: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises no narrower class
+        check_pointer(file)
         raise ValueError(f"{file} is no tokenizer: {error}") from error
 
 
@@ -124,6 +126,8 @@ def _convert(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
     """Let transformers read an older format; takes some seconds."""
     if not any((folder / name).is_file() for name in _OTHER_FORMATS):
         raise ValueError(f"{folder} has no tokenizer (tokenizer.json, {', '.join(_OTHER_FORMATS)}); name one with --tokenizer-path")
+    for name in _OTHER_FORMATS:
+        check_pointer(folder / name)
     logger.info("%s has no tokenizer.json: transformers converts its tokenizer", folder)
     with tempfile.TemporaryDirectory() as scratch:
         target = Path(scratch, "tokenizer")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,13 +45,27 @@ def find_model(model_path: str) -> str:
     if model_path in ALIASES:
         return str(_packaged(model_path, ALIASES[model_path]))
     path = Path(model_path).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
-        return str(path)
-    if path.exists():
-        raise ValueError(f"{model_path} is neither a folder nor a .gguf file")
+    try:
+        if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+            # Looked into now, so that what cannot be read is told before anything is started.
+            os.listdir(path) if path.is_dir() else path.open("rb").close()
+            return str(path)
+        if path.exists():
+            raise ValueError(_no_model(path))
+    except OSError as error:
+        raise ValueError(f"{model_path} cannot be read: {error.strerror}") from None
     if path.is_absolute() or model_path.count("/") != 1 or model_path.startswith("."):
         raise ValueError(f"{model_path} does not exist; --model-path takes a folder, a .gguf file, a hub id or {', '.join(ALIASES)}")
     return _from_hub(model_path)
+
+
+def _no_model(path: Path) -> str:
+    if path.suffix not in (".safetensors", ".bin", ".json"):
+        return f"{path} is neither a folder nor a .gguf file"
+    folder = path.absolute().parent
+    return f"{path} is one file of a model; name the folder that holds its config.json and weights" + (
+        f": {folder}" if (folder / "config.json").is_file() else ""
+    )
 
 
 def _packaged(alias: str, where: Packaged) -> Path:

@@ -147,7 +147,9 @@ def test_the_command_reads_a_data_set_and_prints_json(tmp_path: Path, capsys: py
     ],
 )
 def test_what_the_user_can_mend_is_one_line(tmp_path: Path, flags: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(tmp_path, *flags) == 2
+    path = make_tiny_model(tmp_path)
+    capsys.readouterr()
+    assert command(path, *flags) == 2
     printed = capsys.readouterr().err
     assert printed.startswith("piecework explain: error: ") and printed.count("\n") == 1 and error in printed
 
