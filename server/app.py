@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from .. import __version__
 from . import operations
+from .args import parse_origins
 from .auth import ApiKey
 from .body import Bodies
 from .engine_client import Engine
 from .engine_state import EngineUnavailable, QueueFull
 from .metrics import Metrics
+from .middleware import HeadRequests, UnforeseenErrors
 from .native import control, generate
 from .openai import chat, completions, models, tokenize
 from .openai.errors import ApiError, answer_error
@@ -37,6 +40,11 @@ _ROUTERS = (
     operations.generate_router,
 )
 _EXCEPTIONS = (ApiError, RequestValidationError, HTTPException, QueueFull, EngineUnavailable, Exception)
+_METHODS = ("GET", "HEAD", "POST", "PUT")
+_EXPOSED = ("X-Request-Id", "Retry-After")
+"""Headers of answers that scripts of other origins may read."""
+_CORS_SECONDS = 600
+"""How long a browser may keep what it was told about these."""
 
 
 def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
@@ -54,7 +62,19 @@ def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
         app.include_router(router)
     for kind in _EXCEPTIONS:
         app.add_exception_handler(kind, answer_error)
+    app.add_middleware(UnforeseenErrors)
+    app.add_middleware(HeadRequests)
     if serving.config.api_key is not None:
         app.add_middleware(ApiKey, api_key=serving.config.api_key, metrics=serving.metrics)
     app.add_middleware(RequestIds)
+    if origins := parse_origins(serving.config.cors_origins):
+        # Outside of the key: a browser asks without one whether it may send it.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=_METHODS,
+            allow_headers=["*"],
+            expose_headers=_EXPOSED,
+            max_age=_CORS_SECONDS,
+        )
     return app

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, get_args, get_type_hints
 
 from ..runtime.config import EngineConfig, option
 from ..runtime.foreign_names import SAME, own_value
+from .api_key import checked_key, read_api_key
 from .http_limits import HttpLimits
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -34,9 +35,17 @@ class CommonServerConfig(HttpLimits):
     port: int = option(30000, "port to listen on; 0 takes a free one", group=SERVER, metavar="N")
     api_key: str | None = option(
         None,
-        "requests must carry this key as `Authorization: Bearer KEY`; /health stays open; default: no key",
+        "requests must carry this key as `Authorization: Bearer KEY`; /health stays open; every user of this machine sees a flag: "
+        "give it by --api-key-file or PIECEWORK_API_KEY instead; default: no key",
         group=SERVER,
         metavar="KEY",
+    )
+    api_key_file: str | None = option(None, "a file that holds the key, instead of --api-key; default: none", group=SERVER, metavar="FILE")
+    cors_origins: str = option(
+        "",
+        "origins (https://a.example,http://localhost:5173) whose pages may call this server from a browser, * for all; default: none",
+        group=SERVER,
+        metavar="LIST",
     )
     served_model_name: str = option(
         "", "the model's name in requests and in /v1/models; default: the last part of --model-path", group=SERVER, metavar="NAME"
@@ -60,8 +69,14 @@ class CommonServerConfig(HttpLimits):
             raise ValueError(f"--drain-timeout must be 0 or more seconds, got {self.drain_timeout}")
         if self.log_level not in LOG_LEVELS:
             raise ValueError(f"--log-level must be one of {', '.join(LOG_LEVELS)}, got {self.log_level}")
-        if self.api_key == "":
-            raise ValueError("--api-key is empty; give a key, or leave the flag out to serve without one")
+        if self.api_key is not None and self.api_key_file is not None:
+            raise ValueError("--api-key and --api-key-file both give a key; leave one of them out")
+        if self.api_key is not None:
+            object.__setattr__(self, "api_key", checked_key(self.api_key, "--api-key"))
+        if self.api_key_file is not None:
+            object.__setattr__(self, "api_key", read_api_key(self.api_key_file))
+            object.__setattr__(self, "api_key_file", None)
+        parse_origins(self.cors_origins)
         if not self.served_model_name:
             object.__setattr__(self, "served_model_name", _last_name(self.engine.model_path))
 
@@ -74,6 +89,15 @@ class ServerConfig(CommonServerConfig):
         None, "Jinja template that turns a chat into a prompt, or a file with it; default: the model's own", group=SERVER, metavar="FILE"
     )
     engine: EngineConfig = field(default_factory=EngineConfig)
+
+
+def parse_origins(text: str) -> list[str]:
+    """What `--cors-origins` lists. Raises `ValueError` for what no browser sends as its origin."""
+    origins = [origin.strip() for origin in text.split(",") if origin.strip()]
+    for origin in origins:
+        if origin != "*" and re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s*]+", origin) is None:
+            raise ValueError(f"--cors-origins: {origin!r} is no origin such as https://a.example or http://localhost:5173, without a path")
+    return origins
 
 
 def _last_name(model_path: str) -> str:

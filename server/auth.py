@@ -27,7 +27,7 @@ class ApiKey:
             await self._app(scope, receive, send)
             return
         error = Unauthorized(
-            "The API key is missing or wrong: send the header `Authorization: Bearer KEY` with the server's --api-key.",
+            "The API key is missing or wrong: send the header `Authorization: Bearer KEY` with the server's key.",
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )

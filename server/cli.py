@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 from .. import __version__
 from ..runtime.config import EngineConfig
 from ..runtime.diffusion.config import DiffusionConfig
+from .api_key import take_api_key
 from .args import (
     EXIT_USER_ERROR,
     ArgumentParser,
@@ -174,6 +176,9 @@ def _add_bench(commands: Any) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    key = take_api_key(os.environ)
+    if key is not None and not {"api_key", "api_key_file"} & vars(arguments).keys():
+        arguments.api_key = key
     config = _serving_config(arguments)
     # While it imports what engines need, this process imports the web stack, and reads the tokenizer.
     with spawned(LANGUAGE_MODEL if isinstance(config, ServerConfig) else DIFFUSION_PIPELINE) as process:

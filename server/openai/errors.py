@@ -153,7 +153,8 @@ def _from_http_exception(error: HTTPException) -> ApiError:
     kinds = {404: NotFound, 405: MethodNotAllowed}
     messages = {404: "No such path.", 405: "This path does not take this method; the Allow header says which it takes."}
     if error.status_code in kinds:
-        return kinds[error.status_code](messages[error.status_code], headers=error.headers)
+        headers = {name: value.replace("GET", "GET, HEAD") if name == "Allow" else value for name, value in (error.headers or {}).items()}
+        return kinds[error.status_code](messages[error.status_code], headers=headers)
     if error.status_code < 500:
         return InvalidRequest(f"Bad request: {error.detail}.", headers=error.headers)
     return InternalError("Internal error; the server's log has the details.", code="internal_error")
@@ -165,8 +166,4 @@ async def answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and isinstance(known, NotFound):
         known.message = f"No such path: {request.url.path:.200}. {request.app.state.serving.purpose}; /docs lists all."
     request.app.state.serving.metrics.count_error(known.type)
-    request_id = getattr(request.state, "request_id", None)
-    if known.status == 500 and request_id is not None:
-        # Starlette sends this answer from outside of the middleware that adds the header to all others.
-        known.headers["X-Request-Id"] = request_id
     return known.response()

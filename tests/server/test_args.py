@@ -59,6 +59,10 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
         return st.integers(1, 99).map("auto:{}".format) | sizes
     if name == "cuda_graph_bs":
         return sizes
+    if name == "cors_origins":
+        return st.sampled_from(["*", "https://a.example", "http://a.example:8080,http://[::1]:5173"])
+    if name == "api_key":
+        return st.text(st.characters(categories=["L", "N"]), min_size=1)
     if hint in (int, int | None):
         return st.integers(*RANGES.get(name, (1, 2**40)))
     if hint in (float, float | None):
@@ -71,7 +75,8 @@ def agree(settings: dict[str, Any]) -> bool:
     return not (settings.get("piecewise_cuda_graph") and settings.get("cuda_graph_backend_prefill", "piecewise") != "piecewise")
 
 
-SETTINGS = st.fixed_dictionaries({}, optional={name: values_of(name) for name in OPTIONS}).filter(agree)
+# The file is read when the settings are made: test_api_key.py has it.
+SETTINGS = st.fixed_dictionaries({}, optional={name: values_of(name) for name in OPTIONS if name != "api_key_file"}).filter(agree)
 
 
 @given(SETTINGS)
