@@ -36,7 +36,11 @@ class PieceLoader(Protocol):
     name: str
 
     def options(self) -> dict[str, Any]:
-        """All that its output depends on, besides the piece, torch and the machine."""
+        """All that its output depends on, besides the piece, this project's source, torch and the machine."""
+        ...
+
+    def toolchain(self) -> str | None:
+        """The compiler outside of torch that it calls; None where it calls none, or none is to be had here."""
         ...
 
     def obstacle(self) -> str | None:
@@ -68,6 +72,9 @@ class EagerCompiler:
     def options(self) -> dict[str, Any]:
         return {}
 
+    def toolchain(self) -> str | None:
+        return None
+
     def obstacle(self) -> str | None:
         return None
 
@@ -90,7 +97,11 @@ class InductorCompiler:
 
     def options(self) -> dict[str, Any]:
         # A CPU kernel is compiled for a number of threads.
-        return {"threads": torch.get_num_threads()}
+        threads = {"threads": torch.get_num_threads()}
+        return threads | {"environment": torch_private.inductor_environment(), "changes": torch_private.inductor_changes()}
+
+    def toolchain(self) -> str | None:
+        return torch_private.cpp_compiler()
 
     def obstacle(self) -> str | None:
         wanted = os.environ.get("CXX") or "g++"

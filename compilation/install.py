@@ -135,7 +135,8 @@ class Installer(PieceStore):
             self.cache.put(self.piece_key(piece), file, about)
 
     def _about(self, piece: DistinctPiece) -> dict[str, Any]:
-        return {"kind": "piece", "piece": piece.key, "compiler": self.compiler.name, "ops": piece.ops, "torch": torch.__version__}
+        made_with = {"compiler": self.compiler.name, "toolchain": self.compiler.toolchain(), "torch": torch.__version__}
+        return {"kind": "piece", "piece": piece.key, "ops": piece.ops} | made_with
 
     def _with_passes(self, graph: fx.Graph, piece: DistinctPiece) -> PackedGraph:
         op = self.platform.packed_linear() if self.packs_linear else None

@@ -100,8 +100,11 @@ class PieceStore:
 
     def load_piece(self, number: int, key: str, report: InstallReport, *, retry: bool = True) -> CompiledPiece | None:
         """A stored piece; one that cannot be compiled as it was traced. None if there is none that can be loaded."""
-        entry = self.cache.find(key)
+        entry, toolchain = self.cache.find(key), self.compiler.toolchain()
         if entry is None or (retry and entry.about.get("transient")):
+            return None
+        # No part of the key: a machine without a C++ compiler takes what another's has made.
+        if toolchain is not None and entry.about.get("toolchain") != toolchain:
             return None
         failed = entry.about.get("failed")
         try:
@@ -118,10 +121,15 @@ class PieceStore:
 
     def versions(self) -> dict[str, str]:
         """What everything in the cache depends on."""
-        return {"piecework": __version__, "torch": torch.__version__, "dtype": str(torch.get_default_dtype())}
+        return {
+            "piecework": __version__,
+            "source": source_hash("compilation", "kernels"),
+            "torch": torch.__version__,
+            "dtype": str(torch.get_default_dtype()),
+        }
 
     def plan_key(self, model_key: str) -> str:
-        made_by = {"source": source_hash(), "split_ops": registered(), "max_tokens": self.max_tokens}
+        made_by = {"models": source_hash("runtime"), "split_ops": registered(), "max_tokens": self.max_tokens}
         return entry_key(self.versions() | made_by | {"model": model_key, "device": self.platform.device_type})
 
     def piece_key(self, piece: DistinctPiece) -> str:
@@ -140,8 +148,8 @@ def weight_bytes(module: nn.Module) -> int:
 
 
 @cache
-def source_hash() -> str:
-    """Of the code that decides how a model's forward looks: all floors below the server."""
+def source_hash(*floors: str) -> str:
+    """Of the code of these floors: how a forward looks, and what becomes of it on its way through passes and compilers."""
     root = Path(__file__).parents[1]
-    files = sorted(path for floor in ("kernels", "compilation", "runtime") for path in (root / floor).rglob("*.py"))
+    files = sorted(path for floor in floors for path in (root / floor).rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()

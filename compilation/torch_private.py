@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
 import re
+import shutil
+import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -17,6 +20,7 @@ import torch
 from torch import fx
 
 from ..kernels.platform import CompileOptions
+from ..kernels.toolchain import version_of
 from .errors import CompileError, TraceError
 from .shapes import Extent, TensorSpec, dtype_name
 
@@ -144,6 +148,53 @@ def compile_package(module: fx.GraphModule, inputs: Sequence[TensorSpec], path: 
             torch._inductor.aoti_compile_and_package(program, package_path=os.fspath(path), inductor_configs=options)
     except Exception as error:
         raise CompileError(_sum_up(error)) from error
+
+
+_SETTINGS = ("TORCHINDUCTOR_", "TORCH_COMPILE_", "AOT_INDUCTOR_", "AOTINDUCTOR_", "INDUCTOR_", "TRITON_")
+_NO_CODE = re.compile(r".*_(DIR|PATH|PTXAS_PATH)|TORCHINDUCTOR_(COMPILE_THREADS|WORKER_START|.*_LOG_PATH)")
+"""Variables that say where something lies or how many processes work; Inductor sets some of them itself."""
+
+
+_WRITTEN_BY_INDUCTOR = {"aot_inductor.metadata"}
+
+
+def inductor_environment() -> dict[str, str]:
+    """The variables from which Inductor and Triton take settings. Asking Inductor itself would import it, which takes a second."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS) and not _NO_CODE.fullmatch(name)}
+
+
+def inductor_changes() -> dict[str, Any]:
+    """What this process has set of Inductor's configuration itself, as values that JSON can hold."""
+    config: Any = sys.modules.get("torch._inductor.config")
+    if config is None:
+        return {}
+    settings = {name: value for name, value in config.save_config_portable().items() if name not in _WRITTEN_BY_INDUCTOR}
+    changed = {name: value for name, value in settings.items() if value != _unchanged(config._config[name])}
+    found: dict[str, Any] = json.loads(json.dumps(changed, sort_keys=True, default=str))
+    return found
+
+
+def _unchanged(entry: Any) -> Any:
+    """What a setting is where this process has not touched it: the environment may have set it."""
+    from torch.utils._config_module import _UNSET_SENTINEL
+
+    values = (entry.env_value_force, entry.env_value_default, entry.default)
+    return next(value for value in values if value is not _UNSET_SENTINEL)
+
+
+def change_inductor(changes: Mapping[str, Any]) -> None:
+    """Set in this process what `inductor_changes` gave in another."""
+    if changes:
+        from torch._inductor import config
+
+        for name, value in changes.items():
+            setattr(config, name, value)
+
+
+def cpp_compiler() -> str | None:
+    """What Inductor's C++ compiler says of itself; None where there is none."""
+    path = shutil.which(os.environ.get("CXX", "g++"))
+    return None if path is None else version_of(path)
 
 
 def _packed_linears(module: fx.GraphModule) -> set[torch._ops.OpOverload]:

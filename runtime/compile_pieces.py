@@ -25,6 +25,7 @@ from ..compilation.compiler import piece_compiler
 from ..compilation.errors import TraceError
 from ..compilation.install import Installer, Progress
 from ..compilation.piece_store import Installed
+from ..compilation.torch_private import change_inductor
 from ..kernels import ops
 from ..kernels.detect import detect
 from ..kernels.platform import Platform
@@ -89,6 +90,7 @@ def _compile(job: dict[str, Any]) -> None:
     config, model_config, dtype = EngineConfig(**job["config"]), ModelConfig(**job["model"]), getattr(torch, job["dtype"])
     platform = detect(config.device)
     platform.set_up(config.num_threads)
+    change_inductor(job["inductor"])
     register_attention(platform.dispatch_key)
     with tqdm(desc="compiling pieces", unit=" pieces", file=sys.stderr, leave=False) as bar:
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from ..compilation.capture import Reason
+from ..compilation.torch_private import inductor_changes
 from .config import EngineConfig
 from .model_config import ModelConfig
 from .weights.packing import Kinds
@@ -83,4 +84,4 @@ def start(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, k
     """
     config = replace(config, num_threads=config.num_threads or torch.get_num_threads())
     parts = {"config": asdict(config), "model": asdict(model_config), "dtype": str(dtype).removeprefix("torch."), "kinds": dict(kinds)}
-    return CompileProcess(json.dumps(parts | {"packs_linear": packs_linear}))
+    return CompileProcess(json.dumps(parts | {"packs_linear": packs_linear, "inductor": inductor_changes()}))

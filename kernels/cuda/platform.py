@@ -59,7 +59,12 @@ class CudaPlatform(Platform):
         return torch.device("cuda", torch.cuda.current_device())
 
     def identity(self) -> str:
-        return f"cuda {torch.version.cuda} {torch.cuda.get_device_name()} {torch.cuda.get_device_capability()}"
+        device = f"cuda {torch.version.cuda} {torch.cuda.get_device_name()} {torch.cuda.get_device_capability()}"
+        if not find_spec("triton"):
+            return device
+        import triton
+
+        return f"{device} triton {triton.__version__}"
 
     def memory(self) -> MemoryInfo:
         return MemoryInfo(*torch.cuda.mem_get_info())

@@ -90,8 +90,7 @@ def test_a_warm_start_in_a_new_process_needs_no_compiler(folder: Path) -> None:
         "inductor = [name for name in sys.modules if name.startswith(('torch._inductor', 'torch._dynamo'))]\n"
         "print(json.dumps([report.traced, report.compile_seconds, sorted(report.loaded), inductor, pieces(*step(9)).tolist()]))"
     )
-    environment = {"PATH": "", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PATH": ""}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     traced, compiled, loaded, inductor, output = json.loads(done.stdout)
     assert (traced, compiled, loaded, inductor) == (False, {}, [0], [])

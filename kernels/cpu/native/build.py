@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 
 from ...cache_folder import UnusableFolder, ensure_room, kernels_folder, locked
+from ...toolchain import version_of
 from ..cores import choose_threads
 
 logger = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ def load_variant(variant: Variant, folder: Path | None = None) -> ctypes.CDLL:
     folder = folder or kernels_folder()
     compiler = _compiler()
     openmp = _loaded_openmp()
-    made_from = [torch.__version__, variant.name, variant.flags, _FLAGS, compiler, openmp, _sources()]
+    made_from = [torch.__version__, variant.name, variant.flags, _FLAGS, compiler, version_of(compiler), openmp, _sources()]
     key = hashlib.sha256(repr(made_from).encode()).hexdigest()
     library = folder / f"{variant.name}-{key[:32]}.so"
     if (kept := _load_whole(library)) is not None:

@@ -1,0 +1,16 @@
+"""Which C++ compiler this machine has, as what it compiles depends on it."""
+
+from __future__ import annotations
+
+import subprocess
+from functools import cache
+
+
+@cache
+def version_of(compiler: str) -> str | None:
+    """What the compiler at this path says of itself, such as "g++ (Debian 12.2.0-14) 12.2.0"; None where it says nothing."""
+    try:
+        told = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return told.partition("\n")[0] or None
