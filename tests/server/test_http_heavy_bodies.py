@@ -130,6 +130,15 @@ async def test_large_bodies_are_bounded_together_and_small_ones_are_still_taken(
     assert (await client.post("/v1/completions", content=large, headers=JSON)).status_code == 200, "what ended takes room still"
 
 
+async def test_what_stands_inside_of_strings_is_no_structure(client: httpx.AsyncClient) -> None:
+    code = '{"a": [1, 2, "\\\\\\" {"], "b": {}} ' * 20_000
+    for content in (json.dumps({"tokens": [5], "user": code}), json.dumps({"tokens": [5], code: "["})):
+        assert content.count("{") > bodies.MAX_STRUCTURE / 3
+        assert (await client.post("/v1/detokenize", content=content, headers=JSON)).status_code == 200
+    deep = await client.post("/v1/detokenize", content=HEAVY["nested"][1], headers=JSON)
+    assert error_of(deep, 400)["code"] == "body_too_complex"
+
+
 # Stop strings
 
 
