@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
+from ..runtime.progress import progress_bar
 from .apis import Answer, GenerationCall, ask
 from .client import Client, RequestFailed, resolve
 from .datasets import GSM8K_STOPS, Question, few_shot_prompts, load_gsm8k
@@ -156,7 +156,7 @@ async def evaluate(target: Target, settings: Gsm8kSettings, prompts: Sequence[st
     """Ask one server every question; its model is named."""
     calls = [GenerationCall(prompt=prompt, max_tokens=settings.max_new_tokens, stop=GSM8K_STOPS) for prompt in prompts]
     async with Client(target) as client:
-        with tqdm(total=len(calls), unit="question") as bar:
+        with progress_bar(total=len(calls), unit="question") as bar:
             evaluation = _Evaluation(client, bar)
             begin = time.perf_counter()
             answers = await run_load(calls, evaluation.ask, concurrency=settings.parallel)

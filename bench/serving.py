@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from tqdm import tqdm
-
+from ..runtime.progress import progress_bar
 from .apis import Answer, GenerationCall, ask
 from .client import Client, RequestFailed, ServerUnusable, resolve
 from .load import poisson_arrivals, run_load
@@ -167,7 +166,7 @@ async def _measure(client: Client, calls: list[GenerationCall], settings: Servin
             bar.update()
 
     arrivals = poisson_arrivals(len(calls), settings.request_rate, rng)
-    with tqdm(total=len(calls), unit="request") as bar:
+    with progress_bar(total=len(calls), unit="request") as bar:
         begin = time.perf_counter()
         answers = await run_load(calls, send, concurrency=settings.max_concurrency, arrivals=arrivals)
         result = ServingResult(time.perf_counter() - begin, failures)

@@ -9,8 +9,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from tqdm import tqdm
-
+from ..runtime.progress import progress_bar
 from .apis import Answer, GenerationCall, ask
 from .client import MALFORMED, Client, RequestFailed, resolve
 from .load import run_load
@@ -169,7 +168,7 @@ class _Soak:
 
     async def ask_alone(self, numbers: list[int]) -> None:
         """Ask these one by one, for comparison."""
-        for number in tqdm(numbers, desc="alone", unit="request"):
+        for number in progress_bar(numbers, desc="alone", unit="request"):
             request = self.requests[number]
             answer = await self._read(number, request)
             if answer is not None:
@@ -178,7 +177,7 @@ class _Soak:
     async def load(self) -> None:
         """All requests, and an eye on the server's memory meanwhile."""
         watch = asyncio.create_task(self._watch_memory())
-        with tqdm(total=len(self.requests), desc="load", unit="request") as bar:
+        with progress_bar(total=len(self.requests), desc="load", unit="request") as bar:
 
             async def send(number: int) -> None:
                 outcome = await self._send(number)

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from ..compilation.cache import CompileCache, cache_folder
 from ..compilation.capture import Reason
@@ -33,6 +32,7 @@ from .config import EngineConfig
 from .layers.attention import register_attention
 from .model_config import ModelConfig
 from .pieces import TRACE_TOKENS, looks_inside, most_tokens, stored_key
+from .progress import progress_bar
 from .weights.loader import hollow_model
 from .weights.packing import NOTHING_PACKED, Kinds
 
@@ -92,7 +92,7 @@ def _compile(job: dict[str, Any]) -> None:
     platform.set_up(config.num_threads)
     change_inductor(job["inductor"])
     register_attention(platform.dispatch_key)
-    with tqdm(desc="compiling pieces", unit=" pieces", file=sys.stderr, leave=False) as bar:
+    with progress_bar(desc="compiling pieces", unit=" pieces", leave=False) as bar:
 
         def progress(done: int, total: int) -> None:
             bar.total = total

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from ..compilation.errors import GraphError as GraphError
 from ..compilation.explain import PieceRow, Stretch, picture, piece_rows, stretches
@@ -20,6 +17,7 @@ from ..compilation.sizes import SizesOption, choose_sizes, padding_share, parse_
 from .compile_pieces import install, installer
 from .config import EngineConfig
 from .model_runner import ModelRunner
+from .progress import progress_bar
 from .tokenizer import load_tokenizer
 from .weights.resolve import resolve_model_path
 
@@ -176,7 +174,7 @@ def _in_pieces(config: EngineConfig) -> EngineConfig:
 
 
 def _install(runner: ModelRunner) -> tuple[PiecewiseForward, InstallReport, str]:
-    with tqdm(desc="compiling pieces", unit=" pieces", file=sys.stderr, leave=False) as bar:
+    with progress_bar(desc="compiling pieces", unit=" pieces", leave=False) as bar:
 
         def progress(done: int, total: int) -> None:
             bar.total = total
@@ -193,7 +191,7 @@ def _install(runner: ModelRunner) -> tuple[PiecewiseForward, InstallReport, str]
 def _capture(runner: ModelRunner, forward: PiecewiseForward) -> list[Capture]:
     runner.graphs.use(forward)
     total = runner.graphs.num_pending
-    with tqdm(desc="capturing graphs", total=total, unit=" sizes", file=sys.stderr, leave=False, disable=not total) as bar:
+    with progress_bar(shown=total > 0, desc="capturing graphs", total=total, unit=" sizes", leave=False) as bar:
         while runner.graphs.capture_next():
             bar.update()
     found = {"prefill": runner.graphs.prefill, "decode": runner.graphs.decode}

@@ -6,12 +6,11 @@ Nothing here traces or compiles, nor does anything that it imports: what the cac
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from ..compilation.capture import Reason
 from ..compilation.errors import CaptureError, NotStoredError
@@ -22,6 +21,7 @@ from .compile_process import CompileProcess, Outcome, start
 from .config import Backend
 from .model_runner import ModelRunner
 from .pieces import load, piece_store
+from .progress import progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -53,14 +53,14 @@ class GraphStartup:
 
     def complete(self, *, progress: bool = False) -> None:
         """Do everything now (`--startup full`)."""
-        bar: tqdm[None] | None = None
+        bar: Any = None
         while self.pending:
             if self._compiling is not None:
                 self._compiling.wait()
             self.advance()
             sizes = self._runner.graphs.num_pending
             if bar is None and sizes and progress:
-                bar = tqdm(total=sizes, desc="capturing graphs", unit=" sizes", file=sys.stderr, leave=False)
+                bar = progress_bar(total=sizes, desc="capturing graphs", unit=" sizes", leave=False)
             if bar is not None:
                 bar.update(bar.total - sizes - bar.n)
         if bar is not None:

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from .. import __version__
 from ..runtime.diffusion.clock import Clock
 from ..runtime.diffusion.config import DiffusionConfig
@@ -20,6 +18,7 @@ from ..runtime.diffusion.model import DiffusionModel
 from ..runtime.diffusion.params import InvalidParams
 from ..runtime.diffusion.report import performance_report, table, write_report
 from ..runtime.diffusion.state import State
+from ..runtime.progress import progress_bar
 from .output_config import OutputConfig
 
 
@@ -75,7 +74,7 @@ def _by_its_flag(error: InvalidParams) -> str:
 
 
 def _run(model: DiffusionModel, params: Sequence[Any], clock: Clock) -> list[State]:
-    with tqdm(desc="denoising", unit="step", file=sys.stderr) as bar:
+    with progress_bar(desc="denoising", unit="step") as bar:
         last = 0
 
         def on_step(done: int, total: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,13 +9,13 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from ...kernels.linear import LinearKernels
 from ..layers.linear import FusedLinear
 from ..model_config import ModelConfig
 from ..models.llama import LlamaForCausalLM
 from ..models.registry import build_model
+from ..progress import progress_bar
 from . import safetensors
 from .packing import NOTHING_PACKED, Kinds, choose_kinds, pack, pack_hollow, packed_names
 from .stored import StoredTensor
@@ -98,7 +97,7 @@ def fill(model: LlamaForCausalLM, tensors: Sequence[StoredTensor], path: str, *,
     copies = [copy for copy in matched if copy[0].name not in leave_out]
     with ThreadPoolExecutor(_THREADS) as pool:
         done = pool.map(lambda copy: copy[0].copy_to(copy[1]), copies)
-        for _ in tqdm(done, "loading weights", len(copies), unit=" tensors", file=sys.stderr, disable=not progress, leave=False):
+        for _ in progress_bar(done, shown=progress, desc="loading weights", total=len(copies), unit=" tensors", leave=False):
             pass
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from ...kernels.linear import LinearKernels
 from ..layers.linear import Embedding, FusedLinear, Linear
+from ..progress import progress_bar
 from .stored import StoredTensor
 
 PLAIN = "bfloat16"
@@ -45,7 +44,7 @@ def pack(model: nn.Module, kernels: LinearKernels, kinds: Kinds, tensors: Sequen
     """Pack the weights that `kinds` names; plain ones must have been filled. Raises `ValueError` where a file is broken."""
     stored = {tensor.name: tensor for tensor in tensors}
     linears = [(linear, names, kinds[prefix]) for prefix, linear, names in _linears(model) if prefix in kinds]
-    for linear, names, kind in tqdm(linears, "packing weights", unit=" layers", file=sys.stderr, disable=not progress, leave=False):
+    for linear, names, kind in progress_bar(linears, shown=progress, desc="packing weights", unit=" layers", leave=False):
         parts = [linear.weight.data] if kind == PLAIN else [_blocks(stored[name]) for name in names]
         linear.use_packed(kernels.pack(kind, parts), _layout(kernels, kind, linear), kernels.op)
 

@@ -56,7 +56,9 @@ def questions(tmp_path: Path) -> str:
 def test_gsm8k(server: ScriptedServer, questions: str, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--num-shots", "2", "--num-questions", "5", "--max-new-tokens", "9", "--parallel", "3", "--data-path", questions]
     assert bench("gsm8k", "--base-url", f"{server.url}/v1", "--api", "chat", "--model", "mine", *flags) == 0
-    assert capsys.readouterr().out.startswith("Accuracy: 1.000\nInvalid: 0.000\nLatency: ")
+    printed = capsys.readouterr()
+    assert printed.out.startswith("Accuracy: 1.000\nInvalid: 0.000\nLatency: ")
+    assert "\r" not in printed.err
     assert len(server.requests) == 5
     path, body = server.requests[0]
     assert (path, body["model"], body["max_tokens"]) == ("/v1/chat/completions", "mine", 9)
@@ -92,7 +94,8 @@ def test_serving(server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureF
     bodies = [body for _, body in server.requests]
     assert len({tuple(body["prompt"][:4]) for body in bodies}) == 1
     assert all(body["ignore_eos"] and "stream" not in body and max(body["prompt"]) < 90 for body in bodies)
-    assert "TTFT" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "TTFT" in printed.out and "\r" not in printed.err
 
 
 @pytest.mark.parametrize(("api", "kind"), [("completion", list), ("generate", list), ("chat", str)])
@@ -120,7 +123,8 @@ def test_soak(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> Non
     assert bench("soak", "--base-url", server.url, "--num-requests", "12", "--concurrency", "3", *mix, *checks) == 0
     assert len(server.requests) == 12 + 2 + 1
     assert {path for path, _ in server.requests} == {"/v1/completions", "/generate"}
-    assert capsys.readouterr().out.endswith("PASSED\n")
+    printed = capsys.readouterr()
+    assert printed.out.endswith("PASSED\n") and "\r" not in printed.err
     server.fail = lambda number: 500
     assert bench("soak", "--base-url", server.url, "--num-requests", "12", *mix) == 1
 

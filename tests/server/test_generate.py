@@ -25,13 +25,20 @@ def generate(folder: Path, out: Path | str, *flags: str) -> int:
     return main(["generate", "--model-path", str(folder), "--output-path", str(out), *SMALL, *flags])
 
 
-def test_an_image_is_a_png(pipeline_folder: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert generate(pipeline_folder("flux"), tmp_path / "new" / "folder", "--seed", "9") == 0
+@pytest.mark.parametrize("terminal", [True, False])
+def test_an_image_is_a_png(
+    terminal: bool, pipeline_folder: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = pipeline_folder("flux")
+    capsys.readouterr()
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    assert generate(folder, tmp_path / "new" / "folder", "--seed", "9") == 0
     printed = capsys.readouterr()
     path = tmp_path / "new" / "folder" / "a-red-fox_9.png"
     assert printed.out.startswith(f"{path}\n")
     assert all(name in printed.out for name in ("text encoding", "denoising", "3 steps", "decoding", "total"))
-    assert "3/3" in printed.err, "a progress bar over the steps"
+    assert ("3/3" in printed.err) is terminal, "a progress bar over the steps, where somebody can see it move"
+    assert ("\r" in printed.err) is terminal
     image = imageio.imread(path)
     assert image.shape == (48, 64, 3) and image.std() > 5
 

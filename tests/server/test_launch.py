@@ -68,7 +68,8 @@ def test_graphs_show_in_the_summary_and_in_server_info(model: str, tmp_path: Pat
         assert server.client.post("/v1/completions", json=PROMPT).status_code == 200
         metrics = server.client.get("/metrics").text
         server.process.send_signal(signal.SIGINT)
-        _, out, _ = server.finish()
+        _, out, err = server.finish()
+    assert "\r" not in err, "progress bars are for terminals"
     assert {"weights", "memory", "pieces"} <= info["start_seconds"].keys()
     assert (graphs["prefill_sizes"], graphs["decode_sizes"], graphs["distinct_pieces"]) == ([4, 8], [1, 2], 3)
     assert "prefill piecewise, decode full; 3 distinct pieces; 2 sizes up to 8 tokens; 2 sizes up to 2 requests" in out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -134,14 +135,22 @@ def test_a_model_that_does_not_fit_the_memory_is_one_clear_line(tmp_path: Path) 
         load(folder)
 
 
-def test_progress_is_shown_on_standard_error_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("stream", "asked"), [(Terminal, True), (Terminal, False), (io.StringIO, True)])
+def test_progress_is_drawn_on_a_terminal_when_asked_and_never_into_a_file(
+    stream: type[io.StringIO], asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     make_tiny_model(tmp_path)
     capsys.readouterr()
-    for progress in (True, False):
-        load_model(str(tmp_path), torch.float32, torch.device("cpu"), progress)
-        captured = capsys.readouterr()
-        assert ("loading weights" in captured.err) is progress
-        assert captured.out == ""
+    monkeypatch.setattr("sys.stderr", errors := stream())
+    load_model(str(tmp_path), torch.float32, torch.device("cpu"), asked)
+    shown = stream is Terminal and asked
+    assert ("loading weights" in errors.getvalue()) is shown and bool(errors.getvalue()) is shown
+    assert capsys.readouterr().out == ""
 
 
 def test_paths_that_are_no_model(tmp_path: Path) -> None:
