@@ -107,15 +107,17 @@ class Bodies:
                 content += part
                 if len(content) > MAX_BODY_BYTES:
                     raise _too_large()
-                if len(content) > LARGE_BODY_BYTES:
-                    self._take(room, len(content))
         except ClientDisconnect:
             raise ClientGone("The client went away while it sent the request.") from None
+        self._take(room, len(content))
         return bytes(content)
 
     def _take(self, room: _Room, size: int) -> None:
-        self._large_bytes += size - room.size
+        """What is still arriving is bounded by `--max-unfinished-bodies`."""
+        if size <= LARGE_BODY_BYTES:
+            return
         room.size = size
+        self._large_bytes += size
         if self._large_bytes > MAX_LARGE_BYTES:
             message = f"Requests of more than {MAX_LARGE_BYTES} bytes together are under way. Try again in 1 s."
             raise Unavailable(message, code="bodies_full", headers={"Retry-After": "1"})
