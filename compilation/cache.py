@@ -141,6 +141,8 @@ class CompileCache:
 
         Raises `ValueError`, and takes nothing, if the file is no such archive or not all of it is whole.
         """
+        if not archive.is_file():
+            raise ValueError(f"{archive}: there is no such file")
         try:
             with self.work_folder() as folder:
                 found = CompileCache(folder / "found")

@@ -36,6 +36,7 @@ DECODE_BACKENDS = ("full", "native", "disabled")
 BATCH_SIZES_FLAG = "--cuda-graph-bs"
 BATCH_SIZES = "batch sizes (1,2,4,8)"
 
+MOST_THREADS = 1024
 MODEL = "model"
 MEMORY = "memory and batching"
 GRAPHS = "pieces and graphs"
@@ -187,6 +188,7 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        check_threads(self.num_threads)
         if self.mem_fraction_static is not None and not 0.0 < self.mem_fraction_static < 1.0:
             raise ValueError(f"--mem-fraction-static must lie between 0 and 1, got {self.mem_fraction_static}")
         for name, choices in _CHOICES.items():
@@ -213,6 +215,12 @@ class EngineConfig:
         if self.disable_cuda_graph:
             return Backend.DISABLED
         return Backend(self.cuda_graph_backend_decode) if self.cuda_graph_backend_decode else None
+
+
+def check_threads(asked: int | None) -> None:
+    """Raises `ValueError` for more threads than libgomp can start: it ends the process instead of saying so."""
+    if asked is not None and asked > MOST_THREADS:
+        raise ValueError(f"--num-threads must be at most {MOST_THREADS}, got {asked}")
 
 
 def check_context_length(asked: int | None, longest: int) -> None:
@@ -251,8 +259,8 @@ def resolve_cache(config: EngineConfig, *, free_bytes: int, page_bytes: int) -> 
         pages = min(int(free_bytes * (fraction or 1.0)) // page_bytes, running * -(-context_length // page_size))
     if pages < 2:
         if config.max_total_tokens is not None:
-            remedy = "raise --max-total-tokens"
-        elif fraction is not None:
+            raise ValueError(f"--max-total-tokens {config.max_total_tokens} is too few: the least is {2 * page_size}, two pages")
+        if fraction is not None:
             remedy = f"raise --mem-fraction-static ({fraction})"
         else:
             remedy = f"lower --chunked-prefill-size ({config.chunked_prefill_size}) or --max-running-requests ({running})"

@@ -119,6 +119,8 @@ def load_tokenizer(model_path: str, tokenizer_path: str | None = None, chat_temp
     """
     # Prompts come one at a time, and a thread pool in this process would warn at every child process it starts.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if tokenizer_path is not None and not Path(tokenizer_path).exists():
+        raise ValueError(f"--tokenizer-path {tokenizer_path} does not exist")
     data = _read(Path(model_path if tokenizer_path is None else tokenizer_path))
     if tokenizer_path is not None:
         ids = [*data.eos_token_ids, *_model_eos_token_ids(Path(model_path))]

@@ -84,6 +84,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except UnicodeError:
+        raise ValueError(f"cannot listen on --host {host}: this is no host name") from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ValueError(f"port {port} of {host} is in use; choose another with --port, or stop what listens there") from None

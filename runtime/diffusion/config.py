@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ..config import DEVICES, MODEL, option
+from ..config import DEVICES, MODEL, check_threads, option
 
 DIFFUSION = "diffusion models"
 PRECISIONS = ("auto", "fp32", "fp16", "bf16")
@@ -67,6 +67,7 @@ class DiffusionConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        check_threads(self.num_threads)
         for name in ("dit_precision", "vae_precision"):
             if getattr(self, name) not in PRECISIONS:
                 raise ValueError(f"--{name.replace('_', '-')} must be one of {', '.join(PRECISIONS)}, got {getattr(self, name)}")

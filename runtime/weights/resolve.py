@@ -42,6 +42,8 @@ def is_pipeline(path: str) -> bool:
 
 def find_model(model_path: str) -> str:
     """The path of a folder or .gguf file, of a language model or a diffusion pipeline. Raises `ValueError` with a remedy."""
+    if not model_path.strip():
+        raise ValueError("the model's path is empty; give a folder, a .gguf file or a hub id")
     if model_path in ALIASES:
         return str(_packaged(model_path, ALIASES[model_path]))
     path = Path(model_path).expanduser()

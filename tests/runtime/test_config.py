@@ -44,7 +44,6 @@ def test_a_senseless_setting_names_its_flag(settings: dict[str, Any], flag: str)
     ("settings", "remedy"),
     [
         ({"mem_fraction_static": 0.9}, r"raise --mem-fraction-static \(0\.9\)"),
-        ({"max_total_tokens": 16}, "raise --max-total-tokens"),
         ({}, r"lower --chunked-prefill-size \(2048\) or --max-running-requests \(256\)"),
     ],
     ids=str,
@@ -52,6 +51,11 @@ def test_a_senseless_setting_names_its_flag(settings: dict[str, Any], flag: str)
 def test_too_little_memory_says_how_much_there_is_and_what_to_do(settings: dict[str, Any], remedy: str) -> None:
     with pytest.raises(ValueError, match=rf"too little memory .* 1 MiB are free, a page of 16 tokens takes 1\.00 MiB; {remedy}, or choose"):
         resolved(free=MIB, **settings)
+
+
+def test_a_cache_of_too_few_tokens_says_the_least() -> None:
+    with pytest.raises(ValueError, match="--max-total-tokens 16 is too few: the least is 32, two pages"):
+        resolved(max_total_tokens=16)
 
 
 def test_a_cache_larger_than_the_memory_says_what_fits() -> None:

@@ -19,7 +19,7 @@ CONFIGS = (EngineConfig, ServerConfig)
 OPTIONS = {
     item.name: (item, get_type_hints(config)[item.name]) for config in CONFIGS for item in dataclasses.fields(config) if item.metadata
 }
-RANGES = {"port": (0, 65535), "max_queued_requests": (0, 10**6), "max_header_bytes": (1024, 2**40)}
+RANGES = {"num_threads": (1, 1024), "port": (0, 65535), "max_queued_requests": (0, 10**6), "max_header_bytes": (1024, 2**40)}
 
 
 def make_parser() -> ArgumentParser:

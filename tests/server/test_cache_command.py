@@ -139,3 +139,9 @@ def test_a_folder_that_cannot_be_is_one_line(tmp_path: Path, monkeypatch: pytest
 def test_an_action_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache"]) == 2
     assert "ls" in capsys.readouterr().err
+
+
+def test_an_archive_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path))
+    assert main(["cache", "import", "/nowhere"]) == 2
+    assert capsys.readouterr().err == "piecework cache import: error: /nowhere: there is no such file\n"

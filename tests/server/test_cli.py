@@ -64,6 +64,10 @@ def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> N
         (["serve", "--prot", "1"], "unknown flag --prot; did you mean --port?"),
         (["serve", "--port", "-5"], "--port must lie between 0 and 65535, got -5"),
         (["serve", "--context-length", "0"], "--context-length must be at least 1, got 0"),
+        (["serve", "--num-threads", "100000"], "--num-threads must be at most 1024, got 100000"),
+        (["serve", ""], "the model's path is empty"),
+        (["serve", "--port", "0", "--tokenizer-path", "/nowhere"], "--tokenizer-path /nowhere does not exist"),
+        (["serve", "--port", "0", "--host", "no..host"], "cannot listen on --host no..host: this is no host name"),
         (
             ["serve", "--host", "203.0.113.1", "--port", "0"],
             "cannot listen on --host 203.0.113.1 --port 0: Cannot assign requested address",
