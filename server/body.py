@@ -126,11 +126,11 @@ class Bodies:
         async with self._turn:
             # Whoever waited meanwhile has its turn before the next body.
             await asyncio.sleep(0)
-            _check_structure(raw)
+            check_structure(raw)
             return _parse(raw)
 
 
-def _check_structure(raw: bytes) -> None:
+def check_structure(raw: bytes) -> None:
     """Raises `InvalidRequest` where parsing would make objects by the million, which takes seconds to make, to search and to free."""
     if sum(map(raw.count, _STRUCTURE)) <= MAX_STRUCTURE:
         return

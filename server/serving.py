@@ -128,10 +128,11 @@ class Serving(AnyServing):
             tokens += max(0, len(ids) - _CUT)
             self.limits.check_length(tokens, param)
 
-    async def prompt_ids(self, prompts: Sequence[str | list[int]], param: str) -> list[list[int]]:
+    async def prompt_ids(self, prompts: Sequence[str | list[int]], param: str, *, add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of prompts that are texts or ids, and came in `param`. Raises `InvalidRequest`."""
         return [
-            await self.encode(prompt, add_special_tokens=True, param=param) if isinstance(prompt, str) else prompt for prompt in prompts
+            await self.encode(prompt, add_special_tokens=add_special_tokens, param=param) if isinstance(prompt, str) else prompt
+            for prompt in prompts
         ]
 
 

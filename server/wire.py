@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, LiteralString, cast
 
+import pydantic_core
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -146,6 +147,21 @@ def _refuse(value: Any) -> Any:
 
 Unsupported = Annotated[Any, AfterValidator(_refuse)]
 """A member that would change the answer and that this server cannot honour: only an empty value is taken."""
+
+
+def only(*values: Any, remedy: str = "leave it out") -> AfterValidator:
+    """Makes `Any` a member of which only the values are taken that change nothing, and an empty one."""
+    shown = " or ".join(str(pydantic_core.to_json(value), "utf-8") for value in values)
+    message = f"this server supports {shown} alone; {remedy}" if shown else f"this server does not support it; {remedy}"
+
+    def check(value: Any) -> Any:
+        # 0 is a number that asks for something, though it equals False.
+        if value not in (None, "", [], {}) and value is not False and value not in values:
+            raise PydanticCustomError("unsupported_parameter", "{message}", {"message": message})
+        return value
+
+    return AfterValidator(check)
+
 
 _IDS = {"type": "array", "items": {"type": "integer"}}
 _TEXTS = {"type": "array", "items": {"type": "string"}}

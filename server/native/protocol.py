@@ -11,7 +11,22 @@ from pydantic import BeforeValidator, FailFast, Field, PlainValidator, WithJsonS
 from pydantic_core import PydanticCustomError
 
 from ..limits import MAX_SEQUENCES
-from ..wire import Count, IdLists, Integer, LogitBias, Priority, Samples, Seed, Stops, Texts, TokenIds, Unsupported, WireModel, disagreement
+from ..wire import (
+    Count,
+    IdLists,
+    Integer,
+    LogitBias,
+    Priority,
+    Samples,
+    Seed,
+    Stops,
+    Texts,
+    TokenIds,
+    Unsupported,
+    WireModel,
+    disagreement,
+    only,
+)
 
 T = TypeVar("T")
 
@@ -44,6 +59,8 @@ class NativeSampling(WireModel):
     regex: Unsupported = None
     ebnf: Unsupported = None
     structural_tag: Unsupported = None
+    custom_params: Unsupported = None
+    beam_width: Annotated[Any, only(1)] = None
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -86,6 +103,11 @@ class GenerateBody(WireModel):
     lora_path: Unsupported = None
     custom_logit_processor: Unsupported = None
     return_hidden_states: Unsupported = None
+    return_routed_experts: Unsupported = None
+    return_entropy: Unsupported = None
+    return_prompt_token_ids: Unsupported = None
+    session_params: Unsupported = None
+    modalities: Annotated[Any, only(["text"])] = None
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,7 +12,7 @@ from starlette.responses import Response
 
 from ...runtime.generation import GenerationOutput
 from ...runtime.tokenizer import ChatTemplateError, Tokenizer
-from ..body import JsonRequest, JsonRoute
+from ..body import JsonRequest, JsonRoute, check_structure
 from ..limits import check_text
 from ..sequences import SequenceGroup, generate_all
 from ..serving import THREAD_FROM, Serving, ServingDep, json_response
@@ -28,7 +30,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: JsonReque
     """Answer a conversation."""
     serving.check_model(body.model)
     serving.check_room(body.samples, "n")
-    ids = await chat_ids(serving, body, size=request.size, add_special_tokens=False)
+    ids = await chat_ids(serving, body, size=request.size, add_special_tokens=body.add_special_tokens)
     request_id = new_id("chatcmpl")
     requests = generation_requests(serving, body, request_id, [ids])
     tokenizer = serving.engine.tokenizer
@@ -51,13 +53,7 @@ async def chat_ids(serving: Serving, options: ChatOptions, *, size: int, add_spe
     if tokenizer.chat_template is None:
         message = "This model has no chat template: use /v1/completions, or start the server with --chat-template FILE."
         raise InvalidRequest(message, param="messages", code="no_chat_template")
-    render = partial(
-        tokenizer.apply_chat_template,
-        [message.for_template() for message in options.messages],
-        add_generation_prompt=options.add_generation_prompt and not options.continue_final_message,
-        continue_final_message=options.continue_final_message,
-        template_kwargs=options.chat_template_kwargs,
-    )
+    render = partial(_render, tokenizer, options)
     try:
         text = render() if size < THREAD_FROM else await serving.threads.run(render)
     except ChatTemplateError as error:
@@ -66,6 +62,42 @@ async def chat_ids(serving: Serving, options: ChatOptions, *, size: int, add_spe
     if counting:
         check_text(len(text), "messages")
     return await serving.encode(text, add_special_tokens=add_special_tokens, param=None if counting else "messages")
+
+
+def _render(tokenizer: Tokenizer, options: ChatOptions) -> str:
+    """The prompt. Raises `InvalidRequest` where the template leaves tool calls out, and `ChatTemplateError`."""
+    arguments = (call.function.arguments for message in options.messages for call in message.tool_calls)
+    check_structure("".join(part for part in arguments if isinstance(part, str)).encode())
+    messages = [message.for_template() for message in options.messages]
+    apply = partial(
+        tokenizer.apply_chat_template,
+        add_generation_prompt=options.add_generation_prompt and not options.continue_final_message,
+        continue_final_message=options.continue_final_message,
+        template_kwargs=options.chat_template_kwargs,
+    )
+    _check_calls_are_told(messages, apply)
+    return apply(messages)
+
+
+def _check_calls_are_told(messages: list[dict[str, Any]], apply: Callable[[list[dict[str, Any]]], str]) -> None:
+    """Raises `InvalidRequest` unless every call shows in the prompt by a name that occurs nowhere else.
+
+    Templates pass over what they do not know.
+    """
+    places = {uuid.uuid4().hex: (index, call) for index, message in enumerate(messages) for call in message.get("tool_calls", ())}
+    if not places:
+        return
+    marked = [{**message} for message in messages]
+    for index in {index for index, _ in places.values()}:
+        marked[index]["tool_calls"] = []
+    for mark, (index, call) in places.items():
+        marked[index]["tool_calls"].append({**call, "function": {**call["function"], "name": mark}})
+    text = apply(marked)
+    for mark, (index, _) in places.items():
+        if mark not in text:
+            param = f"messages[{index}].tool_calls"
+            message = f"{param}: the model's chat template leaves tool calls out, so the model would not see them; put them into content."
+            raise InvalidRequest(message, param=param, code="unsupported_by_chat_template")
 
 
 def _choice(tokenizer: Tokenizer, body: ChatCompletionRequest, index: int, output: GenerationOutput) -> dict[str, Any]:

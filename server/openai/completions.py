@@ -25,7 +25,7 @@ async def create_completion(body: CompletionRequest, serving: ServingDep) -> Res
     """Continue one or more prompts."""
     serving.check_model(body.model)
     serving.check_room(len(body.prompt) * body.samples, "prompt")
-    prompts = await serving.prompt_ids(body.prompt, "prompt")
+    prompts = await serving.prompt_ids(body.prompt, "prompt", add_special_tokens=body.add_special_tokens)
     request_id = new_id("cmpl")
     requests = generation_requests(serving, body, request_id, prompts)
     start = head(serving, request_id, "text_completion")

@@ -6,9 +6,12 @@ the like) are named as in vLLM and SGLang.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import FailFast, Field, PlainValidator, WithJsonSchema, model_validator
+import pydantic_core
+from pydantic import AfterValidator, FailFast, Field, PlainValidator, ValidationInfo, WithJsonSchema, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from ..limits import MAX_MESSAGES
@@ -27,6 +30,7 @@ from ..wire import (
     Unsupported,
     WireModel,
     disagreement,
+    only,
 )
 
 
@@ -86,6 +90,18 @@ class GenerationBody(WireModel):
     ebnf: Unsupported = None
     lora_path: Unsupported = None
     use_beam_search: Unsupported = None
+    bad_words: Annotated[Any, only(remedy="give their tokens a logit_bias of -100")] = None
+    allowed_token_ids: Unsupported = None
+    logits_processors: Unsupported = None
+    custom_logit_processor: Unsupported = None
+    stop_regex: Unsupported = None
+    no_stop_trim: Annotated[Any, only(remedy="send include_stop_str_in_output instead")] = None
+    truncate_prompt_tokens: Annotated[Any, only(remedy="shorten the prompt")] = None
+    prompt_logprobs: Annotated[Any, only(remedy="send echo and logprobs to /v1/completions instead")] = None
+    return_token_ids: Unsupported = None
+    return_tokens_as_token_ids: Unsupported = None
+    return_hidden_states: Unsupported = None
+    moderation: Unsupported = None
 
     @model_validator(mode="after")
     def _samples_and_stream_agree(self) -> Self:
@@ -118,44 +134,96 @@ class CompletionRequest(GenerationBody):
     max_tokens: Count = 16
     echo: bool = False
     logprobs: Count | None = None
+    prompt_embeds: Unsupported = None
     suffix: Unsupported = None
+    add_special_tokens: bool = True
 
 
-def parse_content(value: Any) -> str:
-    """A message's text: a string, or content parts of type text, which are joined by line ends."""
+class FunctionCall(WireModel):
+    """`arguments`: JSON in a string, or an object."""
+
+    name: Annotated[str, Field(min_length=1)]
+    arguments: str | dict[str, Any] = "{}"
+
+
+class ToolCall(WireModel):
+    """What an assistant once called."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+    def for_template(self) -> dict[str, Any]:
+        """Chat templates expect `arguments` as an object; text that is none stays as it is."""
+        arguments: Any = self.function.arguments
+        if isinstance(arguments, str):
+            with contextlib.suppress(ValueError):
+                found = pydantic_core.from_json(arguments or "{}")
+                arguments = found if isinstance(found, dict) else arguments
+        call = {"type": "function", "function": {"name": self.function.name, "arguments": arguments}}
+        return call if self.id is None else {"id": self.id, **call}
+
+
+def parse_content(value: Any, info: ValidationInfo) -> str:
+    """A message's text: a string, or content parts that hold text, which are joined by line ends."""
+    by_assistant = info.data.get("role") == "assistant"
     if isinstance(value, str):
         return value
+    if value is None and by_assistant and (info.data.get("tool_calls") or info.data.get("refusal") is not None):
+        return ""
+    if value is None:
+        raise PydanticCustomError("missing", "Field required")
     if not isinstance(value, list):
         raise PydanticCustomError("content_type", "Input should be a string or a list of content parts")
-    texts = []
-    for index, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("text") if kind == "text" else None
-        if not isinstance(text, str):
-            message = "content part {index} is not of type text with a text; this model reads text alone"
-            raise PydanticCustomError("unsupported_content", message, {"index": index})
-        texts.append(text)
-    return "\n".join(texts)
+    return "\n".join(_part_text(part, index, ("text", "refusal") if by_assistant else ("text",)) for index, part in enumerate(value))
+
+
+def _part_text(part: Any, index: int, kinds: Sequence[str]) -> str:
+    """The text of a content part, which lies under the name of its type."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get(kind) if kind in kinds else None
+    if not isinstance(text, str):
+        message = "content part {index} is not of type {kinds} with a text; this model reads text alone"
+        raise PydanticCustomError("unsupported_content", message, {"index": index, "kinds": " or ".join(kinds)})
+    return text
 
 
 Content = Annotated[
-    str, PlainValidator(parse_content), WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]})
+    str,
+    PlainValidator(parse_content),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]}),
 ]
 
 
+def _of_assistant(value: Any, info: ValidationInfo) -> Any:
+    if value and info.data.get("role", "assistant") != "assistant":
+        raise PydanticCustomError("not_by_assistant", "only messages of the role assistant have it; leave it out")
+    return value
+
+
 class ChatMessage(WireModel):
-    """One message. `developer` is OpenAI's newer name for `system`."""
+    """One message. `developer` is OpenAI's newer name for `system`; `content` may only be left out beside what takes its place."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content
     name: str | None = None
-    tool_calls: Unsupported = None
-    function_call: Unsupported = None
+    refusal: Annotated[str | None, Field(description="text of an assistant"), AfterValidator(_of_assistant)] = None
+    tool_calls: Annotated[list[ToolCall], FailFast(), Field(max_length=MAX_MESSAGES), AfterValidator(_of_assistant)] = Field(
+        default_factory=list
+    )
+    tool_call_id: str | None = None
+    function_call: Annotated[Any, only(remedy="send tool_calls, of which it is an older form")] = None
+    audio: Unsupported = None
+    content: Annotated[Content, Field(validate_default=True)] = None  # type: ignore[assignment]
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates know it."""
-        message = {"role": "system" if self.role == "developer" else self.role, "content": self.content}
-        return message if self.name is None else {**message, "name": self.name}
+        """The message as chat templates know it. A refusal is what the assistant said."""
+        message: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": "\n".join(text for text in (self.content, self.refusal) if text),
+        }
+        optional = {"name": self.name, "tool_call_id": self.tool_call_id}
+        message.update({name: value for name, value in optional.items() if value is not None})
+        return {**message, "tool_calls": [call.for_template() for call in self.tool_calls]} if self.tool_calls else message
 
 
 Messages = Annotated[list[ChatMessage], FailFast(), Field(max_length=MAX_MESSAGES)]
@@ -169,7 +237,10 @@ class ChatOptions(WireModel):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     tools: Unsupported = None
+    tool_choice: Annotated[Any, only("none", "auto", remedy="tools are not supported yet")] = None
     functions: Unsupported = None
+    function_call: Annotated[Any, only("none", "auto", remedy="tools are not supported yet")] = None
+    documents: Unsupported = None
     chat_template: Unsupported = None
 
     @model_validator(mode="after")
@@ -187,6 +258,22 @@ class ChatCompletionRequest(GenerationBody, ChatOptions):
     logprobs: bool = False
     top_logprobs: Count = 0
     audio: Unsupported = None
+    modalities: Annotated[Any, only(["text"])] = None
+    reasoning_effort: Annotated[Any, only(remedy="send what the model's chat template takes in chat_template_kwargs")] = None
+    thinking_token_budget: Unsupported = None
+    verbosity: Annotated[Any, only("medium", remedy="ask for it in a message")] = None
+    web_search_options: Any = None
+    echo: Annotated[Any, only(remedy="it is for /v1/completions")] = None
+    suffix: Unsupported = None
+    add_special_tokens: Annotated[bool, Field(description="beside those of the chat template")] = False
+
+    @field_validator("web_search_options")
+    @classmethod
+    def _no_search(cls, value: Any) -> Any:
+        # An empty object asks for a search, too.
+        if value is not None:
+            raise PydanticCustomError("unsupported_parameter", "this server searches nothing; leave it out")
+        return value
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> Self:

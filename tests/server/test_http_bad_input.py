@@ -17,6 +17,7 @@ from piecework.server.body import MAX_BODY_BYTES
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
 USER = {"role": "user", "content": "Hi"}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 GOOD: dict[str, dict[str, Any]] = {COMPLETIONS: {"prompt": "Hello"}, CHAT: {"messages": [USER]}, GENERATE: {"text": "Hello"}}
 JSON = {"Content-Type": "application/json"}
 UNKNOWN_TOKEN = 400
@@ -79,6 +80,12 @@ OPENAI: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"guided_json": {"type": "object"}}, "guided_json"),
     ({"priority": 2**40}, "priority"),
+    ({"bad_words": ["x"]}, "bad_words"),
+    ({"allowed_token_ids": [5]}, "allowed_token_ids"),
+    ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+    ({"prompt_logprobs": 0}, "prompt_logprobs"),
+    ({"no_stop_trim": True}, "no_stop_trim"),
+    ({"moderation": {"model": "x"}}, "moderation"),
     ({"model": 5}, "model"),
     ({"user": 5}, "user"),
 ]
@@ -113,7 +120,27 @@ FOR_ONE: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages[0].content"),
     (CHAT, {"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content"),
-    (CHAT, {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]}, "messages[1].tool_calls"),
+    (CHAT, {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]}, "messages[1].tool_calls[0].function"),
+    (CHAT, {"messages": [{**USER, "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
+    (CHAT, {"messages": [{**USER, "refusal": "No."}]}, "messages[0].refusal"),
+    (CHAT, {"messages": [USER, {"role": "assistant"}]}, "messages[1].content"),
+    (CHAT, {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": []}]}, "messages[1].content"),
+    (CHAT, {"messages": [USER, {"role": "assistant", "content": None, "function_call": CALL["function"]}]}, "messages[1].function_call"),
+    (CHAT, {"messages": [USER, {"role": "assistant", "audio": {"id": "a"}}]}, "messages[1].audio"),
+    (CHAT, {"messages": [USER, {"role": "assistant", "tool_calls": [{**CALL, "type": "custom"}]}]}, "messages[1].tool_calls[0].type"),
+    (CHAT, {"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}]}, "messages[1].tool_calls"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}]}, "messages[0].content"),
+    (CHAT, {"tool_choice": "required"}, "tool_choice"),
+    (CHAT, {"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+    (CHAT, {"function_call": {"name": "f"}}, "function_call"),
+    (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
+    (CHAT, {"reasoning_effort": "low"}, "reasoning_effort"),
+    (CHAT, {"verbosity": "low"}, "verbosity"),
+    (CHAT, {"web_search_options": {}}, "web_search_options"),
+    (CHAT, {"echo": True}, "echo"),
+    (CHAT, {"documents": [{"text": "x"}]}, "documents"),
+    (GENERATE, {"session_params": {"id": "x"}}, "session_params"),
+    (GENERATE, {"sampling_params": {"stop_regex": "a+"}}, "sampling_params[0].stop_regex"),
     (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     (CHAT, {"functions": [{"name": "f"}]}, "functions"),
     (CHAT, {"top_logprobs": 2}, "top_logprobs"),

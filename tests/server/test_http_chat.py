@@ -7,8 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from http_fixtures import MODEL, error_of, events
+from http_fixtures import MODEL, client_of, error_of, events, make_app
 from scripted_engine import CONTEXT_LENGTH, REPLY, ScriptedEngine, scripted_logprob
+from toy_tokenizer import toy_tokenizer
 
 PATH = "/v1/chat/completions"
 USER = {"role": "user", "content": "Hi"}
@@ -54,6 +55,82 @@ async def test_messages_become_the_models_prompt(client: httpx.AsyncClient, scri
     turns = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Yes?"), ("user", "one\ntwo")]
     expected = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
     assert prompt_text(scripted) == expected + "<|im_start|>assistant\n"
+
+
+async def test_what_unmodified_clients_send_and_changes_nothing_is_taken(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
+    plain = await chat(client)
+    harmless: dict[str, Any] = {
+        "tool_choice": "none", "function_call": "auto", "modalities": ["text"], "tools": [], "parallel_tool_calls": True, "store": True,
+        "metadata": {"a": "b"}, "service_tier": "auto", "user": "me", "safety_identifier": "x", "prompt_cache_key": "y",
+        "prompt_cache_retention": "24h", "prediction": {"type": "content", "content": "Hello"}, "verbosity": "medium", "audio": None,
+        "reasoning_effort": None, "web_search_options": None, "response_format": {"type": "text"}, "stream": False,
+    }  # fmt: skip
+    assert (await chat(client, **harmless))["choices"] == plain["choices"]
+    assert scripted.requests[0].prompt_ids == scripted.requests[1].prompt_ids
+    assert events(await client.post(PATH, json={"messages": [USER], "stream": True, "stream_options": {"include_obfuscation": False}}))
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {"role": "assistant", "content": None, "refusal": "I cannot."},
+        {"role": "assistant", "refusal": "I cannot."},
+        {"role": "assistant", "content": "", "refusal": "I cannot."},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot."}]},
+        {"role": "assistant", "content": "I cannot.", "refusal": None, "tool_calls": None, "function_call": None, "audio": None},
+    ],
+)
+async def test_a_refusal_in_the_history_is_what_the_assistant_said(
+    client: httpx.AsyncClient, scripted: ScriptedEngine, refused: dict[str, Any]
+) -> None:
+    await chat(client, messages=[USER, refused, USER])
+    assert "<|im_start|>assistant\nI cannot.<|im_end|>" in prompt_text(scripted)
+
+
+TOOL_TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% if m.tool_calls %}{% for c in m.tool_calls %}<{{ c.function.name }} {{ c.function.arguments | tojson }} {{ c.id }}>"
+    "{% endfor %}{% endif %}"
+    "{% if m.tool_call_id %}({{ m.tool_call_id }}){% endif %}{% endfor %}"
+)
+
+
+def calling(*arguments: Any) -> dict[str, Any]:
+    functions = [{"name": f"f{i}", "arguments": given} for i, given in enumerate(arguments)]
+    calls = [{"id": f"c{i}", "type": "function", "function": function} for i, function in enumerate(functions)]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+async def test_tool_calls_of_the_history_reach_a_template_that_knows_them() -> None:
+    engine = ScriptedEngine(toy_tokenizer(chat_template=TOOL_TEMPLATE))
+    called = calling('{"b": 1, "a": "\u00e9"}', {"x": [2]}, "", "no JSON")
+    result = {"role": "tool", "tool_call_id": "c0", "content": "42"}
+    async with client_of(make_app(engine)) as client:
+        await chat(client, messages=[USER, called, result])
+    calls = '<f0 {"b": 1, "a": "é"} c0><f1 {"x": [2]} c1><f2 {} c2><f3 "no JSON" c3>'
+    assert prompt_text(engine) == f"[user]Hi[assistant]{calls}[tool]42(c0)"
+
+
+async def test_tool_calls_that_a_template_leaves_out_are_refused_by_their_name(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
+    error = error_of(await client.post(PATH, json={"messages": [USER, calling("{}"), USER]}), 400, "messages[1].tool_calls")
+    assert "chat template leaves tool calls out" in error["message"]
+    # That the name occurs elsewhere does not make the call visible.
+    told = [{"role": "user", "content": "call f0"}, calling("{}"), USER]
+    error_of(await client.post(PATH, json={"messages": told}), 400, "messages[1].tool_calls")
+    first_only = ScriptedEngine(toy_tokenizer(chat_template=TOOL_TEMPLATE.replace("in m.tool_calls", "in m.tool_calls[:1]")))
+    async with client_of(make_app(first_only)) as other:
+        error_of(await other.post(PATH, json={"messages": [USER, calling("{}", "{}")]}), 400, "messages[1].tool_calls")
+        assert (await other.post(PATH, json={"messages": [USER, calling("{}")], "max_tokens": 1})).status_code == 200
+    assert scripted.requests == []
+
+
+async def test_arguments_that_would_be_millions_of_objects_are_not_parsed() -> None:
+    engine = ScriptedEngine(toy_tokenizer(chat_template=TOOL_TEMPLATE))
+    async with client_of(make_app(engine)) as client:
+        for arguments in ('{"a": [' + "[]," * 200_000 + "1]}", '{"a": ' + "[" * 150_000):
+            error_of(await client.post(PATH, json={"messages": [USER, calling(arguments)]}), 400)
+        deep = '{"a": ' + "[" * 5000 + "]" * 5000 + "}"
+        assert (await client.post(PATH, json={"messages": [USER, calling(deep)], "max_tokens": 1})).status_code in (200, 400)
 
 
 async def test_the_template_brings_its_own_special_tokens(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:

@@ -82,7 +82,6 @@ async def test_every_parameter_reaches_the_engine(client: httpx.AsyncClient, scr
         "max_new_tokens": 9, "min_new_tokens": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "presence_penalty": 0.3,
         "frequency_penalty": -0.4, "repetition_penalty": 1.1, "seed": 11, "stop_token_ids": [8, 9], "ignore_eos": True,
         "logit_bias": {5: -100.0, 6: 1.5}, "logprobs": 2, "prompt_logprobs": None, "prompt_logprobs_start": 0,
-        "max_tokens": None,
     }  # fmt: skip
     assert (request.text.stop, request.text.include_stop, request.text.skip_special_tokens, request.priority) == (["zzz"], True, False, 4)
 
