@@ -1,6 +1,7 @@
 """Traces and compiles a model's pieces into the cache, for processes that do not serve.
 
-`python -m piecework.runtime.compile_pieces JOB` is one: JOB is the JSON that `compile_process.start` makes. Exit code 0 where all
+`python -m piecework.runtime.compile_pieces JOB` is one: JOB is the JSON that `compile_process.start` makes. It ends when its
+standard input does. Exit code 0 where all
 is in the cache that can be, else 1, and what went wrong as a line of JSON on the standard output, `compile_process.Outcome`.
 """
 
@@ -31,6 +32,7 @@ from ..kernels.platform import Platform
 from .config import EngineConfig
 from .layers.attention import register_attention
 from .model_config import ModelConfig
+from .parent import end_with_parent
 from .pieces import TRACE_TOKENS, looks_inside, most_tokens, stored_key
 from .progress import progress_bar
 from .weights.loader import hollow_model
@@ -70,6 +72,7 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     _give_way()
     try:
+        end_with_parent()
         _compile(json.loads(argv[0]))
     except Exception as error:
         reason = Reason.TRACE_FAILED if isinstance(error, TraceError) else Reason.COMPILE_FAILED

@@ -30,10 +30,10 @@ class Outcome(NamedTuple):
 
 
 class CompileProcess:
-    """A process of `compile_pieces` that runs."""
+    """A process of `compile_pieces` that runs, at most as long as this one."""
 
     def __init__(self, job: str) -> None:
-        self._process = subprocess.Popen([*COMMAND, job], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen([*COMMAND, job], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._ended: Outcome | None = None
 
     @property
@@ -53,7 +53,8 @@ class CompileProcess:
         return ended
 
     def stop(self) -> None:
-        self._process.terminate()
+        # Not SIGTERM, which it has inherited from the engine to ignore.
+        self._process.kill()
         self._process.wait()
 
     def _outcome(self, code: int) -> Outcome:

@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -20,6 +19,7 @@ import zmq
 
 from .ipc import encode, open_socket
 from .messages import EngineFailed, FromEngine
+from .parent import end_with_parent
 
 EXIT_USER_ERROR = 2
 _FAREWELL_MS = 2000
@@ -53,7 +53,7 @@ def run_engine(find: Callable[[], Build]) -> int:
     build = find()
     settings, to_engine, from_engine, log_level = _read_job()
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     context = zmq.Context()
     inbox = open_socket(context, zmq.PULL, to_engine, bind=True)
     outbox = open_socket(context, zmq.PUSH, from_engine, bind=False)
@@ -82,13 +82,6 @@ def _read_job() -> Any:
             os._exit(1)
         line += part
     return json.loads(line)
-
-
-def _end_with_parent() -> None:
-    """Our standard input is a pipe that the parent holds open and writes nothing more to: it ends when the parent does."""
-    # Not through `sys.stdin`, whose lock would be held by this thread when the interpreter ends.
-    os.read(sys.stdin.fileno(), 1)
-    os._exit(1)
 
 
 def _build_of(module: str) -> Build:

@@ -10,10 +10,12 @@ import os
 import signal
 import socket
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import uvicorn
 import uvloop
@@ -38,11 +40,15 @@ PROG = "piecework serve"
 EXIT_ENGINE_GONE = 1
 _CLOSE_TIMEOUT = 5
 """Seconds that clients get to read the end of their answers once no request runs any more."""
+_END_TIMEOUT = 12
+"""Seconds after the drain in which the process ends, whatever its clients, its threads and its engine do."""
+_KILL_TIMEOUT = 3
+"""The same after a second signal."""
 _BACKLOG = 2048
 
 
-def serve(config: ServerConfig | ImageServerConfig, process: subprocess.Popen[bytes], began: float) -> int:
-    """Serve until told to stop; returns the exit code.
+def serve(config: ServerConfig | ImageServerConfig, process: subprocess.Popen[bytes], began: float) -> NoReturn:
+    """Serve until told to stop, and end the process with the exit code.
 
     `process`: an engine process that waits for its job. `began`: when the start began, by `time.perf_counter`.
 
@@ -52,8 +58,8 @@ def serve(config: ServerConfig | ImageServerConfig, process: subprocess.Popen[by
     """
     _set_up_logging(config.log_level)
     with listen(config.host, config.port) as listener:
-        code: int = uvloop.run(_launch(config, listener, _service_of(config, process), began))
-        return code
+        uvloop.run(_launch(config, listener, _service_of(config, process), began))
+    raise AssertionError("the process has ended")
 
 
 def _service_of(config: ServerConfig | ImageServerConfig, process: subprocess.Popen[bytes]) -> Callable[[], Service]:
@@ -93,8 +99,36 @@ def listen(host: str, port: int) -> socket.socket:
         raise ValueError(f"cannot listen on --host {host} --port {port}: {reason}") from None
 
 
-async def _launch(config: CommonServerConfig, listener: socket.socket, make: Callable[[], Service], began: float) -> int:
-    return await Launch(config, listener, make(), began).run()
+async def _launch(config: CommonServerConfig, listener: socket.socket, make: Callable[[], Service], began: float) -> NoReturn:
+    launch = Launch(config, listener, make(), began)
+    try:
+        code = await launch.run()
+    except Exception:
+        logger.exception("the server ends")
+        code = EXIT_ENGINE_GONE
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process without waiting for its threads, of which some may tokenise for minutes, for clients that are gone."""
+    with contextlib.suppress(OSError):  # nobody reads what it prints
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _end_by(seconds: float, code: int) -> None:
+    """End the process with `code` in so many seconds; by SIGALRM a little later where no thread can run."""
+
+    def end() -> None:
+        os.write(sys.stderr.fileno(), f"{PROG}: the end in order took more than {seconds:g} s, so it is cut short\n".encode())
+        os._exit(code)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    signal.setitimer(signal.ITIMER_REAL, seconds + 2)
 
 
 class HttpServer(uvicorn.Server):
@@ -151,8 +185,9 @@ class Launch:
         finally:
             announcement.cancel()
             self._http.should_exit = True
-            await http
+            await asyncio.wait([http])
             await self._engine.stop(at_once=self._engine.state not in (EngineState.READY, EngineState.DRAINING))
+        http.result()
         return code
 
     async def _announce(self) -> None:
@@ -168,8 +203,11 @@ class Launch:
     async def _finish_requests(self) -> int:
         """Let the requests under way end, or say why they cannot; returns the exit code."""
         if self._engine.failed.is_set():
+            code = EXIT_USER_ERROR if self._engine.user_error else EXIT_ENGINE_GONE
+            _end_by(_END_TIMEOUT, code)
             report(PROG, self._engine.failure)
-            return EXIT_USER_ERROR if self._engine.user_error else EXIT_ENGINE_GONE
+            return code
+        _end_by(self._config.drain_timeout + _END_TIMEOUT, 0)
         await self._engine.drain(self._config.drain_timeout)
         return 0
 
@@ -183,6 +221,7 @@ class Launch:
             self._ending = asyncio.create_task(self._end_now(128 + number))
 
     async def _end_now(self, code: int) -> None:
+        _end_by(_KILL_TIMEOUT, code)
         await self._engine.stop(at_once=True)
         os._exit(code)
 

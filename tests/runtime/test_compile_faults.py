@@ -147,7 +147,7 @@ def test_a_compiling_process_that_is_stopped_leaves_no_child(path: Path, monkeyp
     assert process.poll() is None
     process.stop()
     outcome = process.wait()
-    assert outcome.reason == "compile_failed" and "SIGTERM" in outcome.text
+    assert outcome.reason == "compile_failed" and "SIGKILL" in outcome.text
 
 
 def test_a_failure_of_the_machine_is_no_lasting_entry(

@@ -1,0 +1,18 @@
+"""A process that ends when the one that started it does, however that ends: its standard input is a pipe that the parent holds open."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+
+def end_with_parent() -> None:
+    """From now on. Whatever else the parent writes into the pipe must have been read before."""
+    threading.Thread(target=_watch, name="parent", daemon=True).start()
+
+
+def _watch() -> None:
+    # Not through `sys.stdin`, whose lock would be held by this thread when the interpreter ends.
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)

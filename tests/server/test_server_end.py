@@ -1,0 +1,129 @@
+"""A server that is told to stop ends in time, whatever its threads, its clients and its event loop do."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from server_process import FLAGS, free_port
+from tiny_models import make_tiny_model
+
+DRAIN = 1.0
+BOUND = DRAIN + 12
+SLACK = 8.0
+"""For a machine that others use too."""
+
+BUSY_THREADS = """
+from piecework.server.text_threads import TextThreads
+
+run = TextThreads.run
+
+def work():
+    print("a thread is busy", file=sys.stderr, flush=True)
+    time.sleep(300)
+
+TextThreads.run = lambda self, *plain, **settings: run(self, work)
+"""
+STUCK_LOOP = """
+from piecework.server.engine_client import EngineClient
+
+async def stop(self, **settings):
+    time.sleep(300)
+
+EngineClient.stop = stop
+"""
+STUCK_INTERPRETER = """
+import ctypes
+from piecework.server.engine_client import EngineClient
+
+async def stop(self, **settings):
+    ctypes.PyDLL(None).sleep(300)  # holds the lock that every thread needs
+
+EngineClient.stop = stop
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny_model(tmp_path_factory.mktemp("model"), "llama", num_hidden_layers=1))
+
+
+@contextlib.contextmanager
+def server_with(fault: str, model: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server with this in its web process, once it is ready."""
+    script = folder / "server.py"
+    script.write_text(f"import sys, time\nfrom piecework.server.cli import main\n{fault}\nsys.exit(main(sys.argv[1:]))\n")
+    port = free_port()
+    flags = ["serve", "--model-path", model, "--port", str(port), "--drain-timeout", str(DRAIN), *FLAGS]
+    server = subprocess.Popen([sys.executable, str(script), *flags], stderr=subprocess.PIPE, text=True)
+    children: list[psutil.Process] = []
+    try:
+        for _ in range(600):
+            assert server.poll() is None
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                    break
+            time.sleep(0.1)
+        children = psutil.Process(server.pid).children(recursive=True)
+        yield server, port
+        assert not psutil.wait_procs(children, timeout=20)[1], "the engine, or what compiles for it, is still there"
+    finally:
+        server.kill()
+        server.communicate()
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+
+
+def post(port: int, body: str, path: str) -> socket.socket:
+    """A client that sends a request and reads nothing."""
+    client = socket.create_connection(("127.0.0.1", port))
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    client.sendall(head.encode() + body.encode())
+    return client
+
+
+def stopped_in(server: subprocess.Popen[str]) -> float:
+    began = time.monotonic()
+    server.send_signal(signal.SIGTERM)
+    server.wait(60)
+    return time.monotonic() - began
+
+
+def test_a_server_that_is_killed_leaves_no_process(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even the one that compiles for the engine."""
+    monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path))
+    with server_with("", model, tmp_path) as (server, _):
+        end = time.monotonic() + 60
+        while len(family := psutil.Process(server.pid).children(recursive=True)) < 2:
+            assert time.monotonic() < end, "nothing is compiled"
+            time.sleep(0.02)
+        server.kill()
+        assert not psutil.wait_procs(family, timeout=20)[1]
+
+
+def test_threads_that_tokenise_for_clients_that_are_gone_are_not_waited_for(model: str, tmp_path: Path) -> None:
+    with server_with(BUSY_THREADS, model, tmp_path) as (server, port):
+        clients = [post(port, f'{{"prompt": "{"a" * 100_000}"}}', "/tokenize") for _ in range(8)]
+        assert server.stderr is not None
+        assert any("a thread is busy" in line for line in server.stderr)
+        assert stopped_in(server) < BOUND + SLACK
+        assert server.returncode == 0
+        for client in clients:
+            client.close()
+
+
+@pytest.mark.parametrize(("fault", "code"), [(STUCK_LOOP, 0), (STUCK_INTERPRETER, -signal.SIGALRM)])
+def test_a_process_in_which_nothing_goes_on_any_more_ends_too(fault: str, code: int, model: str, tmp_path: Path) -> None:
+    with server_with(fault, model, tmp_path) as (server, _):
+        assert stopped_in(server) < BOUND + SLACK
+        assert server.returncode == code
