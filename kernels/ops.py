@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from . import reference
@@ -59,3 +60,9 @@ def sample_filtered(
 ) -> torch.Tensor:
     result: torch.Tensor = _versions.get(probs.device.type, reference).sample_filtered(probs, top_k, top_p, min_p, uniform)
     return result
+
+
+def uniform_dtype(device_type: str) -> type[np.floating[Any]]:
+    """In which the device takes the numbers of `sample_filtered`; in float32 they must be multiples of 2^-24, and so below 1."""
+    dtype: type[np.floating[Any]] = getattr(_versions.get(device_type, reference), "UNIFORM_DTYPE", reference.UNIFORM_DTYPE)
+    return dtype

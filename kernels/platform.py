@@ -201,6 +201,10 @@ class Platform:
         """
         return None
 
+    def graph_obstacle(self) -> str | None:
+        """Why nothing can be recorded in this process, and what to do; None: graphs are to be had."""
+        return None
+
     def graph(self, host_arguments: HostArguments | None = None) -> Graph:
         """A new graph with nothing recorded. `host_arguments`: asked for at each replay; None: all that changes lies in tensors."""
         raise NotImplementedError

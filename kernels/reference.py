@@ -7,6 +7,7 @@ in bf16 too the logits are the same bits.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -14,6 +15,8 @@ _CANDIDATES = 1024
 """Tokens that sampling looks at first; where they do not hold all that a row keeps, it sorts the rows whole."""
 UNIT = 2.0**52
 """Probabilities are summed as whole multiples of 1 / UNIT: exactly in float64, and in any order."""
+UNIFORM_DTYPE = np.float64
+"""Of the numbers that `sample_filtered` draws by; a version that takes float32 says so under the same name."""
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -240,6 +240,7 @@ def resolve_steps(config: EngineConfig, model: ModelConfig, platform: Platform) 
         chunked_prefill_size=config.chunked_prefill_size or min(platform.default_chunked_prefill_size, context_length),
         max_running_requests=config.max_running_requests or platform.default_max_running_requests,
         mem_fraction_static=config.mem_fraction_static or platform.default_mem_fraction,
+        disable_cuda_graph=config.disable_cuda_graph or platform.graph_obstacle() is not None,
     )
 
 

@@ -24,8 +24,8 @@ from .request import Request
 NO_TOKEN = -1
 """What is chosen from logits that are not finite."""
 _BLOCK = 256
-_JUST_BELOW_1 = 1.0 - 2.0**-53
-"""Times this, a float64 is the next smaller one: what it loses is more than half and at most all of the step between the two."""
+_STEPS = 2.0**24
+"""How many numbers in [0, 1) float32 holds at even distances."""
 
 
 class Sampled(NamedTuple):
@@ -105,7 +105,8 @@ def _take_likeliest(logits: torch.Tensor, requests: list[Request]) -> torch.Tens
 
 def _sample_plain(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
     probs = (logits / _column(requests, "temperature", logits)).softmax(dim=-1)
-    return _where_finite(_pick(probs, _uniform_of(requests, logits.device)), probs[:, 0])
+    (halves,) = to_device([_split(_numbers_of(requests))], logits.device)
+    return _where_finite(_pick(probs, halves), probs[:, 0])
 
 
 def _sample_filtered(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
@@ -123,25 +124,26 @@ def _where_finite(tokens: torch.Tensor, witness: torch.Tensor) -> torch.Tensor:
 
 
 def _pick(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Inverse transform sampling: the first index [N] whose cumulative weight exceeds uniform * total; never one of weight 0.
+    """Ids [N], each with the probability of its weight [N, V], and never one of weight 0; uniform [N, 2] float32: two numbers a row.
 
-    In two steps, because a running sum cannot be vectorised and a plain one can: the block first, then the token in it.
+    The first chooses a block, the second a token in it: a running sum cannot be vectorised, and a plain one can. Sums of so few
+    numbers are right to about 2^-24 in float32, and so is each token's share of its block, however small that is.
     """
     blocks = F.pad(weights, (0, -weights.shape[1] % _BLOCK)).view(weights.shape[0], -1, _BLOCK)
-    sums = blocks.sum(-1).double()
-    block, rest = _invert(sums, uniform[:, None] * sums.sum(-1, keepdim=True))
-    inside, _ = _invert(blocks[torch.arange(len(block), device=block.device), block[:, 0]].double(), rest)
+    block = _invert(blocks.sum(-1), uniform[:, :1])
+    inside = _invert(blocks[torch.arange(len(block), device=block.device), block[:, 0]], uniform[:, 1:])
     return (block * _BLOCK + inside)[:, 0]
 
 
-def _invert(weights: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """First index [N, 1] whose cumulative weight exceeds target [N, 1], and how far the target lies beyond those before it."""
-    cumulative = weights.cumsum(-1)
-    total = cumulative[:, -1:]
-    # Rounding may lift the target up to the total, which no cumulative weight exceeds, or below 0, where a weight of 0 would do.
-    target = torch.minimum(target, total * _JUST_BELOW_1).clamp_(min=0.0)
-    index = torch.searchsorted(cumulative, target, right=True).clamp_(max=weights.shape[1] - 1)
-    return index, target - (cumulative.gather(1, index) - weights.gather(1, index))
+def _invert(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """The first index [N, 1] of weights [N, n] whose running sum exceeds uniform [N, 1] times the whole sum; one that has a weight."""
+    sums = weights.cumsum(-1)
+    places = torch.arange(weights.shape[1], dtype=torch.float32, device=weights.device)
+    exceeds = (sums > uniform * sums[:, -1:]) & (weights > 0)
+    first = torch.where(exceeds, places, weights.shape[1]).amin(-1, keepdim=True)
+    # Rounding may lift the target up to the whole sum, which none exceeds.
+    last = torch.where(weights > 0, places, 0.0).amax(-1, keepdim=True)
+    return torch.minimum(first, last).long()
 
 
 def _column(requests: list[Request], name: str, like: torch.Tensor) -> torch.Tensor:
@@ -149,9 +151,23 @@ def _column(requests: list[Request], name: str, like: torch.Tensor) -> torch.Ten
 
 
 def _uniform_of(requests: list[Request], device: torch.device) -> torch.Tensor:
+    """A number [N] for each request's next token, in the dtype that the device's `sample_filtered` takes."""
+    numbers = _numbers_of(requests)
+    dtype = ops.uniform_dtype(device.type)
+    return to_device([numbers if dtype == np.float64 else _split(numbers)[:, 0]], device)[0]
+
+
+def _numbers_of(requests: list[Request]) -> npt.NDArray[np.float64]:
     seeds = np.array([r.seed & 0xFFFFFFFFFFFFFFFF for r in requests], np.uint64)
     positions = np.array([r.num_tokens for r in requests], np.uint64)
-    return to_device([uniform(seeds, positions)], device)[0]
+    return uniform(seeds, positions)
+
+
+def _split(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """Numbers [N] in [0, 1) to two each [N, 2] that float32 holds, made of bits of their own: the first 24, and the 24 after them."""
+    scaled = numbers * _STEPS
+    first = np.floor(scaled)
+    return np.ascontiguousarray(np.stack((first, np.floor((scaled - first) * _STEPS)), 1) / _STEPS, np.float32)
 
 
 def uniform(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:

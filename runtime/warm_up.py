@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from ..kernels import ops
 from ..kernels.attention import AttentionMetadata
 from ..kernels.platform import Platform
+from ..kernels.staging import to_device
 from .cache.allocator import RESERVED_PAGE
 from .forward_context import PagedAttention
 from .models.llama import LlamaForCausalLM
@@ -37,7 +39,8 @@ def sample(logits: torch.Tensor) -> None:
     """A draw from each row of logits [N, V] float32, with every filter."""
     rows = len(logits)
     top_k, top_p, min_p = (torch.full((rows,), value, device=logits.device) for value in (2, 0.5, 0.1))
-    ops.sample_filtered(logits.softmax(-1), top_k, top_p, min_p, torch.zeros(rows, dtype=torch.float64, device=logits.device))
+    (uniform,) = to_device([np.zeros(rows, ops.uniform_dtype(logits.device.type))], logits.device)
+    ops.sample_filtered(logits.softmax(-1), top_k, top_p, min_p, uniform)
 
 
 def made_up_step(

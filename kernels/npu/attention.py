@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..attention import AttentionMetadata
+from ..attention import AttentionHeads, AttentionMetadata
 from ..paged_attention import TorchAttention, TorchDecodePlan, TorchPlan
 from .graph import updatable
 
@@ -17,6 +17,8 @@ _MASK_SIZE = 2048
 """Side of the mask that the kernel wants with `sparse_mode` 3, whatever the lengths are (torch_npu's op documentation)."""
 _CAUSAL_FROM_THE_END = 3
 _PAGE_UNIT, _LARGEST_PAGE = 128, 512
+_MOST_HEADS, _WIDEST_TOKEN = 64, 65535
+"""Query heads to a key/value head, and numbers of a token's keys in pages [P, S, K * D]: limits of the op documentation."""
 
 
 @dataclass(slots=True)
@@ -59,18 +61,33 @@ class AscendDecodePlan:
 
 
 class AscendAttention:
-    """`npu_fused_infer_attention_score` on pages of 128 to 512 tokens in 16 bits; plain torch where the kernel does not reach.
+    """`npu_fused_infer_attention_score` on pages of 128 to 512 tokens; plain torch where the kernel does not reach.
 
-    That is: other page sizes and dtypes, and steps that are longer than a layer's sliding window.
+    That is: other page sizes, heads that it refuses (`obstacle`), and steps that are longer than a layer's sliding window.
     """
 
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
+    head_sizes: tuple[int, ...] = (64, 128, 192)
+    """What CANN's check of its layout TND lets pass, queries, keys and values alike."""
 
     def __init__(self) -> None:
         import torch_npu  # noqa: F401  (registers the ops)
 
         self._plain = TorchAttention()
         self._mask: torch.Tensor | None = None
+
+    @classmethod
+    def obstacle(cls, heads: AttentionHeads) -> str | None:
+        """Why the kernel refuses these heads whatever the step is; None: it takes them."""
+        if heads.head_size not in cls.head_sizes:
+            return f"heads of {heads.head_size} numbers, the fused kernel takes {', '.join(map(str, cls.head_sizes))}"
+        if heads.dtype not in cls.dtypes:
+            return f"{str(heads.dtype).removeprefix('torch.')}, the fused kernel takes 16 bits"
+        if heads.num_heads > _MOST_HEADS * heads.num_kv_heads:
+            return f"{heads.num_heads} heads on {heads.num_kv_heads}, the fused kernel takes {_MOST_HEADS} on each"
+        if heads.num_kv_heads * heads.head_size > _WIDEST_TOKEN:
+            return f"keys of {heads.num_kv_heads} times {heads.head_size} numbers, the fused kernel takes {_WIDEST_TOKEN}"
+        return None
 
     def plan(self, metadata: AttentionMetadata, page_size: int) -> AscendPlan:
         mask = self._mask_on(metadata.slot_mapping.device)
@@ -110,7 +127,7 @@ class AscendAttention:
         scale: float,
         window: int | None,
     ) -> None:
-        if not self._is_fused(q, plan, window):
+        if not self._is_fused(AttentionHeads(q.shape[1], k.shape[1], q.shape[2], q.dtype), plan, window):
             self._plain.run(q, k, v, out, k_cache, v_cache, self._plain_plan(plan), scale=scale, window=window)
             return
         if isinstance(plan, AscendDecodePlan):
@@ -141,8 +158,8 @@ class AscendAttention:
             self._mask = torch.ones(_MASK_SIZE, _MASK_SIZE, dtype=torch.bool).triu(1).to(device)
         return self._mask
 
-    def _is_fused(self, q: torch.Tensor, plan: AscendPlan | AscendDecodePlan, window: int | None) -> bool:
-        fits = plan.page_size % _PAGE_UNIT == 0 and plan.page_size <= _LARGEST_PAGE and q.dtype in self.dtypes
+    def _is_fused(self, heads: AttentionHeads, plan: AscendPlan | AscendDecodePlan, window: int | None) -> bool:
+        fits = plan.page_size % _PAGE_UNIT == 0 and plan.page_size <= _LARGEST_PAGE and self.obstacle(heads) is None
         return fits and (window is None or plan.longest <= window)
 
     def _plain_plan(self, plan: AscendPlan | AscendDecodePlan) -> Any:

@@ -5,16 +5,22 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
 
-from ..attention import AttentionBackend
+from .. import ops
+from ..attention import AttentionBackend, AttentionHeads
 from ..graph import DeviceGraph, HostArguments, side_stream
 from ..platform import CompileOptions, MemoryInfo, MemoryUse, Platform
+from . import sampling
 from .attention import AscendAttention
 from .graph import UpdatedGraph
+
+_LEVEL_WITHOUT_GRAPHS = 2
+"""Of torch_npu's queue of launches: its `capture_begin` raises there."""
 
 
 class NpuPlatform(Platform):
@@ -37,6 +43,24 @@ class NpuPlatform(Platform):
         self._end_allocate_to_pool = torch_npu._C._npu_endAllocateToPool
         self._release_pool = torch_npu._C._npu_releasePool
         self._reserved_before_graphs = 0
+
+    def set_up(self, num_threads: int | None) -> None:
+        ops.register(self.device_type, sampling)
+
+    def remarks(self, heads: AttentionHeads | None = None) -> dict[str, str]:
+        refused = AscendAttention.obstacle(heads) if heads is not None else None
+        lines = {
+            "attention": f"plain torch for all layers, which reads whole contexts: {refused}" if refused else None,
+            "task queue": self.graph_obstacle(),
+        }
+        return {name: text for name, text in lines.items() if text}
+
+    def graph_obstacle(self) -> str | None:
+        # Older versions have the variable alone.
+        level = getattr(torch.npu, "get_task_queue_enable", _level_of_environment)()
+        if level != _LEVEL_WITHOUT_GRAPHS:
+            return None
+        return f"TASK_QUEUE_ENABLE={level}, at which torch_npu records no graphs: steps run without; export TASK_QUEUE_ENABLE=1 for graphs"
 
     def device(self) -> torch.device:
         return torch.device("npu", torch.npu.current_device())
@@ -70,7 +94,7 @@ class NpuPlatform(Platform):
     def graph(self, host_arguments: HostArguments | None = None) -> DeviceGraph:
         if host_arguments is None:
             return DeviceGraph(torch.npu.NPUGraph(), torch.npu.stream, "thread_local")
-        return UpdatedGraph(torch.npu.NPUGraph(), torch.npu.stream, "thread_local", host_arguments, torch.npu.Event())
+        return UpdatedGraph(torch.npu.NPUGraph(), "thread_local", host_arguments, torch.npu)
 
     def graph_pool(self) -> Any:
         self._reserved_before_graphs = torch.npu.memory_reserved()
@@ -99,3 +123,8 @@ class NpuPlatform(Platform):
 
     def empty_cache(self) -> None:
         torch.npu.empty_cache()
+
+
+def _level_of_environment() -> int:
+    blocking = os.environ.get("ASCEND_LAUNCH_BLOCKING") == "1"
+    return _LEVEL_WITHOUT_GRAPHS if os.environ.get("TASK_QUEUE_ENABLE") == "2" and not blocking else 1

@@ -38,7 +38,11 @@ COMPILED = {
 }
 """Functions of the wheel's C++ that its own Python sources use in this way."""
 
-ATTRIBUTES = {"torch.npu.NPUGraph": ("auto_dispatch_capture", "graph_dispatch_mode")}
+ATTRIBUTES = {
+    "torch.npu.NPUGraph": ("auto_dispatch_capture", "graph_dispatch_mode"),
+    "torch.npu._GraphDispatchMode": ("graph_dispatch_records", "update_stream"),
+    "torch.npu._GraphDispatchRecord": ("event",),
+}
 """Attributes of a class's instances that we use."""
 
 COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
@@ -89,14 +93,17 @@ def python_signatures(wheel: Path) -> dict[str, str]:
 
 
 def attributes(wheel: Path) -> dict[str, list[str]]:
-    """Of each class in `ATTRIBUTES`, those that its constructor sets."""
+    """Of each class in `ATTRIBUTES`, those that its constructor or its body sets."""
     found = {}
     for name, wanted in ATTRIBUTES.items():
         for path in sorted((wheel / "torch_npu" / "npu").glob("*.py")):
             for node in ast.parse(path.read_text(encoding="utf-8")).body:
                 if isinstance(node, ast.ClassDef) and node.name == name.rpartition(".")[2]:
                     text = "".join(ast.unparse(item) for item in node.body if getattr(item, "name", None) == "__init__")
-                    found[name] = [attribute for attribute in wanted if f"self.{attribute} = " in text]
+                    fields = [target for item in node.body if isinstance(item, ast.Assign) for target in item.targets]
+                    fields += [item.target for item in node.body if isinstance(item, ast.AnnAssign)]
+                    of_class = {ast.unparse(field) for field in fields}
+                    found[name] = [attribute for attribute in wanted if attribute in of_class or f"self.{attribute} = " in text]
     return found
 
 

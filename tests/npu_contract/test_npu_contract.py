@@ -118,6 +118,15 @@ def test_what_our_graphs_ask_of_npu_graphs_is_there() -> None:
     assert asked[0] | asked[1] <= there
 
 
+def test_what_our_graphs_ask_of_torch_npus_dispatch_mode_is_there() -> None:
+    known = npu_contract.contract()["attributes"]
+    source = (ROOT / "kernels" / "npu" / "graph.py").read_text()
+    asked = {(ast.unparse(node.value), node.attr) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
+    assert {name for value, name in asked if value == "mode"} == set(known["torch.npu._GraphDispatchMode"])
+    assert {name for value, name in asked if value == "record"} == set(known["torch.npu._GraphDispatchRecord"])
+    assert {f"torch.npu.{name}" for value, name in asked if value in ("npu", "self._npu")} <= set(npu_contract.contract()["python"])
+
+
 def test_lengths_are_updated_by_names_that_torch_npu_knows() -> None:
     plan = AscendDecodePlan(torch.zeros(2), torch.zeros(2, 1), [3, 5], 128, torch.zeros(1))
     names = plan.host_arguments(2).keys()

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piecework.runtime.messages import GenerateRequest
 from piecework.runtime.request import Request
-from piecework.runtime.sampler import NO_TOKEN, _pick, sample, uniform
+from piecework.runtime.sampler import NO_TOKEN, _pick, _split, sample, uniform
 from piecework.runtime.sampling_params import SamplingParams
 
 
@@ -127,7 +128,40 @@ def test_logprobs_are_the_models_own_before_temperature_and_bias() -> None:
 def test_a_likely_token_is_never_lost_at_the_end_of_the_range() -> None:
     """The largest number below 1 still picks a token that has probability."""
     weights = torch.tensor([[0.3, 0.7, 0.0]])
-    assert _pick(weights, torch.tensor([np.nextafter(1.0, 0.0)])).tolist() == [1]
+    assert _pick(weights, torch.from_numpy(_split(np.array([np.nextafter(1.0, 0.0)])))).tolist() == [1]
+
+
+@pytest.mark.parametrize("vocab", [1000, 151_936])
+def test_tokens_of_a_block_get_their_shares_of_it_however_small_it_is(vocab: int) -> None:
+    weights = (torch.randn(vocab, generator=torch.Generator().manual_seed(3)) * 4).softmax(-1)
+    weights[256:512] *= 2.0**-30
+    blocks = F.pad(weights.double(), (0, -vocab % 256)).view(-1, 256)
+    grid = (torch.arange(4096) + 0.5) / 4096
+    for block in (0, 1, len(blocks) - 1):
+        # What stands before a block gets nothing here, so that the first number cannot miss it.
+        alone = torch.zeros(len(grid), vocab)
+        alone[:, 256 * block : 256 * block + 256] = weights[256 * block : 256 * block + 256]
+        drawn = _pick(alone, torch.stack((torch.zeros_like(grid), grid), 1))
+        share = torch.bincount(drawn - 256 * block, minlength=256) / len(grid)
+        assert (share - blocks[block] / blocks[block].sum()).abs().max() <= 1.01 / len(grid)
+
+
+def test_blocks_are_chosen_by_their_sums_to_a_few_steps_of_float32() -> None:
+    weights = (torch.randn(151_936, generator=torch.Generator().manual_seed(5)) * 2).softmax(-1)
+    ends = F.pad(weights.double(), (0, -weights.shape[0] % 256)).view(-1, 256).sum(-1).cumsum(0)
+    ends = ends[:-1] / ends[-1]
+    for shift, offset in ((-1, 0), (1, 1)):
+        numbers = (ends + shift * 2.0**-22).float()
+        block = _pick(weights.expand(len(numbers), -1), torch.stack((numbers, torch.full_like(numbers, 0.5)), 1)) // 256
+        assert torch.equal(block, torch.arange(len(ends)) + offset)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 2**53 - 1), min_size=1, max_size=5))
+def test_a_number_is_split_into_bits_of_their_own(numbers: list[int]) -> None:
+    halves = _split(np.array(numbers, np.float64) * 2.0**-53)
+    assert halves.dtype == np.float32 and (halves < 1).all()
+    assert [(int(a * 2**24), int(b * 2**24)) for a, b in halves] == [(n >> 29, (n >> 5) & (2**24 - 1)) for n in numbers]
 
 
 KINDS: list[dict[str, Any]] = [

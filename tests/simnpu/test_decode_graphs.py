@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from compiled_here import CompiledHere
+from simnpu_device import graphs
 from tiny_models import make_tiny_model
 
 from piecework.kernels.npu.attention import AscendAttention, AscendDecodePlan
@@ -29,6 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path / "cache"))
     # Hardware's kernel takes 16 bits alone; the simulated one takes 32, in which answers are compared tightly.
     monkeypatch.setattr(AscendAttention, "dtypes", (torch.float32,))
+    monkeypatch.setattr(AscendAttention, "head_sizes", (16, 32))
 
 
 def engine(path: Path, device: str, **settings: Any) -> LLM:
@@ -92,17 +94,28 @@ def test_decodes_are_recorded_without_a_word(tmp_path: Path, simnpu: Any) -> Non
     assert (info.decode_backend, info.decode_sizes) == ("full", [1, 2, 4])
 
 
-def test_a_replay_waits_for_nothing_but_the_last_one_of_its_graph(tmp_path: Path, simnpu: Any) -> None:
+def test_a_replay_is_launched_before_its_lengths_are_updated(tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS)
+    llm, calls = recorded(path), []
+    replay, update = torch.npu.NPUGraph.replay, torch.npu.NPUGraph.update
+    monkeypatch.setattr(torch.npu.NPUGraph, "replay", lambda graph: calls.append("replay") or replay(graph))
+    monkeypatch.setattr(
+        torch.npu.NPUGraph, "update", lambda graph, cpu_update_input: calls.append("update") or update(graph, cpu_update_input)
+    )
+    with simnpu.strict_addresses():
+        assert_same(llm.generate(PROMPTS, PARAMS), engine(path, "cpu").generate(PROMPTS, PARAMS))
+    assert len(calls) >= 12 and calls == ["replay", "update"] * (len(calls) // 2)
+
+
+def test_a_replay_waits_for_nothing(tmp_path: Path, simnpu: Any) -> None:
     llm = recorded(make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS))
     decode = llm.scheduler._runner.graphs.decode  # type: ignore[attr-defined]
     platform = NpuPlatform()
     step = dummy_decode(3, 5, platform, 128)
     decode._backend.update_plan(decode._plan, step.metadata, 4)
     with simnpu.no_waiting(), torch.no_grad():
-        for size in (4, 2, 1):
+        for size in (4, 4, 2, 1, 4):
             assert decode.graphs.replay(size, [step.input_ids[:size], step.positions[:size]]) is not None
-        torch.ones(1, device="npu").add_(1)
-        assert decode.graphs.replay(4, [step.input_ids, step.positions]) is None
 
 
 class TestSeeded:
@@ -125,25 +138,51 @@ class TestSeeded:
         path = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS)
         llm = recorded(path)
         monkeypatch.setattr(torch.npu.NPUGraph, "update", lambda graph, cpu_update_input: None)
-        with simnpu.limits(hang_seconds=0.05):
-            ours = llm.generate(PROMPTS, PARAMS)
-        assert_same(ours, engine(path, "cpu").generate(PROMPTS, PARAMS))
+        with simnpu.limits(hang_seconds=0.05), pytest.raises(RuntimeError, match="hardware would hang"):
+            llm.generate(PROMPTS, PARAMS)
+
+    @pytest.mark.parametrize("failing", range(LAYERS))
+    def test_an_update_that_fails_ends_its_replay_and_the_step_runs_without(
+        self, tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch, failing: int, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        path = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS)
+        llm = recorded(path)
+        begin, begun = graphs.graph_task_update_begin, []
+
+        def failing_begin(stream: Any, handle: Any) -> None:
+            begun.append(handle)
+            if len(begun) == failing + 1:
+                raise RuntimeError("no memory for an update")
+            begin(stream, handle)
+
+        monkeypatch.setattr(graphs, "graph_task_update_begin", failing_begin)
+        assert_same(llm.generate(PROMPTS, PARAMS), engine(path, "cpu").generate(PROMPTS, PARAMS))
         now = llm.scheduler._runner.info().graphs  # type: ignore[attr-defined]
-        assert now.failed_sizes == dict.fromkeys(["1", "2", "4"], "replay_failed")
-        assert "hardware would hang" in caplog.text
+        assert list(now.failed_sizes.values()) == ["replay_failed"] and "no memory for an update" in caplog.text
 
     def test_updated_while_the_last_replay_runs(
         self, tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        def hasty(graph: UpdatedGraph) -> None:
-            graph._graph.update(cpu_update_input=[dict(graph._host_arguments())])
-            graph._graph.replay()
-
-        monkeypatch.setattr(UpdatedGraph, "replay", hasty)
+        monkeypatch.setattr(torch.npu.Stream, "wait_event", lambda stream, event: None)
         path = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS)
         llm = recorded(path)
         assert_same(llm.generate(PROMPTS, PARAMS), engine(path, "cpu").generate(PROMPTS, PARAMS))
         assert "a replay of it still runs" in caplog.text
+
+    def test_updates_that_wait_for_the_replay_that_waits_for_them(
+        self, tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def crossed(graph: UpdatedGraph) -> None:
+            graph._graph.replay()
+            graph._graph.graph_dispatch_mode.update_stream.wait_stream(torch.npu.current_stream())
+            graph._graph.update(cpu_update_input=[dict(graph._host_arguments())])
+
+        monkeypatch.setattr(UpdatedGraph, "replay", crossed)
+        path = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS)
+        with simnpu.limits(hang_seconds=0.05):
+            llm = recorded(path)
+        assert llm.info.graphs.failed_sizes == dict.fromkeys(["1", "2", "4"], "capture_failed")
+        assert "hardware would hang" in caplog.text
 
     def test_lengths_of_the_capture_are_remembered(self, tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """Attention launched where torch_npu's dispatch mode does not see it: nothing is updated, and nothing hangs."""

@@ -33,6 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_startup, "start", CompiledHere)
     # Hardware's kernel takes 16 bits alone; the simulated one takes 32, in which answers are compared tightly.
     monkeypatch.setattr(AscendAttention, "dtypes", (torch.float32,))
+    monkeypatch.setattr(AscendAttention, "head_sizes", (16, 32))
     monkeypatch.setattr(NpuPlatform, "padding_limit", 8.0)
 
 

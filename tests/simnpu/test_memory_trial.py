@@ -25,6 +25,7 @@ def here(tmp_path: Path, emptied_simnpu: Any, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(graph_startup, "start", CompiledHere)
     monkeypatch.setattr(AscendAttention, "dtypes", (torch.float32,))
+    monkeypatch.setattr(AscendAttention, "head_sizes", (16, 32))
     monkeypatch.setattr(NpuPlatform, "compiler_bytes", 0)
 
 

@@ -177,6 +177,7 @@ def test_replay_without_update(simnpu: Any) -> None:
     graph, _ = capture(decode, auto_dispatch_capture=True)
     with simnpu.limits(hang_seconds=0.05), pytest.raises(RuntimeError, match="hardware would hang"):
         graph.replay()
+        torch.npu.synchronize()
     graph.update([{"context_lens": torch.tensor([4], dtype=torch.int32)}])
     graph.replay()
     torch.testing.assert_close(out.cpu(), torch.full((1, HEADS, HEAD_SIZE), 4.0))

@@ -240,3 +240,19 @@ def test_an_event_that_is_done_is_not_waited_for(simnpu: Any) -> None:
         with pytest.raises(RuntimeError, match="waits for the device"):
             open_.synchronize()
     open_.synchronize()
+
+
+@pytest.mark.parametrize("compute", [lambda x: x.double(), lambda x: torch.zeros(2, dtype=torch.float64, device="npu") + 1])
+def test_float64_is_not_computed(simnpu: Any, compute: Any) -> None:
+    with pytest.raises(RuntimeError, match="float64"):
+        compute(torch.ones(2, device="npu"))
+
+
+def test_waiting_is_counted(simnpu: Any) -> None:
+    x = torch.ones(2, device="npu")
+    before = simnpu.waits
+    x.add_(1)
+    assert simnpu.waits == before
+    x.tolist()
+    torch.npu.synchronize()
+    assert simnpu.waits == before + 2

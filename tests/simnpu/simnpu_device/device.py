@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,6 +50,23 @@ class device:
 
 def get_device_name(device_name: Any = None) -> str:
     return "Ascend910B-simulated"
+
+
+_level: int | None = None
+
+
+def get_task_queue_enable() -> int:
+    """The level of the queue of launches: the environment's, unless one was set; 0 where launches block."""
+    if os.environ.get("ASCEND_LAUNCH_BLOCKING") == "1":
+        return 0
+    return int(os.environ.get("TASK_QUEUE_ENABLE", "1")) if _level is None else _level
+
+
+def set_task_queue_enable(mode: int) -> None:
+    global _level
+    if mode not in (0, 1, 2):
+        raise RuntimeError(f"mode must be 0, 1, or 2, but got {mode}.")
+    _level = mode
 
 
 def get_device_properties(device_name: Any = None) -> SimpleNamespace:

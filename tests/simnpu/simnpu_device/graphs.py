@@ -10,8 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from .device import get_task_queue_enable
 from .extension import extension
-from .streams import ExternalEvent, Stream, StreamContext, current_stream
+from .streams import ExternalEvent, Stream, StreamContext, current_stream, stands_behind
 
 PoolId = tuple[int, int]
 
@@ -40,6 +41,7 @@ def graph_task_group_end(stream: Stream) -> Any:
 
 
 def graph_task_update_begin(stream: Stream, handle: Any) -> None:
+    extension().wait_if_behind_stall(stream.npu_stream, "an update")
     extension().begin_task_update(handle)
 
 
@@ -58,11 +60,18 @@ class _Record(NamedTuple):
 
 
 class _DispatchMode(TorchDispatchMode):
-    """Wraps updatable launches of a capture in a task group behind an event, which only `update` records."""
+    """Wraps updatable launches of a capture in a task group behind an event, which only `update` records, on a stream of its own."""
+
+    update_stream: Stream
+
+    def __new__(cls) -> _DispatchMode:
+        if not hasattr(cls, "update_stream"):
+            cls.update_stream = Stream()
+        return super().__new__(cls)
 
     def __init__(self) -> None:
         super().__init__()
-        self.records: list[_Record] = []
+        self.graph_dispatch_records: list[_Record] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -74,19 +83,21 @@ class _DispatchMode(TorchDispatchMode):
         graph_task_group_begin(stream)
         result = func(*args, **kwargs)
         group = graph_task_group_end(stream)
-        self.records.append(_Record(event, group, func, list(tree_map(_hold, args)), tree_map(_hold, kwargs)))
+        self.graph_dispatch_records.append(_Record(event, group, func, list(tree_map(_hold, args)), tree_map(_hold, kwargs)))
         return result
 
     def update(self, cpu_update_input: list[dict[str, Any]]) -> None:
+        records = self.graph_dispatch_records
         if len(cpu_update_input) == 1:
-            cpu_update_input = cpu_update_input * len(self.records)
-        if len(cpu_update_input) != len(self.records):
+            cpu_update_input = cpu_update_input * len(records)
+        if len(cpu_update_input) != len(records):
             raise RuntimeError(
-                f"Currently, there are {len(self.records)} operators that need to be updated by capture, and there are only "
+                f"Currently, there are {len(records)} operators that need to be updated by capture, and there are only "
                 f"{len(cpu_update_input)} elements in the incoming cpu_update_input list"
             )
-        for record, values in zip(self.records, cpu_update_input, strict=True):
-            _update(record, values)
+        with StreamContext(self.update_stream):
+            for record, values in zip(records, cpu_update_input, strict=True):
+                _update(record, values)
 
 
 def _hold(value: Any) -> Any:
@@ -122,18 +133,25 @@ def make_graph_class() -> type:
             super().__init__()
             self.auto_dispatch_capture = False
             self.graph_dispatch_mode = _DispatchMode()
-            self._replayed = 0
+            self._replays: list[tuple[int, int]] = []
+            self._updates = 0
 
         def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global") -> None:
+            if get_task_queue_enable() == 2:
+                raise RuntimeError("Do not support TASK_QUEUE_ENABLE = 2 during NPU graph capture, please export TASK_QUEUE_ENABLE=1/0.")
             super().capture_begin(pool, capture_error_mode)
 
         def capture_end(self) -> None:
             super().capture_end()
 
         def replay(self) -> None:
-            """Raises RuntimeError where hardware would hang: an update is missing."""
+            """It stops before the first launch whose update has not come, and goes on when it comes.
+
+            Meanwhile whatever is launched behind it, on its stream or on one that waits for that, waits for the update too, and so
+            does whoever waits for the device: where hardware would hang, RuntimeError after `hang_seconds`.
+            """
             super().replay()
-            self._replayed = extension().record_event()
+            self._replays.append((current_stream().npu_stream, extension().record_event()))
 
         def reset(self) -> None:
             super().reset()
@@ -143,18 +161,21 @@ def make_graph_class() -> type:
             return pool
 
         def update(self, cpu_update_input: list[dict[str, Any]]) -> None:
-            """New lengths for the next replay: a dict for each updatable launch in order, or one for all of them.
+            """New lengths for the first replay that has none, under way or not: a dict for each updatable launch in order, or one for all.
 
-            Raises RuntimeError where hardware may give them to a replay that still runs: the host has not waited for the last one.
+            Raises RuntimeError where hardware may give them to the replay before: neither has the host waited for that, nor the stream
+            of the updates.
             """
             if not self.auto_dispatch_capture:
                 raise RuntimeError(
                     "The current graph configuration does not support update,"
                     "Try to capture by setting auto_dispatch_capture=True during capture"
                 )
-            if not extension().is_event_done(self._replayed):
-                raise RuntimeError("simnpu: a graph is updated while, as far as the host knows, a replay of it still runs")
+            stream, number = self._replays[self._updates - 1] if 0 < self._updates <= len(self._replays) else (0, 0)
+            if not extension().is_event_done(number) and not stands_behind(self.graph_dispatch_mode.update_stream, stream, number):
+                raise RuntimeError("simnpu: a graph is updated while, as far as the host and its streams know, a replay of it still runs")
             self.graph_dispatch_mode.update(cpu_update_input)
+            self._updates += 1
 
     return NPUGraph
 

@@ -56,7 +56,7 @@ class Simulator:
 
     @contextmanager
     def limits(self, **settings: float) -> Iterator[None]:
-        """Inside, other limits hold: `total_memory` bytes, `graph_limit` graphs, `hang_seconds` that a replay waits for update."""
+        """Inside, other limits hold: `total_memory` bytes, `graph_limit` graphs, `hang_seconds` that a replay waits for its update."""
         before = {name: getattr(extension().settings, name) for name in settings}
         try:
             for name, value in settings.items():
@@ -65,6 +65,11 @@ class Simulator:
         finally:
             for name, value in before.items():
                 setattr(extension().settings, name, value)
+
+    @property
+    def waits(self) -> int:
+        """How often the host has waited for the device so far."""
+        return int(extension().waits())
 
     @contextmanager
     def no_waiting(self) -> Iterator[None]:

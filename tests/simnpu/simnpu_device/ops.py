@@ -117,6 +117,7 @@ def npu_fused_infer_attention_score(
     caches = [_pages_of_tokens(cache, heads_kv, block_size) for cache in (key, value)]
     ends, lengths, pages = _check_paged_tnd(query, actual_seq_lengths, actual_seq_lengths_kv, block_table, input_layout, num_heads)
     _check_block_size(block_size, prefill=len(query) > len(ends))
+    _check_head_size(query.shape[2])
     _check_mask(sparse_mode, atten_mask)
     out = torch.empty_like(query)
     lse = torch.zeros(len(query), num_heads, 1) if softmax_lse_flag else torch.zeros(1)
@@ -149,6 +150,14 @@ def _check_block_size(block_size: int, *, prefill: bool) -> None:
     _check(
         0 < block_size <= 512 and block_size % unit == 0,
         f"npu_fused_infer_attention_score: block_size must be a multiple of {unit} up to 512, got {block_size}",
+    )
+
+
+def _check_head_size(size: int) -> None:
+    """Those of toys, up to 32, are allowed here, which hardware rejects."""
+    _check(
+        size in (64, 128, 192) or size <= 32,
+        f"When layout is TND, queryD({size}), keyD({size}) and valueD({size}) must be same equal 192/128/64",
     )
 
 

@@ -1,4 +1,8 @@
-"""Streams and events of the simulated NPU, as torch.npu has them. Work runs in program order whatever stream it is on."""
+"""Streams and events of the simulated NPU, as torch.npu has them.
+
+Work runs in program order whatever stream it is on, but for what stands behind a replay that waits for an update. What streams
+have waited for is kept all the same: an update must stand behind the last replay of its graph.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +49,15 @@ class Stream:
         extension().synchronize()
 
 
+_seen: dict[int, dict[int, int]] = {}
+"""By stream, then by stream that it has waited for, directly or through others: the number of the last event there."""
+
+
+def stands_behind(stream: Stream, other: int, number: int) -> bool:
+    """Whether what is launched on `stream` runs after the event `number` of the stream `other`, as far as streams have waited."""
+    return _seen.get(stream.npu_stream, {}).get(other, 0) >= number
+
+
 class Event:
     """A point in a stream. Recorded on a capturing stream, it brings the stream that waits for it into the capture.
 
@@ -55,15 +68,24 @@ class Event:
         self._captured = False
         self._seconds: float | None = None
         self._number = 0
+        self._after: dict[int, int] = {}
+        self._stalled_by = 0
 
     def record(self, stream: Stream | None = None) -> None:
+        own = (stream or current_stream()).npu_stream
         self._number = extension().record_event()
-        self._captured = extension().is_stream_capturing((stream or current_stream()).npu_stream)
+        self._captured = extension().is_stream_capturing(own)
+        self._after = _seen.get(own, {}) | {own: self._number}
+        self._stalled_by = extension().stalled_by(own)
         self._seconds = time.perf_counter()
 
     def wait(self, stream: Stream | None = None) -> None:
+        own = (stream or current_stream()).npu_stream
         if self._captured:
-            extension().join_capture((stream or current_stream()).npu_stream)
+            extension().join_capture(own)
+        extension().stand_behind(self._stalled_by, own)
+        seen = _seen.setdefault(own, {})
+        seen.update({other: max(number, seen.get(other, 0)) for other, number in self._after.items()})
 
     def query(self) -> bool:
         done: bool = extension().is_event_done(self._number)
@@ -79,13 +101,13 @@ class Event:
 
 
 class ExternalEvent:
-    """An event that a graph waits for and the host records; a graph resets it for its next replay."""
+    """An event that a graph waits for and another stream records; a graph resets it for its next replay."""
 
     def __init__(self) -> None:
         self._event = extension().ExternalEvent()
 
     def record(self, stream: Stream | None = None) -> None:
-        self._event.record()
+        self._event.record((stream or current_stream()).npu_stream)
 
     def wait(self, stream: Stream | None = None) -> None:
         self._event.wait()

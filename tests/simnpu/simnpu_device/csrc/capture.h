@@ -2,11 +2,14 @@
 #pragma once
 #include "memory.h"
 
+#include <Python.h>
+
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -23,24 +26,17 @@ using StreamId = int64_t;
 constexpr StreamId kDefaultStream = 0;
 inline thread_local StreamId current_stream = kDefaultStream;
 
-// Recorded by the host (NPUGraph.update), waited for by a graph.
+// What tests may change; see `Simulator` in install.py.
+struct Settings {
+  bool strict_addresses = false;
+  double hang_seconds = 1.0;
+  int graph_limit = 1800;  // each captured graph keeps a stream, and the device has about 2,000 of them
+};
+inline Settings settings;
+
+// Recorded by an update, waited for by a graph.
 struct ExternalEvent {
-  void record() {
-    std::lock_guard<std::mutex> lock(mutex);
-    recorded = true;
-    changed.notify_all();
-  }
-  void reset() {
-    std::lock_guard<std::mutex> lock(mutex);
-    recorded = false;
-  }
-  bool wait(std::chrono::duration<double> limit) {
-    std::unique_lock<std::mutex> lock(mutex);
-    return changed.wait_for(lock, limit, [this] { return recorded; });
-  }
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool recorded = false;
+  std::atomic<bool> recorded = false;
 };
 
 // One step of a graph. `arguments` and `results` hold host tensors that do not own their memory: the raw device
@@ -97,7 +93,52 @@ inline void forbid_while_capturing(const std::string& what) {
   if (capture && capture->forbids_unsafe_calls()) invalidate(*capture, what);
 }
 
+// A replay that has come to an event which is not recorded yet: it goes on when it is. `streams`: whose launches stand behind it.
+struct Stall {
+  std::shared_ptr<Recording> recording;
+  size_t next = 0;
+  std::set<StreamId> streams;
+  uint64_t number = 0;
+};
+inline std::optional<Stall> stall;
+inline bool replay_goes_on = false;
+inline std::mutex stall_mutex;
+inline std::condition_variable stall_over;
+
+inline bool is_behind_stall(StreamId stream) {
+  std::lock_guard<std::mutex> lock(stall_mutex);
+  return stall && stall->streams.count(stream);
+}
+
+class WithoutGil {
+  PyThreadState* state_ = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
+
+ public:
+  WithoutGil() = default;
+  WithoutGil(const WithoutGil&) = delete;
+  ~WithoutGil() {
+    if (state_) PyEval_RestoreThread(state_);
+  }
+};
+
+// `what` stands behind a replay that waits for an update. It may come from another thread; hardware would wait for ever.
+inline void wait_for_update(const std::string& what) {
+  WithoutGil released;
+  std::unique_lock<std::mutex> lock(stall_mutex);
+  const auto limit = std::chrono::duration<double>(settings.hang_seconds);
+  if (stall_over.wait_for(lock, limit, [] { return !stall && !replay_goes_on; })) return;
+  stall.reset();
+  TORCH_CHECK(
+      false, "simnpu: ", what, " stands behind a replay that waits for an update that did not come: NPUGraph.update() must be "
+      "called for each replay of a graph captured with auto_dispatch_capture, on a stream that does not wait for it (hardware would hang)");
+}
+
+inline void wait_if_behind_stall(StreamId stream, const std::string& what) {
+  if (is_behind_stall(stream)) wait_for_update(what);
+}
+
 inline bool waiting_forbidden = false;  // set by tests that prove that a step never waits
+inline std::atomic<uint64_t> waits = 0;  // how often the host has waited
 
 // What the host knows of the device's progress: nothing of what it has launched is done, as far as it can tell, before it waits
 // for that. So events are not complete and non-blocking copies to the host have not arrived, although here all runs at once.
@@ -135,6 +176,8 @@ inline Progress progress;
 inline void wait_for_device(const std::string& what, uint64_t number = progress.launched()) {
   forbid_while_capturing(what);
   TORCH_CHECK(!waiting_forbidden, "simnpu: ", what, " waits for the device");
+  ++waits;
+  wait_for_update(what);
   progress.learn(number);
 }
 

@@ -7,13 +7,6 @@
 
 namespace simnpu {
 
-// What tests may change; see `Simulator` in install.py.
-struct Settings {
-  bool strict_addresses = false;
-  double hang_seconds = 1.0;
-  int graph_limit = 1800;  // each captured graph keeps a stream, and the device has about 2,000 of them
-};
-inline Settings settings;
 inline std::atomic<int> live_graphs{0};
 
 inline PoolId new_pool_id() {
@@ -84,16 +77,40 @@ inline void replay_launch(const Node& node) {
   }
 }
 
-inline void replay_node(const Node& node) {
-  switch (node.kind) {
-    case Node::Kind::kLaunch: return replay_launch(node);
-    case Node::Kind::kResetEvent: return node.event->reset();
-    case Node::Kind::kWaitEvent:
-      TORCH_CHECK(
-          node.event->wait(std::chrono::duration<double>(settings.hang_seconds)),
-          "simnpu: the replay waits for an update that did not come: NPUGraph.update() must be called for each replay of a "
-          "graph captured with auto_dispatch_capture (hardware would hang)");
+// Whether the replay stops here, before an event that is not recorded.
+inline bool stops(const Stall& replay) {
+  const Node& node = replay.recording->at(replay.next);
+  std::lock_guard<std::mutex> lock(stall_mutex);
+  if (node.kind != Node::Kind::kWaitEvent || node.event->recorded) return false;
+  stall = replay;
+  return true;
+}
+
+inline void go_on(Stall replay) {
+  for (; replay.next < replay.recording->size(); ++replay.next) {
+    if (stops(replay)) return;
+    const Node& node = replay.recording->at(replay.next);
+    if (node.kind == Node::Kind::kLaunch) replay_launch(node);
+    if (node.kind == Node::Kind::kResetEvent) node.event->recorded = false;
   }
+}
+
+inline void record_external_event(ExternalEvent& event, StreamId stream) {
+  wait_if_behind_stall(stream, "an event that a graph waits for");
+  event.recorded = true;
+  std::optional<Stall> replay;
+  {
+    std::lock_guard<std::mutex> lock(stall_mutex);
+    std::swap(replay, stall);
+    replay_goes_on = replay.has_value();
+  }
+  if (!replay) return;
+  go_on(*replay);
+  {
+    std::lock_guard<std::mutex> lock(stall_mutex);
+    replay_goes_on = false;
+  }
+  stall_over.notify_all();
 }
 
 class Graph {
@@ -141,7 +158,9 @@ class Graph {
   void replay() const {
     TORCH_CHECK(recording_, "Called NPUGraph::replay without a preceding successful capture.");
     forbid_while_capturing("a replay");
-    for (const Node& node : *recording_) replay_node(node);
+    wait_if_behind_stall(current_stream, "a replay");
+    static std::atomic<uint64_t> replays{0};
+    go_on(Stall{recording_, 0, {current_stream}, ++replays});
   }
 
   void reset() {

@@ -170,6 +170,14 @@ inline void check_has_kernel(const c10::OperatorHandle& op) {
       "' with arguments from the 'npu' backend: no kernel is registered for PrivateUse1");
 }
 
+// Ascend computes float64 on its control processor alone, a hundred times slower, which no step of a server may ask for.
+inline void check_is_computed(const c10::OperatorHandle& op, const Stack& stack) {
+  for (const auto& value : torch::jit::last(stack, op.schema().arguments().size()))
+    TORCH_CHECK(
+        !value.isTensor() || !is_npu(value.toTensor()) || value.toTensor().scalar_type() != at::kDouble, "simnpu: ",
+        op.schema().name(), " in float64, which the NPU's compute units do not know");
+}
+
 // Ops whose launch makes the host wait: it needs values that the device computes, or runs the op itself.
 inline std::string why_it_waits(const c10::OperatorHandle& op) {
   const std::string name = c10::toString(op.operator_name());
@@ -238,6 +246,8 @@ inline thread_local std::unique_ptr<TaskUpdate> task_update;
 
 inline void launch(const c10::OperatorHandle& op, Stack* stack) {
   check_has_kernel(op);
+  check_is_computed(op, *stack);
+  if (!task_update) wait_if_behind_stall(current_stream, op.schema().name());
   auto capture = task_update ? nullptr : capture_for_launch(op.schema().name());
   if (const std::string why = why_it_waits(op); !why.empty()) wait_for_device(why);
 
@@ -267,6 +277,10 @@ inline void launch(const c10::OperatorHandle& op, Stack* stack) {
 
 inline at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+  TORCH_CHECK(
+      from.scalar_type() == to.scalar_type() || (from.scalar_type() != at::kDouble && to.scalar_type() != at::kDouble),
+      "simnpu: a conversion of float64, which the NPU's compute units do not know");
+  wait_if_behind_stall(current_stream, "a copy");
   if (!non_blocking && !is_npu(from)) wait_for_device("a blocking copy to the device");
   if (!non_blocking && !is_npu(to)) wait_for_device("a copy to the host");
   const at::Tensor target = is_npu(to) ? host_alias(to) : to, source = is_npu(from) ? host_alias(from) : from;

@@ -36,8 +36,20 @@ void abort_capture() {
   std::lock_guard<std::mutex> lock(the_capture_mutex);
   the_capture = nullptr;
   task_update = nullptr;
+  stall.reset();
   current_stream = kDefaultStream;
   memory.forget_recordings();
+}
+
+// The number of the replay that stalls what is launched on the stream, 0 where none does.
+uint64_t stalled_by(StreamId stream) {
+  std::lock_guard<std::mutex> lock(stall_mutex);
+  return stall && stall->streams.count(stream) ? stall->number : 0;
+}
+
+void stand_behind(uint64_t number, StreamId stream) {
+  std::lock_guard<std::mutex> lock(stall_mutex);
+  if (number && stall && stall->number == number) stall->streams.insert(stream);
 }
 
 }  // namespace
@@ -60,7 +72,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("_launches", &Graph::launches);
   py::class_<ExternalEvent, std::shared_ptr<ExternalEvent>>(m, "ExternalEvent")
       .def(py::init<>())
-      .def("record", &ExternalEvent::record)
+      .def("record", [](ExternalEvent& event, StreamId stream) { record_external_event(event, stream); })
       .def("wait", [](std::shared_ptr<ExternalEvent> event) { record_event_step(Node::Kind::kWaitEvent, event); })
       .def("reset", [](std::shared_ptr<ExternalEvent> event) { record_event_step(Node::Kind::kResetEvent, event); });
   py::class_<TaskGroup>(m, "TaskGroup");
@@ -85,6 +97,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("current_stream", [] { return current_stream; });
   m.def("set_current_stream", [](StreamId stream) { current_stream = stream; });
   m.def("synchronize", &synchronize);
+  m.def("stalled_by", &stalled_by);
+  m.def("stand_behind", &stand_behind);
+  m.def("wait_if_behind_stall", &wait_if_behind_stall);
+  m.def("waits", [] { return waits.load(); });
   m.def("record_event", [] { return progress.launch(); });
   m.def("is_event_done", [](uint64_t number) { return progress.is_known(number); });
   m.def("wait_for_event", [](uint64_t number) { wait_for_device("an event that was not waited for yet", number); });
