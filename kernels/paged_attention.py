@@ -5,6 +5,7 @@ Shapes as in `attention`: T tokens, B requests, H query heads, K key/value heads
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
@@ -30,12 +31,16 @@ class _Prefill:
 
 @dataclass(slots=True)
 class _Decodes:
-    """Requests with one new token each and similar lengths. `rows` [b]: their tokens in the step, None for the whole step."""
+    """Requests with one new token each and similar lengths. `rows` [b]: their tokens in the step, None for the whole step.
+
+    `tail`: what is read behind the ends of the requests, as rows of the gathered pages; None where that changes in place.
+    """
 
     rows: torch.Tensor | None
     pages: torch.Tensor
     """[b * pages of the longest], flat."""
     seq_lens: torch.Tensor
+    tail: torch.Tensor | None
 
 
 @dataclass(slots=True)
@@ -57,7 +62,7 @@ class TorchDecodePlan(NamedTuple):
 
     def first(self, count: int) -> TorchPlan:
         """The plan of the first `count` rows, as views. Masks are made anew at each call: they depend on what the rows hold then."""
-        decodes = _Decodes(None, self.pages[:count].flatten(), self.seq_lens[:count])
+        decodes = _Decodes(None, self.pages[:count].flatten(), self.seq_lens[:count], None)
         return TorchPlan(self.slot_mapping[:count], [], [decodes])
 
 
@@ -166,7 +171,9 @@ def _attend_prefill(layer: _Layer, number: int, prefill: _Prefill) -> None:
 
 def _attend_decodes(layer: _Layer, number: int, decodes: _Decodes) -> None:
     size, (_, _, kv_heads, head_size) = decodes.seq_lens.shape[0], layer.k_cache.shape
-    keys, values = (part.view(size, -1, kv_heads, head_size).transpose(1, 2) for part in layer.gather(decodes.pages))
+    gathered = layer.gather(decodes.pages)
+    _clear_tails(decodes, gathered)
+    keys, values = (part.view(size, -1, kv_heads, head_size).transpose(1, 2) for part in gathered)
     key = (-1 - number, layer.window)
     mask = layer.plan.masks.get(key)
     if mask is None:
@@ -179,6 +186,17 @@ def _attend_decodes(layer: _Layer, number: int, decodes: _Decodes) -> None:
         layer.out[:size] = attended
     else:
         layer.out.index_copy_(0, decodes.rows, attended)
+
+
+def _clear_tails(decodes: _Decodes, gathered: Sequence[torch.Tensor]) -> None:
+    """Zeros where nothing of the request was stored: NaN, or infinity, is still NaN after a mask and with no weight at all."""
+    for part in gathered:
+        if decodes.tail is not None:
+            part.flatten(0, 1).index_fill_(0, decodes.tail, 0.0)
+        else:
+            rows = part.view(decodes.seq_lens.shape[0], -1, *part.shape[2:])
+            behind = torch.arange(rows.shape[1], device=rows.device)[None] >= decodes.seq_lens[:, None]
+            rows.masked_fill_(behind[:, :, None, None], 0.0)
 
 
 def _groups_of_similar_length(indices: list[int], seq_lens: list[int]) -> list[list[int]]:
@@ -198,13 +216,16 @@ def _groups_of_similar_length(indices: list[int], seq_lens: list[int]) -> list[l
 
 def _decode_group(group: list[int], starts: list[int], metadata: AttentionMetadata, page_size: int, whole_step: bool) -> _Decodes:
     table = metadata.block_table
-    longest = -(-max(metadata.seq_lens[i] for i in group) // page_size)
-    seq_lens = torch.tensor([metadata.seq_lens[i] for i in group], device=table.device)
+    lengths = torch.tensor([metadata.seq_lens[i] for i in group])
+    longest = -(-int(lengths.max()) // page_size)
+    seq_lens = lengths.to(table.device)
+    behind = torch.arange(longest * page_size)[None] >= lengths[:, None]
+    tail = behind.flatten().nonzero()[:, 0].to(table.device)
     if whole_step:
-        return _Decodes(None, table[:, :longest].flatten(), seq_lens)
+        return _Decodes(None, table[:, :longest].flatten(), seq_lens, tail)
     members = torch.tensor(group, device=table.device)
     rows = torch.tensor([starts[i] for i in group], device=table.device)
-    return _Decodes(rows, table.index_select(0, members)[:, :longest].flatten(), seq_lens)
+    return _Decodes(rows, table.index_select(0, members)[:, :longest].flatten(), seq_lens, tail)
 
 
 def _additive(visible: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

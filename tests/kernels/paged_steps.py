@@ -22,6 +22,11 @@ def defined(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, first: in
     return torch.stack(rows)
 
 
+def untouched(actual: torch.Tensor, before: torch.Tensor) -> bool:
+    """Whether two tensors hold the same, where what is no number equals itself."""
+    return torch.equal(actual.isnan(), before.isnan()) and torch.equal(actual.nan_to_num(), before.nan_to_num())
+
+
 class Step:
     """Random requests in a paged cache: `past` tokens are stored, `query_lens` are new. Pages are dealt out of order."""
 
@@ -45,8 +50,8 @@ class Step:
         order = (torch.randperm(sum(pages), generator=generator) + 1).tolist()
         table = torch.zeros(len(lens), max(pages), dtype=torch.int64)
         shape = (sum(pages) + 1, page_size, kv_heads, head_size)
-        # Whatever lies in pages that nobody wrote must not matter.
-        k_cache, v_cache = torch.full(shape, 1e3), torch.full(shape, -1e3)
+        # Whatever lies in pages that nobody wrote must not matter, and nothing shows more than what is no number.
+        k_cache, v_cache = torch.full(shape, float("nan")), torch.full(shape, float("nan"))
         self.keys = [torch.randn(seq, kv_heads, head_size, generator=generator).to(dtype) for seq in self.seq_lens]
         self.values = [torch.randn(seq, kv_heads, head_size, generator=generator).to(dtype) for seq in self.seq_lens]
         slots = []

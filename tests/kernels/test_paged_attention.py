@@ -27,6 +27,16 @@ def test_it_equals_the_definition(
     assert torch.allclose(step.run(TorchAttention(), window=window, padding=padding), step.expected(window), atol=1e-4)
 
 
+@pytest.mark.parametrize("garbage", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("window", [None, 3])
+def test_what_is_no_number_in_rows_that_nobody_wrote_reaches_no_request(garbage: float, window: int | None) -> None:
+    step = Step([(1, 3), (1, 20), (4, 5), (1, 0)], page_size=4, heads=4, seed=1)
+    for cache in (step.k_cache, step.v_cache):
+        cache.nan_to_num_(nan=garbage)
+        cache[0] = garbage
+    assert torch.allclose(step.run(TorchAttention(), window=window), step.expected(window), atol=1e-4)
+
+
 @pytest.mark.parametrize("lens", [[(1, 10)] * 4, [(1, 3), (1, 200), (1, 9)], [(1, 0)]])
 def test_decodes_of_any_lengths(lens: list[tuple[int, int]]) -> None:
     step = Step(lens, page_size=16, heads=4, seed=1)
