@@ -57,7 +57,7 @@ _NOT_HERE = {
     "--no-enable-chunked-prefill": "long prompts are always computed in chunks, of --chunked-prefill-size tokens",
     "--swap-space|--cpu-offload-gb|--kv-offloading-.*|--enable-hierarchical-cache|--hicache-.*": "nothing is moved to the host's memory; a "
     "request that gives its pages back is computed again",
-    "--compilation-config|-cc|-O.*": "--piecewise-cuda-graph compiles; see `Pieces and graphs` of --help",
+    "--compilation-config|-cc|-O.*": "--piecewise-cuda-graph compiles; see `pieces and graphs` in --help",
     "--cuda-?graph-(capture-)?sizes|--max-cudagraph-capture-size|--max-seq-len-to-capture|--max-context-len-to-capture": _SIZES,
     "--enable-auto-tool-choice|--tool-call-parser|--tool-parser-plugin|--tool-server|--reasoning-parser|--enable-reasoning": _TOOLS,
     "--(enable-)?lora(-.*)?|--max-loras.*|--max-lora-rank|--max-cpu-loras|--fully-sharded-loras": _LORA,
@@ -72,6 +72,7 @@ _NOT_HERE = {
     "--(enable-)?log-requests.*": "--log-level debug logs every HTTP request, without what is in it",
     "--max-logprobs": "100 log-probabilities a token may be asked for",
     "--ssl-.*": _TLS,
+    "--allowed-origins": "--cors-origins lists them",
     "--root-path|--fastapi-root-path": "the server answers at the root; let the reverse proxy take the prefix away",
     "--base-gpu-id|--gpu-id-step": "the variable CUDA_VISIBLE_DEVICES says which GPU is used",
     "--node-rank|--dist-init-addr|--nccl-.*|--distributed-executor-backend|--disable-custom-all-reduce|--enable-.*expert.*": _ONE_DEVICE,

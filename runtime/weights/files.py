@@ -63,9 +63,9 @@ def read_header(path: Path) -> dict[str, Header]:
         text = file.read(length) if length <= min(size - 8, _LARGEST_HEADER) else b""
     try:
         entries: dict[str, Any] = {name: entry for name, entry in json.loads(text).items() if name != "__metadata__"}
-        found = {name: Header(entry["dtype"], tuple(entry["shape"])) for name, entry in entries.items()}
+        found = {name: Header(str(entry["dtype"]), tuple(entry["shape"])) for name, entry in entries.items()}
         end = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         check_pointer(path)
         raise ValueError(f"{path} is cut off or broken: it does not begin with a header; fetch it again") from None
     if end != size:
@@ -86,9 +86,11 @@ def _no_numbers(path: Path, name: str, dtype: str) -> str:
 
 def _names_in(index: Path) -> list[str]:
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        names = sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{index} is broken ({error}); fetch the model again") from None
+    if outside := [name for name in names if Path(name).name != name]:
+        raise ValueError(f"{index} is broken: it names {_some(outside)}, outside of the folder; fetch the model again")
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         lacking = f"{_some(missing)} of {len(names)} files"
@@ -117,7 +119,7 @@ def _instead_of(folder: Path, lack: str) -> str:
 def _base_of(folder: Path) -> str:
     try:
         base = json.loads((folder / _ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
     return f" for {base}" if isinstance(base, str) and base else ""
 

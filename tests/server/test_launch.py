@@ -59,6 +59,15 @@ def test_what_the_machine_makes_other_than_expected_has_a_line_in_the_summary() 
     assert "  threads         2: the control group's CPU quota is 2.5\n" in summary(ServerConfig(), info, 30000, 1.0, chat=True)
 
 
+def test_a_command_line_of_vllm_serves_what_it_means(model: str) -> None:
+    flags = ["--max-model-len", "1k", "--max-num-seqs", "3", "--block-size", "32", "--tensor-parallel-size", "1", "--enforce-eager"]
+    with ready(model, *flags, "--no-enable-prefix-caching", "--disable-log-requests") as server:
+        told = server.client.get("/server_info").json()
+    assert (told["context_length"], told["max_running_requests"], told["page_size"]) == (1000, 3, 32)
+    assert told["disable_cuda_graph"] and told["disable_radix_cache"]
+    assert told["graphs"]["decode_backend"] == told["graphs"]["prefill_backend"] == "disabled"
+
+
 def test_graphs_show_in_the_summary_and_in_server_info(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path))
     flags = ["--piecewise-cuda-graph", "--piecewise-cuda-graph-compiler", "eager", "--piecewise-cuda-graph-tokens", "4,8"]

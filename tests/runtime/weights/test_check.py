@@ -19,6 +19,7 @@ from tiny_models import make_tiny_model
 
 from piecework.runtime.tokenizer import load_tokenizer
 from piecework.runtime.weights.check import check_model
+from piecework.runtime.weights.files import read_header
 from piecework.runtime.weights.gguf_header import architecture_and_context
 from piecework.runtime.weights.loader import load_model
 from piecework.runtime.weights.resolve import resolve_model_path
@@ -178,6 +179,41 @@ def test_a_gguf_file_of_whatever_bytes_is_left_to_its_reader(folder: Path, begin
         other.write_bytes(content)
         found = architecture_and_context(other)
         assert found in (None, ("llama", 4096))
+
+
+NESTED = "[" * 100_000
+JSON = st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=3), max_leaves=5)
+HEADERS = st.dictionaries(
+    st.sampled_from(["a", "__metadata__"]), st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets"]), JSON) | JSON
+)
+
+
+@given(st.binary(max_size=80) | (HEADERS.map(json.dumps) | st.just(NESTED)).map(lambda text: text.encode()))
+def test_a_header_of_whatever_an_attacker_writes_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "header.safetensors"
+    for content in (text, len(text).to_bytes(8, "little") + text, b"\xff" * 8 + text):
+        path.write_bytes(content)
+        try:
+            read_header(path)
+        except ValueError as error:
+            assert str(path) in str(error)
+
+
+def test_an_index_names_files_of_its_folder_only(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.safetensors").write_bytes(b"")
+    for name in ("../other.safetensors", str(tmp_path / "other.safetensors"), "..", 5):
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+        with pytest.raises(ValueError, match="outside of the folder" if isinstance(name, str) else "lacks 5"):
+            check(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "adapter_config.json"])
+def test_json_that_is_nested_without_end_is_refused(folder: Path, name: str) -> None:
+    if name == "adapter_config.json":
+        as_adapter(folder)
+    (folder / name).write_text(NESTED)
+    with pytest.raises(ValueError, match=str(folder)):
+        check(folder)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model", "m.gguf"])
