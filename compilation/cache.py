@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..kernels.cache_folder import UnusableFolder, ensure_room, locked
 from ..kernels.cache_folder import cache_folder as cache_folder
-from ..kernels.cache_folder import locked
 
 _ENTRY = re.compile(r"[0-9a-f]{64}\.json")
 _CONTENT = re.compile(r"[0-9a-f]{64}\.[a-z0-9]+")
@@ -60,8 +60,11 @@ class CompileCache:
     """Files by key. Raises `OSError` where the folder cannot be written; whoever reads gets None for what is not whole."""
 
     def __init__(self, folder: Path) -> None:
-        # What is loaded from here is run: nobody else may write it.
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            # What is loaded from here is run: nobody else may write it.
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise _with_remedy(f"{folder}: {error.strerror}") from None
         self.folder = folder
 
     def find(self, key: str) -> Entry | None:
@@ -86,9 +89,11 @@ class CompileCache:
         return self.folder / content
 
     def check_writable(self) -> None:
-        """Raises `OSError` where an entry could not be kept: before minutes are spent on making it."""
-        with self.work_folder() as folder:
-            (folder / "probe").write_bytes(bytes(_PROBE_BYTES))
+        """Raises `UnusableFolder` where an entry could not be kept: before minutes are spent on making it."""
+        try:
+            ensure_room(self.folder, _PROBE_BYTES)
+        except UnusableFolder as error:
+            raise _with_remedy(error) from None
 
     @contextmanager
     def work_folder(self) -> Iterator[Path]:
@@ -173,6 +178,10 @@ class CompileCache:
             return _hash(self.folder / entry.content) == entry.content.partition(".")[0]
         except OSError:
             return False
+
+
+def _with_remedy(error: UnusableFolder | str) -> UnusableFolder:
+    return UnusableFolder(f"{error}; choose another folder with PIECEWORK_CACHE_DIR")
 
 
 def _unpack(archive: Path, aside: Path, folder: Path) -> None:

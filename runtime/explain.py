@@ -184,7 +184,7 @@ def _install(runner: ModelRunner) -> tuple[PiecewiseForward, InstallReport, str]
             packs_linear = runner.platform.packs_linear(weight_bytes(runner.model))
             found = installer(runner.config, runner.platform, packs_linear=packs_linear, progress=progress)
         except OSError as error:
-            raise ValueError(f"the compile cache cannot be used ({error}); choose another folder with PIECEWORK_CACHE_DIR") from None
+            raise ValueError(f"the compile cache cannot be used: {error}") from None
         return *install(found, runner.model, runner.model_config, runner.dtype, runner.linear_kinds), found.compiler.name
 
 

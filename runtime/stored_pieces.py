@@ -57,7 +57,7 @@ def open_cache() -> CompileCache:
     try:
         return CompileCache(cache_folder())
     except OSError as error:
-        raise ValueError(f"{cache_folder()}: {error.strerror}; choose another folder with PIECEWORK_CACHE_DIR") from None
+        raise ValueError(str(error)) from None
 
 
 def stored_entries(cache: CompileCache) -> list[StoredEntry]:

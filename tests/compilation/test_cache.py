@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
+import subprocess
 import tarfile
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_disks import mounted
 
 from piecework.compilation.cache import CompileCache, cache_folder, entry_key
 
@@ -225,3 +227,27 @@ def test_a_process_that_dies_lets_go_of_its_lock(cache: CompileCache) -> None:
     process.join(30)
     with cache.lock(KEY):
         assert cache.get(KEY) is None
+
+
+def test_on_a_full_disk_it_says_at_once_which_folder_and_what_to_do(tmp_path: Path) -> None:
+    with mounted(tmp_path / "full", "size=64k") as full:
+        cache = CompileCache(full / "cache")
+        with pytest.raises(OSError, match=f"{full}/cache: No space left on device; choose another folder with PIECEWORK_CACHE_DIR"):
+            cache.check_writable()
+        assert list(cache.folder.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_the_remedy(tmp_path: Path) -> None:
+    with (
+        mounted(tmp_path / "frozen", "size=64k,ro") as frozen,
+        pytest.raises(OSError, match=f"{frozen}/cache: Read-only file system; choose another folder with PIECEWORK_CACHE_DIR"),
+    ):
+        CompileCache(frozen / "cache")
+
+
+def test_what_lies_in_a_read_only_folder_is_found(tmp_path: Path) -> None:
+    with mounted(tmp_path / "image", "size=1m") as image:
+        put(CompileCache(image), KEY, b"content")
+        subprocess.run(["mount", "-o", "remount,ro", image], check=True)
+        cache = CompileCache(image)
+        assert cache.get(KEY) is not None and len(cache.entries()) == 1

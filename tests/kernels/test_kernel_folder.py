@@ -9,10 +9,10 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from small_disks import mounted
 
 from piecework.kernels.cache_folder import UnusableFolder, ensure_room, locked
 from piecework.kernels.cpu.native import build
@@ -20,20 +20,6 @@ from piecework.kernels.cpu.native import build
 Load = Callable[[Path], tuple[object, list[str]]]
 SOURCE = 'extern "C" int answer() { return 42; }'
 PORTABLE = build.VARIANTS[-1]
-
-
-@contextmanager
-def mounted(folder: Path, options: str) -> Iterator[Path]:
-    """A small file system of its own; skips where that is not allowed."""
-    folder.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, text=True)
-    if mount.returncode != 0:
-        pytest.skip(f"no file system can be mounted: {mount.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        # At once, though a library may be mapped from it.
-        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 @pytest.fixture
