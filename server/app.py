@@ -12,8 +12,9 @@ from starlette.middleware.cors import CORSMiddleware
 
 from .. import __version__
 from . import operations
+from .answers import Application
 from .args import parse_origins
-from .auth import ApiKey
+from .auth import ApiKey, is_open
 from .body import Bodies
 from .engine_client import Engine
 from .engine_state import EngineUnavailable, QueueFull
@@ -55,8 +56,9 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
 
 def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
     """An application with these routes, and the middleware and the errors that every server has."""
-    app = FastAPI(title="Piecework", version=__version__, description="OpenAI-compatible serving")
+    app = Application(title="Piecework", version=__version__, description="OpenAI-compatible serving")
     app.state.serving = serving
+    app.state.needs_key = lambda path: serving.config.api_key is not None and not is_open(path)
     app.state.bodies = Bodies()
     for router in routers:
         app.include_router(router)

@@ -23,7 +23,7 @@ class ApiKey:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _is_open(scope["path"]) or self._holds_key(scope):
+        if scope["type"] != "http" or is_open(scope["path"]) or self._holds_key(scope):
             await self._app(scope, receive, send)
             return
         error = Unauthorized(
@@ -40,5 +40,5 @@ class ApiKey:
         return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._expected)
 
 
-def _is_open(path: str) -> bool:
+def is_open(path: str) -> bool:
     return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from .. import __version__
 from ..runtime.generation import GenerationRequest
 from ..runtime.sampling_params import SamplingParams
+from .answers import Health, Version, answers
 from .engine_state import EngineState, EngineUnavailable
 from .openai.errors import ENGINE_RETRY_SECONDS, Unavailable, as_api_error
 from .sequences import generate_all, unless_client_goes
@@ -25,14 +26,14 @@ GENERATE_TIMEOUT = 20.0
 """Seconds in which a healthy server generates one token."""
 
 
-@router.get("/health")
-@router.get("/ready")
+@router.get("/health", responses=answers(Health, errors=(503,)))
+@router.get("/ready", responses=answers(Health, errors=(503,)))
 async def health(serving: AnyServingDep) -> Response:
     """200 while the engine serves; 503 before it is ready, while it starts again, and when it is gone."""
     return _not_ready(serving) or json_response({"status": serving.engine.state})
 
 
-@generate_router.get("/health_generate")
+@generate_router.get("/health_generate", responses=answers(Health, errors=(503,)))
 async def health_generate(request: Request, serving: ServingDep) -> Response:
     """Generate one token; 503 where that does not happen in time."""
     if answer := _not_ready(serving):
@@ -50,13 +51,13 @@ async def health_generate(request: Request, serving: ServingDep) -> Response:
     return json_response({"status": serving.engine.state})
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=Response, responses=answers(media=("text/plain",)))
 async def metrics(serving: AnyServingDep) -> Response:
     """Prometheus' text format."""
     return Response(serving.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
-@router.get("/version")
+@router.get("/version", responses=answers(Version))
 async def version() -> Response:
     return json_response({"version": __version__})
 

@@ -17,21 +17,24 @@ from starlette.responses import Response
 from ...runtime.diffusion.media import encode_image
 from ...runtime.diffusion.params import DiffusionParams, InvalidParams
 from ...runtime.messages import FinishReason, GenerateImage, ImageOutput
+from ..answers import BODY_ERRORS, answers
 from ..auth import OPEN_FOLDER
 from ..body import JsonRoute
 from ..engine_state import EngineUnavailable
 from ..openai.errors import InternalError, InvalidRequest, NotFound
 from ..serving import json_response
+from .answers import Images
 from .protocol import ImagesRequest
 from .serving import ImageServing, ImageServingDep
 
 router = APIRouter(route_class=JsonRoute)
 file_router = APIRouter()
+FILE_TYPES = ("image/png", "image/jpeg", "image/webp")
 _SEED_BITS = 31
 """Of seeds that are drawn: any client can send them back as they are."""
 
 
-@router.post("/v1/images/generations")
+@router.post("/v1/images/generations", responses=answers(Images, errors=BODY_ERRORS))
 async def create_images(body: ImagesRequest, request: Request, serving: ImageServingDep) -> Response:
     """Draw one or more images from a prompt."""
     serving.check_model(body.model)
@@ -52,7 +55,7 @@ async def create_images(body: ImagesRequest, request: Request, serving: ImageSer
     return json_response(answer)
 
 
-@file_router.get(OPEN_FOLDER + "{name}", response_class=Response)
+@file_router.get(OPEN_FOLDER + "{name}", response_class=Response, responses=answers(media=FILE_TYPES, errors=(404,)))
 async def get_file(name: str, serving: ImageServingDep) -> Response:
     """An image that was asked for as a URL, until it expires. Needs no key: the name cannot be guessed."""
     stored = serving.store.get(name)

@@ -9,16 +9,18 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ... import __version__
+from ..answers import answers
 from ..body import JsonRoute
 from ..serving import ServingDep, json_response
+from .answers import AbortCount, CacheFlush, ModelInfo, ServerInfo
 from .protocol import AbortBody
 
 router = APIRouter()
 body_router = APIRouter(route_class=JsonRoute)
 
 
-@router.get("/model_info")
-@router.get("/get_model_info")
+@router.get("/model_info", responses=answers(ModelInfo, errors=(503,)))
+@router.get("/get_model_info", responses=answers(ModelInfo, errors=(503,)))
 async def model_info(serving: ServingDep) -> Response:
     """Which model this server has."""
     config = serving.config.engine
@@ -35,8 +37,8 @@ async def model_info(serving: ServingDep) -> Response:
     )
 
 
-@router.get("/server_info")
-@router.get("/get_server_info")
+@router.get("/server_info", responses=answers(ServerInfo, errors=(503,)))
+@router.get("/get_server_info", responses=answers(ServerInfo, errors=(503,)))
 async def server_info(serving: ServingDep) -> Response:
     """Settings, what the engine made of them, and its figures of this moment."""
     settings: dict[str, Any] = {**asdict(serving.config), **asdict(serving.config.engine)}
@@ -46,14 +48,14 @@ async def server_info(serving: ServingDep) -> Response:
     return json_response({**settings, **engine, "version": __version__, "status": serving.engine.state, "internal_states": [stats]})
 
 
-@router.post("/flush_cache")
+@router.post("/flush_cache", responses=answers(CacheFlush, errors=(503,)))
 @router.get("/flush_cache", include_in_schema=False)
 async def flush_cache(serving: ServingDep) -> Response:
     """Drop cached prefixes that no request uses."""
     return json_response({"success": True, "freed_tokens": await serving.engine.flush_cache()})
 
 
-@body_router.post("/abort_request")
+@body_router.post("/abort_request", responses=answers(AbortCount, errors=(400, 413, 415)))
 async def abort_request(body: AbortBody, serving: ServingDep) -> Response:
     """End one request, with all of its parts, or every request; what they have is delivered with the finish reason `abort`."""
     return json_response({"aborted": await serving.engine.abort(None if body.abort_all else body.rid)})

@@ -15,12 +15,14 @@ from ...runtime.generation import GenerationOutput, GenerationRequest, TextOptio
 from ...runtime.messages import FinishReason, TokenLogprob
 from ...runtime.sampling_params import SamplingParams
 from ...runtime.tokenizer import Tokenizer
+from ..answers import BODY_ERRORS, answers
 from ..body import JsonRoute
 from ..limits import check_prompt_logprobs, sampling_params
 from ..openai.logprobs import finite, token_text
 from ..openai.stream import DONE, EventStream, event
 from ..sequences import SequenceGroup, Update, generate_all
 from ..serving import Serving, ServingDep, json_response
+from .answers import Generated, GeneratedSoFar
 from .protocol import GenerateBody
 
 router = APIRouter(route_class=JsonRoute)
@@ -28,7 +30,7 @@ T = TypeVar("T")
 _WIRE_NAMES = {"prompt_logprobs": "top_logprobs_num", "logprobs": "top_logprobs_num"}
 
 
-@router.post("/generate")
+@router.post("/generate", responses=answers(Generated | list[Generated], stream=GeneratedSoFar, errors=BODY_ERRORS))
 @router.put("/generate", include_in_schema=False)
 async def generate(body: GenerateBody, serving: ServingDep) -> Response:
     """Continue one or more prompts."""

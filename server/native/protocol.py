@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import BeforeValidator, FailFast, Field, PlainValidator, WithJsonSchema, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, FailFast, Field, GetJsonSchemaHandler, PlainValidator, WithJsonSchema, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from ..limits import MAX_SEQUENCES
 from ..wire import (
@@ -67,7 +68,15 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-PerPrompt = Annotated[list[T], FailFast(), Field(max_length=MAX_SEQUENCES), BeforeValidator(_as_list)]
+class _OneOrEach:
+    """In the schema: an entry of the list may stand for all of it."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        each = handler(schema)
+        return {"anyOf": [each["items"], each]}
+
+
+PerPrompt = Annotated[list[T], FailFast(), Field(max_length=MAX_SEQUENCES), BeforeValidator(_as_list), _OneOrEach()]
 """One value for all prompts, or a list with one for each."""
 
 

@@ -12,10 +12,12 @@ from starlette.responses import Response
 
 from ...runtime.generation import GenerationOutput
 from ...runtime.tokenizer import ChatTemplateError, Tokenizer
+from ..answers import BODY_ERRORS, answers
 from ..body import JsonRequest, JsonRoute, check_structure
 from ..limits import check_text
 from ..sequences import SequenceGroup, generate_all
 from ..serving import THREAD_FROM, Serving, ServingDep, json_response
+from .answers import ChatCompletion, ChatCompletionChunk
 from .errors import InvalidRequest
 from .generation import Usage, best, generation_requests, head, new_id, total_usage
 from .logprobs import chat_logprobs
@@ -25,7 +27,7 @@ from .stream import ChunkWriter, EventStream
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", responses=answers(ChatCompletion, stream=ChatCompletionChunk, errors=BODY_ERRORS))
 async def create_chat_completion(body: ChatCompletionRequest, request: JsonRequest, serving: ServingDep) -> Response:
     """Answer a conversation."""
     serving.check_model(body.model)

@@ -9,9 +9,11 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ...runtime.generation import GenerationOutput
+from ..answers import BODY_ERRORS, answers
 from ..body import JsonRoute
 from ..sequences import SequenceGroup, generate_all
 from ..serving import Serving, ServingDep, json_response
+from .answers import Completion, CompletionChunk
 from .generation import Usage, best, generation_requests, head, new_id, total_usage
 from .logprobs import CompletionLogprobs
 from .protocol import CompletionRequest
@@ -20,7 +22,7 @@ from .stream import ChunkWriter, EventStream
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", responses=answers(Completion, stream=CompletionChunk, errors=BODY_ERRORS))
 async def create_completion(body: CompletionRequest, serving: ServingDep) -> Response:
     """Continue one or more prompts."""
     serving.check_model(body.model)

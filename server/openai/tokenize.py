@@ -8,16 +8,18 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ...runtime.tokenizer import Tokenizer
+from ..answers import BODY_ERRORS, answers
 from ..body import JsonRequest, JsonRoute
 from ..limits import check_text
 from ..serving import ServingDep, json_response
+from .answers import DetokenizedText, Tokens
 from .chat import chat_ids
 from .protocol import DetokenizeRequest, TokenizeRequest
 
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/tokenize")
+@router.post("/v1/tokenize", responses=answers(Tokens, errors=BODY_ERRORS))
 @router.post("/tokenize", include_in_schema=False)
 async def tokenize(body: TokenizeRequest, request: JsonRequest, serving: ServingDep) -> Response:
     """Text or a conversation to token ids; a list of texts to a list of lists."""
@@ -34,7 +36,7 @@ async def tokenize(body: TokenizeRequest, request: JsonRequest, serving: Serving
     return json_response({"tokens": tokens, "count": [len(ids) for ids in tokens], "max_model_len": limit})
 
 
-@router.post("/v1/detokenize")
+@router.post("/v1/detokenize", responses=answers(DetokenizedText, errors=BODY_ERRORS))
 @router.post("/detokenize", include_in_schema=False)
 async def detokenize(body: DetokenizeRequest, serving: ServingDep) -> Response:
     """Token ids to text; a list of lists to a list of texts."""

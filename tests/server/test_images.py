@@ -19,6 +19,7 @@ import httpx
 import imageio.v3 as imageio
 import numpy as np
 import pytest
+from declared import check_answer
 from diffusion_pipelines import Folder, load, pixels
 from http_fixtures import client_of, error_of
 from openai import AsyncOpenAI, OpenAI
@@ -119,6 +120,18 @@ def test_a_url_is_fetched_without_a_key(client: OpenAI, alone: Any, kind: Any) -
     else:
         assert image.shape == (48, 64, 3)
     error_of(httpx.get(f"{url}x"), 404)
+
+
+@pytest.mark.parametrize("form", ["b64_json", "url"])
+def test_answers_are_as_the_server_declares_them(server: ServerProcess, form: str) -> None:
+    document = server.client.get("/openapi.json").json()
+    made = server.client.post(PATH, json={"prompt": "a fox", "response_format": form, **FAST})
+    assert made.status_code == 200
+    check_answer(document, "POST", PATH, made)
+    if form == "url":
+        check_answer(document, "GET", "/v1/images/files/{name}", server.client.get(made.json()["data"][0]["url"]))
+    check_answer(document, "POST", PATH, server.client.post(PATH, json={}))
+    assert "422" not in str(document["paths"])
 
 
 def test_what_is_ignored_or_cut_off_is_told(client: OpenAI) -> None:

@@ -1,0 +1,100 @@
+"""What answers look like, for `/openapi.json`: the models that declare them are never filled, and tests hold real answers to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+_REFERENCE = "#/components/schemas/{model}"
+BODY_ERRORS = (400, 404, 413, 415, 500, 503)
+"""Of what reads a body and asks the engine; 404 is for a model that is not here."""
+_MEANINGS = {
+    400: "A parameter is wrong or not supported.",
+    401: "The API key is missing or wrong.",
+    404: "There is no such thing.",
+    413: "The body is too large.",
+    415: "The body is not JSON.",
+    500: "The engine could not finish the request.",
+    503: "Not now: the queue is full, or the engine does not serve. Retry-After says when to try again.",
+}
+
+
+class Answer(BaseModel):
+    """A JSON object that has the declared members and no others."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class ErrorDetail(Answer):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(Answer):
+    """OpenAI's shape of an error; `param` names the parameter that is wrong."""
+
+    error: ErrorDetail
+
+
+class Health(Answer):
+    status: str
+
+
+class Version(Answer):
+    version: str
+
+
+def answers(
+    model: Any = None, *, stream: Any = None, media: tuple[str, ...] = (), errors: tuple[int, ...] = ()
+) -> dict[int | str, dict[str, Any]]:
+    """`responses` of a route: JSON as `model` says, events with `stream` as their data, or other `media` types; and its errors."""
+    content: dict[str, Any] = {kind: {"schema": {"type": "string"}} for kind in media}
+    if model is not None:
+        content["application/json"] = {"schema": _schema(model)}
+    if stream is not None:
+        content["text/event-stream"] = {"schema": _schema(stream)}
+    failed = {"application/json": {"schema": _schema(ErrorAnswer)}}
+    return {
+        200: {"description": "Success." if stream is None else "Success; with `stream`, the data of each event but the last, `[DONE]`.",
+              "content": content},
+        **{status: {"description": _MEANINGS[status], "content": failed} for status in errors},
+        "default": {"description": "Any other error.", "content": failed},
+    }  # fmt: skip
+
+
+def _schema(model: Any) -> dict[str, Any]:
+    """A reference to the schema, which it carries along until `describe` puts it into its place."""
+    schema = TypeAdapter(model).json_schema(ref_template=_REFERENCE)
+    defined = schema.pop("$defs", {})
+    if not isinstance(model, type):
+        return {**schema, "$defs": defined}
+    return {"$ref": _REFERENCE.format(model=model.__name__), "$defs": {**defined, model.__name__: schema}}
+
+
+class Application(FastAPI):
+    """Describes its answers as they are. `state.needs_key`: a path to whether it asks for a key."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            describe(super().openapi(), self.state.needs_key)
+        assert self.openapi_schema is not None
+        return self.openapi_schema
+
+
+def describe(document: dict[str, Any], needs_key: Any) -> None:
+    """Put schemas into their place, and say where a key is needed. `needs_key`: a path to whether it is one of these."""
+    components = document.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            for response in operation["responses"].values():
+                for content in response.get("content", {}).values():
+                    schemas.update(content["schema"].pop("$defs", {}))
+            if needs_key(path):
+                components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+                operation["security"] = [{"key": []}]
+                operation["responses"]["401"] = {**operation["responses"]["default"], "description": _MEANINGS[401]}

@@ -1,0 +1,84 @@
+"""What SGLang's native endpoints answer, for `/openapi.json`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from ..answers import Answer
+
+Triple = tuple[float | None, int, str | None]
+"""Log-probability, token id, text or null."""
+
+
+class StoppedBy(Answer):
+    type: Literal["stop"]
+    matched: str | int | None
+
+
+class ReachedLength(Answer):
+    type: Literal["length"]
+    length: int
+
+
+class Aborted(Answer):
+    type: Literal["abort"]
+    message: str
+
+
+class MetaInfo(Answer):
+    """The latency is told at the end, log-probabilities where they are asked for."""
+
+    id: str
+    finish_reason: StoppedBy | ReachedLength | Aborted | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    e2e_latency: float = 0.0
+    input_token_logprobs: list[Triple] = Field(default_factory=list)
+    output_token_logprobs: list[Triple] = Field(default_factory=list)
+    input_top_logprobs: list[list[Triple] | None] = Field(default_factory=list)
+    output_top_logprobs: list[list[Triple] | None] = Field(default_factory=list)
+
+
+class Generated(Answer):
+    text: str
+    output_ids: list[int]
+    meta_info: MetaInfo
+
+
+class GeneratedSoFar(Generated):
+    """`index`: of the sequence, where there are several."""
+
+    index: int = 0
+
+
+class ModelInfo(Answer):
+    model_path: str
+    tokenizer_path: str
+    is_generation: bool
+    preferred_sampling_params: None
+    architecture: str
+    context_length: int
+    vocab_size: int
+
+
+class ServerInfo(Answer):
+    """Every setting, besides these."""
+
+    model_config = ConfigDict(extra="allow")
+
+    version: str
+    status: str
+    context_length: int
+    internal_states: list[dict[str, Any]]
+
+
+class CacheFlush(Answer):
+    success: bool
+    freed_tokens: int
+
+
+class AbortCount(Answer):
+    aborted: int

@@ -1,0 +1,150 @@
+"""What the OpenAI endpoints answer, for `/openapi.json`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..answers import Answer
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class PromptTokensDetails(Answer):
+    cached_tokens: int
+
+
+class UsageAnswer(Answer):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TokenLogprobAnswer(Answer):
+    """`token` has U+FFFD where it is part of a character, `bytes` what it is."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenLogprob(TokenLogprobAnswer):
+    top_logprobs: list[TokenLogprobAnswer]
+
+
+class ChatLogprobs(Answer):
+    content: list[ChosenLogprob]
+    refusal: None
+
+
+class AssistantMessage(Answer):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(Answer):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatDelta(Answer):
+    role: Literal["assistant"] = "assistant"
+    content: str = ""
+
+
+class ChatChunkChoice(Answer):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class _Head(Answer):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class ChatCompletion(_Head):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: UsageAnswer
+
+
+class ChatCompletionChunk(_Head):
+    """`usage` is there where `stream_options` asks for it."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: UsageAnswer | None = None
+
+
+class CompletionLogprobsAnswer(Answer):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class _TextPiece(Answer):
+    index: int
+    text: str
+    logprobs: CompletionLogprobsAnswer | None
+
+
+class CompletionChoice(_TextPiece):
+    finish_reason: FinishReason
+
+
+class CompletionChunkChoice(_TextPiece):
+    finish_reason: FinishReason | None
+
+
+class Completion(_Head):
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: UsageAnswer
+
+
+class CompletionChunk(_Head):
+    """`usage` is there where `stream_options` asks for it."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChunkChoice]
+    usage: UsageAnswer | None = None
+
+
+class ModelCard(Answer):
+    """`max_model_len`: of language models."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int = 0
+
+
+class ModelList(Answer):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Tokens(Answer):
+    """Lists where the prompt was a list."""
+
+    tokens: list[int] | list[list[int]]
+    count: int | list[int]
+    max_model_len: int
+
+
+class DetokenizedText(Answer):
+    """The same under vLLM's and SGLang's name; lists where the tokens were a list of lists."""
+
+    text: str | list[str]
+    prompt: str | list[str]

@@ -1,0 +1,36 @@
+"""Holds what goes over the wire to what `/openapi.json` declares."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+from http_fixtures import events
+from jsonschema import Draft202012Validator
+
+
+def validate(document: dict[str, Any], part: dict[str, Any], value: Any) -> None:
+    """Raises for a value that a schema inside of the document does not allow."""
+    Draft202012Validator({**part, "components": document["components"]}).validate(value)
+
+
+def check_answer(document: dict[str, Any], method: str, path: str, response: httpx.Response) -> None:
+    """The status, the content type and the body are declared for the operation; `path` is as the document has it."""
+    operation = document["paths"][path][method.lower()]
+    declared = operation["responses"][str(response.status_code)]["content"]
+    kind = response.headers["content-type"].partition(";")[0]
+    schema = declared[kind]["schema"]
+    match kind:
+        case "text/event-stream":
+            for data in events(response):
+                validate(document, schema, data)
+        case "application/json":
+            validate(document, schema, response.json())
+        case _:
+            assert schema == {"type": "string"}
+
+
+def check_request(document: dict[str, Any], method: str, path: str, body: Any) -> None:
+    content = document["paths"][path][method.lower()]["requestBody"]["content"]
+    validate(document, content["application/json"]["schema"], json.loads(json.dumps(body)))

@@ -1,0 +1,125 @@
+"""`/openapi.json` declares what is really asked and answered, and `/docs` shows it without anything from elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from declared import check_answer, check_request, validate
+from http_fixtures import client_of, make_app
+from scripted_engine import ScriptedEngine
+
+from piecework.server.engine_supervisor import EngineState
+
+USER = {"role": "user", "content": "Hi"}
+CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
+STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+GOOD: list[tuple[str, str, Any]] = [
+    ("POST", CHAT, {"messages": [USER], "max_tokens": 3}),
+    ("POST", CHAT, {"messages": [USER], "max_tokens": 3, "n": 2, "logprobs": True, "top_logprobs": 2, "temperature": 0, "stop": ["x"]}),
+    ("POST", CHAT, {"messages": [USER], "max_tokens": 3, "logprobs": True, "n": 2, **STREAMED}),
+    ("POST", CHAT, {"messages": [USER, {"role": "assistant", "content": None, "refusal": "No."}], "max_tokens": 3, "stream": True}),
+    ("POST", COMPLETIONS, {"prompt": "Hello", "max_tokens": 3}),
+    ("POST", COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 3, "logprobs": 2, "echo": True, "logit_bias": {"5": 1}}),
+    ("POST", COMPLETIONS, {"prompt": [5, 6], "max_tokens": 3, "logprobs": 2, "echo": True, **STREAMED}),
+    ("POST", GENERATE, {"text": "Hello"}),
+    ("POST", GENERATE, {"text": "Hello", "sampling_params": {"max_new_tokens": 3, "stop": ["there"]}, "rid": "a"}),
+    ("POST", GENERATE, {"input_ids": [[5], [6]], "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2,
+                        "return_text_in_logprobs": True, "sampling_params": [{"max_new_tokens": 2}, {"max_new_tokens": None}]}),
+    ("POST", GENERATE, {"text": ["a", "b"], "return_logprob": True, "stream": True, "sampling_params": {"max_new_tokens": 3}}),
+    ("POST", "/v1/tokenize", {"prompt": "Hello"}),
+    ("POST", "/v1/tokenize", {"prompt": ["Hello", "a"]}),
+    ("POST", "/v1/tokenize", {"messages": [USER]}),
+    ("POST", "/v1/detokenize", {"tokens": [5, 6]}),
+    ("POST", "/v1/detokenize", {"tokens": [[5], [6]]}),
+    ("POST", "/abort_request", {"rid": "none"}),
+    ("POST", "/flush_cache", None),
+    *(("GET", path, None) for path in ("/v1/models", "/v1/models/{model_id}", "/health", "/ready", "/health_generate", "/metrics",
+                                       "/version", "/model_info", "/get_model_info", "/server_info", "/get_server_info")),
+]  # fmt: skip
+
+
+async def document_of(client: httpx.AsyncClient) -> dict[str, Any]:
+    document: dict[str, Any] = (await client.get("/openapi.json")).json()
+    return document
+
+
+async def ask(client: httpx.AsyncClient, method: str, path: str, body: Any) -> httpx.Response:
+    return await client.request(method, path.replace("{model_id}", "toy"), json=body)
+
+
+@pytest.mark.parametrize(("method", "path", "body"), GOOD, ids=str)
+async def test_answers_are_as_declared(client: httpx.AsyncClient, scripted: ScriptedEngine, method: str, path: str, body: Any) -> None:
+    document = await document_of(client)
+    response = await ask(client, method, path, body)
+    assert response.status_code == 200, response.text
+    check_answer(document, method, path, response)
+    if body is not None:
+        check_request(document, method, path, body)
+
+
+async def test_answers_of_every_operation_are_held_to_the_document(client: httpx.AsyncClient) -> None:
+    declared = {(method.upper(), path) for path, operations in (await document_of(client))["paths"].items() for method in operations}
+    assert declared == {(method, path) for method, path, _ in GOOD}
+
+
+async def test_errors_are_as_declared(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
+    document = await document_of(client)
+    for path in (CHAT, COMPLETIONS, GENERATE, "/v1/tokenize", "/v1/detokenize"):
+        wrong = [await client.post(path, json={}), await client.post(path, content=b"x")]
+        wrong.append(await client.post(path, content=b" " * 2**23, headers={"Content-Type": "application/json"}))
+        assert [response.status_code for response in wrong] == [400, 415, 413]
+        for response in wrong:
+            check_answer(document, "POST", path, response)
+    missing = await client.post(COMPLETIONS, json={"prompt": "x", "model": "other"})
+    check_answer(document, "POST", COMPLETIONS, missing)
+    check_answer(document, "GET", "/v1/models/{model_id}", await client.get("/v1/models/other"))
+    scripted.script.fail_after = 0
+    broken = await client.post(COMPLETIONS, json={"prompt": "x"})
+    scripted.script.room = 0
+    full = await client.post(COMPLETIONS, json={"prompt": "x"})
+    scripted.state = EngineState.STARTING
+    assert [missing.status_code, broken.status_code, full.status_code] == [404, 500, 503]
+    for response in (broken, full):
+        check_answer(document, "POST", COMPLETIONS, response)
+    for path in ("/health", "/ready", "/health_generate"):
+        check_answer(document, "GET", path, await client.get(path))
+
+
+async def test_a_member_that_is_not_declared_would_be_found(client: httpx.AsyncClient) -> None:
+    document = await document_of(client)
+    answer = (await client.post(COMPLETIONS, json={"prompt": "x"})).json()
+    schema = document["paths"][COMPLETIONS]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+    validate(document, schema, answer)
+    for wrong in ({**answer, "more": 1}, {**answer, "id": 5}, {name: value for name, value in answer.items() if name != "usage"}):
+        with pytest.raises(jsonschema.ValidationError):
+            validate(document, schema, wrong)
+
+
+def references(part: Any) -> list[str]:
+    if isinstance(part, dict):
+        own = [part["$ref"]] if isinstance(part.get("$ref"), str) else []
+        return own + [found for value in part.values() for found in references(value)]
+    return [found for value in part for found in references(value)] if isinstance(part, list) else []
+
+
+async def test_nothing_is_declared_that_is_never_answered_or_is_not_there(client: httpx.AsyncClient) -> None:
+    document = await document_of(client)
+    names = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
+    assert set(references(document)) == names
+    statuses = {
+        status for operations in document["paths"].values() for operation in operations.values() for status in operation["responses"]
+    }
+    assert statuses == {"200", "400", "404", "413", "415", "500", "503", "default"}
+
+
+async def test_a_key_is_declared_where_one_is_needed(scripted: ScriptedEngine) -> None:
+    async with client_of(make_app(scripted, api_key="k"), headers={"Authorization": "Bearer k"}) as client:
+        document = await document_of(client)
+        assert document["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
+        assert document["paths"][CHAT]["post"]["security"] == [{"key": []}]
+        assert "security" not in document["paths"]["/health"]["get"]
+        refused = await client.post(CHAT, json={"messages": [USER]}, headers={"Authorization": "Bearer x"})
+        check_answer(document, "POST", CHAT, refused)
