@@ -66,18 +66,23 @@ class PiecewiseForward:
         output: torch.Tensor = registers[self._output]
         return output
 
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The model's, by name. Not the packed ones: they are ours, nobody moves them, and their layout may have no address to tell."""
+        return {name: self._weights[number] for number, name in self.plan.weights.items()}
+
     def record(self, inputs: Sequence[torch.Tensor], recorder: Recorder) -> Recording:
         """Record each piece as a graph of its own on these very `inputs`; split ops stay calls between them.
 
-        A value is held until its last use and from then on by address alone, so the pool gives its memory to later pieces.
+        A value is held until its last use and from then on by address alone, so the pool gives its memory to later pieces. One that is
+        a view of another holds that one too: made from a reference that keeps nothing, it would not by itself.
         """
-        held: dict[int, torch.Tensor] = {}
+        held: dict[int, Any] = {}
         seen: dict[int, Any] = {**self._weights, **self.plan.constants}
         for number, tensor in zip(self.plan.inputs, inputs, strict=True):
             if number is not None:
                 seen[number] = tensor
-        # Not the packed ones: they are ours, nobody moves them, and their layout may have no address to tell.
-        recorder.watch({name: self._weights[number] for number, name in self.plan.weights.items()})
+        recorder.watch(self.weights)
         for index, step in enumerate(self._steps):
             arguments = [seen[number] for number in step.inputs]
             if step.piece is None:
@@ -85,7 +90,8 @@ class PiecewiseForward:
             else:
                 results = recorder.graph(partial(self._pieces[step.piece].run, arguments), f"piece {index}")
             for number, result in zip(step.outputs, results, strict=True):
-                held[number], seen[number] = result, recorder.weak(result)
+                sources = [held[n] for n in step.inputs if n in held and shares_memory(seen[n], result)]
+                held[number], seen[number] = (result, *sources), recorder.weak(result)
             for number in self._last_uses[index]:
                 held.pop(number, None)
         return recorder.finish(seen[self.plan.output])
@@ -97,6 +103,19 @@ class PiecewiseForward:
         if not step.outputs:
             return lambda arguments: implementation(*arguments) or ()
         return lambda arguments: (implementation(*arguments),)
+
+
+def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the stretches of memory that two tensors lie in overlap."""
+    (start, end), (begin, finish) = _stretch(one), _stretch(other)
+    return start < finish and begin < end
+
+
+def _stretch(tensor: torch.Tensor) -> tuple[int, int]:
+    if tensor.numel() == 0:
+        return 0, 0
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + span * tensor.element_size()
 
 
 def _op(step: Step) -> str:

@@ -7,13 +7,22 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
+from .piecewise import PiecewiseForward
 from .recording import Recorder, Recording
 from .split_ops import Implementation, recording_around_split_ops
 
 Forward = Callable[..., torch.Tensor]
 HostArgumentsOfSize = Callable[[int], Mapping[str, Any]]
 """For a number of tokens, what `kernels.graph.HostArguments` gives."""
+
+
+def _weights(forward: Forward) -> Mapping[str, torch.Tensor]:
+    """What graphs of a forward read at addresses that others may change: a model's parameters and buffers."""
+    if isinstance(forward, PiecewiseForward):
+        return forward.weights
+    return dict(forward.named_parameters()) | dict(forward.named_buffers()) if isinstance(forward, nn.Module) else {}
 
 
 class FullForward:
@@ -29,6 +38,7 @@ class FullForward:
         return self._forward(*inputs)
 
     def record(self, inputs: Sequence[torch.Tensor], recorder: Recorder) -> Recording:
+        recorder.watch(_weights(self._forward))
         host = partial(self._host_arguments, len(inputs[0])) if self._host_arguments is not None else None
         (output,) = recorder.graph(lambda: [self._forward(*inputs)], "the whole forward", host)
         return recorder.finish(output)
@@ -50,6 +60,7 @@ class BreakableForward:
             recorder.begin()
             return results[0] if results else None
 
+        recorder.watch(_weights(self._forward))
         recorder.begin()
         with recording_around_split_ops(around):
             output = self._forward(*inputs)

@@ -272,10 +272,37 @@ def test_a_stale_address_is_found_by_the_self_check(toy: tuple[ToyModel, Piecewi
     assert set(graphs.stats.disabled.values()) == {Reason.WRONG_RESULT}
 
 
-def test_debug_finds_a_weight_that_moved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+class KeepsViews(ToyModel):
+    """A value dies in the piece that makes a view of it, which a later piece reads; others want its memory meanwhile."""
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(input_ids)
+        source = x * 3
+        mixed = torch.empty_like(x)
+        torch.ops.toy.attend(x, x, x, mixed, 0)
+        view, x = source.t(), mixed + 1
+        mixed = torch.empty_like(x)
+        torch.ops.toy.attend(x, x, x, mixed, 1)
+        at_once = [mixed * factor for factor in range(2, 10)]
+        return torch.stack(at_once).sum(0) + view.t()
+
+
+def test_a_view_that_a_piece_returns_keeps_its_source(tmp_path: Path) -> None:
+    model = KeepsViews(1)
+    check_answers(captured(make(model, pieces_of(model, tmp_path), RecordingPlatform())), model, [16, 3, 8])
+
+
+@pytest.mark.parametrize("kind", ["pieces", "breakable", "full", "full in pieces"])
+def test_debug_finds_a_weight_that_moved(tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str) -> None:
     model = ToyModel(2)
     pieces = pieces_of(model, tmp_path)
-    graphs = captured(make(model, pieces, RecordingPlatform(), debug=True))
+    forwards: dict[str, Callable[[], Recordable]] = {
+        "pieces": lambda: pieces,
+        "breakable": lambda: BreakableForward(model),
+        "full": lambda: FullForward(model),
+        "full in pieces": lambda: FullForward(pieces),
+    }
+    graphs = captured(make(model, forwards[kind](), RecordingPlatform(), debug=True))
     check_answers(graphs, model, [8])
     model.layers[1].out.weight.data = model.layers[1].out.weight.data * 2
     assert graphs.replay(8, step(8)) is None
