@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from .. import __version__
-from . import operations
+from . import docs_page, operations
 from .answers import Application
 from .args import parse_origins
 from .auth import ApiKey, is_open
@@ -29,7 +29,7 @@ from .serving import AnyServing, Serving
 if TYPE_CHECKING:
     from .args import ServerConfig
 
-COMMON_ROUTERS = (models.router, operations.router)
+COMMON_ROUTERS = (models.router, operations.router, docs_page.router)
 _ROUTERS = (
     *COMMON_ROUTERS,
     completions.router,
@@ -56,7 +56,7 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
 
 def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
     """An application with these routes, and the middleware and the errors that every server has."""
-    app = Application(title="Piecework", version=__version__, description="OpenAI-compatible serving")
+    app = Application(title="Piecework", version=__version__, description="OpenAI-compatible serving", docs_url=None, redoc_url=None)
     app.state.serving = serving
     app.state.needs_key = lambda path: serving.config.api_key is not None and not is_open(path)
     app.state.bodies = Bodies()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html.parser import HTMLParser
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ from declared import check_answer, check_request, validate
 from http_fixtures import client_of, make_app
 from scripted_engine import ScriptedEngine
 
+from piecework.server.docs_page import render
 from piecework.server.engine_supervisor import EngineState
 
 USER = {"role": "user", "content": "Hi"}
@@ -123,3 +125,55 @@ async def test_a_key_is_declared_where_one_is_needed(scripted: ScriptedEngine) -
         assert "security" not in document["paths"]["/health"]["get"]
         refused = await client.post(CHAT, json={"messages": [USER]}, headers={"Authorization": "Bearer x"})
         check_answer(document, "POST", CHAT, refused)
+
+
+class Page(HTMLParser):
+    """What a page names: the tags, where its links lead, its anchors, its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.links: set[str] = set()
+        self.anchors: set[str] = set()
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        for name, value in attributes:
+            if name in ("href", "src", "action", "data", "poster", "srcset"):
+                self.links.add(value or "")
+            if name == "id":
+                self.anchors.add(f"#{value}")
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+async def test_the_page_shows_every_endpoint_and_needs_nothing_from_elsewhere(client: httpx.AsyncClient) -> None:
+    document = await document_of(client)
+    answer = await client.get("/docs")
+    page = Page(answer.text)
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert page.tags.isdisjoint({"script", "link", "img", "iframe", "object", "base", "form"})
+    assert page.links - page.anchors == {"openapi.json"}
+    assert "url(" not in answer.text and "@import" not in answer.text
+    assert (await client.get("/openapi.json")).status_code == 200
+    for path, operations in document["paths"].items():
+        assert all(f"{method.upper()} {path}" in page.text for method in operations)
+    for name, schema in document["components"]["schemas"].items():
+        assert f"#{name}" in page.anchors
+        assert all(member in page.text for member in schema.get("properties", ()))
+    assert (await client.get("/redoc")).status_code == 404
+
+
+def test_what_a_document_says_cannot_become_html() -> None:
+    evil = "<script>alert('x')</script>\"'"
+    schemas = {evil: {"description": evil, "properties": {evil: {"type": evil, "default": evil, "description": evil, "enum": [evil]}}}}
+    responses = {evil: {"description": evil, "content": {evil: {"schema": {"$ref": f"#/components/schemas/{evil}"}}}}}
+    operation = {"summary": evil, "description": evil, "responses": responses}
+    page = Page(render({"info": {"title": evil, "version": evil, "description": evil}, "paths": {evil: {"get": operation}},
+                        "components": {"schemas": schemas}}))  # fmt: skip
+    assert "script" not in page.tags
+    assert page.links == {f"#{evil}", "openapi.json"} and page.anchors == {f"#{evil}"}
