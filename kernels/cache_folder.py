@@ -28,6 +28,11 @@ def kernels_folder() -> Path:
     return cache_folder() / "native"
 
 
+def verdicts_folder() -> Path:
+    """Where it is kept what trials of libraries' kernels have shown on this machine."""
+    return cache_folder() / "libraries"
+
+
 class UnusableFolder(OSError):
     """Nothing can be kept in a folder, or not as much as is needed: it cannot be made or written, or its disk or quota is full."""
 

@@ -107,6 +107,12 @@ class Platform:
         """
         return {}
 
+    def begin_trials(self) -> None:
+        """Start what tries out libraries' kernels, if that is to be done, so that it is ready when the weights are loaded."""
+
+    def end_trials(self) -> None:
+        """All that will be tried has been: give its memory back."""
+
     def memory(self) -> MemoryInfo:
         raise NotImplementedError
 

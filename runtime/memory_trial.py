@@ -53,6 +53,7 @@ def memory_beside_steps(
 def _tried_out(model: LlamaForCausalLM, platform: Platform, config: EngineConfig, attention: PagedAttention, seen: LengthHistogram) -> int:
     before = platform.memory().free
     _run_largest_steps(model, platform, config, attention)
+    platform.end_trials()
     graphs = StepGraphs(model, platform, config, attention, seen)
     # Pieces take what the model takes that is recorded as it runs, which needs no compiler.
     graphs.use(BreakableForward(model) if graphs.prefill is not None else None)

@@ -40,6 +40,7 @@ class ModelRunner:
         self.platform: Platform = detect(config.device)
         self.platform.set_up(config.num_threads)
         register_attention(self.platform.dispatch_key)
+        self.platform.begin_trials()
         self.device = self.platform.device()
         self.slot_dtype = self.platform.slot_dtype
         self.dtype = self._dtype(config.dtype)
@@ -69,6 +70,7 @@ class ModelRunner:
         if self.platform.compiles_kernels:
             with self.clock.phase("first steps"):
                 warm_up(self.model, attention, self.platform, longest=self.config.context_length or 1)
+        self.platform.end_trials()
         self.graphs = StepGraphs(self.model, self.platform, self.config, attention, self.seen_lengths)
         self.vocab_size = self.model_config.vocab_size
         self.eos_token_ids = frozenset(self.model_config.eos_token_ids)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..compilation.cache import CompileCache, Entry, cache_folder, inductor_folder
-from ..kernels.cache_folder import kernels_folder
+from ..kernels.cache_folder import kernels_folder, verdicts_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +94,7 @@ def clear(cache: CompileCache) -> int:
 def _folders(cache: CompileCache) -> Iterator[tuple[str, str, Path]]:
     """Kind, purpose and place. What the user has put elsewhere is the user's to clear."""
     yield "inductor", "diffusion models, by torch.compile", inductor_folder()
+    yield "libraries", "which kernels of libraries are right on this machine", verdicts_folder()
     if kernels_folder().parent == cache.folder:
         yield "native", "kernels for this CPU", kernels_folder()
 

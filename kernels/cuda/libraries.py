@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import sys
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -73,27 +74,43 @@ def _aligned(tensor: torch.Tensor) -> bool:
     return tensor.data_ptr() % _VECTOR_BYTES == 0
 
 
+_MODULES = {"sgl-kernel": ("sgl_kernel", False), "flashinfer": ("flashinfer", True)}
+"""By library, its module, and whether it takes heads."""
+
+
+def names() -> list[str]:
+    """The libraries that are installed, the first to be preferred; nothing is imported."""
+    found = [name for name, (module, _) in _MODULES.items() if _is_there(module)]
+    return [name for name in found if name != "flashinfer" or has_flashinfer()]
+
+
 @cache
+def load(name: str) -> LibraryOps:
+    """A library, imported, which takes seconds, and memory of the GPU. Raises whatever its import does."""
+    module, takes_heads = _MODULES[name]
+    library = import_module(module)
+    assert callable(library.rmsnorm) and callable(library.silu_and_mul)
+    return LibraryOps(name, library, takes_heads)
+
+
 def installed() -> tuple[LibraryOps, ...]:
-    """What is installed and can be imported, the first to be preferred. Importing takes seconds, and memory of the GPU."""
-    wanted = [("sgl-kernel", "sgl_kernel", False), *[("flashinfer", "flashinfer", True)] * has_flashinfer()]
+    """What is installed and can be imported."""
     found = []
-    for name, module, takes_heads in wanted:
+    for name in names():
         try:
-            library = import_module(module)
-            assert callable(library.rmsnorm) and callable(library.silu_and_mul)
+            found.append(load(name))
         except Exception as error:
-            # What is not there is no fault; anything else that an import can raise is.
-            if not (isinstance(error, ModuleNotFoundError) and error.name == module):
-                leave_out(name, error)
-        else:
-            found.append(LibraryOps(name, library, takes_heads))
+            leave_out(name, one_line(error))
     return tuple(found)
 
 
-def leave_out(name: str, error: Exception) -> None:
+def _is_there(module: str) -> bool:
+    return module in sys.modules or find_spec(module) is not None
+
+
+def leave_out(name: str, reason: str, what: str = "code") -> None:
     """Say in one line that a library is not used."""
-    logger.warning("%s is installed but does not work here: its norms and activations are not used (%s)", name, one_line(error))
+    logger.warning("%s is installed but does not work here: its %s is not used (%s)", name, what, reason)
 
 
 def one_line(error: Exception) -> str:

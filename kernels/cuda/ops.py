@@ -14,71 +14,69 @@ import torch
 
 from .. import reference
 from ..triton import ops as triton_ops
-from .libraries import LibraryOps, installed, leave_out
+from .libraries import LibraryOps, leave_out, load, names
+from .trial_process import TRIALS, Trials
+from .trials import described
 
 logger = logging.getLogger(__name__)
 
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
 _TRIAL_ROWS = 4
-_TRIAL_TOLERANCE = 2e-2
-"""Of |result - definition| / |definition|: what rounding makes of bfloat16, and far from what a broken kernel does."""
 
 
 class Libraries:
-    """Installed libraries, each tried once on every kind of call before its results are used.
+    """Installed libraries, each tried on every kind of call before its results are used, by another process.
 
-    A trial is where kernels are compiled, and where a library that was built for other GPUs, or another torch, is found out. It
-    waits for the device, so there is none while a graph is recorded: warm-up has had every kind of call of a model by then.
+    A trial is where kernels are compiled, and where a library that was built for other GPUs, or another torch, is found out. Its process
+    may end by that; a library is imported here only once that went well there. There is no trial while a graph is recorded: warm-up has had
+    every kind of call of a model by then.
     """
 
-    def __init__(self, found: Sequence[LibraryOps] | None = None) -> None:
+    def __init__(self, found: Sequence[LibraryOps] | None = None, trials: Trials = TRIALS) -> None:
         """`found`: None for what is installed, which is looked for at the first call: processes that compute nothing import nothing."""
-        self._found = found
-        self._tried: set[tuple[Any, ...]] = set()
+        self._found, self._trials = found, trials
+        self._passed: set[tuple[Any, ...]] = set()
+        self._failed: set[tuple[str, str]] = set()
 
     def compute(self, op: str, x: torch.Tensor, *others: Any) -> torch.Tensor | None:
         """The first library's result; None where none takes this call."""
         if self._found is None:
-            self._found = installed()
+            self._found = self._imported()
         for library in self._found:
             kind = (library.name, op, x.dim(), x.shape[-1], x.dtype)
-            if library.takes(op, x, *others) and (kind in self._tried or self._try(library, op, kind, x, others)):
+            if kind[:2] in self._failed or not library.takes(op, x, *others):
+                continue
+            if kind in self._passed or self._passes(library.name, op, kind, [x[:_TRIAL_ROWS], *others]):
                 result: torch.Tensor = getattr(library, op)(x, *others)
                 return result
         return None
 
-    def _try(self, library: LibraryOps, op: str, kind: tuple[Any, ...], x: torch.Tensor, others: tuple[Any, ...]) -> bool:
-        """Whether the library computes a few rows, laid out as x is, of numbers that are known. One that fails is left out from then on."""
-        if _recording(x.device):
+    def _imported(self) -> list[LibraryOps]:
+        found = []
+        for name in names():
+            if (reason := self._trials.import_failure(name)) is None:
+                found.append(load(name))
+            else:
+                leave_out(name, reason)
+        return found
+
+    def _passes(self, library: str, op: str, kind: tuple[Any, ...], given: Sequence[Any]) -> bool:
+        """Whether the library computes a few rows, laid out as these, of numbers that are known. For an op that fails it is left out."""
+        if _recording(given[0].device):
             return False
-        given = [_like(x[:_TRIAL_ROWS]), *(_like(other) if isinstance(other, torch.Tensor) else other for other in others)]
-        try:
-            off = _distance(getattr(library, op)(*given), getattr(reference, op)(*given))
-            if not off <= _TRIAL_TOLERANCE:
-                raise ArithmeticError(f"{op} is off by {off:.1%}")
-        except Exception as error:
-            leave_out(library.name, error)
-            self._found = [other for other in self._found or () if other is not library]
+        reason = self._trials.failure({"library": library, "call": op, "arguments": [described(argument) for argument in given]})
+        if reason is not None:
+            self._failed.add((library, op))
+            leave_out(library, reason, op)
             return False
-        if not any(tried[:2] == kind[:2] for tried in self._tried):
-            logger.info("%s computes %s", library.name, op)
-        self._tried.add(kind)
+        if not any(passed[:2] == kind[:2] for passed in self._passed):
+            logger.info("%s computes %s", library, op)
+        self._passed.add(kind)
         return True
 
 
 def _recording(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    """Numbers from -3 to 3 in the layout of `tensor`."""
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    return made.copy_(torch.linspace(-3, 3, made.numel()).view(made.shape))
-
-
-def _distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    expected = expected.double()
-    return float((actual.double() - expected).norm() / expected.norm())
 
 
 _libraries = Libraries()

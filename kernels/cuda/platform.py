@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
-from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,20 +17,18 @@ from ..graph import DeviceGraph, HostArguments, side_stream
 from ..paged_attention import TorchAttention
 from ..platform import MemoryInfo, MemoryUse, Platform
 from .attention import FlashInferAttention, obstacle
-from .attention_trial import failure
-from .libraries import has_flashinfer, installed
+from .libraries import has_flashinfer, installed, names
+from .trial_process import TRIALS
 
 logger = logging.getLogger(__name__)
 
 
-@cache
 def _installed_weak_ref() -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """sgl-kernel's op, where that is installed and fits this torch and this GPU: importing it says so in many ways."""
+    """sgl-kernel's op, where that has been imported, which it is after its trial alone."""
     try:
-        from sgl_kernel import weak_ref_tensor
-    except (ImportError, OSError, RuntimeError):
+        found: Callable[[torch.Tensor], torch.Tensor] | None = getattr(sys.modules.get("sgl_kernel"), "weak_ref_tensor", None)
+    except RuntimeError:
         return None
-    found: Callable[[torch.Tensor], torch.Tensor] = weak_ref_tensor
     return found
 
 
@@ -54,6 +52,13 @@ class CudaPlatform(Platform):
             from . import ops as cuda_ops
 
             ops.register(self.device_type, cuda_ops)
+
+    def begin_trials(self) -> None:
+        if find_spec("triton"):
+            TRIALS.begin(names())
+
+    def end_trials(self) -> None:
+        TRIALS.end()
 
     def device(self) -> torch.device:
         return torch.device("cuda", torch.cuda.current_device())
@@ -101,7 +106,8 @@ class CudaPlatform(Platform):
             return None
         if heads not in self._obstacles:
             self._obstacles[heads] = obstacle(heads)
-            if self._obstacles[heads] is None and (reason := failure(self.make_attention_backend(name), heads, self.device())) is not None:
+            request = {"library": name, "call": "attention", "heads": list(heads[:3]), "dtype": str(heads.dtype).removeprefix("torch.")}
+            if self._obstacles[heads] is None and (reason := TRIALS.failure(request)) is not None:
                 logger.warning("flashinfer is not used: %s", reason)
                 self._obstacles[heads] = reason
         return self._obstacles[heads]

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_steps import Step, untouched
 from recording_platform import RecordingPlatform
+from tried_here import TriedHere
 
 from piecework.kernels import detect
 from piecework.kernels.attention import AttentionHeads, AttentionMetadata, GraphAttention
@@ -163,6 +164,7 @@ def test_it_says_which_models_it_takes() -> None:
 @pytest.fixture
 def with_flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_platform, "has_flashinfer", lambda: True)
+    monkeypatch.setattr(cuda_platform, "TRIALS", TriedHere())
     monkeypatch.setattr(CudaPlatform, "device", lambda self: torch.device("cpu"))
     monkeypatch.setattr(triton_attention, "store_keys_and_values", store)
 

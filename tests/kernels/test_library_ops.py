@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tried_here import TriedHere
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -113,7 +114,11 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    return lambda *found: monkeypatch.setattr(cuda_ops, "_libraries", Libraries(found))
+    def used(*found: LibraryOps) -> None:
+        monkeypatch.setattr(libraries, "load", {library.name: library for library in found}.__getitem__)
+        monkeypatch.setattr(cuda_ops, "_libraries", Libraries(found, TriedHere()))
+
+    return used
 
 
 X, WEIGHT = random(0, 6, 16, dtype=torch.bfloat16), random(1, 16, dtype=torch.bfloat16)
@@ -157,7 +162,7 @@ def writes_nothing(x: torch.Tensor, *args: Any, out: torch.Tensor, **kwargs: Any
 
 
 @pytest.mark.parametrize(("broken", "reason"), [(raises, "no kernel image is available for"), (writes_nothing, "off by 100.0%")])
-def test_a_library_that_fails_its_trial_is_left_out_with_one_line(
+def test_an_op_that_fails_its_trial_is_left_out_with_one_line(
     broken: Any, reason: str, use: Any, triton: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     use(LibraryOps("sgl-kernel", SimpleNamespace(rmsnorm=broken, silu_and_mul=broken), takes_heads=False))
@@ -165,8 +170,9 @@ def test_a_library_that_fails_its_trial_is_left_out_with_one_line(
         assert_same(cuda_ops.launch_rms_norm(X, WEIGHT, 1e-5), reference.rms_norm(X, WEIGHT, 1e-5))
         cuda_ops.launch_silu_and_mul(X)
     assert triton == ["rms_norm", "silu_and_mul"] * 2
-    (record,) = caplog.records
-    assert record.levelno == logging.WARNING and reason in record.getMessage() and "\n" not in record.getMessage()
+    for record, op in zip(caplog.records, ["rms_norm", "silu_and_mul"], strict=True):
+        line = record.getMessage()
+        assert record.levelno == logging.WARNING and reason in line and f"its {op} is not used" in line and "\n" not in line
 
 
 def test_nothing_is_tried_while_a_graph_is_recorded(use: Any, triton: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,10 +192,10 @@ def test_nothing_is_tried_while_a_graph_is_recorded(use: Any, triton: list[str],
 @pytest.fixture
 def forgotten() -> Iterator[None]:
     """What was imported before, and what the test imports."""
-    libraries.installed.cache_clear()
+    libraries.load.cache_clear()
     before = {name: sys.modules.pop(name) for name in ("sgl_kernel", "flashinfer") if name in sys.modules}
     yield
-    libraries.installed.cache_clear()
+    libraries.load.cache_clear()
     for name in ("sgl_kernel", "flashinfer"):
         sys.modules.pop(name, None)
     sys.modules.update(before)
@@ -213,19 +219,17 @@ def test_a_library_that_cannot_be_imported_leaves_triton_in_place(
         (tmp_path / "sgl_kernel.py").write_text(source)
         monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(libraries, "has_flashinfer", lambda: False)
-    monkeypatch.setattr(cuda_ops, "_libraries", Libraries())
+    monkeypatch.setattr(cuda_ops, "_libraries", Libraries(None, TriedHere()))
     CudaPlatform()
     for _ in range(2):
         cuda_ops.launch_silu_and_mul(X)
     assert triton == ["silu_and_mul"] * 2 and len(caplog.records) == lines
 
 
-def test_of_a_long_error_the_line_has_both_ends(caplog: pytest.LogCaptureFixture) -> None:
+def test_of_a_long_error_the_line_has_both_ends() -> None:
     """sgl-kernel lists all it has tried, and why it failed at the end."""
-    libraries.leave_out("sgl-kernel", ImportError("could not load\n" + "somewhere " * 200 + "libnvrtc.so.12: cannot open"))
-    (record,) = caplog.records
-    line = record.getMessage()
-    assert "ImportError: could not load somewhere" in line and line.endswith("libnvrtc.so.12: cannot open)") and len(line) < 450
+    line = libraries.one_line(ImportError("could not load\n" + "somewhere " * 200 + "libnvrtc.so.12: cannot open"))
+    assert line.startswith("ImportError: could not load somewhere") and line.endswith("libnvrtc.so.12: cannot open") and len(line) < 350
 
 
 @pytest.mark.usefixtures("forgotten")

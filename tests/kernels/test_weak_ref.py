@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from piecework.kernels.cuda import platform as cuda_platform
 from piecework.kernels.cuda.platform import CudaPlatform
 from piecework.kernels.graph import weak_ref_tensor
 
@@ -34,14 +32,6 @@ def test_it_does_not_keep_the_memory() -> None:
     assert gone() is None and weak.shape == (1000,)
 
 
-@pytest.fixture
-def forgotten() -> Iterator[None]:
-    cuda_platform._installed_weak_ref.cache_clear()
-    yield
-    cuda_platform._installed_weak_ref.cache_clear()
-
-
-@pytest.mark.usefixtures("forgotten")
 def test_sgl_kernels_op_is_taken_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[torch.Tensor] = []
     monkeypatch.setitem(sys.modules, "sgl_kernel", SimpleNamespace(weak_ref_tensor=lambda tensor: taken.append(tensor) or tensor))
@@ -54,7 +44,6 @@ class _Broken:
         raise RuntimeError("built for another GPU")
 
 
-@pytest.mark.usefixtures("forgotten")
 @pytest.mark.parametrize("module", [None, _Broken()], ids=["not installed", "broken"])
 def test_without_it_torchs_own_is_taken(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sgl_kernel", module)

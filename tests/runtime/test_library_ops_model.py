@@ -12,6 +12,7 @@ import pytest
 import torch
 from compiled_here import CompiledHere
 from tiny_models import make_tiny_model
+from tried_here import TriedHere
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -19,6 +20,7 @@ from piecework.kernels import ops, reference
 from piecework.kernels.attention import AttentionBackend
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.cuda import attention
+from piecework.kernels.cuda import libraries as cuda_libraries
 from piecework.kernels.cuda import ops as cuda_ops
 from piecework.kernels.cuda.attention import FlashInferAttention
 from piecework.kernels.cuda.libraries import LibraryOps
@@ -62,7 +64,8 @@ def libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[
     monkeypatch.setattr(attention, "_library", lambda: flashinfer_standin)
     monkeypatch.setattr(attention, "_WORKSPACE_BYTES", 1024)
     found = [library_ops_standin.sgl_kernel(), library_ops_standin.flashinfer()]
-    monkeypatch.setattr(cuda_ops, "_libraries", Libraries(found))
+    monkeypatch.setattr(cuda_libraries, "load", {library.name: library for library in found}.__getitem__)
+    monkeypatch.setattr(cuda_ops, "_libraries", Libraries(found, TriedHere()))
     for name in ("rms_norm", "silu_and_mul"):
         monkeypatch.setattr(cuda_ops.triton_ops, name, lambda *given, n=name: pytest.fail(f"no library has taken {n}"))
     library = torch.library.Library("piecework", "FRAGMENT")

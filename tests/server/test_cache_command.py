@@ -95,13 +95,19 @@ def test_what_other_compilers_keep_is_shown_and_cleared_too(
 ) -> None:
     """But not what the user has put elsewhere, nor what was not compiled."""
     monkeypatch.delenv("PIECEWORK_KERNELS_DIR", raising=False)
-    files = {"inductor/ab/code.so": 3000, "inductor/fxgraph/x": 100, "native/avx2.so": 5000, "lengths/model.json": 7}
+    files = {
+        "libraries/a.json": 20,
+        "inductor/ab/code.so": 3000,
+        "inductor/fxgraph/x": 100,
+        "native/avx2.so": 5000,
+        "lengths/model.json": 7,
+    }
     for name, size in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(b"x" * size)
     assert main(["cache", "ls", "--json"]) == 0
     told = {found["kind"]: (found["num_files"], found["num_bytes"]) for found in json.loads(capsys.readouterr().out)["folders"]}
-    assert told == {"inductor": (2, 3100), "native": (1, 5000)}
+    assert told == {"inductor": (2, 3100), "libraries": (1, 20), "native": (1, 5000)}
     assert main(["cache", "ls"]) == 0
     text = capsys.readouterr().out
     assert "2 files" in text and "diffusion models, by torch.compile" in text and "kernels for this CPU" in text
