@@ -252,15 +252,22 @@ class Graphs:
                 gc.enable()
 
 
-def check_forward(forward: Callable[..., torch.Tensor], eager: Callable[..., torch.Tensor], dummy_step: DummyStep, size: int) -> None:
-    """Compares two forwards of one model on a step of `size` made-up tokens. Raises `CaptureError` if the first is wrong."""
-    with torch.no_grad():
-        expected = _run_dummy(dummy_step, size, eager)
-        _compare_with_eager(_run_dummy(dummy_step, size, forward), expected, "the forward in pieces")
+def check_forward(
+    forward: Callable[..., torch.Tensor], eager: Callable[..., torch.Tensor], dummy_step: DummyStep, size: int
+) -> Iterator[None]:
+    """Compares two forwards of one model on a step of `size` made-up tokens, one forward for each turn of the iterator.
+
+    Raises `CaptureError` if the first is wrong.
+    """
+    expected = _run_dummy(dummy_step, size, eager)
+    yield
+    actual = _run_dummy(dummy_step, size, forward)
+    yield
+    _compare_with_eager(actual, expected, "the forward in pieces")
 
 
 def _run_dummy(dummy_step: DummyStep, size: int, forward: Callable[..., torch.Tensor]) -> torch.Tensor:
-    with dummy_step(size, _CHECKED) as inputs:
+    with torch.no_grad(), dummy_step(size, _CHECKED) as inputs:
         return forward(*inputs).clone()
 
 

@@ -98,7 +98,8 @@ class GraphStartup:
             if len(report.failed) == len(forward.plan.pieces):
                 raise _NoPieces(Reason.COMPILE_FAILED, f"none of its pieces can be compiled: {next(iter(report.failed.values()))}")
             yield True
-            runner.graphs.check(forward)
+            for _ in runner.graphs.check(forward):
+                yield True
         except Exception as error:
             self._give_up(error if isinstance(error, _NoPieces) else _NoPieces(_reason(error), str(error)))
             return BreakableForward(runner.model) if runner.platform.graphs_are_real else None
@@ -112,6 +113,7 @@ class GraphStartup:
         runner = self._runner
         packs_linear = runner.platform.packs_linear(weight_bytes(runner.model))
         store = piece_store(runner.config, runner.platform, packs_linear)
+        yield True
         try:
             return (yield from self._loaded(store, retry=True))
         except NotStoredError:

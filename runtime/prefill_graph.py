@@ -59,9 +59,9 @@ class PrefillGraph:
         """Steps that ran without a graph where one was hoped for, by reason."""
         return self._eager_steps + self.graphs.stats.fallbacks if self.graphs is not None else self._eager_steps
 
-    def check(self, forward: PiecewiseForward) -> None:
-        """Run the pieces once beside the model. Raises `CaptureError` where they give other answers."""
-        check_forward(forward, self._model, self._dummy_step, _CHECKED_TOKENS)
+    def check(self, forward: PiecewiseForward) -> Iterator[None]:
+        """Run the pieces once beside the model, in portions. Raises `CaptureError` where they give other answers."""
+        return check_forward(forward, self._model, self._dummy_step, _CHECKED_TOKENS)
 
     def use(self, forward: PiecewiseForward | BreakableForward, other_graphs: int = 0) -> None:
         """Run steps through `forward` from now on; sizes are to be captured with `capture_next`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -72,10 +72,10 @@ class StepGraphs:
         """None also before `use`."""
         return self._decode
 
-    def check(self, forward: PiecewiseForward) -> None:
-        """Raises `CaptureError` where a forward in pieces gives other answers than the model."""
+    def check(self, forward: PiecewiseForward) -> Iterator[None]:
+        """In portions. Raises `CaptureError` where a forward in pieces gives other answers than the model."""
         assert self._prefill is not None
-        self._prefill.check(forward)
+        return self._prefill.check(forward)
 
     def give_up(self, reason: Reason) -> None:
         """There will be no forward in pieces: steps that nothing else records stay eager, and are counted under `reason`."""
