@@ -66,7 +66,7 @@ class Generation:
         self.finished = False
         self._cached_tokens: int | None = None
         self._prompt_logprobs_sent = False
-        self._eos_token_ids = tokenizer.eos_token_ids
+        self._eos_token_ids = tokenizer.end_token_ids
         self._detokenizer = Detokenizer(
             tokenizer,
             request.prompt_ids,

@@ -28,7 +28,8 @@ class GenerateRequest:
 
     `output_ids` are tokens that were already delivered before an engine restart: they are recomputed, never sampled or
     sent again. `priority`: higher runs first. `arrival_time`: `time.monotonic()` seconds, the order among equals.
-    `eos_token_ids`: what ends a text by the tokenizer's files, which the engine does not read; the model's own do so besides.
+    `eos_token_ids`: what ends a text by the tokenizer's files and the chat template, which the engine does not read; the model's
+    own do so besides.
     """
 
     rid: str

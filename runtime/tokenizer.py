@@ -14,6 +14,8 @@ from .chat_template import DEFAULT, ChatTemplates, read_chat_template
 from .chat_template import ChatTemplateError as ChatTemplateError
 from .token_bytes import spelling_of
 
+_ANSWER = "Hello, what can I do for you?"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerData:
@@ -38,6 +40,8 @@ class Tokenizer:
     eos_token_ids: list[int]
     bos_token_id: int | None
     chat_template: str | None
+    end_token_ids: list[int]
+    """`eos_token_ids`, and the special token that the chat template ends a turn of the assistant with."""
     special_token_ids: frozenset[int]
     """Ids of the tokens that `skip_special_tokens` leaves out of a text."""
 
@@ -53,6 +57,24 @@ class Tokenizer:
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.spelling = spelling_of(self.backend)
         self._bytes = {token_id: token.content.encode() for token_id, token in added.items()}
+        self.end_token_ids = list(dict.fromkeys([*self.eos_token_ids, *self._turn_end()]))
+
+    def _turn_end(self) -> list[int]:
+        """What stands behind the assistant's text in a conversation: a model that learned the template says it when it is done.
+
+        Files that name another token, a base model's, make it go on with a turn of the user.
+        """
+        if self.chat_template is None:
+            return []
+        try:
+            turns = self.apply_chat_template(
+                [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": _ANSWER}], add_generation_prompt=False
+            )
+        except ChatTemplateError:
+            return []
+        _, told, after = turns.rpartition(_ANSWER)
+        ids = self.encode(after.lstrip(), add_special_tokens=False) if told else []
+        return [token_id for token_id in ids[:1] if token_id in self.special_token_ids]
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids. `add_special_tokens` adds what the model expects around a text, such as its first token.

@@ -95,3 +95,13 @@ def test_an_end_token_that_the_model_has_no_row_for_does_no_harm(tmp_path: Path)
     assert min(own.tokenizer.eos_token_ids) >= 300
     params = [SamplingParams(temperature=0, max_tokens=5, min_new_tokens=least) for least in (0, 5)]
     assert [len(done.token_ids) for done in own.generate([[5, 6, 7]] * 2, params)] == [5, 5]
+
+
+def test_the_end_of_a_turn_in_the_chat_template_ends_a_text(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path, eos_token_id=None)
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": "<|endoftext|>"}))
+    own = LLM(str(model), max_total_tokens=512, num_threads=1)
+    assert own.tokenizer.eos_token_ids == [0]
+    done = own.chat([{"role": "user", "content": "Hi"}], SamplingParams(temperature=0, max_tokens=5, logit_bias={EOS_ID: 100.0}))
+    assert (done.finish_reason, done.text) == (FinishReason.STOP, "")

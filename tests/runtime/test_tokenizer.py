@@ -103,6 +103,25 @@ def test_end_tokens_come_from_every_file_that_names_them(tmp_path: Path) -> None
     assert load_tokenizer(str(folder)).eos_token_ids == [2, 0, 7]
 
 
+@pytest.mark.parametrize(
+    ("template", "ends"),
+    [
+        (CHATML, [0, 2]),
+        (CHATML.replace("<|im_end|>", ""), [0]),
+        (CHATML.replace("<|im_end|>", "<end>"), [0]),
+        ("{{ raise_exception('no') }}", [0]),
+        ("{% for m in messages %}{{ m.content[:3] }}<|im_end|>{% endfor %}", [0]),
+        (None, [0]),
+    ],
+)
+def test_the_special_token_that_ends_a_turn_in_the_chat_template_is_an_end_token(
+    tmp_path: Path, template: str | None, ends: list[int]
+) -> None:
+    config = {**CHATML_CONFIG, "eos_token": "<|endoftext|>", "chat_template": template}
+    tokenizer = load_tokenizer(str(write_folder(tmp_path, byte_level(), tokenizer_config=config)))
+    assert (tokenizer.eos_token_ids, tokenizer.end_token_ids) == ([0], ends)
+
+
 def test_another_tokenizer_ends_texts_as_the_model_does_too(tmp_path: Path) -> None:
     model = write_folder(tmp_path / "model", byte_level(), config={"eos_token_id": 11})
     other = write_folder(tmp_path / "other", byte_level(), tokenizer_config=CHATML_CONFIG)
