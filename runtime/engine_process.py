@@ -6,6 +6,8 @@ from typing import Any
 
 from .config import EngineConfig
 from .engine import Engine, build_engine
+from .forward_context import tell_each_layer
+from .heartbeat import BEAT_MS, Heartbeat
 from .ipc import decode, encode
 from .messages import (
     AbortRequests,
@@ -31,6 +33,8 @@ class EngineProcess:
         self._inbox = inbox
         self._outbox = outbox
         self._running = True
+        self._heart = Heartbeat(self._send)
+        tell_each_layer(self._heart.beat_again)
 
     def ready(self) -> EngineReady:
         return EngineReady(info=self._runner.info())
@@ -38,6 +42,7 @@ class EngineProcess:
     def run(self) -> None:
         while self._running:
             self._receive()
+            self._heart.beat("computing a step" if self._scheduler.has_work else "bringing graphs in", may_build=self._startup.pending)
             if self._scheduler.has_work:
                 self._send(self._scheduler.step())
             if self._startup.pending:
@@ -51,7 +56,11 @@ class EngineProcess:
         """Take every message that is there; wait for one where there is nothing else to do."""
         if not self._scheduler.has_work:
             self._runner.rest()
-        patience = 0 if self._scheduler.has_work else _STARTUP_POLL_MS if self._startup.pending else None
+        patience = 0 if self._scheduler.has_work else _STARTUP_POLL_MS
+        if not self._scheduler.has_work and not self._startup.pending:
+            self._heart.beat("waiting for requests")
+            while not self._inbox.poll(BEAT_MS):
+                self._heart.beat("waiting for requests")
         while self._running and self._inbox.poll(patience):
             self._handle(decode(self._inbox.recv_multipart()))
             patience = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +43,20 @@ def forward_context(context: ForwardContext) -> Iterator[None]:
         yield
     finally:
         _current = previous
+
+
+_on_layer: Callable[[], None] | None = None
+
+
+def tell_each_layer(callback: Callable[[], None]) -> None:
+    """`callback` is called whenever attention runs on the host: a sign that a long step goes on."""
+    global _on_layer
+    _on_layer = callback
+
+
+def layer_begins() -> None:
+    if _on_layer is not None:
+        _on_layer()
 
 
 def current_context() -> ForwardContext:

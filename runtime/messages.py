@@ -178,6 +178,18 @@ class EngineChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineAlive:
+    """The engine's loop goes on. `doing`: what it does next.
+
+    `may_build`: until the next message it may load or compile for longer than any step takes, and give no other sign than that it
+    uses the processor.
+    """
+
+    doing: str
+    may_build: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFailed:
     """The engine cannot start, for a reason the user can mend; one line."""
 
@@ -268,4 +280,4 @@ class DiffusionReady:
 
 
 ToEngine = GenerateRequest | GenerateImage | AbortRequests | FlushCache | Shutdown
-FromEngine = StepOutput | ImageStep | EngineReady | DiffusionReady | EngineChanged | EngineFailed | CacheFlushed
+FromEngine = StepOutput | ImageStep | EngineReady | DiffusionReady | EngineChanged | EngineAlive | EngineFailed | CacheFlushed

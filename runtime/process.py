@@ -5,6 +5,7 @@ It owns the tensors. It ends when it is told to, or when the process that starte
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
@@ -22,6 +23,8 @@ from .messages import EngineFailed, FromEngine
 from .parent import end_with_parent
 
 EXIT_USER_ERROR = 2
+DUMP_SIGNAL = signal.SIGUSR1
+"""Makes an engine process print on its standard error what its threads do."""
 _FAREWELL_MS = 2000
 """How long to wait until the last message has left."""
 
@@ -50,6 +53,8 @@ def run_engine(find: Callable[[], Build]) -> int:
     # Ctrl-C and a service manager's stop reach every process of the group; the web process decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Asked for before a process that hangs is killed. Needs no lock, and no thread that goes on.
+    faulthandler.register(DUMP_SIGNAL, all_threads=True)
     build = find()
     settings, to_engine, from_engine, log_level = _read_job()
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")

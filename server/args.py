@@ -22,6 +22,8 @@ from .http_limits import HttpLimits
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 SERVER = "server"
+_LEAST_WATCHDOG = 3
+"""Seconds: an engine gives a sign of life every second."""
 EXIT_USER_ERROR = 2
 _MULTIPLES = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}
 """As vLLM reads them: 1k is 1,000 tokens, 1K is 1,024."""
@@ -56,6 +58,12 @@ class CommonServerConfig(HttpLimits):
     drain_timeout: float = option(
         30.0, "seconds that running requests get to finish when the server is told to stop", group=SERVER, metavar="SECONDS"
     )
+    watchdog_timeout: float = option(
+        300.0,
+        "seconds without a sign of life after which the engine process is taken to hang, and is started again; 0: never",
+        group=SERVER,
+        metavar="SECONDS",
+    )
     log_level: str = option("info", "how much to log; debug logs every HTTP request too", group=SERVER, choices=LOG_LEVELS)
     engine: Any
 
@@ -67,6 +75,10 @@ class CommonServerConfig(HttpLimits):
             raise ValueError(f"--max-queued-requests must be at least 0, got {self.max_queued_requests}")
         if not 0 <= self.drain_timeout < float("inf"):
             raise ValueError(f"--drain-timeout must be 0 or more seconds, got {self.drain_timeout}")
+        if self.watchdog_timeout != 0 and not _LEAST_WATCHDOG <= self.watchdog_timeout < float("inf"):
+            raise ValueError(
+                f"--watchdog-timeout must be 0, which watches nothing, or at least {_LEAST_WATCHDOG} seconds, got {self.watchdog_timeout}"
+            )
         if self.log_level not in LOG_LEVELS:
             raise ValueError(f"--log-level must be one of {', '.join(LOG_LEVELS)}, got {self.log_level}")
         if self.api_key is not None and self.api_key_file is not None:

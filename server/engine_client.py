@@ -34,7 +34,14 @@ class Engine(Protocol):
     state: EngineState
     info: EngineInfo | None
     stats: EngineStats
+    restarts: int
+    hangs: int
     tokenizer: Tokenizer
+
+    @property
+    def silence(self) -> float:
+        """As in `AnyEngine`."""
+        ...
 
     @property
     def capacity(self) -> int:
@@ -118,11 +125,19 @@ class EngineClient(EngineSupervisor[_Stream]):
         *,
         max_queued_requests: int = 512,
         log_level: str = "info",
+        watchdog_timeout: float = 300.0,
         command: Sequence[str] = LANGUAGE_MODEL,
         process: subprocess.Popen[bytes] | None = None,
     ) -> None:
         """As `EngineSupervisor`."""
-        super().__init__(command, config, max_queued_requests=max_queued_requests, log_level=log_level, process=process)
+        super().__init__(
+            command,
+            config,
+            max_queued_requests=max_queued_requests,
+            log_level=log_level,
+            watchdog_timeout=watchdog_timeout,
+            process=process,
+        )
         self.info: EngineInfo | None = None
         self.stats = EngineStats()
         self.tokenizer = tokenizer

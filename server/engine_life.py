@@ -20,9 +20,11 @@ import zmq.asyncio
 
 from ..runtime.ipc import encode, open_socket
 from ..runtime.messages import ToEngine
+from ..runtime.process import DUMP_SIGNAL
 
 logger = logging.getLogger(__name__)
 
+_DUMP_SECONDS = 1.0
 _LAST_WORDS_MS = 50
 """How long to wait for another message of a process that has ended."""
 
@@ -84,6 +86,13 @@ class EngineLife:
     def send(self, message: ToEngine) -> None:
         if not self._outbox.closed:
             self._outbox.send_multipart(encode(message))
+
+    async def dump_and_kill(self) -> None:
+        """Have a process that hangs print where it does, as far as it still can, and end it."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(DUMP_SIGNAL)
+            await asyncio.sleep(_DUMP_SECONDS)
+        self.kill()
 
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:

@@ -11,6 +11,8 @@ class EngineState(StrEnum):
 
     STARTING = "starting"
     READY = "ready"
+    UNRESPONSIVE = "unresponsive"
+    """It was, and has not been heard of for half of the watchdog's time."""
     RESTARTING = "restarting"
     DRAINING = "draining"
     FAILED = "failed"
@@ -28,8 +30,18 @@ class QueueFull(Exception):
 
 
 class AnyEngine(Protocol):
-    """What health and metrics see of an engine, whatever it makes. `stats` has at least running and queued requests and steps."""
+    """What health and metrics see of an engine, whatever it makes. `stats` has at least running and queued requests and steps.
+
+    `restarts`: how often it was started again, `hangs`: because the watchdog ended it.
+    """
 
     state: EngineState
     info: Any
     stats: Any
+    restarts: int
+    hangs: int
+
+    @property
+    def silence(self) -> float:
+        """Seconds since its last sign of life."""
+        ...

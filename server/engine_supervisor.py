@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import zmq
 
@@ -19,6 +19,8 @@ from .engine_life import EngineLife
 from .engine_spawn import spawn
 from .engine_state import EngineState, EngineUnavailable, QueueFull
 from .suspects import Suspects
+from .unfinished import Unfinished
+from .watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -27,35 +29,6 @@ CRASH_WINDOW = 60.0
 """Seconds: an engine that ends unexpectedly CRASH_LIMIT times within them, or that often before it is ready, is not started again."""
 _STOP_TIMEOUT = 5.0
 _OWN_FAULT = "its output could not be processed; the server's log has the details"
-
-
-class Unfinished(Protocol):
-    """A request that the engine has and has not finished."""
-
-    @property
-    def suspect(self) -> bool:
-        """Whether it may be what ended the engine process."""
-        ...
-
-    def goes_by(self, rid: str) -> bool:
-        """Whether `rid` is its id, or that of the client's request which it is a part of."""
-        ...
-
-    def to_message(self) -> ToEngine:
-        """What a new life of the engine needs to go on with it."""
-        ...
-
-    def begin_again(self) -> None:
-        """A new life of the engine begins."""
-        ...
-
-    def take(self, output: Any) -> bool:
-        """What the engine has made of it, for its consumer; whether it is over now."""
-        ...
-
-    def end(self, reason: FinishReason, error: str | None) -> None:
-        """Tell its consumer that it is over."""
-        ...
 
 
 R = TypeVar("R", bound=Unfinished)
@@ -77,12 +50,16 @@ class EngineSupervisor(Generic[R]):
         *,
         max_queued_requests: int,
         log_level: str,
+        watchdog_timeout: float,
         process: subprocess.Popen[bytes] | None = None,
     ) -> None:
-        """`config`: the dataclass that the process of `command` is told; `process`: one that waits for its job already."""
+        """`config`: the dataclass that the process of `command` is told; `process`: one that waits for its job already.
+
+        `watchdog_timeout`: seconds of silence after which the process is taken to hang, and killed; 0: never.
+        """
         self.state = EngineState.STARTING
         self.info: Any = None
-        self.restarts = 0
+        self.restarts = self.hangs = 0
         self.failed = asyncio.Event()
         self.failure: str | None = None
         self.user_error = False
@@ -98,6 +75,10 @@ class EngineSupervisor(Generic[R]):
         self._draining = False
         self._stopped = False
         self._suspects = Suspects()
+        self._watchdog = Watchdog(watchdog_timeout)
+        self._hung = False
+        self._watched_hangs = 0.0
+        """Seconds of silence before all hangs so far."""
         self._context: zmq.Context[Any] = zmq.Context()
         self._life: EngineLife | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -106,6 +87,11 @@ class EngineSupervisor(Generic[R]):
     def engine_pid(self) -> int | None:
         """The engine process's id while it lives."""
         return self._life.pid if self._life is not None else None
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the engine process's last sign of life."""
+        return self._watchdog.silence
 
     async def start(self) -> None:
         """Start the engine process; returns at once, `wait_ready` waits until it serves."""
@@ -122,7 +108,7 @@ class EngineSupervisor(Generic[R]):
     async def drain(self, timeout: float) -> None:
         """Take no new request; wait for those under way, and after `timeout` seconds abort what is left."""
         self._draining = True
-        if self.state is EngineState.READY:
+        if self.state in (EngineState.READY, EngineState.UNRESPONSIVE):
             self.state = EngineState.DRAINING
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout)
@@ -171,6 +157,7 @@ class EngineSupervisor(Generic[R]):
         """
         try:
             message = decode(frames)
+            self._watchdog.heard(message)
         except Unreadable as error:
             if error.known and not error.rids:
                 raise
@@ -281,15 +268,15 @@ class EngineSupervisor(Generic[R]):
             if self.failure is not None:
                 self._give_up(self.failure)
                 return
-            served = self.state in (EngineState.READY, EngineState.DRAINING)
+            served = self.state in (EngineState.READY, EngineState.UNRESPONSIVE, EngineState.DRAINING)
             never_ready = 0 if served else never_ready + 1
             if never_ready >= CRASH_LIMIT:
                 self._give_up(f"the engine process ended {CRASH_LIMIT} times before it was ready, last with exit code {code}")
                 return
             # What a request is to blame for says nothing of the engine.
             if not (served and self._convict(code)):
-                crashes.append(time.monotonic())
-            while crashes and crashes[0] < time.monotonic() - CRASH_WINDOW:
+                crashes.append(self._now())
+            while crashes and crashes[0] < self._now() - CRASH_WINDOW:
                 crashes.popleft()
             if len(crashes) >= CRASH_LIMIT:
                 self._give_up(f"the engine process ended {CRASH_LIMIT} times within {CRASH_WINDOW:.0f} s, last with exit code {code}")
@@ -301,9 +288,43 @@ class EngineSupervisor(Generic[R]):
         with EngineLife(self._context) as self._life:
             self._resume()
             process, self._waiting = self._waiting or spawn(self._command), None
-            code = await self._life.run(process, self._config, self._log_level, self._receive)
+            self._hung = False
+            self._watchdog.begin()
+            watch = asyncio.create_task(self._watch(self._life))
+            try:
+                code = await self._life.run(process, self._config, self._log_level, self._receive)
+            finally:
+                watch.cancel()
         self._life = None
         return code
+
+    async def _watch(self, life: EngineLife) -> None:
+        """Kill a process that hangs, which may be a stopped one: nothing but SIGKILL ends those."""
+        watchdog = self._watchdog
+        await watchdog.watch(lambda: life.pid, self._look)
+        self._hung = True
+        self.hangs += 1
+        self._watched_hangs += watchdog.silence
+        logger.error(
+            "the engine process hangs: no sign of life for %.0f s (--watchdog-timeout), last %s; it prints what it does, if it still can, "
+            "and is killed",
+            watchdog.silence,
+            watchdog.doing,
+        )
+        await life.dump_and_kill()
+
+    def _look(self) -> None:
+        """Not ready while it is silent for long, and ready again when it is heard."""
+        worried = self._watchdog.worried
+        if worried and self.state is EngineState.READY:
+            self.state = EngineState.UNRESPONSIVE
+            logger.warning("no sign of life of the engine process for %.0f s, last %s", self._watchdog.silence, self._watchdog.doing)
+        elif not worried and self.state is EngineState.UNRESPONSIVE:
+            self.state = EngineState.READY
+
+    def _now(self) -> float:
+        """A clock that stands still while the watchdog waits: engines that hang one after another crash within a short time."""
+        return time.monotonic() - self._watched_hangs
 
     def _resume(self) -> None:
         """Send what is unfinished: suspects one at a time, the rest at once."""
@@ -341,7 +362,7 @@ class EngineSupervisor(Generic[R]):
         Returns whether it surely is, as far as can be known: who kills a process from outside does not say why.
         """
         rid = self._suspects.on_trial
-        verdict = self._suspects.judge(code) if rid in self._requests else None
+        verdict = self._suspects.judge(code, hung=self._hung) if rid in self._requests else None
         if rid is None or verdict is None:
             return False
         self._end(rid, FinishReason.ERROR, verdict.reason)

@@ -75,7 +75,12 @@ def _service_of(config: ServerConfig | ImageServerConfig, process: subprocess.Po
 
 def _text_service(config: ServerConfig, tokenizer: Tokenizer, process: subprocess.Popen[bytes]) -> Service:
     engine = EngineClient(
-        config.engine, tokenizer, max_queued_requests=config.max_queued_requests, log_level=config.log_level, process=process
+        config.engine,
+        tokenizer,
+        max_queued_requests=config.max_queued_requests,
+        log_level=config.log_level,
+        watchdog_timeout=config.watchdog_timeout,
+        process=process,
     )
 
     def lines(port: int, seconds: float) -> str:

@@ -120,6 +120,9 @@ class EngineCollector(Collector):
         yield self._gauge("engine_up", "1 while the engine serves.", self._engine.state is EngineState.READY)
         yield self._gauge("num_running_reqs", f"{self._unit} that are being computed.", stats.running_requests)
         yield self._gauge("num_queue_reqs", f"{self._unit} that wait.", stats.queued_requests)
+        yield self._gauge("engine_silence_seconds", "Time since the engine's last sign of life.", self._engine.silence)
+        yield self._counter("num_engine_restarts", "How often the engine process was started again.", self._engine.restarts)
+        yield self._counter("num_watchdog_restarts", "How often because it hung.", self._engine.hangs)
         yield self._counter("num_steps", "Batches that the engine has run.", stats.steps_total)
 
     def _counters(self, name: str, documentation: str, label: str) -> CounterMetricFamily:

@@ -21,15 +21,15 @@ class Verdict(NamedTuple):
 class Suspects:
     """Who waits for a trial, and who is on it: the only one of them that the engine has.
 
-    Whoever kills the process from outside gets the benefit of the doubt for the request on trial, once; the kernel that wants
-    its memory back does not.
+    Whoever kills or stops the process from outside gets the benefit of the doubt for the request on trial, once; the kernel that
+    wants its memory back does not.
     """
 
     def __init__(self) -> None:
         self.on_trial: str | None = None
         self._waiting: deque[str] = deque()
         self._spared: str | None = None
-        """Who was on trial when the process was killed from outside."""
+        """Who was on trial when the process was killed from outside, or hung."""
         self._oom_kills = 0
         """As many there had been when the trial began."""
 
@@ -46,16 +46,19 @@ class Suspects:
         """From now on the engine has this one."""
         self.on_trial, self._oom_kills = rid, count_oom_kills()
 
-    def judge(self, code: int) -> Verdict | None:
-        """What the end of the process, with this exit code, says of the request on trial; None: it is tried again."""
-        killed = code == -signal.SIGKILL
-        for_memory = killed and count_oom_kills() > self._oom_kills
+    def judge(self, code: int, *, hung: bool) -> Verdict | None:
+        """What the end of the process, with this exit code, says of the request on trial; None: it is tried again.
+
+        `hung`: the watchdog has ended it.
+        """
+        killed = hung or code == -signal.SIGKILL
+        for_memory = killed and not hung and count_oom_kills() > self._oom_kills
         if killed and not for_memory and self.on_trial != self._spared:
             self._spared = self.on_trial
             return None
-        how = "was killed again" if killed and not for_memory else "ended twice"
+        how = "hung again" if hung else "was killed again" if killed and not for_memory else "ended twice"
         why = ": the system killed it, for memory was short" if for_memory else ""
-        return Verdict(f"the engine process {how} when it computed this request{why}", sure=for_memory or not killed)
+        return Verdict(f"the engine process {how} when it computed this request{why}", sure=hung or for_memory or not killed)
 
 
 def count_oom_kills() -> int:

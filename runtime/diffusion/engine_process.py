@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
+from ..heartbeat import BEAT_MS, Heartbeat
 from ..ipc import decode, encode
 from ..messages import AbortRequests, DiffusionInfo, DiffusionReady, FromEngine, GenerateImage, ImageStep, Shutdown
 from .config import DiffusionConfig
@@ -27,6 +28,10 @@ class DiffusionProcess:
         self._inbox = inbox
         self._outbox = outbox
         self._running = True
+        self._heart = Heartbeat(self._send)
+        if self._model.compiled is None:
+            # A step may take minutes. Where it is compiled, a hook would be compiled too.
+            self._model.tell_each_block(self._heart.beat_again)
 
     def ready(self) -> DiffusionReady:
         model, defaults, compiled = self._model, self._defaults, self._model.compiled
@@ -49,7 +54,8 @@ class DiffusionProcess:
 
     def run(self) -> None:
         while self._running:
-            self._receive(None if not self._scheduler.has_work else 0)
+            self._beat()
+            self._receive(BEAT_MS if not self._scheduler.has_work else 0)
             if self._scheduler.has_work:
                 self._send(self._scheduler.step())
 
@@ -75,11 +81,18 @@ class DiffusionProcess:
 
     def _between_steps(self) -> None:
         """Within an image that the scheduler makes in one step."""
+        self._beat()
         self._receive(0)
         self._send(self._scheduler.take())
 
-    def _receive(self, patience: int | None) -> None:
-        """Take every message that is there; `patience`: milliseconds to wait for the first, None for ever."""
+    def _beat(self) -> None:
+        self._heart.beat(
+            "making images" if self._scheduler.has_work else "waiting for requests",
+            may_build=self._scheduler.has_work and self._model.compiled is not None,
+        )
+
+    def _receive(self, patience: int) -> None:
+        """Take every message that is there; `patience`: milliseconds to wait for the first."""
         while self._running and self._inbox.poll(patience):
             self._handle(decode(self._inbox.recv_multipart()))
             patience = 0

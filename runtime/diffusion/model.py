@@ -65,6 +65,13 @@ class DiffusionModel:
         """Whether states can be denoised side by side, a step at a time."""
         return isinstance(self.family, Family)
 
+    def tell_each_block(self, callback: Callable[[], None]) -> None:
+        """`callback` is called before each block of each of the pipeline's models: a sign that a long step goes on."""
+        parts = [part for part in self.pipeline.components.values() if isinstance(part, torch.nn.Module)]
+        for blocks in {module for part in parts for module in part.modules() if isinstance(module, torch.nn.ModuleList)}:
+            for block in blocks:
+                block.register_forward_pre_hook(lambda *_: callback())
+
     def check_area(self, params: DiffusionParams) -> None:
         """Raises `InvalidParams` for an image of which one step would hold up a server for very long."""
         most = self.config.max_image_pixels or max(_LEAST_LIMIT, _TIMES_DEFAULT * self.family.default_area)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from ...compilation.split_ops import register_split_op
-from ..forward_context import current_context
+from ..forward_context import current_context, layer_begins
 
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define("attention(Tensor q, Tensor k, Tensor v, Tensor(a!) out, int layer) -> ()")  # type: ignore[no-untyped-call]
 
 
 def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, layer: int) -> None:
+    layer_begins()
     context = current_context()
     spec = context.layers[layer]
     context.backend.run(q, k, v, out, context.k_cache[layer], context.v_cache[layer], context.plan, scale=spec.scale, window=spec.window)

@@ -49,11 +49,19 @@ class ImageClient(EngineSupervisor[_Job]):
         *,
         max_queued_requests: int = 512,
         log_level: str = "info",
+        watchdog_timeout: float = 300.0,
         command: Sequence[str] = DIFFUSION_PIPELINE,
         process: subprocess.Popen[bytes] | None = None,
     ) -> None:
         """As `EngineSupervisor`."""
-        super().__init__(command, config, max_queued_requests=max_queued_requests, log_level=log_level, process=process)
+        super().__init__(
+            command,
+            config,
+            max_queued_requests=max_queued_requests,
+            log_level=log_level,
+            watchdog_timeout=watchdog_timeout,
+            process=process,
+        )
         self.info: DiffusionInfo | None = None
         self.stats = ImageStats()
 

@@ -25,7 +25,13 @@ _ROUTERS = (generations.router, generations.file_router, *COMMON_ROUTERS)
 
 def image_service(config: ImageServerConfig, process: subprocess.Popen[bytes]) -> Service:
     """Called in the event loop that will run it. `process`: an engine process that waits for its job."""
-    engine = ImageClient(config.engine, max_queued_requests=config.max_queued_requests, log_level=config.log_level, process=process)
+    engine = ImageClient(
+        config.engine,
+        max_queued_requests=config.max_queued_requests,
+        log_level=config.log_level,
+        watchdog_timeout=config.watchdog_timeout,
+        process=process,
+    )
 
     def summary(port: int, seconds: float) -> str:
         assert engine.info is not None

@@ -55,6 +55,8 @@ class ScriptedEngine:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.state = EngineState.READY
+        self.restarts = self.hangs = 0
+        self.silence = 0.0
         self.info: EngineInfo | None = INFO
         self.stats = EngineStats(kv_tokens_total=4096, kv_tokens_used=1024, kv_tokens_cached=128, running_requests=3, queued_requests=2)
         self.tokenizer = tokenizer

@@ -19,7 +19,13 @@ CONFIGS = (EngineConfig, ServerConfig)
 OPTIONS = {
     item.name: (item, get_type_hints(config)[item.name]) for config in CONFIGS for item in dataclasses.fields(config) if item.metadata
 }
-RANGES = {"num_threads": (1, 1024), "port": (0, 65535), "max_queued_requests": (0, 10**6), "max_header_bytes": (1024, 2**40)}
+RANGES: dict[str, tuple[Any, Any]] = {
+    "num_threads": (1, 1024),
+    "port": (0, 65535),
+    "max_queued_requests": (0, 10**6),
+    "max_header_bytes": (1024, 2**40),
+    "watchdog_timeout": (3.0, 1e6),
+}
 
 
 def make_parser() -> ArgumentParser:
@@ -66,7 +72,7 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
     if hint in (int, int | None):
         return st.integers(*RANGES.get(name, (1, 2**40)))
     if hint in (float, float | None):
-        return st.floats(0.0, 1.0, exclude_min=True, exclude_max=True)
+        return st.floats(*RANGES.get(name, (0.0, 1.0)), exclude_min=True, exclude_max=True)
     return st.text(st.characters(min_codepoint=33, max_codepoint=0x3FF), min_size=1).filter(lambda text: not text.startswith("-"))
 
 
@@ -123,6 +129,7 @@ def test_a_given_model_name_wins() -> None:
         ("--drain-timeout", "-0.5"),
         ("--drain-timeout", "inf"),
         ("--drain-timeout", "nan"),
+        ("--watchdog-timeout", "1"),
         ("--api-key", ""),
         ("--page-size", "0"),
         ("--mem-fraction-static", "1"),

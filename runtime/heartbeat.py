@@ -1,0 +1,32 @@
+"""The sign of life of an engine: sent by its loop itself, for a thread beside it would go on where the loop does not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from .messages import EngineAlive
+
+BEAT_MS = 1000
+"""An idle loop wakes up that often to say that it lives; a busy one says so not more often."""
+
+
+class Heartbeat:
+    """`send` takes the messages. To be told often what is done next: between steps, and from within a long one."""
+
+    def __init__(self, send: Callable[[EngineAlive], None]) -> None:
+        self._send = send
+        self._last = EngineAlive(doing="")
+        self._due = 0.0
+
+    def beat(self, doing: str, *, may_build: bool = False) -> None:
+        """`may_build`: as in `EngineAlive`. Costs a look at the clock, unless a second has passed or something else is done."""
+        now = time.monotonic()
+        message = EngineAlive(doing=doing, may_build=may_build)
+        if now >= self._due or message != self._last:
+            self._due, self._last = now + BEAT_MS / 1000, message
+            self._send(message)
+
+    def beat_again(self) -> None:
+        """From within what was told last."""
+        self.beat(self._last.doing, may_build=self._last.may_build)
