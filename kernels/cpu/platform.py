@@ -21,7 +21,7 @@ from .cores import Threads, choose_threads
 from .graph import CpuGraph, CpuGraphPool
 from .native import sampling
 from .native.attention import NativeAttention, native_or_torch
-from .native.build import instruction_sets, runnable_variants
+from .native.build import instruction_sets, load_kernels, runnable_variants
 from .native.linear import NativeLinear, native_linear
 from .native.step import make_native_step
 
@@ -79,7 +79,8 @@ class CpuPlatform(Platform):
         return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(*shape)
 
     def choose_attention(self, name: str = "auto", heads: AttentionHeads | None = None) -> str:
-        return super().choose_attention("torch" if name == "auto" and not _has_vectors() else name, heads)
+        falls_back = name == "auto" and not (_has_vectors() and load_kernels() is not None)
+        return super().choose_attention("torch" if falls_back else name, heads)
 
     def make_attention_backend(self, name: str) -> AttentionBackend:
         backend = native_or_torch() if name == "native" else TorchAttention()

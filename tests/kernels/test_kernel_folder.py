@@ -16,6 +16,7 @@ from small_disks import mounted
 
 from piecework.kernels.cache_folder import UnusableFolder, ensure_room, locked
 from piecework.kernels.cpu.native import build
+from piecework.kernels.cpu.platform import CpuPlatform
 
 Load = Callable[[Path], tuple[object, list[str]]]
 SOURCE = 'extern "C" int answer() { return 42; }'
@@ -76,6 +77,16 @@ def test_where_no_disk_has_room_plain_torch_runs_and_no_compiler_is_blamed(
     assert library is None
     assert "plain torch runs" in line and line.count("No space left on device") == 2 and "PIECEWORK_KERNELS_DIR" in line
     assert "g++" not in line
+
+
+def test_where_no_kernels_are_to_be_had_the_attention_is_called_plain_torch(
+    tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("piecework.kernels.cpu.platform._has_vectors", lambda: True)
+    assert load(tmp_path / "kernels")[0] is not None and CpuPlatform().choose_attention() == "native"
+    monkeypatch.setenv("CXX", str(tmp_path / "none"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert load(tmp_path / "others")[0] is None and CpuPlatform().choose_attention() == "torch"
 
 
 def test_a_read_only_folder_is_named_with_its_remedy(tmp_path: Path, load: Load) -> None:
