@@ -80,7 +80,9 @@ def test_other_arguments_make_another_piece(argument: object) -> None:
     assert piece_key(graph(argument=argument), [FLOATS]) != piece_key(graph(), [FLOATS])
 
 
-@pytest.mark.parametrize("op", [torch.sub, torch.Tensor.add, torch.ops.aten.add.Tensor, torch.ops.aten.add], ids=str)
+@pytest.mark.parametrize(
+    "op", [torch.sub, torch.Tensor.add, torch.ops.aten.add.Tensor, torch.ops.aten.add], ids=["function", "method", "overload", "packet"]
+)
 def test_another_op_makes_another_piece(op: object) -> None:
     assert piece_key(graph(op=op), [FLOATS]) != piece_key(graph(), [FLOATS])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -44,6 +45,16 @@ def serve(app: FastAPI) -> Iterator[str]:
         server.should_exit = True
         thread.join(10)
         assert not thread.is_alive()
+
+
+def post(url: str, path: str, body: dict[str, Any]) -> socket.socket:
+    """Send a request by hand; returns the connection."""
+    content = json.dumps(body).encode()
+    address = httpx.URL(url)
+    connection = socket.create_connection((address.host, address.port or 80))
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    connection.sendall(head.encode() + content)
+    return connection
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from http_fixtures import MODEL, make_app, wait_for
+from http_fixtures import MODEL, make_app, post, wait_for
 from scripted_engine import ScriptedEngine
 from starlette.types import Message
 
@@ -25,16 +25,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "n": 2},
     "/generate": {"text": "Hello", "sampling_params": {"max_new_tokens": 200, "n": 2}},
 }
-
-
-def post(url: str, path: str, body: dict[str, Any]) -> socket.socket:
-    """Send a request by hand; returns the connection."""
-    content = json.dumps(body).encode()
-    address = httpx.URL(url)
-    connection = socket.create_connection((address.host, address.port or 80))
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    connection.sendall(head.encode() + content)
-    return connection
 
 
 def reset(connection: socket.socket) -> None:

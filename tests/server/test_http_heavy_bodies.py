@@ -14,9 +14,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from http_fixtures import client_of, error_of, make_app, wait_for
+from http_fixtures import client_of, error_of, make_app, post, wait_for
 from scripted_engine import CONTEXT_LENGTH, ScriptedEngine
-from test_http_disconnects import post
 
 from piecework.runtime.generation import Generation, GenerationRequest, TextOptions
 from piecework.runtime.sampling_params import SamplingParams

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-
-
-def capture(function: Callable[[], Any], **options: Any) -> tuple[Any, Any]:
-    """(graph, what the function returned)."""
-    graph = torch.npu.NPUGraph()
-    with torch.npu.graph(graph, **options):
-        result = function()
-    return graph, result
+from npu_captures import capture
 
 
 def test_replay_reads_new_inputs(simnpu: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_graphs import capture
+from npu_captures import capture
 
 
 def invalidated(pool: Any) -> Any:
