@@ -84,9 +84,9 @@ def test_where_no_kernels_are_to_be_had_the_attention_is_called_plain_torch(
 ) -> None:
     monkeypatch.setattr("piecework.kernels.cpu.platform._has_vectors", lambda: True)
     assert load(tmp_path / "kernels")[0] is not None and CpuPlatform().choose_attention() == "native"
-    monkeypatch.setenv("CXX", str(tmp_path / "none"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert load(tmp_path / "others")[0] is None and CpuPlatform().choose_attention() == "torch"
+    (tmp_path / "file").touch()
+    temporary_folder(tmp_path / "missing", monkeypatch)
+    assert load(tmp_path / "file" / "kernels")[0] is None and CpuPlatform().choose_attention() == "torch"
 
 
 def test_a_read_only_folder_is_named_with_its_remedy(tmp_path: Path, load: Load) -> None:
