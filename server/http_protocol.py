@@ -7,6 +7,8 @@ Every name of uvicorn's class that is used, beyond what asyncio calls, is used i
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import uuid
 from collections.abc import Sequence
 from enum import Enum
@@ -35,6 +37,8 @@ _LINGER = 2.0
 _SECOND_LOOK = 0.2
 """Seconds between a time-out and its effect: what came while this process stood still is read first."""
 _RETRY_SECONDS = 5
+_NO_LINGER = struct.pack("ii", 1, 0)
+"""SO_LINGER: on, for no time."""
 
 
 class Awaited(Enum):
@@ -345,9 +349,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._unsent - unsent >= self._least_bytes(self._limits.timeout_write):
             self._watch_reader()
         elif unsent and looked_again:
-            self.transport.abort()
+            self._reset()
         elif unsent:
             self._write_timer = self.loop.call_later(_SECOND_LOOK, self._reader_is_late, True)
+
+    def _reset(self) -> None:
+        """Close, and have the kernel forget what it would otherwise try to send for minutes."""
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self.transport.abort()
 
 
 def _answer(error: ApiError, headers: Sequence[tuple[bytes, bytes]]) -> bytes:

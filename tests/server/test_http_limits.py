@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import socket
 import time
@@ -156,6 +157,8 @@ def test_a_client_that_reads_nothing_is_cut_off(server: ServerProcess) -> None:
         connection.sendall(post(body=body))
         connection.recv(1)
         wait_for(lambda: not has_connection(server, connection.getsockname()[1]), 30)
+        # What the kernel kept for it is gone, too.
+        wait_for(lambda: connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET)
         said = parse(b"H" + read_all(connection))
     assert said.status == 200
     assert len(said.body) < int(said.headers["content-length"])
