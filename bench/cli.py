@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import fields
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from ..runtime.config import DTYPES, PIECE_COMPILERS
-from ..server.args import report
+from .attack_flags import add_attack
+from .flags import DEFAULT_URL, add_json, add_measurement, count, given, positive
 from .target import Api, Target
 from .workloads import DATASETS, PROMPT_KINDS, Workload
-
-DEFAULT_URL = "http://127.0.0.1:30000"
-T = TypeVar("T")
 
 _GSM8K = """\
 Few-shot GSM8K, with the prompts, stops and answer extraction of SGLang's few_shot_gsm8k, and its four lines at the end:
@@ -96,28 +92,29 @@ def add_bench_parsers(subparsers: Any) -> None:
     _add_soak(subparsers)
     _add_peers(subparsers)
     _add_graphs(subparsers)
+    add_attack(subparsers)
 
 
 def _add_gsm8k(subparsers: Any) -> None:
-    parser = _add(subparsers, "gsm8k", "few-shot GSM8K accuracy of one server or two", _GSM8K, _GSM8K_EXAMPLES, _run_gsm8k)
+    parser = add_measurement(subparsers, "gsm8k", "few-shot GSM8K accuracy of one server or two", _GSM8K, _GSM8K_EXAMPLES, _run_gsm8k)
     _add_target(parser)
     parser.add_argument("--compare", metavar="URL", help="ask a second server the same afterwards; tells the paired difference in accuracy")
     group = parser.add_argument_group("questions")
     _add_gsm8k_file(group)
-    group.add_argument("--num-shots", type=_count, default=5, metavar="N", help="worked examples before each question; default: 5")
-    group.add_argument("--num-questions", type=_positive, default=200, metavar="N", help="default: 200")
-    group.add_argument("--max-new-tokens", type=_positive, default=512, metavar="N", help="longest answer in tokens; default: 512")
-    group.add_argument("--parallel", type=_positive, default=128, metavar="N", help="requests under way at once; default: 128")
+    group.add_argument("--num-shots", type=count, default=5, metavar="N", help="worked examples before each question; default: 5")
+    group.add_argument("--num-questions", type=positive, default=200, metavar="N", help="default: 200")
+    group.add_argument("--max-new-tokens", type=positive, default=512, metavar="N", help="longest answer in tokens; default: 512")
+    group.add_argument("--parallel", type=positive, default=128, metavar="N", help="requests under way at once; default: 128")
 
 
 def _add_serving(subparsers: Any) -> None:
-    parser = _add(subparsers, "serving", "latency and throughput under a fixed load", _SERVING, _SERVING_EXAMPLES, _run_serving)
+    parser = add_measurement(subparsers, "serving", "latency and throughput under a fixed load", _SERVING, _SERVING_EXAMPLES, _run_serving)
     _add_target(parser)
     load = parser.add_argument_group("load")
-    load.add_argument("--num-prompts", type=_positive, default=200, metavar="N", help="requests to measure; default: 200")
+    load.add_argument("--num-prompts", type=positive, default=200, metavar="N", help="requests to measure; default: 200")
     load.add_argument("--request-rate", type=_rate, default=float("inf"), metavar="R", help="requests a second, or inf; default: inf")
-    load.add_argument("--max-concurrency", type=_positive, metavar="N", help="requests under way at once; default: no bound")
-    load.add_argument("--num-warmups", type=_count, default=1, metavar="N", help="requests sent one by one beforehand; default: 1")
+    load.add_argument("--max-concurrency", type=positive, metavar="N", help="requests under way at once; default: no bound")
+    load.add_argument("--num-warmups", type=count, default=1, metavar="N", help="requests sent one by one beforehand; default: 1")
     load.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0, greedy")
     load.add_argument("--ignore-eos", action="store_true", help="answers go on to their full length; Piecework, SGLang and vLLM know this")
     load.add_argument(
@@ -129,8 +126,8 @@ def _add_serving(subparsers: Any) -> None:
 
 def _add_prompts(group: Any) -> None:
     group.add_argument("--dataset", choices=DATASETS, default="random", help="default: random")
-    group.add_argument("--random-input-len", type=_positive, default=1024, metavar="N", help="tokens of a random prompt; default: 1024")
-    group.add_argument("--random-output-len", type=_positive, default=128, metavar="N", help="tokens asked for behind it; default: 128")
+    group.add_argument("--random-input-len", type=positive, default=1024, metavar="N", help="tokens of a random prompt; default: 1024")
+    group.add_argument("--random-output-len", type=positive, default=128, metavar="N", help="tokens asked for behind it; default: 128")
     group.add_argument(
         "--random-range-ratio",
         type=_ratio,
@@ -139,44 +136,42 @@ def _add_prompts(group: Any) -> None:
         help="draw each length L from L (1 - F) to L (1 + F), as in vLLM's benchmark; default: 0, exactly L",
     )
     group.add_argument(
-        "--prefix-len", type=_positive, default=512, metavar="N", help="shared-prefix: shared tokens before them; default: 512"
+        "--prefix-len", type=positive, default=512, metavar="N", help="shared-prefix: shared tokens before them; default: 512"
     )
-    group.add_argument("--num-prefixes", type=_positive, default=1, metavar="N", help="shared-prefix: different beginnings; default: 1")
+    group.add_argument("--num-prefixes", type=positive, default=1, metavar="N", help="shared-prefix: different beginnings; default: 1")
     group.add_argument(
         "--prompt-kind",
         choices=PROMPT_KINDS,
         help="random prompts as token ids, of exact lengths, or as words, about one token each; default: token-ids, for a chat words",
     )
-    group.add_argument("--vocab-size", type=_positive, metavar="N", help="token ids are below this; default: as /get_model_info tells")
-    group.add_argument("--num-shots", type=_count, default=5, metavar="N", help="gsm8k: worked examples before each question; default: 5")
+    group.add_argument("--vocab-size", type=positive, metavar="N", help="token ids are below this; default: as /get_model_info tells")
+    group.add_argument("--num-shots", type=count, default=5, metavar="N", help="gsm8k: worked examples before each question; default: 5")
     group.add_argument(
-        "--output-len", type=_positive, metavar="N", help="gsm8k, sharegpt-file: most tokens; default: 512, and about the recorded reply's"
+        "--output-len", type=positive, metavar="N", help="gsm8k, sharegpt-file: most tokens; default: 512, and about the recorded reply's"
     )
     _add_gsm8k_file(group, "; sharegpt-file: the ShareGPT JSON")
 
 
 def _add_soak(subparsers: Any) -> None:
-    parser = _add(
+    parser = add_measurement(
         subparsers, "soak", "mixed requests, disconnects and aborts; is all right, does anything leak", _SOAK, _SOAK_EXAMPLES, _run_soak
     )
     _add_target(parser, api=False)
     mix = parser.add_argument_group("requests")
-    mix.add_argument("--num-requests", type=_positive, default=2000, metavar="N", help="default: 2000")
-    mix.add_argument("--concurrency", type=_positive, default=64, metavar="N", help="requests under way at once; default: 64")
+    mix.add_argument("--num-requests", type=positive, default=2000, metavar="N", help="default: 2000")
+    mix.add_argument("--concurrency", type=positive, default=64, metavar="N", help="requests under way at once; default: 64")
     mix.add_argument("--apis", type=_apis, default=tuple(Api), metavar="LIST", help="default: completion,chat,generate")
     mix.add_argument("--disconnect-rate", type=_ratio, default=0.1, metavar="F", help="share whose client leaves; default: 0.1")
     mix.add_argument("--abort-rate", type=_ratio, default=0.05, metavar="F", help="share aborted by /abort_request; default: 0.05")
-    mix.add_argument("--max-prompt-words", type=_positive, default=400, metavar="N", help="longest prompt; default: 400")
-    mix.add_argument("--max-new-tokens", type=_positive, default=64, metavar="N", help="most tokens of one sequence; default: 64")
-    mix.add_argument("--vocab-size", type=_positive, metavar="N", help="token ids are below this; default: as /get_model_info tells")
+    mix.add_argument("--max-prompt-words", type=positive, default=400, metavar="N", help="longest prompt; default: 400")
+    mix.add_argument("--max-new-tokens", type=positive, default=64, metavar="N", help="most tokens of one sequence; default: 64")
+    mix.add_argument("--vocab-size", type=positive, metavar="N", help="token ids are below this; default: as /get_model_info tells")
     mix.add_argument("--seed", type=int, default=0, metavar="N", help="of all requests; default: 0")
     checks = parser.add_argument_group("checks")
-    checks.add_argument(
-        "--verify", type=_count, default=40, metavar="N", help="answers to compare with the same request alone; default: 40"
-    )
-    checks.add_argument("--max-mismatches", type=_count, metavar="N", help="how many of them may differ; default: any number")
+    checks.add_argument("--verify", type=count, default=40, metavar="N", help="answers to compare with the same request alone; default: 40")
+    checks.add_argument("--max-mismatches", type=count, metavar="N", help="how many of them may differ; default: any number")
     checks.add_argument("--settle-seconds", type=float, default=10.0, metavar="S", help="in which the server becomes idle; default: 10")
-    checks.add_argument("--server-pid", type=_positive, metavar="PID", help="watch the memory of this process and of those it started")
+    checks.add_argument("--server-pid", type=positive, metavar="PID", help="watch the memory of this process and of those it started")
     checks.add_argument(
         "--max-memory-growth",
         dest="max_memory_growth_mib",
@@ -187,68 +182,48 @@ def _add_soak(subparsers: Any) -> None:
 
 
 def _add_peers(subparsers: Any) -> None:
-    parser = _add(subparsers, "peers", "Piecework beside other servers: speed, start-up, memory", _PEERS, _PEERS_EXAMPLES, _run_peers)
+    parser = add_measurement(
+        subparsers, "peers", "Piecework beside other servers: speed, start-up, memory", _PEERS, _PEERS_EXAMPLES, _run_peers
+    )
     parser.add_argument(
         "--server", dest="servers", action="append", type=_server, default=[], metavar="NAME=COMMAND", help="another server"
     )
     parser.add_model_argument()
     parser.add_argument("--model-path", metavar="PATH", help="what Piecework serves; default: smollm2-135m")
     parser.add_argument(
-        "--vocab-size", type=_positive, metavar="N", help="token ids of prompts are below this; default: 49152, smollm2-135m's"
+        "--vocab-size", type=positive, metavar="N", help="token ids of prompts are below this; default: 49152, smollm2-135m's"
     )
     parser.add_argument("--loads", type=_loads, metavar="LIST", help="default: single,batch8,batch32,prefill,prefix")
     parser.add_argument("--scaling", action="store_true", help="also 1, 2, 4, ... 64 at a time, 128 tokens in and 64 out")
     parser.add_argument(
         "--rounds",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="start and load every server so many times, in turn, and take its best figures; default: 1",
     )
     parser.add_argument("--seed", type=int, metavar="N", help="of prompts; default: 0")
     parser.add_argument("--markdown", metavar="FILE", help="write the tables there too")
     parser.add_argument("--plot", metavar="FILE", help="draw the scaling run there, PNG or SVG; needs matplotlib")
-    _add_json(parser)
+    add_json(parser)
 
 
 def _add_graphs(subparsers: Any) -> None:
-    parser = _add(
+    parser = add_measurement(
         subparsers, "graphs", "what compiled pieces gain and cost on this machine; needs no server", _GRAPHS, _GRAPHS_EXAMPLES, _run_graphs
     )
     parser.add_model_argument()
     parser.add_argument("--model-path", metavar="PATH", help="default: smollm2-135m")
     parser.add_argument("--dtype", choices=DTYPES, help="default: auto")
     parser.add_argument("--compiler", choices=PIECE_COMPILERS, help="what compiles the pieces; default: by device")
-    parser.add_argument("--num-threads", type=_positive, metavar="N", help="compute threads; default: one a core")
+    parser.add_argument("--num-threads", type=positive, metavar="N", help="compute threads; default: one a core")
     parser.add_argument("--parts", type=_parts, metavar="LIST", help="default: prefill,decode,compile,ready")
     parser.add_argument("--prefill", type=_numbers, metavar="LIST", help="tokens of prefills; default: 16,64,256,512")
     parser.add_argument("--batch-sizes", type=_numbers, metavar="LIST", help="sequences of decodes; default: 1,8")
-    parser.add_argument("--context", type=_positive, metavar="N", help="tokens of each sequence that is decoded; default: 256")
+    parser.add_argument("--context", type=positive, metavar="N", help="tokens of each sequence that is decoded; default: 256")
     parser.add_argument("--layers", type=_numbers, metavar="LIST", help="depths whose compile times are compared; default: 8,30,60")
-    parser.add_argument("--repeats", type=_positive, metavar="N", help="runs of each step; default: 30")
-    parser.add_argument("--starts", type=_positive, metavar="N", help="starts of each kind; default: 3")
-    _add_json(parser)
-
-
-def _add(subparsers: Any, name: str, summary: str, text: str, examples: str, run: Callable[[argparse.Namespace], int]) -> Any:
-    parser = subparsers.add_parser(
-        name, help=summary, description=text, epilog=examples, formatter_class=_Formatter, usage="%(prog)s [flags]", allow_abbrev=False
-    )
-
-    def command(arguments: argparse.Namespace) -> int:
-        try:
-            return run(arguments)
-        except ValueError as error:
-            return report(parser.prog, error)
-
-    parser.set_defaults(func=command, parser=parser)
-    return parser
-
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps the line ends of texts, with room for long flag names."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=32)
+    parser.add_argument("--repeats", type=positive, metavar="N", help="runs of each step; default: 30")
+    parser.add_argument("--starts", type=positive, metavar="N", help="starts of each kind; default: 3")
+    add_json(parser)
 
 
 def _add_target(parser: Any, *, api: bool = True) -> None:
@@ -269,11 +244,7 @@ def _add_target(parser: Any, *, api: bool = True) -> None:
     group.add_argument(
         "--no-keep-alive", dest="keep_alive", action="store_false", help="a connection for each request, for servers that reset used ones"
     )
-    _add_json(parser)
-
-
-def _add_json(parser: Any) -> None:
-    parser.add_argument("--json", metavar="FILE", help="write the result there too; -: to standard output, and the text to standard error")
+    add_json(parser)
 
 
 def _add_gsm8k_file(group: Any, more: str = "") -> None:
@@ -285,7 +256,7 @@ def _add_gsm8k_file(group: Any, more: str = "") -> None:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(_positive(part) for part in text.split(","))
+    return tuple(positive(part) for part in text.split(","))
 
 
 def _server(text: str) -> tuple[str, str]:
@@ -307,21 +278,6 @@ def _parts(text: str) -> tuple[str, ...]:
     if not set(names) <= set(_GRAPHS_PARTS):
         raise argparse.ArgumentTypeError(f"{text!r} should be some of {','.join(_GRAPHS_PARTS)}")
     return tuple(names)
-
-
-def _positive(text: str) -> int:
-    return _integer(text, 1)
-
-
-def _count(text: str) -> int:
-    return _integer(text, 0)
-
-
-def _integer(text: str, least: int) -> int:
-    value = int(text) if text.lstrip("-").isdecimal() else least - 1
-    if value < least:
-        raise argparse.ArgumentTypeError(f"{text!r} should be a whole number, at least {least}")
-    return value
 
 
 def _rate(text: str) -> float:
@@ -351,17 +307,11 @@ def _apis(text: str) -> tuple[Api, ...]:
     return tuple(map(Api, names))
 
 
-def _given(settings: type[T], arguments: argparse.Namespace, **others: Any) -> T:
-    """A settings dataclass from the flags of its fields' names, and `others`."""
-    names = {item.name for item in fields(cast(Any, settings))} & vars(arguments).keys()
-    return settings(**{name: getattr(arguments, name) for name in names} | others)
-
-
 def _run_gsm8k(arguments: argparse.Namespace) -> int:
     from .gsm8k import Gsm8kSettings, run
     from .report import Report
 
-    return run(_given(Target, arguments), _given(Gsm8kSettings, arguments), arguments.compare, Report(arguments.json))
+    return run(given(Target, arguments), given(Gsm8kSettings, arguments), arguments.compare, Report(arguments.json))
 
 
 def _run_serving(arguments: argparse.Namespace) -> int:
@@ -371,8 +321,8 @@ def _run_serving(arguments: argparse.Namespace) -> int:
     chat = arguments.api is Api.CHAT
     if chat and arguments.prompt_kind == "token-ids":
         raise ValueError("--prompt-kind token-ids: a chat takes text; choose words, or another --api")
-    workload = _given(Workload, arguments, kind=arguments.prompt_kind or ("words" if chat else "token-ids"))
-    return run(_given(Target, arguments), _given(ServingSettings, arguments), workload, Report(arguments.json))
+    workload = given(Workload, arguments, kind=arguments.prompt_kind or ("words" if chat else "token-ids"))
+    return run(given(Target, arguments), given(ServingSettings, arguments), workload, Report(arguments.json))
 
 
 def _run_peers(arguments: argparse.Namespace) -> int:
@@ -380,7 +330,7 @@ def _run_peers(arguments: argparse.Namespace) -> int:
     from .report import Report
 
     chosen = {name: value for name, value in vars(arguments).items() if value is not None}
-    return run(_given(PeersSettings, argparse.Namespace(**chosen)), Report(arguments.json))
+    return run(given(PeersSettings, argparse.Namespace(**chosen)), Report(arguments.json))
 
 
 def _run_soak(arguments: argparse.Namespace) -> int:
@@ -388,12 +338,12 @@ def _run_soak(arguments: argparse.Namespace) -> int:
     from .soak import SoakSettings, run
     from .soak_requests import Mix
 
-    return run(_given(Target, arguments), _given(SoakSettings, arguments), _given(Mix, arguments), Report(arguments.json))
+    return run(given(Target, arguments), given(SoakSettings, arguments), given(Mix, arguments), Report(arguments.json))
 
 
 def _run_graphs(arguments: argparse.Namespace) -> int:
     from .graphs import GraphsSettings, run
     from .report import Report
 
-    given = {name: value for name, value in vars(arguments).items() if value is not None}
-    return run(_given(GraphsSettings, argparse.Namespace(**given)), Report(arguments.json))
+    chosen = {name: value for name, value in vars(arguments).items() if value is not None}
+    return run(given(GraphsSettings, argparse.Namespace(**chosen)), Report(arguments.json))

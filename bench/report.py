@@ -61,7 +61,7 @@ class Report:
 
     def print(self, lines: Iterable[str]) -> None:
         for line in lines:
-            print(line, file=sys.stderr if self._json_target == "-" else sys.stdout)
+            print(line, file=sys.stderr if self._json_target == "-" else sys.stdout, flush=True)
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Raises `ValueError` where the file cannot be written."""

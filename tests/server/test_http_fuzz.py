@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from scripted_engine import ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
+from piecework.bench.fuzz_bodies import HOSTILE, TEXT_SEEDS
 from piecework.server.native.protocol import GenerateBody, NativeSampling
 from piecework.server.openai.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
@@ -33,7 +34,7 @@ NUMBERS = (
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.sampled_from([10**400, 2**63, -(2**63), 1e308])
 )
-SCALARS = st.none() | st.booleans() | NUMBERS | st.text(max_size=20)
+SCALARS = st.none() | st.booleans() | NUMBERS | st.text(max_size=20) | st.sampled_from(HOSTILE)
 NAMES = st.text(max_size=8)
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=8)
 MESSAGES = st.lists(
@@ -63,13 +64,7 @@ LIKELY = {
 """What members usually hold, so that the examples come past the first check."""
 SMALL = st.integers(0, 2)
 FLOATS = st.floats(-0.5, 2.5)
-GOOD: dict[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": "The fox"},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
-    "/generate": {"text": "The fox"},
-    "/v1/tokenize": {"prompt": "The fox"},
-    "/v1/detokenize": {"tokens": [5, 6]},
-}
+GOOD = {path: TEXT_SEEDS[path][0] for path in MODELS}
 
 
 def members(model: type[BaseModel]) -> st.SearchStrategy[dict[str, Any]]:

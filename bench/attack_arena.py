@@ -1,0 +1,141 @@
+"""What every attack needs: the server's address, a client for bodies, raw connections, and a count of the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import aiohttp
+
+BODY_BYTES = 4 * 2**20
+"""The largest body that Piecework takes."""
+NO_ANSWER = "closed"
+TIMED_OUT = "no answer in time"
+
+
+class Attack(NamedTuple):
+    """`about`: what it does, in a few words."""
+
+    name: str
+    about: str
+    run: Callable[[Arena], Awaitable[None]]
+
+
+class Connection(NamedTuple):
+    """A raw connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def send(self, data: bytes) -> bool:
+        """False where the server has closed it."""
+        try:
+            self.writer.write(data)
+            await self.writer.drain()
+            return not self.writer.is_closing()
+        except OSError:
+            return False
+
+    async def status(self) -> str:
+        """The status of the first answer, once the server has closed the connection; the rest is read and dropped."""
+        said = b""
+        with contextlib.suppress(OSError):
+            while part := await self.reader.read(65536):
+                said = said or part[:20]
+        return said[9:12].decode("latin-1") if said.startswith(b"HTTP/1.1 ") else NO_ANSWER
+
+
+@dataclass(slots=True)
+class Arena:
+    """One server. `answers`: how many requests got which status. `problems`: what must not have happened, in words."""
+
+    base_url: str
+    model: str | None
+    api_key: str | None
+    timeout: float
+    images: bool = False
+    answers: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    session: aiohttp.ClientSession | None = None
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.api_key}"} if self.api_key else {})
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=aiohttp.ClientTimeout(self.timeout)) as session:
+            self.session = session
+            yield
+
+    async def post(self, path: str, body: Any) -> tuple[str, bytes]:
+        return await self.ask("POST", path, body if isinstance(body, bytes) else json.dumps(body).encode())
+
+    async def ask(self, method: str, path: str, body: bytes | None = None, label: str = "") -> tuple[str, bytes]:
+        """The status, or why there is none, and the answer's body; counted. `label` goes before what is told of a wrong answer."""
+        assert self.session is not None
+        content = b""
+        try:
+            async with self.session.request(method, self.base_url + path, data=body) as answer:
+                content = await answer.read()
+                status = str(answer.status)
+        except TimeoutError:
+            status = TIMED_OUT
+        except (aiohttp.ClientError, OSError):
+            status = NO_ANSWER
+        if status == "503":
+            status = f"503 {_error_code(content)}"
+        self.answers[status] += 1
+        if status.startswith("5") and (not status.startswith("503") or "engine" in status):
+            self.problems.append(f"{label}{status} to {method} {path} with {body!r:.2000}: {content[:300]!r}")
+        return status, content
+
+    @property
+    def address(self) -> tuple[str, int]:
+        parts = urlsplit(self.base_url)
+        return parts.hostname or "", parts.port or 80
+
+    async def connect(self) -> Connection | None:
+        """A new connection; None, counted, where the server has no room for it."""
+        try:
+            return Connection(*await asyncio.open_connection(*self.address))
+        except OSError:
+            self.answers["not connected"] += 1
+            return None
+
+    def head(self, method: str = "POST", path: str = "/v1/completions", *lines: str) -> bytes:
+        """The beginning of a request's head, up to and without the empty line."""
+        key = [f"Authorization: Bearer {self.api_key}"] if self.api_key else []
+        return "".join(f"{line}\r\n" for line in (f"{method} {path} HTTP/1.1", "Host: attack", *key, *lines)).encode()
+
+    async def each(self, count: int, work: Callable[[Connection], Awaitable[None]]) -> None:
+        """`work` on so many connections at once, each until the server closes it; answers are counted, connections closed in any case."""
+        await together(self._until_closed(work) for _ in range(count))
+
+    async def _until_closed(self, work: Callable[[Connection], Awaitable[None]]) -> None:
+        connection = await self.connect()
+        if connection is None:
+            return
+        working = asyncio.ensure_future(work(connection))
+        try:
+            self.answers[await connection.status()] += 1
+        except asyncio.CancelledError:
+            self.answers["still open"] += 1
+            raise
+        finally:
+            working.cancel()
+            connection.writer.transport.abort()
+
+
+async def together(work: Iterable[Awaitable[Any]]) -> None:
+    await asyncio.gather(*work)
+
+
+def _error_code(content: bytes) -> str:
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        return str(json.loads(content)["error"]["code"])
+    return "?"

@@ -1,0 +1,191 @@
+"""Watches a server under attack from a process of its own: how long `/health` takes, and what memory the server's processes hold.
+
+Run as `python -m piecework.bench.attack_watch URL PID`, it answers each line on standard input with a line of JSON: `Seen` since the
+line before. PID 0: memory is not watched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import psutil
+
+POLL_SECONDS = 0.05
+_TIMEOUT = 180.0
+_MIB = 2**20
+_MOST_SAMPLES = 4000
+"""Samples of memory that are kept; above it every second one is dropped, but the first and the largest."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What was seen of a server in a while. Memory in MiB: (of the web process, of all that it started), one after the other.
+
+    `worst_wait`: seconds of the slowest answer to `/health`. `failures`: polls without a 200. `engines`: process ids of its children.
+    """
+
+    polls: int = 0
+    failures: int = 0
+    worst_wait: float = 0.0
+    memory: list[tuple[float, float]] = field(default_factory=list)
+    engines: list[int] = field(default_factory=list)
+
+    @property
+    def web_growth(self) -> float:
+        return self._growth([web for web, _ in self.memory])
+
+    @property
+    def engine_growth(self) -> float:
+        return self._growth([engine for _, engine in self.memory])
+
+    @property
+    def growth(self) -> float:
+        """The most that both together grew."""
+        return self._growth(self._both())
+
+    @property
+    def stays(self) -> float:
+        """How much more both hold at the end than at the start."""
+        both = self._both()
+        return both[-1] - both[0] if both else 0.0
+
+    @property
+    def drift(self) -> float:
+        """How much more both hold in the last quarter than in the second, when caches have taken what they take."""
+        both = self._both()
+        quarter = len(both) // 4
+        return sum(both[-quarter:]) / quarter - sum(both[quarter : 2 * quarter]) / quarter if quarter else 0.0
+
+    def _both(self) -> list[float]:
+        return [web + engine for web, engine in self.memory]
+
+    @staticmethod
+    def _growth(samples: list[float]) -> float:
+        return max(samples) - samples[0] if samples else 0.0
+
+
+class Watcher:
+    """The watching process; use it as `with`."""
+
+    def __init__(self, base_url: str, pid: int | None) -> None:
+        command = [sys.executable, "-m", "piecework.bench.attack_watch", base_url, str(pid or 0)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> Self:
+        self.seen()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait()
+
+    def seen(self) -> Seen:
+        """What was seen since the last call; waits for the poll that is under way."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return Seen(**json.loads(self._process.stdout.readline()))
+
+
+class _Watch:
+    def __init__(self, base_url: str, pid: int) -> None:
+        parts = urlsplit(base_url)
+        self._host, self._port = parts.hostname or "", parts.port or 80
+        self._web = psutil.Process(pid) if pid else None
+        self._seen = Seen()
+        self._lock = threading.Lock()
+        self._polling = threading.Lock()
+
+    def poll(self) -> None:
+        """Ask `/health` every 50 ms, for ever."""
+        while True:
+            began = time.perf_counter()
+            with self._polling:
+                healthy = self._ask()
+                waited = time.perf_counter() - began
+                with self._lock:
+                    self._seen.polls += 1
+                    self._seen.failures += not healthy
+                    self._seen.worst_wait = max(self._seen.worst_wait, waited)
+            time.sleep(max(0.001, POLL_SECONDS - waited))
+
+    def _ask(self) -> bool:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT)
+        try:
+            connection.request("GET", "/health", headers={"Connection": "close"})
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def weigh(self) -> None:
+        """Note the processes' memory every 50 ms, for ever."""
+        while self._web is not None:
+            with self._lock:
+                self._note_memory()
+            time.sleep(POLL_SECONDS)
+
+    def _note_memory(self) -> None:
+        assert self._web is not None
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children = self._web.children(recursive=True)
+            self._seen.memory.append((_resident(self._web), sum(map(_resident, children))))
+            self._seen.engines = sorted({*self._seen.engines, *(child.pid for child in self._web.children())})
+        if len(self._seen.memory) > _MOST_SAMPLES:
+            largest = max(self._seen.memory, key=sum)
+            self._seen.memory = [sample for at, sample in enumerate(self._seen.memory) if at % 2 == 0 or sample is largest]
+
+    def report(self) -> Seen:
+        with self._polling, self._lock:
+            if self._web is not None:
+                self._note_memory()
+            seen, self._seen = self._seen, Seen()
+            if self._web is not None:
+                self._note_memory()
+        return seen
+
+
+def _resident(process: Any) -> float:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return float(process.memory_info().rss) / _MIB
+    return 0.0
+
+
+def server_process(port: int) -> int | None:
+    """The process of this machine that listens on `port`; None where none does, or where this user may not see it."""
+    with contextlib.suppress(psutil.AccessDenied):
+        for connection in _listeners():
+            if connection.laddr and connection.laddr.port == port and connection.pid is not None:
+                return int(connection.pid)
+    return None
+
+
+def _listeners() -> Iterator[Any]:
+    return (connection for connection in psutil.net_connections(kind="tcp") if connection.status == psutil.CONN_LISTEN)
+
+
+def main(base_url: str, pid: str) -> None:
+    watch = _Watch(base_url, int(pid))
+    for work in (watch.poll, watch.weigh):
+        threading.Thread(target=work, daemon=True).start()
+    for _ in sys.stdin:
+        print(json.dumps(asdict(watch.report())), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,153 @@
+"""The attacks' own parts: what is sent is the same for a seed and asks for little work; what is seen of a server is what happened."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from piecework.bench import attack_flags
+from piecework.bench.attack import NAMES, AttackSettings, Outcome
+from piecework.bench.attack_watch import Seen, Watcher, server_process
+from piecework.bench.fuzz_bodies import IMAGE_SEEDS, TEXT_SEEDS, FuzzRequest, fuzz_request, modest
+from piecework.server.cli import main
+
+SLEEPY = """
+import http.server, sys, time
+class Handler(http.server.BaseHTTPRequestHandler):
+    held = []
+    def do_GET(self):
+        if self.path == "/swell":
+            self.held.append(bytearray(b"x") * (80 * 2**20))
+            time.sleep(1)
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *arguments): pass
+server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.fixture
+def sleepy() -> Iterator[int]:
+    """The port of a server that answers one request at a time; `/swell` takes it a second and 80 MB."""
+    with subprocess.Popen([sys.executable, "-c", SLEEPY], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+        process.kill()
+
+
+def get(port: int, path: str) -> None:
+    code = f"import urllib.request; urllib.request.urlopen('http://127.0.0.1:{port}{path}').read()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_watcher_sees_how_long_health_waits_and_what_memory_is_taken(sleepy: int) -> None:
+    pid = server_process(sleepy)
+    assert pid is not None
+    with Watcher(f"http://127.0.0.1:{sleepy}", pid) as watcher:
+        time.sleep(0.5)
+        calm = watcher.seen()
+        get(sleepy, "/swell")
+        swollen = watcher.seen()
+        time.sleep(0.3)
+        after = watcher.seen()
+    assert calm.polls >= 3 and calm.failures == 0 and calm.worst_wait < 0.9 and calm.growth < 20
+    assert 0.9 < swollen.worst_wait < 10 and 70 < swollen.growth < 120 and 70 < swollen.stays < 120
+    assert after.growth < 20
+
+
+def test_a_server_that_is_gone_is_a_failure() -> None:
+    with Watcher("http://127.0.0.1:9", None) as watcher:
+        time.sleep(0.3)
+        seen = watcher.seen()
+    assert seen.failures == seen.polls > 0 and seen.memory == []
+
+
+@pytest.mark.parametrize(
+    ("seen", "problems", "reason"),
+    [
+        (Seen(polls=9), [], None),
+        (Seen(polls=9, worst_wait=0.6), [], "/health took 0.60 s"),
+        (Seen(polls=9, failures=1), [], "/health failed 1 of 9 times"),
+        (Seen(memory=[(100, 1000), (300, 1150), (100, 1000)]), [], "memory grew by 350 MB"),
+        (Seen(memory=[(0, float(at)) for at in range(200)]), [], "memory does not stay flat: +100 MB"),
+        (Seen(), ["500 to POST /generate"], "500 to POST /generate"),
+    ],
+)
+def test_a_goal_that_is_missed_is_told(seen: Seen, problems: list[str], reason: str | None) -> None:
+    outcome = Outcome(name="fuzz", about="", seconds=1.0, answers=Counter(), problems=problems, seen=seen)
+    missed = outcome.missed(AttackSettings())
+    assert missed == [] if reason is None else len(missed) == 1 and missed[0].startswith(f"fuzz: {reason}")
+
+
+def test_the_flags_name_every_attack() -> None:
+    assert attack_flags.NAMES == NAMES
+
+
+def requests(seed: int) -> list[FuzzRequest]:
+    return [fuzz_request(TEXT_SEEDS, seed, number) for number in range(1000)]
+
+
+def test_a_seed_names_its_requests() -> None:
+    assert requests(1) == requests(1) != requests(2)
+    assert fuzz_request(IMAGE_SEEDS, 1, 5) == fuzz_request(IMAGE_SEEDS, 1, 5)
+
+
+def test_the_campaign_reaches_every_endpoint_with_bodies_that_are_valid_json_and_that_are_not() -> None:
+    made = requests(3)
+    assert {request.path for request in made} >= set(TEXT_SEEDS)
+    broken = [not is_json(request.body) for request in made if request.body is not None]
+    assert 0.05 < sum(broken) / len(broken) < 0.4
+    assert len({request.body for request in made}) > 600
+
+
+def is_json(body: bytes) -> bool:
+    try:
+        json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def test_no_request_of_the_campaign_asks_for_much_work() -> None:
+    def lengths(value: Any) -> Iterator[float]:
+        if isinstance(value, dict):
+            yield from (
+                value[name] for name in ("max_tokens", "max_new_tokens", "n", "best_of") if isinstance(value.get(name), int | float)
+            )
+        for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            yield from lengths(one)
+
+    bodies = [json.loads(request.body) for request in requests(4) if request.body is not None and is_json(request.body)]
+    found = [length for body in bodies for length in lengths(body)]
+    assert not [length for length in found if 16 < length <= 2**20]
+    assert modest({"prompt": "x"}) == {"prompt": "x", "max_tokens": 4}
+    assert modest({"text": "x", "sampling_params": {"n": 100}}) == {"text": "x", "sampling_params": {"n": 4, "max_new_tokens": 4}}
+
+
+@pytest.mark.parametrize(
+    ("argv", "error"),
+    [
+        (["--base-url", "http://192.0.2.1:30000"], "is not this machine; --allow-other-hosts attacks it, if it is yours"),
+        (["--base-url", "http://0.0.0.0:30000"], "is not this machine"),
+        (["--base-url", "http://no-such-host.invalid"], "there is no such host"),
+        (["--attacks", "fuzz,nap"], "there is no attack 'nap'; there are vanishing-numbers, "),
+        (["--seconds", "0"], "should be a number above 0"),
+        (["--base-url", "http://127.0.0.1:9"], "no server answers at"),
+    ],
+)
+def test_what_cannot_be_attacked_is_one_line(argv: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code: Any = main(["bench", "attack", *argv])
+    except SystemExit as ended:
+        code = ended.code
+    told = capsys.readouterr().err
+    assert code == 2 and error in told and told.count("\n") == 1
