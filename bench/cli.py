@@ -65,7 +65,7 @@ examples:
   %(prog)s --server llama=./llama.sh --server 'vllm=vllm serve DIR --port {port}' --json peers.json
 """
 _PEERS_LOADS = ("single", "batch8", "batch32", "prefill", "prefix")
-_GRAPHS_PARTS = ("prefill", "decode", "compile", "ready")
+_GRAPHS_PARTS = ("prefill", "decode", "compile", "ready", "faults")
 _GRAPHS = """\
 What --piecewise-cuda-graph gains and costs, in Markdown tables; the engine runs in this process, no server is needed.
 
@@ -73,6 +73,7 @@ prefill  forwards of one prompt, graphs off and in pieces, run in turn; the leas
 decode   the same of steps of nothing but decodes
 compile  tracing and compiling a model of the same layers at several depths, and loading what a first start has left in the cache
 ready    seconds from the start of the engine's process until it takes requests, --startup fast against graphs off
+faults   only where asked for: cold starts of a server while a stream runs, with a compiler that fails: its longest gap between two tokens
 """
 _GRAPHS_EXAMPLES = """\
 examples:

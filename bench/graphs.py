@@ -30,6 +30,7 @@ from ..runtime.layers.attention import register_attention
 from ..runtime.weights.loader import empty_model, load_model
 from ..runtime.weights.resolve import resolve_model_path
 from .gpu_engines import decode_batch, fill_cache, prefill_batch
+from .graph_faults import FAULTS, WITHOUT, watch
 from .report import Report
 
 _WARM_UPS = 3
@@ -242,6 +243,24 @@ def _until_ready(config: EngineConfig, cache: str) -> float:
     return seconds
 
 
+# Faults
+
+
+def _faults(settings: GraphsSettings) -> Table:
+    """Cold starts with a compiler that fails: the longest gap between two tokens of a stream, beside that of a server without pieces."""
+    flags = {"--dtype": settings.dtype, "--num-threads": settings.num_threads, "--piecewise-cuda-graph-compiler": settings.compiler}
+    given = [str(word) for flag, value in flags.items() if value not in (None, "auto") for word in (flag, value)]
+    found = {name: watch(settings.model_path, fault, flags=given) for name, fault in FAULTS.items()}
+    # As long as the longest of them: the longest gap is the longer the more there are.
+    without = watch(settings.model_path, WITHOUT, flags=given, seconds=max(sum(stream.gaps) for stream in found.values()))
+    rows = []
+    for name, stream in found.items():
+        medians = stream.median, without.median
+        told = f"{name}: {stream.pieces} distinct pieces run"
+        rows.append(Row(name=told, first=stream.longest, second=without.longest, medians=medians))
+    return Table(title="compiling process", columns=("longest gap", "without pieces"), ratio="times as long", rows=rows)
+
+
 def _config(settings: GraphsSettings, **others: Any) -> EngineConfig:
     longest = max(*settings.prefill, settings.context + 1)
     return EngineConfig(
@@ -258,4 +277,10 @@ def _time(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"
 
 
-_PARTS: dict[str, Callable[[GraphsSettings], Table]] = {"prefill": _prefill, "decode": _decode, "compile": _compile, "ready": _ready}
+_PARTS: dict[str, Callable[[GraphsSettings], Table]] = {
+    "prefill": _prefill,
+    "decode": _decode,
+    "compile": _compile,
+    "ready": _ready,
+    "faults": _faults,
+}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from tiny_models import make_tiny_model
 
+from piecework.bench.graph_faults import FAULTS, WITHOUT, watch
 from piecework.bench.graphs import Row
 from piecework.server.cli import main
 
@@ -44,6 +46,19 @@ def test_seconds_until_ready(path: Path, capsys: pytest.CaptureFixture[str]) -> 
     (table,) = json.loads(printed.out)["tables"]
     assert [row["name"] for row in table["rows"]] == ["cold cache", "warm cache"]
     assert "| until ready | " in printed.err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="faults are seeded in g++")
+@pytest.mark.parametrize(("fault", "pieces"), [("one piece cannot be compiled", 3), ("no piece can be compiled", 0), ("little memory", 0)])
+def test_a_stream_does_not_notice_that_pieces_cannot_be_compiled(path: Path, fault: str, pieces: int) -> None:
+    """A server that compiled, or waited for a compiler, would stand still for many seconds."""
+    flags = ["--dtype", "float32", "--num-threads", "1"]
+    stream = watch(str(path), FAULTS[fault], flags=flags)
+    without = watch(str(path), WITHOUT, flags=flags, seconds=10.0)
+    assert stream.pieces == pieces and without.pieces == 0
+    assert stream.longest < max(2 * without.longest, 1.0)
+    assert stream.compiled_for > 1.0
 
 
 def test_what_is_measured_leaves_no_trace_in_the_users_cache(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
