@@ -48,11 +48,15 @@ class CpuGraphPool:
 
 
 class CpuGraph:
-    """Work to call again. `work` is kept, so it must hold its inputs as weakly as a device's graph does."""
+    """Work to call again. `work` is kept, so it must hold its inputs as weakly as a device's graph does.
+
+    Like a device's, the memory of its pool stays as long as it does, whoever else lets go of the pool.
+    """
 
     def __init__(self) -> None:
         self._work: Work | None = None
         self._outputs: list[torch.Tensor] = []
+        self._pool: CpuGraphPool | None = None
 
     def capture(self, work: Work, pool: CpuGraphPool, stream: None) -> list[torch.Tensor]:
         outputs = []
@@ -60,7 +64,7 @@ class CpuGraph:
             output = pool.like(fresh)
             output.copy_(fresh)
             outputs.append(output)
-        self._work, self._outputs = work, [weak_ref_tensor(output) for output in outputs]
+        self._work, self._outputs, self._pool = work, [weak_ref_tensor(output) for output in outputs], pool
         return outputs
 
     def begin(self, pool: CpuGraphPool, stream: None) -> None:
