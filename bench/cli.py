@@ -45,6 +45,7 @@ not; n, log-probabilities, stop strings, seeds), among them clients that disconn
 Every answer is checked for its form and its counts. --verify requests, greedy or seeded ones, are first asked alone; their answers under
 load should be the same. In bfloat16 two tokens that nearly tie may fall the other way in another batch, so differences are told, and
 fail the soak only above --max-mismatches; with a server in float32 give 0.
+--kill-engine and --hang-engine do that to the engine process meanwhile; the load begins again until all is done.
 At the end the server must say that nothing runs, nothing waits, and no request holds KV cache. Exit code 0 or 1.
 """
 _SOAK_EXAMPLES = """\
@@ -173,13 +174,11 @@ def _add_soak(subparsers: Any) -> None:
     checks.add_argument("--max-mismatches", type=count, metavar="N", help="how many of them may differ; default: any number")
     checks.add_argument("--settle-seconds", type=float, default=10.0, metavar="S", help="in which the server becomes idle; default: 10")
     checks.add_argument("--server-pid", type=positive, metavar="PID", help="watch the memory of this process and of those it started")
-    checks.add_argument(
-        "--max-memory-growth",
-        dest="max_memory_growth_mib",
-        type=float,
-        metavar="MIB",
-        help="since the first quarter of the load; default: any",
-    )
+    checks.add_argument("--max-memory-growth", dest="max_memory_growth_mib", type=float, metavar="MIB", help="since the first quarter; default: any")
+    faults = parser.add_argument_group("faults, of the engine process of the server that --server-pid names, here")
+    faults.add_argument("--kill-engine", dest="kills", type=count, default=0, metavar="N", help="times that it is killed; default: 0")
+    faults.add_argument("--hang-engine", dest="hangs", type=count, default=0, metavar="N", help="times that it is stopped; default: 0")
+    faults.add_argument("--fault-interval", type=float, default=40.0, metavar="S", help="three within 60 s end a server; default: 40")
 
 
 def _add_peers(subparsers: Any) -> None:

@@ -9,6 +9,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import psutil
+
 from ..runtime.progress import progress_bar
 from .apis import Answer, GenerationCall, ask
 from .client import MALFORMED, Client, RequestFailed, resolve
@@ -16,6 +18,7 @@ from .load import run_load
 from .report import Failures, Report
 from .server_state import MIB, ServerState, resident_bytes, wait_idle
 from .soak_checks import problems
+from .soak_faults import Faults
 from .soak_requests import Fate, Mix, SoakRequest
 from .target import Api, Target
 
@@ -29,6 +32,7 @@ _EXAMPLES = 10
 class SoakSettings:
     """`verify`: so many requests are also sent alone, before the load, and must be answered alike under it. `settle_seconds`: how long the
     server may take to become idle. `max_mismatches`, `max_memory_growth_mib`: above these the soak fails; None: they are only told.
+    `kills`, `hangs`: what is done to the engine process of `server_pid` under the load, every `fault_interval` seconds.
     """
 
     num_requests: int = 2000
@@ -38,6 +42,13 @@ class SoakSettings:
     max_mismatches: int | None = None
     server_pid: int | None = None
     max_memory_growth_mib: float | None = None
+    kills: int = 0
+    hangs: int = 0
+    fault_interval: float = 40.0
+
+    def __post_init__(self) -> None:
+        if (self.kills or self.hangs) and self.server_pid is None:
+            raise ValueError("--kill-engine and --hang-engine need --server-pid, the process of a server of this machine")
 
 
 @dataclass(slots=True)
@@ -50,6 +61,8 @@ class SoakResult:
     verified: int = 0
     mismatches: list[str] = field(default_factory=list)
     state: ServerState | None = None
+    faults: Counter[str] = field(default_factory=Counter)
+    """What was done to the engine process, after which the server served again."""
     memory: list[int] = field(default_factory=list)
     """Bytes: when the load began, then every half second, then at its end."""
 
@@ -71,6 +84,8 @@ class SoakResult:
             reasons.append(f"the server is not idle: {self.state.line()}")
         if settings.max_mismatches is not None and len(self.mismatches) > settings.max_mismatches:
             reasons.append(f"{len(self.mismatches)} answers differ from the same request alone")
+        if self.faults.total() < settings.kills + settings.hangs:
+            reasons.append(f"the server survived {self.faults.total()} of {settings.kills + settings.hangs} faults of its engine")
         growth = self.memory_growth_mib
         if growth is not None and settings.max_memory_growth_mib is not None and growth > settings.max_memory_growth_mib:
             reasons.append(f"the server's memory grew by {growth:.1f} MiB")
@@ -84,6 +99,8 @@ class SoakResult:
         lines += [f"  {mismatch}" for mismatch in self.mismatches[:_EXAMPLES]]
         unknown = "not checked, the server has neither /server_info nor /metrics"
         lines.append(f"At the end: {unknown if self.state is None else self.state.line()}")
+        if self.faults:
+            lines.append(f"Engine:     {', '.join(f'{count} times {kind}' for kind, count in self.faults.most_common())}")
         if self.memory:
             figures = (
                 f"{self.memory[0] / MIB:.1f} MiB at the start, {max(self.memory) / MIB:.1f} at most, {self.memory[-1] / MIB:.1f} at the end"
@@ -99,6 +116,7 @@ class SoakResult:
             "verified": self.verified,
             "mismatches": self.mismatches,
             "state": None if self.state is None else asdict(self.state),
+            "faults": dict(self.faults),
             "memory_bytes": self.memory,
             "memory_growth_mib": self.memory_growth_mib,
         }
@@ -127,7 +145,7 @@ async def soak(target: Target, settings: SoakSettings, mix: Mix) -> SoakResult:
     """Put the whole load on the server, whose model is named where an API of `mix` needs it."""
     async with Client(target) as client:
         mix = await _with_server_limits(client, mix)
-        run = _Soak(client, settings, [mix.request(number) for number in range(settings.num_requests)])
+        run = _Soak(client, settings, [mix.request(number) for number in range(settings.num_requests)], mix.seed)
         await run.ask_alone(_sample(run.requests, settings.verify, mix.seed))
         await run.load()
         await run.settle()
@@ -159,11 +177,12 @@ def _sample(requests: list[SoakRequest], count: int, seed: int) -> list[int]:
 class _Soak:
     """One soak under way."""
 
-    def __init__(self, client: Client, settings: SoakSettings, requests: list[SoakRequest]) -> None:
+    def __init__(self, client: Client, settings: SoakSettings, requests: list[SoakRequest], seed: int) -> None:
         self.requests = requests
         self.result = SoakResult()
         self._client = client
         self._settings = settings
+        self._seed = seed
         self._alone: dict[int, Answer] = {}
 
     async def ask_alone(self, numbers: list[int]) -> None:
@@ -175,8 +194,16 @@ class _Soak:
                 self._alone[number] = answer
 
     async def load(self) -> None:
-        """All requests, and an eye on the server's memory meanwhile."""
+        """All requests, and an eye on the server's memory meanwhile; again, until all faults of the engine are through."""
         watch = asyncio.create_task(self._watch_memory())
+        faults = asyncio.create_task(self._commit_faults())
+        await self._load_once()
+        while not faults.done():
+            await self._load_once()
+        await faults
+        watch.cancel()
+
+    async def _load_once(self) -> None:
         with progress_bar(total=len(self.requests), desc="load", unit="request") as bar:
 
             async def send(number: int) -> None:
@@ -185,7 +212,25 @@ class _Soak:
                 bar.update()
 
             await run_load(range(len(self.requests)), send, concurrency=self._settings.concurrency)
-        watch.cancel()
+
+    async def _commit_faults(self) -> None:
+        settings = self._settings
+        if settings.server_pid is None:
+            return
+        faults = Faults(
+            server_pid=settings.server_pid, kills=settings.kills, hangs=settings.hangs, interval=settings.fault_interval, seed=self._seed
+        )
+        try:
+            await faults.commit(self._serves, lambda kind: self.result.faults.update([kind]))
+        except (TimeoutError, psutil.Error) as error:
+            self.result.failures.add(RequestFailed("the server did not survive a fault of its engine", repr(error)))
+
+    async def _serves(self) -> bool:
+        try:
+            await self._client.get("/health")
+        except RequestFailed:
+            return False
+        return True
 
     async def settle(self) -> None:
         """Wait until the server is idle; remember its state, and its memory.

@@ -18,8 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
 from scripted_server import VOCAB_SIZE, ScriptedServer
+from server_process import ready
+from tiny_models import make_tiny_model
 from toy_tokenizer import toy_tokenizer
 
+from piecework.bench import soak_faults
 from piecework.bench.report import Report
 from piecework.bench.server_state import resident_bytes
 from piecework.bench.soak import SoakSettings, run
@@ -239,6 +242,33 @@ def test_a_server_process_that_dies_fails_the_soak(good: ScriptedServer, program
     good.fail = lambda number: program.kill() if number == 30 else None
     told = soak(good.url, tmp_path, replace(SETTINGS, server_pid=program.pid))
     assert told["code"] == 1 and told["failures"]["the server's process is gone"] > 0
+
+
+# Faults of the engine
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_killed_and_stopped_under_the_load_costs_no_answer(tmp_path: Path) -> None:
+    """Each answer is the one that the same request had before the faults."""
+    model = str(make_tiny_model(tmp_path / "model", "llama"))
+    settings = replace(SETTINGS, verify=20, settle_seconds=20.0, max_mismatches=0, kills=1, hangs=1, fault_interval=1.0)
+    with ready(model, "--watchdog-timeout", "4") as server:
+        told = soak(server.url, tmp_path, replace(settings, server_pid=server.process.pid), replace(CALM, max_new_tokens=200))
+    assert (told["code"], told["failed"]) == (0, [])
+    assert told["faults"] == {"killed": 1, "stopped": 1} and told["verified"] >= 20
+
+
+def test_a_server_whose_engine_does_not_come_back_fails_the_soak(
+    good: ScriptedServer, program: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(soak_faults, "_READY_SECONDS", 0.5)
+    told = soak(good.url, tmp_path, replace(SETTINGS, server_pid=program.pid, kills=1))
+    assert told["code"] == 1 and "the server survived 0 of 1 faults of its engine" in told["failed"]
+
+
+def test_faults_need_the_process_of_the_server() -> None:
+    with pytest.raises(ValueError, match="need --server-pid"):
+        replace(SETTINGS, hangs=1)
 
 
 # The mix

@@ -1,0 +1,71 @@
+"""Kills and stops the engine process of a server of this machine, again and again, while a soak puts its load on it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import psutil
+
+_ENGINE = "engine_process"
+_POLL_SECONDS = 0.2
+_GONE_SECONDS = 900.0
+"""A stopped process must have been replaced by then: longer than the default of --watchdog-timeout."""
+_READY_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What is done to the engine: `kills` times SIGKILL, `hangs` times SIGSTOP, in an order that `seed` draws, `interval` seconds apart."""
+
+    server_pid: int
+    kills: int
+    hangs: int
+    interval: float
+    seed: int
+
+    async def commit(self, ready: Callable[[], Awaitable[bool]], tell: Callable[[str], None]) -> None:
+        """One fault after the other, each told by its name once the server serves again. Raises `TimeoutError` where it does not."""
+        kinds = ["killed"] * self.kills + ["stopped"] * self.hangs
+        random.Random(self.seed).shuffle(kinds)
+        for kind in kinds:
+            due = time.monotonic() + self.interval
+            engine = await self._engine()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                engine.kill() if kind == "killed" else engine.suspend()
+            await _until(lambda engine=engine: _gone(engine), _GONE_SECONDS)  # type: ignore[misc]
+            async with asyncio.timeout(_READY_SECONDS):
+                while not await ready():
+                    await asyncio.sleep(_POLL_SECONDS)
+            tell(kind)
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+    async def _engine(self) -> psutil.Process:
+        found: list[psutil.Process] = []
+
+        def look() -> bool:
+            found[:] = [child for child in psutil.Process(self.server_pid).children() if _is_engine(child)]
+            return bool(found)
+
+        await _until(look, _READY_SECONDS)
+        return found[0]
+
+
+def _is_engine(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return any(_ENGINE in word for word in process.cmdline())
+    return False
+
+
+def _gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+async def _until(condition: Callable[[], bool], seconds: float) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(_POLL_SECONDS)
