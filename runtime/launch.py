@@ -39,6 +39,10 @@ class Runner(Protocol):
         """How the steps so far have run."""
         ...
 
+    def synchronize(self) -> None:
+        """Wait for the device. Raises where it is broken."""
+        ...
+
 
 class LaunchedStep:
     """One step, which the device runs while the host goes on. `samplers`: who gets a token; `scored`: who only wanted log-probabilities."""

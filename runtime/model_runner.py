@@ -88,6 +88,10 @@ class ModelRunner:
         """How the steps so far have run."""
         return self.graphs.counts()
 
+    def synchronize(self) -> None:
+        """Wait for the device. Raises where it is broken."""
+        self.platform.synchronize()
+
     @property
     def overlap_schedule(self) -> bool:
         """Whether the next step is to be planned while one runs."""

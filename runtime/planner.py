@@ -52,7 +52,21 @@ class Planner:
         if self.preemptions > before:
             # Pages are so scarce that a request had to go back; starting another would push out the next.
             return scheduled
-        return scheduled + self._plan_waiting(budget)
+        return scheduled + self._plan_waiting(budget, list(self.waiting))
+
+    def plan_alone(self, request: Request) -> list[Scheduled]:
+        """The next tokens of one request; all others give way to it. Nothing may be in flight."""
+        self._in_flight = False
+        for other in [running for running in self.running if running is not request]:
+            self._preempt(other)
+        return self._plan_running()[0] if self.running else self._plan_waiting(self._token_budget, [request])
+
+    def withdraw(self) -> None:
+        """All that run go back to the queue, with the tokens that the host knows: what is in flight will not be read."""
+        for request in list(self.running):
+            request.forget_pending()
+            self._in_flight = False
+            self._preempt(request)
 
     def _plan_running(self) -> tuple[list[Scheduled], int]:
         scheduled, budget, position = list[Scheduled](), self._token_budget, 0
@@ -71,10 +85,10 @@ class Planner:
             budget -= num_new
         return scheduled, budget
 
-    def _plan_waiting(self, budget: int) -> list[Scheduled]:
+    def _plan_waiting(self, budget: int, candidates: list[Request]) -> list[Scheduled]:
         scheduled: list[Scheduled] = []
         coming: set[tuple[int, bytes]] = set()
-        for request in list(self.waiting):
+        for request in candidates:
             if budget <= 0 or len(self.running) >= self._max_running:
                 break
             self._cache.attach(request)

@@ -98,6 +98,12 @@ class Request:
         self.num_pending += 1
         self.sampled_row = row
 
+    def forget_pending(self) -> None:
+        """No step that was launched will tell its tokens."""
+        self.num_tokens -= self.num_pending
+        self.num_pending = 0
+        self.num_computed = min(self.num_computed, self.num_tokens)
+
     def resolve(self, token: int) -> None:
         """The first token that is pending is this one."""
         self._tokens[self.num_tokens - self.num_pending] = token

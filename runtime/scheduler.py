@@ -10,6 +10,7 @@ ends its request is found out one step late, and what that step gave the request
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 
 import torch
@@ -22,9 +23,15 @@ from .planner import Planner, StepInFlight
 from .request import Request
 from .sampler import NO_TOKEN, Sampled
 
+logger = logging.getLogger(__name__)
+
 
 class Scheduler:
-    """Holds every request of an engine from arrival to its last token. `overlap`: whether steps overlap."""
+    """Holds every request of an engine from arrival to its last token. `overlap`: whether steps overlap.
+
+    What one request brings about ends that one: where a step raises, its requests are computed one at a time until each has got
+    a token, and one whose step raises again, alone, is answered with an error. What a broken device raises is let through.
+    """
 
     def __init__(
         self,
@@ -44,20 +51,29 @@ class Scheduler:
         self._draw_seed = draw_seed
         self._overlap = overlap
         self._in_flight: LaunchedStep | None = None
-        self._rejected: list[TokenOutput] = []
+        self._outputs: list[TokenOutput] = []
+        """To be told with this step."""
+        self._at_work: list[Request] = []
+        """Whom what is done just now is done for."""
+        self._suspects: list[Request] = []
+        """Who is computed alone, because a step of several raised."""
+        self._last_fault = ""
         self._generated_tokens = self._discarded_tokens = self._steps = self._overlapped_steps = 0
 
     @property
     def has_work(self) -> bool:
         # A step in flight is of use to a request that runs, or it is dropped.
-        return bool(self._planner.running or self._planner.waiting or self._rejected)
+        return bool(self._planner.running or self._planner.waiting or self._outputs)
 
     def add(self, message: GenerateRequest) -> None:
         """Queue a request; one that can never run is answered with an error at the next step."""
         try:
             self._planner.add(self._admit(message))
-        except ValueError as error:
-            self._rejected.append(TokenOutput(rid=message.rid, token_ids=[], finish_reason=FinishReason.ERROR, error=str(error)))
+        except Exception as error:
+            if not isinstance(error, ValueError):
+                logger.exception("request %s cannot be taken", message.rid)
+            reason = str(error) if isinstance(error, ValueError) else f"it cannot be taken ({type(error).__name__})"
+            self._outputs.append(TokenOutput(rid=message.rid, token_ids=[], finish_reason=FinishReason.ERROR, error=reason))
 
     def abort(self, rids: Iterable[str]) -> None:
         """Free these requests at once; they deliver nothing more."""
@@ -73,24 +89,53 @@ class Scheduler:
     @torch.inference_mode()
     def step(self) -> StepOutput:
         """Launch one batch, and say what the one before it delivered; without overlap, what it delivered itself."""
-        outputs, self._rejected = self._rejected, []
-        before, self._in_flight = self._in_flight, None
+        self._at_work = []
         try:
-            scheduled = self._planner.plan(in_flight=before is not None)
-        except StepInFlight:
-            assert before is not None
-            outputs += self._deliver(before)
-            before = None
-            scheduled = self._planner.plan(in_flight=False)
+            self._advance()
+        except Exception as error:
+            self._isolate(error)
+        outputs, self._outputs = self._outputs, []
+        return StepOutput(outputs=outputs, stats=self.stats())
+
+    def _advance(self) -> None:
+        self._suspects = [request for request in self._suspects if not request.finished]
+        before, self._in_flight = self._in_flight, None
+        if self._suspects:
+            # Nothing is in flight: it was withdrawn when they came under suspicion, and since then each step was read at once.
+            scheduled = self._planner.plan_alone(self._suspects[0])
+        else:
+            try:
+                scheduled = self._planner.plan(in_flight=before is not None)
+            except StepInFlight:
+                assert before is not None
+                self._deliver(before)
+                before = None
+                scheduled = self._planner.plan(in_flight=False)
         launched = self._launch(scheduled, before) if scheduled else None
         if before is not None:
-            outputs += self._deliver(before)
-        if launched is not None and not self._overlap:
-            outputs += self._deliver(launched)
+            self._deliver(before)
+        if launched is not None and (self._suspects or not self._overlap):
+            self._deliver(launched)
             launched = None
         self._in_flight = launched
         self._drop_useless_step()
-        return StepOutput(outputs=outputs, stats=self.stats())
+
+    def _isolate(self, error: Exception) -> None:
+        """A step has raised: its one request ends, or its several requests are computed one at a time."""
+        at_work = [request for request in self._at_work if not request.finished]
+        if not at_work:
+            raise error
+        self._runner.synchronize()
+        self._in_flight = None
+        self._planner.withdraw()
+        told, self._last_fault = self._last_fault, repr(error)
+        logger.error("a step of %d requests failed: %r", len(at_work), error, exc_info=error if self._last_fault != told else None)
+        if len(at_work) == 1:
+            self._outputs.append(
+                self._fail(at_work[0], f"its computation failed ({type(error).__name__}); the server's log has the details")
+            )
+        else:
+            self._suspects = at_work
 
     def stats(self) -> EngineStats:
         graphs, planner = self._runner.graph_counts(), self._planner
@@ -146,6 +191,7 @@ class Scheduler:
     # Launching
 
     def _launch(self, scheduled: list[Scheduled], before: LaunchedStep | None) -> LaunchedStep:
+        self._at_work = [request for request, _ in scheduled]
         launched = LaunchedStep(self._runner, scheduled, self._cache.page_size, before)
         self._steps += 1
         self._overlapped_steps += before is not None
@@ -167,13 +213,20 @@ class Scheduler:
 
     # Delivering
 
-    def _deliver(self, step: LaunchedStep) -> list[TokenOutput]:
+    def _deliver(self, step: LaunchedStep) -> None:
         """What a step gave the requests that have not ended or been aborted since it was launched."""
+        self._at_work = [request for request, _ in step.scheduled]
         samples = step.read()
-        outputs = [self._output(request, sampled) for request, sampled in zip(step.samplers, samples, strict=True) if not request.finished]
-        self._generated_tokens += len(outputs)
-        self._discarded_tokens += len(samples) - len(outputs)
-        return outputs + [self._output(request, None) for request in step.scored if not request.finished]
+        given: list[tuple[Request, Sampled | None]] = [
+            (request, sampled) for request, sampled in zip(step.samplers, samples, strict=True) if not request.finished
+        ]
+        self._generated_tokens += len(given)
+        self._discarded_tokens += len(samples) - len(given)
+        for request, sampled in given + [(request, None) for request in step.scored if not request.finished]:
+            self._at_work = [request]
+            self._outputs.append(self._output(request, sampled))
+            if request in self._suspects:
+                self._suspects.remove(request)
 
     def _output(self, request: Request, sampled: Sampled | None) -> TokenOutput:
         if sampled is not None and sampled.token == NO_TOKEN:

@@ -65,8 +65,8 @@ class ImageScheduler:
             state = self._model.validate(request.params, clock)
             self._model.check_area(state.params)
             self._waiting.append(_Job(request.rid, state))
-        except InvalidParams as error:
-            self._outputs.append(_refusal(request.rid, error))
+        except Exception as error:
+            self._outputs.append(self._failure(request.rid, error))
         self._count(clock)
 
     def abort(self, rids: list[str]) -> None:
@@ -114,7 +114,7 @@ class ImageScheduler:
         try:
             self._model.prepare(job.state, clock)
         except Exception as error:
-            self._finish(job, self._failure(job, error))
+            self._finish(job, self._failure(job.rid, error))
 
     def _next_batch(self) -> list[_Job]:
         """The images of the shape whose turn it is; they go to the end of the row."""
@@ -131,7 +131,7 @@ class ImageScheduler:
             self._model.denoise([job.state for job in batch], clock)
         except Exception as error:
             if len(batch) == 1:
-                self._finish(batch[0], self._failure(batch[0], error))
+                self._finish(batch[0], self._failure(batch[0].rid, error))
             elif isinstance(error, OutOfMemory):
                 logger.warning("no memory for %d images side by side; those of this size are made one at a time from now on", len(batch))
                 self._alone.add(batch[0].state.shape)
@@ -146,10 +146,9 @@ class ImageScheduler:
     def _decode(self, job: _Job, clock: Clock) -> None:
         try:
             self._model.decode(job.state, clock)
-        except Exception as error:
-            self._finish(job, self._failure(job, error))
-        else:
             self._finish(job, self._image(job))
+        except Exception as error:
+            self._finish(job, self._failure(job.rid, error))
 
     def _make_whole(self, job: _Job, family: WholePipeline, clock: Clock) -> None:
         self._running = [job]
@@ -162,20 +161,19 @@ class ImageScheduler:
 
         try:
             self._model.make_whole(family, job.state, clock, watch)
+            self._finish(job, self._image(job))
         except _Left:
             pass
         except Exception as error:
-            self._finish(job, self._failure(job, error))
-        else:
-            self._finish(job, self._image(job))
+            self._finish(job, self._failure(job.rid, error))
 
-    def _failure(self, job: _Job, error: Exception) -> ImageOutput:
+    def _failure(self, rid: str, error: Exception) -> ImageOutput:
         """The answer to what was raised for one image. Raises what the device has to say where it is the device that is broken."""
         if isinstance(error, InvalidParams | OutOfMemory):
-            return _refusal(job.rid, error)
+            return _refusal(rid, error)
         self._model.platform.synchronize()
         logger.error("an image could not be made", exc_info=error)
-        return ImageOutput(rid=job.rid, finish_reason=FinishReason.ERROR, error=f"the pipeline failed with {type(error).__name__}")
+        return ImageOutput(rid=rid, finish_reason=FinishReason.ERROR, error=f"the pipeline failed with {type(error).__name__}")
 
     def _finish(self, job: _Job, output: ImageOutput) -> None:
         """Unless its client has left meanwhile."""

@@ -138,8 +138,9 @@ class TestSeeded:
         path = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS)
         llm = recorded(path)
         monkeypatch.setattr(torch.npu.NPUGraph, "update", lambda graph, cpu_update_input: None)
-        with simnpu.limits(hang_seconds=0.05), pytest.raises(RuntimeError, match="hardware would hang"):
+        with simnpu.limits(hang_seconds=0.05):
             llm.generate(PROMPTS, PARAMS)
+        assert "hardware would hang" in caplog.text
 
     @pytest.mark.parametrize("failing", range(LAYERS))
     def test_an_update_that_fails_ends_its_replay_and_the_step_runs_without(

@@ -185,6 +185,30 @@ def test_what_a_pipeline_raises_ends_one_image_alone(model: DiffusionModel, monk
         assert np.abs(image_of(outputs[str(seed)]) / 255 - alone).max() <= 1.01 / 255
 
 
+@pytest.mark.parametrize("place", ["validate", "decode"])
+def test_an_image_that_cannot_be_checked_or_written_down_ends_alone(
+    model: DiffusionModel, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = getattr(model, place)
+
+    def fail(what: Any, clock: Clock) -> Any:
+        if (what if place == "validate" else what.params).seed == 13:
+            if place == "validate":
+                raise TypeError("a bug")
+            # No pixels that `to_bytes` could take.
+            what.pixels = ["nothing"]
+            return None
+        return plain(what, clock)
+
+    monkeypatch.setattr(model, place, fail)
+    scheduler = ImageScheduler(model)
+    for seed in (12, 13):
+        scheduler.add(asked(str(seed), seed=seed))
+    outputs = finish(scheduler)
+    assert "the pipeline failed with" in (outputs["13"].error or "")
+    assert outputs["12"].finish_reason is FinishReason.STOP
+
+
 def test_a_broken_device_is_not_taken_for_a_request_s_fault(model: DiffusionModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any) -> Any:
         monkeypatch.setattr(type(model.platform), "synchronize", broken)
