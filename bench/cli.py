@@ -174,7 +174,9 @@ def _add_soak(subparsers: Any) -> None:
     checks.add_argument("--max-mismatches", type=count, metavar="N", help="how many of them may differ; default: any number")
     checks.add_argument("--settle-seconds", type=float, default=10.0, metavar="S", help="in which the server becomes idle; default: 10")
     checks.add_argument("--server-pid", type=positive, metavar="PID", help="watch the memory of this process and of those it started")
-    checks.add_argument("--max-memory-growth", dest="max_memory_growth_mib", type=float, metavar="MIB", help="since the first quarter; default: any")
+    checks.add_argument(
+        "--max-memory-growth", dest="max_memory_growth_mib", type=float, metavar="MIB", help="since the first quarter; default: any"
+    )
     faults = parser.add_argument_group("faults, of the engine process of the server that --server-pid names, here")
     faults.add_argument("--kill-engine", dest="kills", type=count, default=0, metavar="N", help="times that it is killed; default: 0")
     faults.add_argument("--hang-engine", dest="hangs", type=count, default=0, metavar="N", help="times that it is stopped; default: 0")
