@@ -79,7 +79,7 @@ class EagerCompiler:
         return None
 
     def compile(self, graph: fx.Graph, example_inputs: Sequence[TensorSpec], path: Path) -> None:
-        path.write_bytes(pickle.dumps(_bare_module(graph)))
+        path.write_bytes(pickle.dumps(bare_module(graph)))
 
     def load(self, path: Path) -> PieceFunction:
         return _of_sequence(pickle.loads(path.read_bytes()))
@@ -108,7 +108,7 @@ class InductorCompiler:
         return None if shutil.which(wanted) else f"there is no C++ compiler {wanted}: install it, or name another in $CXX"
 
     def compile(self, graph: fx.Graph, example_inputs: Sequence[TensorSpec], path: Path) -> None:
-        torch_private.compile_package(_bare_module(graph), example_inputs, path, {})
+        torch_private.compile_package(bare_module(graph), example_inputs, path, {})
 
     def load(self, path: Path) -> PieceFunction:
         return torch_private.load_package(path)
@@ -130,7 +130,7 @@ def piece_compiler(name: str | None, platform: Platform) -> PieceCompiler:
 
 def traced_function(graph: fx.Graph) -> PieceFunction:
     """A piece as it was traced, uncompiled."""
-    return _of_sequence(_bare_module(graph))
+    return _of_sequence(bare_module(graph))
 
 
 def _of_sequence(module: fx.GraphModule) -> PieceFunction:
@@ -138,7 +138,7 @@ def _of_sequence(module: fx.GraphModule) -> PieceFunction:
     return lambda inputs: forward(*inputs)
 
 
-def _bare_module(graph: fx.Graph) -> fx.GraphModule:
+def bare_module(graph: fx.Graph) -> fx.GraphModule:
     """`graph` as a module, without what tracing left on its nodes: fake tensors, stacks, symbols."""
     bare = fx.Graph()
     inner: dict[fx.Node, fx.Node] = {}

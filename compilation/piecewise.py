@@ -66,6 +66,22 @@ class PiecewiseForward:
         output: torch.Tensor = registers[self._output]
         return output
 
+    def arguments(self, piece: int, values: Mapping[int, torch.Tensor], *, packed: bool) -> list[Any]:
+        """What a distinct piece takes at its first call: its weights, as they are or as it wants them packed, and `values` by number."""
+        step = self.plan.first_call(piece)
+        if packed:
+            step = self._steps[self.plan.steps.index(step)]
+        known = {**self._weights, **self.plan.constants, **values}
+        return [known[number] for number in step.inputs]
+
+    def run_piece(self, piece: int, values: Mapping[int, torch.Tensor]) -> Sequence[torch.Tensor]:
+        """A distinct piece alone, on `values` and the weights of its first call."""
+        return self._pieces[piece].run(self.arguments(piece, values, packed=True))
+
+    def with_pieces(self, pieces: Sequence[CompiledPiece]) -> PiecewiseForward:
+        """The same forward by other pieces, none of which takes packed weights."""
+        return PiecewiseForward(self.plan, pieces, self.weights, lambda weight: weight)
+
     @property
     def weights(self) -> dict[str, torch.Tensor]:
         """The model's, by name. Not the packed ones: they are ours, nobody moves them, and their layout may have no address to tell."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import pickle
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from .compiler import bare_module
 from .piece_key import op_names, piece_key
 from .shapes import TensorSpec
 from .split import Cut, PieceCall
@@ -26,11 +29,12 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistinctPiece:
-    """A piece that is called once or often. `ops`: what it does, for people."""
+    """A piece that is called once or often. `ops`: what it does, for people; `traced`: its graph, in base64, to check others against."""
 
     key: str
     inputs: tuple[TensorSpec, ...]
     ops: tuple[str, ...]
+    traced: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,10 @@ class Plan:
         """How often each distinct piece is called."""
         return Counter(step.piece for step in self.steps if step.piece is not None)
 
+    def first_call(self, piece: int) -> Step:
+        """The first call of a distinct piece."""
+        return next(step for step in self.steps if step.piece == piece)
+
     @property
     def is_portable(self) -> bool:
         """Whether all its tensors have names, so that another process can find them."""
@@ -66,7 +74,10 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         return {
             "steps": self.steps,
-            "pieces": [{"key": piece.key, "inputs": [spec.to_json() for spec in piece.inputs], "ops": piece.ops} for piece in self.pieces],
+            "pieces": [
+                {"key": piece.key, "inputs": [spec.to_json() for spec in piece.inputs], "ops": piece.ops, "traced": piece.traced}
+                for piece in self.pieces
+            ],
             "inputs": self.inputs,
             "weights": self.weights,
             "weight_specs": {number: spec.to_json() for number, spec in self.weight_specs.items()},
@@ -82,7 +93,10 @@ class Plan:
             steps=tuple(Step(piece, op, tuple(inputs), tuple(outputs)) for piece, op, inputs, outputs in data["steps"]),
             pieces=tuple(
                 DistinctPiece(
-                    key=piece["key"], inputs=tuple(TensorSpec.from_json(spec) for spec in piece["inputs"]), ops=tuple(piece["ops"])
+                    key=piece["key"],
+                    inputs=tuple(TensorSpec.from_json(spec) for spec in piece["inputs"]),
+                    ops=tuple(piece["ops"]),
+                    traced=piece["traced"],
                 )
                 for piece in data["pieces"]
             ),
@@ -112,7 +126,7 @@ def make_plan(cut: Cut, inputs: list[torch.Tensor], names: Mapping[int, str]) ->
         key = piece_key(call.graph, specs)
         if key not in numbers:
             numbers[key] = len(pieces)
-            pieces.append(DistinctPiece(key=key, inputs=specs, ops=tuple(op_names(call.graph))))
+            pieces.append(DistinctPiece(key=key, inputs=specs, ops=tuple(op_names(call.graph)), traced=_written(call.graph)))
             graphs.append(call.graph)
         steps.append(Step(numbers[key], None, call.inputs, call.outputs))
     places = {id(tensor): number for number, tensor in cut.tensors.items()}
@@ -129,3 +143,11 @@ def make_plan(cut: Cut, inputs: list[torch.Tensor], names: Mapping[int, str]) ->
         num_values=len(cut.specs) + len(cut.constants),
     )
     return plan, graphs
+
+
+def _written(graph: fx.Graph) -> str:
+    """A piece's graph in base64; empty where it calls what cannot be written down."""
+    try:
+        return base64.b64encode(pickle.dumps(bare_module(graph))).decode()
+    except Exception:
+        return ""

@@ -46,7 +46,7 @@ class EngineProcess:
             if self._scheduler.has_work:
                 self._send(self._scheduler.step())
             if self._startup.pending:
-                self._startup.advance()
+                self._startup.advance(busy=self._scheduler.has_work)
                 if not self._startup.pending:
                     self._send(EngineChanged(info=self._runner.info()))
         self._startup.stop()

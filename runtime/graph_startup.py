@@ -26,6 +26,10 @@ from .progress import progress_bar
 logger = logging.getLogger(__name__)
 
 
+_PATIENCE_SECONDS = 120.0
+"""From the start until pieces are tried on the longest step although requests run."""
+
+
 class _NoPieces(Exception):
     """Why steps do not run in pieces."""
 
@@ -41,14 +45,20 @@ class GraphStartup:
         self._runner = runner
         self._began = time.perf_counter()
         self._compiling: CompileProcess | None = None
+        self._next_is_long = False
         graphs = runner.graphs
         self.pending = {graphs.prefill_backend, graphs.decode_backend} != {Backend.DISABLED}
         self._work = self._portions()
         if self.pending and graphs.prefill_backend is not Backend.PIECEWISE:
             self.advance()
 
-    def advance(self) -> None:
-        """The next portion: loading a piece, a look at the compiler, a check of the pieces, or one capture."""
+    def advance(self, *, busy: bool = False) -> None:
+        """The next portion: loading a piece, a look at the compiler, a run of a piece to check it, or one capture.
+
+        `busy`: requests are running; a long run waits for them to end, for a while.
+        """
+        if busy and self._next_is_long and time.perf_counter() < self._began + _PATIENCE_SECONDS:
+            return
         self.pending = self.pending and next(self._work, None) is not None
 
     def complete(self, *, progress: bool = False) -> None:
@@ -98,8 +108,9 @@ class GraphStartup:
             if len(report.failed) == len(forward.plan.pieces):
                 raise _NoPieces(Reason.COMPILE_FAILED, f"none of its pieces can be compiled: {next(iter(report.failed.values()))}")
             yield True
-            for _ in runner.graphs.check(forward):
+            for self._next_is_long in runner.graphs.check(forward):
                 yield True
+            self._next_is_long = False
         except Exception as error:
             self._give_up(error if isinstance(error, _NoPieces) else _NoPieces(_reason(error), str(error)))
             return BreakableForward(runner.model) if runner.platform.graphs_are_real else None

@@ -14,6 +14,7 @@ from torch import nn
 from ..compilation.capture import Graphs, Reason, check_forward
 from ..compilation.histogram import LengthHistogram
 from ..compilation.piecewise import PiecewiseForward
+from ..compilation.self_check import CHECKED_TOKENS, check_pieces, traced_piece
 from ..compilation.sizes import FLAG, choose_sizes, parse_sizes, within_budget
 from ..compilation.whole import BreakableForward
 from ..kernels.platform import Platform
@@ -22,9 +23,6 @@ from .dummy_step import dummy_prefill
 from .forward_context import PagedAttention
 
 logger = logging.getLogger(__name__)
-
-_CHECKED_TOKENS = 24
-"""Tokens of the step that pieces are checked on: some, at a cost far below a batch's, and no multiple of a page."""
 
 
 class PrefillGraph:
@@ -59,9 +57,20 @@ class PrefillGraph:
         """Steps that ran without a graph where one was hoped for, by reason."""
         return self._eager_steps + self.graphs.stats.fallbacks if self.graphs is not None else self._eager_steps
 
-    def check(self, forward: PiecewiseForward) -> Iterator[None]:
-        """Run the pieces once beside the model, in portions. Raises `CaptureError` where they give other answers."""
-        return check_forward(forward, self._model, self._dummy_step, _CHECKED_TOKENS)
+    def check(self, forward: PiecewiseForward) -> Iterator[bool]:
+        """What was traced beside the model, then each piece beside what was traced; one run for each turn.
+
+        Before each it says whether it is a long one. Raises `CaptureError` where they give other answers.
+        """
+        if all(piece.traced for piece in forward.plan.pieces):
+            traced = forward.with_pieces([traced_piece(piece) for piece in forward.plan.pieces])
+            yield from (False for _ in check_forward(traced, self._model, self._dummy_step, CHECKED_TOKENS))
+        assert self._config.chunked_prefill_size is not None
+        yield from check_pieces(forward, self._made_up, self._config.chunked_prefill_size, self._platform.is_out_of_memory)
+
+    def _made_up(self, num_tokens: int) -> Sequence[torch.Tensor]:
+        step = dummy_prefill(num_tokens, 1, self._platform, self._attention.page_size)
+        return step.input_ids, step.positions
 
     def use(self, forward: PiecewiseForward | BreakableForward, other_graphs: int = 0) -> None:
         """Run steps through `forward` from now on; sizes are to be captured with `capture_next`.

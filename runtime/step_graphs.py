@@ -72,8 +72,11 @@ class StepGraphs:
         """None also before `use`."""
         return self._decode
 
-    def check(self, forward: PiecewiseForward) -> Iterator[None]:
-        """In portions. Raises `CaptureError` where a forward in pieces gives other answers than the model."""
+    def check(self, forward: PiecewiseForward) -> Iterator[bool]:
+        """In portions, before each of which it says whether it is a long one.
+
+        Raises `CaptureError` where a forward in pieces gives other answers than the model.
+        """
         assert self._prefill is not None
         return self._prefill.check(forward)
 

@@ -343,3 +343,37 @@ def test_nothing_is_traced_or_compiled_in_the_process_that_serves(path: Path, ow
     assert (seen, compiler, sizes) == (0, False, SIZES)
     assert counts, "what is counted is what Dynamo traces"
     assert in_pieces == steps >= 36
+
+
+# A check of pieces
+
+
+def test_a_piece_is_tried_on_the_longest_step_only_while_no_request_runs(
+    path: Path, compiled_here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = build_engine(EngineConfig(model_path=str(path), **settings(**pieces())), progress=False)
+    check, tried = found.runner.graphs.check, []
+
+    def watched(forward: Any) -> Any:
+        for long in check(forward):
+            yield long
+            tried.append(long)
+
+    monkeypatch.setattr(found.runner.graphs, "check", watched)
+    for _ in range(200):
+        found.startup.advance(busy=True)
+    assert tried and not any(tried) and found.startup.pending
+    found.startup.complete()
+    assert any(tried) and found.runner.info().graphs.distinct_pieces == 3
+    found.runner.close()
+
+
+def test_the_longest_step_is_tried_in_the_end_although_requests_run(
+    path: Path, compiled_here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph_startup, "_PATIENCE_SECONDS", 0.0)
+    found = build_engine(EngineConfig(model_path=str(path), **settings(**pieces())), progress=False)
+    for _ in range(200):
+        found.startup.advance(busy=True)
+    assert not found.startup.pending and found.runner.info().graphs.distinct_pieces == 3
+    found.runner.close()
