@@ -8,6 +8,8 @@ PYTHON ?= python3
 PORT ?= 30000
 MODEL ?= smollm2-135m
 ARGS ?=
+# Processes that run tests side by side; a file's tests stay in one.
+JOBS ?= 2
 PEERS ?= $(HOME)/peers
 # An environment variable of these names means something else.
 VENV := .venv
@@ -37,7 +39,7 @@ serve: $(STAMPS)/project $(SERVED_MODEL) ## serve MODEL (a small one by default)
 	@exec $(BIN)/piecework serve --model-path '$(MODEL)' --host $(HOST) --port $(PORT) $(ARGS)
 
 test: dev ## the default test suite
-	$(BIN)/python -m pytest -m "not slow and not gpu and not npu" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow and not gpu and not npu" $(ARGS)
 
 test-all: dev ## every test: the slow ones, and those of the hardware that is there
 	$(BIN)/python -m pytest --hypothesis-profile=explore $(ARGS)
