@@ -7,7 +7,6 @@ import contextlib
 import json
 import socket
 import time
-from typing import Any
 
 from .attack_arena import BODY_BYTES, Arena, Attack, Connection, together
 
@@ -19,7 +18,6 @@ _HALF_BODIES = 200
 _IDLE = 5000
 _FLOOD_SECONDS = 8.0
 _UNREAD = 20
-_UNREAD_STREAMS = 8
 
 
 async def _without_end(arena: Arena, beginning: bytes, block: bytes, count: int = 180) -> None:
@@ -114,22 +112,10 @@ async def _connection_flood(arena: Arena) -> None:
 
 
 async def _unread_answers(arena: Arena) -> None:
-    """Large answers and streams are asked for, and nothing is read, until the server gives up."""
-    await together([*(_ask_unread(arena) for _ in range(_UNREAD)), *(_stream_unread(arena) for _ in range(_UNREAD_STREAMS))])
-
-
-async def _ask_unread(arena: Arena) -> None:
-    # One answer after the other: megabytes, more than the sockets of both sides hold.
-    await _leave_unread(arena, _post(arena, "/v1/tokenize", {"prompt": "a b c d " * 8000}) * 30)
-
-
-async def _stream_unread(arena: Arena) -> None:
-    await _leave_unread(arena, _post(arena, "/v1/completions", {"prompt": "Once", "max_tokens": 256, "stream": True, "ignore_eos": True}))
-
-
-def _post(arena: Arena, path: str, body: Any) -> bytes:
-    content = json.dumps(body).encode()
-    return arena.head("POST", path, _JSON, f"Content-Length: {len(content)}") + b"\r\n" + content
+    """Large answers are asked for, one behind the other, and nothing is read, until the server gives up."""
+    content = json.dumps({"tokens": [300] * 40_000}).encode()
+    request = arena.head("POST", "/v1/detokenize", _JSON, f"Content-Length: {len(content)}") + b"\r\n" + content
+    await together(_leave_unread(arena, request * 30) for _ in range(_UNREAD))
 
 
 async def _leave_unread(arena: Arena, requests: bytes) -> None:
@@ -164,7 +150,7 @@ ATTACKS = (
     Attack("connection-flood", f"{_FLOOD_SECONDS:.0f} s of new connections, as many as can be", _connection_flood),
     Attack(
         "unread-answers",
-        f"{_UNREAD} clients that ask for megabytes and read nothing, {_UNREAD_STREAMS} that read no stream",
+        f"{_UNREAD} clients that ask for megabytes and read nothing",
         _unread_answers,
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -41,11 +42,13 @@ async def tokenize(body: TokenizeRequest, request: JsonRequest, serving: Serving
 async def detokenize(body: DetokenizeRequest, serving: ServingDep) -> Response:
     """Token ids to text; a list of lists to a list of texts."""
     serving.check_model(body.model)
-    lists = [part for part in body.tokens if isinstance(part, list)] or [[part for part in body.tokens if isinstance(part, int)]]
+    several = bool(body.tokens) and isinstance(body.tokens[0], list)
+    # Ids come by the million: their kind was seen to when the body was checked.
+    lists = cast("list[list[int]]", body.tokens if several else [body.tokens])
     for ids in lists:
         serving.limits.check_token_ids(ids, "tokens")
     texts = await serving.threads.run(_decode, serving.engine.tokenizer, lists, skip_special_tokens=body.skip_special_tokens)
-    whole = texts if body.tokens and isinstance(body.tokens[0], list) else texts[0]
+    whole = texts if several else texts[0]
     return json_response({"text": whole, "prompt": whole})
 
 

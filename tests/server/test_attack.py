@@ -61,4 +61,5 @@ def test_no_attack_does_harm(server: ServerProcess, tmp_path: Path) -> None:
     answers = {one["name"]: one["answers"] for one in result["attacks"]}
     assert answers.keys() == ATTACKS.keys()
     assert answers["slow-headers"] == {"408": 300} == answers["slow-bodies"]
+    assert answers["unread-answers"] == {"cut off": 20}
     assert answers["half-bodies"].keys() <= {"408", "503"}
