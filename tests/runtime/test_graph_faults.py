@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tiny_models import make_tiny_model
 from piecework.compilation import install as compilation_install
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.compiler import EagerCompiler
+from piecework.compilation.plan import Plan
 from piecework.compilation.recording import Recorder
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.runtime import graph_startup, model_runner
@@ -346,6 +348,25 @@ def test_nothing_is_traced_or_compiled_in_the_process_that_serves(path: Path, ow
 
 
 # A check of pieces
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_plan_that_calls_a_piece_with_another_layer_s_weights_is_found_out(
+    path: Path, compiled_here: None, dtype: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read = Plan.from_json
+
+    def mixed_up(data: dict[str, Any]) -> Plan:
+        plan = read(data)
+        other = {"layers.0.mlp": "layers.1.mlp", "layers.1.mlp": "layers.0.mlp"}
+        names = {n: next((name.replace(a, b) for a, b in other.items() if a in name), name) for n, name in plan.weights.items()}
+        assert names != plan.weights
+        return replace(plan, weights=names)
+
+    monkeypatch.setattr(Plan, "from_json", mixed_up)
+    llm = engine(path, **pieces(piecewise_cuda_graph_tokens=None) | {"dtype": dtype})
+    assert llm.info.graphs.distinct_pieces == 0
+    assert "what was traced differs from the model" in caplog.text
 
 
 def test_a_piece_is_tried_on_the_longest_step_only_while_no_request_runs(

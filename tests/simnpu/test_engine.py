@@ -93,6 +93,23 @@ def test_a_sliding_window_equals_the_cpu(tmp_path: Path, simnpu: Any) -> None:
     assert_same(engine(path, "npu").generate(PROMPTS, PARAMS), engine(path, "cpu").generate(PROMPTS, PARAMS))
 
 
+@pytest.mark.parametrize("decodes", [False, True])
+@pytest.mark.parametrize("backend", ["piecewise", "breakable"])
+def test_debug_finds_a_weight_that_moved(tmp_path: Path, simnpu: Any, backend: str, decodes: bool) -> None:
+    path = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS)
+    fixed: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 4096, "debug_cuda_graph": True, "cuda_graph_backend_prefill": backend}
+    llm = LLM(str(path), device="npu", piecewise_cuda_graph_tokens="16", cuda_graph_bs="1", context_length=384, **fixed)
+    assert (llm.info.graphs.prefill_sizes, llm.info.graphs.decode_sizes) == ([16], [1])
+    params = SamplingParams(temperature=0.0, max_new_tokens=3 if decodes else 1, ignore_eos=True)
+    llm.generate([PROMPTS[3]], params)
+    runner: Any = llm.scheduler._runner
+    weight = next(iter(runner.model.parameters()))
+    weight.data = weight.data.clone()
+    llm.generate([PROMPTS[4]], params)
+    moved = runner.info().graphs.failed_sizes
+    assert moved == {"16": "input_moved", **({"1": "input_moved"} if decodes else {})}
+
+
 @pytest.mark.parametrize("backend", ["piecewise", "breakable"])
 @pytest.mark.parametrize("number", range(len(SIZES)))
 def test_after_an_invalidated_capture_all_others_succeed(
