@@ -180,7 +180,7 @@ def _add_soak(subparsers: Any) -> None:
     faults = parser.add_argument_group("faults, of the engine process of the server that --server-pid names, here")
     faults.add_argument("--kill-engine", dest="kills", type=count, default=0, metavar="N", help="times that it is killed; default: 0")
     faults.add_argument("--hang-engine", dest="hangs", type=count, default=0, metavar="N", help="times that it is stopped; default: 0")
-    faults.add_argument("--fault-interval", type=float, default=40.0, metavar="S", help="three within 60 s end a server; default: 40")
+    faults.add_argument("--fault-interval", type=float, default=32.0, metavar="S", help="three within 60 s end a server; default: 32")
 
 
 def _add_peers(subparsers: Any) -> None:

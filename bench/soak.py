@@ -32,7 +32,7 @@ _EXAMPLES = 10
 class SoakSettings:
     """`verify`: so many requests are also sent alone, before the load, and must be answered alike under it. `settle_seconds`: how long the
     server may take to become idle. `max_mismatches`, `max_memory_growth_mib`: above these the soak fails; None: they are only told.
-    `kills`, `hangs`: what is done to the engine process of `server_pid` under the load, every `fault_interval` seconds.
+    `kills`, `hangs`: what is done to the engine process of `server_pid` under the load, after each `fault_interval` seconds of serving.
     """
 
     num_requests: int = 2000
@@ -44,7 +44,7 @@ class SoakSettings:
     max_memory_growth_mib: float | None = None
     kills: int = 0
     hangs: int = 0
-    fault_interval: float = 40.0
+    fault_interval: float = 32.0
 
     def __post_init__(self) -> None:
         if (self.kills or self.hangs) and self.server_pid is None:

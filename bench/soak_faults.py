@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -20,7 +19,10 @@ _READY_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What is done to the engine: `kills` times SIGKILL, `hangs` times SIGSTOP, in an order that `seed` draws, `interval` seconds apart."""
+    """What is done to the engine: `kills` times SIGKILL, `hangs` times SIGSTOP, in an order that `seed` draws.
+
+    `interval`: seconds that the server serves between two of them.
+    """
 
     server_pid: int
     kills: int
@@ -29,20 +31,24 @@ class Faults:
     seed: int
 
     async def commit(self, ready: Callable[[], Awaitable[bool]], tell: Callable[[str], None]) -> None:
-        """One fault after the other, each told by its name once the server serves again. Raises `TimeoutError` where it does not."""
+        """One fault after the other, each told by its name once the server serves again.
+
+        Raises `TimeoutError` where it does not, `psutil.NoSuchProcess` where it has ended.
+        """
         kinds = ["killed"] * self.kills + ["stopped"] * self.hangs
         random.Random(self.seed).shuffle(kinds)
         for kind in kinds:
-            due = time.monotonic() + self.interval
             engine = await self._engine()
             with contextlib.suppress(psutil.NoSuchProcess):
                 engine.kill() if kind == "killed" else engine.suspend()
             await _until(lambda engine=engine: _gone(engine), _GONE_SECONDS)  # type: ignore[misc]
             async with asyncio.timeout(_READY_SECONDS):
                 while not await ready():
+                    if _gone(psutil.Process(self.server_pid)):
+                        raise psutil.NoSuchProcess(self.server_pid)
                     await asyncio.sleep(_POLL_SECONDS)
             tell(kind)
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            await asyncio.sleep(self.interval)
 
     async def _engine(self) -> psutil.Process:
         found: list[psutil.Process] = []

@@ -251,9 +251,11 @@ def test_a_server_process_that_dies_fails_the_soak(good: ScriptedServer, program
 def test_an_engine_that_is_killed_and_stopped_under_the_load_costs_no_answer(tmp_path: Path) -> None:
     """Each answer is the one that the same request had before the faults."""
     model = str(make_tiny_model(tmp_path / "model", "llama"))
-    settings = replace(SETTINGS, verify=20, settle_seconds=20.0, max_mismatches=0, kills=1, hangs=1, fault_interval=1.0)
+    mix = replace(CALM, max_new_tokens=200)
     with ready(model, "--watchdog-timeout", "4") as server:
-        told = soak(server.url, tmp_path, replace(settings, server_pid=server.process.pid), replace(CALM, max_new_tokens=200))
+        faults = {"server_pid": server.process.pid, "kills": 1, "hangs": 1, "fault_interval": 1.0}
+        settings = replace(SETTINGS, verify=20, settle_seconds=20.0, max_mismatches=0, **faults)  # type: ignore[arg-type]
+        told = soak(server.url, tmp_path, settings, mix)
     assert (told["code"], told["failed"]) == (0, [])
     assert told["faults"] == {"killed": 1, "stopped": 1} and told["verified"] >= 20
 
