@@ -364,7 +364,7 @@ def test_a_plan_that_calls_a_piece_with_another_layer_s_weights_is_found_out(
         return replace(plan, weights=names)
 
     monkeypatch.setattr(Plan, "from_json", mixed_up)
-    llm = engine(path, **pieces(piecewise_cuda_graph_tokens=None) | {"dtype": dtype})
+    llm = engine(path, **pieces(piecewise_cuda_graph_tokens=None) | {"dtype": dtype, "attention_backend": "torch"})
     assert llm.info.graphs.distinct_pieces == 0
     assert "what was traced differs from the model" in caplog.text
 
