@@ -24,8 +24,10 @@ from .target import Target
 
 _STREAM = {"prompt": [5, 6, 7], "max_tokens": 256, "ignore_eos": True, "temperature": 0, "stream": True}
 _READY_SECONDS = 300.0
-_SETTLED_SECONDS = 5.0
+_SETTLED_SECONDS = 10.0
 """From the end of the compiling process until its pieces are loaded and looked at, or given up."""
+_PAUSE_SECONDS = 0.3
+"""Between two streams: pieces are tried on the longest step where nothing else is to be done."""
 _POLL_SECONDS = 0.1
 _ROOM_BYTES = 64 * 2**20
 _CC1PLUS = """#!/bin/sh
@@ -179,7 +181,7 @@ def _compiling(server: psutil.Process) -> psutil.Process | None:
 
 
 async def _gaps(client: Client) -> AsyncIterator[float]:
-    """Seconds between two tokens of a stream; when one has ended the next begins."""
+    """Seconds between two tokens of a stream; when one has ended the next begins, after a while."""
     while True:
         before = None
         async with contextlib.aclosing(client.events("/v1/completions", _STREAM)) as events:
@@ -187,6 +189,7 @@ async def _gaps(client: Client) -> AsyncIterator[float]:
                 if before is not None:
                     yield event.time - before
                 before = event.time
+        await asyncio.sleep(_PAUSE_SECONDS)
 
 
 async def _ready(client: Client, server: psutil.Process) -> None:
