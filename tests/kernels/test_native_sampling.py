@@ -110,7 +110,14 @@ def test_the_likeliest_is_plain_torchs(library: ctypes.CDLL, rows: int, vocab: i
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_zeros_infinities_and_nan_stand_where_torch_has_them(library: ctypes.CDLL) -> None:
     nan, inf = float("nan"), float("inf")
-    rows = [[-inf] * 4, [-3.0, -1.0, -2.0, -1.0], [1.0, inf, nan, nan], [-inf, -5.0, -inf, -7.0], [-0.0, 0.0, -2.0, -3.0]]
+    rows = [
+        [5.0, 1.0, -nan, 2.0],
+        [-inf] * 4,
+        [-3.0, -1.0, -2.0, -1.0],
+        [1.0, inf, nan, nan],
+        [-inf, -5.0, -inf, -7.0],
+        [-0.0, 0.0, -2.0, -3.0],
+    ]
     logits = torch.tensor(rows)
     assert torch.equal(sampling.likeliest(library, logits), logits.argmax(-1))
 
