@@ -23,7 +23,7 @@ from piecework.server import body as bodies
 from piecework.server.body import MAX_BODY_BYTES
 
 JSON = {"Content-Type": "application/json"}
-LONGEST_HOLD = 1.0
+LONGEST_HOLD = 3.0
 """Seconds that nothing else may wait, on a machine that may be busy; without the bounds it is 10 to 30."""
 MOST_MEMORY = 300e6
 
@@ -92,7 +92,7 @@ async def test_a_heavy_body_is_refused_before_it_costs(client: httpx.AsyncClient
         error_of_any(await client.post(path, content=content, headers=JSON))
         took = time.perf_counter() - began
         held, memory = cost()
-    assert (held < LONGEST_HOLD, memory < MOST_MEMORY, took < 5.0) == (True,) * 3, (held, memory, took)
+    assert (held < LONGEST_HOLD, memory < MOST_MEMORY, took < 10.0) == (True,) * 3, (held, memory, took)
 
 
 def error_of_any(answer: httpx.Response) -> None:
