@@ -14,3 +14,8 @@ torch.set_num_threads(1)
 def one_thread() -> None:
     """Whatever engines of earlier tests in this process have chosen: what is compiled depends on it."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def own_split_ops() -> None:
+    """In this folder the split ops of toy models are wanted."""
