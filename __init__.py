@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .runtime.llm import LLM as LLM
-    from .runtime.sampling_params import SamplingParams as SamplingParams
+    from .runtime.llm import LLM
+    from .runtime.sampling.params import SamplingParams
 
 __version__ = "0.1.0"
 
@@ -16,7 +16,7 @@ def __getattr__(name: str) -> Any:
 
         return LLM
     if name == "SamplingParams":
-        from .runtime.sampling_params import SamplingParams
+        from .runtime.sampling.params import SamplingParams
 
         return SamplingParams
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

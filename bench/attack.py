@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..runtime.progress import progress_bar
-from ..server.http_limits import room_for_connections
+from ..server.http.limits import room_for_connections
 from . import attack_bodies, attack_connections
 from .attack_arena import Arena, Attack, together
 from .attack_watch import Seen, Watcher, server_process

@@ -17,8 +17,8 @@ from ..kernels.attention import AttentionBackend, AttentionHeads, AttentionMetad
 from ..kernels.detect import detect
 from ..kernels.paged_attention import TorchAttention
 from ..kernels.platform import Platform
-from ..runtime.messages import GenerateRequest
-from ..runtime.sampling_params import SamplingParams
+from ..runtime.engine.messages import GenerateRequest
+from ..runtime.sampling.params import SamplingParams
 from .gpu_engines import LLAMA_TINY, QWEN3_TINY, Scale, close, make_engine
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 
 from ..kernels.platform import Platform
-from ..runtime.batch import Batch, Scheduled, build_batch
+from ..runtime.executor.batch import Batch, Scheduled, build_batch
 from ..runtime.config import EngineConfig
-from ..runtime.engine import Engine, build_engine
-from ..runtime.messages import GenerateRequest
-from ..runtime.request import Request
-from ..runtime.sampling_params import SamplingParams
+from ..runtime.engine.build import Engine, build_engine
+from ..runtime.engine.messages import GenerateRequest
+from ..runtime.engine.request import Request
+from ..runtime.sampling.params import SamplingParams
 
 _WARM_UPS = 3
 _COMMON = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "tie_word_embeddings": False}

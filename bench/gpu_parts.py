@@ -11,29 +11,17 @@ from typing import Any
 import torch
 
 from ..kernels.detect import detect
-from ..runtime.compile_process import start
+from ..runtime.graphs.compile_process import start
 from ..runtime.config import resolve_steps
-from ..runtime.engine import Engine
-from ..runtime.messages import GenerateRequest
+from ..runtime.engine.build import Engine
+from ..runtime.engine.messages import GenerateRequest
 from ..runtime.model_config import ModelConfig
-from ..runtime.sampling_params import SamplingParams
-from ..runtime.weights.packing import NOTHING_PACKED
+from ..runtime.sampling.params import SamplingParams
+from ..runtime.quantization.packing import NOTHING_PACKED
 from .gpu_attention import attention
 from .gpu_checks import OFF, correctness
 from .gpu_diffusion import diffusion
-from .gpu_engines import (
-    LeftOut,
-    Scale,
-    close,
-    decode_batch,
-    engine_config,
-    fill_cache,
-    layer_parameters,
-    make_engine,
-    milliseconds,
-    no_grad,
-    prefill_batch,
-)
+from .gpu_engines import LeftOut, Scale, close, decode_batch, engine_config, fill_cache, layer_parameters, make_engine, milliseconds, no_grad, prefill_batch
 from .gpu_ops import op_times
 from .gpu_peer import load_transformers, load_vllm
 from .gpu_prompts import gsm8k_prompts

@@ -175,7 +175,7 @@ def _meet(server: psutil.Process, fault: Fault, found: Stream) -> None:
 def _compiling(server: psutil.Process) -> psutil.Process | None:
     for process in server.children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if "piecework.runtime.compile_pieces" in process.cmdline():
+            if "piecework.runtime.graphs.compile_pieces" in process.cmdline():
                 return process
     return None
 

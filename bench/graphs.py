@@ -22,20 +22,20 @@ from ..compilation.cache import CompileCache
 from ..kernels.cache_folder import kernels_folder
 from ..kernels.cpu.cores import choose_threads
 from ..kernels.detect import detect
-from ..runtime.batch import Batch
-from ..runtime.compile_pieces import install, installer
+from ..runtime.executor.batch import Batch
+from ..runtime.graphs.compile_pieces import install, installer
 from ..runtime.config import EngineConfig
-from ..runtime.engine import Engine, build_engine
+from ..runtime.engine.build import Engine, build_engine
 from ..runtime.layers.attention import register_attention
-from ..runtime.weights.loader import empty_model, load_model
-from ..runtime.weights.resolve import resolve_model_path
+from ..runtime.loader.loader import empty_model, load_model
+from ..runtime.loader.resolve import resolve_model_path
 from .gpu_engines import decode_batch, fill_cache, prefill_batch
 from .graph_faults import FAULTS, WITHOUT, watch
 from .report import Report
 
 _WARM_UPS = 3
 _READY = (
-    "import json, sys\nfrom piecework.runtime.config import EngineConfig\nfrom piecework.runtime.engine import build_engine\n"
+    "import json, sys\nfrom piecework.runtime.config import EngineConfig\nfrom piecework.runtime.engine.build import build_engine\n"
     "engine = build_engine(EngineConfig(**json.loads(sys.argv[1])), progress=False)\nprint('ready', flush=True)\nengine.startup.stop()"
 )
 _READY_SECONDS = 300

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ..kernels.cache_folder import UnusableFolder, ensure_room, locked
-from ..kernels.cache_folder import cache_folder as cache_folder
+from ..kernels.cache_folder import cache_folder
 
 _ENTRY = re.compile(r"[0-9a-f]{64}\.json")
 _CONTENT = re.compile(r"[0-9a-f]{64}\.[a-z0-9]+")

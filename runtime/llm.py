@@ -8,14 +8,14 @@ from itertools import count
 from typing import Any, cast
 
 from .config import EngineConfig
-from .engine import build_engine
+from .engine.build import build_engine
 from .foreign_names import own_names
-from .generation import Generation, GenerationOutput, GenerationRequest, TextOptions
-from .messages import FinishReason, TokenLogprob
-from .sampling_params import SamplingParams
-from .tokenizer import load_tokenizer
-from .weights.check import check_model
-from .weights.resolve import resolve_model_path
+from .tokenizer.output_processor import Generation, GenerationOutput, GenerationRequest, TextOptions
+from .engine.messages import FinishReason, TokenLogprob
+from .sampling.params import SamplingParams
+from .tokenizer.tokenizer import load_tokenizer
+from .loader.check import check_model
+from .loader.resolve import resolve_model_path
 
 
 class Completion:

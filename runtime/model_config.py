@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .weights.files import no_config
+from .loader.files import no_config
 
 if TYPE_CHECKING:
-    from .weights.gguf_reader import FastGGUFReader
+    from .loader.gguf_reader import FastGGUFReader
 
 MODEL_TYPES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 """The architectures that can be served, and the `model_type` that each goes with in a config.json."""
@@ -228,7 +228,7 @@ def _eos_token_ids(folder: Path) -> list[int]:
 def _gguf_fields(reader: FastGGUFReader, rope_factors: list[float] | None) -> dict[str, Any]:
     """Keys: the GGUF specification's "Standardized key-value pairs"."""
     # Machines that only measure have no gguf library.
-    from .weights.gguf_reader import metadata
+    from .loader.gguf_reader import metadata
 
     name = metadata(reader, "general.architecture")
     architecture = gguf_architecture(name)
@@ -277,7 +277,7 @@ def _gguf_fields(reader: FastGGUFReader, rope_factors: list[float] | None) -> di
 def _gguf_rope(reader: FastGGUFReader, name: str, factors: list[float] | None) -> tuple[str, dict[str, Any]]:
     """(`rope_type`, `rope_scaling`)."""
     # Machines that only measure have no gguf library.
-    from .weights.gguf_reader import metadata
+    from .loader.gguf_reader import metadata
 
     if factors is not None:
         return "divided", {"factors": factors}

@@ -11,23 +11,24 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from .. import __version__
-from . import docs_page, operations
+from .page import docs as docs_page
+from . import operations
 from .answers import Application
-from .args import parse_origins
+from ..cli.flags import parse_origins
 from .auth import ApiKey, is_open
-from .body import Bodies
-from .engine_client import Engine
-from .engine_state import EngineUnavailable, QueueFull
+from .http.body import Bodies
+from .engine.client import Engine
+from .engine.state import EngineUnavailable, QueueFull
 from .metrics import Metrics
 from .middleware import HeadRequests, UnforeseenErrors
 from .native import control, generate
 from .openai import chat, completions, models, tokenize
-from .openai.errors import ApiError, answer_error
+from .errors import ApiError, answer_error
 from .request_id import RequestIds
-from .serving import AnyServing, Serving
+from .state import AnyServing, Serving
 
 if TYPE_CHECKING:
-    from .args import ServerConfig
+    from ..cli.flags import ServerConfig
 
 COMMON_ROUTERS = (models.router, operations.router, docs_page.router)
 _ROUTERS = (

@@ -7,7 +7,7 @@ import hmac
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .metrics import MetricRegistry
-from .openai.errors import Unauthorized
+from .errors import Unauthorized
 
 OPEN_PATHS = frozenset({"/health", "/health_generate", "/ready", "/metrics"})
 OPEN_FOLDER = "/v1/images/files/"

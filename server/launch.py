@@ -21,15 +21,15 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from ..runtime.tokenizer import Tokenizer, load_tokenizer
-from ..runtime.weights.resolve import resolve_model_path
+from ..runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from ..runtime.loader.resolve import resolve_model_path
 from .app import create_app
-from .args import EXIT_USER_ERROR, CommonServerConfig, ServerConfig, report
-from .connections import Connections
-from .engine_client import EngineClient
-from .engine_state import EngineState
-from .http_limits import HttpLimits, room_for_connections
-from .http_protocol import BoundedHttpProtocol
+from ..cli.flags import EXIT_USER_ERROR, CommonServerConfig, ServerConfig, report
+from .http.connections import Connections
+from .engine.client import EngineClient
+from .engine.state import EngineState
+from .http.limits import HttpLimits, room_for_connections
+from .http.protocol import BoundedHttpProtocol
 from .images.config import ImageServerConfig
 from .service import Service
 from .summary import summary

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..runtime.generation import GenerationRequest
-from ..runtime.sampling_params import SamplingParams
-from .openai.errors import InvalidRequest
+from ..runtime.tokenizer.output_processor import GenerationRequest
+from ..runtime.sampling.params import SamplingParams
+from .errors import InvalidRequest
 
 MAX_SAMPLES = 128
 """Largest `n` and `best_of`."""

@@ -9,10 +9,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..runtime.generation import GenerationOutput
-from ..runtime.messages import FinishReason, GraphInfo
-from .engine_client import Engine
-from .engine_state import AnyEngine, EngineState
+from ..runtime.tokenizer.output_processor import GenerationOutput
+from ..runtime.engine.messages import FinishReason, GraphInfo
+from .engine.client import Engine
+from .engine.state import AnyEngine, EngineState
 
 PREFIX = "piecework:"
 _TIME_TO_FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)

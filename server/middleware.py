@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .openai.errors import answer_error
+from .errors import answer_error
 
 
 class HeadRequests:

@@ -11,13 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .. import __version__
-from ..runtime.generation import GenerationRequest
-from ..runtime.sampling_params import SamplingParams
+from ..runtime.tokenizer.output_processor import GenerationRequest
+from ..runtime.sampling.params import SamplingParams
 from .answers import Health, Version, answers
-from .engine_state import EngineState, EngineUnavailable
-from .openai.errors import ENGINE_RETRY_SECONDS, Unavailable, as_api_error
-from .sequences import generate_all, unless_client_goes
-from .serving import AnyServing, AnyServingDep, ServingDep, json_response
+from .engine.state import EngineState, EngineUnavailable
+from .errors import ENGINE_RETRY_SECONDS, Unavailable, as_api_error
+from .collector import generate_all, unless_client_goes
+from .state import AnyServing, AnyServingDep, ServingDep, json_response
 
 router = APIRouter()
 """What every server has."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fastapi import FastAPI
 
-from .engine_supervisor import EngineSupervisor
+from .engine.supervisor import EngineSupervisor
 
 
 class Service(NamedTuple):

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from .. import __version__
 from ..runtime.config import EngineConfig
-from ..runtime.messages import EngineInfo, GraphInfo
-from .args import CommonServerConfig, ServerConfig
+from ..runtime.engine.messages import EngineInfo, GraphInfo
+from ..cli.flags import CommonServerConfig, ServerConfig
 
 _MIB = 2**20
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}

@@ -7,12 +7,12 @@ import torch
 from piecework.compilation.capture import Reason
 from piecework.compilation.errors import TraceError
 from piecework.kernels.detect import detect
-from piecework.runtime.compile_pieces import install, installer
-from piecework.runtime.compile_process import Outcome
+from piecework.runtime.graphs.compile_pieces import install, installer
+from piecework.runtime.graphs.compile_process import Outcome
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.model_config import ModelConfig
-from piecework.runtime.weights.loader import empty_model
-from piecework.runtime.weights.packing import Kinds
+from piecework.runtime.loader.loader import empty_model
+from piecework.runtime.quantization.packing import Kinds
 
 
 class CompiledHere:

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from piecework.runtime.config import EngineConfig
-from piecework.server.args import ArgumentParser, ServerConfig, add_config_arguments
+from piecework.cli.flags import ArgumentParser, ServerConfig, add_config_arguments
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))

@@ -21,13 +21,13 @@ KNOWS = {
     ROOT_PACKAGE: {"runtime"},
 }
 """Floor -> the other floors that its modules may import."""
-MOUNTS = {("server/cli.py", "bench")}
+MOUNTS = {("cli/main.py", "bench")}
 """The one command line shows the measurements too, and `explain` reads their data sets."""
 WEB_STACK = {"fastapi", "starlette", "uvicorn", "pydantic"}
 WIRE = {"msgspec", "zmq"}
-WIRE_MODULES = {"runtime/ipc.py", "runtime/process.py"}
-SERVING = {"piecework.runtime.engine_process", "piecework.runtime.llm"}
-MAKERS = {"piecework.compilation.install", "piecework.runtime.compile_pieces"}
+WIRE_MODULES = {"runtime/engine/ipc.py", "runtime/engine/process.py"}
+SERVING = {"piecework.runtime.engine.text_process", "piecework.runtime.llm"}
+MAKERS = {"piecework.compilation.install", "piecework.runtime.graphs.compile_pieces"}
 """What traces and compiles language models, which no process does that serves one."""
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 80
@@ -178,9 +178,9 @@ GOOD_TREE = {
     "__init__.py": '"""The root."""\n\n\ndef lazy():\n    from .runtime.llm import LLM\n',
     "kernels/platform.py": '"""A floor."""\n\nimport torch\n',
     "runtime/llm.py": '"""A floor."""\n\nfrom ..kernels.platform import Platform\nfrom . import batch\n',
-    "runtime/ipc.py": '"""A floor."""\n\nimport msgspec\n',
+    "runtime/engine/ipc.py": '"""A floor."""\n\nimport msgspec\n',
     "server/app.py": '"""A floor."""\n\nimport fastapi\n\nfrom .. import __version__\nfrom ..runtime import llm\n',
-    "server/cli.py": '"""A floor."""\n\nfrom ..bench.cli import add_bench_parsers\n',
+    "cli/main.py": '"""A floor."""\n\nfrom ..bench.cli import add_bench_parsers\n',
     "tests/test_app.py": "from piecework.server import app\n",
     ".venv/lib/utils.py": "from piecework import everything\n" * 500,
 }

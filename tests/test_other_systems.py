@@ -52,7 +52,7 @@ def test_the_native_kernels_are_built_without_file_locks(tmp_path: Path, monkeyp
 
 
 def test_a_server_where_signals_cannot_be_held_back_is_refused_in_one_line() -> None:
-    done = run_without("sys.argv = ['piecework', 'serve']\nfrom piecework.server.cli import main\nsys.exit(main())")
+    done = run_without("sys.argv = ['piecework', 'serve']\nfrom piecework.cli.main import main\nsys.exit(main())")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     (line,) = done.stderr.strip().splitlines()
     assert "Linux or macOS" in line and "piecework.LLM" in line

@@ -88,7 +88,7 @@ def test_import_piecework_brings_no_library() -> None:
 
 def test_the_command_s_help_runs_without_torch() -> None:
     done = run_python(
-        "import sys; sys.modules['torch'] = None; sys.argv = ['piecework', '--help']\nfrom piecework.server.cli import main; main()"
+        "import sys; sys.modules['torch'] = None; sys.argv = ['piecework', '--help']\nfrom piecework.cli.main import main; main()"
     )
     assert done.returncode == 0, done.stderr
     assert "serve" in done.stdout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..request import Request
+from ..engine.request import Request
 from .allocator import PageAllocator
 from .radix import RadixCache
 

@@ -6,9 +6,9 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from ..heartbeat import BEAT_MS, Heartbeat
-from ..ipc import decode, encode
-from ..messages import AbortRequests, DiffusionInfo, DiffusionReady, FromEngine, GenerateImage, ImageStep, Shutdown
+from ..engine.heartbeat import BEAT_MS, Heartbeat
+from ..engine.ipc import decode, encode
+from ..engine.messages import AbortRequests, DiffusionInfo, DiffusionReady, FromEngine, GenerateImage, ImageStep, Shutdown
 from .config import DiffusionConfig
 from .model import DiffusionModel, OutOfMemory
 from .params import DiffusionParams, InvalidParams

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ...kernels.platform import Platform
-from ..weights.resolve import PIPELINE_FILE
+from ..loader.resolve import PIPELINE_FILE
 from .config import DiffusionConfig
 
 _INSTALL = "diffusion models need more libraries; run: pip install 'piecework[diffusion]'"

@@ -14,7 +14,7 @@ import torch
 
 from ...compilation.regional import CompiledModels
 from ...kernels.detect import detect
-from ..weights.resolve import find_model
+from ..loader.resolve import find_model
 from .clock import Clock, Stage
 from .config import DiffusionConfig
 from .family import Family

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from ..messages import FinishReason, GenerateImage, ImageOutput, ImageStats, ImageStep
+from ..engine.messages import FinishReason, GenerateImage, ImageOutput, ImageStats, ImageStep
 from .clock import Clock
 from .family import Family
 from .media import to_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...compilation.split_ops import register_split_op
-from ..forward_context import current_context, layer_begins
+from ..executor.forward_context import current_context, layer_begins
 
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define("attention(Tensor q, Tensor k, Tensor v, Tensor(a!) out, int layer) -> ()")  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ...kernels import ops
-from ..forward_context import LayerSpec
+from ..executor.forward_context import LayerSpec
 from ..layers.attention import attention
 from ..layers.linear import Embedding, FusedLinear, Linear
 from ..layers.mlp import GatedMLP

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...runtime.diffusion.config import DiffusionConfig
-from ...runtime.messages import DiffusionInfo, DiffusionReady, FinishReason, GenerateImage, ImageOutput, ImageStats, ImageStep
-from ..engine_spawn import DIFFUSION_PIPELINE
-from ..engine_supervisor import EngineSupervisor
+from ...runtime.engine.messages import DiffusionInfo, DiffusionReady, FinishReason, GenerateImage, ImageOutput, ImageStats, ImageStep
+from ..engine.spawn import DIFFUSION_PIPELINE
+from ..engine.supervisor import EngineSupervisor
 
 
 class _Job:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ...runtime.config import option
 from ...runtime.diffusion.config import DiffusionConfig
-from ..args import CommonServerConfig
+from ...cli.flags import CommonServerConfig
 
 IMAGES = "images"
 

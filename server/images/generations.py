@@ -16,16 +16,16 @@ from starlette.responses import Response
 
 from ...runtime.diffusion.media import encode_image
 from ...runtime.diffusion.params import DiffusionParams, InvalidParams
-from ...runtime.messages import FinishReason, GenerateImage, ImageOutput
+from ...runtime.engine.messages import FinishReason, GenerateImage, ImageOutput
 from ..answers import BODY_ERRORS, answers
 from ..auth import OPEN_FOLDER
-from ..body import JsonRoute
-from ..engine_state import EngineUnavailable
-from ..openai.errors import InternalError, InvalidRequest, NotFound
-from ..serving import json_response
+from ..http.body import JsonRoute
+from ..engine.state import EngineUnavailable
+from ..errors import InternalError, InvalidRequest, NotFound
+from ..state import json_response
 from .answers import Images
 from .protocol import ImagesRequest
-from .serving import ImageServing, ImageServingDep
+from .state import ImageServing, ImageServingDep
 
 router = APIRouter(route_class=JsonRoute)
 file_router = APIRouter()

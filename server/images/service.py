@@ -8,7 +8,7 @@ import subprocess
 
 from fastapi import FastAPI
 
-from ...runtime.messages import DiffusionInfo
+from ...runtime.engine.messages import DiffusionInfo
 from ..app import COMMON_ROUTERS, build_app
 from ..service import Service
 from ..summary import base_url, curl, table
@@ -16,7 +16,7 @@ from . import generations
 from .client import ImageClient
 from .config import ImageServerConfig
 from .metrics import ImageMetrics
-from .serving import ImageServing
+from .state import ImageServing
 from .store import ImageStore
 
 _MIB = 2**20

@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from ... import __version__
 from ..answers import answers
-from ..body import JsonRoute
-from ..serving import ServingDep, json_response
+from ..http.body import JsonRoute
+from ..state import ServingDep, json_response
 from .answers import AbortCount, CacheFlush, ModelInfo, ServerInfo
 from .protocol import AbortBody
 

@@ -11,17 +11,17 @@ from typing import Any, TypeVar
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ...runtime.generation import GenerationOutput, GenerationRequest, TextOptions
-from ...runtime.messages import FinishReason, TokenLogprob
-from ...runtime.sampling_params import SamplingParams
-from ...runtime.tokenizer import Tokenizer
+from ...runtime.tokenizer.output_processor import GenerationOutput, GenerationRequest, TextOptions
+from ...runtime.engine.messages import FinishReason, TokenLogprob
+from ...runtime.sampling.params import SamplingParams
+from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..answers import BODY_ERRORS, answers
-from ..body import JsonRoute
+from ..http.body import JsonRoute
 from ..limits import check_prompt_logprobs, sampling_params
 from ..openai.logprobs import finite, token_text
-from ..openai.stream import DONE, EventStream, event
-from ..sequences import SequenceGroup, Update, generate_all
-from ..serving import Serving, ServingDep, json_response
+from ..sse import DONE, EventStream, event
+from ..collector import SequenceGroup, Update, generate_all
+from ..state import Serving, ServingDep, json_response
 from .answers import Generated, GeneratedSoFar
 from .protocol import GenerateBody
 

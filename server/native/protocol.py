@@ -12,22 +12,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from ..limits import MAX_SEQUENCES
-from ..wire import (
-    Count,
-    IdLists,
-    Integer,
-    LogitBias,
-    Priority,
-    Samples,
-    Seed,
-    Stops,
-    Texts,
-    TokenIds,
-    Unsupported,
-    WireModel,
-    disagreement,
-    only,
-)
+from ..schemas import Count, IdLists, Integer, LogitBias, Priority, Samples, Seed, Stops, Texts, TokenIds, Unsupported, WireModel, disagreement, only
 
 T = TypeVar("T")
 

@@ -10,19 +10,19 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ...runtime.generation import GenerationOutput
-from ...runtime.tokenizer import ChatTemplateError, Tokenizer
+from ...runtime.tokenizer.output_processor import GenerationOutput
+from ...runtime.tokenizer.tokenizer import ChatTemplateError, Tokenizer
 from ..answers import BODY_ERRORS, answers
-from ..body import JsonRequest, JsonRoute, check_structure
+from ..http.body import JsonRequest, JsonRoute, check_structure
 from ..limits import check_text
-from ..sequences import SequenceGroup, generate_all
-from ..serving import THREAD_FROM, Serving, ServingDep, json_response
+from ..collector import SequenceGroup, generate_all
+from ..state import THREAD_FROM, Serving, ServingDep, json_response
 from .answers import ChatCompletion, ChatCompletionChunk
-from .errors import InvalidRequest
+from ..errors import InvalidRequest
 from .generation import Usage, best, generation_requests, head, new_id, total_usage
 from .logprobs import chat_logprobs
 from .protocol import ChatCompletionRequest, ChatOptions
-from .stream import ChunkWriter, EventStream
+from ..sse import ChunkWriter, EventStream
 
 router = APIRouter(route_class=JsonRoute)
 

@@ -8,16 +8,16 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ...runtime.generation import GenerationOutput
+from ...runtime.tokenizer.output_processor import GenerationOutput
 from ..answers import BODY_ERRORS, answers
-from ..body import JsonRoute
-from ..sequences import SequenceGroup, generate_all
-from ..serving import Serving, ServingDep, json_response
+from ..http.body import JsonRoute
+from ..collector import SequenceGroup, generate_all
+from ..state import Serving, ServingDep, json_response
 from .answers import Completion, CompletionChunk
 from .generation import Usage, best, generation_requests, head, new_id, total_usage
 from .logprobs import CompletionLogprobs
 from .protocol import CompletionRequest
-from .stream import ChunkWriter, EventStream
+from ..sse import ChunkWriter, EventStream
 
 router = APIRouter(route_class=JsonRoute)
 

@@ -8,10 +8,10 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from ...runtime.generation import GenerationOutput, GenerationRequest, TextOptions
+from ...runtime.tokenizer.output_processor import GenerationOutput, GenerationRequest, TextOptions
 from ..limits import check_prompt_logprobs, sampling_params
-from ..serving import Serving
-from .errors import InvalidRequest
+from ..state import Serving
+from ..errors import InvalidRequest
 from .protocol import ChatCompletionRequest, CompletionRequest
 
 Body = CompletionRequest | ChatCompletionRequest

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from ...runtime.detokenizer import Detokenizer
-from ...runtime.messages import TokenLogprob
-from ...runtime.tokenizer import Tokenizer
+from ...runtime.tokenizer.detokenizer import Detokenizer
+from ...runtime.engine.messages import TokenLogprob
+from ...runtime.tokenizer.tokenizer import Tokenizer
 
 FLOOR = -9999.0
 """Stands for minus infinity, which JSON does not have."""

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ..answers import answers
-from ..serving import AnyServingDep, json_response
+from ..state import AnyServingDep, json_response
 from .answers import ModelCard, ModelList
 
 router = APIRouter()

@@ -15,23 +15,7 @@ from pydantic import AfterValidator, FailFast, Field, PlainValidator, Validation
 from pydantic_core import PydanticCustomError
 
 from ..limits import MAX_MESSAGES
-from ..wire import (
-    Count,
-    IdLists,
-    Integer,
-    LogitBias,
-    Priority,
-    Prompts,
-    Samples,
-    Seed,
-    Stops,
-    Texts,
-    TokenIds,
-    Unsupported,
-    WireModel,
-    disagreement,
-    only,
-)
+from ..schemas import Count, IdLists, Integer, LogitBias, Priority, Prompts, Samples, Seed, Stops, Texts, TokenIds, Unsupported, WireModel, disagreement, only
 
 
 class StreamOptions(WireModel):

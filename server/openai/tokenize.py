@@ -8,11 +8,11 @@ from typing import cast
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ...runtime.tokenizer import Tokenizer
+from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..answers import BODY_ERRORS, answers
-from ..body import JsonRequest, JsonRoute
+from ..http.body import JsonRequest, JsonRoute
 from ..limits import check_text
-from ..serving import ServingDep, json_response
+from ..state import ServingDep, json_response
 from .answers import DetokenizedText, Tokens
 from .chat import chat_ids
 from .protocol import DetokenizeRequest, TokenizeRequest

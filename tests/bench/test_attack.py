@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from piecework.bench import attack_flags
+from piecework.cli import bench_attack as attack_flags
 from piecework.bench.attack import NAMES, AttackSettings, Outcome
 from piecework.bench.attack_watch import Seen, Watcher, server_process
 from piecework.bench.fuzz_bodies import IMAGE_SEEDS, TEXT_SEEDS, FuzzRequest, fuzz_request, modest
-from piecework.server.cli import main
+from piecework.cli.main import main
 
 SLEEPY = """
 import http.server, sys, time

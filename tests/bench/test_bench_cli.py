@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from scripted_server import ScriptedServer
 
-from piecework.bench.cli import add_bench_parsers
-from piecework.server.args import ArgumentParser
+from piecework.cli.bench import add_bench_parsers
+from piecework.cli.flags import ArgumentParser
 
 COMMANDS = ["gsm8k", "serving", "soak"]
 PARSE = (
     "import sys\n"
-    "from piecework.bench.cli import add_bench_parsers\n"
-    "from piecework.server.args import ArgumentParser\n"
+    "from piecework.cli.bench import add_bench_parsers\n"
+    "from piecework.cli.flags import ArgumentParser\n"
     "parser = ArgumentParser()\n"
     "add_bench_parsers(parser.add_subparsers())\n"
 )

@@ -11,7 +11,7 @@ from tiny_models import make_tiny_model
 
 from piecework.bench.graph_faults import FAULTS, WITHOUT, watch
 from piecework.bench.graphs import Row
-from piecework.server.cli import main
+from piecework.cli.main import main
 
 FLAGS = ["--compiler", "eager", "--num-threads", "1", "--dtype", "float32", "--repeats", "2", "--starts", "1"]
 

@@ -16,7 +16,7 @@ from piecework.bench.peers import Load, Measured, best_of, table
 from piecework.bench.report import Failures
 from piecework.bench.serving import ServingResult
 from piecework.bench.workloads import Workload
-from piecework.server.cli import main
+from piecework.cli.main import main
 
 
 def command(model: Path) -> str:

@@ -8,17 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piecework.compilation.sizes import (
-    SizesOption,
-    best_sizes,
-    choose_sizes,
-    default_sizes,
-    padding,
-    padding_share,
-    parse_sizes,
-    thin,
-    within_budget,
-)
+from piecework.compilation.sizes import SizesOption, best_sizes, choose_sizes, default_sizes, padding, padding_share, parse_sizes, thin, within_budget
 
 histograms = st.dictionaries(st.integers(1, 60), st.integers(1, 9), min_size=1, max_size=9)
 

@@ -14,7 +14,7 @@ from piecework.compilation.cache import CompileCache, cache_folder
 from piecework.compilation.compiler import EagerCompiler
 from piecework.compilation.errors import CompileError, TraceError
 from piecework.compilation.piece_store import PieceStore
-from piecework.runtime.compile_pieces import main
+from piecework.runtime.graphs.compile_pieces import main
 
 compile_piece, attempts = EagerCompiler.compile, [0]
 

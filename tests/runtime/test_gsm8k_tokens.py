@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from piecework.runtime.llm import LLM
-from piecework.runtime.sampling_params import SamplingParams
-from piecework.runtime.weights.resolve import resolve_model_path
+from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.loader.resolve import resolve_model_path
 
 SHOTS = (
     "Question: A baker fills 6 trays with 12 rolls each and sells 50 rolls. How many rolls are left?\n"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from piecework.runtime.batch import Batch
+from piecework.runtime.executor.batch import Batch
 from piecework.runtime.cache.kv_cache import KVCache
-from piecework.runtime.scheduler import Scheduler
-from piecework.runtime.step_graphs import GraphCounts
+from piecework.runtime.engine.build.core import Scheduler
+from piecework.runtime.graphs.graph_runner import GraphCounts
 
 VOCAB = 101
 EOS = 100

@@ -17,7 +17,7 @@ from scripted_engine import ScriptedEngine
 
 from piecework.runtime.config import EngineConfig
 from piecework.server.app import create_app
-from piecework.server.args import ServerConfig
+from piecework.cli.flags import ServerConfig
 
 MODEL = "toy"
 

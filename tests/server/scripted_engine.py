@@ -7,10 +7,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from piecework.runtime.generation import Generation, GenerationOutput, GenerationRequest
-from piecework.runtime.messages import EngineInfo, EngineStats, FinishReason, TokenLogprob, TokenOutput
-from piecework.runtime.tokenizer import Tokenizer
-from piecework.server.engine_state import EngineState, EngineUnavailable, QueueFull
+from piecework.runtime.tokenizer.tokenizer.output_processor import Generation, GenerationOutput, GenerationRequest
+from piecework.runtime.engine.build.messages import EngineInfo, EngineStats, FinishReason, TokenLogprob, TokenOutput
+from piecework.runtime.tokenizer.tokenizer.tokenizer import Tokenizer
+from piecework.server.engine.state import EngineState, EngineUnavailable, QueueFull
 
 CONTEXT_LENGTH = 256
 REPLY = "Hello there, old friend! The weather is fine today."

@@ -11,9 +11,9 @@ from server_process import ready
 from tiny_models import make_tiny_model
 
 from piecework.runtime.config import EngineConfig
-from piecework.server import cli
+from piecework.cli import main as cli
 from piecework.server.api_key import take_api_key
-from piecework.server.args import ServerConfig
+from piecework.cli.flags import ServerConfig
 
 KEY = "sésame-1"
 

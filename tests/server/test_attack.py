@@ -12,7 +12,7 @@ from server_process import ServerProcess, ready
 from tiny_models import make_tiny_model
 
 from piecework.bench.attack import ATTACKS
-from piecework.server.cli import main
+from piecework.cli.main import main
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from server_process import ServerProcess, ready
 from tiny_models import make_tiny_model
 
 from piecework.runtime.llm import LLM
-from piecework.runtime.sampling_params import SamplingParams
+from piecework.runtime.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROMPTS = [[1 + (11 * i + j) % 300 for j in range(4 + 9 * i)] for i in range(8)]

@@ -13,7 +13,7 @@ from http_fixtures import client_of, error_of, make_app
 from scripted_engine import CONTEXT_LENGTH, ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
-from piecework.server.body import MAX_BODY_BYTES
+from piecework.server.http.body import MAX_BODY_BYTES
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
 USER = {"role": "user", "content": "Hi"}

@@ -10,7 +10,7 @@ from http_fixtures import client_of, make_app, serve
 from scripted_engine import ScriptedEngine
 
 from piecework.runtime.config import EngineConfig
-from piecework.server.args import ServerConfig
+from piecework.cli.flags import ServerConfig
 
 ORIGIN, OTHER = "https://chat.example", "https://evil.example"
 KEY = "secret"

@@ -12,8 +12,8 @@ from declared import check_answer, check_request, validate
 from http_fixtures import client_of, make_app
 from scripted_engine import ScriptedEngine
 
-from piecework.server.docs_page import render
-from piecework.server.engine_supervisor import EngineState
+from piecework.server.page.docs import render
+from piecework.server.engine.supervisor import EngineState
 
 USER = {"role": "user", "content": "Hi"}
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"

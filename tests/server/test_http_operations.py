@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from scripted_engine import CONTEXT_LENGTH, INFO, ScriptedEngine
 
 from piecework import __version__
-from piecework.runtime.messages import EngineStats, GraphInfo
+from piecework.runtime.engine.build.messages import EngineStats, GraphInfo
 from piecework.server import operations
-from piecework.server.engine_state import EngineState
+from piecework.server.engine.state import EngineState
 
 KEY = "sésame"
 

@@ -15,12 +15,12 @@ from scripted_engine import ScriptedEngine
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.runtime.foreign_names import SAME
-from piecework.server.args import ServerConfig
+from piecework.cli.flags import ServerConfig
 from piecework.server.images.client import ImageClient
 from piecework.server.images.config import ImageServerConfig
 from piecework.server.images.protocol import ImagesRequest
 from piecework.server.images.service import create_image_app
-from piecework.server.output_config import OutputConfig
+from piecework.cli.output_config import OutputConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
 MANUAL, DIFFUSION = (DOCS / "serving.md").read_text(), (DOCS / "diffusion.md").read_text()

@@ -34,7 +34,7 @@ def work():
 TextThreads.run = lambda self, *plain, **settings: run(self, work)
 """
 STUCK_LOOP = """
-from piecework.server.engine_client import EngineClient
+from piecework.server.engine.client import EngineClient
 
 async def stop(self, **settings):
     time.sleep(300)
@@ -43,7 +43,7 @@ EngineClient.stop = stop
 """
 STUCK_INTERPRETER = """
 import ctypes
-from piecework.server.engine_client import EngineClient
+from piecework.server.engine.client import EngineClient
 
 async def stop(self, **settings):
     ctypes.PyDLL(None).sleep(300)  # holds the lock that every thread needs
@@ -61,7 +61,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def server_with(fault: str, model: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A server with this in its web process, once it is ready."""
     script = folder / "server.py"
-    script.write_text(f"import sys, time\nfrom piecework.server.cli import main\n{fault}\nsys.exit(main(sys.argv[1:]))\n")
+    script.write_text(f"import sys, time\nfrom piecework.cli.main import main\n{fault}\nsys.exit(main(sys.argv[1:]))\n")
     port = free_port()
     flags = ["serve", "--model-path", model, "--port", str(port), "--drain-timeout", str(DRAIN), *FLAGS]
     server = subprocess.Popen([sys.executable, str(script), *flags], stderr=subprocess.PIPE, text=True)

@@ -14,10 +14,10 @@ from tiny_models import make_tiny_model
 from piecework.kernels.npu.attention import AscendAttention, AscendDecodePlan
 from piecework.kernels.npu.graph import UpdatedGraph
 from piecework.kernels.npu.platform import NpuPlatform
-from piecework.runtime import graph_startup
-from piecework.runtime.dummy_step import dummy_decode
+from piecework.runtime.graphs import startup as graph_startup
+from piecework.runtime.executor.dummy_batch import dummy_decode
 from piecework.runtime.llm import LLM, Completion
-from piecework.runtime.sampling_params import SamplingParams
+from piecework.runtime.sampling.params import SamplingParams
 
 LAYERS = 2
 PROMPTS = [[(17 * i + 3 * j) % 400 for j in range(length)] for i, length in enumerate([3, 120, 9, 250, 14, 127])]

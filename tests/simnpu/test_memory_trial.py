@@ -12,9 +12,10 @@ from tiny_models import make_tiny_model
 
 from piecework.kernels.npu.attention import AscendAttention
 from piecework.kernels.npu.platform import NpuPlatform
-from piecework.runtime import graph_startup, model_runner
+from piecework.runtime.graphs import startup as graph_startup
+from piecework.runtime.executor import model_runner
 from piecework.runtime.llm import LLM
-from piecework.runtime.memory_trial import memory_beside_steps
+from piecework.runtime.executor.memory_profile import memory_beside_steps
 
 MEMORY = 96 * 2**20
 """What the device has for one engine here: the cache could fill all of it."""

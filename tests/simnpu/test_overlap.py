@@ -11,11 +11,11 @@ from compiled_here import CompiledHere
 from tiny_models import make_tiny_model
 
 from piecework.kernels.npu.attention import AscendAttention
-from piecework.runtime import graph_startup
-from piecework.runtime.launch import LaunchedStep
+from piecework.runtime.graphs import startup as graph_startup
+from piecework.runtime.executor.step import LaunchedStep
 from piecework.runtime.llm import LLM
-from piecework.runtime.sampling_params import SamplingParams
-from piecework.runtime.scheduler import Scheduler
+from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.engine.build.core import Scheduler
 
 PROMPTS = [[(17 * i + 3 * j) % 400 for j in range(length)] for i, length in enumerate([3, 120, 9, 150, 14, 127, 5, 33])]
 PARAMS = [

@@ -26,7 +26,7 @@ from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.npu.platform import NpuPlatform
 from piecework.kernels.paged_attention import TorchAttention
 from piecework.kernels.platform import Platform
-from piecework.runtime.forward_context import ForwardContext, forward_context
+from piecework.runtime.executor.forward_context import ForwardContext, forward_context
 from piecework.runtime.layers.attention import register_attention
 from piecework.runtime.model_config import ModelConfig
 from piecework.runtime.models.llama import LlamaForCausalLM

@@ -11,7 +11,7 @@ from test_sampler import request
 
 from piecework.kernels import ops, reference
 from piecework.kernels.npu import sampling
-from piecework.runtime.sampler import NO_TOKEN, sample
+from piecework.runtime.sampling.sampler import NO_TOKEN, sample
 
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0},

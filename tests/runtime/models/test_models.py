@@ -11,11 +11,11 @@ from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM
 
 from piecework.runtime.config import EngineConfig
-from piecework.runtime.engine import build_engine
+from piecework.runtime.engine.build.build import build_engine
 from piecework.runtime.llm import LLM
-from piecework.runtime.messages import GenerateRequest, TokenLogprob
-from piecework.runtime.sampling_params import SamplingParams
-from piecework.runtime.scheduler import Scheduler
+from piecework.runtime.engine.build.messages import GenerateRequest, TokenLogprob
+from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.engine.build.core import Scheduler
 
 TOLERANCE = 1e-4
 LLAMA3_ROPE = {

@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from piecework.runtime.llm import LLM
-from piecework.runtime.sampling_params import SamplingParams
-from piecework.runtime.weights.loader import checkpoint_targets, load_model
-from piecework.runtime.weights.resolve import resolve_model_path
+from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.loader.loader import checkpoint_targets, load_model
+from piecework.runtime.loader.resolve import resolve_model_path
 
 TEXTS = [
     "Question: Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. "
@@ -91,8 +91,8 @@ def test_the_default_is_as_near_to_float32_as_transformers_in_bfloat16(path: str
 
 PEAK = """
 import resource, sys, torch
-from piecework.runtime.model_runner import weight_bytes
-from piecework.runtime.weights.loader import load_model
+from piecework.runtime.executor.model_runner import weight_bytes
+from piecework.runtime.loader.loader import load_model
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 model = load_model(sys.argv[1], torch.bfloat16, torch.device("cpu"), False).model
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / weight_bytes(model))

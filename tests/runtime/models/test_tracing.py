@@ -9,9 +9,9 @@ import pytest
 import torch
 from tiny_models import make_tiny_model
 
-from piecework.runtime.forward_context import ForwardContext, forward_context
+from piecework.runtime.executor.forward_context import ForwardContext, forward_context
 from piecework.runtime.layers.attention import register_attention
-from piecework.runtime.weights.loader import load_model
+from piecework.runtime.loader.loader import load_model
 
 LAYERS = 4
 

@@ -1,0 +1,260 @@
+"""The loop: receive, plan a batch, launch it, deliver.
+
+A step is a list of (request, number of new tokens) under a token budget: a prefill chunk is many new tokens, a decode is
+one. So chunked prefill, prefix hits, decodes and mixed batches are one path.
+
+Where the device runs beside the host, steps overlap: one is planned and launched while the one before it runs, and only then
+the host waits for the earlier one's tokens. A decode begins with a token that the host has not seen, so whether that token
+ends its request is found out one step late, and what that step gave the request is discarded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+import torch
+
+from ..executor.batch import Scheduled
+from ..cache.kv_cache import KVCache
+from ..executor.step import LaunchedStep, Runner
+from .messages import EngineStats, FinishReason, GenerateRequest, StepOutput, TokenOutput
+from .scheduler import Planner, StepInFlight
+from .request import Request
+from ..sampling.sampler import NO_TOKEN, Sampled
+
+logger = logging.getLogger(__name__)
+
+
+class Scheduler:
+    """Holds every request of an engine from arrival to its last token. `overlap`: whether steps overlap.
+
+    What one request brings about ends that one: where a step raises, its requests are computed one at a time until each has got
+    a token, and one whose step raises again, alone, is answered with an error. What a broken device raises is let through.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        cache: KVCache,
+        *,
+        token_budget: int,
+        max_running_requests: int,
+        context_length: int,
+        draw_seed: Callable[[], int],
+        overlap: bool,
+    ) -> None:
+        self._runner = runner
+        self._cache = cache
+        self._planner = Planner(cache, token_budget=token_budget, max_running_requests=max_running_requests)
+        self._context_length = context_length
+        self._draw_seed = draw_seed
+        self._overlap = overlap
+        self._in_flight: LaunchedStep | None = None
+        self._outputs: list[TokenOutput] = []
+        """To be told with this step."""
+        self._at_work: list[Request] = []
+        """Whom what is done just now is done for."""
+        self._suspects: list[Request] = []
+        """Who is computed alone, because a step of several raised."""
+        self._last_fault = ""
+        self._generated_tokens = self._discarded_tokens = self._steps = self._overlapped_steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        # A step in flight is of use to a request that runs, or it is dropped.
+        return bool(self._planner.running or self._planner.waiting or self._outputs)
+
+    def add(self, message: GenerateRequest) -> None:
+        """Queue a request; one that can never run is answered with an error at the next step."""
+        try:
+            self._planner.add(self._admit(message))
+        except Exception as error:
+            if not isinstance(error, ValueError):
+                logger.exception("request %s cannot be taken", message.rid)
+            reason = str(error) if isinstance(error, ValueError) else f"it cannot be taken ({type(error).__name__})"
+            self._outputs.append(TokenOutput(rid=message.rid, token_ids=[], finish_reason=FinishReason.ERROR, error=reason))
+
+    def abort(self, rids: Iterable[str]) -> None:
+        """Free these requests at once; they deliver nothing more."""
+        gone = set(rids)
+        for request in [r for r in self._planner.running + self._planner.waiting if r.rid in gone]:
+            self._planner.remove(request)
+        self._drop_useless_step()
+
+    def flush_cache(self) -> int:
+        """Drop cached prefixes that no request uses; returns the number of tokens."""
+        return self._cache.flush()
+
+    @torch.inference_mode()
+    def step(self) -> StepOutput:
+        """Launch one batch, and say what the one before it delivered; without overlap, what it delivered itself."""
+        self._at_work = []
+        try:
+            self._advance()
+        except Exception as error:
+            self._isolate(error)
+        outputs, self._outputs = self._outputs, []
+        return StepOutput(outputs=outputs, stats=self.stats())
+
+    def _advance(self) -> None:
+        self._suspects = [request for request in self._suspects if not request.finished]
+        before, self._in_flight = self._in_flight, None
+        if self._suspects:
+            # Nothing is in flight: it was withdrawn when they came under suspicion, and since then each step was read at once.
+            scheduled = self._planner.plan_alone(self._suspects[0])
+        else:
+            try:
+                scheduled = self._planner.plan(in_flight=before is not None)
+            except StepInFlight:
+                assert before is not None
+                self._deliver(before)
+                before = None
+                scheduled = self._planner.plan(in_flight=False)
+        launched = self._launch(scheduled, before) if scheduled else None
+        if before is not None:
+            self._deliver(before)
+        if launched is not None and (self._suspects or not self._overlap):
+            self._deliver(launched)
+            launched = None
+        self._in_flight = launched
+        self._drop_useless_step()
+
+    def _isolate(self, error: Exception) -> None:
+        """A step has raised: its one request ends, or its several requests are computed one at a time."""
+        at_work = [request for request in self._at_work if not request.finished]
+        if not at_work:
+            raise error
+        self._runner.synchronize()
+        self._in_flight = None
+        self._planner.withdraw()
+        told, self._last_fault = self._last_fault, repr(error)
+        logger.error("a step of %d requests failed: %r", len(at_work), error, exc_info=error if self._last_fault != told else None)
+        if len(at_work) == 1:
+            self._outputs.append(
+                self._fail(at_work[0], f"its computation failed ({type(error).__name__}); the server's log has the details")
+            )
+        else:
+            self._suspects = at_work
+
+    def stats(self) -> EngineStats:
+        graphs, planner = self._runner.graph_counts(), self._planner
+        return EngineStats(
+            piecewise_steps_total=graphs.piecewise_steps,
+            graph_replays_total=graphs.replays,
+            padded_tokens_total=graphs.padded_tokens,
+            graph_fallbacks_total=dict(graphs.fallbacks),
+            running_requests=len(planner.running),
+            queued_requests=len(planner.waiting),
+            kv_tokens_used=self._cache.used_tokens,
+            kv_tokens_cached=self._cache.cached_tokens,
+            kv_tokens_total=self._cache.total_tokens,
+            prompt_tokens_total=planner.prompt_tokens,
+            cached_tokens_total=planner.cached_tokens,
+            generation_tokens_total=self._generated_tokens,
+            discarded_tokens_total=self._discarded_tokens,
+            preemptions_total=planner.preemptions,
+            steps_total=self._steps,
+            overlapped_steps_total=self._overlapped_steps,
+        )
+
+    def check(self) -> None:
+        """Assert that every page has exactly one owner, that what waits holds none, and that what is pending is in flight."""
+        assert not any(request.pages or request.num_pending for request in self._planner.waiting)
+        assert self._in_flight is None or self._in_flight.is_of_use
+        coming = [] if self._in_flight is None else self._in_flight.samplers
+        for request in self._planner.running:
+            assert request.num_pending == sum(request is sampler for sampler in coming)
+            assert request.num_computed <= request.num_known, "a token is computed that the host does not know"
+        self._cache.check(self._planner.running)
+
+    def _admit(self, message: GenerateRequest) -> Request:
+        length = len(message.input_ids) + len(message.output_ids)
+        limit = min(self._context_length, self._cache.total_tokens)
+        if not message.input_ids:
+            raise ValueError("the prompt is empty")
+        if length > limit - (message.params.max_new_tokens > 0):
+            raise ValueError(f"the prompt has {length} tokens, but at most {limit - 1} fit with room for an answer")
+        vocab = self._runner.vocab_size
+        if not all(0 <= token < vocab for token in message.input_ids):
+            raise ValueError(f"the prompt has a token id outside of 0 to {vocab - 1}")
+        if not all(0 <= token < vocab for token in [*message.params.logit_bias, *message.params.stop_token_ids]):
+            raise ValueError(f"logit_bias and stop_token_ids take token ids of 0 to {vocab - 1}")
+        ends = frozenset() if message.params.ignore_eos else self._runner.eos_token_ids.union(message.eos_token_ids)
+        return Request(
+            message,
+            seed=self._draw_seed() if message.params.seed is None else message.params.seed,
+            stop_ids=ends.union(message.params.stop_token_ids),
+            max_tokens=min(limit, len(message.input_ids) + message.params.max_new_tokens),
+        )
+
+    # Launching
+
+    def _launch(self, scheduled: list[Scheduled], before: LaunchedStep | None) -> LaunchedStep:
+        self._at_work = [request for request, _ in scheduled]
+        launched = LaunchedStep(self._runner, scheduled, self._cache.page_size, before)
+        self._steps += 1
+        self._overlapped_steps += before is not None
+        for request, num_new in scheduled:
+            prefilled = request.num_computed < request.num_prompt
+            request.num_computed += num_new
+            if prefilled:
+                # Who finds these pages reads them in a later step, which the device runs after this one.
+                self._cache.share(request)
+        for row, request in enumerate(launched.samplers):
+            request.expect(row)
+        return launched
+
+    def _drop_useless_step(self) -> None:
+        """Nobody waits for a step whose requests have all ended."""
+        if self._in_flight is not None and not self._in_flight.is_of_use:
+            self._discarded_tokens += len(self._in_flight.samplers)
+            self._in_flight = None
+
+    # Delivering
+
+    def _deliver(self, step: LaunchedStep) -> None:
+        """What a step gave the requests that have not ended or been aborted since it was launched."""
+        self._at_work = [request for request, _ in step.scheduled]
+        samples = step.read()
+        given: list[tuple[Request, Sampled | None]] = [
+            (request, sampled) for request, sampled in zip(step.samplers, samples, strict=True) if not request.finished
+        ]
+        self._generated_tokens += len(given)
+        self._discarded_tokens += len(samples) - len(given)
+        for request, sampled in given + [(request, None) for request in step.scored if not request.finished]:
+            self._at_work = [request]
+            self._outputs.append(self._output(request, sampled))
+            if request in self._suspects:
+                self._suspects.remove(request)
+
+    def _output(self, request: Request, sampled: Sampled | None) -> TokenOutput:
+        if sampled is not None and sampled.token == NO_TOKEN:
+            return self._fail(request, "the model's logits are not finite (NaN or infinite)")
+        reason = stop = None
+        if sampled is not None:
+            request.resolve(sampled.token)
+            if sampled.token in request.stop_ids:
+                reason, stop = FinishReason.STOP, sampled.token
+        if reason is None and request.num_known >= request.max_tokens:
+            reason = FinishReason.LENGTH
+        due, request.prompt_logprobs_due = request.prompt_logprobs_due, False
+        output = TokenOutput(
+            rid=request.rid,
+            token_ids=[] if sampled is None else [sampled.token],
+            finish_reason=reason,
+            stop_token_id=stop,
+            cached_tokens=request.cached_tokens or 0,
+            logprobs=[sampled.logprob] if sampled is not None and sampled.logprob is not None else None,
+            prompt_logprobs=request.prompt_logprobs if due else None,
+        )
+        if reason is not None:
+            self._planner.remove(request)
+        return output
+
+    def _fail(self, request: Request, error: str) -> TokenOutput:
+        """End a request that cannot go on."""
+        self._planner.remove(request)
+        # What it has computed may be as broken, and whoever begins alike would find it.
+        self._cache.flush()
+        return TokenOutput(rid=request.rid, token_ids=[], finish_reason=FinishReason.ERROR, error=error)

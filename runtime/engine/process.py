@@ -1,0 +1,98 @@
+"""What every engine process does: `python -m piecework.runtime.engine.process MODULE`, with its job as the first line of its standard input.
+
+It owns the tensors. It ends when it is told to, or when the process that started it is gone.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any, Protocol
+
+import zmq
+
+from .ipc import encode, open_socket
+from .messages import EngineFailed, FromEngine
+from .parent import end_with_parent
+
+EXIT_USER_ERROR = 2
+DUMP_SIGNAL = signal.SIGUSR1
+"""Makes an engine process print on its standard error what its threads do."""
+_FAREWELL_MS = 2000
+"""How long to wait until the last message has left."""
+
+
+class EngineLoop(Protocol):
+    """An engine that is ready to serve."""
+
+    def ready(self) -> FromEngine:
+        """The message that says so."""
+        ...
+
+    def run(self) -> None:
+        """Serve until told to end."""
+        ...
+
+
+Build = Callable[[dict[str, Any], Any, Any], EngineLoop]
+"""(settings, inbox, outbox) to an engine. Raises `ValueError` that the user can mend."""
+
+
+def run_engine(find: Callable[[], Build]) -> int:
+    """Read the job, build an engine, say that it is ready, and let it run; returns the exit code.
+
+    `find` may import for seconds: the job is made meanwhile.
+    """
+    # Ctrl-C and a service manager's stop reach every process of the group; the web process decides when the engine ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Asked for before a process that hangs is killed. Needs no lock, and no thread that goes on.
+    faulthandler.register(DUMP_SIGNAL, all_threads=True)
+    build = find()
+    settings, to_engine, from_engine, log_level = _read_job()
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    end_with_parent()
+    context = zmq.Context()
+    inbox = open_socket(context, zmq.PULL, to_engine, bind=True)
+    outbox = open_socket(context, zmq.PUSH, from_engine, bind=False)
+    outbox.setsockopt(zmq.LINGER, _FAREWELL_MS)
+    try:
+        engine = build(settings, inbox, outbox)
+    except ValueError as error:
+        outbox.send_multipart(encode(EngineFailed(message=str(error))))
+        return EXIT_USER_ERROR
+    else:
+        outbox.send_multipart(encode(engine.ready()))
+        engine.run()
+        return 0
+    finally:
+        inbox.close()
+        outbox.close()
+        context.term()
+
+
+def _read_job() -> Any:
+    """[settings, inbox, outbox, log level]. Ends the process where there will be none."""
+    line = b""
+    while not line.endswith(b"\n"):
+        part = os.read(sys.stdin.fileno(), 2**16)
+        if not part:
+            os._exit(1)
+        line += part
+    return json.loads(line)
+
+
+def _build_of(module: str) -> Build:
+    build: Build = import_module(module).build
+    return build
+
+
+if __name__ == "__main__":
+    sys.exit(run_engine(partial(_build_of, sys.argv[1])))

@@ -1,0 +1,77 @@
+"""The engine of a language model as a process of its own, see `process`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..config import EngineConfig
+from .build import Engine, build_engine
+from ..executor.forward_context import tell_each_layer
+from .heartbeat import BEAT_MS, Heartbeat
+from .ipc import decode, encode
+from .messages import AbortRequests, CacheFlushed, EngineChanged, EngineReady, FlushCache, FromEngine, GenerateRequest, Shutdown, StepOutput
+
+_STARTUP_POLL_MS = 20
+"""How long to wait for a message before the next portion of the start-up."""
+
+
+class EngineProcess:
+    """Receives messages, steps the scheduler, sends what it delivers."""
+
+    def __init__(self, engine: Engine, inbox: Any, outbox: Any) -> None:
+        self._scheduler, self._runner, self._startup = engine
+        self._inbox = inbox
+        self._outbox = outbox
+        self._running = True
+        self._heart = Heartbeat(self._send)
+        tell_each_layer(self._heart.beat_again)
+
+    def ready(self) -> EngineReady:
+        return EngineReady(info=self._runner.info())
+
+    def run(self) -> None:
+        while self._running:
+            self._receive()
+            self._heart.beat("computing a step" if self._scheduler.has_work else "bringing graphs in", may_build=self._startup.pending)
+            if self._scheduler.has_work:
+                self._send(self._scheduler.step())
+            if self._startup.pending:
+                self._startup.advance(busy=self._scheduler.has_work)
+                if not self._startup.pending:
+                    self._send(EngineChanged(info=self._runner.info()))
+        self._startup.stop()
+        self._runner.close()
+
+    def _receive(self) -> None:
+        """Take every message that is there; wait for one where there is nothing else to do."""
+        if not self._scheduler.has_work:
+            self._runner.rest()
+        patience = 0 if self._scheduler.has_work else _STARTUP_POLL_MS
+        if not self._scheduler.has_work and not self._startup.pending:
+            self._heart.beat("waiting for requests")
+            while not self._inbox.poll(BEAT_MS):
+                self._heart.beat("waiting for requests")
+        while self._running and self._inbox.poll(patience):
+            self._handle(decode(self._inbox.recv_multipart()))
+            patience = 0
+
+    def _handle(self, message: Any) -> None:
+        match message:
+            case GenerateRequest():
+                self._scheduler.add(message)
+            case AbortRequests(rids=rids):
+                self._scheduler.abort(rids)
+                # No step may follow: without this the figures would stay as they were.
+                self._send(StepOutput(outputs=[], stats=self._scheduler.stats()))
+            case FlushCache():
+                self._send(CacheFlushed(freed_tokens=self._scheduler.flush_cache()))
+            case Shutdown():
+                self._running = False
+
+    def _send(self, message: FromEngine) -> None:
+        self._outbox.send_multipart(encode(message))
+
+
+def build(settings: dict[str, Any], inbox: Any, outbox: Any) -> EngineProcess:
+    """As `process.Build`."""
+    return EngineProcess(build_engine(EngineConfig(**settings)), inbox, outbox)

@@ -1,0 +1,85 @@
+"""What attention, and only attention, reads during a forward: the step's plan and the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...kernels.attention import AttentionBackend, AttentionMetadata
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """What is constant about one layer's attention. `window`: sliding window in tokens, None for full attention."""
+
+    scale: float
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardContext:
+    """One step. `k_cache` and `v_cache`: one tensor [pages, page size, K, D] a layer."""
+
+    backend: AttentionBackend
+    plan: Any
+    layers: list[LayerSpec]
+    k_cache: list[torch.Tensor]
+    v_cache: list[torch.Tensor]
+
+
+_current: ForwardContext | None = None
+
+
+@contextmanager
+def forward_context(context: ForwardContext) -> Iterator[None]:
+    """Make `context` the one that attention reads inside the block."""
+    global _current
+    previous, _current = _current, context
+    try:
+        yield
+    finally:
+        _current = previous
+
+
+_on_layer: Callable[[], None] | None = None
+
+
+def tell_each_layer(callback: Callable[[], None]) -> None:
+    """`callback` is called whenever attention runs on the host: a sign that a long step goes on."""
+    global _on_layer
+    _on_layer = callback
+
+
+def layer_begins() -> None:
+    if _on_layer is not None:
+        _on_layer()
+
+
+def current_context() -> ForwardContext:
+    assert _current is not None, "attention ran outside a forward_context"
+    return _current
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedAttention:
+    """A model's attention over its KV cache, from which each step gets its context. Fields as in `ForwardContext`."""
+
+    backend: AttentionBackend
+    layers: list[LayerSpec]
+    k_cache: list[torch.Tensor]
+    v_cache: list[torch.Tensor]
+    page_size: int
+
+    def step(self, metadata: AttentionMetadata) -> AbstractContextManager[None]:
+        """The context of a step that `metadata` describes."""
+        return self.planned(self.backend.plan(metadata, self.page_size))
+
+    def planned(self, plan: Any) -> AbstractContextManager[None]:
+        """The context of a step that the backend has planned already."""
+        return forward_context(
+            ForwardContext(backend=self.backend, plan=plan, layers=self.layers, k_cache=self.k_cache, v_cache=self.v_cache)
+        )

@@ -1,0 +1,104 @@
+"""A step from its plan to its results: launched at once, read when the device is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from ...kernels.staging import HostCopy, to_device
+from .batch import Batch, Scheduled, build_batch
+from ..sampling.logprobs import gather_logprobs, read_logprobs
+from ..engine.request import Request
+from ..sampling.sampler import Sampled, Samples, sample
+from ..graphs.graph_runner import GraphCounts
+
+_LOGIT_ROWS = 256
+"""Prompt positions whose logits are held at once: 256 rows of a vocabulary of 150,000 take 150 MB."""
+
+
+class Runner(Protocol):
+    """What the scheduler needs of a model."""
+
+    device: torch.device
+    slot_dtype: torch.dtype
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Hidden states [T, hidden] of a step; writes keys and values of its tokens."""
+        ...
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [N, V] float32 of hidden [N, hidden]; a tensor of its own."""
+        ...
+
+    def graph_counts(self) -> GraphCounts:
+        """How the steps so far have run."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for the device. Raises where it is broken."""
+        ...
+
+
+class LaunchedStep:
+    """One step, which the device runs while the host goes on. `samplers`: who gets a token; `scored`: who only wanted log-probabilities."""
+
+    def __init__(self, runner: Runner, scheduled: list[Scheduled], page_size: int, before: LaunchedStep | None) -> None:
+        """`before`: the step in flight, whose tokens this one begins with."""
+        sampled = before.samples.tokens if before is not None and before.samples is not None else None
+        batch = build_batch(scheduled, page_size, runner.device, runner.slot_dtype, sampled)
+        hidden = runner.forward(batch)
+        self.scheduled = scheduled
+        self.samplers = batch.samplers
+        self.scored = [entry.request for entry in scheduled if entry.request.params.max_new_tokens == 0 and entry.reaches_end]
+        self.samples: Samples | None = None
+        self._prompt_rows = list(_prompt_rows(runner, scheduled, hidden))
+        if batch.samplers:
+            logits = runner.compute_logits(hidden.index_select(0, batch.sample_rows))
+            self.samples = sample(logits, batch.samplers, sampled)
+
+    @property
+    def is_of_use(self) -> bool:
+        """Whether a request of it still goes on."""
+        return not all(request.finished for request, _ in self.scheduled)
+
+    def read(self) -> list[Sampled]:
+        """The token of each of `samplers`, once the device is done; prompts' log-probabilities go to their requests."""
+        for rows in self._prompt_rows:
+            rows.read()
+        return [] if self.samples is None else self.samples.read()
+
+
+class _PromptRows(NamedTuple):
+    """Log-probabilities of a stretch of a prompt; `targets`: its tokens."""
+
+    request: Request
+    targets: list[int]
+    copy: HostCopy
+
+    def read(self) -> None:
+        top = self.request.params.prompt_logprobs or 0
+        self.request.prompt_logprobs += read_logprobs(self.copy.wait(), self.targets, [top] * len(self.targets))
+
+
+def _prompt_rows(runner: Runner, scheduled: list[Scheduled], hidden: torch.Tensor) -> Iterator[_PromptRows]:
+    """The logits at position p speak of the token at p + 1; position 0 has nothing before it."""
+    row = 0
+    for request, num_new in scheduled:
+        if request.prompt_logprobs_due:
+            start, first = request.params.prompt_logprobs_start, request.num_computed
+            if first == 0:
+                request.prompt_logprobs = [None] if start == 0 else []
+            wanted = range(max(first, start - 1), min(first + num_new, request.num_prompt - 1))
+            for begin in range(wanted.start, wanted.stop, _LOGIT_ROWS):
+                end = min(begin + _LOGIT_ROWS, wanted.stop)
+                logits = runner.compute_logits(hidden[row + begin - first : row + end - first])
+                targets = np.ascontiguousarray(request.tokens[begin + 1 : end + 1])
+                (tokens,) = to_device([targets], logits.device)
+                gathered = gather_logprobs(logits, tokens, request.params.prompt_logprobs or 0)
+                yield _PromptRows(request, targets.tolist(), HostCopy(gathered))
+        row += num_new

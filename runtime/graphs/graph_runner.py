@@ -1,0 +1,163 @@
+"""Which graphs run a step: full ones for steps of nothing but decodes, those of the prefill phase for all others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ...compilation.capture import Graphs, Reason
+from ...compilation.histogram import LengthHistogram
+from ...compilation.piecewise import PiecewiseForward
+from ...compilation.whole import BreakableForward
+from ...kernels.attention import GraphAttention
+from ...kernels.platform import Platform
+from ..executor.batch import Batch
+from ..config import Backend, EngineConfig
+from .decode import DecodeGraph, batch_sizes
+from ..executor.forward_context import PagedAttention
+from ..engine.messages import GraphInfo
+from .prefill import PrefillGraph
+
+
+class GraphCounts(NamedTuple):
+    """How steps ran: in pieces, by replaying a captured size, or without a graph and why; and the tokens added to reach a size."""
+
+    piecewise_steps: int = 0
+    replays: int = 0
+    padded_tokens: int = 0
+    fallbacks: Mapping[str, int] = {}
+
+
+class StepGraphs:
+    """Runs the steps of one model, eagerly where neither phase has a graph. Raises `ValueError` for what the device cannot do.
+
+    `seen`: the lengths of steps; those that no decode graph runs are added to it.
+    """
+
+    def __init__(
+        self, model: nn.Module, platform: Platform, config: EngineConfig, attention: PagedAttention, seen: LengthHistogram
+    ) -> None:
+        self._model, self._platform, self._config, self._attention = model, platform, config, attention
+        self._seen = seen
+        self.prefill_backend = config.prefill_backend
+        self.decode_backend = _decode_backend(config, platform, attention)
+        if self.prefill_backend is Backend.BREAKABLE and not platform.graphs_are_real:
+            raise ValueError(
+                "--cuda-graph-backend-prefill breakable needs a device that records graphs, "
+                f"which {platform.device_type} does not: take piecewise"
+            )
+        self._prefill = PrefillGraph(model, platform, config, attention, seen) if self.prefill_backend is not Backend.DISABLED else None
+        self._decode: DecodeGraph | None = None
+        self.kernels = None
+        if self.decode_backend is Backend.NATIVE:
+            self.kernels = platform.step_kernels(model, attention.backend, attention.layers, attention.k_cache, attention.v_cache)
+        if self.decode_backend is Backend.NATIVE and self.kernels is None:
+            if config.decode_backend is Backend.NATIVE:
+                raise ValueError(
+                    "--cuda-graph-backend-decode native needs a bfloat16 model, --attention-backend native, and a CPU that the kernels "
+                    "can be built for: take disabled"
+                )
+            self.decode_backend = Backend.DISABLED
+
+    @property
+    def prefill(self) -> PrefillGraph | None:
+        return self._prefill
+
+    @property
+    def decode(self) -> DecodeGraph | None:
+        """None also before `use`."""
+        return self._decode
+
+    def check(self, forward: PiecewiseForward) -> Iterator[bool]:
+        """In portions, before each of which it says whether it is a long one.
+
+        Raises `CaptureError` where a forward in pieces gives other answers than the model.
+        """
+        assert self._prefill is not None
+        return self._prefill.check(forward)
+
+    def give_up(self, reason: Reason) -> None:
+        """There will be no forward in pieces: steps that nothing else records stay eager, and are counted under `reason`."""
+        if self._prefill is not None:
+            self._prefill.give_up(reason)
+
+    def use(self, forward: PiecewiseForward | BreakableForward | None) -> None:
+        """Run prefills through `forward` and record decodes of it; None: both of the model as it is."""
+        if self._prefill is not None and forward is not None:
+            self._prefill.use(forward, len(batch_sizes(self._config)) if self.decode_backend is Backend.FULL else 0)
+        if self.decode_backend is Backend.FULL:
+            recorded = forward if isinstance(forward, PiecewiseForward) else self._model
+            self._decode = DecodeGraph(recorded, self._model, self._platform, self._config, self._attention)
+
+    def capture_next(self) -> bool:
+        """Capture one size, decodes' first: most steps are theirs. False where none is pending."""
+        return any(phase.capture_next() for phase in (self._decode, self._prefill) if phase is not None)
+
+    @property
+    def num_pending(self) -> int:
+        """How many sizes are still to be captured."""
+        return sum(len(graphs.pending()) for graphs in self.phases())
+
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        """Hidden states [T, hidden] of a step."""
+        hidden = self._decode(batch) if self._decode is not None and batch.is_decode else None
+        if hidden is not None:
+            return hidden
+        if self.kernels is not None and batch.is_decode and batch.num_tokens <= self.kernels.max_tokens:
+            return self.kernels.forward(batch.input_ids, batch.positions, batch.metadata)
+        self._seen.add(batch.num_tokens)
+        with self._attention.step(batch.metadata):
+            forward = self._prefill or self._model
+            result: torch.Tensor = forward(batch.input_ids, batch.positions)
+        return result
+
+    def counts(self) -> GraphCounts:
+        """Of all steps so far."""
+        stats = [graphs.stats for graphs in self.phases()]
+        fallbacks = Counter[Reason]()
+        if self._decode is not None:
+            fallbacks += self._decode.graphs.stats.fallbacks
+        if self._prefill is not None:
+            fallbacks += self._prefill.fallbacks
+        return GraphCounts(
+            self._prefill.piecewise_steps if self._prefill is not None else 0,
+            sum(stat.replays for stat in stats),
+            sum(stat.padded_tokens for stat in stats),
+            {reason.value: count for reason, count in fallbacks.items()},
+        )
+
+    def info(self) -> GraphInfo:
+        """What is planned and what is there."""
+        prefill = self._prefill.graphs if self._prefill is not None else None
+        decode = self._decode.graphs if self._decode is not None else None
+        stats = [graphs.stats for graphs in self.phases()]
+        return GraphInfo(
+            prefill_backend=self.prefill_backend,
+            decode_backend=self.decode_backend,
+            distinct_pieces=self._prefill.num_pieces if self._prefill is not None else 0,
+            prefill_sizes=prefill.captured if prefill is not None else [],
+            decode_sizes=decode.captured if decode is not None else [],
+            failed_sizes={str(size): reason.value for stat in stats for size, reason in stat.disabled.items()},
+            num_graphs=sum(stat.num_graphs for stat in stats),
+            graph_bytes=sum(stat.graph_bytes for stat in stats),
+            capture_seconds=sum(sum(stat.capture_seconds.values()) for stat in stats),
+        )
+
+    def phases(self) -> list[Graphs]:
+        """The graphs of decodes and of prefills, as far as they are used."""
+        found = [phase.graphs for phase in (self._decode, self._prefill) if phase is not None]
+        return [graphs for graphs in found if graphs is not None]
+
+
+def _decode_backend(config: EngineConfig, platform: Platform, attention: PagedAttention) -> Backend:
+    asked = config.decode_backend
+    able = isinstance(attention.backend, GraphAttention)
+    if asked is Backend.FULL and not able:
+        raise ValueError("--cuda-graph-backend-decode full needs an attention backend whose decodes can be recorded: take disabled")
+    if asked is not None:
+        return asked
+    return Backend.FULL if able and platform.graphs_are_real else Backend.NATIVE

@@ -1,0 +1,75 @@
+"""How this engine's model becomes pieces: with which compiler, kept where, and which lengths of steps its server has seen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Generator
+from dataclasses import asdict
+
+import torch
+from torch import nn
+
+from ...compilation.cache import CompileCache, cache_folder
+from ...compilation.compiler import InductorCompiler, PieceLoader, piece_compiler
+from ...compilation.histogram import LengthHistogram
+from ...compilation.piece_store import Installed, PieceStore
+from ...kernels.platform import Platform
+from ..config import EngineConfig
+from ..model_config import ModelConfig
+from ..quantization.packing import Kinds
+
+TRACE_TOKENS = 64
+"""Tokens of the example that is traced; any number above 1 gives the same pieces."""
+
+
+def piece_store(config: EngineConfig, platform: Platform, packs_linear: bool) -> PieceStore:
+    """Where the pieces of this machine lie. Raises `ValueError` that names the flag, or `OSError` of the cache's folder."""
+    return PieceStore(
+        platform=platform,
+        compiler=piece_compiler(config.piecewise_cuda_graph_compiler, platform),
+        cache=CompileCache(cache_folder()),
+        max_tokens=most_tokens(config),
+        packs_linear=packs_linear,
+    )
+
+
+def load(
+    store: PieceStore, model: nn.Module, model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds, *, retry: bool = True
+) -> Generator[None, None, Installed]:
+    """The model's forward in pieces as the cache holds it, in portions; see `PieceStore.load`. Raises `NotStoredError`.
+
+    `kinds`: the linear layers whose weights are packed.
+    """
+    return store.load(model, stored_key(store.compiler, model_config, dtype, kinds), retry=retry)
+
+
+def most_tokens(config: EngineConfig) -> int:
+    """The longest step that pieces must be right for."""
+    assert config.chunked_prefill_size is not None
+    return max(config.chunked_prefill_size, TRACE_TOKENS)
+
+
+def looks_inside(compiler: PieceLoader) -> bool:
+    """Whether the compiler fuses the ops of a piece, so that it is to see what they mean rather than kernels."""
+    return isinstance(compiler, InductorCompiler)
+
+
+def stored_key(compiler: PieceLoader, model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds) -> str:
+    """Text in which two models differ if their cut forwards do."""
+    linears = _digest(json.dumps(dict(kinds), sort_keys=True))
+    return f"{model_key(model_config, dtype)} {'plain' if looks_inside(compiler) else 'own'} ops, linears {linears}"
+
+
+def model_key(model_config: ModelConfig, dtype: torch.dtype) -> str:
+    """Text in which two models differ if their forwards do."""
+    return json.dumps([asdict(model_config), str(dtype)], sort_keys=True)
+
+
+def seen_lengths(model_config: ModelConfig, dtype: torch.dtype) -> LengthHistogram:
+    """How many tokens the steps of this model have had on this machine, kept beside its pieces."""
+    return LengthHistogram(cache_folder() / "lengths" / f"{_digest(model_key(model_config, dtype))}.json")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

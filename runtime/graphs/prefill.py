@@ -1,0 +1,156 @@
+"""Prefills and mixed steps: padded to a captured number of tokens, or run at their own length in pieces, or eagerly."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from ...compilation.capture import Graphs, Reason, check_forward
+from ...compilation.histogram import LengthHistogram
+from ...compilation.piecewise import PiecewiseForward
+from ...compilation.self_check import CHECKED_TOKENS, check_pieces, traced_piece
+from ...compilation.sizes import FLAG, choose_sizes, parse_sizes, within_budget
+from ...compilation.whole import BreakableForward
+from ...kernels.platform import Platform
+from ..config import EngineConfig
+from ..executor.dummy_batch import dummy_prefill
+from ..executor.forward_context import PagedAttention
+
+logger = logging.getLogger(__name__)
+
+
+class PrefillGraph:
+    """A model's forward: eager until `use`, then in pieces or recorded with breaks. Never raises because of a piece or a graph.
+
+    `seen`: the lengths of earlier steps, by which auto:K chooses.
+    """
+
+    def __init__(
+        self, model: nn.Module, platform: Platform, config: EngineConfig, attention: PagedAttention, seen: LengthHistogram
+    ) -> None:
+        self._model, self._platform, self._config, self._attention = model, platform, config, attention
+        self._seen = seen
+        self._forward: PiecewiseForward | BreakableForward | None = None
+        self._eager_reason = Reason.STARTING
+        self._eager_steps: Counter[Reason] = Counter()
+        self.graphs: Graphs | None = None
+        self.piecewise_steps = 0
+
+    @property
+    def pieces(self) -> PiecewiseForward | None:
+        """The forward in pieces; None where steps run otherwise."""
+        return self._forward if isinstance(self._forward, PiecewiseForward) else None
+
+    @property
+    def num_pieces(self) -> int:
+        """How many distinct pieces run; 0 while steps are eager."""
+        return len(self.pieces.plan.pieces) if self.pieces is not None else 0
+
+    @property
+    def fallbacks(self) -> Counter[Reason]:
+        """Steps that ran without a graph where one was hoped for, by reason."""
+        return self._eager_steps + self.graphs.stats.fallbacks if self.graphs is not None else self._eager_steps
+
+    def check(self, forward: PiecewiseForward) -> Iterator[bool]:
+        """What was traced beside the model, then each piece beside what was traced; one run for each turn.
+
+        Before each it says whether it is a long one. Raises `CaptureError` where they give other answers.
+        """
+        if all(piece.traced for piece in forward.plan.pieces):
+            traced = forward.with_pieces([traced_piece(piece) for piece in forward.plan.pieces])
+            yield from (False for _ in check_forward(traced, self._model, self._dummy_step, CHECKED_TOKENS))
+        assert self._config.chunked_prefill_size is not None
+        yield from check_pieces(forward, self._made_up, self._config.chunked_prefill_size, self._platform.is_out_of_memory)
+
+    def _made_up(self, num_tokens: int) -> Sequence[torch.Tensor]:
+        step = dummy_prefill(num_tokens, 1, self._platform, self._attention.page_size)
+        return step.input_ids, step.positions
+
+    def use(self, forward: PiecewiseForward | BreakableForward, other_graphs: int = 0) -> None:
+        """Run steps through `forward` from now on; sizes are to be captured with `capture_next`.
+
+        `other_graphs`: how many will exist beside those of this phase.
+        """
+        self._forward = forward
+        graphs_per_size = len(self._attention.layers) + 1
+        if isinstance(forward, PiecewiseForward):
+            graphs_per_size = sum(forward.plan.calls().values())
+        sizes = self._sizes(graphs_per_size, other_graphs)
+        if sizes:
+            buffers = [torch.zeros(sizes[-1], dtype=torch.int64, device=self._platform.device()) for _ in range(2)]
+            self.graphs = Graphs(
+                forward,
+                self._platform,
+                buffers=buffers,
+                sizes=sizes,
+                dummy_step=self._dummy_step,
+                eager=self._model,
+                debug=self._config.debug_cuda_graph,
+            )
+
+    def give_up(self, reason: Reason) -> None:
+        """Steps stay eager, for this reason, until `use`."""
+        self._eager_reason = reason
+
+    def capture_next(self) -> bool:
+        """Capture the size that helps most of those that are pending; False where none is."""
+        pending = self.graphs.pending() if self.graphs is not None else []
+        if self.graphs is None or not pending:
+            return False
+        # The largest first, so that the others find memory in the pool; then those that most steps would have used.
+        self.graphs.capture(max(pending, key=self._times_used(self.graphs.sizes)) if self.graphs.captured else pending[0])
+        return True
+
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Hidden states [T, hidden] of a step, under the forward context that is set."""
+        if self._forward is None:
+            self._eager_steps[self._eager_reason] += 1
+            hidden: torch.Tensor = self._model(input_ids, positions)
+            return hidden
+        self.piecewise_steps += self.pieces is not None
+        replayed = self._replay([input_ids, positions])
+        return self._forward(input_ids, positions) if replayed is None else replayed
+
+    def _replay(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        size = self.graphs.choose(inputs[0].shape[0]) if self.graphs is not None else None
+        return None if size is None or self.graphs is None else self.graphs.replay(size, inputs)
+
+    def _times_used(self, sizes: Sequence[int]) -> Callable[[int], int]:
+        """How many of the steps seen so far would have been padded to a size."""
+        used = Counter[int]()
+        for length, count in self._seen.counts.items():
+            used.update(dict.fromkeys(sizes[bisect_left(sizes, length) :][:1], count))
+        return used.__getitem__
+
+    def _sizes(self, graphs_per_size: int, other_graphs: int) -> list[int]:
+        """What to capture. Where a graph only calls its work again, nothing, unless sizes are given."""
+        option = parse_sizes(self._config.piecewise_cuda_graph_tokens)
+        if not self._platform.graphs_are_real and option == (None, None):
+            return []
+        assert self._config.chunked_prefill_size is not None
+        cap = min(self._config.chunked_prefill_size, self._config.piecewise_cuda_graph_max_tokens or self._config.chunked_prefill_size)
+        sizes = choose_sizes(option, cap, self._seen.counts)
+        budget = self._platform.graph_budget
+        kept = within_budget(sizes, graphs_per_size, None if budget is None else budget - other_graphs)
+        if len(kept) < len(sizes):
+            logger.warning(
+                "%d of %d sizes are captured: the device holds %d graphs, a size takes %d; choose others with %s",
+                len(kept),
+                len(sizes),
+                budget,
+                graphs_per_size,
+                FLAG,
+            )
+        return kept
+
+    @contextmanager
+    def _dummy_step(self, size: int, seed: int) -> Iterator[Sequence[torch.Tensor]]:
+        step = dummy_prefill(size, seed, self._platform, self._attention.page_size)
+        with self._attention.step(step.metadata):
+            yield [step.input_ids, step.positions]

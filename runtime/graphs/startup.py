@@ -1,0 +1,191 @@
+"""Brings pieces and graphs in while the engine serves: pieces out of the cache, which another process fills, then a capture at a time.
+
+Nothing here traces or compiles, nor does anything that it imports: what the cache lacks once the other process has ended stays away.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import torch
+
+from ...compilation.capture import Reason
+from ...compilation.errors import CaptureError, NotStoredError
+from ...compilation.piece_store import Installed, PieceStore, weight_bytes
+from ...compilation.piecewise import PiecewiseForward
+from ...compilation.whole import BreakableForward
+from .compile_process import CompileProcess, Outcome, start
+from ..config import Backend
+from ..executor.model_runner import ModelRunner
+from .pieces import load, piece_store
+from ..progress import progress_bar
+
+logger = logging.getLogger(__name__)
+
+
+_PATIENCE_SECONDS = 120.0
+"""From the start until pieces are tried on the longest step although requests run."""
+
+
+class _NoPieces(Exception):
+    """Why steps do not run in pieces."""
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        super().__init__(" ".join(text.split())[:300])
+        self.reason = reason
+
+
+class GraphStartup:
+    """Work that is done between batches, in portions; `pending` until there is none left."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._began = time.perf_counter()
+        self._compiling: CompileProcess | None = None
+        self._next_is_long = False
+        graphs = runner.graphs
+        self.pending = {graphs.prefill_backend, graphs.decode_backend} != {Backend.DISABLED}
+        self._work = self._portions()
+        if self.pending and graphs.prefill_backend is not Backend.PIECEWISE:
+            self.advance()
+
+    def advance(self, *, busy: bool = False) -> None:
+        """The next portion: loading a piece, a look at the compiler, a run of a piece to check it, or one capture.
+
+        `busy`: requests are running; a long run waits for them to end, for a while.
+        """
+        if busy and self._next_is_long and time.perf_counter() < self._began + _PATIENCE_SECONDS:
+            return
+        self.pending = self.pending and next(self._work, None) is not None
+
+    def complete(self, *, progress: bool = False) -> None:
+        """Do everything now (`--startup full`)."""
+        bar: Any = None
+        while self.pending:
+            if self._compiling is not None:
+                self._compiling.wait()
+            self.advance()
+            sizes = self._runner.graphs.num_pending
+            if bar is None and sizes and progress:
+                bar = progress_bar(total=sizes, desc="capturing graphs", unit=" sizes", leave=False)
+            if bar is not None:
+                bar.update(bar.total - sizes - bar.n)
+        if bar is not None:
+            bar.close()
+
+    def stop(self) -> None:
+        """End the compiler, if it still runs."""
+        self.pending = False
+        if self._compiling is not None:
+            self._compiling.stop()
+
+    def _portions(self) -> Iterator[bool]:
+        """All of the work, a portion for each turn."""
+        graphs = self._runner.graphs
+        if graphs.prefill_backend is Backend.PIECEWISE:
+            forward = yield from self._pieces()
+        else:
+            forward = BreakableForward(self._runner.model) if graphs.prefill_backend is Backend.BREAKABLE else None
+        try:
+            graphs.use(forward)
+        except Exception as error:
+            # Buffers and plans of the graphs take memory too; without them steps stay as they are.
+            logger.warning("steps run eagerly: %s; --disable-cuda-graph spares the attempt", " ".join(str(error).split())[:300])
+        else:
+            yield True
+            while graphs.capture_next():
+                yield True
+        self._tell()
+
+    def _pieces(self) -> Generator[bool, None, PiecewiseForward | BreakableForward | None]:
+        """The forward in pieces if the cache has it and it gives the model's answers; what steps run as without them."""
+        runner = self._runner
+        try:
+            forward, report = yield from self._stored()
+            if len(report.failed) == len(forward.plan.pieces):
+                raise _NoPieces(Reason.COMPILE_FAILED, f"none of its pieces can be compiled: {next(iter(report.failed.values()))}")
+            yield True
+            for self._next_is_long in runner.graphs.check(forward):
+                yield True
+            self._next_is_long = False
+        except Exception as error:
+            self._give_up(error if isinstance(error, _NoPieces) else _NoPieces(_reason(error), str(error)))
+            return BreakableForward(runner.model) if runner.platform.graphs_are_real else None
+        for number, text in report.failed.items():
+            logger.warning("piece %d of %d cannot be compiled and runs as it was traced: %s", number, len(forward.plan.pieces), text)
+        runner.clock.add("pieces", time.perf_counter() - self._began)
+        return forward
+
+    def _stored(self) -> Generator[bool, None, Installed]:
+        """What the cache holds; what it lacks another process is asked for first, once."""
+        runner = self._runner
+        packs_linear = runner.platform.packs_linear(weight_bytes(runner.model))
+        store = piece_store(runner.config, runner.platform, packs_linear)
+        yield True
+        try:
+            return (yield from self._loaded(store, retry=True))
+        except NotStoredError:
+            if (obstacle := store.compiler.obstacle()) is not None:
+                raise _NoPieces(Reason.COMPILE_FAILED, obstacle) from None
+            self._compiling = start(runner.config, runner.model_config, runner.dtype, runner.linear_kinds, packs_linear)
+        outcome = yield from self._compiled(self._compiling)
+        self._compiling = None
+        if outcome.reason is not None:
+            raise _NoPieces(outcome.reason, outcome.text)
+        return (yield from self._loaded(store, retry=False))
+
+    def _loaded(self, store: PieceStore, *, retry: bool) -> Generator[bool, None, Installed]:
+        runner = self._runner
+        portions = load(store, runner.model, runner.model_config, runner.dtype, runner.linear_kinds, retry=retry)
+        while True:
+            try:
+                next(portions)
+            except StopIteration as done:
+                installed: Installed = done.value
+                return installed
+            yield True
+
+    @staticmethod
+    def _compiled(process: CompileProcess) -> Generator[bool, None, Outcome]:
+        while (outcome := process.poll()) is None:
+            yield True
+        return outcome
+
+    def _give_up(self, error: _NoPieces) -> None:
+        self._runner.graphs.give_up(error.reason)
+        if self._runner.platform.graphs_are_real:
+            logger.warning(
+                "the model does not run in pieces (%s); it is recorded as it runs: --cuda-graph-backend-prefill breakable", error
+            )
+        else:
+            logger.warning(
+                "steps run eagerly: the model does not run in pieces (%s); --disable-piecewise-cuda-graph spares the attempt", error
+            )
+
+    def _tell(self) -> None:
+        info = self._runner.graphs.info()
+        if not info.distinct_pieces and not info.num_graphs:
+            return
+        logger.info(
+            "steps run in %d distinct pieces; %d sizes captured in %d graphs of %.0f MiB, after %.1f s",
+            info.distinct_pieces,
+            len(info.prefill_sizes) + len(info.decode_sizes),
+            info.num_graphs,
+            info.graph_bytes / 2**20,
+            time.perf_counter() - self._began,
+        )
+
+
+def _reason(error: Exception) -> Reason:
+    """Of what keeps pieces from being used that were compiled."""
+    match error:
+        case CaptureError():
+            return Reason.WRONG_RESULT
+        case torch.OutOfMemoryError() | MemoryError():
+            return Reason.OUT_OF_MEMORY
+        case NotStoredError() | OSError():
+            return Reason.NOT_IN_CACHE
+    return Reason.COMPILE_FAILED

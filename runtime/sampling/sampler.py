@@ -1,0 +1,182 @@
+"""Logits to tokens, for a whole batch at once. N rows, V vocabulary size.
+
+The only randomness of a token is one uniform number that depends on (seed, position) and nothing else, so a request
+gives the same text alone, in a crowd, and after it was resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from ...kernels import ops
+from ...kernels.staging import HostCopy, to_device
+from .logits_processors import adjust
+from .logprobs import gather_logprobs, read_logprobs
+from ..engine.messages import TokenLogprob
+from ..engine.request import Request
+
+NO_TOKEN = -1
+"""What is chosen from logits that are not finite."""
+_BLOCK = 256
+_STEPS = 2.0**24
+"""How many numbers in [0, 1) float32 holds at even distances."""
+
+
+class Sampled(NamedTuple):
+    """The next token of a request, `NO_TOKEN` where it has none, with its log-probability where the request asks for it."""
+
+    token: int
+    logprob: TokenLogprob | None
+
+
+class Samples:
+    """The next tokens of a step's requests. `tokens` [N] int64 lie on the device for the next step to begin with, of the vocabulary."""
+
+    def __init__(self, chosen: torch.Tensor, tokens: torch.Tensor, asking: list[tuple[int, int]], logprobs: list[torch.Tensor]) -> None:
+        """`chosen`: `tokens`, with `NO_TOKEN` where a row gave none; `asking`: (row, how many alternatives) of those that want
+        log-probabilities; `logprobs`: as gathered for them."""
+        self.tokens = tokens
+        self._asking = asking
+        self._copy = HostCopy([chosen, *logprobs])
+
+    def read(self) -> list[Sampled]:
+        """One a request, as soon as the device has them."""
+        on_host, *logprobs = self._copy.wait()
+        tokens = on_host.tolist()
+        results = [Sampled(token, None) for token in tokens]
+        if self._asking:
+            rows, top_counts = zip(*self._asking, strict=True)
+            for row, logprob in zip(rows, read_logprobs(logprobs, [tokens[row] for row in rows], top_counts), strict=True):
+                results[row] = Sampled(tokens[row], logprob)
+        return results
+
+
+def sample(logits: torch.Tensor, requests: list[Request], sampled: torch.Tensor | None = None) -> Samples:
+    """The next token of each request from its row of logits [N, V] float32, which may be overwritten.
+
+    `sampled` int64: what the step in flight samples, tokens that are pending among it.
+    """
+    asking = [(row, request.params.logprobs) for row, request in enumerate(requests) if request.params.logprobs is not None]
+    if not asking:
+        adjust(logits, requests, sampled)
+        chosen = _choose(logits, requests)
+        return Samples(chosen, chosen.clamp(0, logits.shape[1] - 1), asking, [])
+    # Log-probabilities are those of the model, before anything changes the logits.
+    (index,) = to_device([np.array([row for row, _ in asking])], logits.device)
+    raw = logits.index_select(0, index)
+    adjust(logits, requests, sampled)
+    chosen = _choose(logits, requests)
+    tokens = chosen.clamp(0, logits.shape[1] - 1)
+    return Samples(chosen, tokens, asking, gather_logprobs(raw, tokens.index_select(0, index), max(top for _, top in asking)))
+
+
+def _choose(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
+    """Token ids [N], or `NO_TOKEN`. What a row costs depends on its own parameters, and what it gives on nothing else."""
+    kinds = [_kind(request) for request in requests]
+    present = set(kinds)
+    if len(present) == 1:
+        return kinds[0](logits, requests)
+    chosen = torch.empty(len(requests), dtype=torch.int64, device=logits.device)
+    for kind in present:
+        rows = [row for row, own in enumerate(kinds) if own is kind]
+        (index,) = to_device([np.array(rows)], logits.device)
+        chosen.index_copy_(0, index, kind(logits.index_select(0, index), [requests[row] for row in rows]))
+    return chosen
+
+
+def _kind(request: Request) -> Callable[[torch.Tensor, list[Request]], torch.Tensor]:
+    params = request.params
+    if params.greedy:
+        return _take_likeliest
+    return _sample_plain if params.top_k == -1 and params.top_p == 1.0 and params.min_p == 0.0 else _sample_filtered
+
+
+def _take_likeliest(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
+    tokens = ops.argmax(logits)
+    # A NaN is the largest.
+    return _where_finite(tokens, logits.gather(1, tokens[:, None])[:, 0])
+
+
+def _sample_plain(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
+    probs = (logits / _column(requests, "temperature", logits)).softmax(dim=-1)
+    (halves,) = to_device([_split(_numbers_of(requests))], logits.device)
+    return _where_finite(_pick(probs, halves), probs[:, 0])
+
+
+def _sample_filtered(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
+    """Temperature, then what min-p, top-k and top-p (of what top-k left) all keep; each keeps at least the likeliest."""
+    vocab = logits.shape[1]
+    probs = (logits / _column(requests, "temperature", logits)).softmax(dim=-1)
+    (top_k,) = to_device([np.array([r.params.top_k if r.params.top_k > 0 else vocab for r in requests])], logits.device)
+    top_p, min_p = (_column(requests, name, logits)[:, 0] for name in ("top_p", "min_p"))
+    return _where_finite(ops.sample_filtered(probs, top_k, top_p, min_p, _uniform_of(requests, logits.device)), probs[:, 0])
+
+
+def _where_finite(tokens: torch.Tensor, witness: torch.Tensor) -> torch.Tensor:
+    """The tokens [N], and `NO_TOKEN` where the witness [N] is not finite: softmax makes all of a row NaN where one of it is."""
+    return torch.where(witness.isfinite(), tokens, NO_TOKEN)
+
+
+def _pick(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Ids [N], each with the probability of its weight [N, V], and never one of weight 0; uniform [N, 2] float32: two numbers a row.
+
+    The first chooses a block, the second a token in it: a running sum cannot be vectorised, and a plain one can. Sums of so few
+    numbers are right to about 2^-24 in float32, and so is each token's share of its block, however small that is.
+    """
+    blocks = F.pad(weights, (0, -weights.shape[1] % _BLOCK)).view(weights.shape[0], -1, _BLOCK)
+    block = _invert(blocks.sum(-1), uniform[:, :1])
+    inside = _invert(blocks[torch.arange(len(block), device=block.device), block[:, 0]], uniform[:, 1:])
+    return (block * _BLOCK + inside)[:, 0]
+
+
+def _invert(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """The first index [N, 1] of weights [N, n] whose running sum exceeds uniform [N, 1] times the whole sum; one that has a weight."""
+    sums = weights.cumsum(-1)
+    places = torch.arange(weights.shape[1], dtype=torch.float32, device=weights.device)
+    exceeds = (sums > uniform * sums[:, -1:]) & (weights > 0)
+    first = torch.where(exceeds, places, weights.shape[1]).amin(-1, keepdim=True)
+    # Rounding may lift the target up to the whole sum, which none exceeds.
+    last = torch.where(weights > 0, places, 0.0).amax(-1, keepdim=True)
+    return torch.minimum(first, last).long()
+
+
+def _column(requests: list[Request], name: str, like: torch.Tensor) -> torch.Tensor:
+    return to_device([np.array([getattr(r.params, name) for r in requests], np.float32)], like.device)[0][:, None]
+
+
+def _uniform_of(requests: list[Request], device: torch.device) -> torch.Tensor:
+    """A number [N] for each request's next token, in the dtype that the device's `sample_filtered` takes."""
+    numbers = _numbers_of(requests)
+    dtype = ops.uniform_dtype(device.type)
+    return to_device([numbers if dtype == np.float64 else _split(numbers)[:, 0]], device)[0]
+
+
+def _numbers_of(requests: list[Request]) -> npt.NDArray[np.float64]:
+    seeds = np.array([r.seed & 0xFFFFFFFFFFFFFFFF for r in requests], np.uint64)
+    positions = np.array([r.num_tokens for r in requests], np.uint64)
+    return uniform(seeds, positions)
+
+
+def _split(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """Numbers [N] in [0, 1) to two each [N, 2] that float32 holds, made of bits of their own: the first 24, and the 24 after them."""
+    scaled = numbers * _STEPS
+    first = np.floor(scaled)
+    return np.ascontiguousarray(np.stack((first, np.floor((scaled - first) * _STEPS)), 1) / _STEPS, np.float32)
+
+
+def uniform(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    """Numbers in [0, 1), a function of (seed, position): SplitMix64's output mix (Steele et al., OOPSLA 2014), applied twice."""
+    return (_mix(_mix(seeds) + positions) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    z = z + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

@@ -1,0 +1,153 @@
+"""The tokenizer of a Hugging Face folder: tokenizer.json and the files that add to it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from .chat_template import DEFAULT
+from .tokenizer import TokenizerData
+from ..loader.files import check_pointer
+
+logger = logging.getLogger(__name__)
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_OTHER_FORMATS = ("tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model", "spiece.model")
+_CONVERSION_TIMEOUT = 300  # seconds
+
+# Run in a process of its own, because AutoTokenizer imports torch. Writes a file, because libraries may print.
+_CONVERT = """
+import json, sys
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], local_files_only=True)
+special_tokens = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+with open(sys.argv[2], "w", encoding="utf-8") as file:
+    json.dump({"tokenizer": tokenizer.backend_tokenizer.to_str(), "special_tokens": special_tokens}, file)
+"""
+
+
+def read_hf_tokenizer(path: Path) -> TokenizerData:
+    """The tokenizer of a folder, or a tokenizer.json with what lies beside it. Raises `ValueError` with a remedy.
+
+    What is added around a text is tokenizer.json's matter alone; as in transformers 5, flags such as `add_bos_token` in
+    tokenizer_config.json do not change it.
+    """
+    folder = path if path.is_dir() else path.parent
+    file = path / "tokenizer.json" if path.is_dir() else path
+    config = {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
+    special_tokens = {name: token for name in _SPECIAL_TOKENS if (token := _content(config.get(name))) is not None}
+    if file.is_file():
+        backend = _load(file)
+        _add_tokens(backend, config, special_tokens)
+    else:
+        backend, special_tokens = _convert(folder)
+    backend.no_truncation()
+    backend.no_padding()
+    eos = special_tokens.get("eos_token")
+    eos_token_id = backend.token_to_id(eos) if eos is not None else None
+    own = [] if eos_token_id is None else [eos_token_id]
+    return TokenizerData(
+        backend=backend,
+        special_tokens=special_tokens,
+        eos_token_ids=list(dict.fromkeys([*own, *config_eos_token_ids(folder)])),
+        chat_templates=_chat_templates(folder, config),
+    )
+
+
+def config_eos_token_ids(folder: Path) -> list[int]:
+    """The tokens that end a text, by generation_config.json and config.json; either may give one or a list."""
+    ids: list[object] = []
+    for name in ("generation_config.json", "config.json"):
+        value = _read_json(folder / name).get("eos_token_id")
+        ids += value if isinstance(value, list) else [value]
+    return list(dict.fromkeys(token_id for token_id in ids if isinstance(token_id, int)))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a file, {} if there is no file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object")
+    return content
+
+
+def _content(token: object) -> str | None:
+    """A special token's text; files give it plain or as {"content": ...}."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
+
+
+def _load(file: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises no narrower class
+        check_pointer(file)
+        raise ValueError(f"{file} is no tokenizer: {error}") from error
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
+    """Tokens that tokenizer_config.json adds or changes, and special tokens that tokenizer.json has as plain ones."""
+    known = {token.content: token.__getstate__() for token in backend.get_added_tokens_decoder().values()}
+    listed: dict[str, Any] = config.get("added_tokens_decoder") or {}
+    for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
+        token = tokenizers.AddedToken(**entry)
+        if known.get(token.content) != token.__getstate__():
+            backend.add_special_tokens([token]) if token.special else backend.add_tokens([token])
+    names = [*special_tokens.values(), *_extra_special_tokens(config)]
+    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    missing = [name for name in dict.fromkeys(names) if name not in special]
+    backend.add_special_tokens([tokenizers.AddedToken(name, special=True, normalized=False) for name in missing])
+
+
+def _extra_special_tokens(config: dict[str, Any]) -> Iterable[str]:
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        listed = config.get(key) or []
+        for token in listed.values() if isinstance(listed, dict) else listed:
+            content = _content(token)
+            if content is not None:
+                yield content
+
+
+def _convert(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    """Let transformers read an older format; takes some seconds."""
+    if not any((folder / name).is_file() for name in _OTHER_FORMATS):
+        raise ValueError(f"{folder} has no tokenizer (tokenizer.json, {', '.join(_OTHER_FORMATS)}); name one with --tokenizer-path")
+    for name in _OTHER_FORMATS:
+        check_pointer(folder / name)
+    logger.info("%s has no tokenizer.json: transformers converts its tokenizer", folder)
+    with tempfile.TemporaryDirectory() as scratch:
+        target = Path(scratch, "tokenizer")
+        command = [sys.executable, "-c", _CONVERT, str(folder), str(target)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_CONVERSION_TIMEOUT)
+        if done.returncode != 0:
+            reason = done.stderr.strip().rpartition("\n")[2]
+            remedy = "name another with --tokenizer-path" if find_spec("sentencepiece") else "pip install sentencepiece protobuf"
+            raise ValueError(f"transformers cannot convert the tokenizer of {folder} ({reason}); {remedy}")
+        converted = json.loads(target.read_text(encoding="utf-8"))
+    return tokenizers.Tokenizer.from_str(converted["tokenizer"]), converted["special_tokens"]
+
+
+def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """From tokenizer_config.json (one, or a list of named ones), or from files, which count more."""
+    listed = config.get("chat_template")
+    if isinstance(listed, str):
+        listed = [{"name": DEFAULT, "template": listed}]
+    templates = {entry["name"]: entry["template"] for entry in listed or []}
+    files = [(DEFAULT, folder / "chat_template.jinja")]
+    files += [(path.stem, path) for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))]
+    templates.update({name: path.read_text(encoding="utf-8") for name, path in files if path.is_file()})
+    return templates

@@ -1,1 +1,0 @@
-"""Weights from safetensors folders and GGUF files."""

@@ -1,0 +1,393 @@
+"""Keeps an engine process alive: starts it, starts it again when it crashes, and gives it back what was unfinished."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import subprocess
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+import zmq
+
+from ...runtime.engine.ipc import Unreadable, decode
+from ...runtime.engine.messages import AbortRequests, EngineFailed, FinishReason, ImageOutput, Shutdown, ToEngine, TokenOutput
+from .connection import EngineLife
+from .spawn import spawn
+from .state import EngineState, EngineUnavailable, QueueFull
+from .quarantine import Suspects
+from .unfinished import Unfinished
+from .watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
+
+CRASH_LIMIT = 3
+CRASH_WINDOW = 60.0
+"""Seconds: an engine that ends unexpectedly CRASH_LIMIT times within them, or that often before it is ready, is not started again."""
+_STOP_TIMEOUT = 5.0
+_OWN_FAULT = "its output could not be processed; the server's log has the details"
+
+
+R = TypeVar("R", bound=Unfinished)
+
+
+class EngineSupervisor(Generic[R]):
+    """An engine process behind ZeroMQ, and the requests that it has.
+
+    When the process ends unexpectedly it is started again, and every unfinished request resumes. Suspects, one of which
+    may be what ended the process, resume one at a time: should it end again on the only one that is on trial, that one
+    is answered with an error. `failed` is set when the engine is given up; `failure` then says why, `user_error` whether
+    the user can mend it. Subclasses handle the messages of their kind of engine.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        config: Any,
+        *,
+        max_queued_requests: int,
+        log_level: str,
+        watchdog_timeout: float,
+        process: subprocess.Popen[bytes] | None = None,
+    ) -> None:
+        """`config`: the dataclass that the process of `command` is told; `process`: one that waits for its job already.
+
+        `watchdog_timeout`: seconds of silence after which the process is taken to hang, and killed; 0: never.
+        """
+        self.state = EngineState.STARTING
+        self.info: Any = None
+        self.restarts = self.hangs = 0
+        self.failed = asyncio.Event()
+        self.failure: str | None = None
+        self.user_error = False
+        self._command = command
+        self._waiting = process
+        self._config = config
+        self._max_queued = max_queued_requests
+        self._log_level = log_level
+        self._requests: dict[str, R] = {}
+        self._ready = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+        self._stopped = False
+        self._suspects = Suspects()
+        self._watchdog = Watchdog(watchdog_timeout)
+        self._hung = False
+        self._watched_hangs = 0.0
+        """Seconds of silence before all hangs so far."""
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._life: EngineLife | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+
+    @property
+    def engine_pid(self) -> int | None:
+        """The engine process's id while it lives."""
+        return self._life.pid if self._life is not None else None
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the engine process's last sign of life."""
+        return self._watchdog.silence
+
+    async def start(self) -> None:
+        """Start the engine process; returns at once, `wait_ready` waits until it serves."""
+        self._supervisor = asyncio.create_task(self._supervise())
+
+    async def wait_ready(self) -> bool:
+        """True once the engine serves, False where it was given up."""
+        waits = [asyncio.create_task(event.wait()) for event in (self._ready, self.failed)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        return self._ready.is_set()
+
+    async def drain(self, timeout: float) -> None:
+        """Take no new request; wait for those under way, and after `timeout` seconds abort what is left."""
+        self._draining = True
+        if self.state in (EngineState.READY, EngineState.UNRESPONSIVE):
+            self.state = EngineState.DRAINING
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout)
+        await self.abort(None)
+
+    async def stop(self, *, at_once: bool = False) -> None:
+        """End the engine process; `at_once` does not wait until it hears, for it may be loading or in a long step."""
+        self._stopped = True
+        self.state = EngineState.STOPPED
+        self._end_all(FinishReason.ABORT, None)
+        self._send(Shutdown())
+        if self._supervisor is not None:
+            done, _ = await asyncio.wait([self._supervisor], timeout=0 if at_once else _STOP_TIMEOUT)
+            if not done and self._life is not None:
+                self._life.kill()
+            await self._supervisor
+        self._context.destroy(linger=0)
+
+    async def abort(self, rid: str | None) -> int:
+        """Abort every request that goes by `rid` (None: all); returns how many."""
+        chosen = [known for known, request in self._requests.items() if rid is None or request.goes_by(rid)]
+        for known in chosen:
+            self._end(known, FinishReason.ABORT, None)
+        if chosen:
+            self._send(AbortRequests(rids=chosen))
+        return len(chosen)
+
+    @property
+    def capacity(self) -> int:
+        """Most requests that run and wait at once."""
+        return self._max_queued + (self.info.max_running_requests if self.info is not None else 0)
+
+    def require_room(self, count: int) -> None:
+        """Raises `QueueFull` and `EngineUnavailable` where `count` more requests are not taken now."""
+        if self._draining or self.state in (EngineState.FAILED, EngineState.STOPPED):
+            raise EngineUnavailable(self.failure or "the server is stopping")
+        if len(self._requests) + count > self.capacity:
+            raise QueueFull(f"{len(self._requests)} requests are running or waiting already")
+
+    # For subclasses: requests come, are served, and go
+
+    def _receive(self, frames: list[bytes]) -> None:
+        """Handle a message of the engine. What cannot be read ends the requests that it speaks of, as far as that can be told.
+
+        Raises what makes this life of the engine useless: its requests then resume in the next one.
+        """
+        try:
+            message = decode(frames)
+            self._watchdog.heard(message)
+        except Unreadable as error:
+            if error.known and not error.rids:
+                raise
+            logger.error("a message of the engine cannot be read, and ends %d requests", len(error.rids), exc_info=error)
+            self._fail(error.rids)
+        else:
+            self._handle(message)
+
+    def _handle(self, message: Any) -> None:
+        """A message of the engine; subclasses match their own and leave the rest to this."""
+        if isinstance(message, EngineFailed):
+            self.failure, self.user_error = message.message, True
+
+    def _interrupted(self, reason: str) -> None:
+        """The engine process has ended, and what was asked of it beside requests stays unanswered."""
+
+    def _became_ready(self, info: Any) -> None:
+        self.info = info
+        if not self._stopped:
+            self.state = EngineState.DRAINING if self._draining else EngineState.READY
+            self._ready.set()
+
+    def _begin(self, rid: str, request: R) -> None:
+        """Raises `QueueFull` and `EngineUnavailable`."""
+        self.require_room(1)
+        self._send(request.to_message())
+        self._requests[rid] = request
+        self._idle.clear()
+
+    def _deliver(self, outputs: Iterable[TokenOutput | ImageOutput]) -> None:
+        """Hand out what the engine has made. Where that goes wrong for a request, it ends, and no other."""
+        over: list[str] = []
+        for output in outputs:
+            request = self._requests.get(output.rid)
+            if request is None:
+                continue
+            try:
+                finished = request.take(output)
+            except Exception:
+                logger.exception("request %s ends: its output could not be processed", output.rid)
+                self._end(output.rid, FinishReason.ERROR, _OWN_FAULT)
+                over.append(output.rid)
+                continue
+            self._served(output.rid)
+            if finished:
+                self._forget(output.rid)
+                if output.finish_reason is None:  # it met a stop string, which only this side knows of
+                    over.append(output.rid)
+        if over:
+            self._send(AbortRequests(rids=over))
+
+    def _fail(self, rids: list[str]) -> None:
+        """Requests that this side cannot go on with."""
+        failed = [rid for rid in rids if rid in self._requests]
+        for rid in failed:
+            self._end(rid, FinishReason.ERROR, _OWN_FAULT)
+        if failed:
+            self._send(AbortRequests(rids=failed))
+
+    def _served(self, rid: str) -> None:
+        """The engine has shown that it outlives this request: the next suspect may be tried."""
+        if rid == self._suspects.on_trial:
+            self._try_next_suspect()
+
+    def _leave(self, rid: str, request: R) -> None:
+        """Its consumer is gone: where it is unfinished, nobody waits for it."""
+        if self._requests.get(rid) is request:
+            self._forget(rid)
+            self._send(AbortRequests(rids=[rid]))
+
+    def _end(self, rid: str, reason: FinishReason, error: str | None) -> None:
+        """Finish a request here; its consumer gets what there is of it, and `reason`."""
+        try:
+            self._requests[rid].end(reason, error)
+        except Exception:
+            logger.exception("request %s could not be told that it is over", rid)
+        self._forget(rid)
+
+    def _forget(self, rid: str) -> None:
+        del self._requests[rid]
+        self._served(rid)
+        if not self._requests:
+            self._idle.set()
+
+    def _send(self, message: ToEngine) -> None:
+        """Between two lives nothing is sent: the next one begins with everything that is unfinished."""
+        if self._life is not None:
+            self._life.send(message)
+
+    # The process's lives
+
+    async def _supervise(self) -> None:
+        """Until the engine is stopped or given up; what goes wrong with that gives it up, for a server without an engine must end."""
+        try:
+            await self._keep_alive()
+        except Exception as error:
+            logger.exception("the engine process cannot be kept alive")
+            self._give_up(f"the engine process cannot be kept alive: {error or type(error).__name__}")
+
+    async def _keep_alive(self) -> None:
+        """Start the engine and start it again when it crashes, until it is stopped or given up."""
+        crashes: deque[float] = deque()
+        never_ready = 0
+        while not self._stopped:
+            code = await self._live_once()
+            if self._stopped:
+                return
+            if self.failure is not None:
+                self._give_up(self.failure)
+                return
+            served = self.state in (EngineState.READY, EngineState.UNRESPONSIVE, EngineState.DRAINING)
+            never_ready = 0 if served else never_ready + 1
+            if never_ready >= CRASH_LIMIT:
+                self._give_up(f"the engine process ended {CRASH_LIMIT} times before it was ready, last with exit code {code}")
+                return
+            # What a request is to blame for says nothing of the engine.
+            if not (served and self._convict(code)):
+                crashes.append(self._now())
+            while crashes and crashes[0] < self._now() - CRASH_WINDOW:
+                crashes.popleft()
+            if len(crashes) >= CRASH_LIMIT:
+                self._give_up(f"the engine process ended {CRASH_LIMIT} times within {CRASH_WINDOW:.0f} s, last with exit code {code}")
+                return
+            self._survive_crash(code)
+
+    async def _live_once(self) -> int:
+        """One life of the engine process, which begins with every unfinished request; returns its exit code."""
+        with EngineLife(self._context) as self._life:
+            self._resume()
+            process, self._waiting = self._waiting or spawn(self._command), None
+            self._hung = False
+            self._watchdog.begin()
+            watch = asyncio.create_task(self._watch(self._life))
+            try:
+                code = await self._life.run(process, self._config, self._log_level, self._receive)
+            finally:
+                watch.cancel()
+        self._life = None
+        return code
+
+    async def _watch(self, life: EngineLife) -> None:
+        """Kill a process that hangs, which may be a stopped one: nothing but SIGKILL ends those."""
+        watchdog = self._watchdog
+        await watchdog.watch(lambda: life.pid, self._look)
+        self._hung = True
+        self.hangs += 1
+        self._watched_hangs += watchdog.silence
+        logger.error(
+            "the engine process hangs: no sign of life for %.0f s (--watchdog-timeout), last %s; it prints what it does, if it still can, "
+            "and is killed",
+            watchdog.silence,
+            watchdog.doing,
+        )
+        await life.dump_and_kill()
+
+    def _look(self) -> None:
+        """Not ready while it is silent for long, and ready again when it is heard."""
+        worried = self._watchdog.worried
+        if worried and self.state is EngineState.READY:
+            self.state = EngineState.UNRESPONSIVE
+            logger.warning("no sign of life of the engine process for %.0f s, last %s", self._watchdog.silence, self._watchdog.doing)
+        elif not worried and self.state is EngineState.UNRESPONSIVE:
+            self.state = EngineState.READY
+
+    def _now(self) -> float:
+        """A clock that stands still while the watchdog waits: engines that hang one after another crash within a short time."""
+        return time.monotonic() - self._watched_hangs
+
+    def _resume(self) -> None:
+        """Send what is unfinished: suspects one at a time, the rest at once."""
+        crashed = self.restarts > 0
+        suspects = [rid for rid, request in self._requests.items() if crashed and request.suspect]
+        self._suspects.begin(suspects)
+        apart = set(suspects)
+        for rid, request in list(self._requests.items()):
+            request.begin_again()
+            if rid not in apart:
+                self._send_again(rid, request)
+        self._try_next_suspect()
+
+    def _send_again(self, rid: str, request: R) -> bool:
+        """Whether it could be sent; else it is over."""
+        try:
+            self._send(request.to_message())
+        except Exception:
+            logger.exception("request %s ends: it could not be given to the new engine process", rid)
+            self._end(rid, FinishReason.ERROR, "it could not be given to a new engine process; the server's log has the details")
+            return False
+        return True
+
+    def _try_next_suspect(self) -> None:
+        self._suspects.try_out(None)
+        while (rid := self._suspects.next()) is not None:
+            request = self._requests.get(rid)
+            if request is not None and self._send_again(rid, request):
+                self._suspects.try_out(rid)
+                return
+
+    def _convict(self, code: int) -> bool:
+        """Answer the request on trial with an error if it may be to blame for the end of a process that served.
+
+        Returns whether it surely is, as far as can be known: who kills a process from outside does not say why.
+        """
+        rid = self._suspects.on_trial
+        verdict = self._suspects.judge(code, hung=self._hung) if rid in self._requests else None
+        if rid is None or verdict is None:
+            return False
+        self._end(rid, FinishReason.ERROR, verdict.reason)
+        return verdict.sure
+
+    def _survive_crash(self, code: int) -> None:
+        logger.error(
+            "the engine process ended unexpectedly (exit code %s); starting it again, %d requests resume", code, len(self._requests)
+        )
+        self.state = EngineState.RESTARTING
+        self.restarts += 1
+        self._ready.clear()
+        self._interrupted("the engine process ended")
+
+    def _give_up(self, reason: str) -> None:
+        """The server ends, whatever goes wrong with telling who waits."""
+        self.state, self.failure = EngineState.FAILED, reason
+        try:
+            self._interrupted(reason)
+            self._end_all(FinishReason.ERROR, f"the engine is gone: {reason}")
+        except Exception:
+            logger.exception("requests could not be told that the engine is gone")
+        finally:
+            self.failed.set()
+
+    def _end_all(self, reason: FinishReason, error: str | None) -> None:
+        for rid in list(self._requests):
+            self._end(rid, reason, error)

@@ -1,0 +1,149 @@
+"""Request bodies: JSON only, of bounded size each and together, read once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pydantic_core
+from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from ..errors import BodyTooLarge, ClientGone, InvalidRequest, Unavailable, UnsupportedMedia
+from ..collector import unless_client_goes
+
+MAX_BODY_BYTES = 4 * 2**20
+LARGE_BODY_BYTES = 2**16
+"""Bodies up to this size are always read; larger ones share `MAX_LARGE_BYTES`."""
+MAX_LARGE_BYTES = 32 * MAX_BODY_BYTES
+MAX_STRUCTURE = 100_000
+"""Objects, members and arrays in one body: the longest conversation has a tenth."""
+_STRUCTURE = (b"{", b"[", b":")
+
+
+class JsonRequest(Request):
+    """A request whose body has been read and parsed. `size`: bytes of the body."""
+
+    size: int
+    parsed: Any
+
+    async def body(self) -> bytes:
+        return b"{}"  # FastAPI asks whether there is one, and then for its JSON.
+
+    async def json(self) -> Any:
+        return self.parsed
+
+
+class JsonRoute(APIRoute):
+    """A route that takes a JSON body, and drops its work when the client goes away before the answer begins.
+
+    Parsing is strict: no NaN or Infinity, no invalid UTF-8, no lone surrogates, at most 200 levels.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def read_then_handle(request: Request) -> Response:
+            bodies: Bodies = request.app.state.bodies
+            with bodies.room() as room:
+                read = await bodies.read(request, room)
+                return await unless_client_goes(request.receive, handler(read))
+
+        return read_then_handle
+
+
+class _Room:
+    """What one body takes of the bytes that large bodies share."""
+
+    size = 0
+
+
+class Bodies:
+    """The bodies of a server. Large ones are bounded together, and parsed one at a time: others are answered in between."""
+
+    def __init__(self) -> None:
+        self._large_bytes = 0
+        self._turn = asyncio.Lock()
+
+    @contextmanager
+    def room(self) -> Iterator[_Room]:
+        """For as long as a request holds its body."""
+        room = _Room()
+        try:
+            yield room
+        finally:
+            self._large_bytes -= room.size
+
+    async def read(self, request: Request, room: _Room) -> JsonRequest:
+        """Raises `UnsupportedMedia`, `BodyTooLarge`, `InvalidRequest`, `Unavailable` or `ClientGone`."""
+        # Browsers send other types across sites without asking first, so a page could reach a server on its reader's machine.
+        kind = request.headers.get("content-type", "none").partition(";")[0].strip().lower()
+        if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+            message = f"The content type is {kind:.60}; send the header `Content-Type: application/json`."
+            raise UnsupportedMedia(message, param="Content-Type")
+        raw = await self._read_bounded(request, room)
+        if not raw:
+            raise InvalidRequest("The request body is empty; send a JSON object.", code="invalid_json")
+        read = JsonRequest(request.scope, request.receive)
+        read.size = len(raw)
+        try:
+            read.parsed = _parse(raw) if len(raw) <= LARGE_BODY_BYTES else await self._parse_large(raw)
+        except ValueError as error:
+            message = f"The request body is not valid JSON: {error}. Send a JSON object in UTF-8."
+            raise InvalidRequest(message, code="invalid_json") from None
+        return read
+
+    async def _read_bounded(self, request: Request, room: _Room) -> bytes:
+        """The body, never more than MAX_BODY_BYTES of it in memory, whatever Content-Length says or does not say."""
+        announced = request.headers.get("content-length", "")
+        if announced.isdecimal() and int(announced[:20]) > MAX_BODY_BYTES:
+            raise _too_large()
+        content = bytearray()
+        try:
+            async for part in request.stream():
+                content += part
+                if len(content) > MAX_BODY_BYTES:
+                    raise _too_large()
+        except ClientDisconnect:
+            raise ClientGone("The client went away while it sent the request.") from None
+        self._take(room, len(content))
+        return bytes(content)
+
+    def _take(self, room: _Room, size: int) -> None:
+        """What is still arriving is bounded by `--max-unfinished-bodies`."""
+        if size <= LARGE_BODY_BYTES:
+            return
+        room.size = size
+        self._large_bytes += size
+        if self._large_bytes > MAX_LARGE_BYTES:
+            message = f"Requests of more than {MAX_LARGE_BYTES} bytes together are under way. Try again in 1 s."
+            raise Unavailable(message, code="bodies_full", headers={"Retry-After": "1"})
+
+    async def _parse_large(self, raw: bytes) -> Any:
+        async with self._turn:
+            # Whoever waited meanwhile has its turn before the next body.
+            await asyncio.sleep(0)
+            check_structure(raw)
+            return _parse(raw)
+
+
+def check_structure(raw: bytes) -> None:
+    """Raises `InvalidRequest` where parsing would make objects by the million, which takes seconds to make, to search and to free."""
+    if sum(map(raw.count, _STRUCTURE)) <= MAX_STRUCTURE:
+        return
+    outside = b"".join(raw.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
+    count = sum(map(outside.count, _STRUCTURE))
+    if count > MAX_STRUCTURE:
+        message = f"The request body has {count} objects, members and arrays, more than {MAX_STRUCTURE}; send a smaller one."
+        raise InvalidRequest(message, code="body_too_complex")
+
+
+def _parse(raw: bytes) -> Any:
+    return pydantic_core.from_json(raw, allow_inf_nan=False, cache_strings="none")
+
+
+def _too_large() -> BodyTooLarge:
+    return BodyTooLarge(f"The request body is larger than {MAX_BODY_BYTES} bytes; send a smaller one.", code="body_too_large")

@@ -1,0 +1,391 @@
+"""HTTP/1.1 connections with bounds: uvicorn's, and what no client may do to them.
+
+Every name of uvicorn's class that is used, beyond what asyncio calls, is used in this file;
+`tests/server/http/test_http_protocol.py` says which is missing where a release of uvicorn changes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import uuid
+from collections.abc import Sequence
+from enum import Enum
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from .connections import Connections
+from ..errors import ApiError, HeadersTooLarge, InvalidRequest, MethodNotAllowed, RequestTimeout, Unavailable, UrlTooLong
+
+MAX_PIPELINED = 32
+"""Requests that may have come on a connection before the first of them is answered."""
+MAX_CHUNKS = 2**16
+"""Chunks of a body: each is a call, whatever its size."""
+MAX_CHUNK_OVERHEAD = 2**20
+"""Bytes of a chunked body's sizes, extensions and trailers, none of which mean anything here."""
+CROWD_PATHS = frozenset({"/health", "/ready", "/metrics"})
+"""What is answered however many connections there are: at once, and without the engine."""
+_SLICE = 4096
+"""Bytes of headers that are parsed at a time: so many more than the limit may be read before it is noticed."""
+_LINGER = 2.0
+"""Seconds that a client whose request was refused may go on sending, so that it gets to read why."""
+_SECOND_LOOK = 0.2
+"""Seconds between a time-out and its effect: what came while this process stood still is read first."""
+_RETRY_SECONDS = 5
+_NO_LINGER = struct.pack("ii", 1, 0)
+"""SO_LINGER: on, for no time."""
+
+
+class Awaited(Enum):
+    """What must come from the client next, or nothing, because it waits for us."""
+
+    NOTHING = "nothing"
+    REQUEST = "request"
+    HEAD = "head"
+    BODY = "body"
+    END = "end"
+
+
+class _Refused(Exception):
+    """Leaves the parser's callback."""
+
+    def __init__(self, error: ApiError) -> None:
+        self.error = error
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """One connection. Requests beyond the limits are refused in OpenAI's shape, and end the connection."""
+
+    def __init__(self, connections: Connections, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._peers = connections
+        self._limits = connections.limits
+        self._reading = Awaited.REQUEST
+        self._refused = False
+        self._answers_due = 0
+        self._upgrade_asked = False
+        self._head_bytes = self._field_bytes = self._body_bytes = self._payload_bytes = self._chunks = self._trailers = 0
+        self._timed: Awaited | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timed_bytes = 0
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._unsent = 0
+
+    @property
+    def has_unsent(self) -> bool:
+        return self.transport.get_write_buffer_size() > 0
+
+    def give_way(self) -> None:
+        self._refused = True
+        self.transport.abort()
+
+    def drop_body(self) -> None:
+        self._refuse(_busy("Too many bodies are arriving at once, and this one is the oldest (--max-unfinished-bodies)"))
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self._peers.enter(self):
+            self._restart_clock()
+        else:
+            self._refused = True
+            self._write_error(_crowded())
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+        self._peers.leave(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while rest and not self._refused:
+                rest = rest[self._feed(rest) :]
+        except _Refused as refused:
+            self._refuse(refused.error)
+        except httptools.HttpParserCallbackError as failure:
+            cause = failure.__context__
+            self._refuse(cause.error if isinstance(cause, _Refused) else _malformed("its URL cannot be read"))
+        except httptools.HttpParserError as failure:
+            self._refuse(_malformed(str(failure)))
+        self._restart_clock()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._reading = Awaited.HEAD
+        self._head_bytes = self._field_bytes = self._trailers = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > self._limits.max_header_bytes:
+            message = f"The URL is longer than {self._limits.max_header_bytes} bytes; put parameters into the body."
+            raise _Refused(UrlTooLong(message, code="url_too_long"))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._reading is Awaited.BODY:
+            # Trailers mean nothing here. Among the headers they would change a request that is already being answered.
+            self._trailers += 1
+            self._check_header_count(self._trailers)
+            return
+        super().on_header(name, value)
+        self._field_bytes += len(name) + len(value)
+        self._check_header_count(len(self.headers))
+        self._check_header_bytes(self._field_bytes)
+
+    def on_headers_complete(self) -> None:
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            raise _Refused(
+                MethodNotAllowed("CONNECT: this server is no proxy; send a request for one of its paths.", code="method_not_allowed")
+            )
+        if self.parser.should_upgrade():
+            self._upgrade_asked = True
+            return
+        if self._answers_due > MAX_PIPELINED:
+            raise _Refused(InvalidRequest(f"More than {MAX_PIPELINED} requests wait on this connection; read the answers first."))
+        crowded = self._answers_due == 0 and self._peers.crowded
+        if crowded and not self._is_monitoring(method):
+            raise _Refused(_crowded())
+        super().on_headers_complete()
+        if crowded:
+            self.cycle.keep_alive = False
+        self._answers_due += 1
+        self._reading = Awaited.BODY
+        self._timed = None
+        self._body_bytes = self._payload_bytes = self._chunks = 0
+
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
+        if self._chunks > MAX_CHUNKS:
+            raise _Refused(_malformed(f"its body comes in more than {MAX_CHUNKS} chunks"))
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._payload_bytes += len(body)
+
+    def on_message_complete(self) -> None:
+        if self._upgrade_asked:
+            return
+        super().on_message_complete()
+        self._reading = Awaited.REQUEST
+        self._peers.release(self)
+
+    def on_response_complete(self) -> None:
+        self._answers_due -= 1
+        super().on_response_complete()
+        self._unset_keepalive_if_required()
+        if self.has_unsent:
+            self._watch_reader()
+        # Without "100 Continue" the client may leave its body out: what comes next could be that or another request.
+        unsure = self._reading is Awaited.BODY and self.expect_100_continue and self._answers_due == 0
+        if self._refused or unsure:
+            self._linger()
+        self._restart_clock()
+
+    # Reading.
+
+    def _feed(self, rest: memoryview) -> int:
+        """Parse the next bytes; returns how many. Raises `_Refused`, bare or within httptools' errors."""
+        if self._reading is Awaited.REQUEST:
+            self._reading, self._head_bytes = Awaited.HEAD, 0
+        in_body = self._reading is Awaited.BODY
+        part = rest if in_body else rest[:_SLICE]
+        fed = len(part)
+        try:
+            self.parser.feed_data(part)
+        except httptools.HttpParserUpgrade as upgrade:
+            fed = upgrade.args[0]
+            self._ignore_upgrade()
+        if self._reading is Awaited.HEAD:
+            self._head_bytes += fed
+            self._check_header_bytes(self._head_bytes)
+        elif in_body and self._reading is Awaited.BODY:
+            self._count_body(fed)
+        return fed
+
+    def _ignore_upgrade(self) -> None:
+        """Read the head again without its wish for another protocol, as RFC 9110, 7.8 allows: the request is one of HTTP/1.1 then."""
+        self._upgrade_asked = False
+        line = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        fields = [b"%s: %s" % field for field in self.headers if field[0] != b"upgrade"]
+        self.parser.feed_data(b"\r\n".join([line, *fields, b"", b""]))
+
+    def _count_body(self, size: int) -> None:
+        self._body_bytes += size
+        if self._body_bytes - self._payload_bytes > MAX_CHUNK_OVERHEAD:
+            raise _Refused(_malformed(f"its chunks have more than {MAX_CHUNK_OVERHEAD} bytes of extensions and trailers"))
+        if not self.cycle.response_complete:
+            self._peers.hold(self, size)
+
+    def _check_header_bytes(self, size: int) -> None:
+        if size > self._limits.max_header_bytes:
+            message = f"The headers have more than {self._limits.max_header_bytes} bytes; send fewer or shorter ones."
+            raise _Refused(HeadersTooLarge(message, code="headers_too_large"))
+
+    def _check_header_count(self, count: int) -> None:
+        if count > self._limits.max_header_count:
+            message = f"The request has more than {self._limits.max_header_count} headers; send fewer."
+            raise _Refused(HeadersTooLarge(message, code="headers_too_large"))
+
+    def _is_monitoring(self, method: bytes) -> bool:
+        """The request is one that `crowded` leaves room for, and has no body that could keep that room."""
+        has_body = any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in self.headers)
+        return method in (b"GET", b"HEAD") and self.url.partition(b"?")[0].decode("latin-1") in CROWD_PATHS and not has_body
+
+    # Refusing.
+
+    def _refuse(self, error: ApiError) -> None:
+        """End the connection, with an answer where one can be given in order."""
+        if self._refused:
+            return
+        self._refused = True
+        self._peers.release(self)
+        self.pipeline.clear()
+        if self._reading is Awaited.BODY and self._answers_due == 1 and not self.cycle.response_started:
+            # The application sees that its client is gone, and says nothing more.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            self._answers_due = 0
+            self._write_error(error)
+        elif self._reading is not Awaited.BODY and self._answers_due == 0:
+            self._write_error(error)
+        if self._answers_due == 0:
+            self._linger()
+
+    def _write_error(self, error: ApiError) -> None:
+        self._peers.count_error(error.type)
+        self.transport.write(_answer(error, self.server_state.default_headers))
+
+    def _linger(self) -> None:
+        """Say that nothing more comes, and read on for a while: closed at once, the client could lose the answer that it has not read."""
+        self._refused = True
+        if not self.transport.is_closing():
+            self._reading = Awaited.END
+            self.flow.resume_reading()
+            self.transport.write_eof()
+
+    # Time.
+
+    def _awaited(self) -> Awaited:
+        """What the client must send in time. While earlier requests are answered nothing has to come behind them."""
+        if self._reading is Awaited.BODY and self._answers_due <= 1 and not self._refused:
+            return Awaited.BODY
+        return self._reading if self._answers_due == 0 else Awaited.NOTHING
+
+    def _restart_clock(self) -> None:
+        """Set the timer where something else is awaited than before."""
+        awaited = self._awaited()
+        self._peers.set_waiting(self, self._answers_due == 0)
+        if awaited is self._timed:
+            return
+        self._timed, self._timed_bytes = awaited, self._body_bytes
+        if self._timer is not None:
+            self._timer.cancel()
+        if awaited is not Awaited.NOTHING:
+            self._timer = self.loop.call_later(self._timeout(awaited), self._time_is_up, False)
+
+    def _timeout(self, awaited: Awaited) -> float:
+        match awaited:
+            case Awaited.HEAD:
+                return self._limits.timeout_header
+            case Awaited.BODY:
+                return self._limits.timeout_body
+            case Awaited.REQUEST:
+                return self._limits.timeout_keep_alive
+        return _LINGER
+
+    def _time_is_up(self, looked_again: bool) -> None:
+        if not looked_again:
+            self._timer = self.loop.call_later(_SECOND_LOOK, self._time_is_up, True)
+            return
+        match self._timed:
+            case Awaited.HEAD:
+                self._refuse(_late(f"The headers did not end within {self._limits.timeout_header:g} s (--timeout-header)"))
+            case Awaited.BODY if not self._body_goes_on():
+                self._refuse(_late(f"The body did not go on for {self._limits.timeout_body:g} s (--timeout-body, --min-transfer-rate)"))
+            case Awaited.BODY:
+                self._timed = None
+            case Awaited.REQUEST:
+                self.transport.close()
+            case _:
+                self.transport.abort()
+        self._restart_clock()
+
+    def _body_goes_on(self) -> bool:
+        return self.flow.read_paused or self._body_bytes - self._timed_bytes >= self._least_bytes(self._limits.timeout_body)
+
+    def _least_bytes(self, seconds: float) -> float:
+        return max(1.0, self._limits.min_transfer_rate * seconds)
+
+    def _watch_reader(self) -> None:
+        """See to it that the client reads what has been written."""
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+        self._unsent = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(self._limits.timeout_write, self._reader_is_late, False)
+
+    def _reader_is_late(self, looked_again: bool) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        if self._unsent - unsent >= self._least_bytes(self._limits.timeout_write):
+            self._watch_reader()
+        elif unsent and looked_again:
+            self._reset()
+        elif unsent:
+            self._write_timer = self.loop.call_later(_SECOND_LOOK, self._reader_is_late, True)
+
+    def _reset(self) -> None:
+        """Close, and have the kernel forget what it would otherwise try to send for minutes."""
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self.transport.abort()
+
+
+def _answer(error: ApiError, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """A whole response, after which the connection ends."""
+    body = msgspec.json.encode(error.body())
+    own = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+        "x-request-id": uuid.uuid4().hex,
+        **error.headers,
+    }
+    lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}".encode()]
+    lines += [b"%s: %s" % field for field in headers]
+    lines += [f"{name}: {value}".encode() for name, value in own.items()]
+    return b"\r\n".join([*lines, b"", body])
+
+
+def _malformed(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"The request is not valid HTTP/1.1: {reason}.", code="invalid_http")
+
+
+def _late(what: str) -> RequestTimeout:
+    return RequestTimeout(f"{what}; send the request again.", code="request_timeout")
+
+
+def _busy(why: str) -> Unavailable:
+    return Unavailable(f"{why}. Try again in {_RETRY_SECONDS} s.", code="too_busy", headers={"Retry-After": str(_RETRY_SECONDS)})
+
+
+def _crowded() -> Unavailable:
+    return _busy("As many requests as the server takes are under way (--max-connections)")

@@ -1,0 +1,159 @@
+"""What endpoints work with: the engine, the configuration, the metrics."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import msgspec
+from fastapi import Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .. import __version__
+from ..runtime.engine.messages import EngineInfo
+from .engine.client import Engine
+from .engine.state import AnyEngine, EngineUnavailable
+from .limits import MAX_SEQUENCES, Limits
+from .metrics import MetricRegistry, Metrics
+from .errors import InvalidRequest, NotFound
+from .text_threads import TextThreads
+
+if TYPE_CHECKING:
+    from ..cli.flags import CommonServerConfig, ServerConfig
+
+DEFAULT_MODEL = "default"
+"""Model name that means the one this server has, as for SGLang; so does no name."""
+THREAD_FROM = 8192
+"""Characters from which a text is worked on in a thread, so that other requests go on meanwhile."""
+_SLICE = 32_768
+"""Characters of a long prompt whose tokens are counted at once."""
+_CUT = 16
+"""Tokens that cutting a text in two may add to it, and more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnyServing:
+    """One server, whatever its engine makes: what health, metrics, models and errors need.
+
+    `purpose`: what it is for, in a sentence for who has come to the wrong one.
+    """
+
+    purpose: ClassVar[str]
+
+    engine: AnyEngine
+    config: CommonServerConfig
+    metrics: MetricRegistry
+    model_name: str
+    started: int = field(default_factory=lambda: int(time.time()))
+
+    def check_model(self, name: str | None) -> None:
+        """Raises `NotFound` for a model that this server does not have."""
+        if name not in (None, DEFAULT_MODEL, self.model_name):
+            message = f"The model {name!r:.200} does not exist; this server has {self.model_name!r}."
+            raise NotFound(message, param="model", code="model_not_found")
+
+    def model_card(self) -> dict[str, Any]:
+        """The model as `/v1/models` shows it."""
+        return {
+            "id": self.model_name,
+            "object": "model",
+            "created": self.started,
+            "owned_by": "piecework",
+            "root": self.config.engine.model_path,
+            "parent": None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving(AnyServing):
+    """A server of a language model. `live_rids`: ids in use, of sequences and of the requests that they belong to."""
+
+    purpose = "This server has a language model, for POST /v1/chat/completions and POST /v1/completions"
+
+    engine: Engine
+    config: ServerConfig
+    metrics: Metrics
+    live_rids: set[str] = field(default_factory=set)
+    threads: TextThreads = field(default_factory=TextThreads)
+
+    @property
+    def info(self) -> EngineInfo:
+        """Raises `EngineUnavailable` before the engine has been ready for the first time."""
+        if self.engine.info is None:
+            raise EngineUnavailable(f"the engine is {self.engine.state}")
+        return self.engine.info
+
+    @property
+    def limits(self) -> Limits:
+        info = self.info
+        return Limits(min(info.context_length, info.kv_tokens), min(info.vocab_size, self.engine.tokenizer.vocab_size))
+
+    @property
+    def fingerprint(self) -> str:
+        """`system_fingerprint`: the same as long as version, model and number format are."""
+        what = f"{__version__} {self.config.engine.model_path} {self.info.dtype} {self.info.device}"
+        return f"fp_{hashlib.sha256(what.encode()).hexdigest()[:10]}"
+
+    def model_card(self) -> dict[str, Any]:
+        return {**AnyServing.model_card(self), "max_model_len": self.limits.context_length}
+
+    def check_room(self, sequences: int, param: str) -> None:
+        """Before any work for them. Raises `InvalidRequest`, `QueueFull` and `EngineUnavailable`."""
+        most = min(MAX_SEQUENCES, self.engine.capacity)
+        if sequences > most:
+            message = f"{param}: the request has {sequences} prompts, samples counted, more than {most}; send several requests."
+            raise InvalidRequest(message, param=param, code="too_many_sequences")
+        self.engine.require_room(sequences)
+
+    async def encode(self, text: str, *, add_special_tokens: bool, param: str | None) -> list[int]:
+        """Token ids of a text. `param`: the parameter in which it came as a prompt.
+
+        Raises `InvalidRequest` for a prompt that does not fit the context, as soon as that is known.
+        """
+        if len(text) < THREAD_FROM:
+            return self.engine.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        if param is not None:
+            await self._check_fits(text, param)
+        return await self.threads.run(self.engine.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+    async def _check_fits(self, text: str, param: str) -> None:
+        """Counts the tokens of one slice after another, and stops where they are too many."""
+        tokens = 0
+        for begin in range(0, len(text), _SLICE):
+            ids = await self.threads.run(self.engine.tokenizer.encode, text[begin : begin + _SLICE], add_special_tokens=False)
+            tokens += max(0, len(ids) - _CUT)
+            self.limits.check_length(tokens, param)
+
+    async def prompt_ids(self, prompts: Sequence[str | list[int]], param: str, *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of prompts that are texts or ids, and came in `param`. Raises `InvalidRequest`."""
+        return [
+            await self.encode(prompt, add_special_tokens=add_special_tokens, param=param) if isinstance(prompt, str) else prompt
+            for prompt in prompts
+        ]
+
+
+async def _any_serving(request: Request) -> AnyServing:
+    serving = request.app.state.serving
+    assert isinstance(serving, AnyServing)
+    return serving
+
+
+async def _serving(request: Request) -> Serving:
+    serving = request.app.state.serving
+    assert isinstance(serving, Serving)
+    return serving
+
+
+AnyServingDep = Annotated[AnyServing, Depends(_any_serving)]
+"""Parameter of an endpoint that every server has."""
+
+ServingDep = Annotated[Serving, Depends(_serving)]
+"""Parameter of an endpoint that receives the application's `Serving`."""
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
