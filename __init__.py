@@ -3,20 +3,22 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .runtime.llm import LLM
-    from .runtime.sampling.params import SamplingParams
+    from .runtime.llm import LLM as LLM
+    from .runtime.sampling.params import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Load `piecework.LLM` and `piecework.SamplingParams` on first use, so that `import piecework` stays free of torch."""
+    """Load `piecework.LLM` and `piecework.SamplingParams` on first use, so that `import piecework`
+    stays free of torch.
+    """
     if name == "LLM":
-        from .runtime.llm import LLM
+        from .runtime.llm import LLM as LLM
 
         return LLM
     if name == "SamplingParams":
-        from .runtime.sampling.params import SamplingParams
+        from .runtime.sampling.params import SamplingParams as SamplingParams
 
         return SamplingParams
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,6 @@
-"""The three request formats: OpenAI's completions and chat completions, and SGLang's `/generate`."""
+"""The three request formats: OpenAI's completions and chat completions, and SGLang's
+`/generate`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ UNFINISHED = ("abort", "error")
 class GenerationCall:
     """What is asked for, whatever the format. `prompt`: text, or token ids (not for a chat).
 
-    `logprobs` None: none; k: those of the tokens and of the k likeliest. `rid`: the request's id, for `/generate` alone.
+    `logprobs` None: none; k: those of the tokens and of the k likeliest. `rid`: the request's id,
+    for `/generate` alone.
     """
 
     prompt: str | list[int]
@@ -40,9 +43,10 @@ class GenerationCall:
 class Answer:
     """What came back for `n` sequences. Times are `time.perf_counter()` seconds.
 
-    `token_times`: when each event with something new arrived; empty where nothing was streamed. Token counts are the server's own,
-    None where it tells none. `sequence_tokens`: for each sequence, where the server tells them apart (`/generate`). `logprobs`: for
-    each sequence those of its tokens. `retracted`: a stream took text back.
+    `token_times`: when each event with something new arrived; empty where nothing was streamed.
+    Token counts are the server's own, None where it tells none. `sequence_tokens`: for each
+    sequence, where the server tells them apart (`/generate`). `logprobs`: for each sequence those
+    of its tokens. `retracted`: a stream took text back.
     """
 
     n: int = 1
@@ -74,7 +78,9 @@ class Answer:
     def check_complete(self) -> None:
         """Raises `RequestFailed` where a sequence has not ended."""
         if None in self.finish_reasons:
-            raise RequestFailed(MALFORMED, f"choice {self.finish_reasons.index(None)} has no finish reason")
+            raise RequestFailed(
+                MALFORMED, f"choice {self.finish_reasons.index(None)} has no finish reason"
+            )
 
     @property
     def unfinished(self) -> bool:
@@ -85,7 +91,8 @@ class Answer:
 class Format(ABC):
     """One endpoint: how a call is written, how an answer and the events of a streamed one are read.
 
-    Reading may raise KeyError, IndexError, TypeError or ValueError for what is not as it should be; `ask` makes them failures.
+    Reading may raise KeyError, IndexError, TypeError or ValueError for what is not as it should be;
+    `ask` makes them failures.
     """
 
     path: str
@@ -105,7 +112,12 @@ class Format(ABC):
 
 class _OpenAI(Format):
     def body(self, call: GenerationCall, model: str | None) -> dict[str, Any]:
-        body: dict[str, Any] = {"model": model, **self._prompt(call), "max_tokens": call.max_tokens, "temperature": call.temperature}
+        body: dict[str, Any] = {
+            "model": model,
+            **self._prompt(call),
+            "max_tokens": call.max_tokens,
+            "temperature": call.temperature,
+        }
         body |= _asked_for(call, seed="seed")
         if call.stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -140,8 +152,14 @@ class _OpenAI(Format):
     def _read_usage(data: Any, answer: Answer) -> None:
         usage = data.get("usage")
         if usage is not None:
-            answer.prompt_tokens, answer.completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
-            _require(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"], f"the usage does not add up: {usage}")
+            answer.prompt_tokens, answer.completion_tokens = (
+                usage["prompt_tokens"],
+                usage["completion_tokens"],
+            )
+            _require(
+                usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"],
+                f"the usage does not add up: {usage}",
+            )
 
     @abstractmethod
     def _prompt(self, call: GenerationCall) -> dict[str, Any]: ...
@@ -169,11 +187,15 @@ class _Completion(_OpenAI):
 
     def _logprobs(self, logprobs: Any) -> list[float]:
         values: list[float] = logprobs["token_logprobs"]
-        _require(len(logprobs["tokens"]) == len(values), "logprobs: as many tokens as token_logprobs are needed")
+        _require(
+            len(logprobs["tokens"]) == len(values),
+            "logprobs: as many tokens as token_logprobs are needed",
+        )
         return values
 
     def _brings_tokens(self, choice: Any, text: str) -> bool:
-        # Some servers send an empty text for a token that shows none yet; the last one may only tell the end.
+        # Some servers send an empty text for a token that shows none yet; the last one may only
+        # tell the end.
         return bool(text) or choice["finish_reason"] is None
 
 
@@ -184,7 +206,11 @@ class _Chat(_OpenAI):
         if not isinstance(call.prompt, str):
             raise ValueError("a chat takes text, not token ids")
         messages = {"messages": [{"role": "user", "content": call.prompt}]}
-        return messages if call.logprobs is None else {**messages, "logprobs": True, "top_logprobs": call.logprobs}
+        return (
+            messages
+            if call.logprobs is None
+            else {**messages, "logprobs": True, "top_logprobs": call.logprobs}
+        )
 
     def _text(self, choice: Any) -> str:
         message = choice["delta"] if "delta" in choice else choice["message"]
@@ -202,9 +228,15 @@ class _Generate(Format):
     path = "/generate"
 
     def body(self, call: GenerationCall, model: str | None) -> dict[str, Any]:
-        sampling: dict[str, Any] = {"max_new_tokens": call.max_tokens, "temperature": call.temperature}
+        sampling: dict[str, Any] = {
+            "max_new_tokens": call.max_tokens,
+            "temperature": call.temperature,
+        }
         sampling |= _asked_for(call, seed="sampling_seed")
-        body: dict[str, Any] = {"text" if isinstance(call.prompt, str) else "input_ids": call.prompt, "sampling_params": sampling}
+        body: dict[str, Any] = {
+            "text" if isinstance(call.prompt, str) else "input_ids": call.prompt,
+            "sampling_params": sampling,
+        }
         if call.logprobs is not None:
             body |= {"return_logprob": True, "top_logprobs_num": call.logprobs}
         if call.rid is not None:
@@ -239,7 +271,9 @@ class _Generate(Format):
 
 
 def _asked_for(call: GenerationCall, *, seed: str) -> dict[str, Any]:
-    """The parameters that have a value; not every server knows every one, so the others are not sent. `seed`: its name in this format."""
+    """The parameters that have a value; not every server knows every one, so the others are not
+    sent. `seed`: its name in this format.
+    """
     body: dict[str, Any] = {}
     if call.stop:
         body["stop"] = list(call.stop)
@@ -252,7 +286,11 @@ def _asked_for(call: GenerationCall, *, seed: str) -> dict[str, Any]:
     return body
 
 
-FORMATS: dict[Api, Format] = {Api.COMPLETION: _Completion(), Api.CHAT: _Chat(), Api.GENERATE: _Generate()}
+FORMATS: dict[Api, Format] = {
+    Api.COMPLETION: _Completion(),
+    Api.CHAT: _Chat(),
+    Api.GENERATE: _Generate(),
+}
 
 
 async def ask(
@@ -263,10 +301,11 @@ async def ask(
     watch: Callable[[Answer], None] = lambda answer: None,
     allow_abort: bool = False,
 ) -> Answer:
-    """Send one call and read its answer; `api` None: the target's; `watch` sees a streamed answer after each event.
+    """Send one call and read its answer; `api` None: the target's; `watch` sees a streamed answer
+    after each event.
 
-    Raises `RequestFailed`: for HTTP errors, lost connections, answers that are not in the API's form, and unless `allow_abort` for
-    those that the server gave up.
+    Raises `RequestFailed`: for HTTP errors, lost connections, answers that are not in the API's
+    form, and unless `allow_abort` for those that the server gave up.
     """
     form, answer = FORMATS[api or client.target.api], Answer(call.n)
     body = form.body(call, client.target.model)
@@ -284,7 +323,9 @@ async def ask(
     return answer
 
 
-async def _read_stream(client: Client, form: Format, body: Any, answer: Answer, watch: Callable[[Answer], None]) -> None:
+async def _read_stream(
+    client: Client, form: Format, body: Any, answer: Answer, watch: Callable[[Answer], None]
+) -> None:
     async with aclosing(client.events(form.path, body)) as events:
         async for event in events:
             with _as_malformed():

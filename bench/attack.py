@@ -1,6 +1,7 @@
 """Attacks on a running server: does it stay well for the others, does it stay small, does it stay?
 
-Each attack is bounded in requests and in time. A process of its own asks for `/health` every 50 ms and weighs the server meanwhile.
+Each attack is bounded in requests and in time. A process of its own asks for `/health` every 50 ms
+and weighs the server meanwhile.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _SHOWN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttackSettings:
-    """`seconds`: that one attack may take. `max_wait`: seconds that `/health` may take; `max_growth_mb`: MiB that memory may grow by.
+    """`seconds`: that one attack may take. `max_wait`: seconds that `/health` may take;
+    `max_growth_mb`: MiB that memory may grow by.
 
     `requests`, `seed`, `concurrency`: of the fuzz campaign.
     """
@@ -66,9 +68,18 @@ class Outcome:
     seen: Seen
 
     def row(self) -> str:
-        answers = ", ".join(f"{count:,} x {status}" for status, count in sorted(self.answers.items()))
-        memory = f"{self.seen.web_growth:.0f} | {self.seen.engine_growth:.0f} | {self.seen.stays:.0f}" if self.seen.memory else "- | - | -"
-        return f"| {self.name}: {self.about} | {self.answers.total():,} | {answers} | {self.seen.worst_wait * 1000:.0f} | {memory} |"
+        answers = ", ".join(
+            f"{count:,} x {status}" for status, count in sorted(self.answers.items())
+        )
+        memory = (
+            f"{self.seen.web_growth:.0f} | {self.seen.engine_growth:.0f} | {self.seen.stays:.0f}"
+            if self.seen.memory
+            else "- | - | -"
+        )
+        return (
+            f"| {self.name}: {self.about} | {self.answers.total():,} | {answers} | "
+            f"{self.seen.worst_wait * 1000:.0f} | {memory} |"
+        )
 
     def missed(self, settings: AttackSettings) -> list[str]:
         """Which goals were missed."""
@@ -76,23 +87,45 @@ class Outcome:
         if self.seen.failures:
             reasons.append(f"/health failed {self.seen.failures} of {self.seen.polls} times")
         if self.seen.worst_wait > settings.max_wait:
-            reasons.append(f"/health took {self.seen.worst_wait:.2f} s, more than --max-wait {settings.max_wait:g}")
+            reasons.append(
+                f"/health took {self.seen.worst_wait:.2f} s, more than --max-wait "
+                f"{settings.max_wait:g}"
+            )
         if self.seen.growth > settings.max_growth_mb:
-            reasons.append(f"memory grew by {self.seen.growth:.0f} MB, more than --max-growth-mb {settings.max_growth_mb:g}")
+            reasons.append(
+                f"memory grew by {self.seen.growth:.0f} MB, more than --max-growth-mb "
+                f"{settings.max_growth_mb:g}"
+            )
         if self.name == FUZZ and self.seen.drift > _MOST_DRIFT_MB:
-            reasons.append(f"memory does not stay flat: {self.seen.drift:+.0f} MB from the second quarter to the last")
+            reasons.append(
+                f"memory does not stay flat: {self.seen.drift:+.0f} MB from the second quarter to "
+                "the last"
+            )
         return [f"{self.name}: {reason}" for reason in reasons]
 
     def as_dict(self) -> dict[str, Any]:
         seen = asdict(self.seen)
         del seen["memory"]
-        growth = {"web_mb": self.seen.web_growth, "engine_mb": self.seen.engine_growth, "both_mb": self.seen.growth}
+        growth = {
+            "web_mb": self.seen.web_growth,
+            "engine_mb": self.seen.engine_growth,
+            "both_mb": self.seen.growth,
+        }
         figures = {"growth": growth, "stays_mb": self.seen.stays, "drift_mb": self.seen.drift}
-        return {"name": self.name, "seconds": self.seconds, "answers": self.answers, "problems": self.problems, **seen, **figures}
+        return {
+            "name": self.name,
+            "seconds": self.seconds,
+            "answers": self.answers,
+            "problems": self.problems,
+            **seen,
+            **figures,
+        }
 
 
 def run(target: Target, settings: AttackSettings, report: Report) -> int:
-    """Attack and report; 1 where a goal was missed, else 0. Raises `ValueError` for what the user can mend."""
+    """Attack and report; 1 where a goal was missed, else 0. Raises `ValueError` for what the user
+    can mend.
+    """
     if not settings.allow_other_hosts:
         _refuse_other_hosts(target.base_url)
     # The attacker needs a file for each of its own connections.
@@ -106,18 +139,32 @@ def _refuse_other_hosts(base_url: str) -> None:
         addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
     except OSError:
         raise ValueError(f"--base-url {base_url}: there is no such host") from None
-    if not all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses):
-        raise ValueError(f"--base-url {base_url} is not this machine; --allow-other-hosts attacks it, if it is yours")
+    if not all(
+        ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses
+    ):
+        raise ValueError(
+            f"--base-url {base_url} is not this machine; --allow-other-hosts attacks it, if it is "
+            "yours"
+        )
 
 
 async def _run(target: Target, settings: AttackSettings, report: Report) -> int:
     target, images = await _resolved(target)
     pid = server_process(urlsplit(target.base_url).port or 80)
     if pid is None:
-        report.print(["The server's process is not on this machine, or another user's: its memory is not watched."])
+        report.print(
+            [
+                "The server's process is not on this machine, or another user's: its memory is not "
+                "watched."
+            ]
+        )
     outcomes = []
     report.print(
-        ["| attack | requests | answers | worst /health, ms | web process, MB | engine, MB | stays, MB |", "|---|---|---|---|---|---|---|"]
+        [
+            "| attack | requests | answers | worst /health, ms | web process, MB | engine, MB | "
+            "stays, MB |",
+            "|---|---|---|---|---|---|---|",
+        ]
     )
     with Watcher(target.base_url, pid) as watcher:
         for name in settings.attacks:
@@ -126,28 +173,53 @@ async def _run(target: Target, settings: AttackSettings, report: Report) -> int:
             report.print([outcomes[-1].row()])
     missed = [reason for outcome in outcomes for reason in outcome.missed(settings)]
     engines = sorted({pid for outcome in outcomes for pid in outcome.seen.engines})
-    report.print(["", *missed[:_SHOWN], *[f"and {len(missed) - _SHOWN} more"] * (len(missed) > _SHOWN), "FAILED" if missed else "PASSED"])
+    report.print(
+        [
+            "",
+            *missed[:_SHOWN],
+            *[f"and {len(missed) - _SHOWN} more"] * (len(missed) > _SHOWN),
+            "FAILED" if missed else "PASSED",
+        ]
+    )
     results = [outcome.as_dict() for outcome in outcomes]
-    report.write({"base_url": target.base_url, **asdict(settings), "engines": engines, "attacks": results, "failed": missed})
+    report.write(
+        {
+            "base_url": target.base_url,
+            **asdict(settings),
+            "engines": engines,
+            "attacks": results,
+            "failed": missed,
+        }
+    )
     return 1 if missed else 0
 
 
 async def _resolved(target: Target) -> tuple[Target, bool]:
-    """The target with its model's name; whether it serves images. One request has been answered then, so that nothing is cold."""
+    """The target with its model's name; whether it serves images. One request has been answered
+    then, so that nothing is cold.
+    """
     target = await resolve(target)
     async with Client(target) as client:
         try:
-            await client.post("/v1/completions", {"model": target.model, "prompt": "Hi", "max_tokens": 4})
+            await client.post(
+                "/v1/completions", {"model": target.model, "prompt": "Hi", "max_tokens": 4}
+            )
         except RequestFailed as error:
             if error.status != 404:
-                raise ValueError(f"{target.base_url}: the server does not answer a plain request: {error}") from None
+                raise ValueError(
+                    f"{target.base_url}: the server does not answer a plain request: {error}"
+                ) from None
             return target, True
     return target, False
 
 
 async def _attack(name: str, arena: Arena, watcher: Watcher, settings: AttackSettings) -> Outcome:
     """One attack, and the pause behind it."""
-    fuzz = Attack(FUZZ, f"mutated bodies and odd requests, seed {settings.seed}", lambda arena: _fuzz(arena, settings))
+    fuzz = Attack(
+        FUZZ,
+        f"mutated bodies and odd requests, seed {settings.seed}",
+        lambda arena: _fuzz(arena, settings),
+    )
     attack = ATTACKS.get(name, fuzz)
     before = await asyncio.to_thread(watcher.seen)
     began = time.perf_counter()
@@ -160,7 +232,14 @@ async def _attack(name: str, arena: Arena, watcher: Watcher, settings: AttackSet
     seen = await asyncio.to_thread(watcher.seen)
     if restarted := set(seen.engines) - set(before.engines):
         arena.problems.append(f"the engine was started again, as process {min(restarted)}")
-    return Outcome(name=name, about=attack.about, seconds=seconds, answers=arena.answers, problems=arena.problems, seen=seen)
+    return Outcome(
+        name=name,
+        about=attack.about,
+        seconds=seconds,
+        answers=arena.answers,
+        problems=arena.problems,
+        seen=seen,
+    )
 
 
 async def _fuzz(arena: Arena, settings: AttackSettings) -> None:
@@ -182,4 +261,7 @@ async def _send(arena: Arena, request: FuzzRequest, number: int) -> None:
     await arena.ask(request.method, request.path, request.body, f"request {number}: ")
     seconds = time.perf_counter() - began
     if seconds > _SLOW_ANSWER:
-        arena.problems.append(f"request {number}: {seconds:.0f} s for {request.method} {request.path} with {request.body!r:.2000}")
+        arena.problems.append(
+            f"request {number}: {seconds:.0f} s for {request.method} {request.path} with "
+            f"{request.body!r:.2000}"
+        )

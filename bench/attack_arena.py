@@ -1,4 +1,6 @@
-"""What every attack needs: the server's address, a client for bodies, raw connections, and a count of the answers."""
+"""What every attack needs: the server's address, a client for bodies, raw connections, and a count
+of the answers.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class Connection(NamedTuple):
             return False
 
     async def status(self) -> str:
-        """The status of the first answer, once the server has closed the connection; the rest is read and dropped."""
+        """The status of the first answer, once the server has closed the connection; the rest is
+        read and dropped.
+        """
         said = b""
         with contextlib.suppress(OSError):
             while part := await self.reader.read(65536):
@@ -53,7 +57,9 @@ class Connection(NamedTuple):
 
 @dataclass(slots=True)
 class Arena:
-    """One server. `answers`: how many requests got which status. `problems`: what must not have happened, in words."""
+    """One server. `answers`: how many requests got which status. `problems`: what must not have
+    happened, in words.
+    """
 
     base_url: str
     model: str | None
@@ -66,17 +72,27 @@ class Arena:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.api_key}"} if self.api_key else {})
+        headers = {"Content-Type": "application/json"} | (
+            {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        )
         connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=aiohttp.ClientTimeout(self.timeout)) as session:
+        async with aiohttp.ClientSession(
+            headers=headers, connector=connector, timeout=aiohttp.ClientTimeout(self.timeout)
+        ) as session:
             self.session = session
             yield
 
     async def post(self, path: str, body: Any) -> tuple[str, bytes]:
-        return await self.ask("POST", path, body if isinstance(body, bytes) else json.dumps(body).encode())
+        return await self.ask(
+            "POST", path, body if isinstance(body, bytes) else json.dumps(body).encode()
+        )
 
-    async def ask(self, method: str, path: str, body: bytes | None = None, label: str = "") -> tuple[str, bytes]:
-        """The status, or why there is none, and the answer's body; counted. `label` goes before what is told of a wrong answer."""
+    async def ask(
+        self, method: str, path: str, body: bytes | None = None, label: str = ""
+    ) -> tuple[str, bytes]:
+        """The status, or why there is none, and the answer's body; counted. `label` goes before
+        what is told of a wrong answer.
+        """
         assert self.session is not None
         content = b""
         try:
@@ -91,7 +107,9 @@ class Arena:
             status = f"503 {_error_code(content)}"
         self.answers[status] += 1
         if status.startswith("5") and (not status.startswith("503") or "engine" in status):
-            self.problems.append(f"{label}{status} to {method} {path} with {body!r:.2000}: {content[:300]!r}")
+            self.problems.append(
+                f"{label}{status} to {method} {path} with {body!r:.2000}: {content[:300]!r}"
+            )
         return status, content
 
     @property
@@ -110,10 +128,14 @@ class Arena:
     def head(self, method: str = "POST", path: str = "/v1/completions", *lines: str) -> bytes:
         """The beginning of a request's head, up to and without the empty line."""
         key = [f"Authorization: Bearer {self.api_key}"] if self.api_key else []
-        return "".join(f"{line}\r\n" for line in (f"{method} {path} HTTP/1.1", "Host: attack", *key, *lines)).encode()
+        return "".join(
+            f"{line}\r\n" for line in (f"{method} {path} HTTP/1.1", "Host: attack", *key, *lines)
+        ).encode()
 
     async def each(self, count: int, work: Callable[[Connection], Awaitable[None]]) -> None:
-        """`work` on so many connections at once, each until the server closes it; answers are counted, connections closed in any case."""
+        """`work` on so many connections at once, each until the server closes it; answers are
+        counted, connections closed in any case.
+        """
         await together(self._until_closed(work) for _ in range(count))
 
     async def _until_closed(self, work: Callable[[Connection], Awaitable[None]]) -> None:

@@ -1,4 +1,6 @@
-"""Attacks by what a body says: numbers that vanish, lists that are wrong a million times, prompts that cannot fit."""
+"""Attacks by what a body says: numbers that vanish, lists that are wrong a million times, prompts
+that cannot fit.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def filled(before: str, item: str, after: str) -> bytes:
 
 
 async def _numbers(arena: Arena) -> None:
-    for value, name in itertools.product(_NUMBERS, ("temperature", "repetition_penalty", "top_p", "min_p", "presence_penalty")):
+    for value, name in itertools.product(
+        _NUMBERS, ("temperature", "repetition_penalty", "top_p", "min_p", "presence_penalty")
+    ):
         await together(arena.post(path, body) for path, body in generating(**{name: value}))
 
 
@@ -71,8 +75,16 @@ async def _long_prompts(arena: Arena) -> None:
     text = json.dumps("The quick brown fox jumps over the lazy dog. " * (_ROOM // 45))
     word = json.dumps("a" * _ROOM)
     message = f'{{"messages": [{{"role": "user", "content": {text}}}]}}'
-    bodies = [(COMPLETIONS, f'{{"prompt": {text}}}'), (CHAT, message), (GENERATE, f'{{"text": {text}}}')]
-    bodies += [(COMPLETIONS, f'{{"prompt": {word}}}'), (CHAT, message), (TOKENIZE, f'{{"prompt": {text}}}')]
+    bodies = [
+        (COMPLETIONS, f'{{"prompt": {text}}}'),
+        (CHAT, message),
+        (GENERATE, f'{{"text": {text}}}'),
+    ]
+    bodies += [
+        (COMPLETIONS, f'{{"prompt": {word}}}'),
+        (CHAT, message),
+        (TOKENIZE, f'{{"prompt": {text}}}'),
+    ]
     await together(arena.post(path, body.encode()) for path, body in bodies)
 
 
@@ -80,18 +92,35 @@ async def _nesting(arena: Arena) -> None:
     deep = _ROOM // 2
     for path, before, opening, closing, after in (
         (COMPLETIONS, '{"prompt": ', "[", "]", "}"),
-        (CHAT, '{"chat_template_kwargs": {"a": ', "[", "]", '}, "messages": [{"role": "user", "content": "Hi"}]}'),
+        (
+            CHAT,
+            '{"chat_template_kwargs": {"a": ',
+            "[",
+            "]",
+            '}, "messages": [{"role": "user", "content": "Hi"}]}',
+        ),
         (GENERATE, '{"text": "Hi", "sampling_params": ', '{"a":', "}", "}"),
     ):
         for levels in (190, deep // len(opening)):
-            await arena.post(path, f"{before}{opening * levels}1{closing * levels}{after}".encode()[:BODY_BYTES])
+            await arena.post(
+                path, f"{before}{opening * levels}1{closing * levels}{after}".encode()[:BODY_BYTES]
+            )
 
 
 async def _huge_numbers(arena: Arena) -> None:
     digits = "9" * _ROOM
-    for number in (digits, f"-{digits}", f"0.{digits}"[:_ROOM], "1e999999999", f"1e{digits}"[:_ROOM], f"[{digits}]"):
+    for number in (
+        digits,
+        f"-{digits}",
+        f"0.{digits}"[:_ROOM],
+        "1e999999999",
+        f"1e{digits}"[:_ROOM],
+        f"[{digits}]",
+    ):
         for name in ("max_tokens", "temperature", "seed", "stop_token_ids", "prompt"):
-            await arena.post(COMPLETIONS, f'{{"prompt": "Hi", "max_tokens": 1, "{name}": {number}}}'.encode())
+            await arena.post(
+                COMPLETIONS, f'{{"prompt": "Hi", "max_tokens": 1, "{name}": {number}}}'.encode()
+            )
 
 
 async def _many_members(arena: Arena) -> None:
@@ -100,16 +129,26 @@ async def _many_members(arena: Arena) -> None:
         (COMPLETIONS, f'{{"prompt": "Hi", {members}}}'),
         (COMPLETIONS, f'{{"prompt": "Hi", "logit_bias": {{{members}}}}}'),
         (CHAT, f'{{"messages": [{{"role": "user", "content": "Hi", {members}}}]}}'),
-        (CHAT, f'{{"messages": [{{"role": "user", "content": "Hi"}}], "chat_template_kwargs": {{{members}}}, "max_tokens": 1}}'),
+        (
+            CHAT,
+            f'{{"messages": [{{"role": "user", "content": "Hi"}}], "chat_template_kwargs": '
+            f'{{{members}}}, "max_tokens": 1}}',
+        ),
         (GENERATE, f'{{"text": "Hi", "sampling_params": {{{members}}}}}'),
     ):
         await arena.post(path, body.encode())
     biases = ",".join(f'"{number}":1' for number in range(_ROOM // 12))
-    await arena.post(COMPLETIONS, f'{{"prompt": "Hi", "max_tokens": 1, "logit_bias": {{{biases}}}}}'.encode())
+    await arena.post(
+        COMPLETIONS, f'{{"prompt": "Hi", "max_tokens": 1, "logit_bias": {{{biases}}}}}'.encode()
+    )
 
 
 ATTACKS = (
-    Attack("vanishing-numbers", "temperature, penalties, top-p and min-p of 1e-46 and the like", _numbers),
+    Attack(
+        "vanishing-numbers",
+        "temperature, penalties, top-p and min-p of 1e-46 and the like",
+        _numbers,
+    ),
     Attack("stop-strings", "66 kB of stop strings for 128 samples", _stop_strings),
     Attack("wrong-items", "4 MB of wrong items in messages, prompts, ids, stops", _wrong_items),
     Attack("many-lists", "a million lists to detokenise, texts to tokenise, prompts", _many_lists),

@@ -1,4 +1,6 @@
-"""Attacks by how a request comes: without end, byte by byte, from thousands of connections, or with nobody to read its answer."""
+"""Attacks by how a request comes: without end, byte by byte, from thousands of connections, or with
+nobody to read its answer.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ async def _giant_header(arena: Arena) -> None:
 
 
 async def _many_headers(arena: Arena) -> None:
-    await _without_end(arena, arena.head(), b"".join(b"X-%d: a\r\n" % number for number in range(100_000)), 20)
+    await _without_end(
+        arena, arena.head(), b"".join(b"X-%d: a\r\n" % number for number in range(100_000)), 20
+    )
 
 
 async def _giant_url(arena: Arena) -> None:
@@ -60,7 +64,10 @@ async def _slow_headers(arena: Arena) -> None:
 
 
 async def _slow_bodies(arena: Arena) -> None:
-    await _trickle(arena, arena.head("POST", "/v1/completions", _JSON, f"Content-Length: {BODY_BYTES}") + b"\r\n")
+    await _trickle(
+        arena,
+        arena.head("POST", "/v1/completions", _JSON, f"Content-Length: {BODY_BYTES}") + b"\r\n",
+    )
 
 
 async def _trickle(arena: Arena, beginning: bytes) -> None:
@@ -83,7 +90,9 @@ async def _half_bodies(arena: Arena) -> None:
 
 
 async def _idle_connections(arena: Arena) -> None:
-    """Half of them say nothing, half a part of a header; they stay for some seconds, if the server lets them."""
+    """Half of them say nothing, half a part of a header; they stay for some seconds, if the server
+    lets them.
+    """
 
     async def work(connection: Connection) -> None:
         await connection.send(b"GET /hea")
@@ -112,9 +121,15 @@ async def _connection_flood(arena: Arena) -> None:
 
 
 async def _unread_answers(arena: Arena) -> None:
-    """Large answers are asked for, one behind the other, and nothing is read, until the server gives up."""
+    """Large answers are asked for, one behind the other, and nothing is read, until the server
+    gives up.
+    """
     content = json.dumps({"tokens": [300] * 40_000}).encode()
-    request = arena.head("POST", "/v1/detokenize", _JSON, f"Content-Length: {len(content)}") + b"\r\n" + content
+    request = (
+        arena.head("POST", "/v1/detokenize", _JSON, f"Content-Length: {len(content)}")
+        + b"\r\n"
+        + content
+    )
     await together(_leave_unread(arena, request * 30) for _ in range(_UNREAD))
 
 
@@ -141,13 +156,25 @@ ATTACKS = (
     Attack("giant-header", "a header of 180 MB, four times at once", _giant_header),
     Attack("many-headers", "2 million headers, four times at once", _many_headers),
     Attack("giant-url", "a URL of 180 MB, four times at once", _giant_url),
-    Attack("trailers", "trailers and chunk extensions of 180 MB, 800,000 chunks of a byte", _trailers),
+    Attack(
+        "trailers", "trailers and chunk extensions of 180 MB, 800,000 chunks of a byte", _trailers
+    ),
     Attack("pipelining", "400,000 requests on a connection, four times at once", _pipelining),
     Attack("slow-headers", f"{_SLOW} headers that come byte by byte", _slow_headers),
     Attack("slow-bodies", f"{_SLOW} bodies that come byte by byte", _slow_bodies),
-    Attack("half-bodies", f"{_HALF_BODIES} bodies of 4 MB whose last byte never comes", _half_bodies),
-    Attack("idle-connections", f"{_IDLE:,} connections that say nothing or half a line", _idle_connections),
-    Attack("connection-flood", f"{_FLOOD_SECONDS:.0f} s of new connections, as many as can be", _connection_flood),
+    Attack(
+        "half-bodies", f"{_HALF_BODIES} bodies of 4 MB whose last byte never comes", _half_bodies
+    ),
+    Attack(
+        "idle-connections",
+        f"{_IDLE:,} connections that say nothing or half a line",
+        _idle_connections,
+    ),
+    Attack(
+        "connection-flood",
+        f"{_FLOOD_SECONDS:.0f} s of new connections, as many as can be",
+        _connection_flood,
+    ),
     Attack(
         "unread-answers",
         f"{_UNREAD} clients that ask for megabytes and read nothing",

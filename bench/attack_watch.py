@@ -1,7 +1,8 @@
-"""Watches a server under attack from a process of its own: how long `/health` takes, and what memory the server's processes hold.
+"""Watches a server under attack from a process of its own: how long `/health` takes, and what
+memory the server's processes hold.
 
-Run as `python -m piecework.bench.attack_watch URL PID`, it answers each line on standard input with a line of JSON: `Seen` since the
-line before. PID 0: memory is not watched.
+Run as `python -m piecework.bench.attack_watch URL PID`, it answers each line on standard input with
+a line of JSON: `Seen` since the line before. PID 0: memory is not watched.
 """
 
 from __future__ import annotations
@@ -24,14 +25,18 @@ POLL_SECONDS = 0.05
 _TIMEOUT = 180.0
 _MIB = 2**20
 _MOST_SAMPLES = 4000
-"""Samples of memory that are kept; above it every second one is dropped, but the first and the largest."""
+"""Samples of memory that are kept; above it every second one is dropped, but the first and the
+largest.
+"""
 
 
 @dataclass(slots=True)
 class Seen:
-    """What was seen of a server in a while. Memory in MiB: (of the web process, of all that it started), one after the other.
+    """What was seen of a server in a while. Memory in MiB: (of the web process, of all that it
+    started), one after the other.
 
-    `worst_wait`: seconds of the slowest answer to `/health`. `failures`: polls without a 200. `engines`: process ids of its children.
+    `worst_wait`: seconds of the slowest answer to `/health`. `failures`: polls without a 200.
+    `engines`: process ids of its children.
     """
 
     polls: int = 0
@@ -61,10 +66,16 @@ class Seen:
 
     @property
     def drift(self) -> float:
-        """How much more both hold in the last quarter than in the second, when caches have taken what they take."""
+        """How much more both hold in the last quarter than in the second, when caches have taken
+        what they take.
+        """
         both = self._both()
         quarter = len(both) // 4
-        return sum(both[-quarter:]) / quarter - sum(both[quarter : 2 * quarter]) / quarter if quarter else 0.0
+        return (
+            sum(both[-quarter:]) / quarter - sum(both[quarter : 2 * quarter]) / quarter
+            if quarter
+            else 0.0
+        )
 
     def _both(self) -> list[float]:
         return [web + engine for web, engine in self.memory]
@@ -79,7 +90,9 @@ class Watcher:
 
     def __init__(self, base_url: str, pid: int | None) -> None:
         command = [sys.executable, "-m", "piecework.bench.attack_watch", base_url, str(pid or 0)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def __enter__(self) -> Self:
         self.seen()
@@ -145,10 +158,16 @@ class _Watch:
         with contextlib.suppress(psutil.NoSuchProcess):
             children = self._web.children(recursive=True)
             self._seen.memory.append((_resident(self._web), sum(map(_resident, children))))
-            self._seen.engines = sorted({*self._seen.engines, *(child.pid for child in self._web.children())})
+            self._seen.engines = sorted(
+                {*self._seen.engines, *(child.pid for child in self._web.children())}
+            )
         if len(self._seen.memory) > _MOST_SAMPLES:
             largest = max(self._seen.memory, key=sum)
-            self._seen.memory = [sample for at, sample in enumerate(self._seen.memory) if at % 2 == 0 or sample is largest]
+            self._seen.memory = [
+                sample
+                for at, sample in enumerate(self._seen.memory)
+                if at % 2 == 0 or sample is largest
+            ]
 
     def report(self) -> Seen:
         with self._polling, self._lock:
@@ -167,7 +186,9 @@ def _resident(process: Any) -> float:
 
 
 def server_process(port: int) -> int | None:
-    """The process of this machine that listens on `port`; None where none does, or where this user may not see it."""
+    """The process of this machine that listens on `port`; None where none does, or where this user
+    may not see it.
+    """
     with contextlib.suppress(psutil.AccessDenied):
         for connection in _listeners():
             if connection.laddr and connection.laddr.port == port and connection.pid is not None:
@@ -176,7 +197,11 @@ def server_process(port: int) -> int | None:
 
 
 def _listeners() -> Iterator[Any]:
-    return (connection for connection in psutil.net_connections(kind="tcp") if connection.status == psutil.CONN_LISTEN)
+    return (
+        connection
+        for connection in psutil.net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN
+    )
 
 
 def main(base_url: str, pid: str) -> None:

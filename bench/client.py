@@ -1,4 +1,6 @@
-"""The one HTTP client of all measurements: one connection pool, JSON answers, server-sent events with their arrival times."""
+"""The one HTTP client of all measurements: one connection pool, JSON answers, server-sent events
+with their arrival times.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class ServerUnusable(ValueError):
 class RequestFailed(Exception):
     """One request has no usable answer.
 
-    `reason` is short, and the same for failures that are alike, so that they can be counted. `status`: of the HTTP answer, if one came.
+    `reason` is short, and the same for failures that are alike, so that they can be counted.
+    `status`: of the HTTP answer, if one came.
     """
 
     def __init__(self, reason: str, detail: str = "", *, status: int | None = None) -> None:
@@ -46,7 +49,8 @@ class Event(NamedTuple):
 class Client:
     """Talks to one server over a shared pool of connections; use it as `async with`.
 
-    Its methods raise `RequestFailed`. Leaving a request early, by cancelling it or by closing `events()`, closes its connection.
+    Its methods raise `RequestFailed`. Leaving a request early, by cancelling it or by closing
+    `events()`, closes its connection.
     """
 
     def __init__(self, target: Target) -> None:
@@ -64,7 +68,12 @@ class Client:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self._session.close()
 
     async def get(self, path: str) -> bytes:
@@ -80,17 +89,24 @@ class Client:
     async def post(self, path: str, body: Any) -> Any:
         """The JSON of an answer with status 200."""
         with _as_failure():
-            async with self._session.post(self.target.base_url + path, data=msgspec.json.encode(body)) as response:
+            async with self._session.post(
+                self.target.base_url + path, data=msgspec.json.encode(body)
+            ) as response:
                 return msgspec.json.decode(await _body(response))
 
     async def events(self, path: str, body: Any) -> AsyncGenerator[Event, None]:
-        """The events of a streamed answer until `[DONE]`; one that holds an error, or the lack of `[DONE]`, is a failure."""
+        """The events of a streamed answer until `[DONE]`; one that holds an error, or the lack of
+        `[DONE]`, is a failure.
+        """
         decoder, done = SSEDecoder(), False
         with _as_failure():
-            async with self._session.post(self.target.base_url + path, data=msgspec.json.encode(body)) as response:
+            async with self._session.post(
+                self.target.base_url + path, data=msgspec.json.encode(body)
+            ) as response:
                 if response.status != 200:
                     await _body(response)
-                # Read on behind [DONE], to the end of the body: only then can the connection be used again.
+                # Read on behind [DONE], to the end of the body: only then can the connection be
+                # used again.
                 async for chunk in response.content.iter_any():
                     now = time.perf_counter()
                     for data in decoder.feed(chunk):
@@ -104,9 +120,11 @@ class Client:
 
 
 async def resolve(target: Target) -> Target:
-    """`target` with a model's name where requests need one: without --model the first that the server lists.
+    """`target` with a model's name where requests need one: without --model the first that the
+    server lists.
 
-    Raises `ServerUnusable` where no request can work: nobody listens, the key is wrong, the server is not ready.
+    Raises `ServerUnusable` where no request can work: nobody listens, the key is wrong, the server
+    is not ready.
     """
     needs_model = target.model is None and target.api is not Api.GENERATE
     path = "/get_model_info" if target.api is Api.GENERATE else "/v1/models"
@@ -119,15 +137,23 @@ async def resolve(target: Target) -> Target:
             return target
         raise ServerUnusable(_why_unusable(target, path, error)) from None
     except (KeyError, IndexError, TypeError):
-        raise ServerUnusable(f"{target.base_url}{path} lists no model; name one with --model") from None
+        raise ServerUnusable(
+            f"{target.base_url}{path} lists no model; name one with --model"
+        ) from None
 
 
 def _why_unusable(target: Target, path: str, error: RequestFailed) -> str:
     match error.status:
         case None:
-            return f"no server answers at {target.base_url} ({error}); start it, or give its address with --base-url"
+            return (
+                f"no server answers at {target.base_url} ({error}); start it, or give its "
+                "address with --base-url"
+            )
         case 401 | 403:
-            return f"the server at {target.base_url} wants a key; give it with --api-key ({error.detail})"
+            return (
+                f"the server at {target.base_url} wants a key; give it with --api-key "
+                f"({error.detail})"
+            )
         case 503:
             return f"the server at {target.base_url} is not ready ({error.detail}); try again later"
         case _:
@@ -151,7 +177,10 @@ def _error_message(body: bytes) -> str:
 def _without_error(data: Any) -> Any:
     error = data.get("error") if isinstance(data, dict) else None
     if error:
-        raise RequestFailed("error in the stream", str(error.get("message", error) if isinstance(error, dict) else error))
+        raise RequestFailed(
+            "error in the stream",
+            str(error.get("message", error) if isinstance(error, dict) else error),
+        )
     return data
 
 

@@ -41,22 +41,32 @@ def load_gsm8k(data_path: str | None, *, url: str = GSM8K_URL) -> list[Question]
                 fields = json.loads(line)
                 questions.append(Question(str(fields["question"]), str(fields["answer"])))
             except (ValueError, KeyError, TypeError):
-                raise ValueError(f"{path}, line {number}: a JSON object with question and answer is needed") from None
+                raise ValueError(
+                    f"{path}, line {number}: a JSON object with question and answer is needed"
+                ) from None
     if not questions:
         raise ValueError(f"{path} holds no questions")
     return questions
 
 
 def load_sharegpt(data_path: str | None) -> list[Conversation]:
-    """The first exchanges of a ShareGPT file: a JSON list of objects whose `conversations` hold `value`s. Raises `ValueError`."""
+    """The first exchanges of a ShareGPT file: a JSON list of objects whose `conversations` hold
+    `value`s. Raises `ValueError`.
+    """
     if data_path is None:
         raise ValueError("give the ShareGPT file with --data-path FILE")
     try:
         entries = json.loads(_read(Path(data_path), "--data-path"))
         turns = [entry.get("conversations") or entry.get("conversation") or [] for entry in entries]
-        found = [Conversation(str(pair[0]["value"]), str(pair[1]["value"])) for pair in turns if len(pair) >= 2]
+        found = [
+            Conversation(str(pair[0]["value"]), str(pair[1]["value"]))
+            for pair in turns
+            if len(pair) >= 2
+        ]
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f'{data_path}: a JSON list of {{"conversations": [{{"value": ...}}, ...]}} is needed') from None
+        raise ValueError(
+            f'{data_path}: a JSON list of {{"conversations": [{{"value": ...}}, ...]}} is needed'
+        ) from None
     found = [conversation for conversation in found if conversation.prompt]
     if not found:
         raise ValueError(f"{data_path} holds no conversation of two turns")
@@ -66,11 +76,14 @@ def load_sharegpt(data_path: str | None) -> list[Conversation]:
 def few_shot_prompts(questions: Sequence[Question], num_shots: int, count: int) -> list[str]:
     """The first `count` questions as prompts, each behind the first `num_shots` with their answers.
 
-    The text is that of SGLang's `few_shot_gsm8k`, letter by letter: there too the examples are questions of the test as well.
+    The text is that of SGLang's `few_shot_gsm8k`, letter by letter: there too the examples are
+    questions of the test as well.
     """
     if num_shots > len(questions):
         raise ValueError(f"--num-shots {num_shots}: the file has {len(questions)} questions")
-    shots = "".join(f"Question: {question}\nAnswer: {answer}\n\n" for question, answer in questions[:num_shots])
+    shots = "".join(
+        f"Question: {question}\nAnswer: {answer}\n\n" for question, answer in questions[:num_shots]
+    )
     return [f"{shots}Question: {question}\nAnswer:" for question, _ in questions[:count]]
 
 
@@ -84,7 +97,12 @@ def _read(path: Path, flag: str) -> str:
 
 def _cached_gsm8k(url: str) -> Path:
     """The test set in the user's cache, downloaded if it is not there yet."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "piecework" / "gsm8k" / "test.jsonl"
+    cache = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "piecework"
+        / "gsm8k"
+        / "test.jsonl"
+    )
     if not cache.exists():
         _download(url, cache)
     return cache
@@ -105,5 +123,6 @@ def _download(url: str, path: Path) -> None:
     except OSError as error:
         reason = getattr(error, "reason", None) or error
         raise ValueError(
-            f"cannot download {url} ({reason}); give the file with --data-path FILE (JSONL with question and answer)"
+            f"cannot download {url} ({reason}); give the file with --data-path FILE (JSONL with "
+            "question and answer)"
         ) from None

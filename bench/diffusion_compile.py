@@ -1,7 +1,9 @@
-"""Measures what compiling a diffusion transformer costs and gives: `python -m piecework.bench.diffusion_compile`.
+"""Measures what compiling a diffusion transformer costs and gives: `python -m
+piecework.bench.diffusion_compile`.
 
-For each number of blocks, a Wan-shaped pipeline with random weights runs eagerly, compiled whole, and compiled by its repeated blocks.
-A cold first step is taken in a process of its own with an empty cache; steady steps are taken in turn in one process, the least of many.
+For each number of blocks, a Wan-shaped pipeline with random weights runs eagerly, compiled whole,
+and compiled by its repeated blocks. A cold first step is taken in a process of its own with an
+empty cache; steady steps are taken in turn in one process, the least of many.
 """
 
 from __future__ import annotations
@@ -35,9 +37,16 @@ class Prepared:
     """A loaded pipeline and a state whose first step can be taken again and again."""
 
     def __init__(self, folder: str, mode: str, side: int, frames: int) -> None:
-        self.model = DiffusionModel(DiffusionConfig(model_path=folder, num_threads=1, **MODES[mode]))
+        self.model = DiffusionModel(
+            DiffusionConfig(model_path=folder, num_threads=1, **MODES[mode])
+        )
         asked = DiffusionParams(
-            prompt="a red fox", width=side, height=side, num_frames=frames, num_inference_steps=TOTAL_STEPS, guidance_scale=1.0
+            prompt="a red fox",
+            width=side,
+            height=side,
+            num_frames=frames,
+            num_inference_steps=TOTAL_STEPS,
+            guidance_scale=1.0,
         )
         clock = Clock(self.model.platform)
         self.state = self.model.validate(asked, clock)
@@ -75,12 +84,26 @@ def measure_steady(folder: str, side: int, frames: int, rounds: int) -> dict[str
 def measure(blocks: int, arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """One row for each mode."""
     pipeline = str(folder / f"wan-{blocks}")
-    size = ["--blocks", str(blocks), "--heads", str(arguments.heads), "--head-dim", str(arguments.head_dim)]
-    subprocess.run([sys.executable, "-m", "piecework.bench.diffusion_tiny", "wan", pipeline, *size], check=True, stdout=subprocess.DEVNULL)
+    size = [
+        "--blocks",
+        str(blocks),
+        "--heads",
+        str(arguments.heads),
+        "--head-dim",
+        str(arguments.head_dim),
+    ]
+    subprocess.run(
+        [sys.executable, "-m", "piecework.bench.diffusion_tiny", "wan", pipeline, *size],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     shape = [str(arguments.side), str(arguments.frames)]
     cache = str(folder / f"cache-{blocks}")
-    # Each mode's cold step finds nothing of the others': their graphs differ, and eager builds none.
-    cold = {mode: _in_a_process(["cold", pipeline, mode, *shape], f"{cache}-{mode}") for mode in MODES}
+    # Each mode's cold step finds nothing of the others': their graphs differ, and eager builds
+    # none.
+    cold = {
+        mode: _in_a_process(["cold", pipeline, mode, *shape], f"{cache}-{mode}") for mode in MODES
+    }
     # What takes longest to compile is found again here.
     steady = _in_a_process(["steady", pipeline, *shape, str(arguments.rounds)], f"{cache}-full")
     return [
@@ -97,7 +120,9 @@ def measure(blocks: int, arguments: argparse.Namespace, folder: Path) -> list[di
 
 
 def _in_a_process(job: Sequence[str], cache: str) -> Any:
-    environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"} | {"PIECEWORK_CACHE_DIR": cache}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"
+    } | {"PIECEWORK_CACHE_DIR": cache}
     done = subprocess.run(
         [sys.executable, "-m", "piecework.bench.diffusion_compile", "--job", json.dumps(list(job))],
         env=environment,
@@ -119,16 +144,25 @@ def _run_job(job: Sequence[str]) -> dict[str, Any]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown."""
-    lines = ["| blocks | compiled | cold first step | steady step | 20 steps, cold |", "|---|---|---|---|---|"]
+    lines = [
+        "| blocks | compiled | cold first step | steady step | 20 steps, cold |",
+        "|---|---|---|---|---|",
+    ]
     lines += [
-        f"| {row['blocks']} | {row['mode']} | {row['first_s']:.2f} s | {row['step_ms']:.1f} ms | {row['total_s']:.2f} s |" for row in rows
+        f"| {row['blocks']} | {row['mode']} | {row['first_s']:.2f} s | {row['step_ms']:.1f} ms | "
+        f"{row['total_s']:.2f} s |"
+        for row in rows
     ]
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m piecework.bench.diffusion_compile", description=__doc__.partition("\n")[0])
-    parser.add_argument("--blocks", default="12,24,40", metavar="LIST", help="numbers of blocks; default: 12,24,40")
+    parser = argparse.ArgumentParser(
+        prog="python -m piecework.bench.diffusion_compile", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument(
+        "--blocks", default="12,24,40", metavar="LIST", help="numbers of blocks; default: 12,24,40"
+    )
     for name, default, text in (
         ("heads", 8, "attention heads"),
         ("head-dim", 32, "dimensions of a head"),
@@ -136,7 +170,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("frames", 5, "frames"),
         ("rounds", 20, "steady steps of each mode"),
     ):
-        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text}; default: {default}")
+        parser.add_argument(
+            f"--{name}", type=int, default=default, metavar="N", help=f"{text}; default: {default}"
+        )
     parser.add_argument("--json", metavar="FILE", help="write the rows to FILE")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)

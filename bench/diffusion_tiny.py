@@ -1,7 +1,8 @@
-"""Writes whole diffusers pipelines with random weights, tiny by default: `python -m piecework.bench.diffusion_tiny FAMILY FOLDER`.
+"""Writes whole diffusers pipelines with random weights, tiny by default: `python -m
+piecework.bench.diffusion_tiny FAMILY FOLDER`.
 
-Every file that a published pipeline has is there and real, tokenizers too; only what the weights know is missing.
-Same arguments, same bytes.
+Every file that a published pipeline has is there and real, tokenizers too; only what the weights
+know is missing. Same arguments, same bytes.
 """
 
 from __future__ import annotations
@@ -40,7 +41,13 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from .diffusion_tokenizers import CLIP_LENGTH, VOCAB_SIZE, clip_tokenizer, qwen_tokenizer, t5_tokenizer
+from .diffusion_tokenizers import (
+    CLIP_LENGTH,
+    VOCAB_SIZE,
+    clip_tokenizer,
+    qwen_tokenizer,
+    t5_tokenizer,
+)
 
 _TEXT_WIDTH = 32
 _LATENT_CHANNELS = 16
@@ -63,7 +70,9 @@ class Size:
 
     @property
     def rope_axes(self) -> tuple[int, int, int]:
-        """How a head's dimensions are shared between frame, row and column, as 16:56:56 of 128 in FLUX and Qwen-Image."""
+        """How a head's dimensions are shared between frame, row and column, as 16:56:56 of 128 in
+        FLUX and Qwen-Image.
+        """
         frame = max(2, self.head_dim // 8 // 2 * 2)
         rest = self.head_dim - frame
         rows = rest // 4 * 2
@@ -108,7 +117,15 @@ def make_flux(size: Size) -> Any:
         eos_token_id=clip.eos_token_id,
         pad_token_id=clip.pad_token_id,
     )
-    t5 = T5Config(vocab_size=VOCAB_SIZE, d_model=_TEXT_WIDTH, d_kv=16, d_ff=64, num_layers=2, num_heads=2, feed_forward_proj="gated-gelu")
+    t5 = T5Config(
+        vocab_size=VOCAB_SIZE,
+        d_model=_TEXT_WIDTH,
+        d_kv=16,
+        d_ff=64,
+        num_layers=2,
+        num_heads=2,
+        feed_forward_proj="gated-gelu",
+    )
     return FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift=3.0),
         vae=vae,
@@ -143,13 +160,27 @@ def make_qwen_image(size: Size) -> Any:
             "max_position_embeddings": 2048,
             "bos_token_id": tokenizer.pad_token_id,
             "eos_token_id": tokenizer.convert_tokens_to_ids("<|im_end|>"),
-            "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e6},
+            "rope_parameters": {
+                "rope_type": "default",
+                "mrope_section": [2, 3, 3],
+                "rope_theta": 1e6,
+            },
         },
-        vision_config={"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": _TEXT_WIDTH},
+        vision_config={
+            "depth": 1,
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_heads": 2,
+            "out_hidden_size": _TEXT_WIDTH,
+        },
     )
     return QwenImagePipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(
-            use_dynamic_shifting=True, base_shift=0.5, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02
+            use_dynamic_shifting=True,
+            base_shift=0.5,
+            max_shift=0.9,
+            max_image_seq_len=8192,
+            shift_terminal=0.02,
         ),
         vae=AutoencoderKLQwenImage(base_dim=4, dim_mult=[1, 2, 2, 2], num_res_blocks=1),
         text_encoder=Qwen2_5_VLForConditionalGeneration(text),
@@ -175,23 +206,39 @@ def make_wan(size: Size) -> Any:
         )
 
     text = UMT5Config(
-        vocab_size=VOCAB_SIZE, d_model=_TEXT_WIDTH, d_kv=16, d_ff=64, num_layers=2, num_heads=2, feed_forward_proj="gated-gelu"
+        vocab_size=VOCAB_SIZE,
+        d_model=_TEXT_WIDTH,
+        d_kv=16,
+        d_ff=64,
+        num_layers=2,
+        num_heads=2,
+        feed_forward_proj="gated-gelu",
     )
     return WanPipeline(
         tokenizer=t5_tokenizer(),
         text_encoder=UMT5EncoderModel(text),
-        vae=AutoencoderKLWan(base_dim=4, z_dim=_LATENT_CHANNELS, dim_mult=[1, 2, 2, 2], num_res_blocks=1),
-        scheduler=UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
+        vae=AutoencoderKLWan(
+            base_dim=4, z_dim=_LATENT_CHANNELS, dim_mult=[1, 2, 2, 2], num_res_blocks=1
+        ),
+        scheduler=UniPCMultistepScheduler(
+            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+        ),
         transformer=transformer(),
         transformer_2=transformer(),
         boundary_ratio=0.875,
     )
 
 
-FAMILIES: dict[str, Callable[[Size], Any]] = {"flux": make_flux, "qwen-image": make_qwen_image, "wan": make_wan}
+FAMILIES: dict[str, Callable[[Size], Any]] = {
+    "flux": make_flux,
+    "qwen-image": make_qwen_image,
+    "wan": make_wan,
+}
 
 
-def make_pipeline_folder(path: Path, family: str, size: Size | None = None, *, dtype: torch.dtype = torch.float32) -> Path:
+def make_pipeline_folder(
+    path: Path, family: str, size: Size | None = None, *, dtype: torch.dtype = torch.float32
+) -> Path:
     """Write a pipeline's folder; returns its path."""
     size = size or Size()
     with torch.random.fork_rng(devices=[]):
@@ -210,7 +257,9 @@ def make_pipeline_folder(path: Path, family: str, size: Size | None = None, *, d
 
 @torch.no_grad()
 def _draw_weights(module: torch.nn.Module) -> None:
-    """Weights that keep the size of what passes through them, so that every part of the pipeline shows in the pixels."""
+    """Weights that keep the size of what passes through them, so that every part of the pipeline
+    shows in the pixels.
+    """
     for name, weight in module.named_parameters():
         if weight.ndim >= 2 and not name.endswith("scale_shift_table"):
             fan_in = weight[0].numel() if "embedding" not in name and "shared" not in name else 1
@@ -222,7 +271,9 @@ def _draw_weights(module: torch.nn.Module) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m piecework.bench.diffusion_tiny", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m piecework.bench.diffusion_tiny", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("family", choices=sorted(FAMILIES))
     parser.add_argument("folder", type=Path)
     for name, text in {
@@ -232,16 +283,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         "seed": "seed of the weights",
     }.items():
         default = getattr(Size(), name)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, metavar="N", help=f"{text}; default: {default}")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="number format of the files")
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=int,
+            default=default,
+            metavar="N",
+            help=f"{text}; default: {default}",
+        )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="number format of the files",
+    )
     arguments = vars(parser.parse_args(argv))
-    family, folder, dtype = arguments.pop("family"), arguments.pop("folder"), getattr(torch, arguments.pop("dtype"))
+    family, folder, dtype = (
+        arguments.pop("family"),
+        arguments.pop("folder"),
+        getattr(torch, arguments.pop("dtype")),
+    )
     try:
         make_pipeline_folder(folder, family, Size(**arguments), dtype=dtype)
     except ValueError as error:
         parser.error(str(error))
     num_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    print(json.dumps({"folder": str(folder), "family": family, "mebibytes": round(num_bytes / 2**20, 1)}))
+    print(
+        json.dumps(
+            {"folder": str(folder), "family": family, "mebibytes": round(num_bytes / 2**20, 1)}
+        )
+    )
     return 0
 
 

@@ -1,7 +1,8 @@
 """Small real tokenizers for the tiny pipelines, built in place: CLIP's, T5's and Qwen2's kinds.
 
-Their vocabularies are the bytes or letters and the words of a few sentences, put together by rule: the libraries' own trainers break
-ties by the order of a hash table, so that no two runs would give the same files.
+Their vocabularies are the bytes or letters and the words of a few sentences, put together by rule:
+the libraries' own trainers break ties by the order of a hash table, so that no two runs would give
+the same files.
 """
 
 from __future__ import annotations
@@ -26,12 +27,16 @@ _RARE = -12.0
 """Log-probability of a single letter, far below that of any word."""
 _TEXT = """\
 system
-Describe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships of the objects and background:
+Describe the image by detailing the color, shape, size, texture, quantity, text, \
+spatial relationships of the objects and background:
 user
 assistant
-a photo of a red fox in the snow, a watercolour of a lighthouse at dusk, an oil painting of two sailing boats on a calm sea
-a cat holds a sign that says hello world, a robot paints a portrait, blurry, low quality, bright colours, overexposed
-the camera pans slowly over mountains while clouds drift by, cinematic light, highly detailed studio photograph
+a photo of a red fox in the snow, a watercolour of a lighthouse at dusk, \
+an oil painting of two sailing boats on a calm sea
+a cat holds a sign that says hello world, a robot paints a portrait, \
+blurry, low quality, bright colours, overexposed
+the camera pans slowly over mountains while clouds drift by, \
+cinematic light, highly detailed studio photograph
 """
 _END = "</w>"
 
@@ -53,7 +58,9 @@ def t5_tokenizer() -> Any:
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     letters = [(letter, _RARE) for letter in ("▁", *map(chr, range(33, 127)))]
     pieces = [(f"▁{word}", math.log(count / total)) for word, count in sorted(counts.items())]
-    return T5Tokenizer(vocab=[*special, *letters, *pieces], extra_ids=_EXTRA_IDS, model_max_length=T5_LENGTH)
+    return T5Tokenizer(
+        vocab=[*special, *letters, *pieces], extra_ids=_EXTRA_IDS, model_max_length=T5_LENGTH
+    )
 
 
 def qwen_tokenizer() -> Any:
@@ -62,7 +69,9 @@ def qwen_tokenizer() -> Any:
     words = [list(word) for plain in _words(_TEXT) for word in (plain, f"Ġ{plain}")]
     vocab, merges = _merged(["<|endoftext|>", *sorted(ByteLevel.alphabet())], words)
     tokenizer = Qwen2Tokenizer(vocab=vocab, merges=merges, model_max_length=QWEN_LENGTH)
-    tokenizer.add_tokens([AddedToken(marker, special=True) for marker in ("<|im_start|>", "<|im_end|>")])
+    tokenizer.add_tokens(
+        [AddedToken(marker, special=True) for marker in ("<|im_start|>", "<|im_end|>")]
+    )
     return tokenizer
 
 
@@ -70,8 +79,12 @@ def _words(text: str) -> list[str]:
     return re.findall(r"\w+", text)
 
 
-def _merged(alphabet: Iterable[str], words: Iterable[list[str]]) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """A BPE vocabulary and its merges: each word is put together from its beginning, letter by letter, while there is room."""
+def _merged(
+    alphabet: Iterable[str], words: Iterable[list[str]]
+) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """A BPE vocabulary and its merges: each word is put together from its beginning, letter by
+    letter, while there is room.
+    """
     vocab = {token: number for number, token in enumerate(dict.fromkeys(alphabet))}
     merges: dict[tuple[str, str], None] = {}
     for letters in words:

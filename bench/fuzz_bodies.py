@@ -1,4 +1,6 @@
-"""Mutated bodies for every endpoint, made from valid ones: request `number` of a seed is the same on every machine."""
+"""Mutated bodies for every endpoint, made from valid ones: request `number` of a seed is the same
+on every machine.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,15 @@ _SAMPLING = {
     "skip_special_tokens": False,
     "n": 2,
 }
-_OPENAI = {"model": "default", "seed": 1, "stream": False, "user": "u", "best_of": 2, "min_tokens": 1, "priority": 1}
+_OPENAI = {
+    "model": "default",
+    "seed": 1,
+    "stream": False,
+    "user": "u",
+    "best_of": 2,
+    "min_tokens": 1,
+    "priority": 1,
+}
 _CHAT = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": "me"},
@@ -34,27 +44,67 @@ TEXT_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
     "/v1/completions": (
         {"prompt": "The fox", "max_tokens": 4},
         {"prompt": ["The fox", "Zwölf Boxkämpfer"], "max_tokens": 4, "echo": True, "logprobs": 2},
-        {"prompt": [[5, 6, 7], [8]], "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}},
+        {
+            "prompt": [[5, 6, 7], [8]],
+            "max_tokens": 3,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
         {"prompt": "The fox", "max_tokens": 4, **_SAMPLING, **_OPENAI},
     ),
     "/v1/chat/completions": (
         {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4},
-        {"messages": _CHAT, "max_completion_tokens": 4, "logprobs": True, "top_logprobs": 2, "stream": True},
-        {"messages": _CHAT, "max_tokens": 4, "continue_final_message": True, "add_generation_prompt": False},
-        {"messages": _CHAT, "max_tokens": 4, "chat_template_kwargs": {"a": 1}, **_SAMPLING, **_OPENAI},
+        {
+            "messages": _CHAT,
+            "max_completion_tokens": 4,
+            "logprobs": True,
+            "top_logprobs": 2,
+            "stream": True,
+        },
+        {
+            "messages": _CHAT,
+            "max_tokens": 4,
+            "continue_final_message": True,
+            "add_generation_prompt": False,
+        },
+        {
+            "messages": _CHAT,
+            "max_tokens": 4,
+            "chat_template_kwargs": {"a": 1},
+            **_SAMPLING,
+            **_OPENAI,
+        },
     ),
     "/generate": (
         {"text": "The fox", "sampling_params": {"max_new_tokens": 4}},
-        {"text": ["The fox", "Hi"], "sampling_params": [{"max_new_tokens": 4}, {"max_new_tokens": 3, **_SAMPLING}]},
-        {"input_ids": [[5, 6], [7]], "sampling_params": {"max_new_tokens": 4}, "return_logprob": True, "top_logprobs_num": [1, 2]},
-        {"text": "The fox", "sampling_params": {"max_new_tokens": 4, "no_stop_trim": True}, "stream": True, "logprob_start_len": 0},
+        {
+            "text": ["The fox", "Hi"],
+            "sampling_params": [{"max_new_tokens": 4}, {"max_new_tokens": 3, **_SAMPLING}],
+        },
+        {
+            "input_ids": [[5, 6], [7]],
+            "sampling_params": {"max_new_tokens": 4},
+            "return_logprob": True,
+            "top_logprobs_num": [1, 2],
+        },
+        {
+            "text": "The fox",
+            "sampling_params": {"max_new_tokens": 4, "no_stop_trim": True},
+            "stream": True,
+            "logprob_start_len": 0,
+        },
     ),
-    "/v1/tokenize": ({"prompt": "The fox"}, {"messages": _CHAT}, {"prompt": ["a", "b"], "add_special_tokens": False}),
+    "/v1/tokenize": (
+        {"prompt": "The fox"},
+        {"messages": _CHAT},
+        {"prompt": ["a", "b"], "add_special_tokens": False},
+    ),
     "/v1/detokenize": ({"tokens": [5, 6]}, {"tokens": [[5], [6, 7]], "skip_special_tokens": False}),
     "/abort_request": ({"rid": "nobody"},),
     "/flush_cache": ({},),
 }
-"""Valid bodies of the endpoints of a language model; the first of each is the least that it takes."""
+"""Valid bodies of the endpoints of a language model; the first of each is the least that it takes.
+"""
 IMAGE_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
     "/v1/images/generations": (
         {"prompt": "a fox", "size": "64x64", "num_inference_steps": 1},
@@ -82,11 +132,40 @@ GETS = (
         "/get_model_info",
         "/health_generate",
     ),
-    *("/docs", "/openapi.json", "/v1/completions", "/nothing", "/v1/models/%00%ff", "/?a=%", "//", "/v1/images/files/x"),
+    *(
+        "/docs",
+        "/openapi.json",
+        "/v1/completions",
+        "/nothing",
+        "/v1/models/%00%ff",
+        "/?a=%",
+        "//",
+        "/v1/images/files/x",
+    ),
 )
 METHODS = ("GET", "GET", "GET", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
 HOSTILE: tuple[Any, ...] = (
-    *(None, True, False, 0, -1, 1, 2, 0.0, -0.0, 0.5, 1e-46, 1e-40, 5e-324, 3.5e38, 1e308, 2**31, 2**63, -(2**63), 10**400),
+    *(
+        None,
+        True,
+        False,
+        0,
+        -1,
+        1,
+        2,
+        0.0,
+        -0.0,
+        0.5,
+        1e-46,
+        1e-40,
+        5e-324,
+        3.5e38,
+        1e308,
+        2**31,
+        2**63,
+        -(2**63),
+        10**400,
+    ),
     *(
         "",
         "\x00",
@@ -120,14 +199,27 @@ HOSTILE: tuple[Any, ...] = (
         {"type": "text", "text": "x"},
         [["a"], [1]],
     ),
-    *({"role": "user", "content": "x"}, {"role": "tool", "content": None}, [1] * 300, ["a"] * 300, [[5]] * 40, {"5": 1e300}, {"a": 1}),
+    *(
+        {"role": "user", "content": "x"},
+        {"role": "tool", "content": None},
+        [1] * 300,
+        ["a"] * 300,
+        [[5]] * 40,
+        {"5": 1e300},
+        {"a": 1},
+    ),
 )
 """What a member may become."""
 _LARGEST = {
-    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_tokens", "min_tokens", "min_new_tokens"), 16),
+    **dict.fromkeys(
+        ("max_tokens", "max_completion_tokens", "max_new_tokens", "min_tokens", "min_new_tokens"),
+        16,
+    ),
     **{"n": 4, "best_of": 4, "num_inference_steps": 2, "width": 64, "height": 64},
 }
-"""Numbers that are work honestly asked for: in the range that is taken they are kept small, so that slow answers mean something."""
+"""Numbers that are work honestly asked for: in the range that is taken they are kept small, so that
+slow answers mean something.
+"""
 _TAKEN = 2**20
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 
@@ -140,18 +232,24 @@ class FuzzRequest(NamedTuple):
     body: bytes | None
 
 
-def fuzz_request(seeds: Mapping[str, Sequence[dict[str, Any]]], seed: int, number: int) -> FuzzRequest:
+def fuzz_request(
+    seeds: Mapping[str, Sequence[dict[str, Any]]], seed: int, number: int
+) -> FuzzRequest:
     """One request of the campaign that `seed` names, whatever was asked for before it."""
     draw = random.Random(f"{seed}-{number}")
     if draw.random() < 0.08:
         return FuzzRequest(draw.choice(METHODS), draw.choice([*GETS, *seeds]), None)
     path = draw.choice(list(seeds))
     # Now and then the body of another endpoint.
-    body = copy.deepcopy(draw.choice(seeds[path if draw.random() < 0.95 else draw.choice(list(seeds))]))
+    body = copy.deepcopy(
+        draw.choice(seeds[path if draw.random() < 0.95 else draw.choice(list(seeds))])
+    )
     names = sorted({name for bodies in seeds.values() for one in bodies for name in one})
     for _ in range(draw.randint(0, 4)):
         body = _mutated(body, names, draw)
-    content = json.dumps(modest(body), ensure_ascii=draw.random() < 0.5).encode(errors="surrogatepass")
+    content = json.dumps(modest(body), ensure_ascii=draw.random() < 0.5).encode(
+        errors="surrogatepass"
+    )
     return FuzzRequest("POST", path, _spoiled(content, draw) if draw.random() < 0.25 else content)
 
 
@@ -162,7 +260,9 @@ def _mutated(body: Any, names: Sequence[str], draw: random.Random) -> Any:
         return _hostile(draw)
     holder = draw.choice(holders)
     keys: list[Any] = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
-    change: Callable[[Any, Any, Sequence[str], random.Random], None] = draw.choice((_replace, _replace, _remove, _add, _wrap, _nudge))
+    change: Callable[[Any, Any, Sequence[str], random.Random], None] = draw.choice(
+        (_replace, _replace, _remove, _add, _wrap, _nudge)
+    )
     change(holder, draw.choice(keys), names, draw)
     return body
 
@@ -214,15 +314,27 @@ def _nudge(holder: Any, key: Any, names: Sequence[str], draw: random.Random) -> 
     elif isinstance(value, int) and abs(value) > 2**64:
         holder[key] = draw.choice((-value, value + 1, str(value)))
     elif isinstance(value, int | float):
-        holder[key] = draw.choice((-value, value + 1, value * 1.5, float(value), str(value), value * 10.0**-46))
+        holder[key] = draw.choice(
+            (-value, value + 1, value * 1.5, float(value), str(value), value * 10.0**-46)
+        )
     elif isinstance(value, str):
-        holder[key] = draw.choice((value[:1000] * 40, value[::-1], value + draw.choice("\x00\u202e😀\uffff"), value.upper(), [value]))
+        holder[key] = draw.choice(
+            (
+                value[:1000] * 40,
+                value[::-1],
+                value + draw.choice("\x00\u202e😀\uffff"),
+                value.upper(),
+                [value],
+            )
+        )
     elif isinstance(value, list):
         holder[key] = copy.deepcopy(value[:50]) * draw.choice((0, 2, 20))
 
 
 def _spoiled(content: bytes, draw: random.Random) -> bytes:
-    """Bytes changed, cut, doubled; where it is JSON nevertheless, only if it asks for no more work than before."""
+    """Bytes changed, cut, doubled; where it is JSON nevertheless, only if it asks for no more work
+    than before.
+    """
     spoiled = bytearray(content)
     for _ in range(draw.randint(1, 4)):
         at = draw.randrange(len(spoiled) + 1)
@@ -232,7 +344,20 @@ def _spoiled(content: bytes, draw: random.Random) -> bytes:
             case 1:
                 del spoiled[at : at + draw.randint(1, 8)]
             case 2:
-                spoiled[at:at] = draw.choice((b"\x00", b"\xff\xfe", b"{", b"]", b"NaN", b"1e9999", b'"\\ud800"', b"\\u0000", b",", b"-"))
+                spoiled[at:at] = draw.choice(
+                    (
+                        b"\x00",
+                        b"\xff\xfe",
+                        b"{",
+                        b"]",
+                        b"NaN",
+                        b"1e9999",
+                        b'"\\ud800"',
+                        b"\\u0000",
+                        b",",
+                        b"-",
+                    )
+                )
             case _:
                 spoiled[at:at] = spoiled[max(0, at - 30) : at]
     try:
@@ -243,7 +368,9 @@ def _spoiled(content: bytes, draw: random.Random) -> bytes:
 
 
 def modest(body: Any) -> Any:
-    """`body` with lengths and numbers of samples that are valid kept small, and a length where none is given."""
+    """`body` with lengths and numbers of samples that are valid kept small, and a length where none
+    is given.
+    """
     if not isinstance(body, dict):
         return body
     _shrink(body)
@@ -267,7 +394,13 @@ def _shrink(value: Any) -> None:
     if isinstance(value, dict):
         for name, largest in _LARGEST.items():
             number = value.get(name)
-            if isinstance(number, int | float) and not isinstance(number, bool) and largest < number <= _TAKEN:
+            if (
+                isinstance(number, int | float)
+                and not isinstance(number, bool)
+                and largest < number <= _TAKEN
+            ):
                 value[name] = largest
-    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for one in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         _shrink(one)

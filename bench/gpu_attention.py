@@ -1,4 +1,6 @@
-"""The GPU suite's attention alone: one layer by every backend, and by torch's attention of ragged batches where that applies."""
+"""The GPU suite's attention alone: one layer by every backend, and by torch's attention of ragged
+batches where that applies.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,18 @@ _VARLEN = "torch varlen"
 
 
 def attention(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """Milliseconds of one layer at the model's shapes, keys and values stored too, by step and backend. `errors`: what did not run."""
+    """Milliseconds of one layer at the model's shapes, keys and values stored too, by step and
+    backend. `errors`: what did not run.
+    """
     platform, model, dtype = detect(device), scale.model, getattr(torch, scale.dtype)
-    heads = AttentionHeads(model["num_attention_heads"], model["num_key_value_heads"], model["head_dim"], dtype)
-    able = [backend for backend in platform.attention_backends if platform.attention_obstacle(backend, heads) is None]
+    heads = AttentionHeads(
+        model["num_attention_heads"], model["num_key_value_heads"], model["head_dim"], dtype
+    )
+    able = [
+        backend
+        for backend in platform.attention_backends
+        if platform.attention_obstacle(backend, heads) is None
+    ]
     rows: dict[str, dict[str, float]] = {}
     errors: dict[str, str] = {}
     for step, lens in _steps(scale).items():
@@ -39,7 +49,9 @@ def attention(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
                 work = _work(name, tensors, metadata, platform)
                 rows[step][name] = milliseconds(work, platform, scale)["median"]
             except Exception as error:
-                errors[f"{step}, {name}"] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                errors[f"{step}, {name}"] = " ".join(f"{type(error).__name__}: {error}".split())[
+                    :200
+                ]
     return {"rows": rows, "errors": errors}
 
 
@@ -55,28 +67,44 @@ def _steps(scale: Scale) -> dict[str, list[tuple[int, int]]]:
     }
 
 
-def _tensors(heads: AttentionHeads, tokens: int, num_pages: int, platform: Platform) -> tuple[torch.Tensor, ...]:
+def _tensors(
+    heads: AttentionHeads, tokens: int, num_pages: int, platform: Platform
+) -> tuple[torch.Tensor, ...]:
     """q, k, v, out, and the two caches, full of numbers."""
     kv = (heads.num_kv_heads, heads.head_size)
     q, k, v = (
-        torch.randn(tokens, *shape, device=platform.device()).to(heads.dtype) for shape in ((heads.num_heads, heads.head_size), kv, kv)
+        torch.randn(tokens, *shape, device=platform.device()).to(heads.dtype)
+        for shape in ((heads.num_heads, heads.head_size), kv, kv)
     )
-    caches = (torch.randn(num_pages, platform.default_page_size, *kv, device=platform.device()).to(heads.dtype) for _ in range(2))
+    caches = (
+        torch.randn(num_pages, platform.default_page_size, *kv, device=platform.device()).to(
+            heads.dtype
+        )
+        for _ in range(2)
+    )
     return q, k, v, torch.empty_like(q), *caches
 
 
-def _work(name: str, tensors: tuple[torch.Tensor, ...], metadata: AttentionMetadata, platform: Platform) -> Callable[[], Any]:
+def _work(
+    name: str, tensors: tuple[torch.Tensor, ...], metadata: AttentionMetadata, platform: Platform
+) -> Callable[[], Any]:
     """One layer's attention; the step is planned already, as it is for all layers but the first."""
     q, k, v = tensors[:3]
     if name != _VARLEN:
         backend = platform.attention_backend(name)
         plan = backend.plan(metadata, platform.default_page_size)
         out, k_cache, v_cache = tensors[3:]
-        return lambda: backend.run(q, k, v, out, k_cache, v_cache, plan, scale=q.shape[-1] ** -0.5, window=None)
+        return lambda: backend.run(
+            q, k, v, out, k_cache, v_cache, plan, scale=q.shape[-1] ** -0.5, window=None
+        )
     from torch.nn.attention.varlen import varlen_attn
 
     ends = torch.tensor([0, *accumulate(metadata.query_lens)], dtype=torch.int32, device=q.device)
     longest = max(metadata.query_lens)
     # Torch 2.11 shares keys among heads unasked; 2.13 has a switch for it.
-    shared: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
-    return partial(varlen_attn, q, k, v, ends, ends, longest, longest, window_size=(-1, 0), **shared)
+    shared: dict[str, Any] = (
+        {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+    )
+    return partial(
+        varlen_attn, q, k, v, ends, ends, longest, longest, window_size=(-1, 0), **shared
+    )

@@ -32,8 +32,15 @@ _STEPS: dict[str, list[tuple[int, int]]] = {
 """(new tokens, tokens before them) of each request."""
 _SHAPES = {"8 heads of 4": (32, 8, 128), "7 queries a key": (14, 2, 64), "a head each": (4, 4, 80)}
 _MODES: dict[str, dict[str, Any]] = {
-    "piecewise": {"piecewise_cuda_graph": True, "piecewise_cuda_graph_compiler": "eager", "cuda_graph_backend_decode": "disabled"},
-    "breakable": {"cuda_graph_backend_prefill": "breakable", "cuda_graph_backend_decode": "disabled"},
+    "piecewise": {
+        "piecewise_cuda_graph": True,
+        "piecewise_cuda_graph_compiler": "eager",
+        "cuda_graph_backend_decode": "disabled",
+    },
+    "breakable": {
+        "cuda_graph_backend_prefill": "breakable",
+        "cuda_graph_backend_decode": "disabled",
+    },
     "full decode": {"cuda_graph_backend_prefill": "disabled", "cuda_graph_backend_decode": "full"},
     "steps that do not overlap": {"disable_overlap_schedule": True, "disable_cuda_graph": True},
     "torch's attention": {"attention_backend": "torch", "disable_cuda_graph": True},
@@ -42,7 +49,9 @@ _MODES: dict[str, dict[str, Any]] = {
 
 OFF: dict[str, Any] = {"disable_cuda_graph": True}
 _OTHER_TOKENS = {"float32": 0.0, "bfloat16": 0.75}
-"""Share of tokens that may differ. A random model's logits are close, so in bfloat16 one near tie changes all that follows it."""
+"""Share of tokens that may differ. A random model's logits are close, so in bfloat16 one near tie
+changes all that follows it.
+"""
 
 
 _LONGEST_CHECK_SECONDS = 25.0
@@ -58,24 +67,40 @@ class Check(NamedTuple):
 
 
 def correctness(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """Kernels against plain torch, then tokens of small models with and without graphs. A check that raises is a failed one."""
+    """Kernels against plain torch, then tokens of small models with and without graphs. A check
+    that raises is a failed one.
+    """
     platform = detect(device)
     checks: list[Check] = []
     for check in chain(
-        _attention_checks(platform), _op_checks(platform), _sampling_checks(platform), _model_checks(scale, folder, platform)
+        _attention_checks(platform),
+        _op_checks(platform),
+        _sampling_checks(platform),
+        _model_checks(scale, folder, platform),
     ):
         checks.append(check)
         if time.monotonic() > scale.until - _LONGEST_CHECK_SECONDS:
             checks.append(Check("whatever was to come after that", False, "no time was left"))
             break
-    return {"ok": all(check.ok for check in checks), "checks": [check._asdict() for check in checks]}
+    return {
+        "ok": all(check.ok for check in checks),
+        "checks": [check._asdict() for check in checks],
+    }
 
 
 def _attention_checks(platform: Platform) -> Iterator[Check]:
-    """Every shape in bfloat16, the first one in float32 and with a window too: each combination is a kernel to compile."""
+    """Every shape in bfloat16, the first one in float32 and with a window too: each combination is
+    a kernel to compile.
+    """
     first = next(iter(_SHAPES))
-    combinations: list[tuple[str, torch.dtype, int | None]] = [(shape, torch.bfloat16, None) for shape in _SHAPES]
-    combinations += [(first, torch.bfloat16, 33), (first, torch.float32, None), (first, torch.float32, 33)]
+    combinations: list[tuple[str, torch.dtype, int | None]] = [
+        (shape, torch.bfloat16, None) for shape in _SHAPES
+    ]
+    combinations += [
+        (first, torch.bfloat16, 33),
+        (first, torch.float32, None),
+        (first, torch.float32, 33),
+    ]
     for shape, dtype, window in combinations:
         for step, lens in _STEPS.items():
             heads = AttentionHeads(*_SHAPES[shape], dtype)
@@ -83,15 +108,31 @@ def _attention_checks(platform: Platform) -> Iterator[Check]:
                 if platform.attention_obstacle(backend, heads) is not None:
                     continue
                 name = f"{backend} attention, {step}, {shape}, window {window}, {dtype}"
-                yield _checked(name, lambda b=backend, s=_SHAPES[shape], n=lens, w=window, d=dtype: _attend(platform, b, s, n, w, d))
+                yield _checked(
+                    name,
+                    lambda b=backend, s=_SHAPES[shape], n=lens, w=window, d=dtype: _attend(
+                        platform, b, s, n, w, d
+                    ),
+                )
 
 
 def _attend(
-    platform: Platform, name: str, shape: tuple[int, int, int], lens: list[tuple[int, int]], window: int | None, dtype: torch.dtype
+    platform: Platform,
+    name: str,
+    shape: tuple[int, int, int],
+    lens: list[tuple[int, int]],
+    window: int | None,
+    dtype: torch.dtype,
 ) -> float:
-    """How far the backend is from plain torch on a random step, as a share. Raises where it has not stored what it should."""
+    """How far the backend is from plain torch on a random step, as a share. Raises where it has not
+    stored what it should.
+    """
     heads, kv_heads, head_size = shape
-    device, page_size, draw = platform.device(), platform.default_page_size, np.random.default_rng(1)
+    device, page_size, draw = (
+        platform.device(),
+        platform.default_page_size,
+        np.random.default_rng(1),
+    )
     metadata, num_pages = made_up_step(lens, platform, draw)
     total = sum(metadata.query_lens)
     generator = torch.Generator(device).manual_seed(2)
@@ -99,25 +140,45 @@ def _attend(
     def random(*size: int) -> torch.Tensor:
         return torch.randn(*size, generator=generator, device=device).to(dtype)
 
-    q, k, v = random(total, heads, head_size), random(total, kv_heads, head_size), random(total, kv_heads, head_size)
+    q, k, v = (
+        random(total, heads, head_size),
+        random(total, kv_heads, head_size),
+        random(total, kv_heads, head_size),
+    )
     k_cache, v_cache = (random(num_pages, page_size, kv_heads, head_size) for _ in range(2))
     results = []
     backends: list[AttentionBackend] = [TorchAttention(), platform.attention_backend(name)]
     for backend in backends:
         caches, out = (k_cache.clone(), v_cache.clone()), torch.full_like(q, float("nan"))
-        backend.run(q, k, v, out, *caches, backend.plan(metadata, page_size), scale=head_size**-0.5, window=window)
+        backend.run(
+            q,
+            k,
+            v,
+            out,
+            *caches,
+            backend.plan(metadata, page_size),
+            scale=head_size**-0.5,
+            window=window,
+        )
         results.append((out, *caches))
     (expected, *expected_caches), (actual, *actual_caches) = results
-    if not all(torch.equal(one, other) for one, other in zip(expected_caches, actual_caches, strict=True)):
+    if not all(
+        torch.equal(one, other) for one, other in zip(expected_caches, actual_caches, strict=True)
+    ):
         raise AssertionError("the cache holds other keys and values")
     return _within(actual, expected)
 
 
-def made_up_step(lens: list[tuple[int, int]], platform: Platform, draw: np.random.Generator) -> tuple[AttentionMetadata, int]:
+def made_up_step(
+    lens: list[tuple[int, int]], platform: Platform, draw: np.random.Generator
+) -> tuple[AttentionMetadata, int]:
     """A step whose pages lie in a random order, and how many pages its cache must have."""
     page_size, device = platform.default_page_size, platform.device()
     counts = [-(-sum(pair) // page_size) for pair in lens]
-    order, table = (draw.permutation(sum(counts)) + 1).tolist(), np.zeros((len(lens), max(counts)), np.int64)
+    order, table = (
+        (draw.permutation(sum(counts)) + 1).tolist(),
+        np.zeros((len(lens), max(counts)), np.int64),
+    )
     slots = []
     for row, ((new, past), count) in enumerate(zip(lens, counts, strict=True)):
         table[row, :count] = [order.pop() for _ in range(count)]
@@ -135,7 +196,14 @@ def made_up_step(lens: list[tuple[int, int]], platform: Platform, draw: np.rando
 def _op_checks(platform: Platform) -> Iterator[Check]:
     """The version that layers get, and every one that there is beside plain torch."""
     generator = torch.Generator(platform.device()).manual_seed(3)
-    versions = {"": ops, **{f", {name}": version for name, version in platform.op_versions().items() if version is not reference}}
+    versions = {
+        "": ops,
+        **{
+            f", {name}": version
+            for name, version in platform.op_versions().items()
+            if version is not reference
+        },
+    }
     for dtype in (torch.float32, torch.bfloat16):
         for tokens in (1, 33):
 
@@ -143,7 +211,11 @@ def _op_checks(platform: Platform) -> Iterator[Check]:
                 return torch.randn(*size, generator=generator, device=platform.device()).to(dtype)
 
             x, residual, weight = random(tokens, 4096), random(tokens, 4096), random(4096)
-            heads, cos, sin = random(tokens, 10, 128)[:, :8], random(tokens, 1, 128), random(tokens, 1, 128)
+            heads, cos, sin = (
+                random(tokens, 10, 128)[:, :8],
+                random(tokens, 1, 128),
+                random(tokens, 1, 128),
+            )
             arguments: dict[str, tuple[Any, ...]] = {
                 "rms_norm": (x, weight, 1e-5),
                 "rms_norm of heads": (heads, random(128), 1e-6),
@@ -155,7 +227,10 @@ def _op_checks(platform: Platform) -> Iterator[Check]:
                 op = what.partition(" ")[0]
                 for name, version in versions.items():
                     if _takes(version, op, given):
-                        yield _checked(f"{what}, {tokens} tokens, {dtype}{name}", lambda v=version, o=op, g=given: _op_error(v, o, g))
+                        yield _checked(
+                            f"{what}, {tokens} tokens, {dtype}{name}",
+                            lambda v=version, o=op, g=given: _op_error(v, o, g),
+                        )
 
 
 def _takes(version: Any, op: str, arguments: tuple[Any, ...]) -> bool:
@@ -168,7 +243,9 @@ def _takes(version: Any, op: str, arguments: tuple[Any, ...]) -> bool:
 
 def _op_error(version: Any, op: str, arguments: tuple[Any, ...]) -> float:
     actual, expected = getattr(version, op)(*arguments), getattr(reference, op)(*arguments)
-    pairs = zip(actual, expected, strict=True) if isinstance(actual, tuple) else [(actual, expected)]
+    pairs = (
+        zip(actual, expected, strict=True) if isinstance(actual, tuple) else [(actual, expected)]
+    )
     return max(_within(one, other) for one, other in pairs)
 
 
@@ -176,40 +253,84 @@ def _sampling_checks(platform: Platform) -> Iterator[Check]:
     """The tokens of every filter, on a peaked row and a flat one of each vocabulary."""
     generator = torch.Generator(platform.device()).manual_seed(4)
     for vocab in (49152, 151936):
-        for name, (top_k, top_p, min_p) in {"top-k": (50, 1.0, 0.0), "top-p": (vocab, 0.95, 0.0), "all": (40, 0.9, 0.02)}.items():
+        for name, (top_k, top_p, min_p) in {
+            "top-k": (50, 1.0, 0.0),
+            "top-p": (vocab, 0.95, 0.0),
+            "all": (40, 0.9, 0.02),
+        }.items():
             scales = torch.tensor([[4.0], [0.1]], device=platform.device())
-            probs = (torch.randn(2, vocab, generator=generator, device=platform.device()) * scales).softmax(-1)
-            filters = [torch.full((2,), value, device=platform.device()) for value in (top_k, top_p, min_p)]
-            uniform = torch.rand(2, generator=generator, device=platform.device(), dtype=torch.float64)
-            yield _checked(f"{name} of {vocab} tokens", lambda p=probs, f=filters, u=uniform: _other_draws(p, *f, u), allowed=0.0)
+            probs = (
+                torch.randn(2, vocab, generator=generator, device=platform.device()) * scales
+            ).softmax(-1)
+            filters = [
+                torch.full((2,), value, device=platform.device()) for value in (top_k, top_p, min_p)
+            ]
+            uniform = torch.rand(
+                2, generator=generator, device=platform.device(), dtype=torch.float64
+            )
+            yield _checked(
+                f"{name} of {vocab} tokens",
+                lambda p=probs, f=filters, u=uniform: _other_draws(p, *f, u),
+                allowed=0.0,
+            )
 
 
 def _other_draws(*arguments: torch.Tensor) -> float:
-    return float((ops.sample_filtered(*arguments) != reference.sample_filtered(*arguments)).float().mean())
+    return float(
+        (ops.sample_filtered(*arguments) != reference.sample_filtered(*arguments)).float().mean()
+    )
 
 
 def _model_checks(scale: Scale, folder: Path, platform: Platform) -> Iterator[Check]:
-    """Greedy tokens of small models: equal in float32; in bfloat16 near ties may fall the other way, and the share is told."""
-    modes = {name: settings for name, settings in _MODES.items() if platform.graphs_are_real or name != "breakable"}
-    for model, dtype in ((LLAMA_TINY, "float32"), (QWEN3_TINY, "float32"), (LLAMA_TINY, "bfloat16")):
+    """Greedy tokens of small models: equal in float32; in bfloat16 near ties may fall the other
+    way, and the share is told.
+    """
+    modes = {
+        name: settings
+        for name, settings in _MODES.items()
+        if platform.graphs_are_real or name != "breakable"
+    }
+    for model, dtype in (
+        (LLAMA_TINY, "float32"),
+        (QWEN3_TINY, "float32"),
+        (LLAMA_TINY, "bfloat16"),
+    ):
         answer = partial(_tokens, scale, folder, platform, model, dtype)
         expected: list[int] = []
-        yield _checked(f"{model['model_type']} in {dtype}, no graphs", lambda e=expected, a=answer: e.extend(a(OFF)) or 0.0)
+        yield _checked(
+            f"{model['model_type']} in {dtype}, no graphs",
+            lambda e=expected, a=answer: e.extend(a(OFF)) or 0.0,
+        )
         for name, settings in modes.items():
             differ = partial(_share_of_other_tokens, answer, settings, expected)
-            yield _checked(f"{model['model_type']} in {dtype}, {name}", differ, allowed=_OTHER_TOKENS[dtype])
+            yield _checked(
+                f"{model['model_type']} in {dtype}, {name}", differ, allowed=_OTHER_TOKENS[dtype]
+            )
 
 
-def _share_of_other_tokens(answer: Callable[[dict[str, Any]], list[int]], settings: dict[str, Any], expected: list[int]) -> float:
+def _share_of_other_tokens(
+    answer: Callable[[dict[str, Any]], list[int]], settings: dict[str, Any], expected: list[int]
+) -> float:
     actual = answer(settings)
     return sum(one != other for one, other in zip(expected, actual, strict=True)) / len(expected)
 
 
-def _tokens(scale: Scale, folder: Path, platform: Platform, model: dict[str, Any], dtype: str, settings: dict[str, Any]) -> list[int]:
+def _tokens(
+    scale: Scale,
+    folder: Path,
+    platform: Platform,
+    model: dict[str, Any],
+    dtype: str,
+    settings: dict[str, Any],
+) -> list[int]:
     """What a small model answers to three prompts, one after another in the cache twice."""
     engine = make_engine(
-        scale, folder / model["model_type"], platform.device_type, model=model, max_total_tokens=2048, max_running_requests=4,
-        **{"dtype": dtype, "context_length": 256, "chunked_prefill_size": 64, "piecewise_cuda_graph_tokens": "16,32,64"} | settings,
+        scale, folder / model["model_type"], platform.device_type, model=model,
+        max_total_tokens=2048, max_running_requests=4,
+        **{
+            "dtype": dtype, "context_length": 256, "chunked_prefill_size": 64,
+            "piecewise_cuda_graph_tokens": "16,32,64",
+        } | settings,
     )  # fmt: skip
     params = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True)
     answers: dict[str, list[int]] = {}
@@ -217,11 +338,16 @@ def _tokens(scale: Scale, folder: Path, platform: Platform, model: dict[str, Any
         for number, length in enumerate((3, 100, 41)):
             rid = f"{repeat}-{number}"
             answers[rid] = []
-            engine.scheduler.add(GenerateRequest(rid=rid, input_ids=list(range(5, 5 + length)), params=params))
+            engine.scheduler.add(
+                GenerateRequest(rid=rid, input_ids=list(range(5, 5 + length)), params=params)
+            )
         while engine.scheduler.has_work:
             for output in engine.scheduler.step().outputs:
                 answers[output.rid] += output.token_ids
-    failed, replays = engine.runner.graphs.info().failed_sizes, engine.scheduler.stats().graph_replays_total
+    failed, replays = (
+        engine.runner.graphs.info().failed_sizes,
+        engine.scheduler.stats().graph_replays_total,
+    )
     close(engine)
     # Without its graphs an engine answers right, too.
     if failed:
@@ -241,5 +367,7 @@ def _checked(name: str, measure: Any, allowed: float = 1.0) -> Check:
     try:
         error = measure()
     except Exception as error_raised:
-        return Check(name, False, " ".join(f"{type(error_raised).__name__}: {error_raised}".split())[:300])
+        return Check(
+            name, False, " ".join(f"{type(error_raised).__name__}: {error_raised}".split())[:300]
+        )
     return Check(name, bool(error <= allowed), f"{error:.3g} of {allowed:.3g} allowed")

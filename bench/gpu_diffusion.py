@@ -1,4 +1,6 @@
-"""The GPU suite's diffusion part: the transformer of FLUX.1 at its real size with random weights, eager and compiled by its blocks."""
+"""The GPU suite's diffusion part: the transformer of FLUX.1 at its real size with random weights,
+eager and compiled by its blocks.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from .gpu_engines import LeftOut, Scale
 _STEPS = 20
 _WARM_UPS = 2
 _FLUX: dict[str, Any] = {"guidance_embeds": True}
-"""FLUX.1-dev's shapes are the class's own defaults: 19 double and 38 single blocks of width 3,072."""
+"""FLUX.1-dev's shapes are the class's own defaults: 19 double and 38 single blocks of width 3,072.
+"""
 _TINY: dict[str, Any] = _FLUX | {
     "num_layers": 1,
     "num_single_layers": 1,
@@ -31,7 +34,8 @@ _TINY: dict[str, Any] = _FLUX | {
 
 
 def diffusion(compiled: bool, scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """Twenty steps of the transformer on the latents of one image of 1024x1024 pixels; weights are made on the device.
+    """Twenty steps of the transformer on the latents of one image of 1024x1024 pixels; weights are
+    made on the device.
 
     `first_ms` has what compiling takes. Raises `LeftOut` without diffusers.
     """
@@ -39,7 +43,9 @@ def diffusion(compiled: bool, scale: Scale, folder: Path, device: str) -> dict[s
         raise LeftOut("diffusers is not installed")
     platform = detect(device)
     tiny = scale.dtype == "float32"
-    model, inputs = _flux(platform, getattr(torch, scale.dtype), _TINY if tiny else _FLUX, side=4 if tiny else 64)
+    model, inputs = _flux(
+        platform, getattr(torch, scale.dtype), _TINY if tiny else _FLUX, side=4 if tiny else 64
+    )
     report = CompiledModels({"transformer": model}, platform, regional=True) if compiled else None
     steps = []
     with torch.no_grad():
@@ -58,8 +64,12 @@ def diffusion(compiled: bool, scale: Scale, folder: Path, device: str) -> dict[s
     }
 
 
-def _flux(platform: Platform, dtype: torch.dtype, shapes: dict[str, Any], side: int) -> tuple[Any, dict[str, Any]]:
-    """The transformer, and the inputs of an image of `side` x `side` packed latents and a prompt of 512 tokens."""
+def _flux(
+    platform: Platform, dtype: torch.dtype, shapes: dict[str, Any], side: int
+) -> tuple[Any, dict[str, Any]]:
+    """The transformer, and the inputs of an image of `side` x `side` packed latents and a prompt of
+    512 tokens.
+    """
     from diffusers import FluxTransformer2DModel
 
     device, before = platform.device(), torch.get_default_dtype()

@@ -1,4 +1,6 @@
-"""What the GPU suite measures on: engines with random weights, made-up steps, and a clock that waits for the device."""
+"""What the GPU suite measures on: engines with random weights, made-up steps, and a clock that
+waits for the device.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,20 @@ import numpy as np
 import torch
 
 from ..kernels.platform import Platform
-from ..runtime.executor.batch import Batch, Scheduled, build_batch
 from ..runtime.config import EngineConfig
 from ..runtime.engine.build import Engine, build_engine
 from ..runtime.engine.messages import GenerateRequest
 from ..runtime.engine.request import Request
+from ..runtime.executor.batch import Batch, Scheduled, build_batch
 from ..runtime.sampling.params import SamplingParams
 
 _WARM_UPS = 3
-_COMMON = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
+_COMMON = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
 LLAMA_8B = _COMMON | {
     "vocab_size": 128256,
     "hidden_size": 4096,
@@ -48,7 +55,11 @@ LLAMA_TINY = _COMMON | {
     "head_dim": 16,
     "max_position_embeddings": 2048,
 }
-QWEN3_TINY = LLAMA_TINY | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "rms_norm_eps": 1e-6}
+QWEN3_TINY = LLAMA_TINY | {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "rms_norm_eps": 1e-6,
+}
 
 
 class LeftOut(Exception):
@@ -57,10 +68,12 @@ class LeftOut(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """What is measured. Lengths in tokens; `copy_bytes` and `matmul_size`: how much the floors move, and the side of their matrices.
+    """What is measured. Lengths in tokens; `copy_bytes` and `matmul_size`: how much the floors
+    move, and the side of their matrices.
 
-    `num_requests`, `concurrency`, `output_len`: the load through the scheduler. `warm_up`: seconds of calls before calls are timed, which
-    a processor at rest needs to reach its clock rate. `until`: when a part has to be done, by `time.monotonic`.
+    `num_requests`, `concurrency`, `output_len`: the load through the scheduler. `warm_up`: seconds
+    of calls before calls are timed, which a processor at rest needs to reach its clock rate.
+    `until`: when a part has to be done, by `time.monotonic`.
     """
 
     model: dict[str, Any]
@@ -113,7 +126,9 @@ SCALES = {"full": FULL, "tiny": TINY}
 
 
 def engine_config(scale: Scale, folder: Path, device: str, **settings: Any) -> EngineConfig:
-    """Of a model with random weights and a small KV cache, whose configuration is written to `folder`."""
+    """Of a model with random weights and a small KV cache, whose configuration is written to
+    `folder`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(settings.pop("model", scale.model)))
     defaults = {
@@ -125,7 +140,9 @@ def engine_config(scale: Scale, folder: Path, device: str, **settings: Any) -> E
         "startup": "full",
         "piecewise_cuda_graph": False,
     }
-    return EngineConfig(model_path=str(folder), load_format="dummy", device=device, **defaults | settings)
+    return EngineConfig(
+        model_path=str(folder), load_format="dummy", device=device, **defaults | settings
+    )
 
 
 def make_engine(scale: Scale, folder: Path, device: str, **settings: Any) -> Engine:
@@ -151,13 +168,17 @@ def decode_batch(engine: Engine, batch_size: int, context: int) -> Batch:
 
 
 def _batch(engine: Engine, lens: list[tuple[int, int]]) -> Batch:
-    """(length, new tokens) of each sequence. Every one has pages of its own, dealt in a random order."""
+    """(length, new tokens) of each sequence. Every one has pages of its own, dealt in a random
+    order.
+    """
     pool, draw = engine.runner.pool, np.random.default_rng(0)
     pages = iter((draw.permutation(pool.num_pages - 1) + 1).tolist())
     scheduled = []
     for number, (length, new) in enumerate(lens):
         ids = draw.integers(3, engine.runner.vocab_size, length).tolist()
-        message = GenerateRequest(rid=str(number), input_ids=ids, params=SamplingParams(max_new_tokens=1))
+        message = GenerateRequest(
+            rid=str(number), input_ids=ids, params=SamplingParams(max_new_tokens=1)
+        )
         request = Request(message, seed=number, stop_ids=frozenset(), max_tokens=length + 1)
         request.num_computed = length - new
         request.pages = [next(pages) for _ in range(-(-length // pool.page_size))]
@@ -172,7 +193,9 @@ def fill_cache(engine: Engine) -> None:
 
 
 def milliseconds(call: Callable[[], object], platform: Platform, scale: Scale) -> dict[str, float]:
-    """Median and least time of one call, until the device is done; by the host's clock, for a step costs the host time too."""
+    """Median and least time of one call, until the device is done; by the host's clock, for a step
+    costs the host time too.
+    """
     warm = time.perf_counter() + scale.warm_up
     for number in count():
         if number >= _WARM_UPS and time.perf_counter() >= warm:
@@ -190,7 +213,9 @@ def milliseconds(call: Callable[[], object], platform: Platform, scale: Scale) -
 
 
 def layer_parameters(engine: Engine) -> int:
-    """Numbers in the weights of the layers: embedding and output head aside, which a forward looks up, or leaves to the sampler."""
+    """Numbers in the weights of the layers: embedding and output head aside, which a forward looks
+    up, or leaves to the sampler.
+    """
     return sum(parameter.numel() for parameter in engine.runner.model.model.layers.parameters())
 
 

@@ -1,4 +1,6 @@
-"""The GPU suite's goals: what is aimed at on an H200 with Llama-3.1-8B's shapes, beside what a run has measured."""
+"""The GPU suite's goals: what is aimed at on an H200 with Llama-3.1-8B's shapes, beside what a run
+has measured.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ class Goal(NamedTuple):
     def cells(self) -> list[str]:
         """figure, goal, measured, met."""
         bound = f"at {'least' if self.at_least else 'most'} {self.text.format(self.bound)}"
-        return [self.figure, bound, self.text.format(self.measured), "yes" if self.met else "**no**"]
+        return [
+            self.figure,
+            bound,
+            self.text.format(self.measured),
+            "yes" if self.met else "**no**",
+        ]
 
 
 def goals(results: Mapping[str, Any]) -> list[Goal]:
@@ -41,11 +48,22 @@ def _prefills(results: Mapping[str, Any]) -> Iterator[Goal]:
     """The slowest of the sizes counts."""
     off = _times(results, "prefill_off", "tokens")
     for mode in ("piecewise_eager", "piecewise_inductor"):
-        gains = {size: off[size] / ms for size, ms in _times(results, f"prefill_{mode}", "tokens").items() if size in off}
+        gains = {
+            size: off[size] / ms
+            for size, ms in _times(results, f"prefill_{mode}", "tokens").items()
+            if size in off
+        }
         small = [gain for size, gain in gains.items() if size <= _SMALL_PREFILL]
         if small:
-            yield Goal(f"prefill of up to {_SMALL_PREFILL} tokens, {mode} against off", 1.8, min(small), "{:.2f}x")
-            yield Goal(f"prefill of any size, {mode} against off", 0.99, min(gains.values()), "{:.2f}x")
+            yield Goal(
+                f"prefill of up to {_SMALL_PREFILL} tokens, {mode} against off",
+                1.8,
+                min(small),
+                "{:.2f}x",
+            )
+            yield Goal(
+                f"prefill of any size, {mode} against off", 0.99, min(gains.values()), "{:.2f}x"
+            )
 
 
 def _floors(results: Mapping[str, Any]) -> Iterator[Goal]:
@@ -64,15 +82,29 @@ def _floors(results: Mapping[str, Any]) -> Iterator[Goal]:
         if row["tokens"] == _LARGE_PREFILL
     ]
     if large:
-        yield Goal(f"prefill of {_LARGE_PREFILL} tokens by the fastest mode, share of the matrix rate", 0.6, max(large), "{:.0%}")
+        yield Goal(
+            f"prefill of {_LARGE_PREFILL} tokens by the fastest mode, share of the matrix rate",
+            0.6,
+            max(large),
+            "{:.0%}",
+        )
 
 
 def _load(results: Mapping[str, Any]) -> Iterator[Goal]:
     if {"load_graphs", "load_off"} <= results.keys():
-        gain = results["load_graphs"]["output_tokens_per_second"] / results["load_off"]["output_tokens_per_second"]
+        gain = (
+            results["load_graphs"]["output_tokens_per_second"]
+            / results["load_off"]["output_tokens_per_second"]
+        )
         yield Goal("load in the shape of GSM8K, graphs against none", 1.25, gain, "{:.2f}x")
 
 
 def _startup(results: Mapping[str, Any]) -> Iterator[Goal]:
     if "startup_cold" in results:
-        yield Goal("capture of all default sizes", 20.0, results["startup_cold"]["capture_seconds"], "{:.1f} s", at_least=False)
+        yield Goal(
+            "capture of all default sizes",
+            20.0,
+            results["startup_cold"]["capture_seconds"],
+            "{:.1f} s",
+            at_least=False,
+        )

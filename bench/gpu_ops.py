@@ -1,4 +1,6 @@
-"""The GPU suite's ops alone: what layers do between matrix products, by every kernel there is for it."""
+"""The GPU suite's ops alone: what layers do between matrix products, by every kernel there is for
+it.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,16 @@ from .gpu_engines import Scale, milliseconds, no_grad
 
 _TOKENS = (1, 16, 256, 4096)
 _CALLS = 50
-"""Calls that are timed together, recorded as one graph where a device has graphs: one alone takes less than its launch by the host."""
+"""Calls that are timed together, recorded as one graph where a device has graphs: one alone takes
+less than its launch by the host.
+"""
 
 
 @no_grad
 def op_times(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """Microseconds of one call by op, number of tokens and version; `bytes`: what it reads and writes. `errors`: what did not run."""
+    """Microseconds of one call by op, number of tokens and version; `bytes`: what it reads and
+    writes. `errors`: what did not run.
+    """
     platform = detect(device)
     rows: list[dict[str, Any]] = []
     errors: dict[str, str] = {}
@@ -34,7 +40,9 @@ def op_times(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
                         continue
                     times[name] = _microseconds(call, platform, scale)
                 except Exception as error:
-                    errors[f"{what}, {tokens} tokens, {name}"] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                    errors[f"{what}, {tokens} tokens, {name}"] = " ".join(
+                        f"{type(error).__name__}: {error}".split()
+                    )[:200]
             rows.append({"op": what, "tokens": tokens, "bytes": moved, "microseconds": times})
     return {"rows": rows, "errors": errors}
 
@@ -43,8 +51,12 @@ def _has_not(*arguments: Any) -> None:
     """In place of an op that a version has not."""
 
 
-def _work(scale: Scale, tokens: int, platform: Platform) -> dict[str, tuple[str, int, tuple[Any, ...]]]:
-    """The op, the bytes that it moves, and its arguments, of everything that a layer of the model does, and of norms of heads."""
+def _work(
+    scale: Scale, tokens: int, platform: Platform
+) -> dict[str, tuple[str, int, tuple[Any, ...]]]:
+    """The op, the bytes that it moves, and its arguments, of everything that a layer of the model
+    does, and of norms of heads.
+    """
     model, dtype = scale.model, getattr(torch, scale.dtype)
     hidden, inner, size = model["hidden_size"], model["intermediate_size"], model["head_dim"]
     heads, kv_heads = model["num_attention_heads"], model["num_key_value_heads"]
@@ -59,11 +71,22 @@ def _work(scale: Scale, tokens: int, platform: Platform) -> dict[str, tuple[str,
     elements: dict[str, tuple[str, int, tuple[Any, ...]]] = {
         "norm": ("rms_norm", 2 * x.numel(), (x, weight, eps)),
         "add and norm": ("add_rms_norm", 4 * x.numel(), (x, residual, weight, eps)),
-        "norm of heads": ("rms_norm", 2 * tokens * heads * size, (beside[:, :heads], random(size), eps)),
+        "norm of heads": (
+            "rms_norm",
+            2 * tokens * heads * size,
+            (beside[:, :heads], random(size), eps),
+        ),
         "gated activation": ("silu_and_mul", 3 * tokens * inner, (random(tokens, 2 * inner),)),
-        "rotation": ("rotary_embedding", 2 * tokens * (turned + 1) * size, (beside[:, :turned], cos, sin)),
+        "rotation": (
+            "rotary_embedding",
+            2 * tokens * (turned + 1) * size,
+            (beside[:, :turned], cos, sin),
+        ),
     }
-    return {what: (op, number * dtype.itemsize, arguments) for what, (op, number, arguments) in elements.items()}
+    return {
+        what: (op, number * dtype.itemsize, arguments)
+        for what, (op, number, arguments) in elements.items()
+    }
 
 
 def _microseconds(call: Callable[[], Any], platform: Platform, scale: Scale) -> float:

@@ -1,4 +1,6 @@
-"""The parts of the GPU suite: each builds what it needs, measures one thing, and returns what can be written as JSON."""
+"""The parts of the GPU suite: each builds what it needs, measures one thing, and returns what can
+be written as JSON.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,29 @@ from typing import Any
 import torch
 
 from ..kernels.detect import detect
-from ..runtime.graphs.compile_process import start
 from ..runtime.config import resolve_steps
 from ..runtime.engine.build import Engine
 from ..runtime.engine.messages import GenerateRequest
+from ..runtime.graphs.compile_process import start
 from ..runtime.model_config import ModelConfig
-from ..runtime.sampling.params import SamplingParams
 from ..runtime.quantization.packing import NOTHING_PACKED
+from ..runtime.sampling.params import SamplingParams
 from .gpu_attention import attention
 from .gpu_checks import OFF, correctness
 from .gpu_diffusion import diffusion
-from .gpu_engines import LeftOut, Scale, close, decode_batch, engine_config, fill_cache, layer_parameters, make_engine, milliseconds, no_grad, prefill_batch
+from .gpu_engines import (
+    LeftOut,
+    Scale,
+    close,
+    decode_batch,
+    engine_config,
+    fill_cache,
+    layer_parameters,
+    make_engine,
+    milliseconds,
+    no_grad,
+    prefill_batch,
+)
 from .gpu_ops import op_times
 from .gpu_peer import load_transformers, load_vllm
 from .gpu_prompts import gsm8k_prompts
@@ -36,13 +50,17 @@ _INDUCTOR_PIECES = _PIECES | {"piecewise_cuda_graph_compiler": "inductor"}
 
 
 def floors(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """What no forward can beat: bytes that a copy moves a second, read and written, and operations of a bfloat16 matrix product."""
+    """What no forward can beat: bytes that a copy moves a second, read and written, and operations
+    of a bfloat16 matrix product.
+    """
     platform = detect(device)
     source = torch.randint(0, 127, (scale.copy_bytes,), dtype=torch.int8, device=platform.device())
     target = torch.empty_like(source)
     copy = milliseconds(partial(target.copy_, source), platform, scale)
     size = scale.matmul_size
-    left, right = (torch.randn(size, size, dtype=torch.bfloat16, device=platform.device()) for _ in range(2))
+    left, right = (
+        torch.randn(size, size, dtype=torch.bfloat16, device=platform.device()) for _ in range(2)
+    )
     product = torch.empty_like(left)
     matmul = milliseconds(lambda: torch.mm(left, right, out=product), platform, scale)
     return {
@@ -53,46 +71,77 @@ def floors(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
 
 def prefill(settings: dict[str, Any], scale: Scale, folder: Path, device: str) -> dict[str, Any]:
     """The forward of one prompt of each size. `replayed`: whether a graph ran it."""
-    if settings.get("cuda_graph_backend_prefill") == "breakable" and not detect(device).graphs_are_real:
+    if (
+        settings.get("cuda_graph_backend_prefill") == "breakable"
+        and not detect(device).graphs_are_real
+    ):
         raise LeftOut(f"{device} records no graphs")
     sizes = ",".join(map(str, scale.prefill_sizes))
-    engine = make_engine(scale, folder, device, **_NO_DECODE | {"piecewise_cuda_graph_tokens": sizes} | settings)
-    rows = [_forward(engine, prefill_batch(engine, size), scale) | {"tokens": size} for size in scale.prefill_sizes]
+    engine = make_engine(
+        scale, folder, device, **_NO_DECODE | {"piecewise_cuda_graph_tokens": sizes} | settings
+    )
+    rows = [
+        _forward(engine, prefill_batch(engine, size), scale) | {"tokens": size}
+        for size in scale.prefill_sizes
+    ]
     model, parameters = scale.model, layer_parameters(engine)
     for row in rows:
         pairs = row["tokens"] ** 2 / 2
-        attention = 4 * pairs * model["num_attention_heads"] * model["head_dim"] * model["num_hidden_layers"]
+        attention = (
+            4
+            * pairs
+            * model["num_attention_heads"]
+            * model["head_dim"]
+            * model["num_hidden_layers"]
+        )
         row["flops"] = 2 * parameters * row["tokens"] + attention
     return {"rows": rows} | _graphs(engine)
 
 
 def inductor_pieces(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """Compiles the pieces that `prefill_piecewise_inductor` runs, which takes no figure. Raises `RuntimeError` where that fails."""
+    """Compiles the pieces that `prefill_piecewise_inductor` runs, which takes no figure. Raises
+    `RuntimeError` where that fails.
+    """
     config = engine_config(scale, folder, device, **_NO_DECODE | _INDUCTOR_PIECES)
     model = ModelConfig.from_pretrained(str(folder))
     platform = detect(device)
-    process = start(resolve_steps(config, model, platform), model, getattr(torch, scale.dtype), NOTHING_PACKED, packs_linear=False)
+    process = start(
+        resolve_steps(config, model, platform),
+        model,
+        getattr(torch, scale.dtype),
+        NOTHING_PACKED,
+        packs_linear=False,
+    )
     if (outcome := process.wait()).reason is not None:
         raise RuntimeError(outcome.text)
     return {}
 
 
 def decode(settings: dict[str, Any], scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """The forward of one step of decodes for each batch size, every sequence `scale.context` tokens long."""
+    """The forward of one step of decodes for each batch size, every sequence `scale.context` tokens
+    long.
+    """
     sizes = ",".join(map(str, scale.batch_sizes))
     engine = make_engine(scale, folder, device, **_NO_PREFILL | {"cuda_graph_bs": sizes} | settings)
     fill_cache(engine)
-    rows = [_forward(engine, decode_batch(engine, size, scale.context), scale) | {"batch": size} for size in scale.batch_sizes]
+    rows = [
+        _forward(engine, decode_batch(engine, size, scale.context), scale) | {"batch": size}
+        for size in scale.batch_sizes
+    ]
     dtype = engine.runner.dtype.itemsize
     model, weights = scale.model, layer_parameters(engine) * dtype
-    token = 2 * model["num_key_value_heads"] * model["head_dim"] * model["num_hidden_layers"] * dtype
+    token = (
+        2 * model["num_key_value_heads"] * model["head_dim"] * model["num_hidden_layers"] * dtype
+    )
     for row in rows:
         row["bytes"] = weights + row["batch"] * scale.context * token
     return {"rows": rows} | _graphs(engine)
 
 
 def load(settings: dict[str, Any], scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """GSM8K's five-shot prompts by length, one beginning for all, through the scheduler: always `concurrency` at once."""
+    """GSM8K's five-shot prompts by length, one beginning for all, through the scheduler: always
+    `concurrency` at once.
+    """
     engine = make_engine(scale, folder, device, **settings)
     prompts = gsm8k_prompts(scale, engine.runner.vocab_size)
     # Kernels are chosen and compiled at the first steps of each shape.
@@ -112,15 +161,20 @@ def load(settings: dict[str, Any], scale: Scale, folder: Path, device: str) -> d
         "replays": after.graph_replays_total - before.graph_replays_total,
         "overlapped_steps": after.overlapped_steps_total - before.overlapped_steps_total,
         "discarded_tokens": after.discarded_tokens_total - before.discarded_tokens_total,
-        "cached_share": (after.cached_tokens_total - before.cached_tokens_total) / (after.prompt_tokens_total - before.prompt_tokens_total),
+        "cached_share": (after.cached_tokens_total - before.cached_tokens_total)
+        / (after.prompt_tokens_total - before.prompt_tokens_total),
         "preemptions": after.preemptions_total - before.preemptions_total,
     } | _graphs(engine)
 
 
 def startup(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """From nothing to ready with `--startup fast`, and from there to the graphs of all default sizes."""
+    """From nothing to ready with `--startup fast`, and from there to the graphs of all default
+    sizes.
+    """
     began = time.perf_counter()
-    engine = make_engine(scale, folder, device, startup="fast", piecewise_cuda_graph=True, max_total_tokens=None)
+    engine = make_engine(
+        scale, folder, device, startup="fast", piecewise_cuda_graph=True, max_total_tokens=None
+    )
     ready = time.perf_counter()
     engine.startup.complete()
     done = time.perf_counter()
@@ -142,7 +196,11 @@ def _forward(engine: Engine, batch: Any, scale: Scale) -> dict[str, Any]:
     runner = engine.runner
     before = runner.graph_counts().replays
     times = milliseconds(lambda: runner.forward(batch), runner.platform, scale)
-    return {"ms": times["median"], "min_ms": times["min"], "replayed": runner.graph_counts().replays > before}
+    return {
+        "ms": times["median"],
+        "min_ms": times["min"],
+        "replayed": runner.graph_counts().replays > before,
+    }
 
 
 def _graphs(engine: Engine) -> dict[str, Any]:
@@ -160,9 +218,14 @@ def _graphs(engine: Engine) -> dict[str, Any]:
 
 
 def _serve(engine: Engine, prompts: list[list[int]], concurrency: int, output_len: int) -> int:
-    """All prompts through the scheduler; returns the tokens that came out. Raises `RuntimeError` where a request fails."""
+    """All prompts through the scheduler; returns the tokens that came out. Raises `RuntimeError`
+    where a request fails.
+    """
     params = SamplingParams(temperature=0.0, max_new_tokens=output_len, ignore_eos=True)
-    waiting = [GenerateRequest(rid=f"load-{number}", input_ids=ids, params=params) for number, ids in enumerate(prompts)][::-1]
+    waiting = [
+        GenerateRequest(rid=f"load-{number}", input_ids=ids, params=params)
+        for number, ids in enumerate(prompts)
+    ][::-1]
     running = tokens = 0
     while waiting or running:
         while waiting and running < concurrency:
@@ -193,7 +256,9 @@ PARTS: dict[str, Part] = {
     "decode_full": partial(decode, {"cuda_graph_backend_decode": "full"}),
     "load_off": partial(load, OFF),
     "load_graphs": partial(load, _EAGER_PIECES | _FOR_LOAD),
-    "load_no_overlap": partial(load, _EAGER_PIECES | _FOR_LOAD | {"disable_overlap_schedule": True}),
+    "load_no_overlap": partial(
+        load, _EAGER_PIECES | _FOR_LOAD | {"disable_overlap_schedule": True}
+    ),
     "prefill_breakable": partial(prefill, {"cuda_graph_backend_prefill": "breakable"}),
     "startup_cold": startup,
     "startup_warm": startup,
@@ -203,4 +268,6 @@ PARTS: dict[str, Part] = {
     "load_vllm": load_vllm,
     "load_transformers": load_transformers,
 }
-"""In the order in which they run: what everything else rests on first, what can be missed most easily last."""
+"""In the order in which they run: what everything else rests on first, what can be missed most
+easily last.
+"""

@@ -1,4 +1,6 @@
-"""The GPU suite's peers: the load of parts `load_*` through transformers' continuous batching, and through vLLM where it is installed."""
+"""The GPU suite's peers: the load of parts `load_*` through transformers' continuous batching, and
+through vLLM where it is installed.
+"""
 
 from __future__ import annotations
 
@@ -24,28 +26,39 @@ _WARM_UP_TOKENS = 4
 
 
 def load_transformers(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """The load through `ContinuousBatchingManager` of transformers, with the attention, graphs and overlap that it chooses itself.
+    """The load through `ContinuousBatchingManager` of transformers, with the attention, graphs and
+    overlap that it chooses itself.
 
-    Concurrency, tokens a step and size of the KV cache are those of the engine beside it. A load that is not through after a minute is
-    cut short; then `output_tokens_per_second` counts every token that came until then. Raises `RuntimeError` where a request fails.
+    Concurrency, tokens a step and size of the KV cache are those of the engine beside it. A load
+    that is not through after a minute is cut short; then `output_tokens_per_second` counts every
+    token that came until then. Raises `RuntimeError` where a request fails.
     """
     platform = detect(device)
     platform.set_up(None)
     model = _random_model(scale, platform)
     manager = model.init_continuous_batching(
-        generation_config=_greedy(scale.output_len), continuous_batching_config=_batching_config(scale)
+        generation_config=_greedy(scale.output_len),
+        continuous_batching_config=_batching_config(scale),
     )
     try:
         manager.warmup()
         manager.start()
-        # Kernels are chosen at the first steps of each shape; another beginning leaves nothing in the prefix cache.
+        # Kernels are chosen at the first steps of each shape; another beginning leaves nothing in
+        # the prefix cache.
         warm_up = gsm8k_prompts(scale, scale.model["vocab_size"], seed=1)[: scale.concurrency]
         _serve(manager, warm_up, min(_WARM_UP_TOKENS, scale.output_len), scale.until)
         settings, steps = _settings(manager), manager.current_batch
         prompts = gsm8k_prompts(scale, scale.model["vocab_size"])
         until = min(time.monotonic() + _LOAD_SECONDS, scale.until - _RESERVE_SECONDS)
         served = _serve(manager, prompts, scale.output_len, until)
-        return served | {"steps": manager.current_batch - steps, "peer": f"transformers {transformers.__version__}"} | settings
+        return (
+            served
+            | {
+                "steps": manager.current_batch - steps,
+                "peer": f"transformers {transformers.__version__}",
+            }
+            | settings
+        )
     finally:
         if manager.is_running():
             manager.stop(hard_stop=True)
@@ -53,7 +66,9 @@ def load_transformers(scale: Scale, folder: Path, device: str) -> dict[str, Any]
 
 
 def load_vllm(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
-    """The load through `vllm.LLM` with its own defaults for everything but the number of sequences. Raises `LeftOut` without vllm."""
+    """The load through `vllm.LLM` with its own defaults for everything but the number of sequences.
+    Raises `LeftOut` without vllm.
+    """
     if find_spec("vllm") is None:
         raise LeftOut("vllm is not installed")
     import vllm
@@ -71,10 +86,17 @@ def load_vllm(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
     )
 
     def serve(prompts: list[list[int]], output_len: int) -> list[Any]:
-        params = vllm.SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True, detokenize=False)
-        return list(engine.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False))
+        params = vllm.SamplingParams(
+            temperature=0.0, max_tokens=output_len, ignore_eos=True, detokenize=False
+        )
+        return list(
+            engine.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+        )
 
-    serve(gsm8k_prompts(scale, scale.model["vocab_size"], seed=1)[: scale.concurrency], min(_WARM_UP_TOKENS, scale.output_len))
+    serve(
+        gsm8k_prompts(scale, scale.model["vocab_size"], seed=1)[: scale.concurrency],
+        min(_WARM_UP_TOKENS, scale.output_len),
+    )
     engine.reset_prefix_cache()
     prompts = gsm8k_prompts(scale, scale.model["vocab_size"])
     began = time.perf_counter()
@@ -102,17 +124,23 @@ def _random_model(scale: Scale, platform: Platform) -> Any:
     config = transformers.AutoConfig.for_model(scale.model["model_type"], **shapes)
     torch.manual_seed(0)
     with platform.device():
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, scale.dtype), attn_implementation="sdpa")
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=getattr(torch, scale.dtype), attn_implementation="sdpa"
+        )
     return model.eval()
 
 
 def _greedy(output_len: int) -> Any:
     """No token ends an answer: ids below 0 are none of any vocabulary."""
-    return transformers.GenerationConfig(do_sample=False, max_new_tokens=output_len, eos_token_id=-1)
+    return transformers.GenerationConfig(
+        do_sample=False, max_new_tokens=output_len, eos_token_id=-1
+    )
 
 
 def _batching_config(scale: Scale) -> Any:
-    """What is given here is a matter of the load; what is not, the manager chooses for the device and the attention that is there."""
+    """What is given here is a matter of the load; what is not, the manager chooses for the device
+    and the attention that is there.
+    """
     defaults = transformers.ContinuousBatchingConfig()
     page = getattr(defaults, "page_size", None) or defaults.block_size
     return transformers.ContinuousBatchingConfig(
@@ -137,7 +165,8 @@ def _settings(manager: Any) -> dict[str, Any]:
 
 
 def _serve(manager: Any, prompts: list[list[int]], output_len: int, until: float) -> dict[str, Any]:
-    """All prompts through the running manager, which is stopped where `until`, of `time.monotonic`, comes first; the figures.
+    """All prompts through the running manager, which is stopped where `until`, of `time.monotonic`,
+    comes first; the figures.
 
     Raises `RuntimeError` where a request fails, or not one token has come.
     """

@@ -1,4 +1,6 @@
-"""The prompts of the GPU suite's load: random tokens in the lengths of GSM8K's five-shot prompts, with one common beginning."""
+"""The prompts of the GPU suite's load: random tokens in the lengths of GSM8K's five-shot prompts,
+with one common beginning.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ import numpy as np
 from .gpu_engines import Scale
 
 SHOTS_LEN = 684
-"""Tokens of the five examples before each question of GSM8K, by SmolLM2's tokenizer, as the lengths below."""
+"""Tokens of the five examples before each question of GSM8K, by SmolLM2's tokenizer, as the lengths
+below.
+"""
 QUESTION_LENS = (
     36,
     40,

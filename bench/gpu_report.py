@@ -1,4 +1,6 @@
-"""The GPU suite's figures as Markdown: tables, each figure beside its floor, and what failed with its reason."""
+"""The GPU suite's figures as Markdown: tables, each figure beside its floor, and what failed with
+its reason.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,15 @@ _MIB = 2**20
 def markdown(report: Mapping[str, Any]) -> str:
     """A page of one run."""
     about, parts = report["about"], report["parts"]
-    results = {name: part["result"] for name, part in parts.items() if part["ok"] and "result" in part}
+    results = {
+        name: part["result"] for name, part in parts.items() if part["ok"] and "result" in part
+    }
     title = f"# {about['device']}, {about['date']}"
-    software = ", ".join(f"{name} {about[name]}" for name in ("python", "torch", "cuda", "triton", "piecework") if about[name])
+    software = ", ".join(
+        f"{name} {about[name]}"
+        for name in ("python", "torch", "cuda", "triton", "piecework")
+        if about[name]
+    )
     took = f" {about['seconds']:.0f} s in all." if "seconds" in about else ""
     lines = [title, "", f"{software}. Shapes: {about['scale']}.{took}", ""]
     lines += _goals(results) if about["scale"] == "full" else []
@@ -30,18 +38,30 @@ def markdown(report: Mapping[str, Any]) -> str:
     lines += _startup(results)
     lines += _diffusion(results)
     if "hardware_tests" in parts:
-        lines += ["## Tests on hardware", "", parts["hardware_tests"].get("result", {}).get("summary", "not run"), ""]
+        lines += [
+            "## Tests on hardware",
+            "",
+            parts["hardware_tests"].get("result", {}).get("summary", "not run"),
+            "",
+        ]
     return "\n".join([*lines, *_warnings(parts), *_errors(parts)]).rstrip()
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    return ["| " + " | ".join(map(str, row)) + " |" for row in (head, ["---"] * len(head), *rows)] + [""]
+    return [
+        "| " + " | ".join(map(str, row)) + " |" for row in (head, ["---"] * len(head), *rows)
+    ] + [""]
 
 
 def _diffusion(results: Mapping[str, Any]) -> list[str]:
     """The first step holds what compiling takes."""
     rows = [
-        [name.removeprefix("diffusion_"), f"{row['first_ms'] / 1e3:.2f}", f"{row['step_ms']:.1f}", f"{row['total_ms'] / 1e3:.2f}"]
+        [
+            name.removeprefix("diffusion_"),
+            f"{row['first_ms'] / 1e3:.2f}",
+            f"{row['step_ms']:.1f}",
+            f"{row['total_ms'] / 1e3:.2f}",
+        ]
         for name, row in results.items()
         if name.startswith("diffusion_")
     ]
@@ -62,18 +82,25 @@ def _goals(results: Mapping[str, Any]) -> list[str]:
 
 
 def _overview(parts: Mapping[str, Any]) -> list[str]:
-    rows = [[name, outcome(part) if part["ok"] else f"**{outcome(part)}**", f"{part['seconds']:.0f}"] for name, part in parts.items()]
+    rows = [
+        [name, outcome(part) if part["ok"] else f"**{outcome(part)}**", f"{part['seconds']:.0f}"]
+        for name, part in parts.items()
+    ]
     return ["## Parts", "", *_table(["part", "outcome", "seconds"], rows)]
 
 
 def _floors(results: Mapping[str, Any]) -> list[str]:
     if "floors" not in results:
         return []
-    copy, matmul = results["floors"]["copy_bytes_per_second"], results["floors"]["matmul_flops_per_second"]
+    copy, matmul = (
+        results["floors"]["copy_bytes_per_second"],
+        results["floors"]["matmul_flops_per_second"],
+    )
     return [
         "## Floors",
         "",
-        f"A copy moves {copy / 1e12:.3g} TB/s, read and written; a bfloat16 matrix product does {matmul / 1e12:.3g} TFLOP/s.",
+        f"A copy moves {copy / 1e12:.3g} TB/s, read and written; a bfloat16 matrix product does "
+        f"{matmul / 1e12:.3g} TFLOP/s.",
         "",
     ]
 
@@ -84,12 +111,24 @@ def _checks(parts: Mapping[str, Any]) -> list[str]:
         return []
     wrong = [check for check in checks if not check["ok"]]
     lines = ["## Correctness", "", f"{len(checks) - len(wrong)} of {len(checks)} checks hold.", ""]
-    return lines + (_table(["failed check", "what"], [[check["name"], check["detail"]] for check in wrong]) if wrong else [])
+    return lines + (
+        _table(["failed check", "what"], [[check["name"], check["detail"]] for check in wrong])
+        if wrong
+        else []
+    )
 
 
-def _sizes(results: Mapping[str, Any], phase: str, size: str, cost: str, floor: str, floor_name: str) -> list[str]:
-    """Milliseconds by size and mode, how much faster than without graphs, and the share of the floor."""
-    modes = {name.removeprefix(f"{phase}_"): result for name, result in results.items() if name.startswith(f"{phase}_")}
+def _sizes(
+    results: Mapping[str, Any], phase: str, size: str, cost: str, floor: str, floor_name: str
+) -> list[str]:
+    """Milliseconds by size and mode, how much faster than without graphs, and the share of the
+    floor.
+    """
+    modes = {
+        name.removeprefix(f"{phase}_"): result
+        for name, result in results.items()
+        if name.startswith(f"{phase}_")
+    }
     if not modes:
         return []
     sizes = [row[size] for row in next(iter(modes.values()))["rows"]]
@@ -101,9 +140,14 @@ def _sizes(results: Mapping[str, Any], phase: str, size: str, cost: str, floor: 
         cells: list[object] = [number]
         for by_size in times.values():
             row = by_size[number]
-            cells.append(f"{row['ms']:.3f}{_speed_up(row, off)}{_share(row, cost, rate)}{_mark(row, off)}")
+            cells.append(
+                f"{row['ms']:.3f}{_speed_up(row, off)}{_share(row, cost, rate)}{_mark(row, off)}"
+            )
         rows.append(cells)
-    note = f"Milliseconds (times as fast as without graphs; share of the measured {floor_name}). *: no graph ran this size."
+    note = (
+        f"Milliseconds (times as fast as without graphs; share of the measured {floor_name}). "
+        "*: no graph ran this size."
+    )
     graphs = [
         [
             mode,
@@ -116,14 +160,17 @@ def _sizes(results: Mapping[str, Any], phase: str, size: str, cost: str, floor: 
         for mode, result in modes.items()
         if result["graphs"] or result["failed_sizes"]
     ]
+    head = ["mode", "distinct pieces", "graphs", "MiB"]
     return [
         f"## {phase.capitalize()}", "", note, "", *_table([size, *times], rows),
-        *(_table(["mode", "distinct pieces", "graphs", "MiB", "capture, s", "sizes that failed"], graphs) if graphs else []),
+        *(_table([*head, "capture, s", "sizes that failed"], graphs) if graphs else []),
     ]  # fmt: skip
 
 
 def _failed_sizes(result: Mapping[str, Any]) -> str:
-    return ", ".join(f"{size}: {reason}" for size, reason in result["failed_sizes"].items()) or "none"
+    return (
+        ", ".join(f"{size}: {reason}" for size, reason in result["failed_sizes"].items()) or "none"
+    )
 
 
 def _speed_up(row: Mapping[str, Any], off: Mapping[str, Any] | None) -> str:
@@ -144,9 +191,18 @@ def _attention(results: Mapping[str, Any]) -> list[str]:
         return []
     measured = results["attention"]
     backends = list(dict.fromkeys(name for row in measured["rows"].values() for name in row))
-    rows = [[step, *(f"{row[name]:.3f}" if name in row else "" for name in backends)] for step, row in measured["rows"].items()]
+    rows = [
+        [step, *(f"{row[name]:.3f}" if name in row else "" for name in backends)]
+        for step, row in measured["rows"].items()
+    ]
     errors = [f"- {what}: {error}" for what, error in measured["errors"].items()]
-    return ["## Attention of one layer (ms)", "", *_table(["step", *backends], rows), *errors, *[""] * bool(errors)]
+    return [
+        "## Attention of one layer (ms)",
+        "",
+        *_table(["step", *backends], rows),
+        *errors,
+        *[""] * bool(errors),
+    ]
 
 
 def _ops(results: Mapping[str, Any]) -> list[str]:
@@ -162,24 +218,54 @@ def _ops(results: Mapping[str, Any]) -> list[str]:
             for name, time in row["microseconds"].items()
         }
         rows.append([row["op"], row["tokens"], *(cells.get(name, "") for name in versions)])
-    note = "Microseconds of one call among many (share of the measured copy rate; small tensors stay in the cache, which is faster)."
+    note = (
+        "Microseconds of one call among many (share of the measured copy rate; small tensors "
+        "stay in the cache, which is faster)."
+    )
     errors = [f"- {what}: {error}" for what, error in measured["errors"].items()]
-    return ["## Ops between matrix products", "", note, "", *_table(["op", "tokens", *versions], rows), *errors, *[""] * bool(errors)]
+    return [
+        "## Ops between matrix products",
+        "",
+        note,
+        "",
+        *_table(["op", "tokens", *versions], rows),
+        *errors,
+        *[""] * bool(errors),
+    ]
 
 
 _PEERS = {"transformers": "transformers' continuous batching", "vllm": "vLLM"}
 
 
 def _load(results: Mapping[str, Any]) -> list[str]:
-    loads = {name.removeprefix("load_"): result for name, result in results.items() if name.startswith("load_")}
+    loads = {
+        name.removeprefix("load_"): result
+        for name, result in results.items()
+        if name.startswith("load_")
+    }
     if not loads:
         return []
-    head = ["mode", "requests/s", "output tokens/s", "steps", "replays", "overlapped", "prompt cached"]
-    lines = ["## Load in the shape of GSM8K", "", *_table(head, [[mode, *_load_row(result)] for mode, result in loads.items()])]
+    head = [
+        "mode",
+        "requests/s",
+        "output tokens/s",
+        "steps",
+        "replays",
+        "overlapped",
+        "prompt cached",
+    ]
+    lines = [
+        "## Load in the shape of GSM8K",
+        "",
+        *_table(head, [[mode, *_load_row(result)] for mode, result in loads.items()]),
+    ]
     for mode in _PEERS:
         lines += [_peer_note(loads[mode]), ""] if mode in loads else []
     own = next((mode for mode in ("graphs", "no_overlap", "off") if mode in loads), None)
-    others = {"off": "Piecework without graphs", "no_overlap": "Piecework with steps that do not overlap"} | _PEERS
+    others = {
+        "off": "Piecework without graphs",
+        "no_overlap": "Piecework with steps that do not overlap",
+    } | _PEERS
     if own == "graphs" and not loads[own]["overlapped_steps"]:
         del others["no_overlap"]
     for mode, what in others.items():
@@ -190,7 +276,9 @@ def _load(results: Mapping[str, Any]) -> list[str]:
 
 
 def _load_row(result: Mapping[str, Any]) -> list[object]:
-    """A peer does not tell all that the engine tells, and one that was cut short with no request finished has no rate of requests."""
+    """A peer does not tell all that the engine tells, and one that was cut short with no request
+    finished has no rate of requests.
+    """
     share = result.get("cached_share")
     return [
         f"{result['requests_per_second']:.2f}" if result["requests_per_second"] else "",
@@ -208,22 +296,36 @@ def _peer_note(result: Mapping[str, Any]) -> str:
     if result["finished"] == result["requests"]:
         return note
     return (
-        f"{note} Cut short after {result['seconds']:.0f} s, when {result['finished']} of {result['requests']} requests were finished: "
+        f"{note} Cut short after {result['seconds']:.0f} s, when {result['finished']} of "
+        f"{result['requests']} requests were finished: "
         "the rate of tokens is of all that came until then."
     )
 
 
 def _startup(results: Mapping[str, Any]) -> list[str]:
-    starts = {name.removeprefix("startup_"): result for name, result in results.items() if name.startswith("startup_")}
+    starts = {
+        name.removeprefix("startup_"): result
+        for name, result in results.items()
+        if name.startswith("startup_")
+    }
     if not starts:
         return []
-    head = ["compile cache", "ready, s", "all graphs, s", "phases, s", "sizes (prefill + decode)", "graphs", "MiB"]
+    head = [
+        "compile cache",
+        "ready, s",
+        "all graphs, s",
+        "phases, s",
+        "sizes (prefill + decode)",
+        "graphs",
+        "MiB",
+    ]
     head += ["KV tokens", "free, GiB", "sizes that failed"]
     rows = [
         [
             mode, f"{r['ready_seconds']:.1f}", f"{r['all_graphs_seconds']:.1f}",
             ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in r["phases"].items()),
-            f"{r['prefill_sizes']} + {r['decode_sizes']}", r["graphs"], f"{r['graph_bytes'] / _MIB:.0f}",
+            f"{r['prefill_sizes']} + {r['decode_sizes']}", r["graphs"],
+            f"{r['graph_bytes'] / _MIB:.0f}",
             r["kv_tokens"], f"{r['memory']['free'] / 2**30:.1f}", _failed_sizes(r),
         ]
         for mode, r in starts.items()
@@ -232,8 +334,12 @@ def _startup(results: Mapping[str, Any]) -> list[str]:
 
 
 def _warnings(parts: Mapping[str, Any]) -> list[str]:
-    """What the engines of a part said of themselves: a size without its graph, pieces that could not be compiled."""
-    lines = [f"- {name}: {line}" for name, part in parts.items() for line in part.get("warnings", [])]
+    """What the engines of a part said of themselves: a size without its graph, pieces that could
+    not be compiled.
+    """
+    lines = [
+        f"- {name}: {line}" for name, part in parts.items() for line in part.get("warnings", [])
+    ]
     return ["## Warnings", "", *lines, ""] if lines else []
 
 

@@ -1,6 +1,8 @@
-"""One command that proves and measures the GPU path: `python -m piecework.bench.gpu_suite`; needs torch and Triton, no web stack.
+"""One command that proves and measures the GPU path: `python -m piecework.bench.gpu_suite`; needs
+torch and Triton, no web stack.
 
-Each part runs in a process of its own, so one that fails, even with a broken device, is reported and the others go on.
+Each part runs in a process of its own, so one that fails, even with a broken device, is reported
+and the others go on.
 """
 
 from __future__ import annotations
@@ -48,7 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = arguments.parts.split(",") if arguments.parts else _all_parts(arguments)
     unknown = sorted(set(names) - {*_part_names(), _HARDWARE_TESTS})
     if unknown:
-        print(f"--parts: there is no {', '.join(unknown)}; choose from {', '.join([*_part_names(), _HARDWARE_TESTS])}", file=sys.stderr)
+        print(
+            f"--parts: there is no {', '.join(unknown)}; choose from "
+            f"{', '.join([*_part_names(), _HARDWARE_TESTS])}",
+            file=sys.stderr,
+        )
         return 2
     report = _run_suite(names, arguments)
     print(markdown(report))
@@ -56,15 +62,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m piecework.bench.gpu_suite", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="what is measured; default: %(default)s")
-    parser.add_argument("--tiny", action="store_true", help="shapes so small that a CPU is through in seconds: shows that the suite works")
-    parser.add_argument("--parts", metavar="LIST", help="only these parts, in this order; default: all")
-    parser.add_argument(
-        "--output", type=Path, default=_RESULTS, metavar="FOLDER", help="where JSON and Markdown go; default: bench/results"
+    parser = argparse.ArgumentParser(
+        prog="python -m piecework.bench.gpu_suite", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument(
-        "--budget", type=float, default=_BUDGET_SECONDS, metavar="SECONDS", help="no part runs longer; default: %(default)s"
+        "--device",
+        default="cuda",
+        choices=("cuda", "cpu"),
+        help="what is measured; default: %(default)s",
+    )
+    parser.add_argument(
+        "--tiny",
+        action="store_true",
+        help="shapes so small that a CPU is through in seconds: shows that the suite works",
+    )
+    parser.add_argument(
+        "--parts", metavar="LIST", help="only these parts, in this order; default: all"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=_RESULTS,
+        metavar="FOLDER",
+        help="where JSON and Markdown go; default: bench/results",
+    )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=_BUDGET_SECONDS,
+        metavar="SECONDS",
+        help="no part runs longer; default: %(default)s",
     )
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     return parser
@@ -77,7 +104,11 @@ def _part_names() -> list[str]:
 
 
 def _all_parts(arguments: argparse.Namespace) -> list[str]:
-    return _part_names() if arguments.tiny or not _TESTS.is_dir() else [*_part_names(), _HARDWARE_TESTS]
+    return (
+        _part_names()
+        if arguments.tiny or not _TESTS.is_dir()
+        else [*_part_names(), _HARDWARE_TESTS]
+    )
 
 
 def _run_suite(names: Sequence[str], arguments: argparse.Namespace) -> dict[str, Any]:
@@ -85,10 +116,15 @@ def _run_suite(names: Sequence[str], arguments: argparse.Namespace) -> dict[str,
     until = time.monotonic() + arguments.budget
     report: dict[str, Any] = {"about": _about(arguments), "parts": {}}
     arguments.output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="piecework-suite-") as folder, contextlib.ExitStack() as started:
+    with (
+        tempfile.TemporaryDirectory(prefix="piecework-suite-") as folder,
+        contextlib.ExitStack() as started,
+    ):
 
         def start(turn: Sequence[str]) -> list[_PartProcess]:
-            return [started.enter_context(_PartProcess(name, arguments, Path(folder))) for name in turn]
+            return [
+                started.enter_context(_PartProcess(name, arguments, Path(folder))) for name in turn
+            ]
 
         turns = _turns(names)
         coming = start(turns[0])
@@ -103,7 +139,11 @@ def _run_suite(names: Sequence[str], arguments: argparse.Namespace) -> dict[str,
                     part = process.outcome()
                     found = report["parts"] | {process.name: part}
                     report["parts"] = {name: found[name] for name in names if name in found}
-                    print(f"{process.name}: {outcome(part)} ({part['seconds']:.0f} s)", file=sys.stderr, flush=True)
+                    print(
+                        f"{process.name}: {outcome(part)} ({part['seconds']:.0f} s)",
+                        file=sys.stderr,
+                        flush=True,
+                    )
                     report["about"]["seconds"] = arguments.budget - (until - time.monotonic())
                     _write(report, arguments.output)
                 time.sleep(_POLL_SECONDS)
@@ -119,9 +159,11 @@ def _turns(names: Sequence[str]) -> list[list[str]]:
 
 
 class _PartProcess:
-    """One part in a process of its own, which is ended with all that it has started when its time is up.
+    """One part in a process of its own, which is ended with all that it has started when its time
+    is up.
 
-    It is started before its turn comes, and waits once it has imported what it needs: that takes longer than many a part.
+    It is started before its turn comes, and waits once it has imported what it needs: that takes
+    longer than many a part.
     """
 
     def __init__(self, name: str, arguments: argparse.Namespace, folder: Path) -> None:
@@ -130,7 +172,11 @@ class _PartProcess:
         self._seconds = self._began = 0.0
         # The first of the starts must find nothing that another part has compiled.
         caches = folder / ("startup" if name.startswith("startup") else "others")
-        environment = {**os.environ, "PIECEWORK_CACHE_DIR": str(caches / "pieces"), "TRITON_CACHE_DIR": str(caches / "kernels")}
+        environment = {
+            **os.environ,
+            "PIECEWORK_CACHE_DIR": str(caches / "pieces"),
+            "TRITON_CACHE_DIR": str(caches / "kernels"),
+        }
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
                 _command(name, arguments, self._result),
@@ -162,7 +208,9 @@ class _PartProcess:
         return self._process.poll() is not None or time.monotonic() >= self._began + self._seconds
 
     def outcome(self) -> dict[str, Any]:
-        """What became of it, now that it is over; what it warned of too, for a figure may be another's than its name says."""
+        """What became of it, now that it is over; what it warned of too, for a figure may be
+        another's than its name says.
+        """
         if self._seconds <= 0:
             return _failed("no time was left", 0.0)
         part, log = self._done(), self._log.read_text(errors="replace")
@@ -176,9 +224,11 @@ class _PartProcess:
         self.__exit__()
         tail = self._log.read_text(errors="replace")[-_ERROR_CHARACTERS:]
         if self.name == _HARDWARE_TESTS:
-            return {"ok": code == 0, "seconds": took, "result": {"summary": tail.strip().rpartition("\n")[2]}} | (
-                {} if code == 0 else {"error": f"{what}\n{tail}"}
-            )
+            return {
+                "ok": code == 0,
+                "seconds": took,
+                "result": {"summary": tail.strip().rpartition("\n")[2]},
+            } | ({} if code == 0 else {"error": f"{what}\n{tail}"})
         if code != 0 or not self._result.exists():
             return _failed(f"{what}\n{tail}", took)
         measured = json.loads(self._result.read_text())
@@ -188,15 +238,37 @@ class _PartProcess:
 
 
 def _command(name: str, arguments: argparse.Namespace, result: Path) -> list[str]:
-    own = ["--parts", name, "--device", arguments.device, "--result", str(result), *["--tiny"] * arguments.tiny]
+    own = [
+        "--parts",
+        name,
+        "--device",
+        arguments.device,
+        "--result",
+        str(result),
+        *["--tiny"] * arguments.tiny,
+    ]
     return [sys.executable, "-m", f"{__package__}.gpu_suite", *own]
 
 
 def _test_command() -> list[str]:
-    """Only files with hardware tests: others need what a machine that only measures does not have."""
-    files = [str(path) for path in sorted(_TESTS.rglob("test_*.py")) if "pytest.mark.gpu" in path.read_text()]
+    """Only files with hardware tests: others need what a machine that only measures does not
+    have.
+    """
+    files = [
+        str(path)
+        for path in sorted(_TESTS.rglob("test_*.py"))
+        if "pytest.mark.gpu" in path.read_text()
+    ]
     side_by_side = ["-n", str(_TEST_PROCESSES)] if find_spec("xdist") else []
-    flags = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "--continue-on-collection-errors", *side_by_side]
+    flags = [
+        "-q",
+        "-m",
+        "gpu",
+        "-p",
+        "no:cacheprovider",
+        "--continue-on-collection-errors",
+        *side_by_side,
+    ]
     return [sys.executable, "-m", "pytest", *flags, *files]
 
 
@@ -217,9 +289,13 @@ def _run_part(arguments: argparse.Namespace) -> int:
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     if not (seconds := sys.stdin.readline()):
         return 1
-    scale = replace(SCALES["tiny" if arguments.tiny else "full"], until=time.monotonic() + float(seconds))
+    scale = replace(
+        SCALES["tiny" if arguments.tiny else "full"], until=time.monotonic() + float(seconds)
+    )
     try:
-        measured = PARTS[arguments.parts](scale, arguments.result.parent / "models" / arguments.parts, arguments.device)
+        measured = PARTS[arguments.parts](
+            scale, arguments.result.parent / "models" / arguments.parts, arguments.device
+        )
     except LeftOut as reason:
         measured = {"left_out": str(reason)}
     arguments.result.write_text(json.dumps(measured))
@@ -232,7 +308,9 @@ def _about(arguments: argparse.Namespace) -> dict[str, Any]:
 
     on_gpu = arguments.device == "cuda" and torch.cuda.is_available()
     return {
-        "device": torch.cuda.get_device_name() if on_gpu else f"{arguments.device} {host.machine()}",
+        "device": torch.cuda.get_device_name()
+        if on_gpu
+        else f"{arguments.device} {host.machine()}",
         "scale": "tiny" if arguments.tiny else "full",
         "date": time.strftime("%Y-%m-%d"),
         "python": host.python_version(),
@@ -252,7 +330,8 @@ def _version(package: str) -> str | None:
 
 def _write(report: dict[str, Any], folder: Path) -> None:
     about = report["about"]
-    words = re.findall(r"[a-z0-9]+", f"{about['device']} {'' if about['scale'] == 'full' else about['scale']} {about['date']}".lower())
+    scale = "" if about["scale"] == "full" else about["scale"]
+    words = re.findall(r"[a-z0-9]+", f"{about['device']} {scale} {about['date']}".lower())
     path = folder / "-".join(word for word in words if word != "nvidia")
     path.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
     path.with_suffix(".md").write_text(markdown(report) + "\n")

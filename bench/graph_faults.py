@@ -1,4 +1,6 @@
-"""Cold starts with a compiler that fails: what a client whose stream runs meanwhile notices of it."""
+"""Cold starts with a compiler that fails: what a client whose stream runs meanwhile notices of
+it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ import psutil
 from .client import Client, RequestFailed
 from .target import Target
 
-_STREAM = {"prompt": [5, 6, 7], "max_tokens": 256, "ignore_eos": True, "temperature": 0, "stream": True}
+_STREAM = {
+    "prompt": [5, 6, 7],
+    "max_tokens": 256,
+    "ignore_eos": True,
+    "temperature": 0,
+    "stream": True,
+}
 _READY_SECONDS = 300.0
 _SETTLED_SECONDS = 10.0
 """From the end of the compiling process until its pieces are loaded and looked at, or given up."""
@@ -35,7 +43,9 @@ _CC1PLUS = """#!/bin/sh
 case "$*" in
   *.wrapper.cpp*)
     echo x >> '{count}'
-    if [ {fails} = all ] || [ "$(wc -l < '{count}')" = 2 ]; then echo "error: told to fail" >&2; exit 1; fi;;
+    if [ {fails} = all ] || [ "$(wc -l < '{count}')" = 2 ]
+    then echo "error: told to fail" >&2; exit 1
+    fi;;
 esac
 exec '{compiler}' "$@"
 """
@@ -43,7 +53,9 @@ exec '{compiler}' "$@"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What goes wrong. `fails`: the pieces that the C++ compiler refuses, one or all; `to_process`: what the compiling process meets."""
+    """What goes wrong. `fails`: the pieces that the C++ compiler refuses, one or all; `to_process`:
+    what the compiling process meets.
+    """
 
     fails: str | None = None
     to_process: Callable[[psutil.Process], None] | None = None
@@ -52,7 +64,9 @@ class Fault:
 
 @dataclass(slots=True)
 class Stream:
-    """Seconds between a stream's tokens. `compiled_for`: seconds of the compiling process; `told`: /server_info in the end."""
+    """Seconds between a stream's tokens. `compiled_for`: seconds of the compiling process; `told`:
+    /server_info in the end.
+    """
 
     gaps: list[float] = field(default_factory=list)
     compiled_for: float = 0.0
@@ -95,25 +109,49 @@ FAULTS: Mapping[str, Fault] = {
 WITHOUT = Fault(flags=("--disable-piecewise-cuda-graph",))
 
 
-def watch(model_path: str, fault: Fault, *, seconds: float = 0.0, flags: Sequence[str] = ()) -> Stream:
-    """Serve a model with an empty cache, and read stream after stream until pieces are in or given up, and for `seconds` at least.
+def watch(
+    model_path: str, fault: Fault, *, seconds: float = 0.0, flags: Sequence[str] = ()
+) -> Stream:
+    """Serve a model with an empty cache, and read stream after stream until pieces are in or given
+    up, and for `seconds` at least.
 
     Raises `ValueError` where the server does not start.
     """
-    print(f"compiling process: {next((name for name in FAULTS if FAULTS[name] is fault), 'none')}", file=sys.stderr)
+    print(
+        f"compiling process: {next((name for name in FAULTS if FAULTS[name] is fault), 'none')}",
+        file=sys.stderr,
+    )
     with tempfile.TemporaryDirectory(prefix="piecework-bench-") as folder:
-        command = [sys.executable, "-m", "piecework.server", "serve", "--model-path", model_path, "--log-level", "error"]
-        with _server([*command, *flags, *fault.flags], os.environ | _environment(Path(folder), fault)) as (process, url):
+        command = [
+            sys.executable,
+            "-m",
+            "piecework",
+            "serve",
+            "--model-path",
+            model_path,
+            "--log-level",
+            "error",
+        ]
+        with _server(
+            [*command, *flags, *fault.flags], os.environ | _environment(Path(folder), fault)
+        ) as (process, url):
             return asyncio.run(_watch(process, Target(base_url=url), fault, seconds))
 
 
 def _environment(folder: Path, fault: Fault) -> dict[str, str]:
-    """A cache of its own for everything that the compiling process keeps, and a compiler that fails."""
-    made = {"PIECEWORK_CACHE_DIR": str(folder / "pieces"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    """A cache of its own for everything that the compiling process keeps, and a compiler that
+    fails.
+    """
+    made = {
+        "PIECEWORK_CACHE_DIR": str(folder / "pieces"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+    }
     if fault.fails is None:
         return made
     script = folder / "cc1plus"
-    script.write_text(_CC1PLUS.format(count=folder / "count", fails=fault.fails, compiler=_cc1plus()))
+    script.write_text(
+        _CC1PLUS.format(count=folder / "count", fails=fault.fails, compiler=_cc1plus())
+    )
     script.chmod(0o700)
     # Not $CXX: the kernels of this CPU would be built anew with another compiler.
     return made | {"COMPILER_PATH": str(folder)}
@@ -126,15 +164,21 @@ def _cc1plus() -> str:
     except (OSError, subprocess.CalledProcessError):
         found = ""
     if not Path(found).is_absolute():
-        raise ValueError("faults are seeded in g++, which is not there: install it, or leave out the part faults")
+        raise ValueError(
+            "faults are seeded in g++, which is not there: install it, or leave out the part faults"
+        )
     return found
 
 
 @contextlib.contextmanager
-def _server(command: list[str], environment: Mapping[str, str]) -> Iterator[tuple[psutil.Process, str]]:
+def _server(
+    command: list[str], environment: Mapping[str, str]
+) -> Iterator[tuple[psutil.Process, str]]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
-    with subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, env=environment) as process:
+    with subprocess.Popen(
+        [*command, "--port", str(port)], stdout=subprocess.DEVNULL, env=environment
+    ) as process:
         try:
             yield psutil.Process(process.pid), f"http://127.0.0.1:{port}"
         finally:
@@ -146,10 +190,16 @@ async def _watch(server: psutil.Process, target: Target, fault: Fault, seconds: 
     async with Client(target) as client:
         await _ready(client, server)
         began = time.monotonic()
-        meeting = asyncio.create_task(asyncio.to_thread(_meet, server, fault, found)) if not fault.flags else None
+        meeting = (
+            asyncio.create_task(asyncio.to_thread(_meet, server, fault, found))
+            if not fault.flags
+            else None
+        )
         async for gap in _gaps(client):
             found.gaps.append(gap)
-            settled = time.monotonic() - _SETTLED_SECONDS if meeting is None or meeting.done() else -1.0
+            settled = (
+                time.monotonic() - _SETTLED_SECONDS if meeting is None or meeting.done() else -1.0
+            )
             if settled - began >= max(seconds - _SETTLED_SECONDS, found.compiled_for):
                 break
         if meeting is not None:
@@ -163,7 +213,9 @@ def _meet(server: psutil.Process, fault: Fault, found: Stream) -> None:
     began = time.monotonic()
     while (process := _compiling(server)) is None:
         if time.monotonic() - began > _READY_SECONDS:
-            raise ValueError("the server has started no compiling process; `piecework explain` says why")
+            raise ValueError(
+                "the server has started no compiling process; `piecework explain` says why"
+            )
         time.sleep(_POLL_SECONDS)
     with contextlib.suppress(psutil.NoSuchProcess):
         if fault.to_process is not None:
@@ -199,6 +251,10 @@ async def _ready(client: Client, server: psutil.Process) -> None:
             await client.get("/health")
             return
         except RequestFailed:
-            if not server.is_running() or server.status() == psutil.STATUS_ZOMBIE or time.monotonic() > deadline:
+            if (
+                not server.is_running()
+                or server.status() == psutil.STATUS_ZOMBIE
+                or time.monotonic() > deadline
+            ):
                 raise ValueError("the server did not start; its error stands above") from None
             await asyncio.sleep(_POLL_SECONDS)

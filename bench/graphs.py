@@ -1,4 +1,6 @@
-"""What pieces gain and cost on this machine: steps against graphs off, compile time by depth, warm starts, time until ready."""
+"""What pieces gain and cost on this machine: steps against graphs off, compile time by depth, warm
+starts, time until ready.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +25,10 @@ from ..compilation.cache import CompileCache
 from ..kernels.cache_folder import kernels_folder
 from ..kernels.cpu.cores import choose_threads
 from ..kernels.detect import detect
-from ..runtime.executor.batch import Batch
-from ..runtime.graphs.compile_pieces import install, installer
 from ..runtime.config import EngineConfig
 from ..runtime.engine.build import Engine, build_engine
+from ..runtime.executor.batch import Batch
+from ..runtime.graphs.compile_pieces import install, installer
 from ..runtime.layers.attention import register_attention
 from ..runtime.loader.loader import empty_model, load_model
 from ..runtime.loader.resolve import resolve_model_path
@@ -35,15 +38,19 @@ from .report import Report
 
 _WARM_UPS = 3
 _READY = (
-    "import json, sys\nfrom piecework.runtime.config import EngineConfig\nfrom piecework.runtime.engine.build import build_engine\n"
-    "engine = build_engine(EngineConfig(**json.loads(sys.argv[1])), progress=False)\nprint('ready', flush=True)\nengine.startup.stop()"
+    "import json, sys\nfrom piecework.runtime.config import EngineConfig\nfrom "
+    "piecework.runtime.engine.build import build_engine\n"
+    "engine = build_engine(EngineConfig(**json.loads(sys.argv[1])), "
+    "progress=False)\nprint('ready', flush=True)\nengine.startup.stop()"
 )
 _READY_SECONDS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphsSettings:
-    """What is measured. Lengths in tokens; `layers`: depths whose compile times are compared; `repeats`: runs of each step."""
+    """What is measured. Lengths in tokens; `layers`: depths whose compile times are compared;
+    `repeats`: runs of each step.
+    """
 
     model_path: str = "smollm2-135m"
     dtype: str = "auto"
@@ -60,7 +67,9 @@ class GraphsSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One comparison. `first`, `second`: seconds, each the least of all runs; `medians` of both where they ran more than once."""
+    """One comparison. `first`, `second`: seconds, each the least of all runs; `medians` of both
+    where they ran more than once.
+    """
 
     name: str
     first: float
@@ -90,7 +99,9 @@ class Table:
 
 
 def run(settings: GraphsSettings, report: Report) -> int:
-    """Measure every part; prints a Markdown table each. Exit code 0. Raises `ValueError` that the user can mend."""
+    """Measure every part; prints a Markdown table each. Exit code 0. Raises `ValueError` that the
+    user can mend.
+    """
     tables: list[Table] = []
     with _own_cache():
         for part in settings.parts:
@@ -98,14 +109,19 @@ def run(settings: GraphsSettings, report: Report) -> int:
             tables.append(table)
             report.print(table.lines())
     machine = {"torch": torch.__version__, "threads": choose_threads(settings.num_threads).number}
-    results = [asdict(table) | {"rows": [asdict(row) | {"ratio": row.ratio} for row in table.rows]} for table in tables]
+    results = [
+        asdict(table) | {"rows": [asdict(row) | {"ratio": row.ratio} for row in table.rows]}
+        for table in tables
+    ]
     report.write({"settings": asdict(settings), "machine": machine, "tables": results})
     return 0
 
 
 @contextmanager
 def _own_cache() -> Iterator[Path]:
-    """A compile cache that is empty at first and gone afterwards; what a measurement compiles is no server's."""
+    """A compile cache that is empty at first and gone afterwards; what a measurement compiles is no
+    server's.
+    """
     before = dict(os.environ)
     # Kernels belong to the machine: building them is no part of what a model costs.
     os.environ.setdefault("PIECEWORK_KERNELS_DIR", str(kernels_folder()))
@@ -123,7 +139,10 @@ def _own_cache() -> Iterator[Path]:
 
 def _prefill(settings: GraphsSettings) -> Table:
     def batches(engine: Engine) -> dict[str, Batch]:
-        return {f"prefill of {tokens} tokens": prefill_batch(engine, tokens) for tokens in settings.prefill}
+        return {
+            f"prefill of {tokens} tokens": prefill_batch(engine, tokens)
+            for tokens in settings.prefill
+        }
 
     return _compare_steps(settings, "forward of a step", batches)
 
@@ -131,25 +150,38 @@ def _prefill(settings: GraphsSettings) -> Table:
 def _decode(settings: GraphsSettings) -> Table:
     def batches(engine: Engine) -> dict[str, Batch]:
         return {
-            f"decode of {size} at {settings.context} tokens each": decode_batch(engine, size, settings.context)
+            f"decode of {size} at {settings.context} tokens each": decode_batch(
+                engine, size, settings.context
+            )
             for size in settings.batch_sizes
         }
 
     return _compare_steps(settings, "forward of a step", batches)
 
 
-def _compare_steps(settings: GraphsSettings, title: str, batches: Callable[[Engine], dict[str, Batch]]) -> Table:
+def _compare_steps(
+    settings: GraphsSettings, title: str, batches: Callable[[Engine], dict[str, Batch]]
+) -> Table:
     off = build_engine(_config(settings, disable_cuda_graph=True), progress=False)
     # Decodes too, which a CPU would otherwise run as one native call.
-    in_pieces = _config(settings, piecewise_cuda_graph=True, cuda_graph_backend_decode="disabled", startup="full")
+    in_pieces = _config(
+        settings, piecewise_cuda_graph=True, cuda_graph_backend_decode="disabled", startup="full"
+    )
     pieces = build_engine(in_pieces, progress=False)
     if not pieces.runner.info().graphs.distinct_pieces:
-        raise ValueError(f"{settings.model_path} does not run in pieces here; `piecework explain` says why")
+        raise ValueError(
+            f"{settings.model_path} does not run in pieces here; `piecework explain` says why"
+        )
     for engine in (off, pieces):
         fill_cache(engine)
     both = zip(batches(off).items(), batches(pieces).items(), strict=True)
     rows = [
-        _interleaved(name, lambda: off.runner.forward(first), lambda: pieces.runner.forward(second), settings.repeats)  # noqa: B023
+        _interleaved(
+            name,
+            partial(off.runner.forward, first),
+            partial(pieces.runner.forward, second),
+            settings.repeats,
+        )
         for (name, first), (_, second) in both
     ]
     for engine in (off, pieces):
@@ -158,8 +190,12 @@ def _compare_steps(settings: GraphsSettings, title: str, batches: Callable[[Engi
 
 
 @torch.inference_mode()
-def _interleaved(name: str, first: Callable[[], object], second: Callable[[], object], repeats: int) -> Row:
-    """Both in turn, so that whatever else the machine does meets both; who is first changes each time."""
+def _interleaved(
+    name: str, first: Callable[[], object], second: Callable[[], object], repeats: int
+) -> Row:
+    """Both in turn, so that whatever else the machine does meets both; who is first changes each
+    time.
+    """
     times: dict[Callable[[], object], list[float]] = {first: [], second: []}
     for _ in range(_WARM_UPS):
         first()
@@ -181,13 +217,17 @@ def _interleaved(name: str, first: Callable[[], object], second: Callable[[], ob
 
 
 def _compile(settings: GraphsSettings) -> Table:
-    """A cold start's tracing and compiling, and a warm start's loading, by depth: layers alike, weights not even made."""
+    """A cold start's tracing and compiling, and a warm start's loading, by depth: layers alike,
+    weights not even made.
+    """
     config = replace(_config(settings, piecewise_cuda_graph=True), chunked_prefill_size=2048)
     platform = detect(config.device)
     platform.set_up(config.num_threads)
     register_attention(platform.dispatch_key)
     dtype = platform.default_dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
-    model = load_model(resolve_model_path(settings.model_path), dtype, platform.device(), False).config
+    model = load_model(
+        resolve_model_path(settings.model_path), dtype, platform.device(), False
+    ).config
 
     def seconds(depth: int, folder: Path) -> float:
         changed = replace(model, num_layers=depth)
@@ -203,21 +243,38 @@ def _compile(settings: GraphsSettings) -> Table:
         seconds(2, Path(root) / "first")
         for depth in settings.layers:
             folder = Path(root) / str(depth)
-            rows.append(Row(name=f"{depth} layers", first=seconds(depth, folder), second=seconds(depth, folder)))
-    return Table(title="pieces of a model", columns=("cold: traced, compiled", "warm: loaded"), ratio="times as fast", rows=rows)
+            rows.append(
+                Row(
+                    name=f"{depth} layers",
+                    first=seconds(depth, folder),
+                    second=seconds(depth, folder),
+                )
+            )
+    return Table(
+        title="pieces of a model",
+        columns=("cold: traced, compiled", "warm: loaded"),
+        ratio="times as fast",
+        rows=rows,
+    )
 
 
 # Ready
 
 
 def _ready(settings: GraphsSettings) -> Table:
-    """From the start of the engine's process until requests are taken, `--startup fast`, with an empty and a filled cache."""
+    """From the start of the engine's process until requests are taken, `--startup fast`, with an
+    empty and a filled cache.
+    """
     rows = []
-    off, fast = _config(settings, disable_cuda_graph=True), _config(settings, piecewise_cuda_graph=True)
+    off, fast = (
+        _config(settings, disable_cuda_graph=True),
+        _config(settings, piecewise_cuda_graph=True),
+    )
     times: dict[str, list[float]] = {"off": [], "cold": [], "warm": []}
     with tempfile.TemporaryDirectory() as filled, tempfile.TemporaryDirectory() as cleared:
         _until_ready(replace(fast, startup="full"), filled)
-        # Native kernels lie in the cache too, and are kept by `clear`: they are no part of the comparison.
+        # Native kernels lie in the cache too, and are kept by `clear`: they are no part of the
+        # comparison.
         _until_ready(off, cleared)
         for _ in range(settings.starts):
             CompileCache(Path(cleared)).clear()
@@ -226,20 +283,36 @@ def _ready(settings: GraphsSettings) -> Table:
             times["warm"].append(_until_ready(fast, filled))
     for name in ("cold", "warm"):
         medians = statistics.median(times[name]), statistics.median(times["off"])
-        rows.append(Row(name=f"{name} cache", first=min(times[name]), second=min(times["off"]), medians=medians))
-    return Table(title="until ready", columns=("--startup fast", "graphs off"), ratio="times as long", rows=rows)
+        rows.append(
+            Row(
+                name=f"{name} cache",
+                first=min(times[name]),
+                second=min(times["off"]),
+                medians=medians,
+            )
+        )
+    return Table(
+        title="until ready",
+        columns=("--startup fast", "graphs off"),
+        ratio="times as long",
+        rows=rows,
+    )
 
 
 def _until_ready(config: EngineConfig, cache: str) -> float:
     command = [sys.executable, "-c", _READY, json.dumps(asdict(config))]
     began = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PIECEWORK_CACHE_DIR": cache}, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, env=os.environ | {"PIECEWORK_CACHE_DIR": cache}, text=True
+    ) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         seconds = time.perf_counter() - began
         process.wait(_READY_SECONDS)
     if line != "ready\n" or process.returncode != 0:
-        raise ValueError(f"the engine did not start (exit code {process.returncode}); its error stands above")
+        raise ValueError(
+            f"the engine did not start (exit code {process.returncode}); its error stands above"
+        )
     return seconds
 
 
@@ -247,18 +320,39 @@ def _until_ready(config: EngineConfig, cache: str) -> float:
 
 
 def _faults(settings: GraphsSettings) -> Table:
-    """Cold starts with a compiler that fails: the longest gap between two tokens of a stream, beside that of a server without pieces."""
-    flags = {"--dtype": settings.dtype, "--num-threads": settings.num_threads, "--piecewise-cuda-graph-compiler": settings.compiler}
-    given = [str(word) for flag, value in flags.items() if value not in (None, "auto") for word in (flag, value)]
+    """Cold starts with a compiler that fails: the longest gap between two tokens of a stream,
+    beside that of a server without pieces.
+    """
+    flags = {
+        "--dtype": settings.dtype,
+        "--num-threads": settings.num_threads,
+        "--piecewise-cuda-graph-compiler": settings.compiler,
+    }
+    given = [
+        str(word)
+        for flag, value in flags.items()
+        if value not in (None, "auto")
+        for word in (flag, value)
+    ]
     found = {name: watch(settings.model_path, fault, flags=given) for name, fault in FAULTS.items()}
     # As long as the longest of them: the longest gap is the longer the more there are.
-    without = watch(settings.model_path, WITHOUT, flags=given, seconds=max(sum(stream.gaps) for stream in found.values()))
+    without = watch(
+        settings.model_path,
+        WITHOUT,
+        flags=given,
+        seconds=max(sum(stream.gaps) for stream in found.values()),
+    )
     rows = []
     for name, stream in found.items():
         medians = stream.median, without.median
         told = f"{name}: {stream.pieces} distinct pieces run"
         rows.append(Row(name=told, first=stream.longest, second=without.longest, medians=medians))
-    return Table(title="compiling process", columns=("longest gap", "without pieces"), ratio="times as long", rows=rows)
+    return Table(
+        title="compiling process",
+        columns=("longest gap", "without pieces"),
+        ratio="times as long",
+        rows=rows,
+    )
 
 
 def _config(settings: GraphsSettings, **others: Any) -> EngineConfig:

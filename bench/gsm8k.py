@@ -34,7 +34,8 @@ class Gsm8kSettings:
 
 @dataclass(slots=True, kw_only=True)
 class Gsm8kResult:
-    """What one server answered. `predictions`: the number in each answer, None where there is none; `answered`: which have an answer.
+    """What one server answered. `predictions`: the number in each answer, None where there is none;
+    `answered`: which have an answer.
 
     A question without an answer counts as wrong. `latency`: seconds for all.
     """
@@ -49,7 +50,10 @@ class Gsm8kResult:
 
     @property
     def right(self) -> list[bool]:
-        return [prediction == label for prediction, label in zip(self.predictions, self.labels, strict=True)]
+        return [
+            prediction == label
+            for prediction, label in zip(self.predictions, self.labels, strict=True)
+        ]
 
     @property
     def accuracy(self) -> float:
@@ -58,7 +62,10 @@ class Gsm8kResult:
     @property
     def invalid(self) -> float:
         """Share of the questions whose answer holds no number."""
-        return sum(done and found is None for done, found in zip(self.answered, self.predictions, strict=True)) / len(self.labels)
+        return sum(
+            done and found is None
+            for done, found in zip(self.answered, self.predictions, strict=True)
+        ) / len(self.labels)
 
     @property
     def output_throughput(self) -> float:
@@ -73,9 +80,15 @@ class Gsm8kResult:
             f"Output throughput: {self.output_throughput:.3f} token/s",
         ]
         if self.failures.total:
-            lines += [f"Failed: {self.failures.total} of {len(self.labels)} requests, counted as wrong", *self.failures.lines()]
+            lines += [
+                f"Failed: {self.failures.total} of {len(self.labels)} requests, counted as wrong",
+                *self.failures.lines(),
+            ]
         if self.without_usage:
-            lines.append(f"{self.without_usage} answers came without usage; their tokens are missing in the throughput")
+            lines.append(
+                f"{self.without_usage} answers came without usage; their tokens are missing in the "
+                "throughput"
+            )
         return lines
 
     def as_dict(self) -> dict[str, Any]:
@@ -92,7 +105,9 @@ class Gsm8kResult:
 
 
 class Difference(NamedTuple):
-    """Accuracy of A minus that of B, on the `pairs` questions that both answered; `only_a`, `only_b`: right in one alone."""
+    """Accuracy of A minus that of B, on the `pairs` questions that both answered; `only_a`,
+    `only_b`: right in one alone.
+    """
 
     value: float
     standard_error: float | None
@@ -104,12 +119,15 @@ class Difference(NamedTuple):
         error = "unknown" if self.standard_error is None else f"{self.standard_error:.4f}"
         return (
             f"Accuracy difference: {self.value:+.4f}, standard error {error} "
-            f"(paired, {self.pairs} questions; right in the first alone {self.only_a}, in the second alone {self.only_b})"
+            f"(paired, {self.pairs} questions; right in the first alone {self.only_a}, in the "
+            f"second alone {self.only_b})"
         )
 
 
 def answer_value(text: str) -> int | None:
-    """The last run of digits once commas are gone, or None; SGLang's `get_answer_value`, to which 18.50 is 50 and 007 is no number."""
+    """The last run of digits once commas are gone, or None; SGLang's `get_answer_value`, to which
+    18.50 is 50 and 007 is no number.
+    """
     numbers = re.findall(r"\d+", text.replace(",", ""))
     try:
         return int(ast.literal_eval(numbers[-1])) if numbers else None
@@ -118,11 +136,17 @@ def answer_value(text: str) -> int | None:
 
 
 def paired_difference(a: Gsm8kResult, b: Gsm8kResult) -> Difference:
-    """The mean of the differences per question, and the standard error of that mean: s / sqrt(n), s with n - 1 in the denominator."""
+    """The mean of the differences per question, and the standard error of that mean: s / sqrt(n), s
+    with n - 1 in the denominator.
+    """
     both = [x and y for x, y in zip(a.answered, b.answered, strict=True)]
     pairs = [(int(x), int(y)) for x, y, used in zip(a.right, b.right, both, strict=True) if used]
     differences = [x - y for x, y in pairs]
-    error = float(np.std(differences, ddof=1) / np.sqrt(len(differences))) if len(differences) > 1 else None
+    error = (
+        float(np.std(differences, ddof=1) / np.sqrt(len(differences)))
+        if len(differences) > 1
+        else None
+    )
     value = float(np.mean(differences)) if differences else 0.0
     return Difference(value, error, len(pairs), pairs.count((1, 0)), pairs.count((0, 1)))
 
@@ -130,7 +154,9 @@ def paired_difference(a: Gsm8kResult, b: Gsm8kResult) -> Difference:
 def _label(number: int, question: Question) -> int:
     label = answer_value(question.answer)
     if label is None:
-        raise ValueError(f"question {number} has no number in its answer, so nothing can be compared with it")
+        raise ValueError(
+            f"question {number} has no number in its answer, so nothing can be compared with it"
+        )
     return label
 
 
@@ -152,9 +178,14 @@ class _Evaluation:
             self.bar.update()
 
 
-async def evaluate(target: Target, settings: Gsm8kSettings, prompts: Sequence[str], labels: list[int]) -> Gsm8kResult:
+async def evaluate(
+    target: Target, settings: Gsm8kSettings, prompts: Sequence[str], labels: list[int]
+) -> Gsm8kResult:
     """Ask one server every question; its model is named."""
-    calls = [GenerationCall(prompt=prompt, max_tokens=settings.max_new_tokens, stop=GSM8K_STOPS) for prompt in prompts]
+    calls = [
+        GenerationCall(prompt=prompt, max_tokens=settings.max_new_tokens, stop=GSM8K_STOPS)
+        for prompt in prompts
+    ]
     async with Client(target) as client:
         with progress_bar(total=len(calls), unit="question") as bar:
             evaluation = _Evaluation(client, bar)
@@ -164,7 +195,9 @@ async def evaluate(target: Target, settings: Gsm8kSettings, prompts: Sequence[st
     given = [answer for answer in answers if answer is not None]
     return Gsm8kResult(
         labels=labels,
-        predictions=[None if answer is None else answer_value(answer.texts[0]) for answer in answers],
+        predictions=[
+            None if answer is None else answer_value(answer.texts[0]) for answer in answers
+        ],
         answered=[answer is not None for answer in answers],
         failures=evaluation.failures,
         latency=latency,
@@ -174,15 +207,25 @@ async def evaluate(target: Target, settings: Gsm8kSettings, prompts: Sequence[st
 
 
 def run(target: Target, settings: Gsm8kSettings, compare: str | None, report: Report) -> int:
-    """Evaluate and report; 1 where a request failed, else 0. Raises `ValueError` for what the user can mend."""
+    """Evaluate and report; 1 where a request failed, else 0. Raises `ValueError` for what the user
+    can mend.
+    """
     questions = load_gsm8k(settings.data_path)
     prompts = few_shot_prompts(questions, settings.num_shots, settings.num_questions)
-    labels = [_label(number, question) for number, question in enumerate(questions[: len(prompts)], 1)]
+    labels = [
+        _label(number, question) for number, question in enumerate(questions[: len(prompts)], 1)
+    ]
     targets = [target] if compare is None else [target, replace(target, base_url=compare)]
     return asyncio.run(_run(targets, settings, prompts, labels, report))
 
 
-async def _run(targets: list[Target], settings: Gsm8kSettings, prompts: list[str], labels: list[int], report: Report) -> int:
+async def _run(
+    targets: list[Target],
+    settings: Gsm8kSettings,
+    prompts: list[str],
+    labels: list[int],
+    report: Report,
+) -> int:
     # All of them before the first question: the last may be wrong too.
     targets = [await resolve(target) for target in targets]
     results = []
@@ -195,7 +238,10 @@ async def _run(targets: list[Target], settings: Gsm8kSettings, prompts: list[str
     if len(targets) > 1:
         difference = paired_difference(*results)
         report.print([difference.line()])
-        servers = [{**_server(target), **result.as_dict()} for target, result in zip(targets, results, strict=True)]
+        servers = [
+            {**_server(target), **result.as_dict()}
+            for target, result in zip(targets, results, strict=True)
+        ]
         whole = {**asked, "servers": servers, "difference": difference._asdict()}
     report.write(whole)
     return 1 if any(result.failures.total for result in results) else 0

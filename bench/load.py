@@ -13,9 +13,14 @@ R = TypeVar("R")
 
 
 async def run_load(
-    items: Sequence[T], send: Callable[[T], Awaitable[R]], *, concurrency: int | None = None, arrivals: Sequence[float] | None = None
+    items: Sequence[T],
+    send: Callable[[T], Awaitable[R]],
+    *,
+    concurrency: int | None = None,
+    arrivals: Sequence[float] | None = None,
 ) -> list[R]:
-    """Run `send` on each item, in order, at most `concurrency` at once (None: no limit); results are in the order of `items`.
+    """Run `send` on each item, in order, at most `concurrency` at once (None: no limit); results
+    are in the order of `items`.
 
     `arrivals`: ascending seconds from now before which an item is not sent.
     """
@@ -36,7 +41,9 @@ async def run_load(
 
 
 def poisson_arrivals(count: int, rate: float, rng: random.Random) -> list[float] | None:
-    """`count` times in seconds of a Poisson process of `rate` a second, the first at 0; None (all at once) where `rate` is infinite."""
+    """`count` times in seconds of a Poisson process of `rate` a second, the first at 0; None (all
+    at once) where `rate` is infinite.
+    """
     if rate == float("inf"):
         return None
     times = [0.0]

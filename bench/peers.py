@@ -1,4 +1,6 @@
-"""Piecework and other servers on one machine, one after the other: the same loads, start-up and memory, side by side."""
+"""Piecework and other servers on one machine, one after the other: the same loads, start-up and
+memory, side by side.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,14 @@ LOADS = {
     "batch8": Load(_random(256, 64), 32, 8, _OUT),
     "batch32": Load(_random(256, 64), 64, 32, _OUT),
     "prefill": Load(_random(1024, 1), 24, 4, _IN),
-    "prefix": Load(Workload(dataset="shared-prefix", prefix_len=640, random_input_len=96, random_output_len=32), 48, 8, _OUT),
+    "prefix": Load(
+        Workload(
+            dataset="shared-prefix", prefix_len=640, random_input_len=96, random_output_len=32
+        ),
+        48,
+        8,
+        _OUT,
+    ),
 }
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 """How many ask at a time in a scaling run."""
@@ -58,7 +67,9 @@ CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeersSettings:
-    """`servers`: label and command of each; `PORT` in a command is replaced by a free port, or that port is added at its end."""
+    """`servers`: label and command of each; `PORT` in a command is replaced by a free port, or that
+    port is added at its end.
+    """
 
     servers: Sequence[tuple[str, str]] = ()
     model_path: str = "smollm2-135m"
@@ -73,7 +84,9 @@ class PeersSettings:
 
 @dataclass(slots=True, kw_only=True)
 class Measured:
-    """What one server did. `ready`: seconds from its start to its first token; `resident`: bytes after the loads, of all its processes."""
+    """What one server did. `ready`: seconds from its start to its first token; `resident`: bytes
+    after the loads, of all its processes.
+    """
 
     ready: float
     resident: int = 0
@@ -82,14 +95,23 @@ class Measured:
 
 
 def run(settings: PeersSettings, report: Report) -> int:
-    """Measure every server, and report; 1 where a request failed, else 0. Raises `ValueError` for what the user can mend."""
+    """Measure every server, and report; 1 where a request failed, else 0. Raises `ValueError` for
+    what the user can mend.
+    """
     if settings.plot is not None and not settings.scaling:
         raise ValueError("--plot shows a scaling run: give --scaling too")
-    own = [sys.executable, "-m", "piecework.server", "serve", "--model-path", settings.model_path]
-    commands = {"piecework": shlex.join([*own, "--port", PORT, "--log-level", "warning"]), **dict(settings.servers)}
-    # Round by round, so that a minute in which the machine was slow does not fall on one server alone.
+    own = [sys.executable, "-m", "piecework", "serve", "--model-path", settings.model_path]
+    commands = {
+        "piecework": shlex.join([*own, "--port", PORT, "--log-level", "warning"]),
+        **dict(settings.servers),
+    }
+    # Round by round, so that a minute in which the machine was slow does not fall on one server
+    # alone.
     rounds = [
-        {label: asyncio.run(_measure(label, command, settings, number)) for label, command in commands.items()}
+        {
+            label: asyncio.run(_measure(label, command, settings, number))
+            for label, command in commands.items()
+        }
         for number in range(settings.rounds)
     ]
     measured = {label: best_of([found[label] for found in rounds]) for label in commands}
@@ -99,11 +121,21 @@ def run(settings: PeersSettings, report: Report) -> int:
     report.print(lines)
     if settings.markdown is not None:
         Path(settings.markdown).write_text("\n".join(lines) + "\n")
-    report.write({**asdict(settings), "commands": commands, "servers": {label: _as_dict(found) for label, found in measured.items()}})
+    report.write(
+        {
+            **asdict(settings),
+            "commands": commands,
+            "servers": {label: _as_dict(found) for label, found in measured.items()},
+        }
+    )
     if settings.plot is not None:
         _plot(measured, settings.plot)
     everything = [found for servers in rounds for found in servers.values()]
-    failed = sum(result.failures.total for found in everything for result in [*found.results.values(), *found.scaling.values()])
+    failed = sum(
+        result.failures.total
+        for found in everything
+        for result in [*found.results.values(), *found.scaling.values()]
+    )
     return 1 if failed else 0
 
 
@@ -113,8 +145,14 @@ def best_of(rounds: Sequence[Measured]) -> Measured:
     return Measured(
         ready=min(found.ready for found in rounds),
         resident=min(found.resident for found in rounds),
-        results={name: max((found.results[name] for found in rounds), key=lambda r: _rate(r, name)) for name in first.results},
-        scaling={n: max((found.scaling[n] for found in rounds), key=lambda r: float(r.as_dict()[_OUT])) for n in first.scaling},
+        results={
+            name: max((found.results[name] for found in rounds), key=lambda r: _rate(r, name))
+            for name in first.results
+        },
+        scaling={
+            n: max((found.scaling[n] for found in rounds), key=lambda r: float(r.as_dict()[_OUT]))
+            for n in first.scaling
+        },
     )
 
 
@@ -125,7 +163,8 @@ async def _measure(label: str, command: str, settings: PeersSettings, number: in
         began = time.perf_counter()
         target = await _first_token(label, target, process)
         found = Measured(ready=time.perf_counter() - began)
-        # Every load has prompts of its own: one that a server has seen is no work for its prefix cache.
+        # Every load has prompts of its own: one that a server has seen is no work for its prefix
+        # cache.
         seed = _SEEDS * (settings.seed + number)
         for place, name in enumerate(LOADS):
             if name in settings.loads:
@@ -140,25 +179,43 @@ async def _measure(label: str, command: str, settings: PeersSettings, number: in
 
 
 async def _put(load: Load, target: Target, settings: PeersSettings, seed: int) -> ServingResult:
-    asked = ServingSettings(num_prompts=load.num_prompts, max_concurrency=load.concurrency, num_warmups=2, ignore_eos=True, seed=seed)
+    asked = ServingSettings(
+        num_prompts=load.num_prompts,
+        max_concurrency=load.concurrency,
+        num_warmups=2,
+        ignore_eos=True,
+        seed=seed,
+    )
     fields = asdict(load.workload) | {"vocab_size": settings.vocab_size}
     return await measure(target, asked, Workload(**fields))
 
 
 @contextmanager
 def _server(label: str, command: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A server on a free port, ended with all that it started. Raises `ValueError` where the command cannot be run."""
+    """A server on a free port, ended with all that it started. Raises `ValueError` where the
+    command cannot be run.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
     words = shlex.split(command)
-    words = [word.replace(PORT, str(port)) for word in words] if PORT in command else [*words, str(port)]
+    words = (
+        [word.replace(PORT, str(port)) for word in words]
+        if PORT in command
+        else [*words, str(port)]
+    )
     try:
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
     except OSError as error:
-        raise ValueError(f"the server {label} cannot be started: {words[0]}: {error.strerror}") from None
+        raise ValueError(
+            f"the server {label} cannot be started: {words[0]}: {error.strerror}"
+        ) from None
     try:
         yield process, port
     finally:
@@ -171,7 +228,9 @@ def _server(label: str, command: str) -> Iterator[tuple[subprocess.Popen[bytes],
 
 
 async def _first_token(label: str, target: Target, process: subprocess.Popen[bytes]) -> Target:
-    """The target with its model's name, as soon as it has answered. Raises `ValueError` where it does not."""
+    """The target with its model's name, as soon as it has answered. Raises `ValueError` where it
+    does not.
+    """
     deadline = time.monotonic() + _READY_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         try:
@@ -181,29 +240,52 @@ async def _first_token(label: str, target: Target, process: subprocess.Popen[byt
             return named
         except (ServerUnusable, RequestFailed):
             await asyncio.sleep(_POLL_SECONDS)
-    state = "ended" if process.poll() is not None else f"gave no answer within {_READY_SECONDS:.0f} s"
-    raise ValueError(f"the server {label} {state}; run its command by hand to see why: {shlex.join(map(str, process.args))}")  # type: ignore[arg-type]
+    state = (
+        "ended" if process.poll() is not None else f"gave no answer within {_READY_SECONDS:.0f} s"
+    )
+    raise ValueError(
+        f"the server {label} {state}; run its command by hand to see why: "
+        f"{shlex.join(map(str, process.args))}"  # type: ignore[arg-type]
+    )
 
 
 def table(measured: dict[str, Measured], loads: Sequence[str]) -> list[str]:
     """Markdown: a row a server, and below it what Piecework's figure is of the best peer's."""
     units = {_OUT: "out tok/s", _IN: "in tok/s"}
-    heads = ["server", "ready", *(f"{name}: {units[LOADS[name].figure]}" for name in loads), "memory"]
+    heads = [
+        "server",
+        "ready",
+        *(f"{name}: {units[LOADS[name].figure]}" for name in loads),
+        "memory",
+    ]
     lines = [_row(heads), _row(["---"] * len(heads))]
     for label, found in measured.items():
         figures = [f"{_figure(found, name):,.1f}" for name in loads]
-        lines.append(_row([label, f"{found.ready:.1f} s", *figures, f"{found.resident / MIB:,.0f} MiB"]))
+        lines.append(
+            _row([label, f"{found.ready:.1f} s", *figures, f"{found.resident / MIB:,.0f} MiB"])
+        )
     own, *peers = measured.values()
     if peers:
-        best = [f"{_figure(own, name) / max(_figure(peer, name) for peer in peers):.2f}x" for name in loads]
-        ready, memory = own.ready / min(peer.ready for peer in peers), own.resident / min(peer.resident for peer in peers)
+        best = [
+            f"{_figure(own, name) / max(_figure(peer, name) for peer in peers):.2f}x"
+            for name in loads
+        ]
+        ready, memory = (
+            own.ready / min(peer.ready for peer in peers),
+            own.resident / min(peer.resident for peer in peers),
+        )
         lines.append(_row(["piecework / best peer", f"{ready:.2f}x", *best, f"{memory:.2f}x"]))
     return lines
 
 
 def scaling_table(measured: dict[str, Measured]) -> list[str]:
-    """Markdown: output tokens a second and the median time to the first token, by how many ask at a time."""
-    heads = ["at a time", *(f"{label}: {what}" for label in measured for what in ("out tok/s", "TTFT"))]
+    """Markdown: output tokens a second and the median time to the first token, by how many ask at a
+    time.
+    """
+    heads = [
+        "at a time",
+        *(f"{label}: {what}" for label in measured for what in ("out tok/s", "TTFT")),
+    ]
     lines = [_row(heads), _row(["---"] * len(heads))]
     for clients in CLIENTS:
         cells = [str(clients)]
@@ -247,9 +329,21 @@ def _plot(measured: dict[str, Measured], path: str) -> None:
     for label, found in measured.items():
         figures = [found.scaling[clients].as_dict() for clients in CLIENTS]
         throughput.plot(CLIENTS, [row[_OUT] for row in figures], marker="o", label=label)
-        latency.plot(CLIENTS, [row["ttft_ms"]["median"] for row in figures], marker="o", label=label)
-    for axes, title in ((throughput, "output tokens a second"), (latency, "median time to first token, ms")):
-        axes.set(xscale="log", xlabel="requests at a time", title=title, ylim=(0, None), xticks=CLIENTS, xticklabels=CLIENTS)
+        latency.plot(
+            CLIENTS, [row["ttft_ms"]["median"] for row in figures], marker="o", label=label
+        )
+    for axes, title in (
+        (throughput, "output tokens a second"),
+        (latency, "median time to first token, ms"),
+    ):
+        axes.set(
+            xscale="log",
+            xlabel="requests at a time",
+            title=title,
+            ylim=(0, None),
+            xticks=CLIENTS,
+            xticklabels=CLIENTS,
+        )
         axes.minorticks_off()
         axes.legend()
     figure.tight_layout()

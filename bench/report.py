@@ -17,11 +17,18 @@ PERCENTILES = (90, 99)
 
 
 def distribution(values: Sequence[float]) -> dict[str, float] | None:
-    """Mean, median, p90, p99; between two values percentiles are interpolated linearly. None of no values."""
+    """Mean, median, p90, p99; between two values percentiles are interpolated linearly. None of no
+    values.
+    """
     if not values:
         return None
     points = np.percentile(values, [50, *PERCENTILES])
-    return {"mean": float(np.mean(values)), "median": float(points[0]), "p90": float(points[1]), "p99": float(points[2])}
+    return {
+        "mean": float(np.mean(values)),
+        "median": float(points[0]),
+        "p90": float(points[1]),
+        "p99": float(points[2]),
+    }
 
 
 class Failures:
@@ -51,10 +58,14 @@ class Failures:
 
 
 class Report:
-    """Where results go: lines to standard output, and JSON to a file; or with `-` JSON to standard output and lines to standard error."""
+    """Where results go: lines to standard output, and JSON to a file; or with `-` JSON to standard
+    output and lines to standard error.
+    """
 
     def __init__(self, json_target: str | None) -> None:
-        """Raises `ValueError` where the JSON file cannot be: better before the measurement than after it."""
+        """Raises `ValueError` where the JSON file cannot be: better before the measurement than
+        after it.
+        """
         self._json_target = json_target
         if json_target not in (None, "-") and not Path(str(json_target)).absolute().parent.is_dir():
             raise ValueError(f"--json {json_target}: there is no such folder")

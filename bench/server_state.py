@@ -26,7 +26,9 @@ _METRIC_NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
-    """Requests that run or wait, and tokens of the KV cache that requests hold (prefixes kept for reuse not counted); None: not told."""
+    """Requests that run or wait, and tokens of the KV cache that requests hold (prefixes kept for
+    reuse not counted); None: not told.
+    """
 
     running: int
     queued: int
@@ -42,7 +44,9 @@ class ServerState:
 
 
 async def read_state(client: Client) -> ServerState | None:
-    """From `/server_info`, else from `/metrics`; None where the server has neither. Raises `RequestFailed`."""
+    """From `/server_info`, else from `/metrics`; None where the server has neither. Raises
+    `RequestFailed`.
+    """
     with _unless_missing():
         info = await client.get_json("/server_info")
         state = _from_info(info)
@@ -54,7 +58,9 @@ async def read_state(client: Client) -> ServerState | None:
 
 
 async def wait_idle(client: Client, seconds: float) -> ServerState | None:
-    """The server's state as soon as it is idle, or the last one after `seconds`. Raises `RequestFailed`."""
+    """The server's state as soon as it is idle, or the last one after `seconds`. Raises
+    `RequestFailed`.
+    """
     deadline = time.monotonic() + seconds
     while True:
         state = await read_state(client)
@@ -76,8 +82,15 @@ def _from_info(info: Any) -> ServerState | None:
     states = info.get("internal_states") if isinstance(info, dict) else None
     if not states or "running_requests" not in states[0]:
         return None
-    total = {name: sum(state[name] for state in states) for name in ("running_requests", "queued_requests", "kv_tokens_used")}
-    return ServerState(running=total["running_requests"], queued=total["queued_requests"], kv_tokens_held=total["kv_tokens_used"])
+    total = {
+        name: sum(state[name] for state in states)
+        for name in ("running_requests", "queued_requests", "kv_tokens_used")
+    }
+    return ServerState(
+        running=total["running_requests"],
+        queued=total["queued_requests"],
+        kv_tokens_held=total["kv_tokens_used"],
+    )
 
 
 def _from_metrics(text: str) -> ServerState | None:
@@ -85,14 +98,22 @@ def _from_metrics(text: str) -> ServerState | None:
     for family in text_string_to_metric_families(text):
         for meaning, names in _METRIC_NAMES.items():
             if family.name.rpartition(":")[2] in names:
-                values[meaning] = values.get(meaning, 0) + round(sum(sample.value for sample in family.samples))
+                values[meaning] = values.get(meaning, 0) + round(
+                    sum(sample.value for sample in family.samples)
+                )
     if "running" not in values or "queued" not in values:
         return None
-    return ServerState(running=values["running"], queued=values["queued"], kv_tokens_held=values.get("kv_tokens_held"))
+    return ServerState(
+        running=values["running"],
+        queued=values["queued"],
+        kv_tokens_held=values.get("kv_tokens_held"),
+    )
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a process and all that it started. Raises `ValueError` where there is no such process."""
+    """Resident memory of a process and all that it started. Raises `ValueError` where there is no
+    such process.
+    """
     try:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:

@@ -22,7 +22,8 @@ MILLISECONDS = 1000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingSettings:
-    """The load. `request_rate`: arrivals a second, infinite: all at once; `max_concurrency` None: no bound.
+    """The load. `request_rate`: arrivals a second, infinite: all at once; `max_concurrency` None:
+    no bound.
 
     `num_warmups` requests are sent one by one before the clock starts.
     """
@@ -41,8 +42,9 @@ class ServingSettings:
 class ServingResult:
     """What a load measured. `duration`: seconds from the first request to the last answer.
 
-    Of each answered request: `ttft` from sending to its first token, `tpot` the mean time of each further token, `e2e` from sending to its
-    end; `itl` are the gaps between the events that brought tokens, of all requests together. Seconds.
+    Of each answered request: `ttft` from sending to its first token, `tpot` the mean time of each
+    further token, `e2e` from sending to its end; `itl` are the gaps between the events that brought
+    tokens, of all requests together. Seconds.
     """
 
     duration: float
@@ -75,7 +77,12 @@ class ServingResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Counts, rates a second, and distributions in milliseconds."""
-        latencies = {"ttft_ms": self.ttft, "tpot_ms": self.tpot, "itl_ms": self.itl, "e2e_ms": self.e2e}
+        latencies = {
+            "ttft_ms": self.ttft,
+            "tpot_ms": self.tpot,
+            "itl_ms": self.itl,
+            "e2e_ms": self.e2e,
+        }
         return {
             "completed": self.completed,
             "failed": self.failures.total,
@@ -89,7 +96,10 @@ class ServingResult:
             "output_throughput": self.output_tokens / self.duration,
             "total_throughput": (self.prompt_tokens + self.output_tokens) / self.duration,
             "mean_concurrency": sum(self.e2e) / self.duration,
-            **{name: distribution([value * MILLISECONDS for value in values]) for name, values in latencies.items()},
+            **{
+                name: distribution([value * MILLISECONDS for value in values])
+                for name, values in latencies.items()
+            },
         }
 
     def lines(self) -> list[str]:
@@ -108,7 +118,8 @@ class ServingResult:
         ]
         if self.without_usage:
             lines.append(
-                f"{self.without_usage} answers came without usage; their output tokens were counted by events, their input is missing"
+                f"{self.without_usage} answers came without usage; their output tokens were "
+                "counted by events, their input is missing"
             )
         return [*lines, "", *_latency_table(figures)]
 
@@ -118,19 +129,25 @@ def _latency_table(figures: dict[str, Any]) -> list[str]:
     lines = [f"{'ms':<8}" + "".join(f"{column:>12}" for column in columns)]
     for name in ("ttft", "tpot", "itl", "e2e"):
         row = figures[f"{name}_ms"]
-        values = ["-"] * len(columns) if row is None else [f"{row[column]:.2f}" for column in columns]
+        values = (
+            ["-"] * len(columns) if row is None else [f"{row[column]:.2f}" for column in columns]
+        )
         lines.append(f"{name.upper():<8}" + "".join(f"{value:>12}" for value in values))
     return lines
 
 
 def run(target: Target, settings: ServingSettings, workload: Workload, report: Report) -> int:
-    """Measure and report; 1 where a request failed, else 0. Raises `ValueError` for what the user can mend."""
+    """Measure and report; 1 where a request failed, else 0. Raises `ValueError` for what the user
+    can mend.
+    """
     if settings.num_prompts < 1:
         raise ValueError(f"--num-prompts must be at least 1, got {settings.num_prompts}")
     return asyncio.run(_run(target, settings, workload, report))
 
 
-async def _run(target: Target, settings: ServingSettings, workload: Workload, report: Report) -> int:
+async def _run(
+    target: Target, settings: ServingSettings, workload: Workload, report: Report
+) -> int:
     target = await resolve(target)
     result = await measure(target, settings, workload)
     report.print(result.lines())
@@ -141,7 +158,9 @@ async def _run(target: Target, settings: ServingSettings, workload: Workload, re
 
 
 async def measure(target: Target, settings: ServingSettings, workload: Workload) -> ServingResult:
-    """Put the load on the server, whose model is named. Raises `ServerUnusable`, and `ValueError` for a data set that is not there."""
+    """Put the load on the server, whose model is named. Raises `ServerUnusable`, and `ValueError`
+    for a data set that is not there.
+    """
     rng = random.Random(settings.seed)
     async with Client(target) as client:
         if workload.needs_vocab_size and workload.vocab_size is None:
@@ -153,7 +172,9 @@ async def measure(target: Target, settings: ServingSettings, workload: Workload)
         return await _measure(client, calls[settings.num_warmups :], settings, rng)
 
 
-async def _measure(client: Client, calls: list[GenerationCall], settings: ServingSettings, rng: random.Random) -> ServingResult:
+async def _measure(
+    client: Client, calls: list[GenerationCall], settings: ServingSettings, rng: random.Random
+) -> ServingResult:
     failures = Failures()
 
     async def send(call: GenerationCall) -> Answer | None:
@@ -168,7 +189,9 @@ async def _measure(client: Client, calls: list[GenerationCall], settings: Servin
     arrivals = poisson_arrivals(len(calls), settings.request_rate, rng)
     with progress_bar(total=len(calls), unit="request") as bar:
         begin = time.perf_counter()
-        answers = await run_load(calls, send, concurrency=settings.max_concurrency, arrivals=arrivals)
+        answers = await run_load(
+            calls, send, concurrency=settings.max_concurrency, arrivals=arrivals
+        )
         result = ServingResult(time.perf_counter() - begin, failures)
     for answer in answers:
         if answer is not None:
@@ -188,11 +211,15 @@ def _call(prompt: Prompt, settings: ServingSettings) -> GenerationCall:
 
 
 async def _warm_up(client: Client, call: GenerationCall) -> None:
-    """Raises `ServerUnusable` where the server does not take such requests: so will it be with all others."""
+    """Raises `ServerUnusable` where the server does not take such requests: so will it be with all
+    others.
+    """
     try:
         await ask(client, call)
     except RequestFailed as error:
-        raise ServerUnusable(f"the first request to {client.target.base_url} failed: {error}") from None
+        raise ServerUnusable(
+            f"the first request to {client.target.base_url} failed: {error}"
+        ) from None
 
 
 async def _vocab_size(client: Client) -> int:
@@ -200,5 +227,8 @@ async def _vocab_size(client: Client) -> int:
     try:
         return int((await client.get_json("/get_model_info"))["vocab_size"])
     except (RequestFailed, KeyError, TypeError, ValueError):
-        message = "does not tell its vocabulary's size: give it with --vocab-size, or send text with --prompt-kind words"
+        message = (
+            "does not tell its vocabulary's size: give it with --vocab-size, or send text "
+            "with --prompt-kind words"
+        )
         raise ServerUnusable(f"{client.target.base_url} {message}") from None

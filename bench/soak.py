@@ -1,4 +1,6 @@
-"""Many requests of mixed shapes, with clients that leave and requests that are aborted: is every answer right, does anything leak?"""
+"""Many requests of mixed shapes, with clients that leave and requests that are aborted: is every
+answer right, does anything leak?
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,11 @@ _EXAMPLES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakSettings:
-    """`verify`: so many requests are also sent alone, before the load, and must be answered alike under it. `settle_seconds`: how long the
-    server may take to become idle. `max_mismatches`, `max_memory_growth_mib`: above these the soak fails; None: they are only told.
-    `kills`, `hangs`: what is done to the engine process of `server_pid` under the load, after each `fault_interval` seconds of serving.
+    """`verify`: so many requests are also sent alone, before the load, and must be answered alike
+    under it. `settle_seconds`: how long the server may take to become idle. `max_mismatches`,
+    `max_memory_growth_mib`: above these the soak fails; None: they are only told. `kills`, `hangs`:
+    what is done to the engine process of `server_pid` under the load, after each `fault_interval`
+    seconds of serving.
     """
 
     num_requests: int = 2000
@@ -48,12 +52,17 @@ class SoakSettings:
 
     def __post_init__(self) -> None:
         if (self.kills or self.hangs) and self.server_pid is None:
-            raise ValueError("--kill-engine and --hang-engine need --server-pid, the process of a server of this machine")
+            raise ValueError(
+                "--kill-engine and --hang-engine need --server-pid, the process of a server of "
+                "this machine"
+            )
 
 
 @dataclass(slots=True)
 class SoakResult:
-    """What a soak saw. `outcomes`: requests by their end; `problems`: what was wrong with answers."""
+    """What a soak saw. `outcomes`: requests by their end; `problems`: what was wrong with
+    answers.
+    """
 
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: Failures = field(default_factory=Failures)
@@ -68,7 +77,9 @@ class SoakResult:
 
     @property
     def memory_growth_mib(self) -> float | None:
-        """From a quarter of the load on, when caches and allocators have taken what they take; None where it was not watched."""
+        """From a quarter of the load on, when caches and allocators have taken what they take; None
+        where it was not watched.
+        """
         if not self.memory:
             return None
         return (self.memory[-1] - self.memory[len(self.memory) // 4]) / MIB
@@ -85,27 +96,48 @@ class SoakResult:
         if settings.max_mismatches is not None and len(self.mismatches) > settings.max_mismatches:
             reasons.append(f"{len(self.mismatches)} answers differ from the same request alone")
         if self.faults.total() < settings.kills + settings.hangs:
-            reasons.append(f"the server survived {self.faults.total()} of {settings.kills + settings.hangs} faults of its engine")
+            reasons.append(
+                f"the server survived {self.faults.total()} of {settings.kills + settings.hangs} "
+                "faults of its engine"
+            )
         growth = self.memory_growth_mib
-        if growth is not None and settings.max_memory_growth_mib is not None and growth > settings.max_memory_growth_mib:
+        if (
+            growth is not None
+            and settings.max_memory_growth_mib is not None
+            and growth > settings.max_memory_growth_mib
+        ):
             reasons.append(f"the server's memory grew by {growth:.1f} MiB")
         return reasons
 
     def lines(self) -> list[str]:
         outcomes = ", ".join(f"{count} {outcome}" for outcome, count in self.outcomes.most_common())
-        lines = [f"Requests:   {outcomes}", *self.failures.lines(), f"Wrong:      {len(self.problems)}"]
+        lines = [
+            f"Requests:   {outcomes}",
+            *self.failures.lines(),
+            f"Wrong:      {len(self.problems)}",
+        ]
         lines += [f"  {problem}" for problem in self.problems[:_EXAMPLES]]
-        lines.append(f"Verified:   {self.verified} answers compared with the same request alone, {len(self.mismatches)} differ")
+        lines.append(
+            f"Verified:   {self.verified} answers compared with the same request alone, "
+            f"{len(self.mismatches)} differ"
+        )
         lines += [f"  {mismatch}" for mismatch in self.mismatches[:_EXAMPLES]]
         unknown = "not checked, the server has neither /server_info nor /metrics"
         lines.append(f"At the end: {unknown if self.state is None else self.state.line()}")
         if self.faults:
-            lines.append(f"Engine:     {', '.join(f'{count} times {kind}' for kind, count in self.faults.most_common())}")
+            lines.append(
+                "Engine:     "
+                f"{', '.join(f'{count} times {kind}' for kind, count in self.faults.most_common())}"
+            )
         if self.memory:
             figures = (
-                f"{self.memory[0] / MIB:.1f} MiB at the start, {max(self.memory) / MIB:.1f} at most, {self.memory[-1] / MIB:.1f} at the end"
+                f"{self.memory[0] / MIB:.1f} MiB at the start, {max(self.memory) / MIB:.1f} "
+                f"at most, {self.memory[-1] / MIB:.1f} at the end"
             )
-            lines.append(f"Memory:     {figures}; growth since the first quarter {self.memory_growth_mib:+.1f} MiB")
+            lines.append(
+                f"Memory:     {figures}; growth since the first quarter "
+                f"{self.memory_growth_mib:+.1f} MiB"
+            )
         return lines
 
     def as_dict(self) -> dict[str, Any]:
@@ -123,7 +155,9 @@ class SoakResult:
 
 
 def run(target: Target, settings: SoakSettings, mix: Mix, report: Report) -> int:
-    """Soak and report; 1 where anything was wrong, else 0. Raises `ValueError` for what the user can mend."""
+    """Soak and report; 1 where anything was wrong, else 0. Raises `ValueError` for what the user
+    can mend.
+    """
     if settings.server_pid is not None:
         resident_bytes(settings.server_pid)
     return asyncio.run(_run(target, settings, mix, report))
@@ -137,7 +171,9 @@ async def _run(target: Target, settings: SoakSettings, mix: Mix, report: Report)
     reasons = result.verdict(settings)
     report.print([*result.lines(), f"FAILED: {'; '.join(reasons)}" if reasons else "PASSED"])
     server = {"base_url": target.base_url, "model": target.model}
-    report.write({**server, **asdict(settings), **asdict(mix), **result.as_dict(), "failed": reasons})
+    report.write(
+        {**server, **asdict(settings), **asdict(mix), **result.as_dict(), "failed": reasons}
+    )
     return 1 if reasons else 0
 
 
@@ -145,7 +181,12 @@ async def soak(target: Target, settings: SoakSettings, mix: Mix) -> SoakResult:
     """Put the whole load on the server, whose model is named where an API of `mix` needs it."""
     async with Client(target) as client:
         mix = await _with_server_limits(client, mix)
-        run = _Soak(client, settings, [mix.request(number) for number in range(settings.num_requests)], mix.seed)
+        run = _Soak(
+            client,
+            settings,
+            [mix.request(number) for number in range(settings.num_requests)],
+            mix.seed,
+        )
         await run.ask_alone(_sample(run.requests, settings.verify, mix.seed))
         await run.load()
         await run.settle()
@@ -163,21 +204,30 @@ async def _with_server_limits(client: Client, mix: Mix) -> Mix:
         # Rare words may take several tokens, and a chat template some more.
         room = (context - mix.max_new_tokens) // 2
         if room < 1:
-            raise ValueError(f"--max-new-tokens {mix.max_new_tokens} leaves no room for a prompt in a context of {context} tokens")
+            raise ValueError(
+                f"--max-new-tokens {mix.max_new_tokens} leaves no room for a prompt in a context "
+                f"of {context} tokens"
+            )
         mix = replace(mix, max_prompt_words=min(mix.max_prompt_words, room))
     return replace(mix, vocab_size=mix.vocab_size or vocab_size)
 
 
 def _sample(requests: list[SoakRequest], count: int, seed: int) -> list[int]:
     """Numbers of requests that will be read to their end and whose answer is determined."""
-    eligible = [number for number, request in enumerate(requests) if request.deterministic and request.fate is Fate.READ]
+    eligible = [
+        number
+        for number, request in enumerate(requests)
+        if request.deterministic and request.fate is Fate.READ
+    ]
     return sorted(random.Random(seed).sample(eligible, min(count, len(eligible))))
 
 
 class _Soak:
     """One soak under way."""
 
-    def __init__(self, client: Client, settings: SoakSettings, requests: list[SoakRequest], seed: int) -> None:
+    def __init__(
+        self, client: Client, settings: SoakSettings, requests: list[SoakRequest], seed: int
+    ) -> None:
         self.requests = requests
         self.result = SoakResult()
         self._client = client
@@ -194,7 +244,9 @@ class _Soak:
                 self._alone[number] = answer
 
     async def load(self) -> None:
-        """All requests, and an eye on the server's memory meanwhile; again, until all faults of the engine are through."""
+        """All requests, and an eye on the server's memory meanwhile; again, until all faults of the
+        engine are through.
+        """
         watch = asyncio.create_task(self._watch_memory())
         faults = asyncio.create_task(self._commit_faults())
         await self._load_once()
@@ -218,12 +270,18 @@ class _Soak:
         if settings.server_pid is None:
             return
         faults = Faults(
-            server_pid=settings.server_pid, kills=settings.kills, hangs=settings.hangs, interval=settings.fault_interval, seed=self._seed
+            server_pid=settings.server_pid,
+            kills=settings.kills,
+            hangs=settings.hangs,
+            interval=settings.fault_interval,
+            seed=self._seed,
         )
         try:
             await faults.commit(self._serves, lambda kind: self.result.faults.update([kind]))
         except (TimeoutError, psutil.Error) as error:
-            self.result.failures.add(RequestFailed("the server did not survive a fault of its engine", repr(error)))
+            self.result.failures.add(
+                RequestFailed("the server did not survive a fault of its engine", repr(error))
+            )
 
     async def _serves(self) -> bool:
         try:
@@ -235,7 +293,8 @@ class _Soak:
     async def settle(self) -> None:
         """Wait until the server is idle; remember its state, and its memory.
 
-        A server may tell the figures of its last step, so it is first given one more: a single token.
+        A server may tell the figures of its last step, so it is first given one more: a single
+        token.
         """
         try:
             await ask(self._client, GenerationCall(prompt="Hi", max_tokens=1))
@@ -279,17 +338,32 @@ class _Soak:
             return "failed"
         return "aborted" if answer.unfinished else "answered"
 
-    async def _read(self, number: int, request: SoakRequest, *, rid: str | None = None, watch: Any = lambda answer: None) -> Answer | None:
+    async def _read(
+        self,
+        number: int,
+        request: SoakRequest,
+        *,
+        rid: str | None = None,
+        watch: Any = lambda answer: None,
+    ) -> Answer | None:
         """The answer, checked; None where the request failed."""
         call = replace(request.call, rid=rid or uuid.uuid4().hex)
         try:
-            answer = await ask(self._client, call, api=request.api, watch=watch, allow_abort=request.fate is Fate.ABORT)
+            answer = await ask(
+                self._client,
+                call,
+                api=request.api,
+                watch=watch,
+                allow_abort=request.fate is Fate.ABORT,
+            )
         except RequestFailed as error:
             self.result.failures.add(error)
             if error.reason == MALFORMED:
                 self.result.problems.append(f"request {number} ({request.api}): {error}")
             return None
-        self.result.problems += [f"request {number} ({request.api}): {problem}" for problem in problems(request, answer)]
+        self.result.problems += [
+            f"request {number} ({request.api}): {problem}" for problem in problems(request, answer)
+        ]
         return answer
 
     async def _read_aborted(self, number: int, request: SoakRequest) -> Answer | None:
@@ -323,11 +397,19 @@ class _Soak:
             return
         self.result.verified += 1
         if (alone.texts, alone.finish_reasons) != (answer.texts, answer.finish_reasons):
-            differing = next(((a, b) for a, b in zip(alone.texts, answer.texts, strict=True) if a != b), ("", ""))
-            self.result.mismatches.append(f"request {number}: alone {_around(*differing)}, under load {_around(*reversed(differing))}")
+            differing = next(
+                ((a, b) for a, b in zip(alone.texts, answer.texts, strict=True) if a != b), ("", "")
+            )
+            self.result.mismatches.append(
+                f"request {number}: alone {_around(*differing)}, under load "
+                f"{_around(*reversed(differing))}"
+            )
 
 
 def _around(text: str, other: str) -> str:
     """A piece of `text` from a little before the place where `other` departs from it."""
-    same = next((at for at, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
+    same = next(
+        (at for at, (a, b) in enumerate(zip(text, other, strict=False)) if a != b),
+        min(len(text), len(other)),
+    )
     return repr(text[max(0, same - 20) : same + 20])

@@ -10,12 +10,16 @@ from .soak_requests import Fate, SoakRequest
 
 
 def problems(request: SoakRequest, answer: Answer) -> Iterator[str]:
-    """Each thing that is wrong with the answer to `request`. Its form has been checked when it was read."""
+    """Each thing that is wrong with the answer to `request`. Its form has been checked when it was
+    read.
+    """
     call = request.call
     if answer.retracted:
         yield "the stream took text back"
     for reason in answer.finish_reasons:
-        if reason not in ("stop", "length") and not (reason == "abort" and request.fate is Fate.ABORT):
+        if reason not in ("stop", "length") and not (
+            reason == "abort" and request.fate is Fate.ABORT
+        ):
             yield f"finish reason {reason}"
     if any(stop in text for stop in call.stop for text in answer.texts):
         yield "a stop string is in the text"
@@ -26,8 +30,14 @@ def problems(request: SoakRequest, answer: Answer) -> Iterator[str]:
         yield f"{answer.prompt_tokens} prompt tokens counted, {len(call.prompt)} sent"
     if not 0 <= answer.completion_tokens <= call.n * call.max_tokens:
         yield f"{answer.completion_tokens} tokens, more than {call.n} x {call.max_tokens}"
-    if all(reason == "length" for reason in answer.finish_reasons) and answer.completion_tokens != call.n * call.max_tokens:
-        yield f"ended for length after {answer.completion_tokens} of {call.n} x {call.max_tokens} tokens"
+    if (
+        all(reason == "length" for reason in answer.finish_reasons)
+        and answer.completion_tokens != call.n * call.max_tokens
+    ):
+        yield (
+            f"ended for length after {answer.completion_tokens} of {call.n} x {call.max_tokens} "
+            "tokens"
+        )
     yield from _logprob_problems(request, answer)
 
 

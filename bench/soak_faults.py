@@ -1,4 +1,6 @@
-"""Kills and stops the engine process of a server of this machine, again and again, while a soak puts its load on it."""
+"""Kills and stops the engine process of a server of this machine, again and again, while a soak
+puts its load on it.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,15 @@ import psutil
 _ENGINE = "engine_process"
 _POLL_SECONDS = 0.2
 _GONE_SECONDS = 900.0
-"""A stopped process must have been replaced by then: longer than the default of --watchdog-timeout."""
+"""A stopped process must have been replaced by then: longer than the default of --watchdog-timeout.
+"""
 _READY_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What is done to the engine: `kills` times SIGKILL, `hangs` times SIGSTOP, in an order that `seed` draws.
+    """What is done to the engine: `kills` times SIGKILL, `hangs` times SIGSTOP, in an order that
+    `seed` draws.
 
     `interval`: seconds that the server serves between two of them.
     """
@@ -30,7 +34,9 @@ class Faults:
     interval: float
     seed: int
 
-    async def commit(self, ready: Callable[[], Awaitable[bool]], tell: Callable[[str], None]) -> None:
+    async def commit(
+        self, ready: Callable[[], Awaitable[bool]], tell: Callable[[str], None]
+    ) -> None:
         """One fault after the other, each told by its name once the server serves again.
 
         Raises `TimeoutError` where it does not, `psutil.NoSuchProcess` where it has ended.
@@ -54,7 +60,9 @@ class Faults:
         found: list[psutil.Process] = []
 
         def look() -> bool:
-            found[:] = [child for child in psutil.Process(self.server_pid).children() if _is_engine(child)]
+            found[:] = [
+                child for child in psutil.Process(self.server_pid).children() if _is_engine(child)
+            ]
             return bool(found)
 
         await _until(look, _READY_SECONDS)

@@ -43,7 +43,9 @@ class SoakRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """What requests are made of. Rates are shares of all requests; `vocab_size` None: no prompts of token ids."""
+    """What requests are made of. Rates are shares of all requests; `vocab_size` None: no prompts of
+    token ids.
+    """
 
     apis: Sequence[Api]
     seed: int = 0
@@ -71,11 +73,15 @@ class Mix:
         return self._with_fate(SoakRequest(api=api, call=call), rng)
 
     def _prompt(self, api: Api, rng: random.Random) -> str | list[int]:
-        """Short, medium or long; half of them with one of a few beginnings, which the server's prefix cache can share."""
+        """Short, medium or long; half of them with one of a few beginnings, which the server's
+        prefix cache can share.
+        """
         longest = self.max_prompt_words
         length = rng.randint(1, rng.choice((max(1, longest // 25), max(1, longest // 5), longest)))
         if self.vocab_size is not None and api is not Api.CHAT and rng.random() < 0.2:
-            return rng.choices(range(self.vocab_size // 20, self.vocab_size - self.vocab_size // 20), k=length)
+            return rng.choices(
+                range(self.vocab_size // 20, self.vocab_size - self.vocab_size // 20), k=length
+            )
         beginning: list[str] = []
         if rng.random() < 0.5:
             shared = random.Random(f"{self.seed} beginning {rng.randrange(_SHARED_BEGINNINGS)}")
@@ -84,12 +90,16 @@ class Mix:
 
     def _with_fate(self, request: SoakRequest, rng: random.Random) -> SoakRequest:
         draw = rng.random()
-        # As many moments in the first milliseconds, when a request is parsed and queued, as while it runs.
+        # As many moments in the first milliseconds, when a request is parsed and queued, as while
+        # it runs.
         wait = 0.001 * (LONGEST_WAIT / 0.001) ** rng.random()
         if draw < self.disconnect_rate:
             return replace(request, fate=Fate.DISCONNECT, wait=wait)
         if draw < self.disconnect_rate + self.abort_rate:
-            # The OpenAI endpoints tell a request's id in its stream; that of /generate is the client's own.
+            # The OpenAI endpoints tell a request's id in its stream; that of /generate is the
+            # client's own.
             stream = request.call.stream or request.api is not Api.GENERATE
-            return replace(request, fate=Fate.ABORT, wait=wait, call=replace(request.call, stream=stream))
+            return replace(
+                request, fate=Fate.ABORT, wait=wait, call=replace(request.call, stream=stream)
+            )
         return request

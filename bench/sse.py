@@ -6,8 +6,9 @@ from __future__ import annotations
 class SSEDecoder:
     """Takes the chunks of a `text/event-stream`, gives the data of its events.
 
-    Format: https://html.spec.whatwg.org/multipage/server-sent-events.html. A line may end in LF, CR LF or CR, and a chunk
-    anywhere. Comments and fields other than `data` are skipped; several `data` lines of one event are joined by LF.
+    Format: https://html.spec.whatwg.org/multipage/server-sent-events.html. A line may end in LF, CR
+    LF or CR, and a chunk anywhere. Comments and fields other than `data` are skipped; several
+    `data` lines of one event are joined by LF.
     """
 
     def __init__(self) -> None:

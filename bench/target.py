@@ -17,9 +17,11 @@ class Api(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A server. `model` None: the first that it lists. `timeout`: seconds that one request may take.
+    """A server. `model` None: the first that it lists. `timeout`: seconds that one request may
+    take.
 
-    `keep_alive` False opens a connection for each request. Raises `ValueError` where `base_url` is no http(s) URL.
+    `keep_alive` False opens a connection for each request. Raises `ValueError` where `base_url` is
+    no http(s) URL.
     """
 
     base_url: str
@@ -32,6 +34,9 @@ class Target:
     def __post_init__(self) -> None:
         parts = urlsplit(self.base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{self.base_url!r} is no URL of a server; give one like http://127.0.0.1:30000")
-        # The paths of the OpenAI endpoints begin with /v1 themselves; most clients want it in the base URL.
+            raise ValueError(
+                f"{self.base_url!r} is no URL of a server; give one like http://127.0.0.1:30000"
+            )
+        # The paths of the OpenAI endpoints begin with /v1 themselves; most clients want it in the
+        # base URL.
         object.__setattr__(self, "base_url", self.base_url.rstrip("/").removesuffix("/v1"))

@@ -15,9 +15,12 @@ PROMPT_KINDS = ("token-ids", "words")
 CHARACTERS_PER_TOKEN = 4
 """What a ShareGPT reply's length in tokens is estimated by, for want of a tokenizer."""
 _WORDS = (
-    "the of and to in is you that it he was for on are as with his they at be this have from or one had by but not what all were we "
-    "when your can said there use an each which she do how their if will up other about out many then them these so some her would "
-    "make like him into time has look two more write go see number no way could people my than first water been call who now find "
+    "the of and to in is you that it he was for on are as with his they at be this have from or "
+    "one had by but not what all were we "
+    "when your can said there use an each which she do how their if will up other about out many "
+    "then them these so some her would "
+    "make like him into time has look two more write go see number no way could people my than "
+    "first water been call who now find "
     "long down day did get come made may part"
 )
 WORDS = tuple(_WORDS.split())
@@ -34,10 +37,12 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Which prompts. Lengths in tokens; `kind` says whether the random ones are token ids (exact lengths) or words (about one token each).
+    """Which prompts. Lengths in tokens; `kind` says whether the random ones are token ids (exact
+    lengths) or words (about one token each).
 
-    A random length L is drawn evenly from L (1 - `random_range_ratio`) to L (1 + `random_range_ratio`), as in vLLM's benchmark.
-    `vocab_size` is needed for token ids. `output_len` overrides how much gsm8k and sharegpt-file ask for.
+    A random length L is drawn evenly from L (1 - `random_range_ratio`) to L (1 +
+    `random_range_ratio`), as in vLLM's benchmark. `vocab_size` is needed for token ids.
+    `output_len` overrides how much gsm8k and sharegpt-file ask for.
     """
 
     dataset: str = "random"
@@ -63,23 +68,37 @@ def make_prompts(workload: Workload, count: int, rng: random.Random) -> list[Pro
         case "random":
             return _random_prompts(workload, [[]], count, rng)
         case "shared-prefix":
-            prefixes = [_symbols(workload, workload.prefix_len, rng) for _ in range(workload.num_prefixes)]
+            prefixes = [
+                _symbols(workload, workload.prefix_len, rng) for _ in range(workload.num_prefixes)
+            ]
             return _random_prompts(workload, prefixes, count, rng)
         case "gsm8k":
             texts = _gsm8k_texts(workload)
-            return [Prompt(next(texts), workload.output_len or 512, GSM8K_STOPS) for _ in range(count)]
+            return [
+                Prompt(next(texts), workload.output_len or 512, GSM8K_STOPS) for _ in range(count)
+            ]
         case "sharegpt-file":
             return _sharegpt_prompts(workload, count, rng)
     raise AssertionError(workload.dataset)
 
 
-def _random_prompts(workload: Workload, prefixes: list[list[int]], count: int, rng: random.Random) -> list[Prompt]:
+def _random_prompts(
+    workload: Workload, prefixes: list[list[int]], count: int, rng: random.Random
+) -> list[Prompt]:
     prompts = []
     for index in range(count):
         length = _draw_length(workload.random_input_len, workload.random_range_ratio, rng)
         symbols = prefixes[index % len(prefixes)] + _symbols(workload, length, rng)
-        content = symbols if workload.kind == "token-ids" else " ".join(WORDS[symbol] for symbol in symbols)
-        prompts.append(Prompt(content, _draw_length(workload.random_output_len, workload.random_range_ratio, rng)))
+        content = (
+            symbols
+            if workload.kind == "token-ids"
+            else " ".join(WORDS[symbol] for symbol in symbols)
+        )
+        prompts.append(
+            Prompt(
+                content, _draw_length(workload.random_output_len, workload.random_range_ratio, rng)
+            )
+        )
     return prompts
 
 
@@ -88,7 +107,9 @@ def _draw_length(length: int, ratio: float, rng: random.Random) -> int:
 
 
 def _symbols(workload: Workload, length: int, rng: random.Random) -> list[int]:
-    """Random token ids, or indices of words. Ids keep clear of both ends of the vocabulary, where special and unused ones are."""
+    """Random token ids, or indices of words. Ids keep clear of both ends of the vocabulary, where
+    special and unused ones are.
+    """
     if workload.kind == "words":
         return rng.choices(range(len(WORDS)), k=length)
     assert workload.vocab_size is not None
@@ -108,5 +129,7 @@ def _sharegpt_prompts(workload: Workload, count: int, rng: random.Random) -> lis
     prompts = []
     for _ in range(count):
         prompt, reply = next(chosen)
-        prompts.append(Prompt(prompt, workload.output_len or max(1, len(reply) // CHARACTERS_PER_TOKEN)))
+        prompts.append(
+            Prompt(prompt, workload.output_len or max(1, len(reply) // CHARACTERS_PER_TOKEN))
+        )
     return prompts

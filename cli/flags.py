@@ -1,4 +1,4 @@
-"""Command-line flags made from the config dataclasses, and the settings of the HTTP server."""
+"""Command-line flags made from the config dataclasses."""
 
 from __future__ import annotations
 
@@ -6,118 +6,26 @@ import argparse
 import copy
 import dataclasses
 import difflib
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 from typing import Any, NoReturn, get_args, get_type_hints
 
-from ..runtime.config import EngineConfig, option
+from ..runtime.config import EngineConfig
 from ..runtime.foreign_names import SAME, own_value
-from ..server.api_key import checked_key, read_api_key
-from ..server.http.limits import HttpLimits
+from ..server.config import ServerConfig
 
-LOG_LEVELS = ("debug", "info", "warning", "error")
-SERVER = "server"
-_LEAST_WATCHDOG = 3
-"""Seconds: an engine gives a sign of life every second."""
 EXIT_USER_ERROR = 2
 _MULTIPLES = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}
 """As vLLM reads them: 1k is 1,000 tokens, 1K is 1,024."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommonServerConfig(HttpLimits):
-    """Settings of one server, its engine's included, that do not depend on what it serves. Raises `ValueError` with a remedy."""
-
-    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 takes requests from other machines", group=SERVER, metavar="ADDRESS")
-    port: int = option(30000, "port to listen on; 0 takes a free one", group=SERVER, metavar="N")
-    api_key: str | None = option(
-        None,
-        "requests must carry this key as `Authorization: Bearer KEY`; /health stays open; every user of this machine sees a flag: "
-        "give it by --api-key-file or PIECEWORK_API_KEY instead; default: no key",
-        group=SERVER,
-        metavar="KEY",
-    )
-    api_key_file: str | None = option(None, "a file that holds the key, instead of --api-key; default: none", group=SERVER, metavar="FILE")
-    cors_origins: str = option(
-        "",
-        "origins (https://a.example,http://localhost:5173) whose pages may call this server from a browser, * for all; default: none",
-        group=SERVER,
-        metavar="LIST",
-    )
-    served_model_name: str = option(
-        "", "the model's name in requests and in /v1/models; default: the last part of --model-path", group=SERVER, metavar="NAME"
-    )
-    max_queued_requests: int = option(
-        512, "requests that may wait beyond those running; more are answered 503 with Retry-After", group=SERVER, metavar="N"
-    )
-    drain_timeout: float = option(
-        30.0, "seconds that running requests get to finish when the server is told to stop", group=SERVER, metavar="SECONDS"
-    )
-    watchdog_timeout: float = option(
-        300.0,
-        "seconds without a sign of life after which the engine process is taken to hang, and is started again; 0: never",
-        group=SERVER,
-        metavar="SECONDS",
-    )
-    log_level: str = option("info", "how much to log; debug logs every HTTP request too", group=SERVER, choices=LOG_LEVELS)
-    engine: Any
-
-    def __post_init__(self) -> None:
-        HttpLimits.__post_init__(self)
-        if not 0 <= self.port <= 65535:
-            raise ValueError(f"--port must lie between 0 and 65535, got {self.port}")
-        if self.max_queued_requests < 0:
-            raise ValueError(f"--max-queued-requests must be at least 0, got {self.max_queued_requests}")
-        if not 0 <= self.drain_timeout < float("inf"):
-            raise ValueError(f"--drain-timeout must be 0 or more seconds, got {self.drain_timeout}")
-        if self.watchdog_timeout != 0 and not _LEAST_WATCHDOG <= self.watchdog_timeout < float("inf"):
-            raise ValueError(
-                f"--watchdog-timeout must be 0, which watches nothing, or at least {_LEAST_WATCHDOG} seconds, got {self.watchdog_timeout}"
-            )
-        if self.log_level not in LOG_LEVELS:
-            raise ValueError(f"--log-level must be one of {', '.join(LOG_LEVELS)}, got {self.log_level}")
-        if self.api_key is not None and self.api_key_file is not None:
-            raise ValueError("--api-key and --api-key-file both give a key; leave one of them out")
-        if self.api_key is not None:
-            object.__setattr__(self, "api_key", checked_key(self.api_key, "--api-key"))
-        if self.api_key_file is not None:
-            object.__setattr__(self, "api_key", read_api_key(self.api_key_file))
-            object.__setattr__(self, "api_key_file", None)
-        parse_origins(self.cors_origins)
-        if not self.served_model_name:
-            object.__setattr__(self, "served_model_name", _last_name(self.engine.model_path))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig(CommonServerConfig):
-    """Settings of a server of a language model."""
-
-    chat_template: str | None = option(
-        None, "Jinja template that turns a chat into a prompt, or a file with it; default: the model's own", group=SERVER, metavar="FILE"
-    )
-    engine: EngineConfig = field(default_factory=EngineConfig)
-
-
-def parse_origins(text: str) -> list[str]:
-    """What `--cors-origins` lists. Raises `ValueError` for what no browser sends as its origin."""
-    origins = [origin.strip() for origin in text.split(",") if origin.strip()]
-    for origin in origins:
-        if origin != "*" and re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s*]+", origin) is None:
-            raise ValueError(f"--cors-origins: {origin!r} is no origin such as https://a.example or http://localhost:5173, without a path")
-    return origins
-
-
-def _last_name(model_path: str) -> str:
-    return os.path.basename(os.path.abspath(model_path)).removesuffix(".gguf") or model_path
-
-
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse whose errors are one line, and whose flags must be written out, so that a new flag breaks no script."""
+    """argparse whose errors are one line, and whose flags must be written out, so that a new flag
+    breaks no script.
+    """
 
     instead_of: Callable[[str], str | None] = staticmethod(lambda flag: None)
     """What to do instead of giving a flag that is not ours, where that is known."""
@@ -134,10 +42,18 @@ class ArgumentParser(argparse.ArgumentParser):
     def add_model_argument(self) -> None:
         """MODEL as the first argument, for `--model-path MODEL`."""
         self._takes_model = True
-        self.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help="the same as --model-path MODEL")
+        self.add_argument(
+            "model",
+            nargs="?",
+            default=argparse.SUPPRESS,
+            metavar="MODEL",
+            help="the same as --model-path MODEL",
+        )
 
     def settle(self, arguments: argparse.Namespace, unknown: Sequence[str]) -> None:
-        """MODEL, wherever it stands, becomes `arguments.model_path`; ends with exit code 2 for what is `unknown` otherwise."""
+        """MODEL, wherever it stands, becomes `arguments.model_path`; ends with exit code 2 for what
+        is `unknown` otherwise.
+        """
         given = [arguments.model] if self._takes_model and "model" in arguments else []
         if self._takes_model and not any(argument.startswith("-") for argument in unknown):
             # argparse takes an optional argument for missing where flags stand before it.
@@ -146,7 +62,9 @@ class ArgumentParser(argparse.ArgumentParser):
             self.reject(unknown)
         for model in given:
             if getattr(arguments, "model_path", model) != model:
-                self.error(f"{model} and --model-path {arguments.model_path} are two models; give one")
+                self.error(
+                    f"{model} and --model-path {arguments.model_path} are two models; give one"
+                )
             arguments.model_path = model
 
     def reject(self, unknown: Sequence[str]) -> NoReturn:
@@ -158,7 +76,10 @@ class ArgumentParser(argparse.ArgumentParser):
             self.error(f"{flags[0]} is no flag here: {instead}")
         known = [name for action in self._actions for name in action.option_strings]
         close = difflib.get_close_matches(flags[0], known, n=1)
-        self.error(f"unknown flag {flags[0]}; " + (f"did you mean {close[0]}?" if close else f"`{self.prog} --help` lists them"))
+        self.error(
+            f"unknown flag {flags[0]}; "
+            + (f"did you mean {close[0]}?" if close else f"`{self.prog} --help` lists them")
+        )
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -175,7 +96,8 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, *configs: type) -> None:
-    """A flag for every `option()` field of the config dataclasses, under the headings that the fields name.
+    """A flag for every `option()` field of the config dataclasses, under the headings that the
+    fields name.
 
     A field that an earlier config has too is one flag, the earlier one's.
     """
@@ -191,7 +113,9 @@ def add_config_arguments(parser: argparse.ArgumentParser, *configs: type) -> Non
             if heading not in groups:
                 groups[heading] = parser.add_argument_group(heading)
             foreign = [_flag(name) for name, own in SAME.items() if own == item.name]
-            groups[heading].add_argument(_flag(item.name), *foreign, **_argument(item, types[item.name]))
+            groups[heading].add_argument(
+                _flag(item.name), *foreign, **_argument(item, types[item.name])
+            )
 
 
 def _flag(name: str) -> str:
@@ -203,7 +127,9 @@ def _options(config: type) -> list[dataclasses.Field[Any]]:
 
 
 def _argument(item: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
-    """The keyword arguments of `add_argument` for one field; flags that are not given stay out of the namespace."""
+    """The keyword arguments of `add_argument` for one field; flags that are not given stay out of
+    the namespace.
+    """
     text = item.metadata["help"].replace("%", "%%")
     shared = {"dest": item.name, "default": argparse.SUPPRESS}
     if hint is bool and item.default:
@@ -212,12 +138,18 @@ def _argument(item: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
         return {**shared, "action": "store_true", "help": text}
     if item.default not in (None, ""):
         text += f"; default: {item.default}"
-    settings = {"choices": item.metadata["choices"], "metavar": item.metadata["metavar"], "help": text}
+    settings = {
+        "choices": item.metadata["choices"],
+        "metavar": item.metadata["metavar"],
+        "help": text,
+    }
     return {**shared, **settings, "type": _value_type(item.name, hint)}
 
 
 def _value_type(name: str, hint: Any) -> Callable[[str], Any]:
-    """What reads the value of one option; where None is to choose for this machine, `auto` says so."""
+    """What reads the value of one option; where None is to choose for this machine, `auto` says
+    so.
+    """
     kinds = get_args(hint) or (hint,)
     if str in kinds:
         return partial(own_value, name)
@@ -255,8 +187,26 @@ def server_config(arguments: argparse.Namespace) -> ServerConfig:
     return ServerConfig(engine=engine_config(arguments), **given(arguments, ServerConfig))
 
 
-def refuse_flags(arguments: argparse.Namespace, foreign: Sequence[type], own: Sequence[type], reason: str) -> None:
-    """Raises `ValueError` for the first flag given that only the `foreign` configs have; `reason` says what does not fit."""
+def check_model(config: EngineConfig) -> None:
+    """Raises `ValueError` where the model cannot be served, before seconds of imports and minutes
+    of loading.
+    """
+    from ..runtime.loader.check import check_model
+    from ..runtime.loader.resolve import resolve_model_path
+
+    check_model(
+        resolve_model_path(config.model_path),
+        context_length=config.context_length,
+        weights=config.load_format != "dummy",
+    )
+
+
+def refuse_flags(
+    arguments: argparse.Namespace, foreign: Sequence[type], own: Sequence[type], reason: str
+) -> None:
+    """Raises `ValueError` for the first flag given that only the `foreign` configs have; `reason`
+    says what does not fit.
+    """
     known = {item.name for config in own for item in _options(config)}
     for config in foreign:
         for name in given(arguments, config):

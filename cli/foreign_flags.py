@@ -1,6 +1,8 @@
-"""Flags of vLLM and SGLang on our command line: those that mean the same are understood, the others say what to do instead.
+"""Flags of vLLM and SGLang on our command line: those that mean the same are understood, the others
+say what to do instead.
 
-Names and meanings: `vllm serve --help` (vllm/engine/arg_utils.py and vllm/config/), SGLang's docs/advanced_features/server_arguments.md.
+Names and meanings: `vllm serve --help` (vllm/engine/arg_utils.py and vllm/config/), SGLang's
+docs/advanced_features/server_arguments.md.
 """
 
 from __future__ import annotations
@@ -19,10 +21,19 @@ _ONE_VALUE = {
     ("--nnodes",): (("1",), "this version runs on one machine"),
     ("--kv-cache-dtype",): (("auto",), "the KV cache is in --dtype"),
     ("--tokenizer-mode",): (("auto",), "there is one kind of tokenizer"),
-    ("--schedule-policy", "--scheduling-policy"): (("fcfs",), "requests run by `priority`, higher first, then by arrival"),
+    ("--schedule-policy", "--scheduling-policy"): (
+        ("fcfs",),
+        "requests run by `priority`, higher first, then by arrival",
+    ),
     ("--stream-interval",): (("1",), "each step's tokens are sent at once"),
-    ("--generation-config",): (("vllm",), "what a request does not say is OpenAI's default, temperature 1 and top_p 1"),
-    ("--sampling-defaults",): (("openai",), "what a request does not say is OpenAI's default, temperature 1 and top_p 1"),
+    ("--generation-config",): (
+        ("vllm",),
+        "what a request does not say is OpenAI's default, temperature 1 and top_p 1",
+    ),
+    ("--sampling-defaults",): (
+        ("openai",),
+        "what a request does not say is OpenAI's default, temperature 1 and top_p 1",
+    ),
 }
 """Settings that have one value here, and why; giving that one is no mistake."""
 NOTHING_TO_DO = (
@@ -40,7 +51,9 @@ NOTHING_TO_DO = (
     "--no-trust-remote-code",
     "--trust-remote-code",
 )
-"""What these ask for, or allow, is so anyway. Code of a model's folder is never run, whatever is trusted."""
+"""What these ask for, or allow, is so anyway. Code of a model's folder is never run, whatever is
+trusted.
+"""
 
 _TOOLS = "tool calls and reasoning are not taken out of answers in this version"
 _LORA = "LoRA adapters are not supported; merge the adapter into its model, and serve that"
@@ -50,33 +63,50 @@ _TLS = "TLS is not spoken; put a reverse proxy in front"
 _SIZES = "--cuda-graph-bs and --piecewise-cuda-graph-tokens say which sizes are captured"
 _FOLDER_SAYS = "change the model's config.json instead"
 _NOT_HERE = {
-    "--gpu-memory-utilization": "a share of all memory, weights included, is not what is set here; --mem-fraction-static F is the share of "
+    "--gpu-memory-utilization": "a share of all memory, weights included, is not what is set here; "
+    "--mem-fraction-static F is the share of "
     "the memory left once the weights are loaded that the KV cache takes",
-    "--kv-cache-memory-bytes|--num-gpu-blocks-override": "--max-total-tokens N sets the size of the KV cache, in tokens",
+    "--kv-cache-memory-bytes|--num-gpu-blocks-override": "--max-total-tokens N sets the size of "
+    "the KV cache, in tokens",
     "--max-prefill-tokens": "--chunked-prefill-size N bounds the new tokens of a step",
-    "--no-enable-chunked-prefill": "long prompts are always computed in chunks, of --chunked-prefill-size tokens",
-    "--swap-space|--cpu-offload-gb|--kv-offloading-.*|--enable-hierarchical-cache|--hicache-.*": "nothing is moved to the host's memory; a "
+    "--no-enable-chunked-prefill": "long prompts are always computed in chunks, of "
+    "--chunked-prefill-size tokens",
+    "--swap-space|--cpu-offload-gb|--kv-offloading-.*|--enable-hierarchical-cache|"
+    "--hicache-.*": "nothing is moved to the host's memory; a "
     "request that gives its pages back is computed again",
-    "--compilation-config|-cc|-O.*": "--piecewise-cuda-graph compiles; see `pieces and graphs` in --help",
-    "--cuda-?graph-(capture-)?sizes|--max-cudagraph-capture-size|--max-seq-len-to-capture|--max-context-len-to-capture": _SIZES,
-    "--enable-auto-tool-choice|--tool-call-parser|--tool-parser-plugin|--tool-server|--reasoning-parser|--enable-reasoning": _TOOLS,
-    "--(enable-)?lora(-.*)?|--max-loras.*|--max-lora-rank|--max-cpu-loras|--fully-sharded-loras": _LORA,
+    "--compilation-config|-cc|-O.*": "--piecewise-cuda-graph compiles; see `pieces and graphs` in "
+    "--help",
+    "--cuda-?graph-(capture-)?sizes|--max-cudagraph-capture-size|--max-seq-len-to-capture|"
+    "--max-context-len-to-capture": _SIZES,
+    "--enable-auto-tool-choice|--tool-call-parser|--tool-parser-plugin|--tool-server|"
+    "--reasoning-parser|--enable-reasoning": _TOOLS,
+    "--(enable-)?lora(-.*)?|--max-loras.*|--max-lora-rank|--max-cpu-loras|"
+    "--fully-sharded-loras": _LORA,
     "--speculative-.*|--num-speculative-tokens": _SPECULATION,
-    "--guided-decoding-.*|--structured-outputs-.*|--grammar-backend": "structured output is not supported",
+    "--guided-decoding-.*|--structured-outputs-.*|--grammar-backend": "structured output is not "
+    "supported",
     "--is-embedding|--task|--runner|--convert|--pooler-config": _ENCODERS,
-    "--enable-multimodal|--limit-mm-per-prompt|--mm-.*|--allowed-local-media-path": "images and audio in requests are not supported",
-    "--hf-overrides|--hf-config-path|--json-model-override-args|--rope-scaling|--rope-theta": _FOLDER_SAYS,
-    "--revision|--code-revision|--tokenizer-revision": "fetch that revision into a folder (huggingface-cli download), and serve the folder",
+    "--enable-multimodal|--limit-mm-per-prompt|--mm-.*|--allowed-local-media-path": "images and "
+    "audio in requests are not supported",
+    "--hf-overrides|--hf-config-path|--json-model-override-args|"
+    "--rope-scaling|--rope-theta": _FOLDER_SAYS,
+    "--revision|--code-revision|--tokenizer-revision": "fetch that revision into a folder "
+    "(huggingface-cli download), and serve the folder",
     "--download-dir": "the variable HF_HUB_CACHE says where models of the hub are kept",
-    "--uvicorn-log-level|--log-level-http": "--log-level sets the level of both processes; debug logs every HTTP request",
-    "--(enable-)?log-requests.*": "--log-level debug logs every HTTP request, without what is in it",
+    "--uvicorn-log-level|--log-level-http": "--log-level sets the level of both processes; debug "
+    "logs every HTTP request",
+    "--(enable-)?log-requests.*": "--log-level debug logs every HTTP request, without what is in "
+    "it",
     "--max-logprobs": "100 log-probabilities a token may be asked for",
     "--ssl-.*": _TLS,
     "--allowed-origins": "--cors-origins lists them",
-    "--root-path|--fastapi-root-path": "the server answers at the root; let the reverse proxy take the prefix away",
+    "--root-path|--fastapi-root-path": "the server answers at the root; let the reverse proxy take "
+    "the prefix away",
     "--base-gpu-id|--gpu-id-step": "the variable CUDA_VISIBLE_DEVICES says which GPU is used",
-    "--node-rank|--dist-init-addr|--nccl-.*|--distributed-executor-backend|--disable-custom-all-reduce|--enable-.*expert.*": _ONE_DEVICE,
-    "--skip-tokenizer-init": "the tokenizer is always read; prompts of token ids do not go through it",
+    "--node-rank|--dist-init-addr|--nccl-.*|--distributed-executor-backend|"
+    "--disable-custom-all-reduce|--enable-.*expert.*": _ONE_DEVICE,
+    "--skip-tokenizer-init": "the tokenizer is always read; prompts of token ids do not go through "
+    "it",
     "--skip-server-warmup": "no request of its own runs before the server is ready; leave it out",
     "--config": "settings come from the command line alone; a shell script can keep them",
 }
@@ -84,9 +114,13 @@ _NOT_HERE = {
 
 
 def add_foreign_flags(parser: Any) -> None:
-    """The flags that are understood beside our own; `--help` leaves them out, and what is not understood is told by its name."""
+    """The flags that are understood beside our own; `--help` leaves them out, and what is not
+    understood is told by its name.
+    """
     for flags, (values, reason) in _ONE_VALUE.items():
-        parser.add_argument(*flags, action=_Ignored, type=_only(values, reason), help=argparse.SUPPRESS)
+        parser.add_argument(
+            *flags, action=_Ignored, type=_only(values, reason), help=argparse.SUPPRESS
+        )
     for flag in NOTHING_TO_DO:
         parser.add_argument(flag, action=_Ignored, nargs=0, help=argparse.SUPPRESS)
     for flag, setting, value in (
@@ -94,7 +128,14 @@ def add_foreign_flags(parser: Any) -> None:
         ("--no-enable-prefix-caching", "disable_radix_cache", True),
         ("--no-async-scheduling", "disable_overlap_schedule", True),
     ):
-        parser.add_argument(flag, action="store_const", const=value, dest=setting, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        parser.add_argument(
+            flag,
+            action="store_const",
+            const=value,
+            dest=setting,
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
     parser.instead_of = instead_of
 
 
@@ -109,14 +150,22 @@ class _Ignored(argparse.Action):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{**settings, "dest": argparse.SUPPRESS, "default": argparse.SUPPRESS})
 
-    def __call__(self, parser: Any, namespace: Any, values: str | Sequence[Any] | None, option_string: str | None = None) -> None:
+    def __call__(
+        self,
+        parser: Any,
+        namespace: Any,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
         pass
 
 
 def _only(values: Sequence[str], reason: str) -> Callable[[str], str]:
     def check(text: str) -> str:
         if text not in values:
-            raise argparse.ArgumentTypeError(f"{reason}; leave it out, or give {' or '.join(values)}, not {text}")
+            raise argparse.ArgumentTypeError(
+                f"{reason}; leave it out, or give {' or '.join(values)}, not {text}"
+            )
         return text
 
     return check

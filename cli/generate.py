@@ -2,38 +2,75 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import sys
 import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..runtime.diffusion.clock import Clock
 from ..runtime.diffusion.config import DiffusionConfig
-from ..runtime.diffusion.media import Output
-from ..runtime.diffusion.model import DiffusionModel
-from ..runtime.diffusion.params import InvalidParams
-from ..runtime.diffusion.report import performance_report, table, write_report
-from ..runtime.diffusion.state import State
 from ..runtime.progress import progress_bar
+from .flags import add_config_arguments, given
 from .output_config import OutputConfig
+
+if TYPE_CHECKING:
+    from ..runtime.diffusion.clock import Clock
+    from ..runtime.diffusion.media import Output
+    from ..runtime.diffusion.model import DiffusionModel
+    from ..runtime.diffusion.params import InvalidParams
+    from ..runtime.diffusion.state import State
+
+
+def add_parser(commands: Any) -> None:
+    generate = commands.add_parser(
+        "generate",
+        help="make an image or a video from a prompt",
+        usage="%(prog)s MODEL --prompt TEXT [flags]",
+        description="Run a diffusion pipeline (FLUX.1, Qwen-Image, Wan 2.x, or another of "
+        "diffusers' with a transformer) for one prompt, "
+        "write what it made, and say where the time went.",
+    )
+    generate.add_model_argument()
+    add_config_arguments(generate, OutputConfig, DiffusionConfig)
+    generate.set_defaults(func=_generate, parser=generate)
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    return generate(
+        DiffusionConfig(**given(arguments, DiffusionConfig)),
+        OutputConfig(**given(arguments, OutputConfig)),
+    )
 
 
 def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
     """Run the pipeline; returns the exit code. Raises `ValueError` that the user can mend."""
+    from ..runtime.diffusion.clock import Clock
+    from ..runtime.diffusion.media import Output
+    from ..runtime.diffusion.model import DiffusionModel
+    from ..runtime.diffusion.params import InvalidParams
+    from ..runtime.diffusion.report import performance_report, table, write_report
+
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     if config.warmup_resolutions is not None:
-        raise ValueError("--warmup-resolutions is for piecework serve; generate warms up the size that it makes")
+        raise ValueError(
+            "--warmup-resolutions is for piecework serve; generate warms up the size that it makes"
+        )
     if config.max_image_pixels is not None:
-        raise ValueError("--max-image-pixels is for piecework serve; generate makes the size that it is asked for")
+        raise ValueError(
+            "--max-image-pixels is for piecework serve; generate makes the size that it is asked "
+            "for"
+        )
     # Everything that can be wrong is found out before minutes of loading.
     _check_report_path(asked.perf_dump_path)
     output = Output(asked.output_path) if asked.save_output else None
     if not config.model_path:
-        raise ValueError("--model-path PATH is required: the folder of a pipeline in diffusers' layout")
+        raise ValueError(
+            "--model-path PATH is required: the folder of a pipeline in diffusers' layout"
+        )
     try:
         params = asked.params()
         model = DiffusionModel(config)
@@ -52,7 +89,10 @@ def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     if output is not None:
         _save(output, states, asked)
-    print(f"\n{model.architecture}, {model.dtype} on {model.platform.device_type}, loaded in {model.load_seconds:.1f} s")
+    print(
+        f"\n{model.architecture}, {model.dtype} on {model.platform.device_type}, loaded in "
+        f"{model.load_seconds:.1f} s"
+    )
     print(table(clock, total_ms))
     if model.compiled is not None:
         print(f"  compiled              {model.compiled.summary()}")
@@ -64,13 +104,19 @@ def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
         try:
             write_report(Path(asked.perf_dump_path), report)
         except OSError as error:
-            raise ValueError(f"--perf-dump-path {asked.perf_dump_path} cannot be written: {error.strerror}") from None
+            raise ValueError(
+                f"--perf-dump-path {asked.perf_dump_path} cannot be written: {error.strerror}"
+            ) from None
     return 0
 
 
 def _by_its_flag(error: InvalidParams) -> str:
     """The message with the flag's name for the parameter's."""
-    return str(error) if error.param is None else f"--{error.param.replace('_', '-')}{str(error).removeprefix(error.param)}"
+    return (
+        str(error)
+        if error.param is None
+        else f"--{error.param.replace('_', '-')}{str(error).removeprefix(error.param)}"
+    )
 
 
 def _run(model: DiffusionModel, params: Sequence[Any], clock: Clock) -> list[State]:
@@ -96,7 +142,9 @@ def _save(output: Output, states: Sequence[State], asked: OutputConfig) -> None:
         print(f"{files[0]}{more}")
 
 
-def _meta(model: DiffusionModel, config: DiffusionConfig, states: Sequence[State]) -> dict[str, Any]:
+def _meta(
+    model: DiffusionModel, config: DiffusionConfig, states: Sequence[State]
+) -> dict[str, Any]:
     params = states[0].params
     return {
         "piecework": __version__,

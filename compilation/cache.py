@@ -1,10 +1,12 @@
-"""The compile cache on disk: files named by the hash of all they depend on, shared by every server of a machine.
+"""The compile cache on disk: files named by the hash of all they depend on, shared by every server
+of a machine.
 
     <folder>/<key>.json           what an entry is, and the hash of its content
     <folder>/<hash><suffix>       the content, named by its own hash: it never changes
     <folder>/<key>.lock           held by the process that is making the entry
 
-Entries are written aside and renamed, content first. An entry whose content is missing or has another hash is no entry.
+Entries are written aside and renamed, content first. An entry whose content is missing or has
+another hash is no entry.
 """
 
 from __future__ import annotations
@@ -25,8 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..kernels.cache_folder import UnusableFolder, ensure_room, locked
-from ..kernels.cache_folder import cache_folder
+from ..kernels.cache_folder import UnusableFolder, cache_folder, ensure_room, locked
 
 _ENTRY = re.compile(r"[0-9a-f]{64}\.json")
 _CONTENT = re.compile(r"[0-9a-f]{64}\.[a-z0-9]+")
@@ -57,7 +58,9 @@ def entry_key(parts: Mapping[str, Any]) -> str:
 
 
 class CompileCache:
-    """Files by key. Raises `OSError` where the folder cannot be written; whoever reads gets None for what is not whole."""
+    """Files by key. Raises `OSError` where the folder cannot be written; whoever reads gets None
+    for what is not whole.
+    """
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -78,18 +81,27 @@ class CompileCache:
         return None if entry is None else self.folder / entry.content
 
     def put(self, key: str, file: Path, about: Mapping[str, Any]) -> Path:
-        """Make `file`, which lies in `work_folder`, the content of an entry. An older entry of the key is replaced."""
+        """Make `file`, which lies in `work_folder`, the content of an entry. An older entry of the
+        key is replaced.
+        """
         content = f"{_hash(file)}{file.suffix}"
         num_bytes = file.stat().st_size
         os.replace(file, self.folder / content)
-        entry = {"content": content, "num_bytes": num_bytes, "created": time.time(), "about": dict(about)}
+        entry = {
+            "content": content,
+            "num_bytes": num_bytes,
+            "created": time.time(),
+            "about": dict(about),
+        }
         with self.work_folder() as folder:
             (folder / "entry").write_text(json.dumps(entry))
             os.replace(folder / "entry", self.folder / f"{key}.json")
         return self.folder / content
 
     def check_writable(self) -> None:
-        """Raises `UnusableFolder` where an entry could not be kept: before minutes are spent on making it."""
+        """Raises `UnusableFolder` where an entry could not be kept: before minutes are spent on
+        making it.
+        """
         try:
             ensure_room(self.folder, _PROBE_BYTES)
         except UnusableFolder as error:
@@ -105,7 +117,9 @@ class CompileCache:
             shutil.rmtree(folder, ignore_errors=True)
 
     def lock(self, key: str) -> AbstractContextManager[None]:
-        """Held by one process at a time: whoever waited finds the entry made. A process that dies lets go."""
+        """Held by one process at a time: whoever waited finds the entry made. A process that dies
+        lets go.
+        """
         return locked(self.folder / f"{key}.lock")
 
     def entries(self) -> list[Entry]:
@@ -115,26 +129,39 @@ class CompileCache:
         return sorted(entries, key=lambda entry: -entry.created)
 
     def clear(self) -> int:
-        """Remove every entry, damaged ones and left-overs of killed processes too; returns how many bytes that were.
+        """Remove every entry, damaged ones and left-overs of killed processes too; returns how many
+        bytes that were.
 
         What else lies in the folder, such as the lengths that servers have seen, stays.
         """
         freed = 0
         for path in self.folder.iterdir():
             if _CONTENT.fullmatch(path.name) or path.name.startswith(_WORK):
-                files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+                files = (
+                    [path]
+                    if path.is_file()
+                    else [file for file in path.rglob("*") if file.is_file()]
+                )
                 freed += sum(file.stat().st_size for file in files)
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(
+                    missing_ok=True
+                )
         return freed
 
     def export(self, archive: Path) -> list[Entry]:
-        """Write all whole entries into a .tar.gz for another machine of the same kind. Raises `OSError`."""
+        """Write all whole entries into a .tar.gz for another machine of the same kind. Raises
+        `OSError`.
+        """
         entries = self.entries()
-        # Aside first: who reads the archive while it is written, or after a full disk, would find half of it.
+        # Aside first: who reads the archive while it is written, or after a full disk, would find
+        # half of it.
         aside = archive.with_name(f"{archive.name}.{os.getpid()}")
         try:
             with tarfile.open(aside, "w:gz") as tar:
-                for name in sorted({entry.content for entry in entries} | {f"{entry.key}.json" for entry in entries}):
+                for name in sorted(
+                    {entry.content for entry in entries}
+                    | {f"{entry.key}.json" for entry in entries}
+                ):
                     tar.add(self.folder / name, arcname=name)
             os.replace(aside, archive)
         finally:
@@ -142,9 +169,11 @@ class CompileCache:
         return entries
 
     def import_(self, archive: Path) -> list[Entry]:
-        """Take the entries of an archive that `export` wrote. Their code will be run: it must be trusted.
+        """Take the entries of an archive that `export` wrote. Their code will be run: it must be
+        trusted.
 
-        Raises `ValueError`, and takes nothing, if the file is no such archive or not all of it is whole.
+        Raises `ValueError`, and takes nothing, if the file is no such archive or not all of it is
+        whole.
         """
         if not archive.is_file():
             raise ValueError(f"{archive}: there is no such file")
@@ -153,7 +182,9 @@ class CompileCache:
                 found = CompileCache(folder / "found")
                 _unpack(archive, folder / "archive.tar", found.folder)
                 entries = found.entries()
-                expected = {entry.content for entry in entries} | {f"{entry.key}.json" for entry in entries}
+                expected = {entry.content for entry in entries} | {
+                    f"{entry.key}.json" for entry in entries
+                }
                 if not entries or {path.name for path in found.folder.iterdir()} != expected:
                     raise ValueError("entries are missing or damaged")
                 for entry in entries:
@@ -162,7 +193,9 @@ class CompileCache:
                     self.put(entry.key, copy, entry.about)
                 return entries
         except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
-            raise ValueError(f"{archive} is no whole archive of a compile cache: {error}") from error
+            raise ValueError(
+                f"{archive} is no whole archive of a compile cache: {error}"
+            ) from error
 
     def _read(self, key: str) -> Entry | None:
         try:
@@ -170,8 +203,16 @@ class CompileCache:
             entry = Entry(key=key, **data)
         except (OSError, ValueError, TypeError, RecursionError):
             return None
-        described = isinstance(entry.created, int | float) and isinstance(entry.num_bytes, int) and isinstance(entry.about, dict)
-        return entry if described and isinstance(entry.content, str) and _CONTENT.fullmatch(entry.content) else None
+        described = (
+            isinstance(entry.created, int | float)
+            and isinstance(entry.num_bytes, int)
+            and isinstance(entry.about, dict)
+        )
+        return (
+            entry
+            if described and isinstance(entry.content, str) and _CONTENT.fullmatch(entry.content)
+            else None
+        )
 
     def _is_whole(self, entry: Entry) -> bool:
         try:
@@ -185,13 +226,18 @@ def _with_remedy(error: UnusableFolder | str) -> UnusableFolder:
 
 
 def _unpack(archive: Path, aside: Path, folder: Path) -> None:
-    """The files of an archive into `folder`: names of our own kind and plain files alone, so that nothing is written elsewhere."""
-    # The whole of it first: gzip has its checksum at the end, and tarfile takes a damaged header for the end.
+    """The files of an archive into `folder`: names of our own kind and plain files alone, so that
+    nothing is written elsewhere.
+    """
+    # The whole of it first: gzip has its checksum at the end, and tarfile takes a damaged header
+    # for the end.
     with gzip.open(archive) as packed, open(aside, "wb") as tar_file:
         shutil.copyfileobj(packed, tar_file)
     with tarfile.open(aside, "r:") as tar:
         for member in tar:
-            if not member.isfile() or not (_ENTRY.fullmatch(member.name) or _CONTENT.fullmatch(member.name)):
+            if not member.isfile() or not (
+                _ENTRY.fullmatch(member.name) or _CONTENT.fullmatch(member.name)
+            ):
                 raise ValueError(f"it holds {member.name!r}")
             tar.extract(member, folder, filter="data")
 

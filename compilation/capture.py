@@ -1,4 +1,6 @@
-"""The graphs of one phase: which sizes are recorded, which one runs a step, and what happens when one fails."""
+"""The graphs of one phase: which sizes are recorded, which one runs a step, and what happens when
+one fails.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +24,29 @@ from .recording import Recordable, Recorder, Recording
 logger = logging.getLogger(__name__)
 
 DummyStep = Callable[[int, int], AbstractContextManager[Sequence[torch.Tensor]]]
-"""For a size and a seed, a block in which a step of that many made-up tokens can run, and its inputs.
+"""For a size and a seed, a block in which a step of that many made-up tokens can run, and its
+inputs.
 
-Equal arguments give equal steps, another seed gives others. What a step stores must go where no request's tokens lie."""
+Equal arguments give equal steps, another seed gives others. What a step stores must go where no
+request's tokens lie.
+"""
 
 _CAPTURED, _CHECKED = 0, 1
-"""Seeds of the step that is captured and of the one that is checked: a graph must not remember the first."""
+"""Seeds of the step that is captured and of the one that is checked: a graph must not remember the
+first.
+"""
 
 _FROM_PIECES = {torch.float32: 1e-4}
 _FROM_PIECES_ELSE = 5e-2
-"""How far nine of ten rows of a replay may be from the same forward without graphs, as a share of the row's length."""
+"""How far nine of ten rows of a replay may be from the same forward without graphs, as a share of
+the row's length.
+"""
 _FROM_EAGER = {torch.float32: 1e-2}
 _FROM_EAGER_ELSE = 0.5
-"""How far the middle row may be from eager. In 16 bits a network amplifies rounding: single tokens are off by a third, with
-any two ways to compute them; a wrong address or a wrong piece gives all rows other directions."""
+"""How far the middle row may be from eager. In 16 bits a network amplifies rounding: single tokens
+are off by a third, with any two ways to compute them; a wrong address or a wrong piece gives all
+rows other directions.
+"""
 
 
 class Reason(StrEnum):
@@ -57,7 +68,8 @@ class Reason(StrEnum):
 
 _REMEDY = {
     Reason.OUT_OF_MEMORY: "lower --mem-fraction-static or --piecewise-cuda-graph-max-tokens",
-    Reason.CAPTURE_FAILED: "leave it out of --piecewise-cuda-graph-tokens, or try --piecewise-cuda-graph-compiler eager",
+    Reason.CAPTURE_FAILED: "leave it out of --piecewise-cuda-graph-tokens, or try "
+    "--piecewise-cuda-graph-compiler eager",
     Reason.REPLAY_FAILED: "--debug-cuda-graph tells which input moved",
     Reason.WRONG_RESULT: "try --piecewise-cuda-graph-compiler eager",
     Reason.INPUT_MOVED: "weights must be updated in place",
@@ -79,10 +91,12 @@ class GraphStats:
 
 
 class Graphs:
-    """One forward's graphs by number of tokens. Nothing here raises because of a graph: a size that fails runs eagerly.
+    """One forward's graphs by number of tokens. Nothing here raises because of a graph: a size that
+    fails runs eagerly.
 
-    `forward` is recorded; `eager` is what its answers are checked against. `buffers` are the static inputs, as long as
-    the largest size; each size is recorded on their first rows. `phase` names the graphs in the log.
+    `forward` is recorded; `eager` is what its answers are checked against. `buffers` are the static
+    inputs, as long as the largest size; each size is recorded on their first rows. `phase` names
+    the graphs in the log.
     """
 
     def __init__(
@@ -116,23 +130,35 @@ class Graphs:
         return sorted(self._recordings)
 
     def pending(self) -> list[int]:
-        """Sizes that are still to be captured, from large to small, so that small ones find memory in the pool."""
-        return [size for size in reversed(self.sizes) if size not in self._recordings and size not in self.stats.disabled]
+        """Sizes that are still to be captured, from large to small, so that small ones find memory
+        in the pool.
+        """
+        return [
+            size
+            for size in reversed(self.sizes)
+            if size not in self._recordings and size not in self.stats.disabled
+        ]
 
     def capture(self, size: int) -> bool:
-        """Record a size, and check it. False if that failed: the size is disabled then, and a line in the log says why."""
+        """Record a size, and check it. False if that failed: the size is disabled then, and a line
+        in the log says why.
+        """
         began = time.perf_counter()
         failure = self._try(size)
         if failure is not None:
             self._disable(size, failure)
             return False
         self.stats.num_graphs += self._recordings[size].num_graphs
-        self.stats.graph_bytes = self._bytes_of_earlier_pools + self._platform.graph_bytes(self._pool)
+        self.stats.graph_bytes = self._bytes_of_earlier_pools + self._platform.graph_bytes(
+            self._pool
+        )
         self.stats.capture_seconds[size] = time.perf_counter() - began
         return True
 
     def choose(self, num_tokens: int) -> int | None:
-        """The captured size that a step of `num_tokens` is padded to; None: it runs eagerly, and the reason is counted."""
+        """The captured size that a step of `num_tokens` is padded to; None: it runs eagerly, and
+        the reason is counted.
+        """
         size = next((size for size in self.captured if size >= num_tokens), None)
         if size is not None and size <= num_tokens * self._platform.padding_limit:
             return size
@@ -140,14 +166,17 @@ class Graphs:
         return None
 
     def replay(self, size: int, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """The forward on `inputs` [T, ...], T <= `size`: its first T rows, good until the next replay.
+        """The forward on `inputs` [T, ...], T <= `size`: its first T rows, good until the next
+        replay.
 
         None if the replay fails: the size is disabled, and the step must run eagerly.
         """
         recording = self._recordings[size]
         num_tokens = inputs[0].shape[0]
         if self._debug and (moved := recording.moved_input()) is not None:
-            self._disable(size, _Failure(Reason.INPUT_MOVED, f"{moved} has moved in memory since the capture"))
+            self._disable(
+                size, _Failure(Reason.INPUT_MOVED, f"{moved} has moved in memory since the capture")
+            )
             return None
         try:
             self._fill(inputs, num_tokens, size)
@@ -161,7 +190,9 @@ class Graphs:
         return output[:num_tokens]
 
     def _try(self, size: int) -> _Failure | None:
-        """Record and check a size. A failure is returned as text: the exception itself would hold on to memory of the graphs."""
+        """Record and check a size. A failure is returned as text: the exception itself would hold
+        on to memory of the graphs.
+        """
         recorder = Recorder(self._platform, self._pool, self._stream)
         try:
             with torch.no_grad(), self._quiet_gc():
@@ -186,13 +217,20 @@ class Graphs:
         return recording
 
     def _check(self, size: int) -> None:
-        """Replays the size on other tokens than it was captured with, and compares. Raises `CaptureError`."""
+        """Replays the size on other tokens than it was captured with, and compares. Raises
+        `CaptureError`.
+        """
         assert self._eager is not None
         expected = self._run_dummy(size, self._eager)
         pieces = self._run_dummy(size, self._forward)
         actual = self._run_dummy(size, lambda *inputs: self._replay_on(size, inputs))
-        if not _row_distance(actual, pieces, 0.9) <= _FROM_PIECES.get(pieces.dtype, _FROM_PIECES_ELSE):
-            raise _WrongResult(f"the replay differs from the same forward without a graph by {_row_distance(actual, pieces, 0.9):.2g}")
+        if not _row_distance(actual, pieces, 0.9) <= _FROM_PIECES.get(
+            pieces.dtype, _FROM_PIECES_ELSE
+        ):
+            raise _WrongResult(
+                "the replay differs from the same forward without a graph by "
+                f"{_row_distance(actual, pieces, 0.9):.2g}"
+            )
         _compare_with_eager(actual, expected, "the replay")
 
     def _run_dummy(self, size: int, forward: Callable[..., torch.Tensor]) -> torch.Tensor:
@@ -221,7 +259,14 @@ class Graphs:
         self.stats.disabled[size] = failure.reason
         remedy = _REMEDY[failure.reason]
         unit = "requests" if self._phase == "decode" else "tokens"
-        logger.warning("%s graphs: %d %s run without a graph (%s: %s); %s", self._phase, size, unit, *failure, remedy)
+        logger.warning(
+            "%s graphs: %d %s run without a graph (%s: %s); %s",
+            self._phase,
+            size,
+            unit,
+            *failure,
+            remedy,
+        )
         self._renew_pool()
         if failure.reason is Reason.OUT_OF_MEMORY:
             gc.collect()
@@ -230,7 +275,8 @@ class Graphs:
     def _renew_pool(self) -> None:
         """A new handle for the captures to come.
 
-        torch refuses one whose graphs are all gone, and one that a failed capture left recording, and tells of neither beforehand.
+        torch refuses one whose graphs are all gone, and one that a failed capture left recording,
+        and tells of neither beforehand.
         """
         self._platform.abandon_graph_pool(self._pool)
         self._bytes_of_earlier_pools = self.stats.graph_bytes if self._recordings else 0
@@ -238,7 +284,9 @@ class Graphs:
 
     @contextmanager
     def _quiet_gc(self) -> Iterator[None]:
-        """No collection during a capture: it could free memory of a graph. What is alive after the first stays out of all others."""
+        """No collection during a capture: it could free memory of a graph. What is alive after the
+        first stays out of all others.
+        """
         if not self._frozen:
             gc.collect()
         enabled = gc.isenabled()
@@ -254,12 +302,17 @@ class Graphs:
 
 
 def check_forward(
-    forward: Callable[..., torch.Tensor], eager: Callable[..., torch.Tensor], dummy_step: DummyStep, size: int
+    forward: Callable[..., torch.Tensor],
+    eager: Callable[..., torch.Tensor],
+    dummy_step: DummyStep,
+    size: int,
 ) -> Iterator[None]:
-    """Compares what was traced of a model with the model, on `size` made-up tokens, one forward for each turn of the iterator.
+    """Compares what was traced of a model with the model, on `size` made-up tokens, one forward for
+    each turn of the iterator.
 
-    It calls the same kernels in the same order, so the results are equal but for kernels that do not repeat themselves. `eager` is traced
-    in plain torch or in the device's own ops: one of the two must be met. Raises `CaptureError` where it is another function.
+    It calls the same kernels in the same order, so the results are equal but for kernels that do
+    not repeat themselves. `eager` is traced in plain torch or in the device's own ops: one of the
+    two must be met. Raises `CaptureError` where it is another function.
     """
     actual, distances = _run_dummy(dummy_step, size, forward), []
     yield
@@ -273,7 +326,9 @@ def check_forward(
     raise _WrongResult(f"what was traced differs from the model by {min(distances):.2g}")
 
 
-def _run_dummy(dummy_step: DummyStep, size: int, forward: Callable[..., torch.Tensor]) -> torch.Tensor:
+def _run_dummy(
+    dummy_step: DummyStep, size: int, forward: Callable[..., torch.Tensor]
+) -> torch.Tensor:
     with torch.no_grad(), dummy_step(size, _CHECKED) as inputs:
         return forward(*inputs).clone()
 
@@ -296,7 +351,9 @@ class _Failure(NamedTuple):
 
 
 def _row_distance(actual: torch.Tensor, expected: torch.Tensor, quantile: float) -> float:
-    """How far rows [T, H] are from what they should be, relative to their lengths: the given quantile. NaN if any row is."""
+    """How far rows [T, H] are from what they should be, relative to their lengths: the given
+    quantile. NaN if any row is.
+    """
     actual, expected = actual.float(), expected.float()
     distance = (actual - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)
     share: float = distance.quantile(quantile).item()
@@ -306,7 +363,11 @@ def _row_distance(actual: torch.Tensor, expected: torch.Tensor, quantile: float)
 def _reason(error: BaseException) -> Reason:
     if isinstance(error, _WrongResult):
         return Reason.WRONG_RESULT
-    return Reason.OUT_OF_MEMORY if isinstance(error, torch.OutOfMemoryError | MemoryError) else Reason.CAPTURE_FAILED
+    return (
+        Reason.OUT_OF_MEMORY
+        if isinstance(error, torch.OutOfMemoryError | MemoryError)
+        else Reason.CAPTURE_FAILED
+    )
 
 
 def _sum_up(error: BaseException) -> str:

@@ -24,23 +24,31 @@ PieceFunction = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 class CompiledPiece(NamedTuple):
-    """A piece that can run. `packed`: which of its inputs are weights that it takes as `Platform.pack_linear_weight` lays them out."""
+    """A piece that can run. `packed`: which of its inputs are weights that it takes as
+    `Platform.pack_linear_weight` lays them out.
+    """
 
     run: PieceFunction
     packed: tuple[int, ...] = ()
 
 
 class PieceLoader(Protocol):
-    """All of a compiler that a process needs that serves: what its pieces depend on, and how they are loaded."""
+    """All of a compiler that a process needs that serves: what its pieces depend on, and how they
+    are loaded.
+    """
 
     name: str
 
     def options(self) -> dict[str, Any]:
-        """All that its output depends on, besides the piece, this project's source, torch and the machine."""
+        """All that its output depends on, besides the piece, this project's source, torch and the
+        machine.
+        """
         ...
 
     def toolchain(self) -> str | None:
-        """The compiler outside of torch that it calls; None where it calls none, or none is to be had here."""
+        """The compiler outside of torch that it calls; None where it calls none, or none is to be
+        had here.
+        """
         ...
 
     def obstacle(self) -> str | None:
@@ -48,7 +56,9 @@ class PieceLoader(Protocol):
         ...
 
     def load(self, path: Path) -> PieceFunction:
-        """What `PieceCompiler.compile` wrote, ready to run. Raises an exception of any kind where the file is not what was written."""
+        """What `PieceCompiler.compile` wrote, ready to run. Raises an exception of any kind where
+        the file is not what was written.
+        """
         ...
 
 
@@ -88,8 +98,8 @@ class EagerCompiler:
 class InductorCompiler:
     """TorchInductor ahead of time: the whole piece in one shared library, C++ between its kernels.
 
-    A package is loaded in milliseconds, without Inductor and without a C++ compiler, and one call of it spends less in
-    Python than a single op does (docs/graphs.md has the measurements).
+    A package is loaded in milliseconds, without Inductor and without a C++ compiler, and one call
+    of it spends less in Python than a single op does (docs/graphs.md has the measurements).
     """
 
     name = "inductor"
@@ -98,14 +108,21 @@ class InductorCompiler:
     def options(self) -> dict[str, Any]:
         # A CPU kernel is compiled for a number of threads.
         threads = {"threads": torch.get_num_threads()}
-        return threads | {"environment": torch_private.inductor_environment(), "changes": torch_private.inductor_changes()}
+        return threads | {
+            "environment": torch_private.inductor_environment(),
+            "changes": torch_private.inductor_changes(),
+        }
 
     def toolchain(self) -> str | None:
         return torch_private.cpp_compiler()
 
     def obstacle(self) -> str | None:
         wanted = os.environ.get("CXX") or "g++"
-        return None if shutil.which(wanted) else f"there is no C++ compiler {wanted}: install it, or name another in $CXX"
+        return (
+            None
+            if shutil.which(wanted)
+            else f"there is no C++ compiler {wanted}: install it, or name another in $CXX"
+        )
 
     def compile(self, graph: fx.Graph, example_inputs: Sequence[TensorSpec], path: Path) -> None:
         torch_private.compile_package(bare_module(graph), example_inputs, path, {})
@@ -114,17 +131,29 @@ class InductorCompiler:
         return torch_private.load_package(path)
 
 
-_COMPILERS: dict[str, type[EagerCompiler | InductorCompiler]] = {"eager": EagerCompiler, "inductor": InductorCompiler}
+_COMPILERS: dict[str, type[EagerCompiler | InductorCompiler]] = {
+    "eager": EagerCompiler,
+    "inductor": InductorCompiler,
+}
 
 
 def piece_compiler(name: str | None, platform: Platform) -> PieceCompiler:
-    """The compiler of that name, or the platform's first choice; a name that the platform rules out gets one line in the log."""
+    """The compiler of that name, or the platform's first choice; a name that the platform rules out
+    gets one line in the log.
+    """
     if name is not None and name not in _COMPILERS:
-        raise ValueError(f"--piecewise-cuda-graph-compiler must be one of {', '.join(_COMPILERS)}, got {name}")
+        raise ValueError(
+            f"--piecewise-cuda-graph-compiler must be one of {', '.join(_COMPILERS)}, got {name}"
+        )
     chosen = name or platform.piece_compilers[0]
     if chosen not in platform.piece_compilers:
         chosen = platform.piece_compilers[0]
-        logger.warning("--piecewise-cuda-graph-compiler %s is not to be had on %s: %s is used", name, platform.device_type, chosen)
+        logger.warning(
+            "--piecewise-cuda-graph-compiler %s is not to be had on %s: %s is used",
+            name,
+            platform.device_type,
+            chosen,
+        )
     return _COMPILERS[chosen]()
 
 
@@ -139,7 +168,9 @@ def _of_sequence(module: fx.GraphModule) -> PieceFunction:
 
 
 def bare_module(graph: fx.Graph) -> fx.GraphModule:
-    """`graph` as a module, without what tracing left on its nodes: fake tensors, stacks, symbols."""
+    """`graph` as a module, without what tracing left on its nodes: fake tensors, stacks,
+    symbols.
+    """
     bare = fx.Graph()
     inner: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:

@@ -1,10 +1,10 @@
-"""What can go wrong between a forward and its graphs. None of it reaches a client: whoever catches it runs eagerly.
+"""What can go wrong between a forward and its graphs. None of it reaches a client: whoever catches
+it runs eagerly.
 
-GraphError
-├── TraceError      the forward cannot be taken as one graph; the phase runs without pieces
-├── CompileError    a piece cannot be compiled; it runs as it was traced
-├── NotStoredError  the compile cache lacks a part of the forward; a process that serves runs without pieces
-└── CaptureError    a size cannot be recorded; it runs without a graph
+GraphError ├── TraceError the forward cannot be taken as one graph; the phase runs without pieces
+├── CompileError a piece cannot be compiled; it runs as it was traced ├── NotStoredError the compile
+cache lacks a part of the forward; a process that serves runs without pieces └── CaptureError a size
+cannot be recorded; it runs without a graph
 """
 
 from __future__ import annotations

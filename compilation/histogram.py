@@ -1,4 +1,6 @@
-"""How long steps have been, kept across restarts, so that auto:K can choose sizes for this server's traffic."""
+"""How long steps have been, kept across restarts, so that auto:K can choose sizes for this server's
+traffic.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from pathlib import Path
 
 
 class LengthHistogram:
-    """Counts steps by their number of tokens, in the file `path`. One process writes a file; a damaged one is begun anew."""
+    """Counts steps by their number of tokens, in the file `path`. One process writes a file; a
+    damaged one is begun anew.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -18,7 +22,8 @@ class LengthHistogram:
         self._saved = time.monotonic()
         try:
             for length, count in json.loads(path.read_text()).items():
-                # Half of what earlier runs saw: traffic changes, and what is seen now should soon weigh more.
+                # Half of what earlier runs saw: traffic changes, and what is seen now should soon
+                # weigh more.
                 self.counts[int(length)] += (int(count) + 1) // 2
         except (OSError, ValueError, AttributeError, TypeError):
             self.counts.clear()

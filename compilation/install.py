@@ -1,4 +1,6 @@
-"""From a model's forward to one that runs in pieces: trace once, cut, compile each distinct piece once. For processes that do not serve."""
+"""From a model's forward to one that runs in pieces: trace once, cut, compile each distinct piece
+once. For processes that do not serve.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,17 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 """Told how many of how many distinct pieces are ready."""
 
-_MACHINE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.EIO, errno.EROFS, errno.EACCES}
+_MACHINE_ERRORS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.ENOMEM,
+    errno.EAGAIN,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.EIO,
+    errno.EROFS,
+    errno.EACCES,
+}
 _MACHINE_WORDS = (
     "no space left",
     "disk quota",
@@ -54,11 +66,15 @@ class Installer(PieceStore):
     compiler: PieceCompiler
     progress: Progress = lambda done, total: None
 
-    def install(self, module: nn.Module, inputs: Sequence[torch.Tensor], *, model_key: str | None = None) -> Installed:
-        """`module`'s forward in pieces. `inputs` [T, ...]: an example of what it takes, T at least 2.
+    def install(
+        self, module: nn.Module, inputs: Sequence[torch.Tensor], *, model_key: str | None = None
+    ) -> Installed:
+        """`module`'s forward in pieces. `inputs` [T, ...]: an example of what it takes, T at least
+        2.
 
-        `model_key`: text in which two models differ if their forwards do (architecture, sizes, dtype). With it the cut forward itself is
-        kept, and the next start does not trace. Raises `TraceError`; a piece that cannot be compiled is left as traced, which is kept too.
+        `model_key`: text in which two models differ if their forwards do (architecture, sizes,
+        dtype). With it the cut forward itself is kept, and the next start does not trace. Raises
+        `TraceError`; a piece that cannot be compiled is left as traced, which is kept too.
         """
         if model_key is not None:
             with contextlib.suppress(NotStoredError):
@@ -70,21 +86,32 @@ class Installer(PieceStore):
         pieces = [self._make(number, plan, graph, report) for number, graph in enumerate(graphs)]
         if model_key is not None and plan.is_portable:
             self._keep_plan(plan, model_key)
-        return Installed(PiecewiseForward(plan, pieces, tensors, self.platform.pack_linear_weight), report)
+        return Installed(
+            PiecewiseForward(plan, pieces, tensors, self.platform.pack_linear_weight), report
+        )
 
     def _trace(
         self, module: nn.Module, inputs: list[torch.Tensor], report: InstallReport
     ) -> tuple[Plan, list[fx.Graph], Mapping[str, torch.Tensor]]:
-        """The plan, the graphs of its pieces, and all tensors that it names, those of no parameter too."""
+        """The plan, the graphs of its pieces, and all tensors that it names, those of no parameter
+        too.
+        """
         began = time.perf_counter()
         cut = split(trace(module.forward, inputs, self.max_tokens), inputs)
-        plan, graphs = make_plan(cut, inputs, {id(tensor): name for name, tensor in named_tensors(module).items()})
+        plan, graphs = make_plan(
+            cut, inputs, {id(tensor): name for name, tensor in named_tensors(module).items()}
+        )
         found = {name: cut.tensors[number] for number, name in plan.weights.items()}
         report.trace_seconds = time.perf_counter() - began
         return plan, graphs, found
 
     def _keep_plan(self, plan: Plan, model_key: str) -> None:
-        about = {"kind": "plan", "model": model_key, "pieces": len(plan.pieces), "torch": torch.__version__}
+        about = {
+            "kind": "plan",
+            "model": model_key,
+            "pieces": len(plan.pieces),
+            "torch": torch.__version__,
+        }
         try:
             with self.cache.work_folder() as folder:
                 (folder / "plan.json").write_text(json.dumps(plan.to_json()))
@@ -92,14 +119,18 @@ class Installer(PieceStore):
         except OSError as error:
             logger.warning("the cut forward is not kept for the next start: %s", error)
 
-    def _make(self, number: int, plan: Plan, graph: fx.Graph, report: InstallReport) -> CompiledPiece:
+    def _make(
+        self, number: int, plan: Plan, graph: fx.Graph, report: InstallReport
+    ) -> CompiledPiece:
         """A piece from the cache, or compiled into it, or as traced."""
         try:
             key = self.piece_key(plan.pieces[number])
             loaded = self.load_piece(number, key, report)
             if loaded is None:
                 with self.cache.lock(key):
-                    loaded = self.load_piece(number, key, report) or self._compile(number, plan.pieces[number], graph, key, report)
+                    loaded = self.load_piece(number, key, report) or self._compile(
+                        number, plan.pieces[number], graph, key, report
+                    )
             return loaded
         except Exception as error:
             report.failed[number] = str(error).partition("\n")[0]
@@ -109,7 +140,9 @@ class Installer(PieceStore):
         finally:
             self.progress(number + 1, len(plan.pieces))
 
-    def _compile(self, number: int, piece: DistinctPiece, graph: fx.Graph, key: str, report: InstallReport) -> CompiledPiece:
+    def _compile(
+        self, number: int, piece: DistinctPiece, graph: fx.Graph, key: str, report: InstallReport
+    ) -> CompiledPiece:
         began = time.perf_counter()
         changed = self._with_passes(graph, piece)
         with self.cache.work_folder() as folder:
@@ -123,19 +156,31 @@ class Installer(PieceStore):
                 self.compiler.compile(graph, piece.inputs, file)
             seconds = report.compile_seconds[number] = time.perf_counter() - began
             report.num_bytes[number] = file.stat().st_size
-            path = self.cache.put(key, file, self._about(piece) | {"packed": changed.packed, "seconds": seconds})
+            path = self.cache.put(
+                key, file, self._about(piece) | {"packed": changed.packed, "seconds": seconds}
+            )
         return CompiledPiece(self.compiler.load(path), changed.packed)
 
     def _keep_failure(self, piece: DistinctPiece, graph: fx.Graph, error: Exception) -> None:
-        """An entry that says so, with the piece as it was traced: whoever finds it need neither trace nor try."""
-        about = self._about(piece) | {"packed": (), "failed": str(error).partition("\n")[0], "transient": is_transient(error)}
+        """An entry that says so, with the piece as it was traced: whoever finds it need neither
+        trace nor try.
+        """
+        about = self._about(piece) | {
+            "packed": (),
+            "failed": str(error).partition("\n")[0],
+            "transient": is_transient(error),
+        }
         with contextlib.suppress(Exception), self.cache.work_folder() as folder:
             file = folder / f"piece{EagerCompiler.suffix}"
             EagerCompiler().compile(graph, piece.inputs, file)
             self.cache.put(self.piece_key(piece), file, about)
 
     def _about(self, piece: DistinctPiece) -> dict[str, Any]:
-        made_with = {"compiler": self.compiler.name, "toolchain": self.compiler.toolchain(), "torch": torch.__version__}
+        made_with = {
+            "compiler": self.compiler.name,
+            "toolchain": self.compiler.toolchain(),
+            "torch": torch.__version__,
+        }
         return {"kind": "piece", "piece": piece.key, "ops": piece.ops} | made_with
 
     def _with_passes(self, graph: fx.Graph, piece: DistinctPiece) -> PackedGraph:
@@ -154,7 +199,9 @@ def run(portions: Generator[None, None, Installed]) -> Installed:
 
 
 def is_transient(error: BaseException | None) -> bool:
-    """Whether the machine failed (memory, disk, a killed process) and not the compiler, so that another attempt may succeed."""
+    """Whether the machine failed (memory, disk, a killed process) and not the compiler, so that
+    another attempt may succeed.
+    """
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         seen.append(error)

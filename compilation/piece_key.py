@@ -1,4 +1,6 @@
-"""Equal pieces have equal keys: a hash of what a piece computes, free of names and of the weights' numbers."""
+"""Equal pieces have equal keys: a hash of what a piece computes, free of names and of the weights'
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +18,30 @@ from .shapes import TensorSpec
 def piece_key(graph: fx.Graph, inputs: Sequence[TensorSpec]) -> str:
     """64 hexadecimal digits, the same in every process.
 
-    Two pieces share them if they apply the same ops in the same order to the same arguments and constants, and take
-    tensors of the same shapes, strides and dtypes, with weights in the same places. Raises `TraceError` for an argument
-    that cannot be told from others.
+    Two pieces share them if they apply the same ops in the same order to the same arguments and
+    constants, and take tensors of the same shapes, strides and dtypes, with weights in the same
+    places. Raises `TraceError` for an argument that cannot be told from others.
     """
     numbers: dict[fx.Node, int] = {}
     lines = [str(spec.to_json()) for spec in inputs]
     for number, node in enumerate(graph.nodes):
         numbers[node] = number
         target = "" if node.op in ("placeholder", "output") else _name(node.target)
-        lines.append(f"{number} {node.op} {target} {_text(node.args, numbers)} {_text(node.kwargs, numbers)}")
+        lines.append(
+            f"{number} {node.op} {target} {_text(node.args, numbers)} {_text(node.kwargs, numbers)}"
+        )
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def op_names(graph: fx.Graph) -> list[str]:
     """The ops of a piece in order, by short names, for people."""
     names = [_name(node.target) for node in graph.nodes if node.op.startswith("call")]
-    short = [name.removeprefix("torch.ops.") if name.startswith("torch.ops.") else name.rpartition(".")[2] for name in names]
+    short = [
+        name.removeprefix("torch.ops.")
+        if name.startswith("torch.ops.")
+        else name.rpartition(".")[2]
+        for name in names
+    ]
     return [name for name in short if name not in ("getitem", "aten.sym_size.int")]
 
 
@@ -52,11 +61,14 @@ def _text(value: Any, numbers: dict[fx.Node, int]) -> str:
         case tuple() | list():
             return f"[{', '.join(_text(item, numbers) for item in value)}]"
         case dict():
-            return f"{{{', '.join(f'{key!r}: {_text(value[key], numbers)}' for key in sorted(value))}}}"
+            items = [f"{key!r}: {_text(value[key], numbers)}" for key in sorted(value)]
+            return f"{{{', '.join(items)}}}"
         case slice():
             return f"slice({_text((value.start, value.stop, value.step), numbers)})"
         case None | bool() | int() | float() | complex() | str():
             return f"{type(value).__name__} {value!r}"
         case torch.dtype() | torch.device() | torch.layout() | torch.memory_format():
             return str(value)
-    raise TraceError(f"an op takes {value!r}, a {type(value).__name__}, which has no canonical text")
+    raise TraceError(
+        f"an op takes {value!r}, a {type(value).__name__}, which has no canonical text"
+    )

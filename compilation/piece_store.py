@@ -1,4 +1,6 @@
-"""What the compile cache holds of a forward, its plan and its pieces, to be loaded: a process that serves has no more."""
+"""What the compile cache holds of a forward, its plan and its pieces, to be loaded: a process that
+serves has no more.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,9 @@ from .split_ops import registered
 class InstallReport:
     """What an installation did, by piece number.
 
-    `compile_seconds`: pieces that it compiled; `loaded`: those that the cache had, and the seconds that they once took;
-    `failed`: those that cannot be compiled and run as traced, and why; `num_bytes`: of compiled code.
+    `compile_seconds`: pieces that it compiled; `loaded`: those that the cache had, and the seconds
+    that they once took; `failed`: those that cannot be compiled and run as traced, and why;
+    `num_bytes`: of compiled code.
     """
 
     trace_seconds: float = 0.0
@@ -55,8 +58,9 @@ class Installed(NamedTuple):
 class PieceStore:
     """The part of the cache that is for this machine, this compiler and these settings.
 
-    `packs_linear`: whether pieces take the weights of projections as `Platform.pack_linear_weight` lays them out. It depends on the
-    machine's memory, so it is decided once and told to every process that makes or loads pieces of the model.
+    `packs_linear`: whether pieces take the weights of projections as `Platform.pack_linear_weight`
+    lays them out. It depends on the machine's memory, so it is decided once and told to every
+    process that makes or loads pieces of the model.
     """
 
     platform: Platform
@@ -65,11 +69,15 @@ class PieceStore:
     max_tokens: int
     packs_linear: bool = False
 
-    def load(self, module: nn.Module, model_key: str, *, retry: bool = True) -> Generator[None, None, Installed]:
-        """`module`'s forward in pieces, a portion of the work for each turn of the generator, whose return value it is.
+    def load(
+        self, module: nn.Module, model_key: str, *, retry: bool = True
+    ) -> Generator[None, None, Installed]:
+        """`module`'s forward in pieces, a portion of the work for each turn of the generator, whose
+        return value it is.
 
-        `model_key`: text in which two models differ if their forwards do. `retry`: a piece that the machine failed to make (out of memory,
-        disk full) counts as lacking, so that it is tried again. Raises `NotStoredError`.
+        `model_key`: text in which two models differ if their forwards do. `retry`: a piece that the
+        machine failed to make (out of memory, disk full) counts as lacking, so that it is tried
+        again. Raises `NotStoredError`.
         """
         began, report = time.perf_counter(), InstallReport()
         tensors = named_tensors(module)
@@ -80,7 +88,9 @@ class PieceStore:
         for number, piece in enumerate(plan.pieces):
             loaded = self.load_piece(number, self.piece_key(piece), report, retry=retry)
             if loaded is None:
-                raise NotStoredError(f"the compile cache lacks piece {number} of {len(plan.pieces)}")
+                raise NotStoredError(
+                    f"the compile cache lacks piece {number} of {len(plan.pieces)}"
+                )
             pieces.append(loaded)
             yield
         forward = PiecewiseForward(plan, pieces, tensors, self.platform.pack_linear_weight)
@@ -98,8 +108,12 @@ class PieceStore:
             return None
         return plan if plan.fits(tensors) else None
 
-    def load_piece(self, number: int, key: str, report: InstallReport, *, retry: bool = True) -> CompiledPiece | None:
-        """A stored piece; one that cannot be compiled as it was traced. None if there is none that can be loaded."""
+    def load_piece(
+        self, number: int, key: str, report: InstallReport, *, retry: bool = True
+    ) -> CompiledPiece | None:
+        """A stored piece; one that cannot be compiled as it was traced. None if there is none that
+        can be loaded.
+        """
         entry, toolchain = self.cache.find(key), self.compiler.toolchain()
         if entry is None or (retry and entry.about.get("transient")):
             return None
@@ -109,7 +123,9 @@ class PieceStore:
         failed = entry.about.get("failed")
         try:
             loader = self.compiler if failed is None else EagerCompiler()
-            piece = CompiledPiece(loader.load(self.cache.folder / entry.content), tuple(entry.about["packed"]))
+            piece = CompiledPiece(
+                loader.load(self.cache.folder / entry.content), tuple(entry.about["packed"])
+            )
         except Exception:
             return None
         if failed is None:
@@ -129,27 +145,47 @@ class PieceStore:
         }
 
     def plan_key(self, model_key: str) -> str:
-        made_by = {"models": source_hash("runtime"), "split_ops": registered(), "max_tokens": self.max_tokens}
-        return entry_key(self.versions() | made_by | {"model": model_key, "device": self.platform.device_type})
+        made_by = {
+            "models": source_hash("runtime"),
+            "split_ops": registered(),
+            "max_tokens": self.max_tokens,
+        }
+        return entry_key(
+            self.versions() | made_by | {"model": model_key, "device": self.platform.device_type}
+        )
 
     def piece_key(self, piece: DistinctPiece) -> str:
-        compiler = {"name": self.compiler.name, "options": self.compiler.options(), "packed_linear": self.packs_linear}
-        return entry_key(self.versions() | {"piece": piece.key, "compiler": compiler, "machine": self.platform.identity()})
+        compiler = {
+            "name": self.compiler.name,
+            "options": self.compiler.options(),
+            "packed_linear": self.packs_linear,
+        }
+        return entry_key(
+            self.versions()
+            | {"piece": piece.key, "compiler": compiler, "machine": self.platform.identity()}
+        )
 
 
 def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     """A model's parameters and buffers by name; a shared one under each of its names."""
-    return {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
 
 
 def weight_bytes(module: nn.Module) -> int:
-    """Bytes of a model's weights, one that layers share counted once; of a hollow model those that it stands for."""
+    """Bytes of a model's weights, one that layers share counted once; of a hollow model those that
+    it stands for.
+    """
     return sum(tensor.nbytes for tensor in [*module.parameters(), *module.buffers()])
 
 
 @cache
 def source_hash(*floors: str) -> str:
-    """Of the code of these floors: how a forward looks, and what becomes of it on its way through passes and compilers."""
+    """Of the code of these floors: how a forward looks, and what becomes of it on its way through
+    passes and compilers.
+    """
     root = Path(__file__).parents[1]
     files = sorted(path for floor in floors for path in (root / floor).rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()

@@ -1,4 +1,6 @@
-"""A forward as pieces with split ops between: run at any number of tokens, or recorded piece by piece for one."""
+"""A forward as pieces with split ops between: run at any number of tokens, or recorded piece by
+piece for one.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,17 @@ class _Call(NamedTuple):
 class PiecewiseForward:
     """Calls pieces and split ops one after another, with as little between them as Python allows.
 
-    Values live in a list of registers. Weights and constants have theirs for good; the others' are used again once
-    their value is not needed any more, so that memory is given back as the forward goes on. Weights may change in place,
-    but for those that `pack` has copied into another layout.
+    Values live in a list of registers. Weights and constants have theirs for good; the others' are
+    used again once their value is not needed any more, so that memory is given back as the forward
+    goes on. Weights may change in place, but for those that `pack` has copied into another layout.
     """
 
     def __init__(
-        self, plan: Plan, pieces: Sequence[CompiledPiece], tensors: Mapping[str, torch.Tensor], pack: Callable[[torch.Tensor], torch.Tensor]
+        self,
+        plan: Plan,
+        pieces: Sequence[CompiledPiece],
+        tensors: Mapping[str, torch.Tensor],
+        pack: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         assert len(pieces) == len(plan.pieces)
         self.plan = plan
@@ -50,7 +56,11 @@ class PiecewiseForward:
         self._inputs = [None if number is None else registers[number] for number in plan.inputs]
         self._output = registers[plan.output]
         self._calls = [
-            _Call(self._run(step), _picker([registers[number] for number in step.inputs]), tuple(registers[n] for n in step.outputs))
+            _Call(
+                self._run(step),
+                _picker([registers[number] for number in step.inputs]),
+                tuple(registers[n] for n in step.outputs),
+            )
             for step in self._steps
         ]
 
@@ -66,8 +76,12 @@ class PiecewiseForward:
         output: torch.Tensor = registers[self._output]
         return output
 
-    def arguments(self, piece: int, values: Mapping[int, torch.Tensor], *, packed: bool) -> list[Any]:
-        """What a distinct piece takes at its first call: its weights, as they are or as it wants them packed, and `values` by number."""
+    def arguments(
+        self, piece: int, values: Mapping[int, torch.Tensor], *, packed: bool
+    ) -> list[Any]:
+        """What a distinct piece takes at its first call: its weights, as they are or as it wants
+        them packed, and `values` by number.
+        """
         step = self.plan.first_call(piece)
         if packed:
             step = self._steps[self.plan.steps.index(step)]
@@ -84,14 +98,18 @@ class PiecewiseForward:
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
-        """The model's, by name. Not the packed ones: they are ours, nobody moves them, and their layout may have no address to tell."""
+        """The model's, by name. Not the packed ones: they are ours, nobody moves them, and their
+        layout may have no address to tell.
+        """
         return {name: self._weights[number] for number, name in self.plan.weights.items()}
 
     def record(self, inputs: Sequence[torch.Tensor], recorder: Recorder) -> Recording:
-        """Record each piece as a graph of its own on these very `inputs`; split ops stay calls between them.
+        """Record each piece as a graph of its own on these very `inputs`; split ops stay calls
+        between them.
 
-        A value is held until its last use and from then on by address alone, so the pool gives its memory to later pieces. One that is
-        a view of another holds that one too: made from a reference that keeps nothing, it would not by itself.
+        A value is held until its last use and from then on by address alone, so the pool gives its
+        memory to later pieces. One that is a view of another holds that one too: made from a
+        reference that keeps nothing, it would not by itself.
         """
         held: dict[int, Any] = {}
         seen: dict[int, Any] = {**self._weights, **self.plan.constants}
@@ -104,9 +122,13 @@ class PiecewiseForward:
             if step.piece is None:
                 results = recorder.call(split_ops.implementation(_op(step)), arguments)
             else:
-                results = recorder.graph(partial(self._pieces[step.piece].run, arguments), f"piece {index}")
+                results = recorder.graph(
+                    partial(self._pieces[step.piece].run, arguments), f"piece {index}"
+                )
             for number, result in zip(step.outputs, results, strict=True):
-                sources = [held[n] for n in step.inputs if n in held and shares_memory(seen[n], result)]
+                sources = [
+                    held[n] for n in step.inputs if n in held and shares_memory(seen[n], result)
+                ]
                 held[number], seen[number] = (result, *sources), recorder.weak(result)
             for number in self._last_uses[index]:
                 held.pop(number, None)
@@ -130,7 +152,9 @@ def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _stretch(tensor: torch.Tensor) -> tuple[int, int]:
     if tensor.numel() == 0:
         return 0, 0
-    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    span = 1 + sum(
+        (size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True)
+    )
     return tensor.data_ptr(), tensor.data_ptr() + span * tensor.element_size()
 
 
@@ -139,8 +163,12 @@ def _op(step: Step) -> str:
     return step.op
 
 
-def _with_packed_weights(plan: Plan, pieces: Sequence[CompiledPiece]) -> tuple[list[Step], dict[int, int]]:
-    """The steps with packed weights as values of their own where pieces take them; from a weight's number to its packed one's."""
+def _with_packed_weights(
+    plan: Plan, pieces: Sequence[CompiledPiece]
+) -> tuple[list[Step], dict[int, int]]:
+    """The steps with packed weights as values of their own where pieces take them; from a weight's
+    number to its packed one's.
+    """
     packed: dict[int, int] = {}
     steps = []
     for step in plan.steps:
@@ -153,7 +181,11 @@ def _with_packed_weights(plan: Plan, pieces: Sequence[CompiledPiece]) -> tuple[l
 
 def _last_uses(steps: Sequence[Step], output: int) -> list[list[int]]:
     """For each step, the values made by steps that nobody needs after it."""
-    last = {number: index for index, step in enumerate(steps) for number in (*step.outputs, *step.inputs)}
+    last = {
+        number: index
+        for index, step in enumerate(steps)
+        for number in (*step.outputs, *step.inputs)
+    }
     made = {number for step in steps for number in step.outputs} - {output}
     ending: list[list[int]] = [[] for _ in steps]
     for number in sorted(made):
@@ -161,10 +193,14 @@ def _last_uses(steps: Sequence[Step], output: int) -> list[list[int]]:
     return ending
 
 
-def _assign_registers(steps: Sequence[Step], last_uses: list[list[int]], num_values: int) -> dict[int, int]:
+def _assign_registers(
+    steps: Sequence[Step], last_uses: list[list[int]], num_values: int
+) -> dict[int, int]:
     """Values to registers; those that are made by steps share them one after another."""
     made = {number for step in steps for number in step.outputs}
-    registers = {number: place for place, number in enumerate(n for n in range(num_values) if n not in made)}
+    registers = {
+        number: place for place, number in enumerate(n for n in range(num_values) if n not in made)
+    }
     free: list[int] = []
     count = len(registers)
     for step, ending in zip(steps, last_uses, strict=True):

@@ -1,4 +1,6 @@
-"""A cut forward without its tensors: what is called with what, in order. It can be written down and loaded again."""
+"""A cut forward without its tensors: what is called with what, in order. It can be written down and
+loaded again.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistinctPiece:
-    """A piece that is called once or often. `ops`: what it does, for people; `traced`: its graph, in base64, to check others against."""
+    """A piece that is called once or often. `ops`: what it does, for people; `traced`: its graph,
+    in base64, to check others against.
+    """
 
     key: str
     inputs: tuple[TensorSpec, ...]
@@ -41,8 +45,9 @@ class DistinctPiece:
 class Plan:
     """Steps over values numbered from 0 to `num_values` - 1.
 
-    `inputs`: the value of each argument of the forward, None where it is not used. `weights`: values that are parameters
-    or buffers, by their names in the model. `weight_specs`: what they must look like. `constants`: plain values.
+    `inputs`: the value of each argument of the forward, None where it is not used. `weights`:
+    values that are parameters or buffers, by their names in the model. `weight_specs`: what they
+    must look like. `constants`: plain values.
     """
 
     steps: tuple[Step, ...]
@@ -69,13 +74,21 @@ class Plan:
 
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Whether a model's tensors are those that the plan was made for, by name and kind."""
-        return all(name in tensors and self.weight_specs[number].describes(tensors[name]) for number, name in self.weights.items())
+        return all(
+            name in tensors and self.weight_specs[number].describes(tensors[name])
+            for number, name in self.weights.items()
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {
             "steps": self.steps,
             "pieces": [
-                {"key": piece.key, "inputs": [spec.to_json() for spec in piece.inputs], "ops": piece.ops, "traced": piece.traced}
+                {
+                    "key": piece.key,
+                    "inputs": [spec.to_json() for spec in piece.inputs],
+                    "ops": piece.ops,
+                    "traced": piece.traced,
+                }
                 for piece in self.pieces
             ],
             "inputs": self.inputs,
@@ -88,9 +101,14 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Plan:
-        """The inverse of `to_json`, after a way through JSON. Raises `KeyError`, `TypeError` or `ValueError` on other data."""
+        """The inverse of `to_json`, after a way through JSON. Raises `KeyError`, `TypeError` or
+        `ValueError` on other data.
+        """
         return cls(
-            steps=tuple(Step(piece, op, tuple(inputs), tuple(outputs)) for piece, op, inputs, outputs in data["steps"]),
+            steps=tuple(
+                Step(piece, op, tuple(inputs), tuple(outputs))
+                for piece, op, inputs, outputs in data["steps"]
+            ),
             pieces=tuple(
                 DistinctPiece(
                     key=piece["key"],
@@ -102,17 +120,24 @@ class Plan:
             ),
             inputs=tuple(data["inputs"]),
             weights={int(number): name for number, name in data["weights"].items()},
-            weight_specs={int(number): TensorSpec.from_json(spec) for number, spec in data["weight_specs"].items()},
+            weight_specs={
+                int(number): TensorSpec.from_json(spec)
+                for number, spec in data["weight_specs"].items()
+            },
             constants={int(number): value for number, value in data["constants"].items()},
             output=data["output"],
             num_values=data["num_values"],
         )
 
 
-def make_plan(cut: Cut, inputs: list[torch.Tensor], names: Mapping[int, str]) -> tuple[Plan, list[fx.Graph]]:
-    """The plan of a cut forward, and the graph of each distinct piece. `names`: of the model's tensors, by `id`.
+def make_plan(
+    cut: Cut, inputs: list[torch.Tensor], names: Mapping[int, str]
+) -> tuple[Plan, list[fx.Graph]]:
+    """The plan of a cut forward, and the graph of each distinct piece. `names`: of the model's
+    tensors, by `id`.
 
-    A tensor that is neither input nor named is called `~number`; a plan with such a one is good for this process only.
+    A tensor that is neither input nor named is called `~number`; a plan with such a one is good for
+    this process only.
     """
     numbers: dict[str, int] = {}
     pieces: list[DistinctPiece] = []
@@ -126,12 +151,23 @@ def make_plan(cut: Cut, inputs: list[torch.Tensor], names: Mapping[int, str]) ->
         key = piece_key(call.graph, specs)
         if key not in numbers:
             numbers[key] = len(pieces)
-            pieces.append(DistinctPiece(key=key, inputs=specs, ops=tuple(op_names(call.graph)), traced=_written(call.graph)))
+            pieces.append(
+                DistinctPiece(
+                    key=key,
+                    inputs=specs,
+                    ops=tuple(op_names(call.graph)),
+                    traced=_written(call.graph),
+                )
+            )
             graphs.append(call.graph)
         steps.append(Step(numbers[key], None, call.inputs, call.outputs))
     places = {id(tensor): number for number, tensor in cut.tensors.items()}
     arguments = tuple(places.get(id(tensor)) for tensor in inputs)
-    weights = {number: names.get(id(tensor), f"~{number}") for number, tensor in cut.tensors.items() if number not in arguments}
+    weights = {
+        number: names.get(id(tensor), f"~{number}")
+        for number, tensor in cut.tensors.items()
+        if number not in arguments
+    }
     plan = Plan(
         steps=tuple(steps),
         pieces=tuple(pieces),

@@ -1,4 +1,6 @@
-"""What a size's replay is made of: graphs, and calls between them, each ready to run without an argument."""
+"""What a size's replay is made of: graphs, and calls between them, each ready to run without an
+argument.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,25 @@ class Recording:
         self.num_graphs = num_graphs
 
     def replay(self) -> torch.Tensor:
-        """Run it on what the static inputs hold now. The result is overwritten by the next replay of any size."""
+        """Run it on what the static inputs hold now. The result is overwritten by the next replay
+        of any size.
+        """
         for step in self._steps:
             step()
         return self._output
 
     def moved_input(self) -> str | None:
-        """The name of a tensor that a graph reads and that has left its address since the recording, if there is one."""
-        return next((name for name, (tensor, address) in self._addresses.items() if tensor.data_ptr() != address), None)
+        """The name of a tensor that a graph reads and that has left its address since the
+        recording, if there is one.
+        """
+        return next(
+            (
+                name
+                for name, (tensor, address) in self._addresses.items()
+                if tensor.data_ptr() != address
+            ),
+            None,
+        )
 
 
 class Recordable(Protocol):
@@ -61,7 +74,9 @@ class Recorder:
         self._graphs = 0
         self._open: Graph | None = None
 
-    def graph(self, work: Work, label: str, host_arguments: HostArguments | None = None) -> list[torch.Tensor]:
+    def graph(
+        self, work: Work, label: str, host_arguments: HostArguments | None = None
+    ) -> list[torch.Tensor]:
         """Record `work`, which must hold its inputs weakly; its outputs, held by nobody else."""
         graph = self._platform.graph(host_arguments)
         try:
@@ -86,7 +101,9 @@ class Recorder:
             self._add(graph)
 
     def call(self, implementation: Implementation, arguments: Sequence[Any]) -> list[torch.Tensor]:
-        """Run `implementation` now, beside the graphs, and at each replay. A tensor that it returns gets an address for good."""
+        """Run `implementation` now, beside the graphs, and at each replay. A tensor that it returns
+        gets an address for good.
+        """
         arguments = [self.weak(argument) for argument in arguments]
         with self._platform.on_stream(self._stream):
             result = implementation(*arguments)
@@ -105,7 +122,9 @@ class Recorder:
         return self._platform.weak_ref_tensor(value) if isinstance(value, torch.Tensor) else value
 
     def abandon(self) -> None:
-        """End a graph that is being recorded, if there is one: the way out of a failure, which says more than this could."""
+        """End a graph that is being recorded, if there is one: the way out of a failure, which says
+        more than this could.
+        """
         graph, self._open = self._open, None
         if graph is not None:
             with contextlib.suppress(RuntimeError):

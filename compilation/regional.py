@@ -1,4 +1,6 @@
-"""`torch.compile` for models that are not ours: whole, or only their repeated blocks, each class of blocks once for all its copies."""
+"""`torch.compile` for models that are not ours: whole, or only their repeated blocks, each class of
+blocks once for all its copies.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ import torch
 
 from ..kernels.platform import Platform
 from .cache import inductor_folder
-from .torch_private import CompileLog, GraphBreak, compile_function, is_compile_error, keep_inductor_s_code, sum_up
+from .torch_private import (
+    CompileLog,
+    GraphBreak,
+    compile_function,
+    is_compile_error,
+    keep_inductor_s_code,
+    sum_up,
+)
 
 logger = logging.getLogger(__name__)
 _KEPT = "_piecework_plain_copy"
@@ -28,17 +37,25 @@ class _PlainCopy(NamedTuple):
 
 
 class CompiledModels:
-    """Models whose forward, or the forward of whose repeated blocks, is compiled when it is first called.
+    """Models whose forward, or the forward of whose repeated blocks, is compiled when it is first
+    called.
 
-    A class is compiled once: all its modules, of all models, call one compiled function. `regional` False: the models
-    themselves are the modules. Raises `ValueError` where a model has no repeated blocks, or the device no compiler.
+    A class is compiled once: all its modules, of all models, call one compiled function. `regional`
+    False: the models themselves are the modules. Raises `ValueError` where a model has no repeated
+    blocks, or the device no compiler.
     """
 
-    def __init__(self, models: Mapping[str, torch.nn.Module], platform: Platform, *, regional: bool) -> None:
+    def __init__(
+        self, models: Mapping[str, torch.nn.Module], platform: Platform, *, regional: bool
+    ) -> None:
         _keep_on_disk()
         options = platform.compile_options()
         self._log = CompileLog()
-        self._modules = [module for name, model in models.items() for module in (_repeated_blocks(name, model) if regional else [model])]
+        self._modules = [
+            module
+            for name, model in models.items()
+            for module in (_repeated_blocks(name, model) if regional else [model])
+        ]
         self._settled: int | None = None
         kinds: set[Any] = set(map(type, self._modules))
         functions = {kind: compile_function(kind.forward, options, self._log) for kind in kinds}
@@ -74,7 +91,8 @@ class CompiledModels:
         return 0 if self._settled is None else self.graphs - self._settled
 
     def settle(self, *, anew: bool = False) -> None:
-        """All that the coming calls need has been compiled; what is compiled from now on counts as recompiled.
+        """All that the coming calls need has been compiled; what is compiled from now on counts as
+        recompiled.
 
         Only the first time says so, unless `anew`.
         """
@@ -93,9 +111,12 @@ class CompiledModels:
 
     def summary(self) -> str:
         """One line for people."""
-        regions = ", ".join(f"{count} x {name}" for name, count in self.regions.items()) or "nothing"
+        regions = (
+            ", ".join(f"{count} x {name}" for name, count in self.regions.items()) or "nothing"
+        )
         return (
-            f"{regions}: {self.graphs} graphs in {self.seconds:.1f} s ({self.built} built, the others found on disk), "
+            f"{regions}: {self.graphs} graphs in {self.seconds:.1f} s ({self.built} built, the "
+            "others found on disk), "
             f"{len(self.breaks)} graph breaks, {self.recompiles} recompiles"
         )
 
@@ -112,20 +133,32 @@ class CompiledModels:
 
 
 def _repeated_blocks(name: str, model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The blocks that the class names as its repeated ones, or else the entries of its lists of equal modules."""
+    """The blocks that the class names as its repeated ones, or else the entries of its lists of
+    equal modules.
+    """
     named = getattr(model, "_repeated_blocks", None)
     if named:
         blocks = list(_outermost(model, lambda module: type(module).__name__ in named))
     else:
         blocks = [block for entries in _outermost_lists(model) for block in entries]
         kinds = ", ".join(sorted({type(block).__name__ for block in blocks}))
-        logger.info("%s (%s) names no repeated blocks; its lists of equal modules: %s", name, type(model).__name__, kinds or "none")
+        logger.info(
+            "%s (%s) names no repeated blocks; its lists of equal modules: %s",
+            name,
+            type(model).__name__,
+            kinds or "none",
+        )
     if not blocks:
-        raise ValueError(f"{name} ({type(model).__name__}) has no repeated blocks; leave --regional-compile out to compile it whole")
+        raise ValueError(
+            f"{name} ({type(model).__name__}) has no repeated blocks; leave --regional-compile out "
+            "to compile it whole"
+        )
     return blocks
 
 
-def _outermost(module: torch.nn.Module, wanted: Callable[[torch.nn.Module], bool]) -> Iterator[torch.nn.Module]:
+def _outermost(
+    module: torch.nn.Module, wanted: Callable[[torch.nn.Module], bool]
+) -> Iterator[torch.nn.Module]:
     """Wanted modules that lie in no other wanted one: what is inside is compiled with it."""
     for child in module.children():
         if wanted(child):
@@ -136,14 +169,20 @@ def _outermost(module: torch.nn.Module, wanted: Callable[[torch.nn.Module], bool
 
 def _outermost_lists(model: torch.nn.Module) -> Iterator[list[torch.nn.Module]]:
     def repeats(module: torch.nn.Module) -> bool:
-        return isinstance(module, torch.nn.ModuleList) and len(module) > 1 and len(set(map(type, module))) == 1
+        return (
+            isinstance(module, torch.nn.ModuleList)
+            and len(module) > 1
+            and len(set(map(type, module))) == 1
+        )
 
     for found in _outermost(model, repeats):
         yield list(found.children())
 
 
 def _with_plain_inputs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, whose guards see no difference between a view and a tensor of its own, as blocks get them by turns."""
+    """`function`, whose guards see no difference between a view and a tensor of its own, as blocks
+    get them by turns.
+    """
 
     def call(self: torch.nn.Module, *arguments: Any, **named: Any) -> Any:
         return function(self, *_plain(arguments), **_plain(named))
@@ -163,7 +202,9 @@ def _plain(value: Any) -> Any:
 
 
 def _plain_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in memory of its own, copied once as long as neither changes: every block of a step is given the same prompt."""
+    """The tensor in memory of its own, copied once as long as neither changes: every block of a
+    step is given the same prompt.
+    """
     if tensor.is_inference():
         # Such tensors do not count their changes.
         return tensor.clone(memory_format=torch.contiguous_format)
@@ -176,7 +217,9 @@ def _plain_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor owns its memory and lies in it densely, dimensions of one element included."""
+    """Whether a tensor owns its memory and lies in it densely, dimensions of one element
+    included.
+    """
     return tensor._base is None and _are_dense(tensor.shape, tensor.stride())
 
 
@@ -196,6 +239,10 @@ def _keep_on_disk() -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        logger.warning("compiled code is not kept: %s cannot be written (%s); set PIECEWORK_CACHE_DIR", folder, error.strerror)
+        logger.warning(
+            "compiled code is not kept: %s cannot be written (%s); set PIECEWORK_CACHE_DIR",
+            folder,
+            error.strerror,
+        )
         return
     keep_inductor_s_code(folder)

@@ -1,14 +1,18 @@
-"""Compiled pieces against what was traced, on made-up values: the difference that rounding explains, and no more.
+"""Compiled pieces against what was traced, on made-up values: the difference that rounding
+explains, and no more.
 
-Both compute the same function, and round at other places. One rounding moves a number by at most u of its size, u = eps / 2 of the
-coarsest dtype that the piece has; n ops one after another move a row, as independent errors add up, by about sqrt(n) * u of its length
-(N. Higham, Accuracy and Stability of Numerical Algorithms, 2.8). Sums are kept in 32 bits and taken in another order, which moves them by
-about sqrt(K) * 2^-24 for K terms. Where a piece makes small differences larger, as it does where numbers cancel, it does so with any
-difference: how much is measured, by the traced function alone, on inputs that are off by one eps. So a row may differ by
+Both compute the same function, and round at other places. One rounding moves a number by at most u
+of its size, u = eps / 2 of the coarsest dtype that the piece has; n ops one after another move a
+row, as independent errors add up, by about sqrt(n) * u of its length (N. Higham, Accuracy and
+Stability of Numerical Algorithms, 2.8). Sums are kept in 32 bits and taken in another order, which
+moves them by about sqrt(K) * 2^-24 for K terms. Where a piece makes small differences larger, as it
+does where numbers cancel, it does so with any difference: how much is measured, by the traced
+function alone, on inputs that are off by one eps. So a row may differ by
 
     2 * growth * (sqrt(n) * u + sqrt(K) * 2^-24)
 
-of its length. For SmolLM2's pieces in bfloat16 that is 0.03 to 0.13, and they are 0.005 to 0.015 off.
+of its length. For SmolLM2's pieces in bfloat16 that is 0.03 to 0.13, and they are 0.005 to 0.015
+off.
 """
 
 from __future__ import annotations
@@ -42,13 +46,17 @@ Inputs = Callable[[int], Sequence[torch.Tensor]]
 
 
 def check_pieces(
-    forward: PiecewiseForward, inputs: Inputs, largest: int, is_out_of_memory: Callable[[BaseException], bool]
+    forward: PiecewiseForward,
+    inputs: Inputs,
+    largest: int,
+    is_out_of_memory: Callable[[BaseException], bool],
 ) -> Iterator[bool]:
     """One run of one piece for each turn, which says before whether it is of many tokens.
 
     Raises `CaptureError` where a piece gives other answers than what it was made of.
 
-    `largest`: the longest step that may come. Where the memory does not do for so many tokens on top, they are left out.
+    `largest`: the longest step that may come. Where the memory does not do for so many tokens on
+    top, they are left out.
     """
     for number, piece in enumerate(forward.plan.pieces):
         if not piece.traced:
@@ -71,7 +79,9 @@ def check_pieces(
 class _Comparison:
     """A distinct piece at its first call, with that call's weights."""
 
-    def __init__(self, forward: PiecewiseForward, number: int, piece: DistinctPiece, inputs: Inputs) -> None:
+    def __init__(
+        self, forward: PiecewiseForward, number: int, piece: DistinctPiece, inputs: Inputs
+    ) -> None:
         self._forward, self._number, self._piece, self._inputs = forward, number, piece, inputs
         self._module = _load(piece)
         self._computed = _computed(self._module.graph)
@@ -79,10 +89,16 @@ class _Comparison:
     @torch.no_grad()
     def traced(self, tokens: int, off_by: float = 0.0) -> list[torch.Tensor]:
         values = self._forward.arguments(self._number, self._values(tokens, off_by), packed=False)
-        return [output for output, counts in zip(self._module(*values), self._computed, strict=True) if counts]
+        return [
+            output
+            for output, counts in zip(self._module(*values), self._computed, strict=True)
+            if counts
+        ]
 
     def growth(self, tokens: int, expected: Sequence[torch.Tensor]) -> float:
-        """How many times as far off the outputs are as the inputs, where those are off by one eps; at least 1."""
+        """How many times as far off the outputs are as the inputs, where those are off by one eps;
+        at least 1.
+        """
         off = self.traced(tokens, off_by=self._eps)
         moved = [_distance(one, other, tokens) for one, other in zip(off, expected, strict=True)]
         return min(max([1.0, *(distance / self._eps for distance in moved)]), _MOST_GROWTH)
@@ -91,26 +107,38 @@ class _Comparison:
     def check(self, tokens: int, expected: Sequence[torch.Tensor], growth: float) -> None:
         outputs = self._forward.run_piece(self._number, self._values(tokens))
         bound = growth * self._bound()
-        for output, wanted in zip([o for o, counts in zip(outputs, self._computed, strict=True) if counts], expected, strict=True):
+        for output, wanted in zip(
+            [o for o, counts in zip(outputs, self._computed, strict=True) if counts],
+            expected,
+            strict=True,
+        ):
             distance = _distance(output, wanted, tokens)
             if not distance <= bound:
                 raise CaptureError(
-                    f"piece {self._number} of {len(self._forward.plan.pieces)} differs from what was traced by {distance:.2g} "
+                    f"piece {self._number} of {len(self._forward.plan.pieces)} differs from what "
+                    f"was traced by {distance:.2g} "
                     f"at {tokens} tokens, rounding explains {bound:.2g}"
                 )
 
     def _bound(self) -> float:
         ops = sum(node.op.startswith("call") for node in self._module.graph.nodes)
-        terms = max((extent.fixed for spec in self._piece.inputs for extent in spec.shape), default=1)
+        terms = max(
+            (extent.fixed for spec in self._piece.inputs for extent in spec.shape), default=1
+        )
         return _FACTOR * (math.sqrt(ops) * self._eps / 2 + math.sqrt(max(terms, 1)) * _SINGLE)
 
     @property
     def _eps(self) -> float:
         dtypes = {getattr(torch, spec.dtype) for spec in self._piece.inputs}
-        return max((torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point), default=2 * _SINGLE)
+        return max(
+            (torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point),
+            default=2 * _SINGLE,
+        )
 
     def _values(self, tokens: int, off_by: float = 0.0) -> dict[int, torch.Tensor]:
-        """Made-up values by their numbers, the same at each call, each float off by as much of itself, up or down."""
+        """Made-up values by their numbers, the same at each call, each float off by as much of
+        itself, up or down.
+        """
         step = self._forward.plan.first_call(self._number)
         given = dict(zip(self._forward.plan.inputs, self._inputs(tokens), strict=True))
         generator = torch.Generator().manual_seed(1000 * self._number + tokens)
@@ -118,7 +146,11 @@ class _Comparison:
         for number, spec in zip(step.inputs, self._piece.inputs, strict=True):
             if spec.weight:
                 continue
-            values[number] = given[number].clone() if number in given else _made_up(spec, tokens, generator, off_by)
+            values[number] = (
+                given[number].clone()
+                if number in given
+                else _made_up(spec, tokens, generator, off_by)
+            )
         return values
 
 
@@ -133,23 +165,32 @@ def _load(piece: DistinctPiece) -> fx.GraphModule:
     return module
 
 
-def _made_up(spec: TensorSpec, tokens: int, generator: torch.Generator, off_by: float) -> torch.Tensor:
+def _made_up(
+    spec: TensorSpec, tokens: int, generator: torch.Generator, off_by: float
+) -> torch.Tensor:
     tensor = spec.empty(tokens).zero_()
     if not tensor.is_floating_point():
         return tensor
     values = torch.randn(tensor.shape, generator=generator)
     axis = next((axis for axis, extent in enumerate(spec.shape) if extent.per_token == 1), None)
     if axis is not None:
-        sizes = torch.tensor([_ROW_SIZES[row % len(_ROW_SIZES)] for row in range(values.shape[axis])])
+        sizes = torch.tensor(
+            [_ROW_SIZES[row % len(_ROW_SIZES)] for row in range(values.shape[axis])]
+        )
         values *= sizes.view([-1 if other == axis else 1 for other in range(values.dim())])
     values = values.to(tensor.dtype).float()
     if off_by:
-        values *= 1 + off_by * (2.0 * torch.randint(2, values.shape, generator=torch.Generator().manual_seed(tokens)) - 1)
+        values *= 1 + off_by * (
+            2.0 * torch.randint(2, values.shape, generator=torch.Generator().manual_seed(tokens))
+            - 1
+        )
     return tensor.copy_(values)
 
 
 def _computed(graph: fx.Graph) -> list[bool]:
-    """For each output, whether the piece computes it: one that it only makes room for holds anything."""
+    """For each output, whether the piece computes it: one that it only makes room for holds
+    anything.
+    """
     garbage: set[fx.Node] = set()
     for node in graph.nodes:
         if "empty" in str(node.target) or any(source in garbage for source in node.all_input_nodes):
@@ -159,7 +200,9 @@ def _computed(graph: fx.Graph) -> list[bool]:
 
 
 def _distance(actual: torch.Tensor, expected: torch.Tensor, tokens: int) -> float:
-    """How far the worst row is from what it should be, as a share of its length; rows that should be no number do not count."""
+    """How far the worst row is from what it should be, as a share of its length; rows that should
+    be no number do not count.
+    """
     if not expected.is_floating_point():
         return 0.0 if torch.equal(actual, expected) else math.inf
     rows = tokens if expected.dim() and expected.shape[0] == tokens else 1

@@ -1,4 +1,6 @@
-"""Which numbers of tokens are captured: the field's default list, a list of the user's, or the best ones for lengths seen."""
+"""Which numbers of tokens are captured: the field's default list, a list of the user's, or the best
+ones for lengths seen.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,17 @@ FLAG = "--piecewise-cuda-graph-tokens"
 _STEPS = ((4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256))
 """First, last and distance of SGLang's default sizes; from 4096 on they lie 512 apart."""
 _DECODE_STEPS = ((16, 256, 8), (272, 512, 16))
-"""The same of its batch sizes for decodes, after 1, 2, 4, 8 and 12; from 512 on they lie 32 apart."""
+"""The same of its batch sizes for decodes, after 1, 2, 4, 8 and 12; from 512 on they lie 32 apart.
+"""
 
 Histogram = Mapping[int, int]
 """Number of tokens of a step: how often it was seen."""
 
 
 class SizesOption(NamedTuple):
-    """What the flag says: sizes given one by one, or how many to choose; neither: the default list."""
+    """What the flag says: sizes given one by one, or how many to choose; neither: the default
+    list.
+    """
 
     given: tuple[int, ...] | None = None
     auto: int | None = None
@@ -31,7 +36,9 @@ def parse_sizes(text: str | None) -> SizesOption:
         return SizesOption(given=parse_list(text, FLAG, "numbers of tokens (16,64,256) or auto:K"))
     count = text.removeprefix("auto:")
     if not count.isascii() or not count.isdigit() or int(count) < 1:
-        raise ValueError(f"{FLAG} takes numbers of tokens (16,64,256) or auto:K, K at least 1, got {text!r}")
+        raise ValueError(
+            f"{FLAG} takes numbers of tokens (16,64,256) or auto:K, K at least 1, got {text!r}"
+        )
     return SizesOption(auto=int(count))
 
 
@@ -56,14 +63,20 @@ def _default_sizes(cap: int) -> Iterator[int]:
 
 
 def decode_sizes(cap: int) -> list[int]:
-    """SGLang's batch sizes of decode graphs up to `cap` requests, and `cap` itself if it lies between two."""
+    """SGLang's batch sizes of decode graphs up to `cap` requests, and `cap` itself if it lies
+    between two.
+    """
     steps = (size for first, last, step in _DECODE_STEPS for size in range(first, last + 1, step))
-    sizes = [size for size in (1, 2, 4, 8, 12, *steps, *range(512 + 32, cap + 1, 32)) if size <= cap]
+    sizes = [
+        size for size in (1, 2, 4, 8, 12, *steps, *range(512 + 32, cap + 1, 32)) if size <= cap
+    ]
     return sizes if sizes[-1] == cap else [*sizes, cap]
 
 
 def choose_sizes(option: SizesOption, cap: int, seen: Histogram) -> list[int]:
-    """The sizes to capture, none above `cap`. `seen` is what auto:K goes by; with nothing seen yet it thins the default list."""
+    """The sizes to capture, none above `cap`. `seen` is what auto:K goes by; with nothing seen yet
+    it thins the default list.
+    """
     if option.given is not None:
         return [size for size in option.given if size <= cap]
     if option.auto is None:
@@ -73,7 +86,9 @@ def choose_sizes(option: SizesOption, cap: int, seen: Histogram) -> list[int]:
 
 
 def padding(sizes: Sequence[int], seen: Histogram) -> int:
-    """How many tokens are added when each length is padded to the next of `sizes`; longer ones than all are not padded."""
+    """How many tokens are added when each length is padded to the next of `sizes`; longer ones than
+    all are not padded.
+    """
     ordered = sorted(sizes)
     wasted = 0
     for length, count in seen.items():
@@ -92,9 +107,10 @@ def padding_share(sizes: Sequence[int], seen: Histogram) -> float:
 def best_sizes(seen: Histogram, count: int) -> list[int]:
     """At most `count` sizes that cover every length of `seen` with the least padding.
 
-    Sizes are lengths that were seen, for a smaller size in a gap costs nothing to lower. Dynamic programming over the
-    sorted lengths; since the cost of a range satisfies the quadrangle inequality, the best place of the last cut only moves up, and
-    each round is done by divide and conquer in n log n (Galil and Park, Theoretical Computer Science 92, 1992).
+    Sizes are lengths that were seen, for a smaller size in a gap costs nothing to lower. Dynamic
+    programming over the sorted lengths; since the cost of a range satisfies the quadrangle
+    inequality, the best place of the last cut only moves up, and each round is done by divide and
+    conquer in n log n (Galil and Park, Theoretical Computer Science 92, 1992).
     """
     lengths = sorted(seen)
     weights = [0, *accumulate(seen[length] for length in lengths)]
@@ -115,7 +131,10 @@ def best_sizes(seen: Histogram, count: int) -> list[int]:
             if low > high:
                 continue
             stop = (low + high) // 2
-            best[stop], cut[stop] = min((rounds[-1][start] + cost(start, stop), start) for start in range(first, min(last, stop - 1) + 1))
+            best[stop], cut[stop] = min(
+                (rounds[-1][start] + cost(start, stop), start)
+                for start in range(first, min(last, stop - 1) + 1)
+            )
             pending += [(low, stop - 1, first, cut[stop]), (stop + 1, high, cut[stop], last)]
         rounds.append(best)
         cuts.append(cut)

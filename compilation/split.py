@@ -1,4 +1,6 @@
-"""Cuts a traced forward at its split ops, order kept, into pieces that know neither layer names nor each other."""
+"""Cuts a traced forward at its split ops, order kept, into pieces that know neither layer names nor
+each other.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,9 @@ class OpCall(NamedTuple):
 class Cut:
     """A forward as calls one after another. Each value has a number.
 
-    `tensors`: what is there before the first call, inputs and weights alike; `specs`: their kinds and those of all that
-    pieces exchange; `constants`: plain arguments of split ops; `output`: what the forward returns.
+    `tensors`: what is there before the first call, inputs and weights alike; `specs`: their kinds
+    and those of all that pieces exchange; `constants`: plain arguments of split ops; `output`: what
+    the forward returns.
     """
 
     calls: list[PieceCall | OpCall] = field(default_factory=list)
@@ -47,7 +50,9 @@ class Cut:
 
 
 def split(trace: Trace, inputs: list[torch.Tensor]) -> Cut:
-    """Cut `trace` at every registered split op. Raises `TraceError` where what crosses a cut is no tensor."""
+    """Cut `trace` at every registered split op. Raises `TraceError` where what crosses a cut is no
+    tensor.
+    """
     return _Splitter(trace, inputs).run()
 
 
@@ -76,7 +81,11 @@ class _Splitter:
             else:
                 self._cut.calls.append(self._piece_call(segment))
         returned = output.args[0]
-        if not (isinstance(returned, tuple | list) and len(returned) == 1 and isinstance(returned[0], fx.Node)):
+        if not (
+            isinstance(returned, tuple | list)
+            and len(returned) == 1
+            and isinstance(returned[0], fx.Node)
+        ):
             raise TraceError("the forward must return one tensor")
         if returned[0].op == "placeholder":
             raise TraceError("the forward returns its input")
@@ -104,14 +113,21 @@ class _Splitter:
             raise TraceError(f"pass the arguments of split op {node.target} by position")
         name = split_op_name(node.target)
         assert name is not None
-        inputs = tuple(self._number(arg) if isinstance(arg, fx.Node) else self._constant(arg) for arg in node.args)
+        inputs = tuple(
+            self._number(arg) if isinstance(arg, fx.Node) else self._constant(arg)
+            for arg in node.args
+        )
         return OpCall(name, inputs, (self._number(node),) if node.users else ())
 
     def _piece_call(self, nodes: list[fx.Node]) -> PieceCall:
         inside = set(nodes)
         outputs = [node for node in nodes if any(user not in inside for user in node.users)]
         graph, sources = _piece_graph(nodes, outputs, self._token_inputs, self._trace.shapes)
-        return PieceCall(graph, tuple(self._number(node) for node in sources), tuple(self._number(node) for node in outputs))
+        return PieceCall(
+            graph,
+            tuple(self._number(node) for node in sources),
+            tuple(self._number(node) for node in outputs),
+        )
 
 
 def _piece_graph(
@@ -119,11 +135,16 @@ def _piece_graph(
 ) -> tuple[fx.Graph, list[fx.Node]]:
     """`nodes` as a graph of their own, and what it takes from outside.
 
-    Numbers of tokens are read off an input, and what is computed from them is computed again, so that no scalar is passed in.
+    Numbers of tokens are read off an input, and what is computed from them is computed again, so
+    that no scalar is passed in.
     """
     nodes = _with_scalars(nodes)
     inside = set(nodes)
-    sources = list(dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source not in inside))
+    sources = list(
+        dict.fromkeys(
+            source for node in nodes for source in node.all_input_nodes if source not in inside
+        )
+    )
     tensors = [source for source in sources if not _is_scalar(source)]
     graph = fx.Graph()
     inner: dict[fx.Node, fx.Node] = {}
@@ -167,7 +188,9 @@ def _token_axis(nodes: list[fx.Node], shapes: TokenShapes) -> tuple[fx.Node, int
 
 
 def _segments(graph: fx.Graph) -> list[fx.Node | list[fx.Node]]:
-    """Split ops, and the nodes between them; each part of a tuple stands where the tuple is made."""
+    """Split ops, and the nodes between them; each part of a tuple stands where the tuple is
+    made.
+    """
     segments: list[fx.Node | list[fx.Node]] = []
     home: dict[fx.Node, list[fx.Node]] = {}
     current: list[fx.Node] = []
@@ -188,4 +211,7 @@ def _segments(graph: fx.Graph) -> list[fx.Node | list[fx.Node]]:
 
 def _is_scalar(node: fx.Node) -> bool:
     """Whether a node stands for a number of tokens or something computed from it."""
-    return isinstance(node.meta.get("example_value"), torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool)
+    return isinstance(
+        node.meta.get("example_value"),
+        torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool,
+    )

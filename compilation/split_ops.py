@@ -1,4 +1,6 @@
-"""The registry of split ops: where a forward is cut, for each is a step of its own that no graph records."""
+"""The registry of split ops: where a forward is cut, for each is a step of its own that no graph
+records.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,21 @@ import torch
 
 Implementation = Callable[..., Any]
 Recorder = Callable[[Implementation, tuple[Any, ...]], Any]
-"""Runs a split op in the middle of a recording: called with its implementation and arguments, returns its result."""
+"""Runs a split op in the middle of a recording: called with its implementation and arguments,
+returns its result.
+"""
 
 _implementations: dict[str, Implementation] = {}
 _recorder: Recorder | None = None
 
 
 def register_split_op(name: str, implementation: Implementation | None = None) -> Implementation:
-    """Cut forwards at the op `name` ("namespace::op"). Returns the function to register as the op's kernel.
+    """Cut forwards at the op `name` ("namespace::op"). Returns the function to register as the op's
+    kernel.
 
     With `implementation`, pieces call it straight, past torch's dispatcher, and a breakable capture
-    (`breakable.py`) interrupts its recording for it. Without, the op itself is called; a collective, say, whose kernel is torch's.
+    (`breakable.py`) interrupts its recording for it. Without, the op itself is called; a
+    collective, say, whose kernel is torch's.
     """
     run = implementation or _op(name)
     _implementations[name] = run

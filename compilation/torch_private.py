@@ -1,4 +1,6 @@
-"""All that is used of torch's compilers under private names, and where torch 2.11 to 2.13 may differ."""
+"""All that is used of torch's compilers under private names, and where torch 2.11 to 2.13 may
+differ.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ _MOST_TOKENS = 1 << 20
 
 
 class Trace(NamedTuple):
-    """A forward as one graph. `values`: what each placeholder stood for, in order: a tensor, or a SymInt for a number of tokens."""
+    """A forward as one graph. `values`: what each placeholder stood for, in order: a tensor, or a
+    SymInt for a number of tokens.
+    """
 
     graph: fx.Graph
     values: list[Any]
@@ -42,7 +46,9 @@ class _Done(Exception):
 
 
 class TokenShapes:
-    """Reads sizes of a trace's tensors as functions of the number of tokens. `tokens`: the symbols that stand for it."""
+    """Reads sizes of a trace's tensors as functions of the number of tokens. `tokens`: the symbols
+    that stand for it.
+    """
 
     def __init__(self, shape_env: Any, tokens: set[Any]) -> None:
         self._shape_env = shape_env
@@ -50,7 +56,9 @@ class TokenShapes:
         self._same = dict.fromkeys(tokens, self._tokens)
 
     def expression(self, size: Any) -> Any:
-        """A size, or a scalar computed from sizes, as a sympy expression of the one symbol. Raises `TraceError`."""
+        """A size, or a scalar computed from sizes, as a sympy expression of the one symbol. Raises
+        `TraceError`.
+        """
         if not isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool):
             return size
         expression = self.simplify(size.node.expr)
@@ -73,14 +81,24 @@ class TokenShapes:
         return Extent(per_token, at[0] - 1000 * per_token)
 
     def spec(self, tensor: torch.Tensor, *, weight: bool) -> TensorSpec:
-        shape, stride = (tuple(self.extent(size) for size in sizes) for sizes in (tensor.shape, tensor.stride()))
-        return TensorSpec(shape=shape, stride=stride, dtype=dtype_name(tensor), device=str(tensor.device), weight=weight)
+        shape, stride = (
+            tuple(self.extent(size) for size in sizes) for sizes in (tensor.shape, tensor.stride())
+        )
+        return TensorSpec(
+            shape=shape,
+            stride=stride,
+            dtype=dtype_name(tensor),
+            device=str(tensor.device),
+            weight=weight,
+        )
 
 
 def trace(forward: Callable[..., Any], inputs: Sequence[torch.Tensor], max_tokens: int) -> Trace:
-    """`forward(*inputs)` as one graph in which the inputs' first dimension is free, weights are placeholders and nothing is guarded.
+    """`forward(*inputs)` as one graph in which the inputs' first dimension is free, weights are
+    placeholders and nothing is guarded.
 
-    Raises `TraceError` where the forward breaks the graph, or takes another way for some numbers of tokens up to `max_tokens`.
+    Raises `TraceError` where the forward breaks the graph, or takes another way for some numbers of
+    tokens up to `max_tokens`.
     """
     import torch._dynamo
 
@@ -94,7 +112,11 @@ def trace(forward: Callable[..., Any], inputs: Sequence[torch.Tensor], max_token
         torch._dynamo.mark_dynamic(tensor, 0, min=2, max=max_tokens)
     try:
         # What earlier traces saw must not turn this one's constants into variables.
-        with torch.no_grad(), _quiet("torch._dynamo"), torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+        with (
+            torch.no_grad(),
+            _quiet("torch._dynamo"),
+            torch._dynamo.config.patch(automatic_dynamic_shapes=False),
+        ):
             torch.compile(forward, backend=keep, fullgraph=True)(*inputs)
     except Exception as error:
         # The end that `keep` makes arrives wrapped in an exception of Dynamo's.
@@ -106,8 +128,12 @@ def trace(forward: Callable[..., Any], inputs: Sequence[torch.Tensor], max_token
     return Trace(graph_module.graph, values, _token_shapes(graph_module, values, inputs))
 
 
-def _token_shapes(graph_module: fx.GraphModule, values: list[Any], inputs: Sequence[torch.Tensor]) -> TokenShapes:
-    """Finds the number of tokens among the symbols; every other assumption that the trace made is refused."""
+def _token_shapes(
+    graph_module: fx.GraphModule, values: list[Any], inputs: Sequence[torch.Tensor]
+) -> TokenShapes:
+    """Finds the number of tokens among the symbols; every other assumption that the trace made is
+    refused.
+    """
     import sympy
 
     placeholders = graph_module.graph.find_nodes(op="placeholder")
@@ -118,19 +144,29 @@ def _token_shapes(graph_module: fx.GraphModule, values: list[Any], inputs: Seque
     ]
     if not lengths:
         raise TraceError("the forward does not use its inputs")
-    symbols = [length.node.shape_env.replace(length.node.expr) for length in lengths if isinstance(length, torch.SymInt)]
+    symbols = [
+        length.node.shape_env.replace(length.node.expr)
+        for length in lengths
+        if isinstance(length, torch.SymInt)
+    ]
     if len(symbols) < len(lengths) or not all(symbol.is_Symbol for symbol in symbols):
         raise TraceError("the forward is fixed to one number of tokens")
     shape_env = lengths[0].node.shape_env
     shapes = TokenShapes(shape_env, set(symbols))
     for guard in shape_env.guards:
         if shapes.simplify(guard.expr) != sympy.true:
-            raise TraceError(f"the forward takes another way for some numbers of tokens: it assumes {guard.expr} ({guard.sloc})")
+            raise TraceError(
+                "the forward takes another way for some numbers of tokens: it assumes "
+                f"{guard.expr} ({guard.sloc})"
+            )
     return shapes
 
 
-def compile_package(module: fx.GraphModule, inputs: Sequence[TensorSpec], path: Path, options: dict[str, Any]) -> None:
-    """Compile a piece with TorchInductor ahead of time into a package (.pt2) at `path`, for any number of tokens.
+def compile_package(
+    module: fx.GraphModule, inputs: Sequence[TensorSpec], path: Path, options: dict[str, Any]
+) -> None:
+    """Compile a piece with TorchInductor ahead of time into a package (.pt2) at `path`, for any
+    number of tokens.
 
     Raises `CompileError`.
     """
@@ -144,32 +180,61 @@ def compile_package(module: fx.GraphModule, inputs: Sequence[TensorSpec], path: 
         with torch.no_grad(), _quiet("torch.export", "torch._inductor"):
             for op in _packed_linears(module):
                 _lower_packed_linear(op)
-            program = torch.export.export(module, examples, dynamic_shapes=_dynamic_shapes(inputs, tokens))
-            torch._inductor.aoti_compile_and_package(program, package_path=os.fspath(path), inductor_configs=options)
+            program = torch.export.export(
+                module, examples, dynamic_shapes=_dynamic_shapes(inputs, tokens)
+            )
+            torch._inductor.aoti_compile_and_package(
+                program, package_path=os.fspath(path), inductor_configs=options
+            )
     except Exception as error:
         raise CompileError(_sum_up(error)) from error
 
 
-_SETTINGS = ("TORCHINDUCTOR_", "TORCH_COMPILE_", "AOT_INDUCTOR_", "AOTINDUCTOR_", "INDUCTOR_", "TRITON_")
-_NO_CODE = re.compile(r".*_(DIR|PATH|PTXAS_PATH)|TORCHINDUCTOR_(COMPILE_THREADS|WORKER_START|.*_LOG_PATH)")
-"""Variables that say where something lies or how many processes work; Inductor sets some of them itself."""
+_SETTINGS = (
+    "TORCHINDUCTOR_",
+    "TORCH_COMPILE_",
+    "AOT_INDUCTOR_",
+    "AOTINDUCTOR_",
+    "INDUCTOR_",
+    "TRITON_",
+)
+_NO_CODE = re.compile(
+    r".*_(DIR|PATH|PTXAS_PATH)|TORCHINDUCTOR_(COMPILE_THREADS|WORKER_START|.*_LOG_PATH)"
+)
+"""Variables that say where something lies or how many processes work; Inductor sets some of them
+itself.
+"""
 
 
 _WRITTEN_BY_INDUCTOR = {"aot_inductor.metadata"}
 
 
 def inductor_environment() -> dict[str, str]:
-    """The variables from which Inductor and Triton take settings. Asking Inductor itself would import it, which takes a second."""
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS) and not _NO_CODE.fullmatch(name)}
+    """The variables from which Inductor and Triton take settings. Asking Inductor itself would
+    import it, which takes a second.
+    """
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_SETTINGS) and not _NO_CODE.fullmatch(name)
+    }
 
 
 def inductor_changes() -> dict[str, Any]:
-    """What this process has set of Inductor's configuration itself, as values that JSON can hold."""
+    """What this process has set of Inductor's configuration itself, as values that JSON can
+    hold.
+    """
     config: Any = sys.modules.get("torch._inductor.config")
     if config is None:
         return {}
-    settings = {name: value for name, value in config.save_config_portable().items() if name not in _WRITTEN_BY_INDUCTOR}
-    changed = {name: value for name, value in settings.items() if value != _unchanged(config._config[name])}
+    settings = {
+        name: value
+        for name, value in config.save_config_portable().items()
+        if name not in _WRITTEN_BY_INDUCTOR
+    }
+    changed = {
+        name: value for name, value in settings.items() if value != _unchanged(config._config[name])
+    }
     found: dict[str, Any] = json.loads(json.dumps(changed, sort_keys=True, default=str))
     return found
 
@@ -198,7 +263,11 @@ def cpp_compiler() -> str | None:
 
 
 def _packed_linears(module: fx.GraphModule) -> set[torch._ops.OpOverload]:
-    return {node.target for node in module.graph.nodes if str(node.target) == "piecework.packed_linear.default"}
+    return {
+        node.target
+        for node in module.graph.nodes
+        if str(node.target) == "piecework.packed_linear.default"
+    }
 
 
 def _lower_packed_linear(op: torch._ops.OpOverload) -> None:
@@ -221,14 +290,18 @@ def _dynamic_shapes(inputs: Sequence[TensorSpec], tokens: Any) -> tuple[Any, ...
         scaled = tokens if extent.per_token == 1 else extent.per_token * tokens
         return scaled + extent.fixed if extent.fixed else scaled
 
-    return tuple({axis: dim(extent) for axis, extent in enumerate(spec.shape) if extent.per_token} for spec in inputs)
+    return tuple(
+        {axis: dim(extent) for axis, extent in enumerate(spec.shape) if extent.per_token}
+        for spec in inputs
+    )
 
 
 def load_package(path: Path) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
     """What `compile_package` made, as a function from inputs to outputs. Raises `RuntimeError`.
 
-    The loader is used without its Python shell: that would import all of Inductor, and look up pytrees at each call.
-    A single runner without locks, since each process calls its pieces from one thread.
+    The loader is used without its Python shell: that would import all of Inductor, and look up
+    pytrees at each call. A single runner without locks, since each process calls its pieces from
+    one thread.
     """
     loader = torch._C._aoti.AOTIModelPackageLoader(os.fspath(path), "model", True, 1, -1)
     return cast("Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]", loader.run)
@@ -268,7 +341,8 @@ class GraphBreak(NamedTuple):
 class CompileLog:
     """What `torch.compile` has done for the functions of `compile_function` that share it.
 
-    `seconds`: tracing and compiling, of everything in this process while the log exists. `graphs`: how many were made.
+    `seconds`: tracing and compiling, of everything in this process while the log exists. `graphs`:
+    how many were made.
     """
 
     def __init__(self) -> None:
@@ -292,7 +366,9 @@ class CompileLog:
         reason: Any = graph_module.compile_subgraph_reason
         if reason.graph_break:
             where = reason.user_stack[-1]
-            self.breaks.append(GraphBreak(reason.reason.partition("\n")[0], where.filename, where.lineno))
+            self.breaks.append(
+                GraphBreak(reason.reason.partition("\n")[0], where.filename, where.lineno)
+            )
 
     def _start(self, *arguments: Any) -> None:
         self._started = time.perf_counter()
@@ -307,17 +383,26 @@ def _cache_misses() -> int:
     return sum(counters["inductor"][f"fxgraph_cache_{what}"] for what in ("miss", "bypass"))
 
 
-def compile_function(function: Callable[..., Any], options: CompileOptions, log: CompileLog) -> Callable[..., Any]:
-    """`torch.compile(function)` for a device, which tells `log` of each graph. Raises `ValueError` for a mode that is none."""
+def compile_function(
+    function: Callable[..., Any], options: CompileOptions, log: CompileLog
+) -> Callable[..., Any]:
+    """`torch.compile(function)` for a device, which tells `log` of each graph. Raises `ValueError`
+    for a mode that is none.
+    """
     if options.backend == "inductor":
         from torch._inductor import config, list_mode_options
         from torch._inductor.compile_fx import compile_fx
 
         modes = list_mode_options()
         if options.mode is not None and options.mode not in modes:
-            raise ValueError(f"PIECEWORK_TORCH_COMPILE_MODE must be one of {', '.join(modes)}, got {options.mode}")
+            raise ValueError(
+                f"PIECEWORK_TORCH_COMPILE_MODE must be one of {', '.join(modes)}, got "
+                f"{options.mode}"
+            )
         patches = {name: value for name, value in options.settings.items() if hasattr(config, name)}
-        inner: Any = functools.partial(compile_fx, config_patches={**(modes[options.mode] if options.mode else {}), **patches})
+        inner: Any = functools.partial(
+            compile_fx, config_patches={**(modes[options.mode] if options.mode else {}), **patches}
+        )
     else:
         inner = options.backend
 
@@ -326,12 +411,16 @@ def compile_function(function: Callable[..., Any], options: CompileOptions, log:
         compiled: Callable[..., Any] = inner(graph_module, example_inputs)
         return compiled
 
-    compiled: Callable[..., Any] = torch.compile(function, backend=backend, fullgraph=options.fullgraph, dynamic=options.dynamic)
+    compiled: Callable[..., Any] = torch.compile(
+        function, backend=backend, fullgraph=options.fullgraph, dynamic=options.dynamic
+    )
     return compiled
 
 
 def is_compile_error(error: BaseException) -> bool:
-    """Whether a call of a compiled function failed in the compiler, before anything was computed."""
+    """Whether a call of a compiled function failed in the compiler, before anything was
+    computed.
+    """
     from torch._dynamo.exc import TorchDynamoException
 
     return isinstance(error, TorchDynamoException)
@@ -346,6 +435,7 @@ def keep_inductor_s_code(folder: Path) -> None:
     """Let inductor's cache lie in `folder`, unless the user has chosen another."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    # Inductor writes its default into the environment when anything first asks for the folder: that is nobody's choice.
+    # Inductor writes its default into the environment when anything first asks for the folder: that
+    # is nobody's choice.
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.fspath(folder)

@@ -1,4 +1,6 @@
-"""Forwards that are recorded as they run: in one graph, or with a break at every split op (no compiler, no trace)."""
+"""Forwards that are recorded as they run: in one graph, or with a break at every split op (no
+compiler, no trace).
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,21 @@ HostArgumentsOfSize = Callable[[int], Mapping[str, Any]]
 
 
 def _weights(forward: Forward) -> Mapping[str, torch.Tensor]:
-    """What graphs of a forward read at addresses that others may change: a model's parameters and buffers."""
+    """What graphs of a forward read at addresses that others may change: a model's parameters and
+    buffers.
+    """
     if isinstance(forward, PiecewiseForward):
         return forward.weights
-    return dict(forward.named_parameters()) | dict(forward.named_buffers()) if isinstance(forward, nn.Module) else {}
+    return (
+        dict(forward.named_parameters()) | dict(forward.named_buffers())
+        if isinstance(forward, nn.Module)
+        else {}
+    )
 
 
 class FullForward:
-    """The whole forward in one graph, attention too: for batches of pure decodes, by the number of which all shapes are set.
+    """The whole forward in one graph, attention too: for batches of pure decodes, by the number of
+    which all shapes are set.
 
     `host_arguments`: what its kernels do not read from tensors; None: nothing.
     """
@@ -39,13 +48,19 @@ class FullForward:
 
     def record(self, inputs: Sequence[torch.Tensor], recorder: Recorder) -> Recording:
         recorder.watch(_weights(self._forward))
-        host = partial(self._host_arguments, len(inputs[0])) if self._host_arguments is not None else None
+        host = (
+            partial(self._host_arguments, len(inputs[0]))
+            if self._host_arguments is not None
+            else None
+        )
         (output,) = recorder.graph(lambda: [self._forward(*inputs)], "the whole forward", host)
         return recorder.finish(output)
 
 
 class BreakableForward:
-    """The forward runs once while it is recorded; each split op ends a graph, runs between, and begins the next."""
+    """The forward runs once while it is recorded; each split op ends a graph, runs between, and
+    begins the next.
+    """
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward

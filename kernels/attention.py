@@ -1,6 +1,7 @@
 """The contract of attention backends: plan once per step, run once per layer.
 
-Shapes: T tokens of the step, B requests, H query heads, K key/value heads, D head size, P pages, S tokens in a page.
+Shapes: T tokens of the step, B requests, H query heads, K key/value heads, D head size, P pages, S
+tokens in a page.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import torch
 class AttentionMetadata:
     """Who the tokens of one step belong to and where their keys and values lie.
 
-    Tokens are laid out request after request. Request b has `query_lens[b]` new tokens; with them it is `seq_lens[b]`
-    tokens long, so its first new token stands at position `seq_lens[b] - query_lens[b]`. The lists live on the host.
-    `block_table` [B, max pages]: page numbers in order, the tail is padding. `slot_mapping` [T]: page * S + offset of
-    each new token.
+    Tokens are laid out request after request. Request b has `query_lens[b]` new tokens; with them
+    it is `seq_lens[b]` tokens long, so its first new token stands at position `seq_lens[b] -
+    query_lens[b]`. The lists live on the host. `block_table` [B, max pages]: page numbers in order,
+    the tail is padding. `slot_mapping` [T]: page * S + offset of each new token.
     """
 
     query_lens: list[int]
@@ -57,7 +58,8 @@ class AttentionBackend(Protocol):
         scale: float,
         window: int | None,
     ) -> None:
-        """Store k, v [T, K, D] at their slots of the caches [P, S, K, D], then write causal attention of q [T, H, D] into out.
+        """Store k, v [T, K, D] at their slots of the caches [P, S, K, D], then write causal
+        attention of q [T, H, D] into out.
 
         `window`: a query sees itself and the `window - 1` tokens before it; None: all before it.
         """
@@ -66,35 +68,46 @@ class AttentionBackend(Protocol):
 
 @runtime_checkable
 class GraphAttention(AttentionBackend, Protocol):
-    """A backend whose decodes a graph can record: what changes from step to step lives in tensors that stay where they are.
+    """A backend whose decodes a graph can record: what changes from step to step lives in tensors
+    that stay where they are.
 
     If not all of it can, the plan is a `HostPlan`.
 
-    One plan serves the graphs of all batch sizes. `run` with such a plan takes q [N, H, D] for any N up to its
-    `max_batch_size`, row b being the one new token of request b. What it launches depends on N and on the plan's sizes
-    alone, never on lengths; it allocates nothing that outlives the call and never waits for the device.
+    One plan serves the graphs of all batch sizes. `run` with such a plan takes q [N, H, D] for any
+    N up to its `max_batch_size`, row b being the one new token of request b. What it launches
+    depends on N and on the plan's sizes alone, never on lengths; it allocates nothing that outlives
+    the call and never waits for the device.
     """
 
-    def capture_plan(self, max_batch_size: int, max_pages: int, page_size: int, device: torch.device) -> Any:
-        """A plan with fixed addresses, for steps of up to `max_batch_size` decodes of up to `max_pages` pages each.
+    def capture_plan(
+        self, max_batch_size: int, max_pages: int, page_size: int, device: torch.device
+    ) -> Any:
+        """A plan with fixed addresses, for steps of up to `max_batch_size` decodes of up to
+        `max_pages` pages each.
 
         Until it is updated it describes no request.
         """
         ...
 
     def update_plan(self, plan: Any, metadata: AttentionMetadata, batch_size: int) -> None:
-        """Write the requests of this step into `plan`, on the current stream, before the graph of `batch_size` rows is replayed on it.
+        """Write the requests of this step into `plan`, on the current stream, before the graph of
+        `batch_size` rows is replayed on it.
 
-        Every request has one new token. Rows behind the last request are padding: what `run` gives for them is finite, and if
-        it stores their keys and values at all, then in page 0, which belongs to no request.
+        Every request has one new token. Rows behind the last request are padding: what `run` gives
+        for them is finite, and if it stores their keys and values at all, then in page 0, which
+        belongs to no request.
         """
         ...
 
 
 @runtime_checkable
 class HostPlan(Protocol):
-    """A capture plan that is not all tensors: a graph must be told the rest before each replay (`kernels.graph.HostArguments`)."""
+    """A capture plan that is not all tensors: a graph must be told the rest before each replay
+    (`kernels.graph.HostArguments`).
+    """
 
     def host_arguments(self, batch_size: int) -> Mapping[str, Any]:
-        """What the last update of the plan says of its first `batch_size` rows, by the names that the kernels give it."""
+        """What the last update of the plan says of its first `batch_size` rows, by the names that
+        the kernels give it.
+        """
         ...

@@ -1,4 +1,6 @@
-"""Where everything lies that is made once on a machine and kept: compiled pieces and native kernels."""
+"""Where everything lies that is made once on a machine and kept: compiled pieces and native
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def cache_folder() -> Path:
 
 
 def kernels_folder() -> Path:
-    """Where the native kernels lie, which belong to the machine and not to a model: $PIECEWORK_KERNELS_DIR, or in the cache."""
+    """Where the native kernels lie, which belong to the machine and not to a model:
+    $PIECEWORK_KERNELS_DIR, or in the cache.
+    """
     if chosen := os.environ.get("PIECEWORK_KERNELS_DIR"):
         return Path(chosen).expanduser()
     return cache_folder() / "native"
@@ -34,16 +38,21 @@ def verdicts_folder() -> Path:
 
 
 class UnusableFolder(OSError):
-    """Nothing can be kept in a folder, or not as much as is needed: it cannot be made or written, or its disk or quota is full."""
+    """Nothing can be kept in a folder, or not as much as is needed: it cannot be made or written,
+    or its disk or quota is full.
+    """
 
 
 def ensure_room(folder: Path, num_bytes: int) -> None:
-    """Make `folder` if it is not there, and see that so many bytes can be written in it. Raises `UnusableFolder`."""
+    """Make `folder` if it is not there, and see that so many bytes can be written in it. Raises
+    `UnusableFolder`.
+    """
     try:
         # What is loaded from here is run: nobody else may write it.
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryFile(dir=folder) as probe:
-            # Written out, and not only asked for: quotas show in no figure of a disk's free space, and over a network late.
+            # Written out, and not only asked for: quotas show in no figure of a disk's free space,
+            # and over a network late.
             probe.write(bytes(num_bytes))
             probe.flush()
             os.fsync(probe.fileno())
@@ -53,10 +62,11 @@ def ensure_room(folder: Path, num_bytes: int) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Held by one process at a time, as long as the block runs: whoever waited finds made what the other made. A dead process lets go.
+    """Held by one process at a time, as long as the block runs: whoever waited finds made what the
+    other made. A dead process lets go.
 
-    Where the system or the file system has no locks two processes may make the same, and the later one's takes the place of the
-    other's. Raises `OSError` where the file cannot be made.
+    Where the system or the file system has no locks two processes may make the same, and the later
+    one's takes the place of the other's. Raises `OSError` where the file cannot be made.
     """
     with open(path, "w") as file:
         if fcntl is not None:

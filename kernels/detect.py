@@ -21,13 +21,19 @@ def detect(device: str = "auto") -> Platform:
             return CpuPlatform()
         case "cuda":
             if not _has_cuda():
-                raise ValueError("--device cuda: torch finds no NVIDIA GPU; install a CUDA build of torch, or choose --device cpu")
+                raise ValueError(
+                    "--device cuda: torch finds no NVIDIA GPU; install a CUDA build of torch, or "
+                    "choose --device cpu"
+                )
             from .cuda.platform import CudaPlatform
 
             return CudaPlatform()
         case "npu":
             if not _has_npu():
-                raise ValueError("--device npu: torch_npu finds no NPU; install torch_npu and CANN, or choose --device cpu")
+                raise ValueError(
+                    "--device npu: torch_npu finds no NPU; install torch_npu and CANN, or choose "
+                    "--device cpu"
+                )
             from .npu.platform import NpuPlatform
 
             return NpuPlatform()

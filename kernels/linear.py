@@ -9,9 +9,11 @@ import torch
 
 
 class LinearKernels(Protocol):
-    """Products with packed weights. A `kind` names what a weight was: "bfloat16", or a quantised format of GGUF such as "Q4_1".
+    """Products with packed weights. A `kind` names what a weight was: "bfloat16", or a quantised
+    format of GGUF such as "Q4_1".
 
-    `op(x, weight, bias, out_features, layout)`: x [T, in] bfloat16, `weight` as `pack` gives it, bias [out] or None, to [T, out].
+    `op(x, weight, bias, out_features, layout)`: x [T, in] bfloat16, `weight` as `pack` gives it,
+    bias [out] or None, to [T, out].
     """
 
     op: torch._ops.OpOverload
@@ -25,5 +27,7 @@ class LinearKernels(Protocol):
         ...
 
     def pack(self, kind: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The weight whose rows are those of `parts`, one after another: [rows, in] bfloat16, or GGUF's blocks, [rows, bytes] uint8."""
+        """The weight whose rows are those of `parts`, one after another: [rows, in] bfloat16, or
+        GGUF's blocks, [rows, bytes] uint8.
+        """
         ...

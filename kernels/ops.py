@@ -15,13 +15,17 @@ _versions: dict[str, Any] = {}
 
 
 def register(device_type: str, version: Any) -> None:
-    """From now on, tensors of this device go through `version`, which has every op of `reference`."""
+    """From now on, tensors of this device go through `version`, which has every op of
+    `reference`.
+    """
     _versions[device_type] = version
 
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """Inside the block every op is `reference`'s, whatever is registered: for a compiler that fuses what it can look into."""
+    """Inside the block every op is `reference`'s, whatever is registered: for a compiler that fuses
+    what it can look into.
+    """
     global _versions
     registered, _versions = _versions, {}
     try:
@@ -35,8 +39,12 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return result
 
 
-def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    result: tuple[torch.Tensor, torch.Tensor] = _versions.get(x.device.type, reference).add_rms_norm(x, residual, weight, eps)
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    result: tuple[torch.Tensor, torch.Tensor] = _versions.get(
+        x.device.type, reference
+    ).add_rms_norm(x, residual, weight, eps)
     return result
 
 
@@ -46,7 +54,9 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 
 
 def rotary_embedding(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = _versions.get(x.device.type, reference).rotary_embedding(x, cos, signed_sin)
+    result: torch.Tensor = _versions.get(x.device.type, reference).rotary_embedding(
+        x, cos, signed_sin
+    )
     return result
 
 
@@ -56,13 +66,23 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
 
 
 def sample_filtered(
-    probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor, uniform: torch.Tensor
+    probs: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    uniform: torch.Tensor,
 ) -> torch.Tensor:
-    result: torch.Tensor = _versions.get(probs.device.type, reference).sample_filtered(probs, top_k, top_p, min_p, uniform)
+    result: torch.Tensor = _versions.get(probs.device.type, reference).sample_filtered(
+        probs, top_k, top_p, min_p, uniform
+    )
     return result
 
 
 def uniform_dtype(device_type: str) -> type[np.floating[Any]]:
-    """In which the device takes the numbers of `sample_filtered`; in float32 they must be multiples of 2^-24, and so below 1."""
-    dtype: type[np.floating[Any]] = getattr(_versions.get(device_type, reference), "UNIFORM_DTYPE", reference.UNIFORM_DTYPE)
+    """In which the device takes the numbers of `sample_filtered`; in float32 they must be multiples
+    of 2^-24, and so below 1.
+    """
+    dtype: type[np.floating[Any]] = getattr(
+        _versions.get(device_type, reference), "UNIFORM_DTYPE", reference.UNIFORM_DTYPE
+    )
     return dtype

@@ -1,6 +1,8 @@
-"""Paged attention in plain torch: the meaning of the attention contract, and the backend where no kernel is faster.
+"""Paged attention in plain torch: the meaning of the attention contract, and the backend where no
+kernel is faster.
 
-Shapes as in `attention`: T tokens, B requests, H query heads, K key/value heads, D head size, P pages, S tokens in a page.
+Shapes as in `attention`: T tokens, B requests, H query heads, K key/value heads, D head size, P
+pages, S tokens in a page.
 """
 
 from __future__ import annotations
@@ -16,12 +18,16 @@ import torch.nn.functional as F
 from .attention import AttentionMetadata
 
 _DECODE_PADDING = 2
-"""Decodes share one padded call while the longest is at most this many times as long as the shortest."""
+"""Decodes share one padded call while the longest is at most this many times as long as the
+shortest.
+"""
 
 
 @dataclass(slots=True)
 class _Prefill:
-    """One request with several new tokens: rows [start, stop) of the step. `pages` is None where all it sees is new."""
+    """One request with several new tokens: rows [start, stop) of the step. `pages` is None where
+    all it sees is new.
+    """
 
     start: int
     stop: int
@@ -31,9 +37,11 @@ class _Prefill:
 
 @dataclass(slots=True)
 class _Decodes:
-    """Requests with one new token each and similar lengths. `rows` [b]: their tokens in the step, None for the whole step.
+    """Requests with one new token each and similar lengths. `rows` [b]: their tokens in the step,
+    None for the whole step.
 
-    `tail`: what is read behind the ends of the requests, as rows of the gathered pages; None where that changes in place.
+    `tail`: what is read behind the ends of the requests, as rows of the gathered pages; None where
+    that changes in place.
     """
 
     rows: torch.Tensor | None
@@ -54,14 +62,18 @@ class TorchPlan:
 
 
 class TorchDecodePlan(NamedTuple):
-    """Decodes whose figures change in place: `slot_mapping`, `seq_lens` [B], `pages` [B, most]; a row without a request reads page 0."""
+    """Decodes whose figures change in place: `slot_mapping`, `seq_lens` [B], `pages` [B, most]; a
+    row without a request reads page 0.
+    """
 
     slot_mapping: torch.Tensor
     seq_lens: torch.Tensor
     pages: torch.Tensor
 
     def first(self, count: int) -> TorchPlan:
-        """The plan of the first `count` rows, as views. Masks are made anew at each call: they depend on what the rows hold then."""
+        """The plan of the first `count` rows, as views. Masks are made anew at each call: they
+        depend on what the rows hold then.
+        """
         decodes = _Decodes(None, self.pages[:count].flatten(), self.seq_lens[:count], None)
         return TorchPlan(self.slot_mapping[:count], [], [decodes])
 
@@ -72,11 +84,17 @@ class TorchAttention:
     def plan(self, metadata: AttentionMetadata, page_size: int) -> TorchPlan:
         starts = [0, *accumulate(metadata.query_lens)]
         prefills, singles = [], []
-        for index, (query_len, seq_len) in enumerate(zip(metadata.query_lens, metadata.seq_lens, strict=True)):
+        for index, (query_len, seq_len) in enumerate(
+            zip(metadata.query_lens, metadata.seq_lens, strict=True)
+        ):
             if query_len == 1:
                 singles.append(index)
             elif query_len > 1:
-                pages = metadata.block_table[index, : -(-seq_len // page_size)] if seq_len > query_len else None
+                pages = (
+                    metadata.block_table[index, : -(-seq_len // page_size)]
+                    if seq_len > query_len
+                    else None
+                )
                 prefills.append(_Prefill(starts[index], starts[index + 1], seq_len, pages))
         whole = len(singles) == len(metadata.query_lens)
         decodes = [
@@ -85,16 +103,25 @@ class TorchAttention:
         ]
         return TorchPlan(metadata.slot_mapping, prefills, decodes)
 
-    def capture_plan(self, max_batch_size: int, max_pages: int, page_size: int, device: torch.device) -> TorchDecodePlan:
-        """For short contexts: `run` gathers `max_pages` pages of each request, whatever its length."""
+    def capture_plan(
+        self, max_batch_size: int, max_pages: int, page_size: int, device: torch.device
+    ) -> TorchDecodePlan:
+        """For short contexts: `run` gathers `max_pages` pages of each request, whatever its
+        length.
+        """
         return TorchDecodePlan(
             torch.zeros(max_batch_size, dtype=torch.int64, device=device),
             torch.ones(max_batch_size, dtype=torch.int64, device=device),
             torch.zeros(max_batch_size, max_pages, dtype=torch.int64, device=device),
         )
 
-    def update_plan(self, plan: TorchDecodePlan, metadata: AttentionMetadata, batch_size: int) -> None:
-        count, width = len(metadata.seq_lens), min(metadata.block_table.shape[1], plan.pages.shape[1])
+    def update_plan(
+        self, plan: TorchDecodePlan, metadata: AttentionMetadata, batch_size: int
+    ) -> None:
+        count, width = (
+            len(metadata.seq_lens),
+            min(metadata.block_table.shape[1], plan.pages.shape[1]),
+        )
         plan.slot_mapping.zero_()
         plan.slot_mapping[:count] = metadata.slot_mapping
         plan.seq_lens.fill_(1)
@@ -150,7 +177,9 @@ def _attend_prefill(layer: _Layer, number: int, prefill: _Prefill) -> None:
     if prefill.pages is None:
         keys, values = layer.k[rows], layer.v[rows]
     else:
-        keys, values = (part.flatten(0, 1)[: prefill.seq_len] for part in layer.gather(prefill.pages))
+        keys, values = (
+            part.flatten(0, 1)[: prefill.seq_len] for part in layer.gather(prefill.pages)
+        )
     mask = None
     if prefill.pages is not None or (window is not None and window < prefill.seq_len):
         mask = layer.plan.masks.get((number, window))
@@ -177,11 +206,16 @@ def _attend_decodes(layer: _Layer, number: int, decodes: _Decodes) -> None:
     key = (-1 - number, layer.window)
     mask = layer.plan.masks.get(key)
     if mask is None:
-        mask = layer.plan.masks[key] = _length_mask(decodes.seq_lens, keys.shape[2], layer.window, layer.q)
+        mask = layer.plan.masks[key] = _length_mask(
+            decodes.seq_lens, keys.shape[2], layer.window, layer.q
+        )
     queries = layer.q if decodes.rows is None else layer.q.index_select(0, decodes.rows)
-    # The query heads of one key/value head take the place of query positions: no copy of keys and values a head.
+    # The query heads of one key/value head take the place of query positions: no copy of keys and
+    # values a head.
     grouped = queries[:size].view(size, kv_heads, -1, head_size)
-    attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=layer.scale).reshape(size, -1, head_size)
+    attended = F.scaled_dot_product_attention(
+        grouped, keys, values, attn_mask=mask, scale=layer.scale
+    ).reshape(size, -1, head_size)
     if decodes.rows is None:
         layer.out[:size] = attended
     else:
@@ -189,18 +223,24 @@ def _attend_decodes(layer: _Layer, number: int, decodes: _Decodes) -> None:
 
 
 def _clear_tails(decodes: _Decodes, gathered: Sequence[torch.Tensor]) -> None:
-    """Zeros where nothing of the request was stored: NaN, or infinity, is still NaN after a mask and with no weight at all."""
+    """Zeros where nothing of the request was stored: NaN, or infinity, is still NaN after a mask
+    and with no weight at all.
+    """
     for part in gathered:
         if decodes.tail is not None:
             part.flatten(0, 1).index_fill_(0, decodes.tail, 0.0)
         else:
             rows = part.view(decodes.seq_lens.shape[0], -1, *part.shape[2:])
-            behind = torch.arange(rows.shape[1], device=rows.device)[None] >= decodes.seq_lens[:, None]
+            behind = (
+                torch.arange(rows.shape[1], device=rows.device)[None] >= decodes.seq_lens[:, None]
+            )
             rows.masked_fill_(behind[:, :, None, None], 0.0)
 
 
 def _groups_of_similar_length(indices: list[int], seq_lens: list[int]) -> list[list[int]]:
-    """Split so that padding to a group's longest stays under `_DECODE_PADDING`; one group keeps the given order."""
+    """Split so that padding to a group's longest stays under `_DECODE_PADDING`; one group keeps the
+    given order.
+    """
     if not indices:
         return []
     lengths = [seq_lens[i] for i in indices]
@@ -214,7 +254,13 @@ def _groups_of_similar_length(indices: list[int], seq_lens: list[int]) -> list[l
     return groups
 
 
-def _decode_group(group: list[int], starts: list[int], metadata: AttentionMetadata, page_size: int, whole_step: bool) -> _Decodes:
+def _decode_group(
+    group: list[int],
+    starts: list[int],
+    metadata: AttentionMetadata,
+    page_size: int,
+    whole_step: bool,
+) -> _Decodes:
     table = metadata.block_table
     lengths = torch.tensor([metadata.seq_lens[i] for i in group])
     longest = -(-int(lengths.max()) // page_size)
@@ -229,10 +275,14 @@ def _decode_group(group: list[int], starts: list[int], metadata: AttentionMetada
 
 
 def _additive(visible: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(visible.shape, dtype=like.dtype, device=like.device).masked_fill_(~visible, float("-inf"))
+    return torch.zeros(visible.shape, dtype=like.dtype, device=like.device).masked_fill_(
+        ~visible, float("-inf")
+    )
 
 
-def _causal_mask(query_len: int, seq_len: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
+def _causal_mask(
+    query_len: int, seq_len: int, window: int | None, like: torch.Tensor
+) -> torch.Tensor:
     """[query_len, seq_len]; the last query sees every key."""
     position = torch.arange(seq_len - query_len, seq_len, device=like.device)[:, None]
     key = torch.arange(seq_len, device=like.device)[None]
@@ -242,7 +292,9 @@ def _causal_mask(query_len: int, seq_len: int, window: int | None, like: torch.T
     return _additive(visible, like)
 
 
-def _length_mask(seq_lens: torch.Tensor, padded_len: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
+def _length_mask(
+    seq_lens: torch.Tensor, padded_len: int, window: int | None, like: torch.Tensor
+) -> torch.Tensor:
     """[b, 1, 1, padded_len]; hides the tail that pads a request to the longest."""
     key = torch.arange(padded_len, device=like.device)[None]
     visible = key < seq_lens[:, None]

@@ -1,4 +1,6 @@
-"""`Platform`: everything that differs between devices, one class to override, chosen once by `detect`."""
+"""`Platform`: everything that differs between devices, one class to override, chosen once by
+`detect`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class MemoryInfo(NamedTuple):
 
 
 class MemoryUse(NamedTuple):
-    """Bytes that this process holds: in tensors, and with what the allocator keeps for later; each now and at its peak."""
+    """Bytes that this process holds: in tensors, and with what the allocator keeps for later; each
+    now and at its peak.
+    """
 
     allocated: int
     peak_allocated: int
@@ -36,8 +40,8 @@ class MemoryUse(NamedTuple):
 class CompileOptions(NamedTuple):
     """How `torch.compile` compiles for a device.
 
-    `backend`: inductor, or what takes a graph and its example inputs. `mode` and `settings` are inductor's; a setting
-    that a version does not have is left out.
+    `backend`: inductor, or what takes a graph and its example inputs. `mode` and `settings` are
+    inductor's; a setting that a version does not have is left out.
     """
 
     backend: str | Callable[..., Any] = "inductor"
@@ -52,13 +56,19 @@ class StepKernels(Protocol):
 
     max_tokens: int
 
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
-        """input_ids, positions [T] int64 to hidden states [T, hidden]; keys and values are written to their slots."""
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        """input_ids, positions [T] int64 to hidden states [T, hidden]; keys and values are written
+        to their slots.
+        """
         ...
 
 
 class Platform:
-    """One kind of device. Subclasses override what differs; nobody else asks what machine this is."""
+    """One kind of device. Subclasses override what differs; nobody else asks what machine this
+    is.
+    """
 
     device_type: str
     dispatch_key: str
@@ -70,7 +80,9 @@ class Platform:
     default_chunked_prefill_size: int = 2048
     default_max_running_requests: int = 256
     default_mem_fraction: float | None = None
-    """Share of the memory that is free once the weights are loaded that the KV cache takes; None: what steps leave, which is tried out."""
+    """Share of the memory that is free once the weights are loaded that the KV cache takes; None:
+    what steps leave, which is tried out.
+    """
     compiler_bytes: int = 2**30
     """Most that a process that traces and compiles pieces takes of the device's memory."""
     piece_compilers: tuple[str, ...] = ("inductor", "eager")
@@ -78,13 +90,18 @@ class Platform:
     attention_backends: tuple[str, ...] = ("torch",)
     """How attention may be computed; the first is the default."""
     runs_beside_host: bool = True
-    """Whether what is launched runs while the host goes on, so that the host can plan the next step meanwhile."""
+    """Whether what is launched runs while the host goes on, so that the host can plan the next step
+    meanwhile.
+    """
     compiles_kernels: bool = False
-    """Whether kernels are compiled when they are first launched, which no request should wait for."""
+    """Whether kernels are compiled when they are first launched, which no request should wait for.
+    """
     compile_mode: str = "default"
     """Inductor's mode for whole models, unless $PIECEWORK_TORCH_COMPILE_MODE names another."""
     graphs_are_real: bool = True
-    """Whether a graph records what is launched. If not, it can only call work again, and must know it as a callable."""
+    """Whether a graph records what is launched. If not, it can only call work again, and must know
+    it as a callable.
+    """
     graph_budget: int | None = None
     """Most graphs that may exist at once; None: as many as fit the memory."""
     padding_limit: float = 2.0
@@ -101,14 +118,17 @@ class Platform:
         """Called once in the engine process before anything is allocated."""
 
     def remarks(self, heads: AttentionHeads | None = None) -> dict[str, str]:
-        """What the start-up summary says about this machine, each line by its name: what is other than one would expect.
+        """What the start-up summary says about this machine, each line by its name: what is other
+        than one would expect.
 
         `heads`: those of the model, where it has attention of ours.
         """
         return {}
 
     def begin_trials(self) -> None:
-        """Start what tries out libraries' kernels, if that is to be done, so that it is ready when the weights are loaded."""
+        """Start what tries out libraries' kernels, if that is to be done, so that it is ready when
+        the weights are loaded.
+        """
 
     def end_trials(self) -> None:
         """All that will be tried has been: give its memory back."""
@@ -128,21 +148,26 @@ class Platform:
         return torch.zeros(*shape, dtype=dtype, device=self.device())
 
     def linear_kernels(self, dtype: torch.dtype, backend: AttentionBackend) -> LinearKernels | None:
-        """What multiplies by weights in a layout of its own, into which they are brought when they are loaded; None: torch, as they are.
+        """What multiplies by weights in a layout of its own, into which they are brought when they
+        are loaded; None: torch, as they are.
 
         `backend`: the attention that was chosen.
         """
         return None
 
     def packs_linear(self, weight_bytes: int) -> bool:
-        """Whether pieces are to take `packed_linear` in the place of `linear`. To be asked once a model, and told to who makes its pieces.
+        """Whether pieces are to take `packed_linear` in the place of `linear`. To be asked once a
+        model, and told to who makes its pieces.
 
-        `weight_bytes`: of all weights that would be packed. They stay as they were too, so not every machine has the memory.
+        `weight_bytes`: of all weights that would be packed. They stay as they were too, so not
+        every machine has the memory.
         """
         return False
 
     def packed_linear(self) -> torch._ops.OpOverload | None:
-        """An op (x, weight, bias) that is faster than `linear` on a weight that `pack_linear_weight` has laid out anew; None: no such."""
+        """An op (x, weight, bias) that is faster than `linear` on a weight that
+        `pack_linear_weight` has laid out anew; None: no such.
+        """
         return None
 
     def pack_linear_weight(self, weight: torch.Tensor) -> torch.Tensor:
@@ -153,7 +178,9 @@ class Platform:
         """Wait until everything that was launched has run."""
 
     def compile_options(self) -> CompileOptions:
-        """For models that `torch.compile` compiles. Raises `ValueError` where this device's compiler is not installed."""
+        """For models that `torch.compile` compiles. Raises `ValueError` where this device's
+        compiler is not installed.
+        """
         return CompileOptions(
             mode=os.environ.get("PIECEWORK_TORCH_COMPILE_MODE") or self.compile_mode,
             settings={"reorder_for_compute_comm_overlap": True},
@@ -166,27 +193,40 @@ class Platform:
         """
         return {"torch": reference}
 
-    def attention_backend(self, name: str = "auto", heads: AttentionHeads | None = None) -> AttentionBackend:
+    def attention_backend(
+        self, name: str = "auto", heads: AttentionHeads | None = None
+    ) -> AttentionBackend:
         """The backend that `choose_attention` chooses."""
         return self.make_attention_backend(self.choose_attention(name, heads))
 
     def choose_attention(self, name: str = "auto", heads: AttentionHeads | None = None) -> str:
-        """The name of the backend to take: `name`, or for auto the first that can compute `heads`, where they are known.
+        """The name of the backend to take: `name`, or for auto the first that can compute `heads`,
+        where they are known.
 
         Raises `ValueError` with a remedy where this machine has none such, or it cannot.
         """
-        obstacles = {backend: self.attention_obstacle(backend, heads) if heads else None for backend in self.attention_backends}
-        wanted = next(backend for backend, reason in obstacles.items() if reason is None) if name == "auto" else name
+        obstacles = {
+            backend: self.attention_obstacle(backend, heads) if heads else None
+            for backend in self.attention_backends
+        }
+        wanted = (
+            next(backend for backend, reason in obstacles.items() if reason is None)
+            if name == "auto"
+            else name
+        )
         if wanted not in obstacles:
             raise ValueError(
-                f"--attention-backend {name} is not to be had on {self.device_type}; choose {', '.join(self.attention_backends)}"
+                f"--attention-backend {name} is not to be had on {self.device_type}; choose "
+                f"{', '.join(self.attention_backends)}"
             )
         if obstacles[wanted] is not None:
             raise ValueError(f"--attention-backend {name}: {obstacles[wanted]}; take auto")
         return wanted
 
     def attention_obstacle(self, name: str, heads: AttentionHeads) -> str | None:
-        """Why the backend `name`, one of `attention_backends`, cannot compute these heads here, which may be tried out; None: it can."""
+        """Why the backend `name`, one of `attention_backends`, cannot compute these heads here,
+        which may be tried out; None: it can.
+        """
         return None
 
     def make_attention_backend(self, name: str) -> AttentionBackend:
@@ -201,37 +241,50 @@ class Platform:
         k_cache: Sequence[torch.Tensor],
         v_cache: Sequence[torch.Tensor],
     ) -> StepKernels | None:
-        """What runs the decodes of `model` whole, faster than op by op; None: no such. The tensors must stay where they are.
+        """What runs the decodes of `model` whole, faster than op by op; None: no such. The tensors
+        must stay where they are.
 
         `backend`: the attention that was chosen; `layers`: the `scale` and `window` of each layer.
         """
         return None
 
     def graph_obstacle(self) -> str | None:
-        """Why nothing can be recorded in this process, and what to do; None: graphs are to be had."""
+        """Why nothing can be recorded in this process, and what to do; None: graphs are to be
+        had.
+        """
         return None
 
     def graph(self, host_arguments: HostArguments | None = None) -> Graph:
-        """A new graph with nothing recorded. `host_arguments`: asked for at each replay; None: all that changes lies in tensors."""
+        """A new graph with nothing recorded. `host_arguments`: asked for at each replay; None: all
+        that changes lies in tensors.
+        """
         raise NotImplementedError
 
     def graph_pool(self) -> Any:
-        """A handle of memory that graphs share if they are replayed in the order of their captures."""
+        """A handle of memory that graphs share if they are replayed in the order of their
+        captures.
+        """
         raise NotImplementedError
 
     def abandon_graph_pool(self, pool: Any) -> None:
-        """Give back what a capture that failed has left in a pool. Its graphs stay; nothing may be captured into it any more."""
+        """Give back what a capture that failed has left in a pool. Its graphs stay; nothing may be
+        captured into it any more.
+        """
 
     def graph_bytes(self, pool: Any) -> int:
         """Bytes that the graphs of a pool take, their outputs included."""
         raise NotImplementedError
 
     def graph_stream(self) -> Any:
-        """A stream to warm up and capture on, beside the one that serves; None where there are no streams."""
+        """A stream to warm up and capture on, beside the one that serves; None where there are no
+        streams.
+        """
         return None
 
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """Launch on `stream` inside the block, after all that was launched before it, and before all that follows it."""
+        """Launch on `stream` inside the block, after all that was launched before it, and before
+        all that follows it.
+        """
         return nullcontext()
 
     def weak_ref_tensor(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -8,9 +8,13 @@ from functools import cache
 
 @cache
 def version_of(compiler: str) -> str | None:
-    """What the compiler at this path says of itself, such as "g++ (Debian 12.2.0-14) 12.2.0"; None where it says nothing."""
+    """What the compiler at this path says of itself, such as "g++ (Debian 12.2.0-14) 12.2.0"; None
+    where it says nothing.
+    """
     try:
-        told = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=30).stdout
+        told = subprocess.run(
+            [compiler, "--version"], capture_output=True, text=True, timeout=30
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
     return told.partition("\n")[0] or None

@@ -1,4 +1,6 @@
-"""What the engine is told: one frozen dataclass, validated once; "auto" (None) is resolved by one pure function."""
+"""What the engine is told: one frozen dataclass, validated once; "auto" (None) is resolved by one
+pure function.
+"""
 
 from __future__ import annotations
 
@@ -63,124 +65,195 @@ _CHOICES = {
 }
 
 
-def option(default: Any, help: str, *, group: str, choices: tuple[str, ...] | None = None, metavar: str | None = None) -> Any:
-    """A dataclass field that is also a command-line flag of the same name (`max_total_tokens` -> `--max-total-tokens`).
+def option(
+    default: Any,
+    help: str,
+    *,
+    group: str,
+    choices: tuple[str, ...] | None = None,
+    metavar: str | None = None,
+) -> Any:
+    """A dataclass field that is also a command-line flag of the same name (`max_total_tokens` ->
+    `--max-total-tokens`).
 
     `group`: the heading of `--help` that it stands under.
     """
-    return field(default=default, metadata={"help": help, "group": group, "choices": choices, "metavar": metavar})
+    return field(
+        default=default,
+        metadata={"help": help, "group": group, "choices": choices, "metavar": metavar},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Settings of one engine. None means "choose for this machine". Raises `ValueError` with a remedy."""
+    """Settings of one engine. None means "choose for this machine". Raises `ValueError` with a
+    remedy.
+    """
 
     model_path: str = option(
         "smollm2-135m",
-        "the model: a Hugging Face folder, a .gguf file, a built-in alias (smollm2-135m), or a hub id",
+        "the model: a Hugging Face folder, a .gguf file, a built-in alias (smollm2-135m), or a hub "
+        "id",
         group=MODEL,
         metavar="PATH",
     )
     tokenizer_path: str | None = option(
-        None, "folder or tokenizer.json of the tokenizer; default: the model's own", group=MODEL, metavar="PATH"
+        None,
+        "folder or tokenizer.json of the tokenizer; default: the model's own",
+        group=MODEL,
+        metavar="PATH",
     )
     dtype: str = option(
-        "auto", "number format of weights, activations and KV cache; auto: the model's, on CPU bfloat16", group=MODEL, choices=DTYPES
+        "auto",
+        "number format of weights, activations and KV cache; auto: the model's, on CPU bfloat16",
+        group=MODEL,
+        choices=DTYPES,
     )
     device: str = option("auto", "where the model runs", group=MODEL, choices=DEVICES)
     attention_backend: str = option(
         "auto",
-        "what computes attention; auto: on a GPU flashinfer, where it is installed and takes the model, else triton; ascend on an NPU; "
+        "what computes attention; auto: on a GPU flashinfer, where it is installed and takes the "
+        "model, else triton; ascend on an NPU; "
         "native (compiled C++) on a CPU; else torch",
         group=MODEL,
         choices=ATTENTION_BACKENDS,
     )
     load_format: str = option(
-        "auto", "auto: the model's weights; dummy: random ones made on the device, for measurements", group=MODEL, choices=LOAD_FORMATS
+        "auto",
+        "auto: the model's weights; dummy: random ones made on the device, for measurements",
+        group=MODEL,
+        choices=LOAD_FORMATS,
     )
     quantization: str = option(
         "auto",
-        "auto: weights stay in the 4 or 8 bits that a .gguf file holds them in (Q4_0, Q4_1, Q8_0), where the device can multiply by such; "
+        "auto: weights stay in the 4 or 8 bits that a .gguf file holds them in (Q4_0, Q4_1, Q8_0), "
+        "where the device can multiply by such; "
         "none: all are widened to --dtype",
         group=MODEL,
         choices=QUANTIZATIONS,
     )
-    context_length: int | None = option(None, "longest prompt plus output, in tokens; default: the model's own", group=MODEL, metavar="N")
+    context_length: int | None = option(
+        None,
+        "longest prompt plus output, in tokens; default: the model's own",
+        group=MODEL,
+        metavar="N",
+    )
     mem_fraction_static: float | None = option(
         None,
-        "share of the memory that is free once the weights are loaded that the KV cache may take; default: on a CPU 0.2, elsewhere all "
+        "share of the memory that is free once the weights are loaded that the KV cache may take; "
+        "default: on a CPU 0.2, elsewhere all "
         "that steps and graphs leave",
         group=MEMORY,
         metavar="F",
     )
     max_total_tokens: int | None = option(
-        None, "size of the KV cache in tokens, instead of --mem-fraction-static; default: what fits", group=MEMORY, metavar="N"
+        None,
+        "size of the KV cache in tokens, instead of --mem-fraction-static; default: what fits",
+        group=MEMORY,
+        metavar="N",
     )
-    page_size: int | None = option(None, "tokens in a page of the KV cache; default: by device", group=MEMORY, metavar="N")
+    page_size: int | None = option(
+        None, "tokens in a page of the KV cache; default: by device", group=MEMORY, metavar="N"
+    )
     max_running_requests: int | None = option(
-        None, "most requests that are computed in one step; default: by device", group=MEMORY, metavar="N"
+        None,
+        "most requests that are computed in one step; default: by device",
+        group=MEMORY,
+        metavar="N",
     )
     chunked_prefill_size: int | None = option(
         None,
-        "most new tokens of one step: longer prompts are computed in chunks of this size, beside running decodes; default: by device",
+        "most new tokens of one step: longer prompts are computed in chunks of this size, beside "
+        "running decodes; default: by device",
         group=MEMORY,
         metavar="N",
     )
     disable_overlap_schedule: bool | None = option(
-        None, "plan a step only when the one before it is done; default: by device, and always so on a CPU", group=MEMORY
+        None,
+        "plan a step only when the one before it is done; default: by device, and always so on a "
+        "CPU",
+        group=MEMORY,
     )
-    disable_radix_cache: bool = option(False, "do not reuse the KV cache of prompts that begin alike", group=MEMORY)
+    disable_radix_cache: bool = option(
+        False, "do not reuse the KV cache of prompts that begin alike", group=MEMORY
+    )
     piecewise_cuda_graph: bool | None = option(
         None,
-        "run steps in pieces, cut at attention, compiled by another process; on a GPU each piece is captured as a graph for each number of "
+        "run steps in pieces, cut at attention, compiled by another process; on a GPU each piece "
+        "is captured as a graph for each number of "
         "tokens; a server does so by default",
         group=GRAPHS,
     )
-    disable_piecewise_cuda_graph: bool = option(False, "run prefills and mixed steps eagerly, whatever else is asked for", group=GRAPHS)
+    disable_piecewise_cuda_graph: bool = option(
+        False, "run prefills and mixed steps eagerly, whatever else is asked for", group=GRAPHS
+    )
     piecewise_cuda_graph_compiler: str | None = option(
-        None, "what compiles the pieces; default: the first that the device allows", group=GRAPHS, choices=PIECE_COMPILERS
+        None,
+        "what compiles the pieces; default: the first that the device allows",
+        group=GRAPHS,
+        choices=PIECE_COMPILERS,
     )
     piecewise_cuda_graph_tokens: str | None = option(
         None,
-        "numbers of tokens to capture (16,64,256), or auto:K for the K that waste least padding on the lengths seen so far; "
+        "numbers of tokens to capture (16,64,256), or auto:K for the K that waste least padding on "
+        "the lengths seen so far; "
         "default: by device",
         group=GRAPHS,
         metavar="LIST",
     )
     piecewise_cuda_graph_max_tokens: int | None = option(
-        None, "largest number of tokens to capture; default: --chunked-prefill-size", group=GRAPHS, metavar="N"
+        None,
+        "largest number of tokens to capture; default: --chunked-prefill-size",
+        group=GRAPHS,
+        metavar="N",
     )
     cuda_graph_backend_prefill: str | None = option(
         None,
-        "graphs of prefills and mixed steps. piecewise: as --piecewise-cuda-graph; breakable: recorded as the model runs, without a "
+        "graphs of prefills and mixed steps. piecewise: as --piecewise-cuda-graph; breakable: "
+        "recorded as the model runs, without a "
         "compiler, with a break at each attention; default: piecewise",
         group=GRAPHS,
         choices=PREFILL_BACKENDS,
     )
     cuda_graph_backend_decode: str | None = option(
         None,
-        "graphs of steps of nothing but decodes: full records the whole forward for each batch size; native runs it as one call of C++ on "
+        "graphs of steps of nothing but decodes: full records the whole forward for each batch "
+        "size; native runs it as one call of C++ on "
         "a CPU, in bfloat16; default: by device",
         group=GRAPHS,
         choices=DECODE_BACKENDS,
     )
     cuda_graph_bs: str | None = option(
-        None, "batch sizes of decodes to capture (1,2,4,8); default: those up to --cuda-graph-max-bs", group=GRAPHS, metavar="LIST"
+        None,
+        "batch sizes of decodes to capture (1,2,4,8); default: those up to --cuda-graph-max-bs",
+        group=GRAPHS,
+        metavar="LIST",
     )
     cuda_graph_max_bs: int | None = option(
-        None, "largest batch of decodes to capture; default: --max-running-requests", group=GRAPHS, metavar="N"
+        None,
+        "largest batch of decodes to capture; default: --max-running-requests",
+        group=GRAPHS,
+        metavar="N",
     )
     disable_cuda_graph: bool = option(False, "no graphs of any kind", group=GRAPHS)
     startup: str = option(
         "fast",
-        "fast: ready once the weights are loaded, pieces and graphs come between batches; full: ready with all of them",
+        "fast: ready once the weights are loaded, pieces and graphs come between batches; full: "
+        "ready with all of them",
         group=GRAPHS,
         choices=STARTUPS,
     )
-    debug_cuda_graph: bool = option(False, "check at each replay that no input of a graph has moved in memory", group=GRAPHS)
-    random_seed: int | None = option(None, "seed of requests that bring none; default: drawn at start", group=MODEL, metavar="N")
+    debug_cuda_graph: bool = option(
+        False, "check at each replay that no input of a graph has moved in memory", group=GRAPHS
+    )
+    random_seed: int | None = option(
+        None, "seed of requests that bring none; default: drawn at start", group=MODEL, metavar="N"
+    )
     num_threads: int | None = option(
-        None, "compute threads on a CPU; default: one a core that is allowed, within the CPU quota", group=MODEL, metavar="N"
+        None,
+        "compute threads on a CPU; default: one a core that is allowed, within the CPU quota",
+        group=MODEL,
+        metavar="N",
     )
 
     def __post_init__(self) -> None:
@@ -190,15 +263,23 @@ class EngineConfig:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
         check_threads(self.num_threads)
         if self.mem_fraction_static is not None and not 0.0 < self.mem_fraction_static < 1.0:
-            raise ValueError(f"--mem-fraction-static must lie between 0 and 1, got {self.mem_fraction_static}")
+            raise ValueError(
+                f"--mem-fraction-static must lie between 0 and 1, got {self.mem_fraction_static}"
+            )
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in (None, *choices):
-                raise ValueError(f"--{name.replace('_', '-')} must be one of {', '.join(choices)}, got {getattr(self, name)}")
+                raise ValueError(
+                    f"--{name.replace('_', '-')} must be one of {', '.join(choices)}, got "
+                    f"{getattr(self, name)}"
+                )
         parse_sizes(self.piecewise_cuda_graph_tokens)
         if self.cuda_graph_bs is not None:
             parse_list(self.cuda_graph_bs, BATCH_SIZES_FLAG, BATCH_SIZES)
         if self.piecewise_cuda_graph and self.cuda_graph_backend_prefill not in (None, "piecewise"):
-            raise ValueError(f"--piecewise-cuda-graph contradicts --cuda-graph-backend-prefill {self.cuda_graph_backend_prefill}: give one")
+            raise ValueError(
+                "--piecewise-cuda-graph contradicts --cuda-graph-backend-prefill "
+                f"{self.cuda_graph_backend_prefill}: give one"
+            )
 
     @property
     def prefill_backend(self) -> Backend:
@@ -218,26 +299,33 @@ class EngineConfig:
 
 
 def check_threads(asked: int | None) -> None:
-    """Raises `ValueError` for more threads than libgomp can start: it ends the process instead of saying so."""
+    """Raises `ValueError` for more threads than libgomp can start: it ends the process instead of
+    saying so.
+    """
     if asked is not None and asked > MOST_THREADS:
         raise ValueError(f"--num-threads must be at most {MOST_THREADS}, got {asked}")
 
 
 def check_context_length(asked: int | None, longest: int) -> None:
-    """Raises `ValueError` for a context that the model does not have; None asks for the model's own."""
+    """Raises `ValueError` for a context that the model does not have; None asks for the model's
+    own.
+    """
     if asked is not None and asked > longest:
         raise ValueError(f"--context-length {asked} is more than the model's {longest}")
 
 
 def resolve_steps(config: EngineConfig, model: ModelConfig, platform: Platform) -> EngineConfig:
-    """The same settings with every number chosen that steps depend on. Raises `ValueError` for a context that the model does not have."""
+    """The same settings with every number chosen that steps depend on. Raises `ValueError` for a
+    context that the model does not have.
+    """
     context_length = config.context_length or model.max_position_embeddings
     check_context_length(context_length, model.max_position_embeddings)
     return replace(
         config,
         page_size=config.page_size or platform.default_page_size,
         context_length=context_length,
-        chunked_prefill_size=config.chunked_prefill_size or min(platform.default_chunked_prefill_size, context_length),
+        chunked_prefill_size=config.chunked_prefill_size
+        or min(platform.default_chunked_prefill_size, context_length),
         max_running_requests=config.max_running_requests or platform.default_max_running_requests,
         mem_fraction_static=config.mem_fraction_static or platform.default_mem_fraction,
         disable_cuda_graph=config.disable_cuda_graph or platform.graph_obstacle() is not None,
@@ -245,33 +333,55 @@ def resolve_steps(config: EngineConfig, model: ModelConfig, platform: Platform) 
 
 
 def resolve_cache(config: EngineConfig, *, free_bytes: int, page_bytes: int) -> EngineConfig:
-    """What `resolve_steps` gives, with the size of the KV cache chosen, and the context no longer than that.
+    """What `resolve_steps` gives, with the size of the KV cache chosen, and the context no longer
+    than that.
 
-    `free_bytes`: memory of which the cache gets its share, or all of it if no share is set; `page_bytes`: what a page of it takes.
-    Raises `ValueError` with a remedy where the memory does not suffice.
+    `free_bytes`: memory of which the cache gets its share, or all of it if no share is set;
+    `page_bytes`: what a page of it takes. Raises `ValueError` with a remedy where the memory does
+    not suffice.
     """
-    page_size, context_length, running = config.page_size, config.context_length, config.max_running_requests
+    page_size, context_length, running = (
+        config.page_size,
+        config.context_length,
+        config.max_running_requests,
+    )
     assert page_size and context_length and running
     fraction = config.mem_fraction_static
     if config.max_total_tokens is not None:
         pages = config.max_total_tokens // page_size
     else:
         # More than every running request at full length would never be used.
-        pages = min(int(free_bytes * (fraction or 1.0)) // page_bytes, running * -(-context_length // page_size))
+        pages = min(
+            int(free_bytes * (fraction or 1.0)) // page_bytes,
+            running * -(-context_length // page_size),
+        )
     if pages < 2:
         if config.max_total_tokens is not None:
-            raise ValueError(f"--max-total-tokens {config.max_total_tokens} is too few: the least is {2 * page_size}, two pages")
+            raise ValueError(
+                f"--max-total-tokens {config.max_total_tokens} is too few: the least is "
+                f"{2 * page_size}, two pages"
+            )
         if fraction is not None:
             remedy = f"raise --mem-fraction-static ({fraction})"
         else:
-            remedy = f"lower --chunked-prefill-size ({config.chunked_prefill_size}) or --max-running-requests ({running})"
+            remedy = (
+                f"lower --chunked-prefill-size ({config.chunked_prefill_size}) or "
+                f"--max-running-requests ({running})"
+            )
         raise ValueError(
-            f"too little memory for the KV cache: {free_bytes / 2**20:.0f} MiB are free, a page of {page_size} tokens takes "
+            f"too little memory for the KV cache: {free_bytes / 2**20:.0f} MiB are free, a page of "
+            f"{page_size} tokens takes "
             f"{page_bytes / 2**20:.2f} MiB; {remedy}, or choose a smaller model"
         )
     if config.max_total_tokens is not None and pages * page_bytes > free_bytes:
         raise ValueError(
-            f"--max-total-tokens {config.max_total_tokens} takes {pages * page_bytes / 2**20:.0f} MiB, "
-            f"but {free_bytes / 2**20:.0f} MiB are free; at most {free_bytes // page_bytes * page_size} tokens fit"
+            f"--max-total-tokens {config.max_total_tokens} takes {pages * page_bytes / 2**20:.0f} "
+            "MiB, "
+            f"but {free_bytes / 2**20:.0f} MiB are free; at most "
+            f"{free_bytes // page_bytes * page_size} tokens fit"
         )
-    return replace(config, context_length=min(context_length, pages * page_size), max_total_tokens=pages * page_size)
+    return replace(
+        config,
+        context_length=min(context_length, pages * page_size),
+        max_total_tokens=pages * page_size,
+    )

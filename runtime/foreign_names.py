@@ -1,4 +1,6 @@
-"""Settings that vLLM and SGLang call otherwise: their names and values, where they mean the same."""
+"""Settings that vLLM and SGLang call otherwise: their names and values, where they mean the
+same.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ SAME: Mapping[str, str] = {
     "block_size": "page_size",
     "enforce_eager": "disable_cuda_graph",
 }
-"""A foreign name to ours. What has the same name and meaning, such as SGLang's `--max-running-requests`, is not here."""
+"""A foreign name to ours. What has the same name and meaning, such as SGLang's
+`--max-running-requests`, is not here.
+"""
 _VALUES: Mapping[str, Mapping[str, str]] = {"dtype": {"half": "float16", "float": "float32"}}
 
 

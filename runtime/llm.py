@@ -1,4 +1,6 @@
-"""`piecework.LLM`: the scheduler without HTTP, in the process that calls; for scripts, tests and measurements."""
+"""`piecework.LLM`: the scheduler without HTTP, in the process that calls; for scripts, tests and
+measurements.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ from typing import Any, cast
 
 from .config import EngineConfig
 from .engine.build import build_engine
-from .foreign_names import own_names
-from .tokenizer.output_processor import Generation, GenerationOutput, GenerationRequest, TextOptions
 from .engine.messages import FinishReason, TokenLogprob
-from .sampling.params import SamplingParams
-from .tokenizer.tokenizer import load_tokenizer
+from .foreign_names import own_names
 from .loader.check import check_model
 from .loader.resolve import resolve_model_path
+from .sampling.params import SamplingParams
+from .tokenizer.output_processor import Generation, GenerationOutput, GenerationRequest, TextOptions
+from .tokenizer.tokenizer import load_tokenizer
 
 
 class Completion:
@@ -32,15 +34,23 @@ class Completion:
         self.error: str | None = None
 
     def __repr__(self) -> str:
-        counts = f"prompt_tokens={len(self.prompt_ids)}, completion_tokens={len(self.token_ids)}, cached_tokens={self.cached_tokens}"
+        counts = (
+            f"prompt_tokens={len(self.prompt_ids)}, completion_tokens={len(self.token_ids)}, "
+            f"cached_tokens={self.cached_tokens}"
+        )
         error = f", error={self.error!r}" if self.error is not None else ""
-        return f"Completion(text={self.text!r}, finish_reason={self.finish_reason and self.finish_reason.value!r}, {counts}{error})"
+        return (
+            f"Completion(text={self.text!r}, "
+            f"finish_reason={self.finish_reason and self.finish_reason.value!r}, {counts}{error})"
+        )
 
     def add(self, output: GenerationOutput) -> None:
         self.text += output.text
         self.token_ids += output.token_ids
         self.logprobs += output.logprobs or []
-        self.prompt_logprobs = output.prompt_logprobs if output.prompt_logprobs is not None else self.prompt_logprobs
+        self.prompt_logprobs = (
+            output.prompt_logprobs if output.prompt_logprobs is not None else self.prompt_logprobs
+        )
         self.finish_reason, self.error = output.finish_reason, output.error
         self.cached_tokens = output.cached_tokens
 
@@ -49,19 +59,29 @@ class LLM:
     """An engine in this process.
 
     >>> llm = LLM("smollm2-135m")
-    >>> llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8))[0].text
+    >>> params = SamplingParams(temperature=0, max_tokens=8)
+    >>> llm.generate("The capital of France is", params)[0].text
 
-    Keyword arguments are the fields of `EngineConfig`, also under vLLM's names (`foreign_names`). With `piecewise_cuda_graph=True` pieces
-    are compiled, or loaded, before the constructor returns; by default there are none, unlike in a server.
-    Raises `ValueError` that names what to mend.
+    Keyword arguments are the fields of `EngineConfig`, also under vLLM's names (`foreign_names`).
+    With `piecewise_cuda_graph=True` pieces are compiled, or loaded, before the constructor returns;
+    by default there are none, unlike in a server. Raises `ValueError` that names what to mend.
     """
 
-    def __init__(self, model_path: str | None = None, *, progress: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, model_path: str | None = None, *, progress: bool = False, **settings: Any
+    ) -> None:
         named = {} if model_path is None else {"model_path": model_path}
-        # Pieces that are there at one start and not at another would change last digits: here they are for who asks for them.
-        self.config = EngineConfig(**{"piecewise_cuda_graph": False} | own_names({**named, **settings}))
+        # Pieces that are there at one start and not at another would change last digits: here they
+        # are for who asks for them.
+        self.config = EngineConfig(
+            **{"piecewise_cuda_graph": False} | own_names({**named, **settings})
+        )
         path = resolve_model_path(self.config.model_path)
-        check_model(path, context_length=self.config.context_length, weights=self.config.load_format != "dummy")
+        check_model(
+            path,
+            context_length=self.config.context_length,
+            weights=self.config.load_format != "dummy",
+        )
         self.tokenizer = load_tokenizer(path, self.config.tokenizer_path)
         self.scheduler, runner, startup = build_engine(self.config, progress=progress)
         # There is no loop here that could bring pieces in between batches.
@@ -75,11 +95,20 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         text: TextOptions | None = None,
     ) -> list[Completion]:
-        """Complete every prompt (text or token ids), all at once; `params` for all of them or one each. One prompt gives a list of one."""
+        """Complete every prompt (text or token ids), all at once; `params` for all of them or one
+        each. One prompt gives a list of one.
+        """
         listed = _listed(prompts)
-        each = [params or SamplingParams()] * len(listed) if params is None or isinstance(params, SamplingParams) else list(params)
+        each = (
+            [params or SamplingParams()] * len(listed)
+            if params is None or isinstance(params, SamplingParams)
+            else list(params)
+        )
         if len(each) != len(listed):
-            raise ValueError(f"{len(listed)} prompts came with {len(each)} sampling parameters; give one for all, or one each")
+            raise ValueError(
+                f"{len(listed)} prompts came with {len(each)} sampling parameters; give one for "
+                "all, or one each"
+            )
         completions: dict[str, Completion] = {}
         generations: dict[str, Generation] = {}
         for prompt, own in zip(listed, each, strict=True):
@@ -90,22 +119,34 @@ class LLM:
             completions[rid].add(output)
         return list(completions.values())
 
-    def chat(self, messages: Sequence[dict[str, Any]], params: SamplingParams | None = None) -> Completion:
+    def chat(
+        self, messages: Sequence[dict[str, Any]], params: SamplingParams | None = None
+    ) -> Completion:
         """Answer a conversation through the model's chat template."""
-        prompt = self.tokenizer.encode(self.tokenizer.apply_chat_template(messages), add_special_tokens=False)
+        prompt = self.tokenizer.encode(
+            self.tokenizer.apply_chat_template(messages), add_special_tokens=False
+        )
         return self.generate([prompt], params)[0]
 
-    def _start(self, prompt: str | list[int], params: SamplingParams, text: TextOptions) -> Generation:
+    def _start(
+        self, prompt: str | list[int], params: SamplingParams, text: TextOptions
+    ) -> Generation:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         request = GenerationRequest(
-            rid=f"llm-{next(self._numbers):08d}", prompt_ids=ids, params=params, text=text, arrival_time=time.monotonic()
+            rid=f"llm-{next(self._numbers):08d}",
+            prompt_ids=ids,
+            params=params,
+            text=text,
+            arrival_time=time.monotonic(),
         )
         generation = Generation(request, self.tokenizer)
         self.scheduler.add(generation.to_message())
         return generation
 
     def _run(self, generations: dict[str, Generation]) -> Iterator[tuple[str, GenerationOutput]]:
-        """Step until all of them have ended; one that meets a stop string is aborted in the scheduler."""
+        """Step until all of them have ended; one that meets a stop string is aborted in the
+        scheduler.
+        """
         live = set(generations)
         while live:
             for output in self.scheduler.step().outputs:
@@ -121,6 +162,8 @@ class LLM:
 
 def _listed(prompts: str | Sequence[int] | Sequence[str | list[int]]) -> list[str | list[int]]:
     """The prompts as a list, also where there is one: a text, or a list of token ids."""
-    one = isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(prompt, int) for prompt in prompts))
+    one = isinstance(prompts, str) or (
+        len(prompts) > 0 and all(isinstance(prompt, int) for prompt in prompts)
+    )
     listed = cast(Sequence[str | list[int]], [prompts] if one else prompts)
     return [prompt if isinstance(prompt, str) else list(prompt) for prompt in listed]

@@ -1,4 +1,6 @@
-"""What a model is: the numbers that its layers are built from, read from config.json or a GGUF file."""
+"""What a model is: the numbers that its layers are built from, read from config.json or a GGUF
+file.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +14,42 @@ from .loader.files import no_config
 if TYPE_CHECKING:
     from .loader.gguf_reader import FastGGUFReader
 
-MODEL_TYPES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
-"""The architectures that can be served, and the `model_type` that each goes with in a config.json."""
-GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+MODEL_TYPES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+"""The architectures that can be served, and the `model_type` that each goes with in a config.json.
+"""
+GGUF_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
 ROPE_PARAMETERS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "divided": (),
 }
-"""Numbers that each type of rope scaling needs. `divided` is GGUF's way to store llama3: the factor of each frequency."""
+"""Numbers that each type of rope scaling needs. `divided` is GGUF's way to store llama3: the factor
+of each frequency.
+"""
 _POSITIVE = (
-    "vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "max_position_embeddings",
-    "rope_theta", "rms_norm_eps",
+    "vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
+    "intermediate_size", "max_position_embeddings", "rope_theta", "rms_norm_eps",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder-only transformer. Lengths in tokens. Raises `ValueError` for numbers that no model of ours can have.
+    """A decoder-only transformer. Lengths in tokens. Raises `ValueError` for numbers that no model
+    of ours can have.
 
-    `rope_scaling` holds the parameters of `rope_type` under transformers' names, for `divided` the list `factors`.
-    `windows`: one sliding window a layer, None where the layer sees everything before it. `dtype`: the format the
-    weights are stored in.
+    `rope_scaling` holds the parameters of `rope_type` under transformers' names, for `divided` the
+    list `factors`. `windows`: one sliding window a layer, None where the layer sees everything
+    before it. `dtype`: the format the weights are stored in.
     """
 
     architecture: str
@@ -62,25 +77,45 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in _POSITIVE:
             if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be more than 0, got {getattr(self, name)}; fetch the model again")
+                raise ValueError(
+                    f"{name} must be more than 0, got {getattr(self, name)}; fetch the model again"
+                )
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads; fetch the model again")
+            raise ValueError(
+                f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads; "
+                "fetch the model again"
+            )
         if self.head_dim % 2:
-            raise ValueError(f"rotary embedding needs an even head size, got {self.head_dim}; fetch the model again")
+            raise ValueError(
+                f"rotary embedding needs an even head size, got {self.head_dim}; fetch the model "
+                "again"
+            )
         _check_rope(self.rope_type, self.rope_scaling, self.head_dim)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> ModelConfig:
-        """Of a Hugging Face folder. Raises `ValueError` with a remedy where there is none or the model is not supported."""
+        """Of a Hugging Face folder. Raises `ValueError` with a remedy where there is none or the
+        model is not supported.
+        """
         folder = Path(folder)
         architecture = _architecture(read_config(folder))
         try:
-            return cls(architecture=architecture, eos_token_ids=_eos_token_ids(folder), **_hugging_face_fields(architecture, folder))
+            return cls(
+                architecture=architecture,
+                eos_token_ids=_eos_token_ids(folder),
+                **_hugging_face_fields(architecture, folder),
+            )
         except ValueError as error:
             raise ValueError(f"{folder / 'config.json'}: {error}") from None
 
     @classmethod
-    def from_gguf(cls, reader: FastGGUFReader, *, eos_token_ids: list[int], rope_factors: list[float] | None = None) -> ModelConfig:
+    def from_gguf(
+        cls,
+        reader: FastGGUFReader,
+        *,
+        eos_token_ids: list[int],
+        rope_factors: list[float] | None = None,
+    ) -> ModelConfig:
         """Of a GGUF file's metadata; `rope_factors`: what its rotary frequencies are divided by.
 
         Raises `ValueError` where a key is missing or the model is not supported.
@@ -100,18 +135,28 @@ def _check_rope(rope_type: str, scaling: dict[str, Any], head_dim: int) -> None:
     for name in ROPE_PARAMETERS[rope_type]:
         value = scaling.get(name)
         if not isinstance(value, int | float) or value <= 0:
-            raise ValueError(f"rope scaling of type {rope_type!r} needs a positive {name}, got {value!r}; fetch the model again")
+            raise ValueError(
+                f"rope scaling of type {rope_type!r} needs a positive {name}, got {value!r}; fetch "
+                "the model again"
+            )
     if rope_type == "divided" and len(scaling["factors"]) != head_dim // 2:
-        raise ValueError(f"{len(scaling['factors'])} rope factors do not fit a head size of {head_dim}; convert the model again")
+        raise ValueError(
+            f"{len(scaling['factors'])} rope factors do not fit a head size of {head_dim}; convert "
+            "the model again"
+        )
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """What config.json says. Raises `ValueError` with a remedy where there is none or it describes no model that we have.
+    """What config.json says. Raises `ValueError` with a remedy where there is none or it describes
+    no model that we have.
 
-    Imports nothing heavy and reads before transformers does, so that what is wrong is said at once and in one line.
+    Imports nothing heavy and reads before transformers does, so that what is wrong is said at once
+    and in one line.
     """
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder; --model-path takes a Hugging Face folder or a .gguf file")
+        raise ValueError(
+            f"{folder} is not a folder; --model-path takes a Hugging Face folder or a .gguf file"
+        )
     path = folder / "config.json"
     if not path.is_file():
         raise no_config(folder)
@@ -140,7 +185,10 @@ def _architecture(content: Any) -> str:
             raise ValueError('it names no model, having no "architectures"; fetch the model again')
     wanted, found = MODEL_TYPES[architecture], rest.get("model_type")
     if found != wanted:
-        raise ValueError(f'{architecture} goes with "model_type": "{wanted}", got {found!r}; fetch the model again')
+        raise ValueError(
+            f'{architecture} goes with "model_type": "{wanted}", got {found!r}; fetch the model '
+            "again"
+        )
     return architecture
 
 
@@ -148,17 +196,23 @@ def _check_unquantised(content: dict[str, Any]) -> None:
     if quantization := content.get("quantization_config"):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         raise ValueError(
-            f"weights quantised by {method or 'some method'} are not supported; take the unquantised checkpoint or a .gguf file"
+            f"weights quantised by {method or 'some method'} are not supported; take the "
+            "unquantised checkpoint or a .gguf file"
         )
 
 
 def _check_supported(architecture: str) -> None:
     if architecture not in MODEL_TYPES:
-        raise ValueError(f"the architecture {architecture!r} is not supported; supported: {', '.join(MODEL_TYPES)}")
+        raise ValueError(
+            f"the architecture {architecture!r} is not supported; supported: "
+            f"{', '.join(MODEL_TYPES)}"
+        )
 
 
 def gguf_architecture(name: str) -> str:
-    """What Hugging Face calls GGUF's `general.architecture`. Raises `ValueError` for one that we do not have."""
+    """What Hugging Face calls GGUF's `general.architecture`. Raises `ValueError` for one that we do
+    not have.
+    """
     architecture = GGUF_ARCHITECTURES.get(name, name)
     _check_supported(architecture)
     return architecture
@@ -168,15 +222,19 @@ def _hugging_face_fields(architecture: str, folder: Path) -> dict[str, Any]:
     config = _auto_config(folder)
     _check_plain(config)
     rope = dict(config.rope_parameters or {})
-    # Mistral's projections never have biases, Qwen2's q, k and v always do, whatever else the file says.
-    biased = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM") and bool(config.attention_bias)
+    # Mistral's projections never have biases, Qwen2's q, k and v always do, whatever else the file
+    # says.
+    biased = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM") and bool(
+        config.attention_bias
+    )
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "num_layers": config.num_hidden_layers,
         "num_heads": config.num_attention_heads,
         "num_kv_heads": config.num_key_value_heads or config.num_attention_heads,
-        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // max(config.num_attention_heads, 1),
+        "head_dim": getattr(config, "head_dim", None)
+        or config.hidden_size // max(config.num_attention_heads, 1),
         "intermediate_size": config.intermediate_size,
         "rms_norm_eps": config.rms_norm_eps,
         "max_position_embeddings": config.max_position_embeddings,
@@ -188,7 +246,9 @@ def _hugging_face_fields(architecture: str, folder: Path) -> dict[str, Any]:
         "o_bias": biased,
         "mlp_bias": architecture == "LlamaForCausalLM" and bool(config.mlp_bias),
         "qk_norm": architecture == "Qwen3ForCausalLM",
-        "windows": [None] * config.num_hidden_layers if architecture == "LlamaForCausalLM" else _windows(config),
+        "windows": [None] * config.num_hidden_layers
+        if architecture == "LlamaForCausalLM"
+        else _windows(config),
         "dtype": str(config.dtype or "bfloat16").removeprefix("torch."),
     }
 
@@ -198,7 +258,9 @@ def _auto_config(folder: Path) -> Any:
 
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers raises many kinds for a config it cannot make sense of
+    except (
+        Exception
+    ) as error:  # transformers raises many kinds for a config it cannot make sense of
         raise ValueError(f"it cannot be read: {' '.join(str(error).split())[:300]}") from None
 
 
@@ -207,7 +269,10 @@ def _check_plain(config: Any) -> None:
     if config.hidden_act not in ("silu", "swish"):
         raise ValueError(f"the activation {config.hidden_act!r} is not supported; supported: silu")
     if (config.rope_parameters or {}).get("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError("rotary embedding of a part of each head (partial_rotary_factor) is not supported; choose another model")
+        raise ValueError(
+            "rotary embedding of a part of each head (partial_rotary_factor) is not supported; "
+            "choose another model"
+        )
 
 
 def _windows(config: Any) -> list[int | None]:
@@ -219,8 +284,16 @@ def _windows(config: Any) -> list[int | None]:
 
 def _eos_token_ids(folder: Path) -> list[int]:
     """Every id that ends a text: generation_config.json often names more than config.json."""
-    paths = [path for name in ("config.json", "generation_config.json") if (path := folder / name).is_file()]
-    found = [content.get("eos_token_id") for path in paths if isinstance(content := _read_json(path), dict)]
+    paths = [
+        path
+        for name in ("config.json", "generation_config.json")
+        if (path := folder / name).is_file()
+    ]
+    found = [
+        content.get("eos_token_id")
+        for path in paths
+        if isinstance(content := _read_json(path), dict)
+    ]
     ids = [token for entry in found for token in (entry if isinstance(entry, list) else [entry])]
     return sorted({token for token in ids if isinstance(token, int)})
 
@@ -236,18 +309,33 @@ def _gguf_fields(reader: FastGGUFReader, rope_factors: list[float] | None) -> di
     def get(key: str, default: Any = None, kind: type[int] | type[float] = int) -> Any:
         value = metadata(reader, f"{name}.{key}", default)
         if not isinstance(value, int | kind):
-            raise ValueError(f"{name}.{key} must be a{' whole' if kind is int else ''} number, got {value!r}; convert the model again")
+            raise ValueError(
+                f"{name}.{key} must be a{' whole' if kind is int else ''} number, got {value!r}; "
+                "convert the model again"
+            )
         return value
 
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     if "token_embd.weight" not in tensors:
-        raise ValueError("it has no tensor token_embd.weight; it holds no whole model, or is one of several parts: merge them")
-    num_layers, num_heads, hidden_size = get("block_count"), get("attention.head_count"), get("embedding_length")
+        raise ValueError(
+            "it has no tensor token_embd.weight; it holds no whole model, or is one of several "
+            "parts: merge them"
+        )
+    num_layers, num_heads, hidden_size = (
+        get("block_count"),
+        get("attention.head_count"),
+        get("embedding_length"),
+    )
     if num_layers > len(tensors):
-        raise ValueError(f"{len(tensors)} tensors are too few for {num_layers} layers; fetch the model again")
+        raise ValueError(
+            f"{len(tensors)} tensors are too few for {num_layers} layers; fetch the model again"
+        )
     head_dim = get("attention.key_length", hidden_size // max(num_heads, 1))
     if get("rope.dimension_count", head_dim) != head_dim:
-        raise ValueError("rotary embedding of a part of each head (rope.dimension_count) is not supported; choose another model")
+        raise ValueError(
+            "rotary embedding of a part of each head (rope.dimension_count) is not supported; "
+            "choose another model"
+        )
     if get("expert_count", 0):
         raise ValueError("mixtures of experts are not supported; choose another model")
     rope_type, rope_scaling = _gguf_rope(reader, name, rope_factors)
@@ -274,7 +362,9 @@ def _gguf_fields(reader: FastGGUFReader, rope_factors: list[float] | None) -> di
     }
 
 
-def _gguf_rope(reader: FastGGUFReader, name: str, factors: list[float] | None) -> tuple[str, dict[str, Any]]:
+def _gguf_rope(
+    reader: FastGGUFReader, name: str, factors: list[float] | None
+) -> tuple[str, dict[str, Any]]:
     """(`rope_type`, `rope_scaling`)."""
     # Machines that only measure have no gguf library.
     from .loader.gguf_reader import metadata

@@ -9,6 +9,8 @@ from typing import Any
 from tqdm import tqdm
 
 
-def progress_bar(iterable: Iterable[Any] | None = None, *, shown: bool = True, **settings: Any) -> Any:
+def progress_bar(
+    iterable: Iterable[Any] | None = None, *, shown: bool = True, **settings: Any
+) -> Any:
     """A `tqdm` bar on standard error, where that is a terminal and it is to be `shown`."""
     return tqdm(iterable, file=sys.stderr, disable=None if shown else True, **settings)

@@ -1,4 +1,6 @@
-"""What answers look like, for `/openapi.json`: the models that declare them are never filled, and tests hold real answers to them."""
+"""What answers look like, for `/openapi.json`: the models that declare them are never filled, and
+tests hold real answers to them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ _MEANINGS = {
     413: "The body is too large.",
     415: "The body is not JSON.",
     500: "The engine could not finish the request.",
-    503: "Not now: the queue is full, or the engine does not serve. Retry-After says when to try again.",
+    503: "Not now: the queue is full, or the engine does not serve. Retry-After says when to try "
+    "again.",
 }
 
 
@@ -49,9 +52,15 @@ class Version(Answer):
 
 
 def answers(
-    model: Any = None, *, stream: Any = None, media: tuple[str, ...] = (), errors: tuple[int, ...] = ()
+    model: Any = None,
+    *,
+    stream: Any = None,
+    media: tuple[str, ...] = (),
+    errors: tuple[int, ...] = (),
 ) -> dict[int | str, dict[str, Any]]:
-    """`responses` of a route: JSON as `model` says, events with `stream` as their data, or other `media` types; and its errors."""
+    """`responses` of a route: JSON as `model` says, events with `stream` as their data, or other
+    `media` types; and its errors.
+    """
     content: dict[str, Any] = {kind: {"schema": {"type": "string"}} for kind in media}
     if model is not None:
         content["application/json"] = {"schema": _schema(model)}
@@ -59,7 +68,8 @@ def answers(
         content["text/event-stream"] = {"schema": _schema(stream)}
     failed = {"application/json": {"schema": _schema(ErrorAnswer)}}
     return {
-        200: {"description": "Success." if stream is None else "Success; with `stream`, the data of each event but the last, `[DONE]`.",
+        200: {"description": "Success." if stream is None else "Success; with `stream`, the data "
+"of each event but the last, `[DONE]`.",
               "content": content},
         **{status: {"description": _MEANINGS[status], "content": failed} for status in errors},
         "default": {"description": "Any other error.", "content": failed},
@@ -72,7 +82,10 @@ def _schema(model: Any) -> dict[str, Any]:
     defined = schema.pop("$defs", {})
     if not isinstance(model, type):
         return {**schema, "$defs": defined}
-    return {"$ref": _REFERENCE.format(model=model.__name__), "$defs": {**defined, model.__name__: schema}}
+    return {
+        "$ref": _REFERENCE.format(model=model.__name__),
+        "$defs": {**defined, model.__name__: schema},
+    }
 
 
 class Application(FastAPI):
@@ -86,7 +99,9 @@ class Application(FastAPI):
 
 
 def describe(document: dict[str, Any], needs_key: Any) -> None:
-    """Put schemas into their place, and say where a key is needed. `needs_key`: a path to whether it is one of these."""
+    """Put schemas into their place, and say where a key is needed. `needs_key`: a path to whether
+    it is one of these.
+    """
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     for path, operations in document["paths"].items():
@@ -97,4 +112,7 @@ def describe(document: dict[str, Any], needs_key: Any) -> None:
             if needs_key(path):
                 components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
                 operation["security"] = [{"key": []}]
-                operation["responses"]["401"] = {**operation["responses"]["default"], "description": _MEANINGS[401]}
+                operation["responses"]["401"] = {
+                    **operation["responses"]["default"],
+                    "description": _MEANINGS[401],
+                }

@@ -1,4 +1,6 @@
-"""Where the server's API key comes from: a flag, a file or the environment; it is to be seen by no other process."""
+"""Where the server's API key comes from: a flag, a file or the environment; it is to be seen by no
+other process.
+"""
 
 from __future__ import annotations
 
@@ -23,24 +25,37 @@ def read_api_key(path: str) -> str:
     except OSError as error:
         raise ValueError(f"--api-key-file {path} cannot be read: {error.strerror}") from None
     if stat.S_ISREG(mode) and mode & stat.S_IROTH:
-        logger.warning("--api-key-file %s can be read by every user of this machine; chmod o-r it", path)
+        logger.warning(
+            "--api-key-file %s can be read by every user of this machine; chmod o-r it", path
+        )
     try:
         return checked_key(content.decode(), f"--api-key-file {path}")
     except UnicodeDecodeError:
-        raise ValueError(f"--api-key-file {path} is not text in UTF-8; write the key into it, in one line") from None
+        raise ValueError(
+            f"--api-key-file {path} is not text in UTF-8; write the key into it, in one line"
+        ) from None
 
 
 def take_api_key(environment: MutableMapping[str, str]) -> str | None:
-    """The key in PIECEWORK_API_KEY, which is taken away, so that no process that is started later gets it. Raises `ValueError`."""
+    """The key in PIECEWORK_API_KEY, which is taken away, so that no process that is started later
+    gets it. Raises `ValueError`.
+    """
     found = environment.pop(VARIABLE, None)
     return None if found is None else checked_key(found, VARIABLE)
 
 
 def checked_key(key: str, source: str) -> str:
-    """The key without white space around it. Raises `ValueError` for one that no client could send; `source`: where it is from."""
+    """The key without white space around it. Raises `ValueError` for one that no client could send;
+    `source`: where it is from.
+    """
     key = key.strip()
     if not key:
-        raise ValueError(f"{source} is empty; put a key there, or leave it out to serve without one")
+        raise ValueError(
+            f"{source} is empty; put a key there, or leave it out to serve without one"
+        )
     if not key.isprintable() or len(key.encode()) > _MAX_BYTES:
-        raise ValueError(f"{source} holds more than one line, control characters or over {_MAX_BYTES} bytes; a key is one line of text")
+        raise ValueError(
+            f"{source} holds more than one line, control characters or over {_MAX_BYTES} bytes; a "
+            "key is one line of text"
+        )
     return key

@@ -11,24 +11,24 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from .. import __version__
-from .page import docs as docs_page
 from . import operations
 from .answers import Application
-from ..cli.flags import parse_origins
 from .auth import ApiKey, is_open
-from .http.body import Bodies
+from .config import parse_origins
 from .engine.client import Engine
 from .engine.state import EngineUnavailable, QueueFull
+from .errors import ApiError, answer_error
+from .http.body import Bodies
 from .metrics import Metrics
 from .middleware import HeadRequests, UnforeseenErrors
 from .native import control, generate
 from .openai import chat, completions, models, tokenize
-from .errors import ApiError, answer_error
+from .page import docs as docs_page
 from .request_id import RequestIds
 from .state import AnyServing, Serving
 
 if TYPE_CHECKING:
-    from ..cli.flags import ServerConfig
+    from .config import ServerConfig
 
 COMMON_ROUTERS = (models.router, operations.router, docs_page.router)
 _ROUTERS = (
@@ -41,7 +41,14 @@ _ROUTERS = (
     control.body_router,
     operations.generate_router,
 )
-_EXCEPTIONS = (ApiError, RequestValidationError, HTTPException, QueueFull, EngineUnavailable, Exception)
+_EXCEPTIONS = (
+    ApiError,
+    RequestValidationError,
+    HTTPException,
+    QueueFull,
+    EngineUnavailable,
+    Exception,
+)
 _METHODS = ("GET", "HEAD", "POST", "PUT")
 _EXPOSED = ("X-Request-Id", "Retry-After")
 """Headers of answers that scripts of other origins may read."""
@@ -50,14 +57,25 @@ _CORS_SECONDS = 600
 
 
 def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
-    """An application that serves a language model; starting and stopping the engine is the caller's."""
+    """An application that serves a language model; starting and stopping the engine is the
+    caller's.
+    """
     name = config.served_model_name
-    return build_app(Serving(engine=engine, config=config, metrics=Metrics(engine, name), model_name=name), _ROUTERS)
+    return build_app(
+        Serving(engine=engine, config=config, metrics=Metrics(engine, name), model_name=name),
+        _ROUTERS,
+    )
 
 
 def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
     """An application with these routes, and the middleware and the errors that every server has."""
-    app = Application(title="Piecework", version=__version__, description="OpenAI-compatible serving", docs_url=None, redoc_url=None)
+    app = Application(
+        title="Piecework",
+        version=__version__,
+        description="OpenAI-compatible serving",
+        docs_url=None,
+        redoc_url=None,
+    )
     app.state.serving = serving
     app.state.needs_key = lambda path: serving.config.api_key is not None and not is_open(path)
     app.state.bodies = Bodies()

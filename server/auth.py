@@ -1,4 +1,6 @@
-"""ASGI middleware for `--api-key`: a Bearer token that every path asks for, but those that monitoring needs."""
+"""ASGI middleware for `--api-key`: a Bearer token that every path asks for, but those that
+monitoring needs.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,8 @@ import hmac
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .metrics import MetricRegistry
 from .errors import Unauthorized
+from .metrics import MetricRegistry
 
 OPEN_PATHS = frozenset({"/health", "/health_generate", "/ready", "/metrics"})
 OPEN_FOLDER = "/v1/images/files/"
@@ -27,7 +29,8 @@ class ApiKey:
             await self._app(scope, receive, send)
             return
         error = Unauthorized(
-            "The API key is missing or wrong: send the header `Authorization: Bearer KEY` with the server's key.",
+            "The API key is missing or wrong: send the header `Authorization: Bearer KEY` with the "
+            "server's key.",
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )

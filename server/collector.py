@@ -10,10 +10,10 @@ from typing import Any, Self, TypeVar
 
 from starlette.types import Receive
 
-from ..runtime.tokenizer.output_processor import GenerationOutput, GenerationRequest, merge
 from ..runtime.engine.messages import FinishReason
-from .metrics import SequenceClock
+from ..runtime.tokenizer.output_processor import GenerationOutput, GenerationRequest, merge
 from .errors import ClientGone, InternalError, InvalidRequest
+from .metrics import SequenceClock
 from .state import Serving
 
 T = TypeVar("T")
@@ -24,8 +24,8 @@ Update = tuple[int, GenerationOutput]
 class SequenceGroup:
     """Generates several sequences at once.
 
-    One task a sequence takes outputs as they come, so that a slow reader finds what came meanwhile merged into one.
-    Leaving the `async with` block aborts every sequence that still runs.
+    One task a sequence takes outputs as they come, so that a slow reader finds what came meanwhile
+    merged into one. Leaving the `async with` block aborts every sequence that still runs.
     """
 
     def __init__(self, serving: Serving, requests: Sequence[GenerationRequest]) -> None:
@@ -42,25 +42,41 @@ class SequenceGroup:
 
     async def __aenter__(self) -> Self:
         self._claim_rids()
-        self._tasks = [asyncio.create_task(self._run(index, request)) for index, request in enumerate(self._requests)]
+        self._tasks = [
+            asyncio.create_task(self._run(index, request))
+            for index, request in enumerate(self._requests)
+        ]
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._serving.live_rids.difference_update(self._names)
 
     def _claim_rids(self) -> None:
-        """Clients may choose ids; two requests of one id could not be told apart, and who aborts one must not end the other."""
+        """Clients may choose ids; two requests of one id could not be told apart, and who aborts
+        one must not end the other.
+        """
         taken = self._names & self._serving.live_rids
         if taken or len(self._rids) < len(self._requests):
-            which = f"{min(taken)!r} is in use" if taken else "several sequences would have the same"
-            raise InvalidRequest(f"rid: {which}; choose another.", param="rid", code="duplicate_rid")
+            which = (
+                f"{min(taken)!r} is in use" if taken else "several sequences would have the same"
+            )
+            raise InvalidRequest(
+                f"rid: {which}; choose another.", param="rid", code="duplicate_rid"
+            )
         self._serving.live_rids.update(self._names)
 
     async def next(self) -> list[Update]:
-        """What is new, at least one update; empty once all sequences have ended. Raises what a sequence raised."""
+        """What is new, at least one update; empty once all sequences have ended. Raises what a
+        sequence raised.
+        """
         while not self._pending and self._running and self._error is None:
             self._arrived.clear()
             await self._arrived.wait()
@@ -84,7 +100,10 @@ class SequenceGroup:
                 async for output in outputs:
                     clock.output(output)
                     if output.finish_reason is FinishReason.ERROR:
-                        raise InternalError(f"The engine could not finish the request: {output.error}.", code="engine_error")
+                        raise InternalError(
+                            f"The engine could not finish the request: {output.error}.",
+                            code="engine_error",
+                        )
                     self._pending.setdefault(index, []).append(output)
                     self._arrived.set()
         except Exception as error:
@@ -98,7 +117,9 @@ class SequenceGroup:
                 self._ended.set()
 
 
-async def generate_all(serving: Serving, requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
+async def generate_all(
+    serving: Serving, requests: Sequence[GenerationRequest]
+) -> list[GenerationOutput]:
     """Each sequence whole. Raises what a sequence raised."""
     async with SequenceGroup(serving, requests) as group:
         return await group.all()
@@ -107,7 +128,8 @@ async def generate_all(serving: Serving, requests: Sequence[GenerationRequest]) 
 async def unless_client_goes(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled, and has ended, before `ClientGone` is raised.
 
-    `receive` belongs to a request whose body has been read: the one message that may still come is the disconnect.
+    `receive` belongs to a request whose body has been read: the one message that may still come is
+    the disconnect.
     """
     task = asyncio.create_task(work)
     watch = asyncio.create_task(_client_goes(receive))

@@ -1,4 +1,6 @@
-"""Every error that leaves the server, in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+"""Every error that leaves the server, in OpenAI's shape: `{"error": {"message", "type", "param",
+"code"}}`.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,12 @@ class ApiError(Exception):
     type = "server_error"
 
     def __init__(
-        self, message: str, *, param: str | None = None, code: str | None = None, headers: Mapping[str, str] | None = None
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -50,10 +57,19 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """The JSON object on the wire."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
 
     def response(self) -> Response:
-        return Response(msgspec.json.encode(self.body()), self.status, self.headers, "application/json")
+        return Response(
+            msgspec.json.encode(self.body()), self.status, self.headers, "application/json"
+        )
 
 
 class InvalidRequest(ApiError):
@@ -108,7 +124,9 @@ class Unavailable(ApiError):
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """The answer to an exception. What nobody foresaw gives an `InternalError` that tells nothing of the inside."""
+    """The answer to an exception. What nobody foresaw gives an `InternalError` that tells nothing
+    of the inside.
+    """
     match error:
         case ApiError():
             return error
@@ -116,30 +134,46 @@ def as_api_error(error: Exception) -> ApiError:
             return from_validation(error.errors())
         case QueueFull():
             message = f"The queue is full: {error}. Try again in {error.retry_after} s."
-            return Unavailable(message, code="queue_full", headers={"Retry-After": str(error.retry_after)})
+            return Unavailable(
+                message, code="queue_full", headers={"Retry-After": str(error.retry_after)}
+            )
         case EngineUnavailable():
             message = f"No request can be served now: {error}."
-            return Unavailable(message, code="engine_unavailable", headers={"Retry-After": str(ENGINE_RETRY_SECONDS)})
+            return Unavailable(
+                message,
+                code="engine_unavailable",
+                headers={"Retry-After": str(ENGINE_RETRY_SECONDS)},
+            )
         case HTTPException():
             return _from_http_exception(error)
     return InternalError("Internal error; the server's log has the details.", code="internal_error")
 
 
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
-    """The first of pydantic's validation errors, as a sentence that names the parameter and what it takes."""
+    """The first of pydantic's validation errors, as a sentence that names the parameter and what it
+    takes.
+    """
     first = errors[0]
     param = parameter_path(first["loc"]) or first.get("ctx", {}).get("param")
     message = first["msg"][0].lower() + first["msg"][1:]
     if first["type"] == "missing":
-        return InvalidRequest(f"{param or 'body'}: this parameter is required.", param=param, code="missing_required_parameter")
+        return InvalidRequest(
+            f"{param or 'body'}: this parameter is required.",
+            param=param,
+            code="missing_required_parameter",
+        )
     got = first.get("input")
     shown = f", got {got!r:.60}" if isinstance(got, str | int | float) else ""
     code = _TOO_MANY if first["type"] == _TOO_MANY else "invalid_value"
-    return InvalidRequest(f"{param or 'the request body'}: {message}{shown}.", param=param, code=code)
+    return InvalidRequest(
+        f"{param or 'the request body'}: {message}{shown}.", param=param, code=code
+    )
 
 
 def parameter_path(location: Sequence[str | int]) -> str | None:
-    """pydantic's location as a path: ("body", "messages", 0, "role") gives "messages[0].role"; None for the body itself."""
+    """pydantic's location as a path: ("body", "messages", 0, "role") gives "messages[0].role"; None
+    for the body itself.
+    """
     path = ""
     for part in location:
         if isinstance(part, int):
@@ -151,9 +185,15 @@ def parameter_path(location: Sequence[str | int]) -> str | None:
 
 def _from_http_exception(error: HTTPException) -> ApiError:
     kinds = {404: NotFound, 405: MethodNotAllowed}
-    messages = {404: "No such path.", 405: "This path does not take this method; the Allow header says which it takes."}
+    messages = {
+        404: "No such path.",
+        405: "This path does not take this method; the Allow header says which it takes.",
+    }
     if error.status_code in kinds:
-        headers = {name: value.replace("GET", "GET, HEAD") if name == "Allow" else value for name, value in (error.headers or {}).items()}
+        headers = {
+            name: value.replace("GET", "GET, HEAD") if name == "Allow" else value
+            for name, value in (error.headers or {}).items()
+        }
         return kinds[error.status_code](messages[error.status_code], headers=headers)
     if error.status_code < 500:
         return InvalidRequest(f"Bad request: {error.detail}.", headers=error.headers)
@@ -164,6 +204,9 @@ async def answer_error(request: Request, error: Exception) -> Response:
     """Exception handler of the application: counts the error and answers it."""
     known = as_api_error(error)
     if isinstance(error, HTTPException) and isinstance(known, NotFound):
-        known.message = f"No such path: {request.url.path:.200}. {request.app.state.serving.purpose}; /docs lists all."
+        known.message = (
+            f"No such path: {request.url.path:.200}. "
+            f"{request.app.state.serving.purpose}; /docs lists all."
+        )
     request.app.state.serving.metrics.count_error(known.type)
     return known.response()

@@ -1,4 +1,6 @@
-"""`piecework serve`: one HTTP server and one engine, from the first check to the last open connection."""
+"""`piecework serve`: one HTTP server and one engine, from the first check to the last open
+connection.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from ..runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from ..runtime.loader.resolve import resolve_model_path
+from ..runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from .app import create_app
-from ..cli.flags import EXIT_USER_ERROR, CommonServerConfig, ServerConfig, report
-from .http.connections import Connections
+from .config import CommonServerConfig, ServerConfig
 from .engine.client import EngineClient
 from .engine.state import EngineState
+from .http.connections import Connections
 from .http.limits import HttpLimits, room_for_connections
 from .http.protocol import BoundedHttpProtocol
 from .images.config import ImageServerConfig
@@ -36,25 +38,30 @@ from .summary import summary
 
 logger = logging.getLogger(__name__)
 
-PROG = "piecework serve"
 EXIT_ENGINE_GONE = 1
+EXIT_USER_ERROR = 2
 _CLOSE_TIMEOUT = 5
 """Seconds that clients get to read the end of their answers once no request runs any more."""
 _END_TIMEOUT = 12
-"""Seconds after the drain in which the process ends, whatever its clients, its threads and its engine do."""
+"""Seconds after the drain in which the process ends, whatever its clients, its threads and its
+engine do.
+"""
 _KILL_TIMEOUT = 3
 """The same after a second signal."""
 _BACKLOG = 2048
 
 
-def serve(config: ServerConfig | ImageServerConfig, process: subprocess.Popen[bytes], began: float) -> NoReturn:
+def serve(
+    config: ServerConfig | ImageServerConfig, process: subprocess.Popen[bytes], began: float
+) -> NoReturn:
     """Serve until told to stop, and end the process with the exit code.
 
-    `process`: an engine process that waits for its job. `began`: when the start began, by `time.perf_counter`.
+    `process`: an engine process that waits for its job. `began`: when the start began, by
+    `time.perf_counter`.
 
-    0 after SIGTERM or SIGINT; 1 where the engine crashed too often; 2 where it could not start for a reason that the
-    user can mend; a second signal ends the process with 128 + its number. Raises `ValueError` where the port is taken or
-    the model cannot be found or read.
+    0 after SIGTERM or SIGINT; 1 where the engine crashed too often; 2 where it could not start for
+    a reason that the user can mend; a second signal ends the process with 128 + its number. Raises
+    `ValueError` where the port is taken or the model cannot be found or read.
     """
     _set_up_logging(config.log_level)
     with listen(config.host, config.port) as listener:
@@ -62,8 +69,12 @@ def serve(config: ServerConfig | ImageServerConfig, process: subprocess.Popen[by
     raise AssertionError("the process has ended")
 
 
-def _service_of(config: ServerConfig | ImageServerConfig, process: subprocess.Popen[bytes]) -> Callable[[], Service]:
-    """What makes the service, to be called in its event loop; what can be wrong before is found out now."""
+def _service_of(
+    config: ServerConfig | ImageServerConfig, process: subprocess.Popen[bytes]
+) -> Callable[[], Service]:
+    """What makes the service, to be called in its event loop; what can be wrong before is found out
+    now.
+    """
     if isinstance(config, ImageServerConfig):
         from .images.service import image_service
 
@@ -73,7 +84,9 @@ def _service_of(config: ServerConfig | ImageServerConfig, process: subprocess.Po
     return lambda: _text_service(config, tokenizer, process)
 
 
-def _text_service(config: ServerConfig, tokenizer: Tokenizer, process: subprocess.Popen[bytes]) -> Service:
+def _text_service(
+    config: ServerConfig, tokenizer: Tokenizer, process: subprocess.Popen[bytes]
+) -> Service:
     engine = EngineClient(
         config.engine,
         tokenizer,
@@ -91,7 +104,9 @@ def _text_service(config: ServerConfig, tokenizer: Tokenizer, process: subproces
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises `ValueError` where the port is taken or the address is not this machine's."""
+    """A listening socket. Raises `ValueError` where the port is taken or the address is not this
+    machine's.
+    """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -99,12 +114,19 @@ def listen(host: str, port: int) -> socket.socket:
         raise ValueError(f"cannot listen on --host {host}: this is no host name") from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise ValueError(f"port {port} of {host} is in use; choose another with --port, or stop what listens there") from None
-        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+            raise ValueError(
+                f"port {port} of {host} is in use; choose another with --port, or stop what "
+                "listens there"
+            ) from None
+        reason = (
+            error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        )
         raise ValueError(f"cannot listen on --host {host} --port {port}: {reason}") from None
 
 
-async def _launch(config: CommonServerConfig, listener: socket.socket, make: Callable[[], Service], began: float) -> NoReturn:
+async def _launch(
+    config: CommonServerConfig, listener: socket.socket, make: Callable[[], Service], began: float
+) -> NoReturn:
     launch = Launch(config, listener, make(), began)
     try:
         code = await launch.run()
@@ -115,7 +137,9 @@ async def _launch(config: CommonServerConfig, listener: socket.socket, make: Cal
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process without waiting for its threads, of which some may tokenise for minutes, for clients that are gone."""
+    """End the process without waiting for its threads, of which some may tokenise for minutes, for
+    clients that are gone.
+    """
     with contextlib.suppress(OSError):  # nobody reads what it prints
         logging.shutdown()
         sys.stdout.flush()
@@ -124,10 +148,18 @@ def _leave(code: int) -> NoReturn:
 
 
 def _end_by(seconds: float, code: int) -> None:
-    """End the process with `code` in so many seconds; by SIGALRM a little later where no thread can run."""
+    """End the process with `code` in so many seconds; by SIGALRM a little later where no thread can
+    run.
+    """
 
     def end() -> None:
-        os.write(sys.stderr.fileno(), f"{PROG}: the end in order took more than {seconds:g} s, so it is cut short\n".encode())
+        os.write(
+            sys.stderr.fileno(),
+            (
+                f"piecework serve: the end in order took more than {seconds:g} s, so it is cut "
+                "short\n"
+            ).encode(),
+        )
         os._exit(code)
 
     timer = threading.Timer(seconds, end)
@@ -149,7 +181,11 @@ def http_server(app: FastAPI, limits: HttpLimits, *, access_log: bool = False) -
     room = room_for_connections()
     most = limits.max_connections if room is None else min(limits.max_connections, room)
     if most < limits.max_connections:
-        logger.warning("--max-connections %d: this process may open files for %d only (ulimit -n)", limits.max_connections, most)
+        logger.warning(
+            "--max-connections %d: this process may open files for %d only (ulimit -n)",
+            limits.max_connections,
+            most,
+        )
     connections = Connections(limits, most, app.state.serving.metrics.count_error)
     return HttpServer(
         uvicorn.Config(
@@ -166,9 +202,13 @@ def http_server(app: FastAPI, limits: HttpLimits, *, access_log: bool = False) -
 
 
 class Launch:
-    """The life of one server: start the engine, answer HTTP meanwhile, announce that it is ready, end both in order."""
+    """The life of one server: start the engine, answer HTTP meanwhile, announce that it is ready,
+    end both in order.
+    """
 
-    def __init__(self, config: CommonServerConfig, listener: socket.socket, service: Service, began: float) -> None:
+    def __init__(
+        self, config: CommonServerConfig, listener: socket.socket, service: Service, began: float
+    ) -> None:
         self._began = began
         self._config = config
         self._listener = listener
@@ -191,16 +231,23 @@ class Launch:
             announcement.cancel()
             self._http.should_exit = True
             await asyncio.wait([http])
-            await self._engine.stop(at_once=self._engine.state not in (EngineState.READY, EngineState.DRAINING))
+            await self._engine.stop(
+                at_once=self._engine.state not in (EngineState.READY, EngineState.DRAINING)
+            )
         http.result()
         return code
 
     async def _announce(self) -> None:
         if await self._engine.wait_ready():
-            print(self._summary(self._listener.getsockname()[1], time.perf_counter() - self._began), flush=True)
+            print(
+                self._summary(self._listener.getsockname()[1], time.perf_counter() - self._began),
+                flush=True,
+            )
 
     async def _until_end(self, http: asyncio.Task[None]) -> None:
-        events = [asyncio.create_task(event.wait()) for event in (self._told_to_stop, self._engine.failed)]
+        events = [
+            asyncio.create_task(event.wait()) for event in (self._told_to_stop, self._engine.failed)
+        ]
         await asyncio.wait([http, *events], return_when=asyncio.FIRST_COMPLETED)
         for event in events:
             event.cancel()
@@ -210,7 +257,11 @@ class Launch:
         if self._engine.failed.is_set():
             code = EXIT_USER_ERROR if self._engine.user_error else EXIT_ENGINE_GONE
             _end_by(_END_TIMEOUT, code)
-            report(PROG, self._engine.failure)
+            print(
+                f"piecework serve: error: {' '.join(str(self._engine.failure).split())}",
+                file=sys.stderr,
+                flush=True,
+            )
             return code
         _end_by(self._config.drain_timeout + _END_TIMEOUT, 0)
         await self._engine.drain(self._config.drain_timeout)
@@ -220,7 +271,11 @@ class Launch:
         """The first signal asks for an end in order, the second for one at once."""
         if not self._told_to_stop.is_set():
             timeout = self._config.drain_timeout
-            logger.info("stopping: running requests get %g s to finish (--drain-timeout); a second signal ends at once", timeout)
+            logger.info(
+                "stopping: running requests get %g s to finish (--drain-timeout); a second signal "
+                "ends at once",
+                timeout,
+            )
             self._told_to_stop.set()
         elif self._ending is None:
             self._ending = asyncio.create_task(self._end_now(128 + number))
@@ -232,7 +287,11 @@ class Launch:
 
 
 def _set_up_logging(level: str) -> None:
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    logging.basicConfig(
+        level=level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+    )
     if level != "debug":
         # uvicorn tells at level info what the summary says better.
         logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))

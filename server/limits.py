@@ -1,12 +1,14 @@
-"""What the model takes: prompts that fit its context, token ids that exist, sampling parameters in range."""
+"""What the model takes: prompts that fit its context, token ids that exist, sampling parameters in
+range.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..runtime.tokenizer.output_processor import GenerationRequest
 from ..runtime.sampling.params import SamplingParams
+from ..runtime.tokenizer.output_processor import GenerationRequest
 from .errors import InvalidRequest
 
 MAX_SAMPLES = 128
@@ -18,19 +20,26 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024
 """Characters of one stop string: text that may become one is held back so far."""
 MAX_STOP_CHARS = 8192
-"""Characters of all stop strings of a sequence, which each new piece of its text is compared with."""
+"""Characters of all stop strings of a sequence, which each new piece of its text is compared with.
+"""
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 2048
 """Each sample of a prompt takes all of them along."""
 MAX_MESSAGES = 4096
 MAX_TOKENIZED_CHARS = 2**20
-"""Characters that one request has tokenised where no context length bounds them: each takes up to 200 bytes meanwhile."""
+"""Characters that one request has tokenised where no context length bounds them: each takes up to
+200 bytes meanwhile.
+"""
 MAX_PROMPT_LOGPROBS = 2**18
-"""Log-probabilities of prompts that one request is given, alternatives and samples counted: each takes up to 200 bytes."""
+"""Log-probabilities of prompts that one request is given, alternatives and samples counted: each
+takes up to 200 bytes.
+"""
 
 
 class Limits(NamedTuple):
-    """`context_length`: most tokens of prompt and completion together. Token ids lie in [0, vocab_size)."""
+    """`context_length`: most tokens of prompt and completion together. Token ids lie in [0,
+    vocab_size).
+    """
 
     context_length: int
     vocab_size: int
@@ -38,7 +47,11 @@ class Limits(NamedTuple):
     def check_prompt(self, ids: Sequence[int], param: str) -> None:
         """Raises `InvalidRequest` for no tokens and for unknown ones."""
         if not ids:
-            raise InvalidRequest(f"{param}: the text has no tokens; send some text.", param=param, code="invalid_value")
+            raise InvalidRequest(
+                f"{param}: the text has no tokens; send some text.",
+                param=param,
+                code="invalid_value",
+            )
         self.check_token_ids(ids, param)
 
     def check_token_ids(self, ids: Collection[int], param: str) -> None:
@@ -47,18 +60,27 @@ class Limits(NamedTuple):
             return
         for token_id in (min(ids), max(ids)):
             if not 0 <= token_id < self.vocab_size:
-                message = f"{param}: there is no token {token_id!s:.20}; this model's token ids are 0 to {self.vocab_size - 1}."
+                message = (
+                    f"{param}: there is no token {token_id!s:.20}; this model's token ids "
+                    f"are 0 to {self.vocab_size - 1}."
+                )
                 raise InvalidRequest(message, param=param, code="invalid_token_id")
 
     def check_length(self, tokens: int, param: str) -> None:
-        """Raises `InvalidRequest` for a prompt of `tokens` or more that leaves no room for a completion."""
+        """Raises `InvalidRequest` for a prompt of `tokens` or more that leaves no room for a
+        completion.
+        """
         if tokens >= self.context_length:
             raise self._too_long(f"{param} has {tokens} or more", f"Shorten {param}", param)
 
-    def completion_tokens(self, prompt_tokens: int, asked: int | None, default: int | None, params: tuple[str, str]) -> int:
-        """How many tokens may be generated after a prompt. `params`: the names under which prompt and `asked` came.
+    def completion_tokens(
+        self, prompt_tokens: int, asked: int | None, default: int | None, params: tuple[str, str]
+    ) -> int:
+        """How many tokens may be generated after a prompt. `params`: the names under which prompt
+        and `asked` came.
 
-        `asked` must fit behind the prompt; without it `default`, or where that is None or does not fit, what is left.
+        `asked` must fit behind the prompt; without it `default`, or where that is None or does not
+        fit, what is left.
         """
         left = self.context_length - prompt_tokens
         if asked is not None and asked <= left:
@@ -66,17 +88,28 @@ class Limits(NamedTuple):
         if asked is None and left >= 1:
             return left if default is None else min(default, left)
         prompt, length = params
-        total = "" if asked is None else f" and {length} is {asked}, {prompt_tokens + asked} together"
-        remedy = f"Shorten {prompt} or lower {length}" if asked is not None and left >= 1 else f"Shorten {prompt}"
+        total = (
+            "" if asked is None else f" and {length} is {asked}, {prompt_tokens + asked} together"
+        )
+        remedy = (
+            f"Shorten {prompt} or lower {length}"
+            if asked is not None and left >= 1
+            else f"Shorten {prompt}"
+        )
         raise self._too_long(f"{prompt} has {prompt_tokens}{total}", remedy, prompt)
 
     def _too_long(self, what: str, remedy: str, param: str) -> InvalidRequest:
-        message = f"This model's maximum context length is {self.context_length} tokens, but {what}. {remedy}."
+        message = (
+            f"This model's maximum context length is {self.context_length} tokens, but "
+            f"{what}. {remedy}."
+        )
         return InvalidRequest(message, param=param, code="context_length_exceeded")
 
 
 def sampling_params(wire_names: Mapping[str, str], **values: Any) -> SamplingParams:
-    """`SamplingParams(**values)`; what it refuses is told by the name that the parameter has on the wire."""
+    """`SamplingParams(**values)`; what it refuses is told by the name that the parameter has on the
+    wire.
+    """
     try:
         return SamplingParams(**values)
     except ValueError as error:
@@ -84,22 +117,38 @@ def sampling_params(wire_names: Mapping[str, str], **values: Any) -> SamplingPar
         param = message.partition(" ")[0]
         for name, wire_name in wire_names.items():
             message = message.replace(name, wire_name)
-        raise InvalidRequest(f"{message}.", param=wire_names.get(param, param), code="invalid_value") from None
+        raise InvalidRequest(
+            f"{message}.", param=wire_names.get(param, param), code="invalid_value"
+        ) from None
 
 
 def check_prompt_logprobs(requests: Sequence[GenerationRequest], param: str) -> None:
-    """Raises `InvalidRequest` where one request asks for more than can be held. `param`: what asks for alternatives."""
+    """Raises `InvalidRequest` where one request asks for more than can be held. `param`: what asks
+    for alternatives.
+    """
     count = 0
     for request in requests:
         if (top := request.params.prompt_logprobs) is not None:
             count += (1 + top) * (len(request.prompt_ids) - request.params.prompt_logprobs_start)
     if count > MAX_PROMPT_LOGPROBS:
-        message = f"{param}: {count} log-probabilities of prompts are asked for, samples counted, more than {MAX_PROMPT_LOGPROBS}"
-        raise InvalidRequest(f"{message}; lower {param} or n, or send shorter prompts.", param=param, code="too_many_logprobs")
+        message = (
+            f"{param}: {count} log-probabilities of prompts are asked for, samples counted, "
+            f"more than {MAX_PROMPT_LOGPROBS}"
+        )
+        raise InvalidRequest(
+            f"{message}; lower {param} or n, or send shorter prompts.",
+            param=param,
+            code="too_many_logprobs",
+        )
 
 
 def check_text(characters: int, param: str) -> None:
-    """Raises `InvalidRequest` for more text than one request has tokenised that need not fit the context."""
+    """Raises `InvalidRequest` for more text than one request has tokenised that need not fit the
+    context.
+    """
     if characters > MAX_TOKENIZED_CHARS:
-        message = f"{param}: {characters} characters are more than {MAX_TOKENIZED_CHARS}; send them in several requests."
+        message = (
+            f"{param}: {characters} characters are more than {MAX_TOKENIZED_CHARS}; send "
+            "them in several requests."
+        )
         raise InvalidRequest(message, param=param, code="text_too_long")

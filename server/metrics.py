@@ -1,4 +1,6 @@
-"""Prometheus metrics, under the names that SGLang uses for the same things, with the prefix `piecework:`."""
+"""Prometheus metrics, under the names that SGLang uses for the same things, with the prefix
+`piecework:`.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +11,89 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..runtime.tokenizer.output_processor import GenerationOutput
 from ..runtime.engine.messages import FinishReason, GraphInfo
+from ..runtime.tokenizer.output_processor import GenerationOutput
 from .engine.client import Engine
 from .engine.state import AnyEngine, EngineState
 
 PREFIX = "piecework:"
-_TIME_TO_FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
-_INTER_TOKEN = (0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.4, 0.8, 1, 2, 4, 8)
-_END_TO_END = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400, 600, 1200, 1800)
+_TIME_TO_FIRST_TOKEN = (
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.2,
+    0.4,
+    0.6,
+    0.8,
+    1,
+    2,
+    4,
+    6,
+    8,
+    10,
+    20,
+    40,
+    60,
+    80,
+    100,
+    200,
+    400,
+)
+_INTER_TOKEN = (
+    0.002,
+    0.004,
+    0.006,
+    0.008,
+    0.01,
+    0.015,
+    0.02,
+    0.025,
+    0.03,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.15,
+    0.2,
+    0.4,
+    0.8,
+    1,
+    2,
+    4,
+    8,
+)
+_END_TO_END = (
+    0.05,
+    0.1,
+    0.2,
+    0.4,
+    0.6,
+    0.8,
+    1,
+    2,
+    4,
+    6,
+    8,
+    10,
+    20,
+    40,
+    60,
+    80,
+    100,
+    200,
+    400,
+    600,
+    1200,
+    1800,
+)
 """Histogram bounds in seconds."""
 
 
 class MetricRegistry:
-    """What every server counts; its own registry, so that several applications may live in one process.
+    """What every server counts; its own registry, so that several applications may live in one
+    process.
 
     Subclasses call a unit of work by its name: `unit` is "Sequences" or "Images".
     """
@@ -33,9 +104,18 @@ class MetricRegistry:
         self.model_name = model_name
         self.registry = CollectorRegistry()
         self.requests = self._counter("num_requests", f"{self.unit} that ended, in whatever way.")
-        self.aborted = self._counter("num_aborted_requests", f"{self.unit} whose client left, or that were aborted.")
-        self.end_to_end = self._histogram("e2e_request_latency_seconds", "From a request's arrival to its end.", _END_TO_END)
-        self._errors = Counter(PREFIX + "num_errors", "Answers that were errors.", ["model_name", "type"], registry=self.registry)
+        self.aborted = self._counter(
+            "num_aborted_requests", f"{self.unit} whose client left, or that were aborted."
+        )
+        self.end_to_end = self._histogram(
+            "e2e_request_latency_seconds", "From a request's arrival to its end.", _END_TO_END
+        )
+        self._errors = Counter(
+            PREFIX + "num_errors",
+            "Answers that were errors.",
+            ["model_name", "type"],
+            registry=self.registry,
+        )
 
     def count_error(self, kind: str) -> None:
         self._errors.labels(self.model_name, kind).inc()
@@ -45,10 +125,14 @@ class MetricRegistry:
         return generate_latest(self.registry)
 
     def _counter(self, name: str, documentation: str) -> Counter:
-        return Counter(PREFIX + name, documentation, ["model_name"], registry=self.registry).labels(self.model_name)
+        return Counter(PREFIX + name, documentation, ["model_name"], registry=self.registry).labels(
+            self.model_name
+        )
 
     def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(PREFIX + name, documentation, ["model_name"], registry=self.registry, buckets=buckets).labels(self.model_name)
+        return Histogram(
+            PREFIX + name, documentation, ["model_name"], registry=self.registry, buckets=buckets
+        ).labels(self.model_name)
 
 
 class Metrics(MetricRegistry):
@@ -56,13 +140,21 @@ class Metrics(MetricRegistry):
 
     def __init__(self, engine: Engine, model_name: str) -> None:
         super().__init__(model_name)
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of the sequences that began.")
-        self.cached_tokens = self._counter("cached_tokens", "Prompt tokens that were found in the prefix cache.")
+        self.prompt_tokens = self._counter(
+            "prompt_tokens", "Prompt tokens of the sequences that began."
+        )
+        self.cached_tokens = self._counter(
+            "cached_tokens", "Prompt tokens that were found in the prefix cache."
+        )
         self.generation_tokens = self._counter("generation_tokens", "Generated tokens.")
         self.time_to_first_token = self._histogram(
-            "time_to_first_token_seconds", "From a sequence's arrival to its first token.", _TIME_TO_FIRST_TOKEN
+            "time_to_first_token_seconds",
+            "From a sequence's arrival to its first token.",
+            _TIME_TO_FIRST_TOKEN,
         )
-        self.inter_token_latency = self._histogram("inter_token_latency_seconds", "Between two tokens of a sequence.", _INTER_TOKEN)
+        self.inter_token_latency = self._histogram(
+            "inter_token_latency_seconds", "Between two tokens of a sequence.", _INTER_TOKEN
+        )
         self.registry.register(_TokenCollector(engine, model_name))
 
 
@@ -108,7 +200,9 @@ class SequenceClock:
 
 
 class EngineCollector(Collector):
-    """Reads the engine's own figures when the metrics are asked for: those that every engine has."""
+    """Reads the engine's own figures when the metrics are asked for: those that every engine
+    has.
+    """
 
     def __init__(self, engine: AnyEngine, model_name: str, unit: str) -> None:
         self._engine = engine
@@ -117,12 +211,26 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         stats = self._engine.stats
-        yield self._gauge("engine_up", "1 while the engine serves.", self._engine.state is EngineState.READY)
-        yield self._gauge("num_running_reqs", f"{self._unit} that are being computed.", stats.running_requests)
+        yield self._gauge(
+            "engine_up", "1 while the engine serves.", self._engine.state is EngineState.READY
+        )
+        yield self._gauge(
+            "num_running_reqs", f"{self._unit} that are being computed.", stats.running_requests
+        )
         yield self._gauge("num_queue_reqs", f"{self._unit} that wait.", stats.queued_requests)
-        yield self._gauge("engine_silence_seconds", "Time since the engine's last sign of life.", self._engine.silence)
-        yield self._counter("num_engine_restarts", "How often the engine process was started again.", self._engine.restarts)
-        yield self._counter("num_watchdog_restarts", "How often because it hung.", self._engine.hangs)
+        yield self._gauge(
+            "engine_silence_seconds",
+            "Time since the engine's last sign of life.",
+            self._engine.silence,
+        )
+        yield self._counter(
+            "num_engine_restarts",
+            "How often the engine process was started again.",
+            self._engine.restarts,
+        )
+        yield self._counter(
+            "num_watchdog_restarts", "How often because it hung.", self._engine.hangs
+        )
         yield self._counter("num_steps", "Batches that the engine has run.", stats.steps_total)
 
     def _counters(self, name: str, documentation: str, label: str) -> CounterMetricFamily:
@@ -149,31 +257,73 @@ class _TokenCollector(EngineCollector):
     def collect(self) -> Iterator[Metric]:
         yield from super().collect()
         stats = self._tokens.stats
-        yield self._gauge("num_used_tokens", "Tokens of the KV cache that running sequences hold.", stats.kv_tokens_used)
-        yield self._gauge("num_cached_tokens", "Tokens of the KV cache that hold prefixes for reuse.", stats.kv_tokens_cached)
-        yield self._gauge("max_total_num_tokens", "Size of the KV cache in tokens.", stats.kv_tokens_total)
-        usage = stats.kv_tokens_used / stats.kv_tokens_total if stats.kv_tokens_total else 0.0
-        yield self._gauge("token_usage", "Share of the KV cache that running sequences hold.", usage)
-        hits = stats.cached_tokens_total / stats.prompt_tokens_total if stats.prompt_tokens_total else 0.0
-        yield self._gauge("cache_hit_rate", "Share of all prompt tokens that was found in the prefix cache.", hits)
-        yield self._counter(
-            "num_preemptions", "Sequences that had to give their KV cache back and were recomputed.", stats.preemptions_total
+        yield self._gauge(
+            "num_used_tokens",
+            "Tokens of the KV cache that running sequences hold.",
+            stats.kv_tokens_used,
         )
-        yield self._counter("num_overlapped_steps", "Batches that were planned while the one before ran.", stats.overlapped_steps_total)
+        yield self._gauge(
+            "num_cached_tokens",
+            "Tokens of the KV cache that hold prefixes for reuse.",
+            stats.kv_tokens_cached,
+        )
+        yield self._gauge(
+            "max_total_num_tokens", "Size of the KV cache in tokens.", stats.kv_tokens_total
+        )
+        usage = stats.kv_tokens_used / stats.kv_tokens_total if stats.kv_tokens_total else 0.0
+        yield self._gauge(
+            "token_usage", "Share of the KV cache that running sequences hold.", usage
+        )
+        hits = (
+            stats.cached_tokens_total / stats.prompt_tokens_total
+            if stats.prompt_tokens_total
+            else 0.0
+        )
+        yield self._gauge(
+            "cache_hit_rate", "Share of all prompt tokens that was found in the prefix cache.", hits
+        )
+        yield self._counter(
+            "num_preemptions",
+            "Sequences that had to give their KV cache back and were recomputed.",
+            stats.preemptions_total,
+        )
+        yield self._counter(
+            "num_overlapped_steps",
+            "Batches that were planned while the one before ran.",
+            stats.overlapped_steps_total,
+        )
         yield self._counter(
             "num_discarded_tokens",
             "Tokens computed before it was known that their sequence had ended.",
             stats.discarded_tokens_total,
         )
-        yield self._counter("num_piecewise_steps", "Batches that were run in compiled pieces.", stats.piecewise_steps_total)
-        yield self._counter("num_graph_replays", "Batches that were run by replaying a captured size.", stats.graph_replays_total)
-        yield self._counter("num_padded_tokens", "Tokens that were added to batches to reach a captured size.", stats.padded_tokens_total)
+        yield self._counter(
+            "num_piecewise_steps",
+            "Batches that were run in compiled pieces.",
+            stats.piecewise_steps_total,
+        )
+        yield self._counter(
+            "num_graph_replays",
+            "Batches that were run by replaying a captured size.",
+            stats.graph_replays_total,
+        )
+        yield self._counter(
+            "num_padded_tokens",
+            "Tokens that were added to batches to reach a captured size.",
+            stats.padded_tokens_total,
+        )
 
-        fallbacks = self._counters("num_graph_fallbacks", "Batches that ran without a graph where one was hoped for.", "reason")
+        fallbacks = self._counters(
+            "num_graph_fallbacks",
+            "Batches that ran without a graph where one was hoped for.",
+            "reason",
+        )
         for reason, count in sorted(stats.graph_fallbacks_total.items()):
             fallbacks.add_metric([self._model_name, reason], count)
         yield fallbacks
         graphs = self._tokens.info.graphs if self._tokens.info is not None else GraphInfo()
         yield self._gauge("num_graphs", "Graphs that are captured.", graphs.num_graphs)
         yield self._gauge("graph_memory_bytes", "Memory of all graphs.", graphs.graph_bytes)
-        yield self._gauge("graph_capture_seconds", "Time that all captures took.", graphs.capture_seconds)
+        yield self._gauge(
+            "graph_capture_seconds", "Time that all captures took.", graphs.capture_seconds
+        )

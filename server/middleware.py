@@ -1,4 +1,6 @@
-"""ASGI middleware of every server: HEAD is answered as GET without a body, and an unforeseen error like any other."""
+"""ASGI middleware of every server: HEAD is answered as GET without a body, and an unforeseen error
+like any other.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,16 @@ class HeadRequests:
             return
 
         async def send_without_body(message: Message) -> None:
-            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+            await send(
+                {**message, "body": b""} if message["type"] == "http.response.body" else message
+            )
 
         await self._app({**scope, "method": "GET"}, receive, send_without_body)
 
 
 class UnforeseenErrors:
-    """Answers what nobody foresaw inside of the middleware that adds headers to answers, and raises it for the log.
+    """Answers what nobody foresaw inside of the middleware that adds headers to answers, and raises
+    it for the log.
 
     Starlette's own handler of `Exception` would do so outside of all middleware.
     """

@@ -11,12 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .. import __version__
-from ..runtime.tokenizer.output_processor import GenerationRequest
 from ..runtime.sampling.params import SamplingParams
+from ..runtime.tokenizer.output_processor import GenerationRequest
 from .answers import Health, Version, answers
+from .collector import generate_all, unless_client_goes
 from .engine.state import EngineState, EngineUnavailable
 from .errors import ENGINE_RETRY_SECONDS, Unavailable, as_api_error
-from .collector import generate_all, unless_client_goes
 from .state import AnyServing, AnyServingDep, ServingDep, json_response
 
 router = APIRouter()
@@ -29,7 +29,9 @@ GENERATE_TIMEOUT = 20.0
 @router.get("/health", responses=answers(Health, errors=(503,)))
 @router.get("/ready", responses=answers(Health, errors=(503,)))
 async def health(serving: AnyServingDep) -> Response:
-    """200 while the engine serves; 503 before it is ready, while it starts again, and when it is gone."""
+    """200 while the engine serves; 503 before it is ready, while it starts again, and when it is
+    gone.
+    """
     return _not_ready(serving) or json_response({"status": serving.engine.state})
 
 
@@ -47,7 +49,9 @@ async def health_generate(request: Request, serving: ServingDep) -> Response:
             await unless_client_goes(request.receive, generate_all(serving, [probe]))
     except TimeoutError:
         message = f"No token was generated within {GENERATE_TIMEOUT:.0f} s."
-        raise Unavailable(message, code="unhealthy", headers={"Retry-After": str(ENGINE_RETRY_SECONDS)}) from None
+        raise Unavailable(
+            message, code="unhealthy", headers={"Retry-After": str(ENGINE_RETRY_SECONDS)}
+        ) from None
     return json_response({"status": serving.engine.state})
 
 
@@ -63,7 +67,9 @@ async def version() -> Response:
 
 
 def _not_ready(serving: AnyServing) -> Response | None:
-    """The 503 of an engine that does not serve; not counted as an error, since only the prober sees it."""
+    """The 503 of an engine that does not serve; not counted as an error, since only the prober sees
+    it.
+    """
     if serving.engine.state is EngineState.READY:
         return None
     return as_api_error(EngineUnavailable(f"the engine is {serving.engine.state}")).response()

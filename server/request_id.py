@@ -1,4 +1,6 @@
-"""ASGI middleware that names each request: `X-Request-Id` is echoed where the client sent a usable one, else made."""
+"""ASGI middleware that names each request: `X-Request-Id` is echoed where the client sent a usable
+one, else made.
+"""
 
 from __future__ import annotations
 

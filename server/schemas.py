@@ -18,17 +18,31 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from .limits import MAX_LOGIT_BIASES, MAX_SAMPLES, MAX_SEQUENCES, MAX_STOP_CHARS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from .limits import (
+    MAX_LOGIT_BIASES,
+    MAX_SAMPLES,
+    MAX_SEQUENCES,
+    MAX_STOP_CHARS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
 
 Prompt = str | list[int]
 """Text, or token ids."""
-_PROMPT_TYPES = "Input should be a string, a list of strings, a list of token ids or a list of such lists"
+_PROMPT_TYPES = (
+    "Input should be a string, a list of strings, a list of token ids or a list of such lists"
+)
 
 
 class WireModel(BaseModel):
-    """A JSON object as clients send it: types are exact, unknown members are ignored, null means the default."""
+    """A JSON object as clients send it: types are exact, unknown members are ignored, null means
+    the default.
+    """
 
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        strict=True, extra="ignore", frozen=True, allow_inf_nan=False, protected_namespaces=()
+    )
     keeps_null: ClassVar[frozenset[str]] = frozenset()
     """Members for which null is a value of its own."""
 
@@ -37,7 +51,11 @@ class WireModel(BaseModel):
     def _drop_nulls(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             raise PydanticCustomError("not_an_object", "Input should be a JSON object")
-        return {name: value for name, value in data.items() if value is not None or name in cls.keeps_null}
+        return {
+            name: value
+            for name, value in data.items()
+            if value is not None or name in cls.keeps_null
+        }
 
 
 def parse_prompts(value: Any) -> list[Prompt]:
@@ -53,7 +71,9 @@ def parse_prompts(value: Any) -> list[Prompt]:
         raise PydanticCustomError("empty_prompt", "the prompt is empty; send text or token ids")
     for index, part in enumerate(value):
         if part == "":
-            raise PydanticCustomError("empty_prompt", "prompt {index} is empty; send text or token ids", {"index": index})
+            raise PydanticCustomError(
+                "empty_prompt", "prompt {index} is empty; send text or token ids", {"index": index}
+            )
     if all(isinstance(part, str) for part in value):
         return value
     prompts = [ids for part in value if (ids := _as_ids(part)) is not None]
@@ -64,7 +84,11 @@ def parse_prompts(value: Any) -> list[Prompt]:
 
 def _as_ids(value: Any) -> list[int] | None:
     """Token ids, of which there is at least one; None for anything else."""
-    if not isinstance(value, list) or not (kinds := set(map(type, value))) <= {int, float} or not kinds:
+    if (
+        not isinstance(value, list)
+        or not (kinds := set(map(type, value))) <= {int, float}
+        or not kinds
+    ):
         return None
     ids = value if kinds == {int} else [parse_integer(part) for part in value]
     return ids if all(type(part) is int for part in ids) else None
@@ -74,7 +98,9 @@ def _check_count(parts: Any) -> None:
     """Before each of them is looked at: there may be a million."""
     if isinstance(parts, list) and len(parts) > MAX_SEQUENCES:
         message = "the request has {count} prompts, more than {most}; send several requests"
-        raise PydanticCustomError("too_many_sequences", message, {"count": len(parts), "most": MAX_SEQUENCES})
+        raise PydanticCustomError(
+            "too_many_sequences", message, {"count": len(parts), "most": MAX_SEQUENCES}
+        )
 
 
 def parse_stops(value: Any) -> list[str]:
@@ -82,29 +108,48 @@ def parse_stops(value: Any) -> list[str]:
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise PydanticCustomError("stop_type", "Input should be a string or a list of strings")
     if len(stops) > MAX_STOP_STRINGS:
-        raise PydanticCustomError("too_many_stops", "at most {most} stop strings are taken", {"most": MAX_STOP_STRINGS})
+        raise PydanticCustomError(
+            "too_many_stops", "at most {most} stop strings are taken", {"most": MAX_STOP_STRINGS}
+        )
     if any(not 0 < len(stop) <= MAX_STOP_LENGTH for stop in stops):
-        raise PydanticCustomError("stop_length", "a stop string has 1 to {most} characters", {"most": MAX_STOP_LENGTH})
+        raise PydanticCustomError(
+            "stop_length", "a stop string has 1 to {most} characters", {"most": MAX_STOP_LENGTH}
+        )
     if sum(map(len, stops)) > MAX_STOP_CHARS:
-        raise PydanticCustomError("stop_length", "all stop strings together have at most {most} characters", {"most": MAX_STOP_CHARS})
+        raise PydanticCustomError(
+            "stop_length",
+            "all stop strings together have at most {most} characters",
+            {"most": MAX_STOP_CHARS},
+        )
     return stops
 
 
 def parse_logit_bias(value: Any) -> dict[int, float]:
     """Biases by token id; JSON has the ids as strings."""
     if isinstance(value, dict) and len(value) > MAX_LOGIT_BIASES:
-        raise PydanticCustomError("logit_bias_size", "at most {most} biases are taken", {"most": MAX_LOGIT_BIASES})
-    if not isinstance(value, dict) or not all(type(bias) in (int, float) and -100 <= bias <= 100 for bias in value.values()):
-        raise PydanticCustomError("logit_bias_type", "Input should be an object that gives token ids a number between -100 and 100 each")
+        raise PydanticCustomError(
+            "logit_bias_size", "at most {most} biases are taken", {"most": MAX_LOGIT_BIASES}
+        )
+    if not isinstance(value, dict) or not all(
+        type(bias) in (int, float) and -100 <= bias <= 100 for bias in value.values()
+    ):
+        raise PydanticCustomError(
+            "logit_bias_type",
+            "Input should be an object that gives token ids a number between -100 and 100 each",
+        )
     if not all(token.isascii() and token.isdecimal() and len(token) < 20 for token in value):
-        raise PydanticCustomError("logit_bias_key", 'its members should be named by token ids, such as "42"')
+        raise PydanticCustomError(
+            "logit_bias_key", 'its members should be named by token ids, such as "42"'
+        )
     return {int(token): float(bias) for token, bias in value.items()}
 
 
 def parse_texts(value: Any) -> str | list[str]:
     """A text or a list of texts, as it is."""
     _check_count(value)
-    if isinstance(value, str) or (isinstance(value, list) and all(isinstance(part, str) for part in value)):
+    if isinstance(value, str) or (
+        isinstance(value, list) and all(isinstance(part, str) for part in value)
+    ):
         return value
     raise PydanticCustomError("text_type", "Input should be a string or a list of strings")
 
@@ -115,10 +160,16 @@ def parse_id_lists(value: Any) -> list[int] | list[list[int]]:
     if ids is not None:
         return ids
     _check_count(value)
-    lists = [part if part == [] else _as_ids(part) for part in value] if isinstance(value, list) else [None]
+    lists = (
+        [part if part == [] else _as_ids(part) for part in value]
+        if isinstance(value, list)
+        else [None]
+    )
     if None not in lists:
         return cast("list[list[int]]", lists)
-    raise PydanticCustomError("token_ids_type", "Input should be a list of token ids or a list of such lists")
+    raise PydanticCustomError(
+        "token_ids_type", "Input should be a list of token ids or a list of such lists"
+    )
 
 
 def parse_integer(value: Any) -> Any:
@@ -133,18 +184,28 @@ def disagreement(param: str, message: LiteralString) -> PydanticCustomError:
 
 def _refuse(value: Any) -> Any:
     if value:
-        raise PydanticCustomError("unsupported_parameter", "this server does not support it; leave it out")
+        raise PydanticCustomError(
+            "unsupported_parameter", "this server does not support it; leave it out"
+        )
     return value
 
 
 Unsupported = Annotated[Any, AfterValidator(_refuse)]
-"""A member that would change the answer and that this server cannot honour: only an empty value is taken."""
+"""A member that would change the answer and that this server cannot honour: only an empty value is
+taken.
+"""
 
 
 def only(*values: Any, remedy: str = "leave it out") -> AfterValidator:
-    """Makes `Any` a member of which only the values are taken that change nothing, and an empty one."""
+    """Makes `Any` a member of which only the values are taken that change nothing, and an empty
+    one.
+    """
     shown = " or ".join(str(pydantic_core.to_json(value), "utf-8") for value in values)
-    message = f"this server supports {shown} alone; {remedy}" if shown else f"this server does not support it; {remedy}"
+    message = (
+        f"this server supports {shown} alone; {remedy}"
+        if shown
+        else f"this server does not support it; {remedy}"
+    )
 
     def check(value: Any) -> Any:
         # 0 is a number that asks for something, though it equals False.
@@ -163,13 +224,23 @@ Prompts = Annotated[
     PlainValidator(parse_prompts),
     WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "items": _IDS}]}),
 ]
-Texts = Annotated[str | list[str], PlainValidator(parse_texts), WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS]})]
-IdLists = Annotated[
-    list[int] | list[list[int]], PlainValidator(parse_id_lists), WithJsonSchema({"anyOf": [_IDS, {"type": "array", "items": _IDS}]})
+Texts = Annotated[
+    str | list[str],
+    PlainValidator(parse_texts),
+    WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS]}),
 ]
-Stops = Annotated[list[str], PlainValidator(parse_stops), WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS]})]
+IdLists = Annotated[
+    list[int] | list[list[int]],
+    PlainValidator(parse_id_lists),
+    WithJsonSchema({"anyOf": [_IDS, {"type": "array", "items": _IDS}]}),
+]
+Stops = Annotated[
+    list[str], PlainValidator(parse_stops), WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS]})
+]
 LogitBias = Annotated[
-    dict[int, float], PlainValidator(parse_logit_bias), WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})
+    dict[int, float],
+    PlainValidator(parse_logit_bias),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}}),
 ]
 Integer = Annotated[int, BeforeValidator(parse_integer)]
 TokenIds = Annotated[list[Integer], FailFast(), Field(max_length=MAX_STOP_TOKEN_IDS)]

@@ -11,7 +11,9 @@ from .engine.supervisor import EngineSupervisor
 
 
 class Service(NamedTuple):
-    """`summary`: (port, seconds since the start) to the lines to print, called once the engine is ready."""
+    """`summary`: (port, seconds since the start) to the lines to print, called once the engine is
+    ready.
+    """
 
     engine: EngineSupervisor[Any]
     app: FastAPI

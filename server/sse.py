@@ -11,9 +11,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..runtime.tokenizer.output_processor import GenerationOutput
-from .metrics import Metrics
 from .collector import SequenceGroup, Update, unless_client_goes
 from .errors import ClientGone, as_api_error
+from .metrics import Metrics
 from .openai.generation import Usage
 
 DONE = b"data: [DONE]\n\n"
@@ -38,8 +38,9 @@ class EventWriter(Protocol):
 class EventStream(Response):
     """The response that runs `group` and sends its events.
 
-    Its status line waits for the first output, so that an error before that is an HTTP error; a later one becomes the
-    last event. A client that goes away, at whatever moment, ends the sequences.
+    Its status line waits for the first output, so that an error before that is an HTTP error; a
+    later one becomes the last event. A client that goes away, at whatever moment, ends the
+    sequences.
     """
 
     media_type = "text/event-stream"
@@ -59,10 +60,22 @@ class EventStream(Response):
     async def _run(self, send: Send) -> None:
         async with self._group:
             updates = await self._group.next()
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
             try:
                 while updates:
-                    await send({"type": "http.response.body", "body": self._writer.events(updates), "more_body": True})
+                    await send(
+                        {
+                            "type": "http.response.body",
+                            "body": self._writer.events(updates),
+                            "more_body": True,
+                        }
+                    )
                     updates = await self._group.next()
                 last = self._writer.end()
             except Exception as error:
@@ -73,16 +86,22 @@ class EventStream(Response):
 
 
 class ChunkWriter(ABC):
-    """Events of OpenAI's shape: chunks that begin with `head` and hold one choice each, then the usage, then `[DONE]`."""
+    """Events of OpenAI's shape: chunks that begin with `head` and hold one choice each, then the
+    usage, then `[DONE]`.
+    """
 
-    def __init__(self, head: dict[str, Any], usage: Usage, *, include_usage: bool, continuous_usage: bool) -> None:
+    def __init__(
+        self, head: dict[str, Any], usage: Usage, *, include_usage: bool, continuous_usage: bool
+    ) -> None:
         self._head = head
         self._usage = usage
         self._include_usage = include_usage
         self._continuous_usage = continuous_usage
 
     def opening(self, index: int) -> list[dict[str, Any]]:
-        """The choices that come before any token of sequence `index` is told of, the first time that it is asked for."""
+        """The choices that come before any token of sequence `index` is told of, the first time
+        that it is asked for.
+        """
         return []
 
     @abstractmethod

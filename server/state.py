@@ -17,13 +17,13 @@ from .. import __version__
 from ..runtime.engine.messages import EngineInfo
 from .engine.client import Engine
 from .engine.state import AnyEngine, EngineUnavailable
+from .errors import InvalidRequest, NotFound
 from .limits import MAX_SEQUENCES, Limits
 from .metrics import MetricRegistry, Metrics
-from .errors import InvalidRequest, NotFound
 from .text_threads import TextThreads
 
 if TYPE_CHECKING:
-    from ..cli.flags import CommonServerConfig, ServerConfig
+    from .config import CommonServerConfig, ServerConfig
 
 DEFAULT_MODEL = "default"
 """Model name that means the one this server has, as for SGLang; so does no name."""
@@ -53,7 +53,9 @@ class AnyServing:
     def check_model(self, name: str | None) -> None:
         """Raises `NotFound` for a model that this server does not have."""
         if name not in (None, DEFAULT_MODEL, self.model_name):
-            message = f"The model {name!r:.200} does not exist; this server has {self.model_name!r}."
+            message = (
+                f"The model {name!r:.200} does not exist; this server has {self.model_name!r}."
+            )
             raise NotFound(message, param="model", code="model_not_found")
 
     def model_card(self) -> dict[str, Any]:
@@ -70,9 +72,13 @@ class AnyServing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving(AnyServing):
-    """A server of a language model. `live_rids`: ids in use, of sequences and of the requests that they belong to."""
+    """A server of a language model. `live_rids`: ids in use, of sequences and of the requests that
+    they belong to.
+    """
 
-    purpose = "This server has a language model, for POST /v1/chat/completions and POST /v1/completions"
+    purpose = (
+        "This server has a language model, for POST /v1/chat/completions and POST /v1/completions"
+    )
 
     engine: Engine
     config: ServerConfig
@@ -90,7 +96,10 @@ class Serving(AnyServing):
     @property
     def limits(self) -> Limits:
         info = self.info
-        return Limits(min(info.context_length, info.kv_tokens), min(info.vocab_size, self.engine.tokenizer.vocab_size))
+        return Limits(
+            min(info.context_length, info.kv_tokens),
+            min(info.vocab_size, self.engine.tokenizer.vocab_size),
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -102,36 +111,52 @@ class Serving(AnyServing):
         return {**AnyServing.model_card(self), "max_model_len": self.limits.context_length}
 
     def check_room(self, sequences: int, param: str) -> None:
-        """Before any work for them. Raises `InvalidRequest`, `QueueFull` and `EngineUnavailable`."""
+        """Before any work for them. Raises `InvalidRequest`, `QueueFull` and
+        `EngineUnavailable`.
+        """
         most = min(MAX_SEQUENCES, self.engine.capacity)
         if sequences > most:
-            message = f"{param}: the request has {sequences} prompts, samples counted, more than {most}; send several requests."
+            message = (
+                f"{param}: the request has {sequences} prompts, samples counted, more than "
+                f"{most}; send several requests."
+            )
             raise InvalidRequest(message, param=param, code="too_many_sequences")
         self.engine.require_room(sequences)
 
     async def encode(self, text: str, *, add_special_tokens: bool, param: str | None) -> list[int]:
         """Token ids of a text. `param`: the parameter in which it came as a prompt.
 
-        Raises `InvalidRequest` for a prompt that does not fit the context, as soon as that is known.
+        Raises `InvalidRequest` for a prompt that does not fit the context, as soon as that is
+        known.
         """
         if len(text) < THREAD_FROM:
             return self.engine.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         if param is not None:
             await self._check_fits(text, param)
-        return await self.threads.run(self.engine.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        return await self.threads.run(
+            self.engine.tokenizer.encode, text, add_special_tokens=add_special_tokens
+        )
 
     async def _check_fits(self, text: str, param: str) -> None:
         """Counts the tokens of one slice after another, and stops where they are too many."""
         tokens = 0
         for begin in range(0, len(text), _SLICE):
-            ids = await self.threads.run(self.engine.tokenizer.encode, text[begin : begin + _SLICE], add_special_tokens=False)
+            ids = await self.threads.run(
+                self.engine.tokenizer.encode, text[begin : begin + _SLICE], add_special_tokens=False
+            )
             tokens += max(0, len(ids) - _CUT)
             self.limits.check_length(tokens, param)
 
-    async def prompt_ids(self, prompts: Sequence[str | list[int]], param: str, *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of prompts that are texts or ids, and came in `param`. Raises `InvalidRequest`."""
+    async def prompt_ids(
+        self, prompts: Sequence[str | list[int]], param: str, *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """Token ids of prompts that are texts or ids, and came in `param`. Raises
+        `InvalidRequest`.
+        """
         return [
-            await self.encode(prompt, add_special_tokens=add_special_tokens, param=param) if isinstance(prompt, str) else prompt
+            await self.encode(prompt, add_special_tokens=add_special_tokens, param=param)
+            if isinstance(prompt, str)
+            else prompt
             for prompt in prompts
         ]
 

@@ -9,33 +9,47 @@ from collections.abc import Mapping
 from .. import __version__
 from ..runtime.config import EngineConfig
 from ..runtime.engine.messages import EngineInfo, GraphInfo
-from ..cli.flags import CommonServerConfig, ServerConfig
+from .config import CommonServerConfig, ServerConfig
 
 _MIB = 2**20
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
-def summary(config: ServerConfig, info: EngineInfo, port: int, seconds: float, *, chat: bool) -> str:
-    """What is served, with which limits, and a command to try it. `chat`: the model has a chat template."""
+def summary(
+    config: ServerConfig, info: EngineInfo, port: int, seconds: float, *, chat: bool
+) -> str:
+    """What is served, with which limits, and a command to try it. `chat`: the model has a chat
+    template.
+    """
     url = base_url(config.host, port)
     rows = {
-        "model": f"{info.architecture}, {info.dtype} on {info.device}, {info.attention_backend} attention, {_weights(info)}",
-        "KV cache": f"{info.kv_tokens:,} tokens in pages of {info.page_size}, {info.kv_bytes / _MIB:,.0f} MiB",
+        "model": f"{info.architecture}, {info.dtype} on {info.device}, {info.attention_backend} "
+        f"attention, {_weights(info)}",
+        "KV cache": f"{info.kv_tokens:,} tokens in pages of {info.page_size}, "
+        f"{info.kv_bytes / _MIB:,.0f} MiB",
         "context length": f"{info.context_length:,} tokens",
-        "running limit": f"{info.max_running_requests:,} requests, {config.max_queued_requests:,} more may wait",
+        "running limit": f"{info.max_running_requests:,} requests, {config.max_queued_requests:,} "
+        "more may wait",
         "prefill chunk": f"{info.chunked_prefill_size:,} tokens",
     }
     if info.start_seconds:
-        rows["start-up"] = ", ".join(f"{phase} {taken:.1f} s" for phase, taken in _phases(info, seconds).items())
+        rows["start-up"] = ", ".join(
+            f"{phase} {taken:.1f} s" for phase, taken in _phases(info, seconds).items()
+        )
     if (graphs := _graphs(config.engine, info.graphs)) is not None:
         rows["graphs"] = graphs
     return table(config, url, seconds, rows | info.remarks, example(config, url, chat=chat))
 
 
-def table(config: CommonServerConfig, url: str, seconds: float, rows: Mapping[str, str], example: str) -> str:
+def table(
+    config: CommonServerConfig, url: str, seconds: float, rows: Mapping[str, str], example: str
+) -> str:
     """What every server prints: its name and address, what it is, and a command to try it."""
     lines = "\n".join(f"  {name:<15} {text}" for name, text in rows.items())
-    head = f"piecework {__version__} serves {config.served_model_name} at {url} (ready after {seconds:.1f} s)"
+    head = (
+        f"piecework {__version__} serves {config.served_model_name} at {url} (ready after "
+        f"{seconds:.1f} s)"
+    )
     return f"\n{head}\n{lines}\n\n{example}\n"
 
 

@@ -25,4 +25,6 @@ class TextThreads:
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`work(*args, **kwargs)`, first come, first served."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *args, **kwargs))
+        return await asyncio.get_running_loop().run_in_executor(
+            self._pool, partial(work, *args, **kwargs)
+        )

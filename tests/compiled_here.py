@@ -1,4 +1,6 @@
-"""In place of the process that compiles a model's pieces: this one, where faults can be seeded and simulated devices are."""
+"""In place of the process that compiles a model's pieces: this one, where faults can be seeded and
+simulated devices are.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +9,25 @@ import torch
 from piecework.compilation.capture import Reason
 from piecework.compilation.errors import TraceError
 from piecework.kernels.detect import detect
+from piecework.runtime.config import EngineConfig
 from piecework.runtime.graphs.compile_pieces import install, installer
 from piecework.runtime.graphs.compile_process import Outcome
-from piecework.runtime.config import EngineConfig
-from piecework.runtime.model_config import ModelConfig
 from piecework.runtime.loader.loader import empty_model
+from piecework.runtime.model_config import ModelConfig
 from piecework.runtime.quantization.packing import Kinds
 
 
 class CompiledHere:
     """To be set in place of `graph_startup.start`. Two looks later its pieces are in the cache."""
 
-    def __init__(self, config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds, packs_linear: bool) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_config: ModelConfig,
+        dtype: torch.dtype,
+        kinds: Kinds,
+        packs_linear: bool,
+    ) -> None:
         assert not kinds, "these models are in float32"
         platform = detect(config.device)
         found = installer(config, platform, packs_linear=packs_linear)

@@ -17,7 +17,13 @@ from piecework.kernels.cache_folder import kernels_folder
 
 _TESTS = Path(__file__).parent
 # Test files import their helper modules (toy_runner, tiny_models, ...) by plain name.
-sys.path[:0] = [str(_TESTS), str(_TESTS / "kernels"), str(_TESTS / "runtime"), str(_TESTS / "runtime" / "weights"), str(_TESTS / "server")]
+sys.path[:0] = [
+    str(_TESTS),
+    str(_TESTS / "kernels"),
+    str(_TESTS / "runtime"),
+    str(_TESTS / "runtime" / "sampling"),
+    str(_TESTS / "server"),
+]
 
 # Read when triton is imported: without a GPU its kernels run in its interpreter.
 if not torch.cuda.is_available():
@@ -26,7 +32,8 @@ if not torch.cuda.is_available():
 # Tests that want a compile cache of their own do not build the CPU kernels anew.
 os.environ.setdefault("PIECEWORK_KERNELS_DIR", str(kernels_folder()))
 
-# A busy machine makes no test fail, and the same commit gives the same result; `--hypothesis-profile=explore` looks further.
+# A busy machine makes no test fail, and the same commit gives the same result;
+# `--hypothesis-profile=explore` looks further.
 settings.register_profile("steady", deadline=None, derandomize=True, database=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("steady")
@@ -34,8 +41,14 @@ settings.load_profile("steady")
 
 @pytest.fixture(autouse=True)
 def own_split_ops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No split ops of tests' toy models: a compiling process does not know them, and a cut forward is kept by what there is."""
-    own = {name: run for name, run in split_ops._implementations.items() if name.startswith("piecework::")}
+    """No split ops of tests' toy models: a compiling process does not know them, and a cut forward
+    is kept by what there is.
+    """
+    own = {
+        name: run
+        for name, run in split_ops._implementations.items()
+        if name.startswith("piecework::")
+    }
     monkeypatch.setattr(split_ops, "_implementations", own)
 
 

@@ -39,5 +39,10 @@ def reference(path: Path, seed: int, **arguments: Any) -> np.ndarray:
     """What diffusers' own call gives: [F, H, W, 3]."""
     pipeline = DiffusionPipeline.from_pretrained(path)
     pipeline.set_progress_bar_config(disable=True)
-    output = pipeline(**arguments, generator=torch.Generator().manual_seed(seed), output_type="np", return_dict=False)[0]
+    output = pipeline(
+        **arguments,
+        generator=torch.Generator().manual_seed(seed),
+        output_type="np",
+        return_dict=False,
+    )[0]
     return np.asarray(output[0] if np.ndim(output) == 5 else output)

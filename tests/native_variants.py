@@ -1,4 +1,6 @@
-"""The variants of the native CPU kernels that this machine's compiler can make and its CPU can run."""
+"""The variants of the native CPU kernels that this machine's compiler can make and its CPU can
+run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A platform whose graphs record what runs, as a device's do: by address alone, on memory that is poisoned when nobody holds it."""
+"""A platform whose graphs record what runs, as a device's do: by address alone, on memory that is
+poisoned when nobody holds it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _POISON = 0xFF
 
 
 class PoisonedPool(CpuGraphPool):
-    """Fills memory with poison when it is given out and when it comes back; refuses the captures that a device's allocator refuses."""
+    """Fills memory with poison when it is given out and when it comes back; refuses the captures
+    that a device's allocator refuses.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,9 +31,13 @@ class PoisonedPool(CpuGraphPool):
         self._used = self.recording = False
 
     def begin(self) -> None:
-        """Raises RuntimeError where all graphs of the pool are gone, and where a capture into it never came to its end."""
+        """Raises RuntimeError where all graphs of the pool are gone, and where a capture into it
+        never came to its end.
+        """
         if self._used and not self._graphs:
-            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED: all graphs of the pool are gone")
+            raise RuntimeError(
+                "it->second->use_count > 0 INTERNAL ASSERT FAILED: all graphs of the pool are gone"
+            )
         self._graphs += 1
         if self.recording:
             raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
@@ -100,7 +108,9 @@ class RecordedGraph:
 
 
 class _Recorder(TorchDispatchMode):
-    """Sees every op. It is entered as long as a graph is recorded, and stays so through an op that ends one and begins the next."""
+    """Sees every op. It is entered as long as a graph is recorded, and stays so through an op that
+    ends one and begins the next.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,11 +133,16 @@ class _Recorder(TorchDispatchMode):
             self._in_op = False
         if graph is not self._graph or graph is None or op.is_view:
             return results
-        return self._record(graph, op, results, *tree_map_only(torch.Tensor, weak_ref_tensor, (args, kwargs)))
+        return self._record(
+            graph, op, results, *tree_map_only(torch.Tensor, weak_ref_tensor, (args, kwargs))
+        )
 
     def _record(self, graph: RecordedGraph, op: Any, results: Any, args: Any, kwargs: Any) -> Any:
         fresh, structure = tree_flatten(results)
-        if any(argument.alias_info and argument.alias_info.is_write for argument in op._schema.arguments):
+        if any(
+            argument.alias_info and argument.alias_info.is_write
+            for argument in op._schema.arguments
+        ):
             graph.add(lambda: op(*args, **kwargs), [])
             return results
         assert self._pool is not None
@@ -143,7 +158,9 @@ class _Recorder(TorchDispatchMode):
 
 
 class RecordingPlatform(CpuPlatform):
-    """`fail_at`: the number of a capture that the device refuses to begin, and how; `invalidate_at`: those that end without a graph."""
+    """`fail_at`: the number of a capture that the device refuses to begin, and how;
+    `invalidate_at`: those that end without a graph.
+    """
 
     graphs_are_real = True
     padding_limit = 8.0
@@ -176,5 +193,7 @@ class RecordingPlatform(CpuPlatform):
 
 def _poison(tensor: torch.Tensor) -> None:
     if tensor.numel():
-        span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+        span = 1 + sum(
+            (size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True)
+        )
         weak_ref_tensor(tensor.as_strided((span,), (1,))).view(torch.uint8).fill_(_POISON)

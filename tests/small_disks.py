@@ -14,7 +14,9 @@ import pytest
 def mounted(folder: Path, options: str) -> Iterator[Path]:
     """A small file system of its own; skips where that is not allowed."""
     folder.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, text=True)
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, text=True
+    )
     if mount.returncode != 0:
         pytest.skip(f"no file system can be mounted: {mount.stderr.strip()}")
     try:

@@ -15,8 +15,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from piecework.runtime.config import EngineConfig
 from piecework.cli.flags import ArgumentParser, ServerConfig, add_config_arguments
+from piecework.runtime.config import EngineConfig
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
@@ -27,7 +27,11 @@ def instructions(path: Path) -> list[tuple[str, str]]:
     text = re.sub(r"\\\n\s*", " ", re.sub(r"^#.*\n", "", path.read_text(), flags=re.M))
     arguments = dict(re.findall(r"^ARG (\w+)=(.*)$", text, re.M))
     filled = re.sub(r"\$\{(\w+)\}", lambda match: arguments[match[1]], text)
-    return [(line.split()[0], line.partition(" ")[2].strip()) for line in filled.splitlines() if line.strip()]
+    return [
+        (line.split()[0], line.partition(" ")[2].strip())
+        for line in filled.splitlines()
+        if line.strip()
+    ]
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
@@ -47,7 +51,11 @@ def test_an_image_is_pinned_unprivileged_and_checked(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
 def test_what_an_image_copies_is_there(path: Path) -> None:
-    sources = [rest.split()[0] for keyword, rest in instructions(path) if keyword == "COPY" and "--from" not in rest]
+    sources = [
+        rest.split()[0]
+        for keyword, rest in instructions(path)
+        if keyword == "COPY" and "--from" not in rest
+    ]
     assert sources and all((ROOT / source).exists() for source in sources)
 
 
@@ -64,7 +72,9 @@ def test_an_image_starts_a_server_that_the_command_line_knows(path: Path) -> Non
 
 
 def test_every_dependency_has_one_version() -> None:
-    pinned = dict(re.findall(r"^([\w-]+)==([\w.]+)$", (ROOT / "docker" / "constraints.txt").read_text(), re.M))
+    pinned = dict(
+        re.findall(r"^([\w-]+)==([\w.]+)$", (ROOT / "docker" / "constraints.txt").read_text(), re.M)
+    )
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     names = {re.split(r"[^\w-]", dependency)[0] for dependency in wanted}
     assert names - pinned.keys() == {"torch"}
@@ -73,7 +83,10 @@ def test_every_dependency_has_one_version() -> None:
 def test_pins_agree_with_what_the_pinned_ask_of_each_other() -> None:
     """torch's own demands among them: 2.11, which two images take, wants setuptools below 82."""
     text = (ROOT / "docker" / "constraints.txt").read_text()
-    pinned = {canonicalize_name(name): version for name, version in re.findall(r"^([\w.-]+)==([\w.]+)$", text, re.M)}
+    pinned = {
+        canonicalize_name(name): version
+        for name, version in re.findall(r"^([\w.-]+)==([\w.]+)$", text, re.M)
+    }
     asked = [("torch 2.11", Requirement("setuptools<82"))]
     for name in [*pinned, "torch"]:
         with contextlib.suppress(PackageNotFoundError):
@@ -89,7 +102,12 @@ def test_pins_agree_with_what_the_pinned_ask_of_each_other() -> None:
 
 
 def test_compose_has_a_service_for_each_image() -> None:
-    services: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
+    services: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())[
+        "services"
+    ]
     built = {ROOT / service["build"]["dockerfile"] for service in services.values()}
     assert built == set(DOCKERFILES)
-    assert all(service["profiles"] == [name] and service["command"][0] == "--model-path" for name, service in services.items())
+    assert all(
+        service["profiles"] == [name] and service["command"][0] == "--model-path"
+        for name, service in services.items()
+    )

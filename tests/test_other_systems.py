@@ -19,16 +19,26 @@ _WITHOUT = (
 
 
 def run_without(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", _WITHOUT + code, *arguments], capture_output=True, text=True, timeout=120, cwd="/")
+    return subprocess.run(
+        [sys.executable, "-c", _WITHOUT + code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd="/",
+    )
 
 
-def test_the_engine_runs_without_affinity_masks_file_locks_and_resource_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_runs_without_affinity_masks_file_locks_and_resource_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path / "cache"))
     model = make_tiny_model(tmp_path / "model")
     done = run_without(
         "import piecework\n"
-        "llm = piecework.LLM(sys.argv[1], max_total_tokens=512, piecewise_cuda_graph=True, piecewise_cuda_graph_compiler='eager')\n"
-        "(result,) = llm.generate(['The quick'], piecework.SamplingParams(max_new_tokens=4, ignore_eos=True))\n"
+        "llm = piecework.LLM(sys.argv[1], max_total_tokens=512, piecewise_cuda_graph=True, "
+        "piecewise_cuda_graph_compiler='eager')\n"
+        "(result,) = llm.generate(['The quick'], piecework.SamplingParams(max_new_tokens=4, "
+        "ignore_eos=True))\n"
         "print(len(result.token_ids))\n"
         "from piecework.kernels.cpu.platform import CpuPlatform\n"
         "use = CpuPlatform().memory_use()\n"
@@ -39,7 +49,9 @@ def test_the_engine_runs_without_affinity_masks_file_locks_and_resource_limits(t
     assert done.stdout.split() == ["4"]
 
 
-def test_the_native_kernels_are_built_without_file_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_native_kernels_are_built_without_file_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PIECEWORK_KERNELS_DIR", str(tmp_path))
     done = run_without(
         "from pathlib import Path\n"
@@ -52,7 +64,9 @@ def test_the_native_kernels_are_built_without_file_locks(tmp_path: Path, monkeyp
 
 
 def test_a_server_where_signals_cannot_be_held_back_is_refused_in_one_line() -> None:
-    done = run_without("sys.argv = ['piecework', 'serve']\nfrom piecework.cli.main import main\nsys.exit(main())")
+    done = run_without(
+        "sys.argv = ['piecework', 'serve']\nfrom piecework.cli.main import main\nsys.exit(main())"
+    )
     assert done.returncode == 2 and "Traceback" not in done.stderr
     (line,) = done.stderr.strip().splitlines()
     assert "Linux or macOS" in line and "piecework.LLM" in line

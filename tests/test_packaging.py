@@ -17,7 +17,11 @@ import piecework
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PARTS_OF_OTHERS = {"starlette": "fastapi is built on it", "pydantic-core": "pydantic's parser", "sympy": "torch's symbolic sizes"}
+PARTS_OF_OTHERS = {
+    "starlette": "fastapi is built on it",
+    "pydantic-core": "pydantic's parser",
+    "sympy": "torch's symbolic sizes",
+}
 """Imported, and brought by a dependency of which they are half."""
 MODULES = {"flashinfer": "flashinfer-python"}
 """Modules of distributions by another name, which need not be installed here."""
@@ -26,8 +30,11 @@ OF_THE_MACHINE = {"torch-npu", "torchair", "sgl-kernel", "vllm"}
 
 
 def product_files() -> list[Path]:
-    folders = ["bench", "compilation", "kernels", "runtime", "server"]
-    return [ROOT / "__init__.py", *(path for folder in folders for path in (ROOT / folder).rglob("*.py"))]
+    folders = ["bench", "cli", "compilation", "kernels", "runtime", "server"]
+    return [
+        ROOT / "__init__.py",
+        *(path for folder in folders for path in (ROOT / folder).rglob("*.py")),
+    ]
 
 
 def third_party_imports(path: Path) -> Iterator[str]:
@@ -35,7 +42,9 @@ def third_party_imports(path: Path) -> Iterator[str]:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.level == 0:
             names = [node.module or ""]
-        yield from (top for name in names if (top := name.split(".")[0]) not in sys.stdlib_module_names)
+        yield from (
+            top for name in names if (top := name.split(".")[0]) not in sys.stdlib_module_names
+        )
 
 
 def normal(name: str) -> str:
@@ -44,21 +53,32 @@ def normal(name: str) -> str:
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd="/")
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd="/"
+    )
 
 
 def test_every_import_of_the_product_is_declared() -> None:
     owners = packages_distributions()
     modules = {top for path in product_files() for top in third_party_imports(path)}
-    imported = {normal(owner) for top in modules for owner in owners.get(top, [MODULES.get(top, top)])}
-    optional = {normal(name) for extra in PROJECT["optional-dependencies"].values() for name in extra}
+    imported = {
+        normal(owner) for top in modules for owner in owners.get(top, [MODULES.get(top, top)])
+    }
+    optional = {
+        normal(name) for extra in PROJECT["optional-dependencies"].values() for name in extra
+    }
     declared = {normal(name) for name in PROJECT["dependencies"]} | optional
     assert imported - declared - {"piecework", *PARTS_OF_OTHERS} - OF_THE_MACHINE == set()
 
 
 def test_every_dependency_is_imported() -> None:
     owners = packages_distributions()
-    imported = {normal(owner) for path in product_files() for top in third_party_imports(path) for owner in owners.get(top, [])}
+    imported = {
+        normal(owner)
+        for path in product_files()
+        for top in third_party_imports(path)
+        for owner in owners.get(top, [])
+    }
     assert {normal(name) for name in PROJECT["dependencies"]} <= imported
 
 
@@ -73,14 +93,18 @@ def test_the_installed_version_is_the_package_s() -> None:
 
 def test_no_module_named_kernels_appears() -> None:
     """transformers probes for one; ours must be found as `piecework.kernels` only."""
-    done = run_python("import importlib.util as u; assert u.find_spec('piecework.kernels'); assert u.find_spec('kernels') is None")
+    done = run_python(
+        "import importlib.util as u; assert u.find_spec('piecework.kernels'); assert "
+        "u.find_spec('kernels') is None"
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_import_piecework_brings_no_library() -> None:
     done = run_python(
         "import sys; before = set(sys.modules); import piecework\n"
-        "new = {name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)\n"
+        "new = {name.split('.')[0] for name in set(sys.modules) - before} - "
+        "set(sys.stdlib_module_names)\n"
         "assert new == {'piecework'}, new"
     )
     assert done.returncode == 0, done.stderr
@@ -88,7 +112,8 @@ def test_import_piecework_brings_no_library() -> None:
 
 def test_the_command_s_help_runs_without_torch() -> None:
     done = run_python(
-        "import sys; sys.modules['torch'] = None; sys.argv = ['piecework', '--help']\nfrom piecework.cli.main import main; main()"
+        "import sys; sys.modules['torch'] = None; sys.argv = ['piecework', '--help']\nfrom "
+        "piecework.cli.main import main; main()"
     )
     assert done.returncode == 0, done.stderr
     assert "serve" in done.stdout
@@ -96,8 +121,21 @@ def test_the_command_s_help_runs_without_torch() -> None:
 
 def test_the_engine_runs_without_the_web_stack() -> None:
     """`piecework.LLM` and the GPU suite import on a machine that has none of these."""
-    missing = ["fastapi", "starlette", "uvicorn", "pydantic", "msgspec", "zmq", "prometheus_client", "aiohttp", "gguf"]
-    imports = "import piecework; piecework.LLM; import piecework.bench.gpu_suite, piecework.bench.gpu_parts"
+    missing = [
+        "fastapi",
+        "starlette",
+        "uvicorn",
+        "pydantic",
+        "msgspec",
+        "zmq",
+        "prometheus_client",
+        "aiohttp",
+        "gguf",
+    ]
+    imports = (
+        "import piecework; piecework.LLM; import piecework.bench.gpu_suite, "
+        "piecework.bench.gpu_parts"
+    )
     done = run_python(f"import sys; sys.modules.update(dict.fromkeys({missing!r})); {imports}")
     assert done.returncode == 0, done.stderr
 

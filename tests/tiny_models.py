@@ -8,18 +8,32 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 VOCAB = 512
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 EOS_ID = 2
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    "{% if message['role'] not in ['system', 'user', 'assistant'] %}{{ raise_exception('unknown role ' + message['role']) }}{% endif %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if message['role'] not in ['system', 'user', 'assistant'] %}{{ raise_exception('unknown "
+    "role ' + message['role']) }}{% endif %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}{% "
+    "endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-CONFIGS: dict[str, type[PretrainedConfig]] = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+CONFIGS: dict[str, type[PretrainedConfig]] = {
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+}
 _TEXT = [
     "The quick brown fox jumps over the lazy dog. How many apples are left? Answer: 42.",
     "Natalia sold clips to 48 of her friends in April, and then she sold half as many in May.",
@@ -27,8 +41,12 @@ _TEXT = [
 ]
 
 
-def make_tiny_model(path: Path, architecture: str = "llama", *, seed: int = 0, **overrides: Any) -> Path:
-    """Write a model folder; `overrides` are members of its config.json. Same arguments, same weights."""
+def make_tiny_model(
+    path: Path, architecture: str = "llama", *, seed: int = 0, **overrides: Any
+) -> Path:
+    """Write a model folder; `overrides` are members of its config.json. Same arguments, same
+    weights.
+    """
     path.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = {
         "vocab_size": VOCAB,
@@ -64,8 +82,14 @@ def _write_tokenizer(path: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator(_TEXT * 4, trainer)
     tokenizer.save(str(path / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": SPECIAL[EOS_ID], "chat_template": CHAT_TEMPLATE}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": SPECIAL[EOS_ID],
+        "chat_template": CHAT_TEMPLATE,
+    }
     (path / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -1,4 +1,6 @@
-"""Projections read weights that were laid out once for the device's matrix kernels, instead of laying them out at every call."""
+"""Projections read weights that were laid out once for the device's matrix kernels, instead of
+laying them out at every call.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,19 @@ _LINEAR = {F.linear, torch.ops.aten.linear.default}
 
 
 class PackedGraph(NamedTuple):
-    """A piece's graph, and which of its inputs it takes packed, as `Platform.pack_linear_weight` does."""
+    """A piece's graph, and which of its inputs it takes packed, as `Platform.pack_linear_weight`
+    does.
+    """
 
     graph: fx.Graph
     packed: tuple[int, ...]
 
 
-def pack_linear(graph: fx.Graph, inputs: Sequence[TensorSpec], op: torch._ops.OpOverload) -> PackedGraph:
-    """A copy of `graph` in which `op(x, weight, bias)` takes the place of every `linear` on a bfloat16 weight.
+def pack_linear(
+    graph: fx.Graph, inputs: Sequence[TensorSpec], op: torch._ops.OpOverload
+) -> PackedGraph:
+    """A copy of `graph` in which `op(x, weight, bias)` takes the place of every `linear` on a
+    bfloat16 weight.
 
     Only weights that nothing else of the piece reads: another reader would need them as they were.
     """
@@ -32,7 +39,10 @@ def pack_linear(graph: fx.Graph, inputs: Sequence[TensorSpec], op: torch._ops.Op
     inner: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         inner[node] = copy.node_copy(node, inner.__getitem__)
-        if any(_is_weight_of(source, node) and places.get(source) in packed for source in node.all_input_nodes):
+        if any(
+            _is_weight_of(source, node) and places.get(source) in packed
+            for source in node.all_input_nodes
+        ):
             inner[node].target = op
             inner[node].args = (*inner[node].args, *inner[node].kwargs.values())
             inner[node].kwargs = {}
@@ -47,4 +57,6 @@ def _can_be_packed(node: fx.Node, spec: TensorSpec) -> bool:
 def _is_weight_of(node: fx.Node, user: fx.Node) -> bool:
     """Whether `user` is a `linear` that reads `node` as its weight, and as nothing else."""
     arguments = [*user.args, *user.kwargs.values()]
-    return user.target in _LINEAR and [place for place, argument in enumerate(arguments) if argument is node] == [1]
+    return user.target in _LINEAR and [
+        place for place, argument in enumerate(arguments) if argument is node
+    ] == [1]

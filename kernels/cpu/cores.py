@@ -1,4 +1,6 @@
-"""How many threads compute: one for each core that this process may use, and no more than its CPU time feeds."""
+"""How many threads compute: one for each core that this process may use, and no more than its CPU
+time feeds.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,17 @@ _SIBLINGS = ("core_cpus_list", "thread_siblings_list")
 
 
 class Threads(NamedTuple):
-    """A number of threads. `reason`: how it came about, where it is less than the machine's CPUs."""
+    """A number of threads. `reason`: how it came about, where it is less than the machine's
+    CPUs.
+    """
 
     number: int
     reason: str | None = None
 
 
 def choose_threads(asked: int | None = None, root: Path = _ROOT) -> Threads:
-    """`asked`, or one thread for each physical core that is allowed, within the CPU quota. `root`: of the file system.
+    """`asked`, or one thread for each physical core that is allowed, within the CPU quota. `root`:
+    of the file system.
 
     Two threads on one core share its vector units, which one thread of the kernels keeps busy.
     """
@@ -47,7 +52,8 @@ def choose_threads(asked: int | None = None, root: Path = _ROOT) -> Threads:
 def _whole(quota: float) -> int:
     """The nearest number of threads, of two as near the less.
 
-    A thread more than the time is for stops all of them, and the web process, for the rest of each period of usually 100 ms.
+    A thread more than the time is for stops all of them, and the web process, for the rest of each
+    period of usually 100 ms.
     """
     return max(1, math.ceil(quota - 0.5))
 
@@ -59,7 +65,9 @@ def _allowed_cpus() -> frozenset[int]:
 
 
 def _count_cores(allowed: Iterable[int], root: Path) -> int:
-    """Physical cores that have one of these CPUs; a CPU of which the kernel tells nothing is one."""
+    """Physical cores that have one of these CPUs; a CPU of which the kernel tells nothing is
+    one.
+    """
     if not hasattr(os, "sched_getaffinity"):
         # Neither Linux's files nor its masks: macOS, Windows.
         return psutil.cpu_count(logical=False) or os.cpu_count() or 1

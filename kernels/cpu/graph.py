@@ -1,7 +1,8 @@
-"""Graphs on the CPU: the work is called again and its outputs are copied to where the first ones lay.
+"""Graphs on the CPU: the work is called again and its outputs are copied to where the first ones
+lay.
 
-Memory behaves as in a CUDA graph's pool: outputs that nobody holds are given to later captures, so whoever keeps a stale
-tensor reads another one's numbers here too.
+Memory behaves as in a CUDA graph's pool: outputs that nobody holds are given to later captures, so
+whoever keeps a stale tensor reads another one's numbers here too.
 """
 
 from __future__ import annotations
@@ -25,8 +26,18 @@ class CpuGraphPool:
         return sum(buffer.nbytes for buffer in self._buffers)
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """An uninitialised tensor of the same size, strides and dtype; its memory comes back when the tensor is dropped."""
-        span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True)) if tensor.numel() else 0
+        """An uninitialised tensor of the same size, strides and dtype; its memory comes back when
+        the tensor is dropped.
+        """
+        span = (
+            1
+            + sum(
+                (size - 1) * stride
+                for size, stride in zip(tensor.size(), tensor.stride(), strict=True)
+            )
+            if tensor.numel()
+            else 0
+        )
         buffer = self._take(span * tensor.element_size())
         owner = buffer.view(tensor.dtype).as_strided(tensor.size(), tensor.stride())
         weakref.finalize(owner, self._give_back, buffer).atexit = False
@@ -48,9 +59,11 @@ class CpuGraphPool:
 
 
 class CpuGraph:
-    """Work to call again. `work` is kept, so it must hold its inputs as weakly as a device's graph does.
+    """Work to call again. `work` is kept, so it must hold its inputs as weakly as a device's graph
+    does.
 
-    Like a device's, the memory of its pool stays as long as it does, whoever else lets go of the pool.
+    Like a device's, the memory of its pool stays as long as it does, whoever else lets go of the
+    pool.
     """
 
     def __init__(self) -> None:
@@ -64,11 +77,17 @@ class CpuGraph:
             output = pool.like(fresh)
             output.copy_(fresh)
             outputs.append(output)
-        self._work, self._outputs, self._pool = work, [weak_ref_tensor(output) for output in outputs], pool
+        self._work, self._outputs, self._pool = (
+            work,
+            [weak_ref_tensor(output) for output in outputs],
+            pool,
+        )
         return outputs
 
     def begin(self, pool: CpuGraphPool, stream: None) -> None:
-        raise RuntimeError("a CPU cannot record what runs between two points; it can only call work again")
+        raise RuntimeError(
+            "a CPU cannot record what runs between two points; it can only call work again"
+        )
 
     def end(self) -> None:
         raise RuntimeError("nothing is being recorded")

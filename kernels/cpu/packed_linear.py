@@ -1,4 +1,6 @@
-"""`piecework::packed_linear`: a projection on a weight in the blocked layout of oneDNN's matrix kernels."""
+"""`piecework::packed_linear`: a projection on a weight in the blocked layout of oneDNN's matrix
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,16 @@ _PACKED_FOR = 512
 """Rows that the layout is chosen for; it was the best one for 1 to 512 rows alike."""
 
 
-def _packed_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def _packed_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return result
 
 
-def _packed_linear_meta(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def _packed_linear_meta(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
@@ -29,7 +35,9 @@ OP = torch.ops.piecework.packed_linear.default
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """weight [out, in] for `OP`: an opaque tensor of the same shape, dtype and number of bytes, with a copy of the numbers."""
+    """weight [out, in] for `OP`: an opaque tensor of the same shape, dtype and number of bytes,
+    with a copy of the numbers.
+    """
     packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR)
     return packed
 
@@ -41,7 +49,10 @@ def is_available() -> bool:
         if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return False
         with torch.no_grad():
-            OP(torch.ones(1, 64, dtype=torch.bfloat16), pack(torch.ones(64, 64, dtype=torch.bfloat16)))
+            OP(
+                torch.ones(1, 64, dtype=torch.bfloat16),
+                pack(torch.ones(64, 64, dtype=torch.bfloat16)),
+            )
     except (AttributeError, RuntimeError):
         return False
     return True

@@ -37,18 +37,22 @@ class CpuPlatform(Platform):
     device_type = "cpu"
     dispatch_key = "CPU"
     default_max_running_requests = 64
-    # The rest of the host's memory is other people's: the page cache, the web process, other servers.
+    # The rest of the host's memory is other people's: the page cache, the web process, other
+    # servers.
     default_mem_fraction = 0.2
     runs_beside_host = False
     graphs_are_real = False
-    # Arithmetic bounds a CPU: every padded token costs what a real one does, so only a step of a captured size is replayed.
+    # Arithmetic bounds a CPU: every padded token costs what a real one does, so only a step of a
+    # captured size is replayed.
     padding_limit = 1.0
     attention_backends = ("native", "torch")
     _threads = Threads(1)
 
     def identity(self) -> str:
         """Instruction sets, as torch names the best of them and as Linux lists them all."""
-        return " ".join(["cpu", torch.backends.cpu.get_cpu_capability(), *sorted(instruction_sets())])
+        return " ".join(
+            ["cpu", torch.backends.cpu.get_cpu_capability(), *sorted(instruction_sets())]
+        )
 
     def set_up(self, num_threads: int | None) -> None:
         self._threads = choose_threads(num_threads)
@@ -62,12 +66,22 @@ class CpuPlatform(Platform):
         """The host's memory, or what is left of it for this process's control group."""
         memory = psutil.virtual_memory()
         host, group = MemoryInfo(free=memory.available, total=memory.total), memory_limit()
-        return host if group is None else MemoryInfo(min(host.free, group.free), min(host.total, group.total))
+        return (
+            host
+            if group is None
+            else MemoryInfo(min(host.free, group.free), min(host.total, group.total))
+        )
 
     def memory_use(self) -> MemoryUse:
-        """Resident memory of the whole process; Linux counts its peak in KiB, and a little late. Windows has another name for it."""
+        """Resident memory of the whole process; Linux counts its peak in KiB, and a little late.
+        Windows has another name for it.
+        """
         memory = psutil.Process().memory_info()
-        past: int = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if resource else getattr(memory, "peak_wset", 0)
+        past: int = (
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            if resource
+            else getattr(memory, "peak_wset", 0)
+        )
         peak = max(memory.rss, past)
         return MemoryUse(memory.rss, peak, memory.rss, peak)
 
@@ -75,8 +89,13 @@ class CpuPlatform(Platform):
         return super().is_out_of_memory(error) or "can't allocate memory" in str(error)
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        # numpy leaves the zeroing to the kernel, page by page when it is first touched; torch would write all of it now.
-        return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(*shape)
+        # numpy leaves the zeroing to the kernel, page by page when it is first touched; torch would
+        # write all of it now.
+        return (
+            torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8))
+            .view(dtype)
+            .view(*shape)
+        )
 
     def choose_attention(self, name: str = "auto", heads: AttentionHeads | None = None) -> str:
         falls_back = name == "auto" and not (_has_vectors() and load_kernels() is not None)
@@ -96,7 +115,11 @@ class CpuPlatform(Platform):
         k_cache: Sequence[torch.Tensor],
         v_cache: Sequence[torch.Tensor],
     ) -> StepKernels | None:
-        return make_native_step(model, layers, k_cache, v_cache) if isinstance(backend, NativeAttention) else None
+        return (
+            make_native_step(model, layers, k_cache, v_cache)
+            if isinstance(backend, NativeAttention)
+            else None
+        )
 
     def linear_kernels(self, dtype: torch.dtype, backend: AttentionBackend) -> NativeLinear | None:
         # Who asks for torch's attention wants transformers' arithmetic, all of it.
@@ -126,5 +149,7 @@ class CpuPlatform(Platform):
 
 
 def _has_vectors() -> bool:
-    """Whether the kernels are compiled for vectors wider than every CPU of this kind has; if not, torch's are better."""
+    """Whether the kernels are compiled for vectors wider than every CPU of this kind has; if not,
+    torch's are better.
+    """
     return runnable_variants()[0].needs != frozenset()

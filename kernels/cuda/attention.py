@@ -1,6 +1,8 @@
-"""Paged attention by flashinfer: one call a layer for a whole step, planned on the host before the first layer that needs it.
+"""Paged attention by flashinfer: one call a layer for a whole step, planned on the host before the
+first layer that needs it.
 
-Shapes as in `kernels.attention`: T tokens, B requests, H query heads, K key/value heads, D head size, S tokens in a page.
+Shapes as in `kernels.attention`: T tokens, B requests, H query heads, K key/value heads, D head
+size, S tokens in a page.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ _DTYPES = (torch.bfloat16, torch.float16)
 _LAYOUT = "NHD"
 """How flashinfer calls caches of [pages, tokens, heads, head size]."""
 _WORKSPACE_BYTES = 384 << 20
-"""For parts of split keys, in float32: 128 rows of two blocks a multiprocessor, each for all queries of a key."""
+"""For parts of split keys, in float32: 128 rows of two blocks a multiprocessor, each for all
+queries of a key.
+"""
 
 Store = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Writes keys and values [T, K, D] to the slots [T] of two caches."""
@@ -30,16 +34,24 @@ Store = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.
 def obstacle(heads: AttentionHeads) -> str | None:
     """Why flashinfer cannot compute a model's attention; None where it can."""
     if heads.dtype not in _DTYPES:
-        return f"flashinfer computes in bfloat16 and float16, not in {str(heads.dtype).removeprefix('torch.')}"
+        return (
+            "flashinfer computes in bfloat16 and float16, not in "
+            f"{str(heads.dtype).removeprefix('torch.')}"
+        )
     if heads.head_size not in _HEAD_SIZES:
-        return f"flashinfer has kernels for heads of {', '.join(map(str, _HEAD_SIZES))}, not of {heads.head_size}"
+        return (
+            f"flashinfer has kernels for heads of {', '.join(map(str, _HEAD_SIZES))}, not of "
+            f"{heads.head_size}"
+        )
     return None
 
 
 class _Pages(NamedTuple):
-    """Requests as flashinfer takes them, all int32: where their tokens and pages begin, [B + 1]; how full their last page is, [B].
+    """Requests as flashinfer takes them, all int32: where their tokens and pages begin, [B + 1];
+    how full their last page is, [B].
 
-    `indices` [pages] lies on the device, the others on the host, so that planning waits for nothing.
+    `indices` [pages] lies on the device, the others on the host, so that planning waits for
+    nothing.
     """
 
     query_indptr: torch.Tensor
@@ -50,7 +62,9 @@ class _Pages(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """What flashinfer compiles and plans for: layers that agree in it share a wrapper. `window_left`: -1 for no window."""
+    """What flashinfer compiles and plans for: layers that agree in it share a wrapper.
+    `window_left`: -1 for no window.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -62,7 +76,9 @@ class _Layer(NamedTuple):
 
     @property
     def on_tensor_cores(self) -> bool:
-        """Whether decodes use matrix instructions: the other kernel takes few numbers of queries a key, and reads no faster for many."""
+        """Whether decodes use matrix instructions: the other kernel takes few numbers of queries a
+        key, and reads no faster for many.
+        """
         return self.num_heads // self.num_kv_heads > 3
 
 
@@ -77,10 +93,12 @@ class FlashInferPlan:
 
 @dataclass(slots=True)
 class FlashInferDecodePlan:
-    """Decodes whose figures change in place: `slots` [B] int64; `indptr` [B + 1], `indices`, `last_page_len` [B] int32.
+    """Decodes whose figures change in place: `slots` [B] int64; `indptr` [B + 1], `indices`,
+    `last_page_len` [B] int32.
 
-    A row without a request is one token long and lies in page 0. `pages`: what was written last, None for nothing yet.
-    `calls`: by batch size and kind of layer, made before a graph records them.
+    A row without a request is one token long and lies in page 0. `pages`: what was written last,
+    None for nothing yet. `calls`: by batch size and kind of layer, made before a graph records
+    them.
     """
 
     slots: torch.Tensor
@@ -96,7 +114,9 @@ class FlashInferDecodePlan:
 class _Call:
     """A wrapper of flashinfer, and the step that it is planned for."""
 
-    def __init__(self, wrapper: Any, layer: _Layer, plan: Callable[[Any, _Layer, _Pages], None]) -> None:
+    def __init__(
+        self, wrapper: Any, layer: _Layer, plan: Callable[[Any, _Layer, _Pages], None]
+    ) -> None:
         self._wrapper, self._layer, self._plan = wrapper, layer, plan
         self._pages: _Pages | None = None
         self._copied: torch.cuda.Event | None = None
@@ -114,12 +134,16 @@ class _Call:
             self._copied.record()
         self._pages = pages
 
-    def run(self, q: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor) -> None:
+    def run(
+        self, q: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor
+    ) -> None:
         self._wrapper.run(q, caches, out=out)
 
 
 class FlashInferAttention:
-    """flashinfer's paged prefill, for steps with prefills or chunks among them, and its paged decode for all others."""
+    """flashinfer's paged prefill, for steps with prefills or chunks among them, and its paged
+    decode for all others.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -128,18 +152,32 @@ class FlashInferAttention:
 
     def plan(self, metadata: AttentionMetadata, page_size: int) -> FlashInferPlan:
         pages = _pages(metadata, page_size, len(metadata.seq_lens))
-        return FlashInferPlan(metadata.slot_mapping, pages, all(new == 1 for new in metadata.query_lens))
+        return FlashInferPlan(
+            metadata.slot_mapping, pages, all(new == 1 for new in metadata.query_lens)
+        )
 
-    def capture_plan(self, max_batch_size: int, max_pages: int, page_size: int, device: torch.device) -> FlashInferDecodePlan:
+    def capture_plan(
+        self, max_batch_size: int, max_pages: int, page_size: int, device: torch.device
+    ) -> FlashInferDecodePlan:
         sizes = (max_batch_size + 1, max_batch_size * max_pages, max_batch_size)
-        indptr, indices, last_page_len = (torch.zeros(size, dtype=torch.int32, device=device) for size in sizes)
+        indptr, indices, last_page_len = (
+            torch.zeros(size, dtype=torch.int32, device=device) for size in sizes
+        )
         slots = torch.zeros(max_batch_size, dtype=torch.int64, device=device)
-        return FlashInferDecodePlan(slots, indptr, indices, last_page_len, page_size, max_pages * page_size)
+        return FlashInferDecodePlan(
+            slots, indptr, indices, last_page_len, page_size, max_pages * page_size
+        )
 
-    def update_plan(self, plan: FlashInferDecodePlan, metadata: AttentionMetadata, batch_size: int) -> None:
+    def update_plan(
+        self, plan: FlashInferDecodePlan, metadata: AttentionMetadata, batch_size: int
+    ) -> None:
         count = len(metadata.seq_lens)
-        assert all(length == 1 for length in metadata.query_lens), "a recorded plan takes decodes only"
-        assert count <= batch_size <= len(plan.slots) and max(metadata.seq_lens) <= plan.longest, "the step is larger than the plan"
+        assert all(length == 1 for length in metadata.query_lens), (
+            "a recorded plan takes decodes only"
+        )
+        assert count <= batch_size <= len(plan.slots) and max(metadata.seq_lens) <= plan.longest, (
+            "the step is larger than the plan"
+        )
         plan.slots.zero_()
         plan.slots[:count].copy_(metadata.slot_mapping)
         plan.pages = _pages(metadata, plan.page_size, batch_size)
@@ -160,10 +198,23 @@ class FlashInferAttention:
         scale: float,
         window: int | None,
     ) -> None:
-        layer = _Layer(q.shape[1], k.shape[1], q.shape[2], q.dtype, k_cache.dtype, scale, -1 if window is None else window - 1)
-        # A graph pads q, k and v behind the tokens of the step; a fixed plan may have more places than this graph has queries.
+        layer = _Layer(
+            q.shape[1],
+            k.shape[1],
+            q.shape[2],
+            q.dtype,
+            k_cache.dtype,
+            scale,
+            -1 if window is None else window - 1,
+        )
+        # A graph pads q, k and v behind the tokens of the step; a fixed plan may have more places
+        # than this graph has queries.
         new = min(len(plan.slots), len(q))
-        call = self._recorded_call(plan, layer, new) if isinstance(plan, FlashInferDecodePlan) else self._call(plan, layer, q.device)
+        call = (
+            self._recorded_call(plan, layer, new)
+            if isinstance(plan, FlashInferDecodePlan)
+            else self._call(plan, layer, q.device)
+        )
         self._store(k[:new], v[:new], k_cache, v_cache, plan.slots[:new])
         call.run(q[:new], (k_cache, v_cache), out[:new])
 
@@ -172,16 +223,25 @@ class FlashInferAttention:
         if call is None:
             flashinfer, workspace = _library(), self._workspace_on(device)
             if plan.decodes:
-                wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, _LAYOUT, use_tensor_cores=layer.on_tensor_cores)
+                wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+                    workspace, _LAYOUT, use_tensor_cores=layer.on_tensor_cores
+                )
             else:
                 wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, _LAYOUT)
-            call = self._calls[plan.decodes, layer] = _Call(wrapper, layer, _plan_decode if plan.decodes else _plan_prefill)
+            call = self._calls[plan.decodes, layer] = _Call(
+                wrapper, layer, _plan_decode if plan.decodes else _plan_prefill
+            )
         call.plan(plan.pages)
         return call
 
     def _recorded_call(self, plan: FlashInferDecodePlan, layer: _Layer, size: int) -> _Call:
         if plan.pages is None:
-            nothing = AttentionMetadata(query_lens=[], seq_lens=[], block_table=plan.indices[None, :0], slot_mapping=plan.slots[:0])
+            nothing = AttentionMetadata(
+                query_lens=[],
+                seq_lens=[],
+                block_table=plan.indices[None, :0],
+                slot_mapping=plan.slots[:0],
+            )
             plan.pages = _pages(nothing, plan.page_size, size)
         assert len(plan.pages.last_page_len) == size, "the plan was updated for another batch size"
         call = plan.calls.get((size, layer))
@@ -219,15 +279,25 @@ def _pages(metadata: AttentionMetadata, page_size: int, size: int) -> _Pages:
     (places,) = to_device([rows + np.arange(total)], table.device)
     indices = F.pad(table.flatten().index_select(0, places).int(), (0, padding))
     last_page_len = (seq_lens - 1) % page_size + 1
-    return _Pages(torch.from_numpy(query_indptr), torch.from_numpy(indptr), indices, torch.from_numpy(last_page_len), page_size)
+    return _Pages(
+        torch.from_numpy(query_indptr),
+        torch.from_numpy(indptr),
+        indices,
+        torch.from_numpy(last_page_len),
+        page_size,
+    )
 
 
 def _plan_prefill(wrapper: Any, layer: _Layer, pages: _Pages) -> None:
     _plan_decode(wrapper, layer, pages, pages.query_indptr, causal=True)
 
 
-def _plan_decode(wrapper: Any, layer: _Layer, pages: _Pages, *queries: torch.Tensor, **options: bool) -> None:
-    """A prefill is planned with the same figures, and what it has beside them: where its queries begin, and options."""
+def _plan_decode(
+    wrapper: Any, layer: _Layer, pages: _Pages, *queries: torch.Tensor, **options: bool
+) -> None:
+    """A prefill is planned with the same figures, and what it has beside them: where its queries
+    begin, and options.
+    """
     wrapper.plan(
         *queries,
         pages.indptr,
@@ -249,5 +319,8 @@ def _library() -> Any:
     try:
         import flashinfer
     except ImportError as error:
-        raise ValueError(f"flashinfer cannot be imported ({error}): mend its installation, or take --attention-backend triton") from error
+        raise ValueError(
+            f"flashinfer cannot be imported ({error}): mend its installation, or take "
+            "--attention-backend triton"
+        ) from error
     return flashinfer

@@ -17,16 +17,24 @@ _TOLERANCE = 2e-2
 
 
 def failure(backend: AttentionBackend, heads: AttentionHeads, device: torch.device) -> str | None:
-    """Why a backend cannot be used for these heads here; None: it gives what plain torch gives. May take minutes, to build kernels."""
+    """Why a backend cannot be used for these heads here; None: it gives what plain torch gives. May
+    take minutes, to build kernels.
+    """
     try:
         distance = max(_distance(backend, heads, query_lens, device) for query_lens in _STEPS)
     except Exception as error:
         return f"its kernels do not work here ({one_line(error)})"
-    return None if distance <= _TOLERANCE else f"its kernels compute other numbers here, off by a share of {distance:.1g}"
+    return (
+        None
+        if distance <= _TOLERANCE
+        else f"its kernels compute other numbers here, off by a share of {distance:.1g}"
+    )
 
 
 @torch.inference_mode()
-def _distance(backend: AttentionBackend, heads: AttentionHeads, query_lens: list[int], device: torch.device) -> float:
+def _distance(
+    backend: AttentionBackend, heads: AttentionHeads, query_lens: list[int], device: torch.device
+) -> float:
     """How far its result is from plain torch's, as a share."""
     generator = torch.Generator().manual_seed(0)
 

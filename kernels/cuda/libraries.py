@@ -1,4 +1,6 @@
-"""Norms and gated activation by sgl-kernel's and flashinfer's CUDA kernels, where these libraries are installed."""
+"""Norms and gated activation by sgl-kernel's and flashinfer's CUDA kernels, where these libraries
+are installed.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,12 @@ _REASON_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class LibraryOps:
-    """The ops of `kernels.reference` that a library has, into new memory; None where a call is none that its kernels take.
+    """The ops of `kernels.reference` that a library has, into new memory; None where a call is none
+    that its kernels take.
 
-    `module`: the library; `takes_heads`: whether it normalises [T, heads, D] too, heads at any distance. The kernels keep float32 where
-    the definition rounds in between, so results may differ in their last digit.
+    `module`: the library; `takes_heads`: whether it normalises [T, heads, D] too, heads at any
+    distance. The kernels keep float32 where the definition rounds in between, so results may differ
+    in their last digit.
     """
 
     name: str
@@ -41,7 +45,13 @@ class LibraryOps:
             case "rms_norm":
                 laid_out = x.is_contiguous() if x.dim() == 2 else x.dim() == 3 and self.takes_heads
                 weight = others[0]
-                return laid_out and _in_vectors(x, x.shape[-1]) and weight.dtype == x.dtype and weight.is_contiguous() and _aligned(weight)
+                return (
+                    laid_out
+                    and _in_vectors(x, x.shape[-1])
+                    and weight.dtype == x.dtype
+                    and weight.is_contiguous()
+                    and _aligned(weight)
+                )
             case "silu_and_mul":
                 return x.dim() == 2 and x.is_contiguous() and _in_vectors(x, x.shape[1] // 2)
         return False
@@ -64,10 +74,14 @@ class LibraryOps:
 
 
 def _in_vectors(x: torch.Tensor, size: int) -> bool:
-    """Whether there are rows, of a dtype that is known, and `size` elements of them and the steps between them are whole vectors."""
+    """Whether there are rows, of a dtype that is known, and `size` elements of them and the steps
+    between them are whole vectors.
+    """
     if x.dtype not in _DTYPES or x.numel() == 0 or x.stride(-1) != 1 or not _aligned(x):
         return False
-    return all(number * x.element_size() % _VECTOR_BYTES == 0 for number in (size, *x.stride()[:-1]))
+    return all(
+        number * x.element_size() % _VECTOR_BYTES == 0 for number in (size, *x.stride()[:-1])
+    )
 
 
 def _aligned(tensor: torch.Tensor) -> bool:
@@ -86,7 +100,9 @@ def names() -> list[str]:
 
 @cache
 def load(name: str) -> LibraryOps:
-    """A library, imported, which takes seconds, and memory of the GPU. Raises whatever its import does."""
+    """A library, imported, which takes seconds, and memory of the GPU. Raises whatever its import
+    does.
+    """
     module, takes_heads = _MODULES[name]
     library = import_module(module)
     assert callable(library.rmsnorm) and callable(library.silu_and_mul)
@@ -110,7 +126,9 @@ def _is_there(module: str) -> bool:
 
 def leave_out(name: str, reason: str, what: str = "code") -> None:
     """Say in one line that a library is not used."""
-    logger.warning("%s is installed but does not work here: its %s is not used (%s)", name, what, reason)
+    logger.warning(
+        "%s is installed but does not work here: its %s is not used (%s)", name, what, reason
+    )
 
 
 def one_line(error: Exception) -> str:
@@ -122,8 +140,14 @@ def one_line(error: Exception) -> str:
 
 
 def has_flashinfer() -> bool:
-    """Whether it is installed, and its kernels are, or what builds them: where flashinfer looks for nvcc."""
+    """Whether it is installed, and its kernels are, or what builds them: where flashinfer looks for
+    nvcc.
+    """
     if not (find_spec("flashinfer") and find_spec("triton")):
         return False
     toolkit = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
-    return bool(find_spec("flashinfer_jit_cache") or shutil.which("nvcc") or (Path(toolkit) / "bin" / "nvcc").exists())
+    return bool(
+        find_spec("flashinfer_jit_cache")
+        or shutil.which("nvcc")
+        or (Path(toolkit) / "bin" / "nvcc").exists()
+    )

@@ -1,7 +1,8 @@
-"""The ops that layers call on NVIDIA GPUs, `piecework::rms_norm` and its like: a library's kernel where one takes the call, else Triton's.
+"""The ops that layers call on NVIDIA GPUs, `piecework::rms_norm` and its like: a library's kernel
+where one takes the call, else Triton's.
 
-Signatures and meaning as in `kernels.reference`. They are ops of torch, so that tracing sees one node and no kernel launch, and
-what was traced does not depend on which library is installed.
+Signatures and meaning as in `kernels.reference`. They are ops of torch, so that tracing sees one
+node and no kernel launch, and what was traced does not depend on which library is installed.
 """
 
 from __future__ import annotations
@@ -25,15 +26,19 @@ _TRIAL_ROWS = 4
 
 
 class Libraries:
-    """Installed libraries, each tried on every kind of call before its results are used, by another process.
+    """Installed libraries, each tried on every kind of call before its results are used, by another
+    process.
 
-    A trial is where kernels are compiled, and where a library that was built for other GPUs, or another torch, is found out. Its process
-    may end by that; a library is imported here only once that went well there. There is no trial while a graph is recorded: warm-up has had
-    every kind of call of a model by then.
+    A trial is where kernels are compiled, and where a library that was built for other GPUs, or
+    another torch, is found out. Its process may end by that; a library is imported here only once
+    that went well there. There is no trial while a graph is recorded: warm-up has had every kind of
+    call of a model by then.
     """
 
     def __init__(self, found: Sequence[LibraryOps] | None = None, trials: Trials = TRIALS) -> None:
-        """`found`: None for what is installed, which is looked for at the first call: processes that compute nothing import nothing."""
+        """`found`: None for what is installed, which is looked for at the first call: processes
+        that compute nothing import nothing.
+        """
         self._found, self._trials = found, trials
         self._passed: set[tuple[Any, ...]] = set()
         self._failed: set[tuple[str, str]] = set()
@@ -46,7 +51,9 @@ class Libraries:
             kind = (library.name, op, x.dim(), x.shape[-1], x.dtype)
             if kind[:2] in self._failed or not library.takes(op, x, *others):
                 continue
-            if kind in self._passed or self._passes(library.name, op, kind, [x[:_TRIAL_ROWS], *others]):
+            if kind in self._passed or self._passes(
+                library.name, op, kind, [x[:_TRIAL_ROWS], *others]
+            ):
                 result: torch.Tensor = getattr(library, op)(x, *others)
                 return result
         return None
@@ -61,10 +68,18 @@ class Libraries:
         return found
 
     def _passes(self, library: str, op: str, kind: tuple[Any, ...], given: Sequence[Any]) -> bool:
-        """Whether the library computes a few rows, laid out as these, of numbers that are known. For an op that fails it is left out."""
+        """Whether the library computes a few rows, laid out as these, of numbers that are known.
+        For an op that fails it is left out.
+        """
         if _recording(given[0].device):
             return False
-        reason = self._trials.failure({"library": library, "call": op, "arguments": [described(argument) for argument in given]})
+        reason = self._trials.failure(
+            {
+                "library": library,
+                "call": op,
+                "arguments": [described(argument) for argument in given],
+            }
+        )
         if reason is not None:
             self._failed.add((library, op))
             leave_out(library, reason, op)
@@ -96,7 +111,9 @@ def _rms_norm_meta(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
     return x.new_empty(x.shape)
 
 
-def _add_rms_norm_meta(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _add_rms_norm_meta(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
@@ -104,11 +121,14 @@ def _silu_and_mul_meta(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.shape[0], x.shape[1] // 2)
 
 
-def _rotary_embedding_meta(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+def _rotary_embedding_meta(
+    x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor
+) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
-# The libraries' fused add and norm writes over both its inputs, and their rotation wants other angles: these two are Triton's.
+# The libraries' fused add and norm writes over both its inputs, and their rotation wants other
+# angles: these two are Triton's.
 for _signature, _launch, _meta in (
     ("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", launch_rms_norm, _rms_norm_meta),
     (
@@ -117,7 +137,11 @@ for _signature, _launch, _meta in (
         _add_rms_norm_meta,
     ),
     ("silu_and_mul(Tensor x) -> Tensor", launch_silu_and_mul, _silu_and_mul_meta),
-    ("rotary_embedding(Tensor x, Tensor cos, Tensor signed_sin) -> Tensor", triton_ops.rotary_embedding, _rotary_embedding_meta),
+    (
+        "rotary_embedding(Tensor x, Tensor cos, Tensor signed_sin) -> Tensor",
+        triton_ops.rotary_embedding,
+        _rotary_embedding_meta,
+    ),
 ):
     _LIBRARY.define(_signature)  # type: ignore[no-untyped-call]
     _LIBRARY.impl(_signature.partition("(")[0], _launch, "CUDA")  # type: ignore[no-untyped-call]

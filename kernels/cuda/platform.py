@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 def _installed_weak_ref() -> Callable[[torch.Tensor], torch.Tensor] | None:
     """sgl-kernel's op, where that has been imported, which it is after its trial alone."""
     try:
-        found: Callable[[torch.Tensor], torch.Tensor] | None = getattr(sys.modules.get("sgl_kernel"), "weak_ref_tensor", None)
+        found: Callable[[torch.Tensor], torch.Tensor] | None = getattr(
+            sys.modules.get("sgl_kernel"), "weak_ref_tensor", None
+        )
     except RuntimeError:
         return None
     return found
@@ -37,7 +39,8 @@ class CudaPlatform(Platform):
 
     device_type = "cuda"
     dispatch_key = "CUDA"
-    # Pieces as they are traced start at once; compiled ones are faster, and take a minute on the first start.
+    # Pieces as they are traced start at once; compiled ones are faster, and take a minute on the
+    # first start.
     piece_compilers = ("eager", "inductor")
     compile_mode = "max-autotune-no-cudagraphs"
     compiles_kernels = True
@@ -47,7 +50,11 @@ class CudaPlatform(Platform):
     def __init__(self) -> None:
         self._obstacles: dict[AttentionHeads, str | None] = {}
         """What keeps flashinfer from computing heads, which takes a trial to know."""
-        self.attention_backends = ("flashinfer",) * has_flashinfer() + ("triton",) * bool(find_spec("triton")) + ("torch",)
+        self.attention_backends = (
+            ("flashinfer",) * has_flashinfer()
+            + ("triton",) * bool(find_spec("triton"))
+            + ("torch",)
+        )
         if find_spec("triton"):
             from . import ops as cuda_ops
 
@@ -64,7 +71,10 @@ class CudaPlatform(Platform):
         return torch.device("cuda", torch.cuda.current_device())
 
     def identity(self) -> str:
-        device = f"cuda {torch.version.cuda} {torch.cuda.get_device_name()} {torch.cuda.get_device_capability()}"
+        device = (
+            f"cuda {torch.version.cuda} {torch.cuda.get_device_name()} "
+            f"{torch.cuda.get_device_capability()}"
+        )
         if not find_spec("triton"):
             return device
         import triton
@@ -96,8 +106,10 @@ class CudaPlatform(Platform):
     def choose_attention(self, name: str = "auto", heads: AttentionHeads | None = None) -> str:
         if name == "flashinfer" and name not in self.attention_backends:
             raise ValueError(
-                "--attention-backend flashinfer needs flashinfer-python with nvcc, which builds its kernels, or flashinfer-jit-cache, "
-                "which has them built: install them (pip install 'piecework[flashinfer]'), or take auto"
+                "--attention-backend flashinfer needs flashinfer-python with nvcc, which builds "
+                "its kernels, or flashinfer-jit-cache, "
+                "which has them built: install them (pip install 'piecework[flashinfer]'), or take "
+                "auto"
             )
         return super().choose_attention(name, heads)
 
@@ -106,7 +118,12 @@ class CudaPlatform(Platform):
             return None
         if heads not in self._obstacles:
             self._obstacles[heads] = obstacle(heads)
-            request = {"library": name, "call": "attention", "heads": list(heads[:3]), "dtype": str(heads.dtype).removeprefix("torch.")}
+            request = {
+                "library": name,
+                "call": "attention",
+                "heads": list(heads[:3]),
+                "dtype": str(heads.dtype).removeprefix("torch."),
+            }
             if self._obstacles[heads] is None and (reason := TRIALS.failure(request)) is not None:
                 logger.warning("flashinfer is not used: %s", reason)
                 self._obstacles[heads] = reason
@@ -117,17 +134,23 @@ class CudaPlatform(Platform):
             return TorchAttention()
         from ..triton.attention import TritonAttention, store_keys_and_values
 
-        return FlashInferAttention(store_keys_and_values) if name == "flashinfer" else TritonAttention()
+        return (
+            FlashInferAttention(store_keys_and_values)
+            if name == "flashinfer"
+            else TritonAttention()
+        )
 
     def graph(self, host_arguments: HostArguments | None = None) -> DeviceGraph:
-        # Only this thread's calls are restricted during a capture: others may copy and allocate meanwhile.
+        # Only this thread's calls are restricted during a capture: others may copy and allocate
+        # meanwhile.
         return DeviceGraph(torch.cuda.CUDAGraph(), torch.cuda.stream, "thread_local")
 
     def graph_pool(self) -> Any:
         return torch.cuda.graph_pool_handle()
 
     def abandon_graph_pool(self, pool: Any) -> None:
-        # Where the end of a capture raises, torch leaves the pool recording, and counts the lost graph among its users.
+        # Where the end of a capture raises, torch leaves the pool recording, and counts the lost
+        # graph among its users.
         with suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
             torch._C._cuda_releasePool(torch.cuda.current_device(), pool)

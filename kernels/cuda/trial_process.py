@@ -1,4 +1,6 @@
-"""What kernels of libraries are worth on this machine: told by a process that tries them, and kept on disk."""
+"""What kernels of libraries are worth on this machine: told by a process that tries them, and kept
+on disk.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ import torch
 from ..cache_folder import verdicts_folder
 
 COMMAND = (sys.executable, "-m", "piecework.kernels.cuda.trials")
-_PACKAGES = {"sgl-kernel": ("sgl-kernel",), "flashinfer": ("flashinfer-python", "flashinfer-jit-cache")}
+_PACKAGES = {
+    "sgl-kernel": ("sgl-kernel",),
+    "flashinfer": ("flashinfer-python", "flashinfer-jit-cache"),
+}
 _TRIAL_SECONDS = 900.0
 """flashinfer builds its kernels with nvcc, which takes minutes."""
 _TELL_SECONDS = 10.0
@@ -35,10 +40,11 @@ logger = logging.getLogger(__name__)
 
 
 class Trials:
-    """Asks for verdicts; each is asked for once a machine, as long as library, torch and device are the same.
+    """Asks for verdicts; each is asked for once a machine, as long as library, torch and device are
+    the same.
 
-    The process is started at the first question, or by `begin`, so that it imports beside other work. After `end` nothing is
-    tried any more: no request waits for a trial.
+    The process is started at the first question, or by `begin`, so that it imports beside other
+    work. After `end` nothing is tried any more: no request waits for a trial.
     """
 
     def __init__(self, device: str = "cuda") -> None:
@@ -51,7 +57,9 @@ class Trials:
     def begin(self, libraries: Sequence[str]) -> None:
         """Start the process now, unless the verdicts on these libraries are known."""
         self._ended = False
-        if any(self._stored(_key(_import_of(library), self._device)) is None for library in libraries):
+        if any(
+            self._stored(_key(_import_of(library), self._device)) is None for library in libraries
+        ):
             self._start()
 
     def end(self) -> None:
@@ -94,18 +102,28 @@ class Trials:
                     return f"its trial gave no answer within {_TRIAL_SECONDS:.0f} s"
                 if now - told > _TELL_SECONDS:
                     told = now
-                    print(_progress(request, self._process.pid, now - began), file=sys.stderr, flush=True)
+                    print(
+                        _progress(request, self._process.pid, now - began),
+                        file=sys.stderr,
+                        flush=True,
+                    )
             reason = json.loads(self._connection.recv_bytes())
             return None if reason is None else str(reason)
         except (EOFError, OSError):
             code = self._process.wait()
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            how = (
+                f"was ended by {signal.Signals(-code).name}"
+                if code < 0
+                else f"ended with exit code {code}"
+            )
             return f"the process that tried it {how}"
 
     def _start(self) -> None:
         self._connection, theirs = Pipe()
         command = [*COMMAND, str(theirs.fileno()), self._device]
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+        )
         theirs.close()
 
     def _stop(self) -> None:
@@ -128,10 +146,14 @@ class Trials:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
-                json.dump({"request": dict(request), "reason": reason, "created": time.time()}, file)
+                json.dump(
+                    {"request": dict(request), "reason": reason, "created": time.time()}, file
+                )
             os.replace(file.name, folder / f"{key}.json")
         except OSError as error:
-            logger.info("the verdict on %s is not kept for the next start: %s", request["library"], error)
+            logger.info(
+                "the verdict on %s is not kept for the next start: %s", request["library"], error
+            )
 
 
 def _import_of(library: str) -> dict[str, Any]:
@@ -140,9 +162,20 @@ def _import_of(library: str) -> dict[str, Any]:
 
 def _key(request: Mapping[str, Any], device: str) -> str:
     packages = {name: _version(name) for name in _PACKAGES[request["library"]]}
-    machine = f"{torch.cuda.get_device_name()} {torch.cuda.get_device_capability()}" if torch.cuda.is_available() else device
-    made_with = {"packages": packages, "torch": torch.__version__, "cuda": torch.version.cuda, "device": machine}
-    return hashlib.sha256(json.dumps([dict(request), made_with], sort_keys=True).encode()).hexdigest()
+    machine = (
+        f"{torch.cuda.get_device_name()} {torch.cuda.get_device_capability()}"
+        if torch.cuda.is_available()
+        else device
+    )
+    made_with = {
+        "packages": packages,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "device": machine,
+    }
+    return hashlib.sha256(
+        json.dumps([dict(request), made_with], sort_keys=True).encode()
+    ).hexdigest()
 
 
 def _version(package: str) -> str | None:
@@ -153,7 +186,9 @@ def _version(package: str) -> str | None:
 
 
 def _progress(request: Mapping[str, Any], pid: int, seconds: float) -> str:
-    """What the process is at: the kernel that a compiler below it builds, or the call that it tries."""
+    """What the process is at: the kernel that a compiler below it builds, or the call that it
+    tries.
+    """
     building = _building(pid)
     doing = f"building {building} of" if building else f"trying {request['call']} of"
     return f"{doing} {request['library']}, once on this machine: {seconds:.0f} s so far"

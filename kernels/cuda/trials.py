@@ -1,7 +1,9 @@
-"""Tries kernels of libraries beside plain torch, in a process of its own: what ends it, or its CUDA context, ends no engine.
+"""Tries kernels of libraries beside plain torch, in a process of its own: what ends it, or its CUDA
+context, ends no engine.
 
-`python -m piecework.kernels.cuda.trials FD DEVICE`: requests and answers of `trial_process.Trials` go over the connection FD. An answer is
-None or what is wrong; after such a one the process ends, for its context may be of no use any more.
+`python -m piecework.kernels.cuda.trials FD DEVICE`: requests and answers of `trial_process.Trials`
+go over the connection FD. An answer is None or what is wrong; after such a one the process ends,
+for its context may be of no use any more.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from . import attention_trial, libraries
 from .attention import FlashInferAttention, Store
 
 _TOLERANCE = 2e-2
-"""Of |result - definition| / |definition|: what rounding makes of bfloat16, and far from what a broken kernel does."""
+"""Of |result - definition| / |definition|: what rounding makes of bfloat16, and far from what a
+broken kernel does.
+"""
 
 
 def serve(connection: Connection, device: torch.device) -> int:
@@ -41,12 +45,22 @@ def failure(request: Mapping[str, Any], device: torch.device) -> str | None:
     try:
         if request["call"] == "attention":
             num_heads, num_kv_heads, head_size = request["heads"]
-            return _attention_failure(AttentionHeads(num_heads, num_kv_heads, head_size, getattr(torch, request["dtype"])), device)
+            return _attention_failure(
+                AttentionHeads(
+                    num_heads, num_kv_heads, head_size, getattr(torch, request["dtype"])
+                ),
+                device,
+            )
         library = libraries.load(request["library"])
         if request["call"] == "import":
             return None
-        given = [_made_up(argument, device) if isinstance(argument, dict) else argument for argument in request["arguments"]]
-        off = _distance(getattr(library, request["call"])(*given), getattr(reference, request["call"])(*given))
+        given = [
+            _made_up(argument, device) if isinstance(argument, dict) else argument
+            for argument in request["arguments"]
+        ]
+        off = _distance(
+            getattr(library, request["call"])(*given), getattr(reference, request["call"])(*given)
+        )
         return None if off <= _TOLERANCE else f"{request['call']} is off by {off:.1%}"
     except Exception as error:
         return libraries.one_line(error)
@@ -56,12 +70,18 @@ def described(argument: Any) -> Any:
     """An argument of a call as a request tells it: of a tensor its layout alone."""
     if not isinstance(argument, torch.Tensor):
         return argument
-    return {"shape": list(argument.shape), "stride": list(argument.stride()), "dtype": str(argument.dtype).removeprefix("torch.")}
+    return {
+        "shape": list(argument.shape),
+        "stride": list(argument.stride()),
+        "dtype": str(argument.dtype).removeprefix("torch."),
+    }
 
 
 def _made_up(told: Mapping[str, Any], device: torch.device) -> torch.Tensor:
     """Numbers from -3 to 3."""
-    made = torch.empty_strided(told["shape"], told["stride"], dtype=getattr(torch, told["dtype"]), device=device)
+    made = torch.empty_strided(
+        told["shape"], told["stride"], dtype=getattr(torch, told["dtype"]), device=device
+    )
     return made.copy_(torch.linspace(-3, 3, made.numel()).view(made.shape))
 
 

@@ -1,4 +1,6 @@
-"""Paged attention by torch_npu's fused kernel, which takes prefills, chunks and decodes of one step in one call."""
+"""Paged attention by torch_npu's fused kernel, which takes prefills, chunks and decodes of one step
+in one call.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,22 @@ from ..paged_attention import TorchAttention, TorchDecodePlan, TorchPlan
 from .graph import updatable
 
 _MASK_SIZE = 2048
-"""Side of the mask that the kernel wants with `sparse_mode` 3, whatever the lengths are (torch_npu's op documentation)."""
+"""Side of the mask that the kernel wants with `sparse_mode` 3, whatever the lengths are
+(torch_npu's op documentation).
+"""
 _CAUSAL_FROM_THE_END = 3
 _PAGE_UNIT, _LARGEST_PAGE = 128, 512
 _MOST_HEADS, _WIDEST_TOKEN = 64, 65535
-"""Query heads to a key/value head, and numbers of a token's keys in pages [P, S, K * D]: limits of the op documentation."""
+"""Query heads to a key/value head, and numbers of a token's keys in pages [P, S, K * D]: limits of
+the op documentation.
+"""
 
 
 @dataclass(slots=True)
 class AscendPlan:
-    """`query_ends`: running totals of the new tokens; both lists live on the host, as the kernel wants them."""
+    """`query_ends`: running totals of the new tokens; both lists live on the host, as the kernel
+    wants them.
+    """
 
     metadata: AttentionMetadata
     query_ends: list[int]
@@ -38,10 +46,11 @@ class AscendPlan:
 
 @dataclass(slots=True)
 class AscendDecodePlan:
-    """Decodes whose figures change in place: `slots` [B] and `block_table` [B, most] int32 on the device, `seq_lens` [B] on the host.
+    """Decodes whose figures change in place: `slots` [B] and `block_table` [B, most] int32 on the
+    device, `seq_lens` [B] on the host.
 
-    A row without a request is one token long and lies in page 0. `latest`: what was written last. `plain`: the same figures for
-    layers that plain torch computes, once there has been one.
+    A row without a request is one token long and lies in page 0. `latest`: what was written last.
+    `plain`: the same figures for layers that plain torch computes, once there has been one.
     """
 
     slots: torch.Tensor
@@ -61,9 +70,11 @@ class AscendDecodePlan:
 
 
 class AscendAttention:
-    """`npu_fused_infer_attention_score` on pages of 128 to 512 tokens; plain torch where the kernel does not reach.
+    """`npu_fused_infer_attention_score` on pages of 128 to 512 tokens; plain torch where the kernel
+    does not reach.
 
-    That is: other page sizes, heads that it refuses (`obstacle`), and steps that are longer than a layer's sliding window.
+    That is: other page sizes, heads that it refuses (`obstacle`), and steps that are longer than a
+    layer's sliding window.
     """
 
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
@@ -80,20 +91,31 @@ class AscendAttention:
     def obstacle(cls, heads: AttentionHeads) -> str | None:
         """Why the kernel refuses these heads whatever the step is; None: it takes them."""
         if heads.head_size not in cls.head_sizes:
-            return f"heads of {heads.head_size} numbers, the fused kernel takes {', '.join(map(str, cls.head_sizes))}"
+            return (
+                f"heads of {heads.head_size} numbers, the fused kernel takes "
+                f"{', '.join(map(str, cls.head_sizes))}"
+            )
         if heads.dtype not in cls.dtypes:
             return f"{str(heads.dtype).removeprefix('torch.')}, the fused kernel takes 16 bits"
         if heads.num_heads > _MOST_HEADS * heads.num_kv_heads:
-            return f"{heads.num_heads} heads on {heads.num_kv_heads}, the fused kernel takes {_MOST_HEADS} on each"
+            return (
+                f"{heads.num_heads} heads on {heads.num_kv_heads}, the fused kernel takes "
+                f"{_MOST_HEADS} on each"
+            )
         if heads.num_kv_heads * heads.head_size > _WIDEST_TOKEN:
-            return f"keys of {heads.num_kv_heads} times {heads.head_size} numbers, the fused kernel takes {_WIDEST_TOKEN}"
+            return (
+                f"keys of {heads.num_kv_heads} times {heads.head_size} numbers, the fused "
+                f"kernel takes {_WIDEST_TOKEN}"
+            )
         return None
 
     def plan(self, metadata: AttentionMetadata, page_size: int) -> AscendPlan:
         mask = self._mask_on(metadata.slot_mapping.device)
         return AscendPlan(metadata, list(accumulate(metadata.query_lens)), page_size, mask)
 
-    def capture_plan(self, max_batch_size: int, max_pages: int, page_size: int, device: torch.device) -> AscendDecodePlan:
+    def capture_plan(
+        self, max_batch_size: int, max_pages: int, page_size: int, device: torch.device
+    ) -> AscendDecodePlan:
         return AscendDecodePlan(
             torch.zeros(max_batch_size, dtype=torch.int32, device=device),
             torch.zeros(max_batch_size, max_pages, dtype=torch.int32, device=device),
@@ -102,9 +124,16 @@ class AscendAttention:
             self._mask_on(device),
         )
 
-    def update_plan(self, plan: AscendDecodePlan, metadata: AttentionMetadata, batch_size: int) -> None:
-        count, width = len(metadata.seq_lens), min(metadata.block_table.shape[1], plan.block_table.shape[1])
-        assert count <= len(plan.seq_lens) and max(metadata.seq_lens) <= plan.longest, "the step is larger than the plan"
+    def update_plan(
+        self, plan: AscendDecodePlan, metadata: AttentionMetadata, batch_size: int
+    ) -> None:
+        count, width = (
+            len(metadata.seq_lens),
+            min(metadata.block_table.shape[1], plan.block_table.shape[1]),
+        )
+        assert count <= len(plan.seq_lens) and max(metadata.seq_lens) <= plan.longest, (
+            "the step is larger than the plan"
+        )
         plan.seq_lens = [*metadata.seq_lens, *[1] * (len(plan.seq_lens) - count)]
         plan.slots.zero_()
         plan.slots[:count].copy_(metadata.slot_mapping)
@@ -127,14 +156,20 @@ class AscendAttention:
         scale: float,
         window: int | None,
     ) -> None:
-        if not self._is_fused(AttentionHeads(q.shape[1], k.shape[1], q.shape[2], q.dtype), plan, window):
-            self._plain.run(q, k, v, out, k_cache, v_cache, self._plain_plan(plan), scale=scale, window=window)
+        if not self._is_fused(
+            AttentionHeads(q.shape[1], k.shape[1], q.shape[2], q.dtype), plan, window
+        ):
+            self._plain.run(
+                q, k, v, out, k_cache, v_cache, self._plain_plan(plan), scale=scale, window=window
+            )
             return
         if isinstance(plan, AscendDecodePlan):
             plan = _first(plan, q.shape[0])
         # A graph pads q, k and v; the kernel wants as many rows as the lengths say.
         new = plan.query_ends[-1]
-        torch.ops.atb._npu_reshape_and_cache(k[:new], v[:new], k_cache, v_cache, plan.metadata.slot_mapping)
+        torch.ops.atb._npu_reshape_and_cache(
+            k[:new], v[:new], k_cache, v_cache, plan.metadata.slot_mapping
+        )
         with updatable():
             result, _ = torch.ops.npu.npu_fused_infer_attention_score(
                 q[:new],
@@ -158,19 +193,31 @@ class AscendAttention:
             self._mask = torch.ones(_MASK_SIZE, _MASK_SIZE, dtype=torch.bool).triu(1).to(device)
         return self._mask
 
-    def _is_fused(self, heads: AttentionHeads, plan: AscendPlan | AscendDecodePlan, window: int | None) -> bool:
-        fits = plan.page_size % _PAGE_UNIT == 0 and plan.page_size <= _LARGEST_PAGE and self.obstacle(heads) is None
+    def _is_fused(
+        self, heads: AttentionHeads, plan: AscendPlan | AscendDecodePlan, window: int | None
+    ) -> bool:
+        fits = (
+            plan.page_size % _PAGE_UNIT == 0
+            and plan.page_size <= _LARGEST_PAGE
+            and self.obstacle(heads) is None
+        )
         return fits and (window is None or plan.longest <= window)
 
     def _plain_plan(self, plan: AscendPlan | AscendDecodePlan) -> Any:
         if plan.plain is None and isinstance(plan, AscendDecodePlan):
             assert plan.latest is not None, "a capture comes after a run, and a run after an update"
             rows, pages = plan.block_table.shape
-            plan.plain = self._plain.capture_plan(rows, pages, plan.page_size, plan.block_table.device)
+            plan.plain = self._plain.capture_plan(
+                rows, pages, plan.page_size, plan.block_table.device
+            )
             self._plain.update_plan(plan.plain, plan.latest, rows)
         elif isinstance(plan, AscendPlan) and plan.plain is None:
             # Torch indexes with 64 bits.
-            metadata = replace(plan.metadata, slot_mapping=plan.metadata.slot_mapping.long(), block_table=plan.metadata.block_table.long())
+            metadata = replace(
+                plan.metadata,
+                slot_mapping=plan.metadata.slot_mapping.long(),
+                block_table=plan.metadata.block_table.long(),
+            )
             plan.plain = self._plain.plan(metadata, plan.page_size)
         return plan.plain
 
@@ -179,6 +226,9 @@ def _first(plan: AscendDecodePlan, count: int) -> AscendPlan:
     """The plan of the first `count` rows: its tensors are views, its lengths those of now."""
     ends = list(range(1, count + 1))
     metadata = AttentionMetadata(
-        query_lens=[1] * count, seq_lens=plan.seq_lens[:count], block_table=plan.block_table[:count], slot_mapping=plan.slots[:count]
+        query_lens=[1] * count,
+        seq_lens=plan.seq_lens[:count],
+        block_table=plan.block_table[:count],
+        slot_mapping=plan.slots[:count],
     )
     return AscendPlan(metadata, ends, plan.page_size, plan.mask)

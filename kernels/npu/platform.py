@@ -24,7 +24,9 @@ _LEVEL_WITHOUT_GRAPHS = 2
 
 
 class NpuPlatform(Platform):
-    """The first visible NPU, and NPU graphs. Raises `ImportError` where torch_npu is not installed."""
+    """The first visible NPU, and NPU graphs. Raises `ImportError` where torch_npu is not
+    installed.
+    """
 
     device_type = "npu"
     dispatch_key = "PrivateUse1"
@@ -50,7 +52,9 @@ class NpuPlatform(Platform):
     def remarks(self, heads: AttentionHeads | None = None) -> dict[str, str]:
         refused = AscendAttention.obstacle(heads) if heads is not None else None
         lines = {
-            "attention": f"plain torch for all layers, which reads whole contexts: {refused}" if refused else None,
+            "attention": f"plain torch for all layers, which reads whole contexts: {refused}"
+            if refused
+            else None,
             "task queue": self.graph_obstacle(),
         }
         return {name: text for name, text in lines.items() if text}
@@ -60,7 +64,10 @@ class NpuPlatform(Platform):
         level = getattr(torch.npu, "get_task_queue_enable", _level_of_environment)()
         if level != _LEVEL_WITHOUT_GRAPHS:
             return None
-        return f"TASK_QUEUE_ENABLE={level}, at which torch_npu records no graphs: steps run without; export TASK_QUEUE_ENABLE=1 for graphs"
+        return (
+            f"TASK_QUEUE_ENABLE={level}, at which torch_npu records no graphs: steps run "
+            "without; export TASK_QUEUE_ENABLE=1 for graphs"
+        )
 
     def device(self) -> torch.device:
         return torch.device("npu", torch.npu.current_device())
@@ -75,7 +82,9 @@ class NpuPlatform(Platform):
         reserved = torch.npu.memory_reserved()
         # The peak of what is reserved is not counted by every version.
         peak_reserved = getattr(torch.npu, "max_memory_reserved", lambda: reserved)()
-        return MemoryUse(torch.npu.memory_allocated(), torch.npu.max_memory_allocated(), reserved, peak_reserved)
+        return MemoryUse(
+            torch.npu.memory_allocated(), torch.npu.max_memory_allocated(), reserved, peak_reserved
+        )
 
     def synchronize(self) -> None:
         torch.npu.synchronize()
@@ -85,8 +94,13 @@ class NpuPlatform(Platform):
             import torchair
             from torchair.configs.compiler_config import CompilerConfig
         except ImportError as error:
-            raise ValueError(f"torch.compile on an NPU needs torchair, which comes with CANN's torch_npu ({error})") from None
-        return CompileOptions(backend=torchair.get_npu_backend(compiler_config=CompilerConfig()), dynamic=False)
+            raise ValueError(
+                "torch.compile on an NPU needs torchair, which comes with CANN's torch_npu "
+                f"({error})"
+            ) from None
+        return CompileOptions(
+            backend=torchair.get_npu_backend(compiler_config=CompilerConfig()), dynamic=False
+        )
 
     def make_attention_backend(self, name: str) -> AttentionBackend:
         return AscendAttention()
@@ -101,13 +115,16 @@ class NpuPlatform(Platform):
         return torch.npu.graph_pool_handle()
 
     def abandon_graph_pool(self, pool: Any) -> None:
-        # Where the end of a capture raises, torch_npu leaves the pool recording, and counts the lost graph among its users.
+        # Where the end of a capture raises, torch_npu leaves the pool recording, and counts the
+        # lost graph among its users.
         with suppress(RuntimeError):
             self._end_allocate_to_pool(torch.npu.current_device(), pool)
             self._release_pool(torch.npu.current_device(), pool)
 
     def graph_bytes(self, pool: Any) -> int:
-        """What the allocator has taken since the last pool was made: weights and KV cache were there before."""
+        """What the allocator has taken since the last pool was made: weights and KV cache were
+        there before.
+        """
         reserved: int = torch.npu.memory_reserved()
         return max(0, reserved - self._reserved_before_graphs)
 
@@ -127,4 +144,6 @@ class NpuPlatform(Platform):
 
 def _level_of_environment() -> int:
     blocking = os.environ.get("ASCEND_LAUNCH_BLOCKING") == "1"
-    return _LEVEL_WITHOUT_GRAPHS if os.environ.get("TASK_QUEUE_ENABLE") == "2" and not blocking else 1
+    return (
+        _LEVEL_WITHOUT_GRAPHS if os.environ.get("TASK_QUEUE_ENABLE") == "2" and not blocking else 1
+    )

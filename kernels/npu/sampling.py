@@ -1,8 +1,10 @@
-"""Filtered sampling for Ascend NPUs, in float32 and without a wait, the other ops by plain torch: all ops of `kernels.reference`.
+"""Filtered sampling for Ascend NPUs, in float32 and without a wait, the other ops by plain torch:
+all ops of `kernels.reference`.
 
-Ascend's units compute no float64 and few ops on 64-bit integers: those run on its control processor. So sums are those of float32,
-made in two levels, right to a few 2^-24 of all that is summed, and of equal uniform numbers now and then another token is drawn than
-by the reference's exact sums: at most one of about 2^22 for each token that is kept.
+Ascend's units compute no float64 and few ops on 64-bit integers: those run on its control
+processor. So sums are those of float32, made in two levels, right to a few 2^-24 of all that is
+summed, and of equal uniform numbers now and then another token is drawn than by the reference's
+exact sums: at most one of about 2^22 for each token that is kept.
 """
 
 from __future__ import annotations
@@ -13,7 +15,15 @@ import torch.nn.functional as F
 
 from ..reference import add_rms_norm, argmax, rms_norm, rotary_embedding, silu_and_mul
 
-__all__ = ["UNIFORM_DTYPE", "add_rms_norm", "argmax", "rms_norm", "rotary_embedding", "sample_filtered", "silu_and_mul"]
+__all__ = [
+    "UNIFORM_DTYPE",
+    "add_rms_norm",
+    "argmax",
+    "rms_norm",
+    "rotary_embedding",
+    "sample_filtered",
+    "silu_and_mul",
+]
 
 UNIFORM_DTYPE = np.float32
 _BLOCK = 256
@@ -21,7 +31,11 @@ _LEAST = 2.0**-52
 
 
 def sample_filtered(
-    probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor, uniform: torch.Tensor
+    probs: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    uniform: torch.Tensor,
 ) -> torch.Tensor:
     """As `kernels.reference.sample_filtered`, but for the rounding of sums; uniform [N] float32.
 
@@ -42,7 +56,9 @@ def sample_filtered(
 
 
 def _running_sums(values: torch.Tensor) -> torch.Tensor:
-    """Of values [N, V] float32, never falling where they are not negative: within blocks, on top of the sums of the blocks before."""
+    """Of values [N, V] float32, never falling where they are not negative: within blocks, on top of
+    the sums of the blocks before.
+    """
     rows, vocab = values.shape
     inside = F.pad(values, (0, -vocab % _BLOCK)).view(rows, -1, _BLOCK).cumsum(-1)
     before = F.pad(inside[:, :, -1].cumsum(-1)[:, :-1], (1, 0))

@@ -1,6 +1,7 @@
 """Paged attention in Triton: the backend of GPUs that needs nothing but torch.
 
-Shapes as in `kernels.attention`: T tokens, B requests, H query heads, K key/value heads, D head size, S tokens in a page.
+Shapes as in `kernels.attention`: T tokens, B requests, H query heads, K key/value heads, D head
+size, S tokens in a page.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from .attention_kernels import combine_kernel, decode_kernel, prefill_kernel, st
 
 MAX_SPLITS = 32
 _PROGRAMS_PER_PROCESSOR = 2
-"""Decode programs that a multiprocessor should have at least; keys are split until there are as many."""
+"""Decode programs that a multiprocessor should have at least; keys are split until there are as
+many.
+"""
 _SPLIT_TOKENS = 128
 """A split of fewer keys costs more to combine than it saves."""
 
@@ -27,9 +30,10 @@ _SPLIT_TOKENS = 128
 class TritonPlan:
     """What the layers of a step share, on the device, int32 unless said otherwise.
 
-    `slots` [T] and `block_table` [B, pages] int64 or int32. `query_starts` [B + 1]; `seq_lens` [B]. `rows`, `requests`
-    [decodes]: where a decode's token stands in the step, and whose it is. `longest`: tokens of the longest sequence
-    that is decoded. `fixed`: the plan lives on for other steps; the number of decodes is then that of the queries.
+    `slots` [T] and `block_table` [B, pages] int64 or int32. `query_starts` [B + 1]; `seq_lens` [B].
+    `rows`, `requests` [decodes]: where a decode's token stands in the step, and whose it is.
+    `longest`: tokens of the longest sequence that is decoded. `fixed`: the plan lives on for other
+    steps; the number of decodes is then that of the queries.
     """
 
     slots: torch.Tensor
@@ -65,12 +69,17 @@ class TritonAttention:
         self._num_splits = num_splits
 
     def plan(self, metadata: AttentionMetadata, page_size: int) -> TritonPlan:
-        query_lens, seq_lens = np.array(metadata.query_lens, np.int32), np.array(metadata.seq_lens, np.int32)
+        query_lens, seq_lens = (
+            np.array(metadata.query_lens, np.int32),
+            np.array(metadata.seq_lens, np.int32),
+        )
         starts = np.zeros(len(query_lens) + 1, np.int32)
         query_lens.cumsum(out=starts[1:])
         decodes = np.flatnonzero(query_lens == 1).astype(np.int32)
         prefills = np.flatnonzero(query_lens > 1)
-        tensors = to_device([starts, seq_lens, starts[:-1][decodes], decodes], metadata.block_table.device)
+        tensors = to_device(
+            [starts, seq_lens, starts[:-1][decodes], decodes], metadata.block_table.device
+        )
         return TritonPlan(
             slots=metadata.slot_mapping,
             block_table=metadata.block_table,
@@ -83,7 +92,9 @@ class TritonAttention:
             page_size=page_size,
         )
 
-    def capture_plan(self, max_batch_size: int, max_pages: int, page_size: int, device: torch.device) -> TritonPlan:
+    def capture_plan(
+        self, max_batch_size: int, max_pages: int, page_size: int, device: torch.device
+    ) -> TritonPlan:
         places = torch.arange(max_batch_size, dtype=torch.int32, device=device)
         return TritonPlan(
             slots=torch.full((max_batch_size,), -1, dtype=torch.int64, device=device),
@@ -99,9 +110,16 @@ class TritonAttention:
         )
 
     def update_plan(self, plan: TritonPlan, metadata: AttentionMetadata, batch_size: int) -> None:
-        count, width = len(metadata.seq_lens), min(metadata.block_table.shape[1], plan.block_table.shape[1])
-        assert plan.fixed and all(length == 1 for length in metadata.query_lens), "a recorded plan takes decodes only"
-        assert count <= len(plan.slots) and max(metadata.seq_lens) <= plan.longest, "the step is larger than the plan"
+        count, width = (
+            len(metadata.seq_lens),
+            min(metadata.block_table.shape[1], plan.block_table.shape[1]),
+        )
+        assert plan.fixed and all(length == 1 for length in metadata.query_lens), (
+            "a recorded plan takes decodes only"
+        )
+        assert count <= len(plan.slots) and max(metadata.seq_lens) <= plan.longest, (
+            "the step is larger than the plan"
+        )
         lens = np.zeros(len(plan.seq_lens), np.int32)
         lens[:count] = metadata.seq_lens
         plan.seq_lens.copy_(to_device([lens], plan.seq_lens.device)[0])
@@ -122,9 +140,17 @@ class TritonAttention:
         scale: float,
         window: int | None,
     ) -> None:
-        assert q.stride(-1) == k.stride(-1) == v.stride(-1) == out.stride(-1) == k_cache.stride(-1) == 1
+        assert (
+            q.stride(-1)
+            == k.stride(-1)
+            == v.stride(-1)
+            == out.stride(-1)
+            == k_cache.stride(-1)
+            == 1
+        )
         assert k_cache.stride() == v_cache.stride()
-        # A fixed plan may have more places than this graph has queries; a step that is padded, more queries than tokens.
+        # A fixed plan may have more places than this graph has queries; a step that is padded, more
+        # queries than tokens.
         num_new = min(len(plan.slots), len(q))
         num_decodes = len(q) if plan.fixed else len(plan.rows)
         store_keys_and_values(k, v, k_cache, v_cache, plan.slots[:num_new])
@@ -133,7 +159,9 @@ class TritonAttention:
             _prefill(layer, self._blocks or _prefill_blocks(layer))
         if num_decodes:
             blocks = self._blocks or _decode_blocks(layer)
-            splits = self._num_splits or _num_splits(num_decodes * k_cache.shape[2], _longest(plan, window), q.device)
+            splits = self._num_splits or _num_splits(
+                num_decodes * k_cache.shape[2], _longest(plan, window), q.device
+            )
             _decode(layer, num_decodes, blocks, splits)
 
 
@@ -160,17 +188,33 @@ class _Layer(NamedTuple):
     @property
     def strides(self) -> tuple[int, ...]:
         cache, table = self.k_cache.stride()[:3], self.plan.block_table.stride(0)
-        return (self.q.stride(0), self.q.stride(1), self.out.stride(0), self.out.stride(1), *cache, table)
+        return (
+            self.q.stride(0),
+            self.q.stride(1),
+            self.out.stride(0),
+            self.out.stride(1),
+            *cache,
+            table,
+        )
 
 
-def store_keys_and_values(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor) -> None:
-    """k, v [T, K, D] to their slots [T] of the caches [P, S, K, D], but for those whose slot is negative."""
+def store_keys_and_values(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """k, v [T, K, D] to their slots [T] of the caches [P, S, K, D], but for those whose slot is
+    negative.
+    """
     kv_heads, head_size = k.shape[1:]
     if not len(slots):
         return
     store_kernel[(len(slots),)](
         k, v, k_cache, v_cache, slots, *k.stride()[:2], *v.stride()[:2], *k_cache.stride()[:3],
-        KV_HEADS=kv_heads, HEAD=head_size, BLOCK=_power_of_2(kv_heads * head_size), PAGE=k_cache.shape[1], num_warps=4,
+        KV_HEADS=kv_heads, HEAD=head_size, BLOCK=_power_of_2(kv_heads * head_size),
+        PAGE=k_cache.shape[1], num_warps=4,
     )  # fmt: skip
 
 
@@ -180,10 +224,11 @@ def _prefill(layer: _Layer, blocks: Blocks) -> None:
     block_m = max(blocks.rows, group_pad)
     tiles = _tiles(plan, block_m // group_pad)
     prefill_kernel[(len(tiles), layer.k_cache.shape[2])](
-        layer.q, layer.out, layer.k_cache, layer.v_cache, tiles, plan.query_starts, plan.seq_lens, plan.block_table,
-        *layer.strides, layer.scale,
-        GROUP=layer.group, GROUP_PAD=group_pad, HEAD=head_size, BLOCK_M=block_m, BLOCK_N=blocks.keys, BLOCK_D=layer.head_block,
-        PAGE=plan.page_size, WINDOW=layer.window, PRECISION="ieee", num_warps=8 if block_m >= 128 else 4, num_stages=2,
+        layer.q, layer.out, layer.k_cache, layer.v_cache, tiles, plan.query_starts, plan.seq_lens,
+        plan.block_table, *layer.strides, layer.scale, GROUP=layer.group, GROUP_PAD=group_pad,
+        HEAD=head_size, BLOCK_M=block_m, BLOCK_N=blocks.keys, BLOCK_D=layer.head_block,
+        PAGE=plan.page_size, WINDOW=layer.window, PRECISION="ieee",
+        num_warps=8 if block_m >= 128 else 4, num_stages=2,
     )  # fmt: skip
 
 
@@ -191,27 +236,40 @@ def _decode(layer: _Layer, count: int, blocks: Blocks, splits: int) -> None:
     plan, (_, heads, head_size) = layer.plan, layer.q.shape
     direct = splits == 1
     # Without splits the kernel touches neither.
-    partial = layer.out if direct else layer.q.new_empty(count, heads, splits, head_size, dtype=torch.float32)
-    partial_lse = layer.out if direct else layer.q.new_empty(count, heads, splits, dtype=torch.float32)
+    partial = (
+        layer.out
+        if direct
+        else layer.q.new_empty(count, heads, splits, head_size, dtype=torch.float32)
+    )
+    partial_lse = (
+        layer.out if direct else layer.q.new_empty(count, heads, splits, dtype=torch.float32)
+    )
     decode_kernel[(count, layer.k_cache.shape[2], splits)](
-        layer.q, layer.out, partial, partial_lse, layer.k_cache, layer.v_cache, plan.rows, plan.requests, plan.seq_lens,
-        plan.block_table, *layer.strides, layer.scale, heads, splits,
-        GROUP=layer.group, BLOCK_M=max(16, _power_of_2(layer.group)), HEAD=head_size, BLOCK_N=blocks.keys,
-        BLOCK_D=layer.head_block, PAGE=plan.page_size, WINDOW=layer.window, DIRECT=direct, PRECISION="ieee", num_warps=4, num_stages=2,
+        layer.q, layer.out, partial, partial_lse, layer.k_cache, layer.v_cache, plan.rows,
+        plan.requests, plan.seq_lens, plan.block_table, *layer.strides, layer.scale, heads, splits,
+        GROUP=layer.group, BLOCK_M=max(16, _power_of_2(layer.group)), HEAD=head_size,
+        BLOCK_N=blocks.keys, BLOCK_D=layer.head_block, PAGE=plan.page_size, WINDOW=layer.window,
+        DIRECT=direct, PRECISION="ieee", num_warps=4, num_stages=2,
     )  # fmt: skip
     if not direct:
         combine_kernel[(count, heads)](
-            partial, partial_lse, layer.out, plan.rows, layer.out.stride(0), layer.out.stride(1), heads, splits,
-            HEAD=head_size, BLOCK_D=layer.head_block, MAX_SPLITS=MAX_SPLITS, num_warps=4,
+            partial, partial_lse, layer.out, plan.rows, layer.out.stride(0), layer.out.stride(1),
+            heads, splits, HEAD=head_size, BLOCK_D=layer.head_block, MAX_SPLITS=MAX_SPLITS,
+            num_warps=4,
         )  # fmt: skip
 
 
 def _tiles(plan: TritonPlan, tokens: int) -> torch.Tensor:
-    """[tiles, 2] int32: (request, first of its new tokens) of every tile; longest prompts first, so that the last to end are short."""
+    """[tiles, 2] int32: (request, first of its new tokens) of every tile; longest prompts first, so
+    that the last to end are short.
+    """
     tiles = plan.tiles.get(tokens)
     if tiles is None:
         parts = [
-            np.stack(np.broadcast_arrays(np.int32(request), np.arange(0, new, tokens, dtype=np.int32)), 1) for request, new in plan.prefills
+            np.stack(
+                np.broadcast_arrays(np.int32(request), np.arange(0, new, tokens, dtype=np.int32)), 1
+            )
+            for request, new in plan.prefills
         ]
         every = np.concatenate(parts)
         # The later a tile in its prompt, the more keys it reads.
@@ -237,8 +295,14 @@ def _longest(plan: TritonPlan, window: int | None) -> int:
 
 
 def _num_splits(programs: int, longest: int, device: torch.device) -> int:
-    """A power of two: enough programs for every multiprocessor, and no split much shorter than it pays."""
-    wanted = min(_PROGRAMS_PER_PROCESSOR * _processors(device) / programs, longest / _SPLIT_TOKENS, MAX_SPLITS)
+    """A power of two: enough programs for every multiprocessor, and no split much shorter than it
+    pays.
+    """
+    wanted = min(
+        _PROGRAMS_PER_PROCESSOR * _processors(device) / programs,
+        longest / _SPLIT_TOKENS,
+        MAX_SPLITS,
+    )
     return 1 << max(0, math.floor(math.log2(max(wanted, 1))))
 
 

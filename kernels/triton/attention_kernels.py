@@ -1,9 +1,11 @@
-"""Triton kernels of paged attention: storing keys and values, prefill over a prefix, decode split over the keys.
+"""Triton kernels of paged attention: storing keys and values, prefill over a prefix, decode split
+over the keys.
 
-T tokens, B requests, H query heads, K key/value heads, D head size, S tokens in a page. The query heads that share a
-key/value head (`GROUP` = H / K of them) are rows of one tile, so each key is read once for all of them. Softmax runs
-online in base 2 (arXiv:2205.14135); a split of the keys leaves its partial sum and the logarithm of its weight
-(arXiv:2311.01282). Offsets into the cache are 64 bits wide: it may hold more than 2^31 numbers.
+T tokens, B requests, H query heads, K key/value heads, D head size, S tokens in a page. The query
+heads that share a key/value head (`GROUP` = H / K of them) are rows of one tile, so each key is
+read once for all of them. Softmax runs online in base 2 (arXiv:2205.14135); a split of the keys
+leaves its partial sum and the logarithm of its weight (arXiv:2311.01282). Offsets into the cache
+are 64 bits wide: it may hold more than 2^31 numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def store_kernel(
     BLOCK: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Program t copies k[t], v[t] [K, D] to slot `slots[t]`; a negative slot is nobody's, and nothing is stored."""
+    """Program t copies k[t], v[t] [K, D] to slot `slots[t]`; a negative slot is nobody's, and
+    nothing is stored.
+    """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
     index = tl.arange(0, BLOCK)
@@ -40,8 +44,16 @@ def store_kernel(
     live = (index < KV_HEADS * HEAD) & (slot >= 0)
     slot = tl.maximum(slot, 0)
     target = (slot // PAGE) * page_stride + (slot % PAGE) * slot_stride + head * head_stride + dim
-    tl.store(k_cache + target, tl.load(k + token * k_stride_t + head * k_stride_h + dim, mask=live, other=0.0), mask=live)
-    tl.store(v_cache + target, tl.load(v + token * v_stride_t + head * v_stride_h + dim, mask=live, other=0.0), mask=live)
+    tl.store(
+        k_cache + target,
+        tl.load(k + token * k_stride_t + head * k_stride_h + dim, mask=live, other=0.0),
+        mask=live,
+    )
+    tl.store(
+        v_cache + target,
+        tl.load(v + token * v_stride_t + head * v_stride_h + dim, mask=live, other=0.0),
+        mask=live,
+    )
 
 
 @triton.jit
@@ -67,10 +79,11 @@ def _attend(
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Take the keys [low, high) into the running sum `total` [M, D] with its `peak` and `weight` [M]; `query` [M, D] at `position` [M].
+    """Take the keys [low, high) into the running sum `total` [M, D] with its `peak` and `weight`
+    [M]; `query` [M, D] at `position` [M].
 
-    `WINDOW` 0: all keys up to the position. Without `MASKED`, the caller knows that every query sees all these keys
-    and that their number is a multiple of `BLOCK_N`.
+    `WINDOW` 0: all keys up to the position. Without `MASKED`, the caller knows that every query
+    sees all these keys and that their number is a multiple of `BLOCK_N`.
     """
     dim = tl.arange(0, BLOCK_D)
     for first in range(low, high, BLOCK_N):
@@ -93,7 +106,9 @@ def _attend(
         fade = tl.exp2(peak - base)
         weight = weight * fade + tl.sum(share, 1)
         values = tl.load(v_head + offset[:, None] + dim[None, :], mask=readable, other=0.0)
-        total = total * fade[:, None] + tl.dot(share.to(values.dtype), values, input_precision=PRECISION)
+        total = total * fade[:, None] + tl.dot(
+            share.to(values.dtype), values, input_precision=PRECISION
+        )
         peak = new_peak
     return total, peak, weight
 
@@ -127,7 +142,8 @@ def prefill_kernel(
     WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (tile, kv head): `BLOCK_M / GROUP_PAD` tokens of one request, each with its GROUP heads, over all keys before them.
+    """Program (tile, kv head): `BLOCK_M / GROUP_PAD` tokens of one request, each with its GROUP
+    heads, over all keys before them.
 
     tiles [.., 2]: the request and the first of its new tokens.
     """
@@ -147,7 +163,11 @@ def prefill_kernel(
     live = (token < query_len) & (row % GROUP_PAD < GROUP)
     live = live[:, None] & (dim < HEAD)[None, :]
     step_row = (start + token).to(tl.int64)
-    query = tl.load(q + step_row[:, None] * q_stride_t + head[:, None] * q_stride_h + dim[None, :], mask=live, other=0.0)
+    query = tl.load(
+        q + step_row[:, None] * q_stride_t + head[:, None] * q_stride_h + dim[None, :],
+        mask=live,
+        other=0.0,
+    )
     position = past + token
 
     high = past + tl.minimum(first + BLOCK_M // GROUP_PAD, query_len)
@@ -164,12 +184,12 @@ def prefill_kernel(
     weight = tl.zeros([BLOCK_M], tl.float32)
     if WINDOW == 0:
         total, peak, weight = _attend(
-            total, peak, weight, query, position, k_head, v_head, pages, low, clear, page_stride, slot_stride, scale_log2,
-            HEAD, BLOCK_D, BLOCK_N, PAGE, WINDOW, False, PRECISION,
+            total, peak, weight, query, position, k_head, v_head, pages, low, clear, page_stride,
+            slot_stride, scale_log2, HEAD, BLOCK_D, BLOCK_N, PAGE, WINDOW, False, PRECISION,
         )  # fmt: skip
     total, peak, weight = _attend(
-        total, peak, weight, query, position, k_head, v_head, pages, clear, high, page_stride, slot_stride, scale_log2,
-        HEAD, BLOCK_D, BLOCK_N, PAGE, WINDOW, True, PRECISION,
+        total, peak, weight, query, position, k_head, v_head, pages, clear, high, page_stride,
+        slot_stride, scale_log2, HEAD, BLOCK_D, BLOCK_N, PAGE, WINDOW, True, PRECISION,
     )  # fmt: skip
     result = total / tl.where(weight == 0.0, 1.0, weight)[:, None]
     target = out + step_row[:, None] * out_stride_t + head[:, None] * out_stride_h + dim[None, :]
@@ -209,10 +229,12 @@ def decode_kernel(
     DIRECT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (decode, kv head, split): one token with its GROUP heads over the split's share of the keys.
+    """Program (decode, kv head, split): one token with its GROUP heads over the split's share of
+    the keys.
 
-    rows, requests [N]: where the token stands in the step, and whose it is. `DIRECT`: the one split's result goes to
-    `out`; else to `partial` [N, H, num_splits, D] and `partial_lse` [N, H, num_splits], both float32.
+    rows, requests [N]: where the token stands in the step, and whose it is. `DIRECT`: the one
+    split's result goes to `out`; else to `partial` [N, H, num_splits, D] and `partial_lse` [N, H,
+    num_splits], both float32.
     """
     decode = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -225,7 +247,9 @@ def decode_kernel(
     dim = tl.arange(0, BLOCK_D)
     head = kv_head * GROUP + row
     live = (row < GROUP)[:, None] & (dim < HEAD)[None, :]
-    query = tl.load(q + step_row * q_stride_t + head[:, None] * q_stride_h + dim[None, :], mask=live, other=0.0)
+    query = tl.load(
+        q + step_row * q_stride_t + head[:, None] * q_stride_h + dim[None, :], mask=live, other=0.0
+    )
 
     begin = seq_len * 0
     if WINDOW > 0:
@@ -238,9 +262,9 @@ def decode_kernel(
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
     total, peak, weight = _attend(
-        total, peak, weight, query, position, k_cache + kv_head * head_stride, v_cache + kv_head * head_stride,
-        block_table + request * table_stride, low, high, page_stride, slot_stride, scale_log2,
-        HEAD, BLOCK_D, BLOCK_N, PAGE, 0, True, PRECISION,
+        total, peak, weight, query, position, k_cache + kv_head * head_stride,
+        v_cache + kv_head * head_stride, block_table + request * table_stride, low, high,
+        page_stride, slot_stride, scale_log2, HEAD, BLOCK_D, BLOCK_N, PAGE, 0, True, PRECISION,
     )  # fmt: skip
     result = total / tl.where(weight == 0.0, 1.0, weight)[:, None]
     if DIRECT:
@@ -250,7 +274,11 @@ def decode_kernel(
         place = ((decode.to(tl.int64) * num_heads + head) * num_splits) + split
         tl.store(partial + place[:, None] * HEAD + dim[None, :], result, mask=live)
         # A split without a key has the peak -inf, and so no weight.
-        tl.store(partial_lse + place, peak + tl.log2(tl.where(weight == 0.0, 1.0, weight)), mask=row < GROUP)
+        tl.store(
+            partial_lse + place,
+            peak + tl.log2(tl.where(weight == 0.0, 1.0, weight)),
+            mask=row < GROUP,
+        )
 
 
 @triton.jit(do_not_specialize=["num_splits"])

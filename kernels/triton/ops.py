@@ -14,7 +14,9 @@ _BLOCK = 1024
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [T, H] or [T, heads, D], rows of any distance: the last dimension normalised, contiguous."""
+    """x [T, H] or [T, heads, D], rows of any distance: the last dimension normalised,
+    contiguous.
+    """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rows, size = x.numel() // x.shape[-1], x.shape[-1]
     assert x.stride(-1) == 1 and x.dim() in (2, 3)
@@ -22,12 +24,23 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     inner_stride = x.stride(1) if x.dim() == 3 else 0
     if rows:
         rms_norm_kernel[(rows,)](
-            x, weight, out, x.stride(0), inner_stride, inner, eps, SIZE=size, BLOCK=_power_of_2(size), num_warps=_warps(size)
+            x,
+            weight,
+            out,
+            x.stride(0),
+            inner_stride,
+            inner,
+            eps,
+            SIZE=size,
+            BLOCK=_power_of_2(size),
+            num_warps=_warps(size),
         )
     return out
 
 
-def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """x, residual [T, H]."""
     out, total = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
     assert x.stride(-1) == residual.stride(-1) == 1 and x.dim() == 2
@@ -46,7 +59,9 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty(rows, size, dtype=x.dtype, device=x.device)
     assert x.stride(1) == 1
     if rows:
-        silu_and_mul_kernel[(rows, -(-size // _BLOCK))](x, out, x.stride(0), SIZE=size, BLOCK=_BLOCK, num_warps=4)
+        silu_and_mul_kernel[(rows, -(-size // _BLOCK))](
+            x, out, x.stride(0), SIZE=size, BLOCK=_BLOCK, num_warps=4
+        )
     return out
 
 
@@ -54,10 +69,24 @@ def rotary_embedding(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tenso
     """x [T, heads, D]; cos, signed_sin [T, 1, D]."""
     rows, heads, size = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    assert x.stride(2) == cos.stride(2) == signed_sin.stride(2) == 1 and cos.stride(0) == signed_sin.stride(0) and size % 2 == 0
+    assert (
+        x.stride(2) == cos.stride(2) == signed_sin.stride(2) == 1
+        and cos.stride(0) == signed_sin.stride(0)
+        and size % 2 == 0
+    )
     if rows:
         rotary_kernel[(rows, -(-heads * size // _BLOCK))](
-            x, cos, signed_sin, out, x.stride(0), x.stride(1), cos.stride(0), HEADS=heads, HALF=size // 2, BLOCK=_BLOCK, num_warps=4
+            x,
+            cos,
+            signed_sin,
+            out,
+            x.stride(0),
+            x.stride(1),
+            cos.stride(0),
+            HEADS=heads,
+            HALF=size // 2,
+            BLOCK=_BLOCK,
+            num_warps=4,
         )
     return out
 

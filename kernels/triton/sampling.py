@@ -1,7 +1,8 @@
 """Filtered sampling on the device: no sort of the vocabulary, and nothing that the host waits for.
 
-Why not flashinfer's or sgl-kernel's: theirs draw by rejection, from random numbers that they make themselves, as many as it
-takes; here a token is a function of one number, which (seed, position) gives.
+Why not flashinfer's or sgl-kernel's: theirs draw by rejection, from random numbers that they make
+themselves, as many as it takes; here a token is a function of one number, which (seed, position)
+gives.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def sample_filtered(
     room: int = _ROOM,
     block: int = _ROOM,
 ) -> torch.Tensor:
-    """As `kernels.reference.sample_filtered`, to the token. `room`: candidates of a row; `block`: a power of two, elements in a tile."""
+    """As `kernels.reference.sample_filtered`, to the token. `room`: candidates of a row; `block`: a
+    power of two, elements in a tile.
+    """
     rows, vocab = probs.shape
     assert probs.dtype == torch.float32 and probs.stride(1) == 1
     drawn = torch.empty(rows, dtype=torch.int64, device=probs.device)
@@ -32,6 +35,18 @@ def sample_filtered(
         candidates = torch.empty(rows, room, dtype=torch.float32, device=probs.device)
         ids = torch.empty(rows, room, dtype=torch.int32, device=probs.device)
         sample_filtered_kernel[(rows,)](
-            probs, candidates, ids, top_k, top_p, min_p, uniform, drawn, vocab, probs.stride(0), room, BLOCK=block, num_warps=16
+            probs,
+            candidates,
+            ids,
+            top_k,
+            top_p,
+            min_p,
+            uniform,
+            drawn,
+            vocab,
+            probs.stride(0),
+            room,
+            BLOCK=block,
+            num_warps=16,
         )
     return drawn

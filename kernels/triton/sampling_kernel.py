@@ -1,8 +1,10 @@
-"""The Triton kernel that filters and draws: a search for the drawn token's probability instead of a sort of the vocabulary.
+"""The Triton kernel that filters and draws: a search for the drawn token's probability instead of a
+sort of the vocabulary.
 
-Probabilities are not negative, so their bits as integers stand in their order. What top-k, top-p and min-p keep are all
-beginnings of the same descending order; where one ends, and where the draw falls, is a value that bisection of its bits finds.
-Weights are probabilities in units of 2^-52, as `kernels.reference.UNIT` says.
+Probabilities are not negative, so their bits as integers stand in their order. What top-k, top-p
+and min-p keep are all beginnings of the same descending order; where one ends, and where the draw
+falls, is a value that bisection of its bits finds. Weights are probabilities in units of 2^-52, as
+`kernels.reference.UNIT` says.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def _above(source, size, pivot, BLOCK: tl.constexpr):
 
 @triton.jit
 def _lowest(source, size, low, high, limit, BY_COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """The lowest bits in [low, high] above which there are at most `limit` tokens, or weigh at most `limit`; high if none are fewer."""
+    """The lowest bits in [low, high] above which there are at most `limit` tokens, or weigh at most
+    `limit`; high if none are fewer.
+    """
     while low < high:
         middle = low + (high - low) // 2
         count, weight = _above(source, size, middle, BLOCK)
@@ -75,21 +79,27 @@ def _share(factor, weight):
 
 @triton.jit
 def _survey(row, vocab, room, BLOCK: tl.constexpr):
-    """The bits of the largest of row [vocab], and the first bin of exponents that `room` candidates have no room for."""
+    """The bits of the largest of row [vocab], and the first bin of exponents that `room` candidates
+    have no room for.
+    """
     largest = tl.zeros((BLOCK,), tl.int32)
     bins = tl.zeros((_EXPONENTS,), tl.int32)
     for begin in range(0, vocab, BLOCK):
         place = begin + tl.arange(0, BLOCK)
         bits = tl.load(row + place, mask=place < vocab, other=0.0).to(tl.int32, bitcast=True)
         largest = tl.maximum(largest, bits)
-        bins += tl.histogram(tl.minimum(tl.maximum(_EXPONENT_OF_1 - (bits >> 23), 0), _EXPONENTS - 1), _EXPONENTS)
+        bins += tl.histogram(
+            tl.minimum(tl.maximum(_EXPONENT_OF_1 - (bits >> 23), 0), _EXPONENTS - 1), _EXPONENTS
+        )
     fitting = (tl.cumsum(bins, 0) <= room).to(tl.int32)
     return tl.max(largest, 0), tl.minimum(tl.sum(fitting, 0), _WEIGHTLESS)
 
 
 @triton.jit
 def _gather(row, vocab, candidates, ids, room, floor, BLOCK: tl.constexpr):
-    """Copy what has bits above `floor` to `candidates` [room], in the order of ids; returns how many there are."""
+    """Copy what has bits above `floor` to `candidates` [room], in the order of ids; returns how
+    many there are.
+    """
     found = 0
     for begin in range(0, vocab, BLOCK):
         place = begin + tl.arange(0, BLOCK)
@@ -119,11 +129,24 @@ def _place_of(source, size, bits, rank, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def sample_filtered_kernel(probs, candidates, ids, top_ks, top_ps, min_ps, uniforms, drawn, vocab, row_stride, room, BLOCK: tl.constexpr):
+def sample_filtered_kernel(
+    probs,
+    candidates,
+    ids,
+    top_ks,
+    top_ps,
+    min_ps,
+    uniforms,
+    drawn,
+    vocab,
+    row_stride,
+    room,
+    BLOCK: tl.constexpr,
+):
     """Program n: row n of probs to drawn[n]. `candidates`, `ids` [N, room] are scratch.
 
-    What is likely enough to matter is copied out first; a row so flat that `room` candidates do not hold what it keeps is
-    searched as it lies, which is slower.
+    What is likely enough to matter is copied out first; a row so flat that `room` candidates do not
+    hold what it keeps is searched as it lies, which is slower.
     """
     n = tl.program_id(0).to(tl.int64)
     row = probs + n * row_stride
@@ -157,7 +180,10 @@ def sample_filtered_kernel(probs, candidates, ids, top_ks, top_ps, min_ps, unifo
         mass = _kept_by_top_k(source, size, floor, largest, top_k, total, BLOCK)
         kept = mass
     if top_p < 1.0:
-        kept = tl.minimum(kept, _kept_by_top_p(source, size, floor, largest, tl.maximum(_share(top_p, mass), 1), BLOCK))
+        kept = tl.minimum(
+            kept,
+            _kept_by_top_p(source, size, floor, largest, tl.maximum(_share(top_p, mass), 1), BLOCK),
+        )
     if least > floor:
         _, likely = _above(source, size, least - 1, BLOCK)
         kept = tl.minimum(kept, likely)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 RESERVED_PAGE = 0
-"""Never handed out: tokens that only pad a batch write here, and block tables are padded with it."""
+"""Never handed out: tokens that only pad a batch write here, and block tables are padded with it.
+"""
 
 
 class PageAllocator:
-    """Free pages of a pool of `num_pages`, page 0 excluded. Last freed, first reused: likely still in a cache near the core."""
+    """Free pages of a pool of `num_pages`, page 0 excluded. Last freed, first reused: likely still
+    in a cache near the core.
+    """
 
     def __init__(self, num_pages: int) -> None:
         assert num_pages >= 2, "a pool needs the reserved page and one more"

@@ -1,4 +1,6 @@
-"""What the scheduler asks of the KV cache: find a prefix, reserve pages, share what is computed, release."""
+"""What the scheduler asks of the KV cache: find a prefix, reserve pages, share what is computed,
+release.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from .radix import RadixCache
 
 
 class KVCache:
-    """Owns which request holds which page. Every page is free, in the prefix tree, or held by exactly one request."""
+    """Owns which request holds which page. Every page is free, in the prefix tree, or held by
+    exactly one request.
+    """
 
     def __init__(self, num_pages: int, page_size: int, *, share_prefixes: bool) -> None:
         self.page_size = page_size
@@ -38,9 +42,12 @@ class KVCache:
         return self.allocator.free_pages + self.radix.evictable_pages
 
     def attach(self, request: Request) -> None:
-        """Give a request that holds nothing the cached prefix of its tokens, short of the last one: its logits are wanted."""
+        """Give a request that holds nothing the cached prefix of its tokens, short of the last one:
+        its logits are wanted.
+        """
         assert not request.pages and request.node is None
-        # A prompt position that was not computed has no logits, so its log-probability would be missing.
+        # A prompt position that was not computed has no logits, so its log-probability would be
+        # missing.
         limit = 0 if request.prompt_logprobs_due else request.num_tokens - 1
         pages, node = self.radix.match(request.tokens[:limit])
         self.radix.lock(node)
@@ -53,7 +60,9 @@ class KVCache:
         return -(-(request.num_computed + num_new) // self.page_size) - len(request.pages)
 
     def reserve(self, request: Request, num_new: int) -> bool:
-        """Make room for `num_new` more tokens, evicting cached prefixes where needed; False where there is no room."""
+        """Make room for `num_new` more tokens, evicting cached prefixes where needed; False where
+        there is no room.
+        """
         wanted = self.pages_wanted(request, num_new)
         if wanted <= 0:
             return True
@@ -80,7 +89,9 @@ class KVCache:
         request.node, request.shared_pages = node, len(pages)
 
     def release(self, request: Request) -> None:
-        """Take everything back from a request; what it computed stays in the prefix tree until it is evicted."""
+        """Take everything back from a request; what it computed stays in the prefix tree until it
+        is evicted.
+        """
         if request.node is None:
             return
         self.share(request)
@@ -94,11 +105,15 @@ class KVCache:
         return self.radix.evict(self.radix.evictable_pages) * self.page_size
 
     def check(self, holders: Iterable[Request]) -> None:
-        """Assert that no page is leaked and none has two owners. `holders`: every request that may hold pages."""
+        """Assert that no page is leaked and none has two owners. `holders`: every request that may
+        hold pages.
+        """
         in_tree = [page for node in self.radix.nodes() for page in node.pages]
         private = [page for request in holders for page in request.pages[request.shared_pages :]]
         owned = in_tree + private
         assert len(owned) == len(set(owned)), "a page has two owners"
         assert set(owned) == self.allocator.owned(), "a page is leaked or used after it was freed"
         assert self.radix.total_pages == len(in_tree)
-        assert self.radix.evictable_pages == sum(len(node.pages) for node in self.radix.nodes() if node.lock_count == 0)
+        assert self.radix.evictable_pages == sum(
+            len(node.pages) for node in self.radix.nodes() if node.lock_count == 0
+        )

@@ -19,12 +19,15 @@ class KVShape(NamedTuple):
 
 
 class KVPool:
-    """Keys and values of every layer: `k[layer]`, `v[layer]` are [pages, page size, key/value heads, head size].
+    """Keys and values of every layer: `k[layer]`, `v[layer]` are [pages, page size, key/value
+    heads, head size].
 
     Zeroed, because attention multiplies what padding reads by a weight of 0, and 0 * NaN is NaN.
     """
 
-    def __init__(self, shape: KVShape, *, num_pages: int, page_size: int, platform: Platform) -> None:
+    def __init__(
+        self, shape: KVShape, *, num_pages: int, page_size: int, platform: Platform
+    ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         size = (2, shape.num_layers, num_pages, page_size, shape.num_kv_heads, shape.head_size)
@@ -39,4 +42,11 @@ class KVPool:
 
 def page_bytes(*, page_size: int, shape: KVShape) -> int:
     """Bytes that one page takes over all layers."""
-    return 2 * shape.num_layers * page_size * shape.num_kv_heads * shape.head_size * shape.dtype.itemsize
+    return (
+        2
+        * shape.num_layers
+        * page_size
+        * shape.num_kv_heads
+        * shape.head_size
+        * shape.dtype.itemsize
+    )

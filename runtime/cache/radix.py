@@ -1,8 +1,8 @@
 """Shared prefixes: a radix tree over token ids whose nodes own pages of the KV cache.
 
-The tree works in whole pages: every node holds a run of n * page_size tokens and their n pages, and children of a node
-differ in their first page. A lock on a node holds it and all its ancestors; what is not locked can be evicted, least
-recently used first, from the leaves upwards.
+The tree works in whole pages: every node holds a run of n * page_size tokens and their n pages, and
+children of a node differ in their first page. A lock on a node holds it and all its ancestors; what
+is not locked can be evicted, least recently used first, from the leaves upwards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ Tokens = npt.NDArray[np.int64]
 
 
 class Node:
-    """A run of tokens below its parent. `lock_count` counts the requests that use it or something below it."""
+    """A run of tokens below its parent. `lock_count` counts the requests that use it or something
+    below it.
+    """
 
     __slots__ = ("children", "last_used", "lock_count", "pages", "parent", "tokens")
 
@@ -34,7 +36,9 @@ class Node:
 
 
 class RadixCache:
-    """Prefixes whose keys and values are in the cache. With `enabled` false nothing is ever kept or found."""
+    """Prefixes whose keys and values are in the cache. With `enabled` false nothing is ever kept or
+    found.
+    """
 
     def __init__(self, allocator: PageAllocator, page_size: int, *, enabled: bool = True) -> None:
         self.root = Node(np.empty(0, np.int64), [], None)
@@ -46,7 +50,9 @@ class RadixCache:
         self._clock = count(1)
         self._ticket = count()
         self._idle: list[tuple[int, int, Node]] = []
-        """Heap of (last_used, ticket, node) of unlocked leaves; an entry is stale where the node was used or locked since."""
+        """Heap of (last_used, ticket, node) of unlocked leaves; an entry is stale where the node
+        was used or locked since.
+        """
 
     def match(self, tokens: Tokens) -> tuple[list[int], Node]:
         """The pages of the longest cached prefix of `tokens`, and the node where it ends."""
@@ -62,16 +68,19 @@ class RadixCache:
         return pages, node
 
     def insert(self, tokens: Tokens, pages: list[int]) -> tuple[list[int], Node]:
-        """Give the tree the whole pages of `tokens`; returns the tree's pages for them, and the node where they end.
+        """Give the tree the whole pages of `tokens`; returns the tree's pages for them, and the
+        node where they end.
 
-        Where the tree already has a prefix in other pages, its own stay and the caller's duplicates are freed.
-        The caller must have locked the part of `pages` that it got from the tree.
+        Where the tree already has a prefix in other pages, its own stay and the caller's duplicates
+        are freed. The caller must have locked the part of `pages` that it got from the tree.
         """
         if not self._enabled:
             return [], self.root
         whole = len(tokens) // self._page_size
         known, node = self.match(tokens[: whole * self._page_size])
-        self._allocator.free(mine for mine, theirs in zip(pages, known, strict=False) if mine != theirs)
+        self._allocator.free(
+            mine for mine, theirs in zip(pages, known, strict=False) if mine != theirs
+        )
         rest = pages[len(known) : whole]
         if rest:
             run = tokens[len(known) * self._page_size : whole * self._page_size].copy()
@@ -101,7 +110,9 @@ class RadixCache:
             node = node.parent
 
     def evict(self, count: int) -> int:
-        """Free up to `count` pages that no request uses, least recently used first; returns how many."""
+        """Free up to `count` pages that no request uses, least recently used first; returns how
+        many.
+        """
         freed = 0
         while freed < count and self._idle:
             last_used, _, node = heapq.heappop(self._idle)
@@ -125,14 +136,18 @@ class RadixCache:
         return page.tobytes() if len(page) == self._page_size else b""
 
     def _shared_pages(self, node: Node, tokens: Tokens, position: int) -> int:
-        """How many leading pages of `node` equal the tokens from `position` on; at least 1, since the first was looked up."""
+        """How many leading pages of `node` equal the tokens from `position` on; at least 1, since
+        the first was looked up.
+        """
         there = tokens[position : position + len(node.tokens)]
         differs = np.flatnonzero(node.tokens[: len(there)] != there)
         same = int(differs[0]) if len(differs) else len(there)
         return same // self._page_size
 
     def _split(self, node: Node, pages: int) -> Node:
-        """Cut a node behind its first `pages` pages; returns the new upper part, which takes the node's place."""
+        """Cut a node behind its first `pages` pages; returns the new upper part, which takes the
+        node's place.
+        """
         cut = pages * self._page_size
         parent = node.parent
         assert parent is not None
@@ -156,11 +171,17 @@ class RadixCache:
     def _push_idle(self, node: Node) -> None:
         heapq.heappush(self._idle, (node.last_used, next(self._ticket), node))
         if len(self._idle) > 64 and len(self._idle) > 4 * self.total_pages:
-            self._idle = [entry for entry in self._idle if entry[2].last_used == entry[0] and self._is_idle(entry[2])]
+            self._idle = [
+                entry
+                for entry in self._idle
+                if entry[2].last_used == entry[0] and self._is_idle(entry[2])
+            ]
             heapq.heapify(self._idle)
 
     def _drop_tail(self, node: Node, pages: int) -> None:
-        """Free the last `pages` pages of an idle leaf; an emptied leaf leaves the tree, and its parent may become idle."""
+        """Free the last `pages` pages of an idle leaf; an emptied leaf leaves the tree, and its
+        parent may become idle.
+        """
         self._allocator.free(node.pages[-pages:])
         self.evictable_pages -= pages
         self.total_pages -= pages

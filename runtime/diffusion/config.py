@@ -15,49 +15,74 @@ WARMUP_MODES = ("off", "request", "server")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffusionConfig:
-    """Settings of one diffusion engine. None means "choose for this machine". Raises `ValueError` with a remedy."""
+    """Settings of one diffusion engine. None means "choose for this machine". Raises `ValueError`
+    with a remedy.
+    """
 
     model_path: str = option(
-        "", "the pipeline: a folder in diffusers' layout (with model_index.json), or a hub id", group=MODEL, metavar="PATH"
+        "",
+        "the pipeline: a folder in diffusers' layout (with model_index.json), or a hub id",
+        group=MODEL,
+        metavar="PATH",
     )
     device: str = option("auto", "where the model runs", group=MODEL, choices=DEVICES)
     num_threads: int | None = option(
-        None, "compute threads on a CPU; default: one a core that is allowed, within the CPU quota", group=MODEL, metavar="N"
+        None,
+        "compute threads on a CPU; default: one a core that is allowed, within the CPU quota",
+        group=MODEL,
+        metavar="N",
     )
     dit_precision: str = option(
-        "auto", "number format of the transformers and text encoders; auto: as they are stored", group=DIFFUSION, choices=PRECISIONS
+        "auto",
+        "number format of the transformers and text encoders; auto: as they are stored",
+        group=DIFFUSION,
+        choices=PRECISIONS,
     )
-    vae_precision: str = option("auto", "number format of the VAE; auto: as it is stored", group=DIFFUSION, choices=PRECISIONS)
-    enable_torch_compile: bool = option(False, "compile the transformers with torch.compile", group=DIFFUSION)
+    vae_precision: str = option(
+        "auto",
+        "number format of the VAE; auto: as it is stored",
+        group=DIFFUSION,
+        choices=PRECISIONS,
+    )
+    enable_torch_compile: bool = option(
+        False, "compile the transformers with torch.compile", group=DIFFUSION
+    )
     regional_compile: bool = option(
         False,
-        "compile only the transformers' repeated blocks, once for all of a kind; needs --enable-torch-compile",
+        "compile only the transformers' repeated blocks, once for all of a kind; needs "
+        "--enable-torch-compile",
         group=DIFFUSION,
     )
-    warmup: bool = option(False, "warm up: --warmup-mode request of generate, server of serve", group=DIFFUSION)
+    warmup: bool = option(
+        False, "warm up: --warmup-mode request of generate, server of serve", group=DIFFUSION
+    )
     warmup_mode: str | None = option(
         None,
-        "request: run the request's shape through a few steps before it is timed (generate); server: run the pipeline's default "
+        "request: run the request's shape through a few steps before it is timed (generate); "
+        "server: run the pipeline's default "
         "size before the server is ready (serve); default: off, unless transformers are compiled",
         group=DIFFUSION,
         choices=WARMUP_MODES,
     )
     warmup_resolutions: str | None = option(
         None,
-        "sizes that a server warms up before it is ready, such as 1024x1024,512x768; default: the pipeline's own size",
+        "sizes that a server warms up before it is ready, such as 1024x1024,512x768; default: the "
+        "pipeline's own size",
         group=DIFFUSION,
         metavar="LIST",
     )
     warmup_steps: int = option(1, "denoising steps of a warm-up", group=DIFFUSION, metavar="N")
     max_batch_size: int | None = option(
         None,
-        "most images or videos of one shape that are denoised side by side; default: 4, and 1 where transformers are compiled",
+        "most images or videos of one shape that are denoised side by side; default: 4, and 1 "
+        "where transformers are compiled",
         group=DIFFUSION,
         metavar="N",
     )
     max_image_pixels: int | None = option(
         None,
-        "most pixels (width times height) of an image that a server makes; default: four times the pipeline's own, at least 1,048,576",
+        "most pixels (width times height) of an image that a server makes; default: four times the "
+        "pipeline's own, at least 1,048,576",
         group=DIFFUSION,
         metavar="N",
     )
@@ -70,16 +95,25 @@ class DiffusionConfig:
         check_threads(self.num_threads)
         for name in ("dit_precision", "vae_precision"):
             if getattr(self, name) not in PRECISIONS:
-                raise ValueError(f"--{name.replace('_', '-')} must be one of {', '.join(PRECISIONS)}, got {getattr(self, name)}")
+                raise ValueError(
+                    f"--{name.replace('_', '-')} must be one of {', '.join(PRECISIONS)}, got "
+                    f"{getattr(self, name)}"
+                )
         if self.warmup_mode not in (None, *WARMUP_MODES):
-            raise ValueError(f"--warmup-mode must be one of {', '.join(WARMUP_MODES)}, got {self.warmup_mode}")
+            raise ValueError(
+                f"--warmup-mode must be one of {', '.join(WARMUP_MODES)}, got {self.warmup_mode}"
+            )
         if self.warmup and self.warmup_mode == "off":
-            raise ValueError(f"--warmup and --warmup-mode {self.warmup_mode} disagree; give one of them")
+            raise ValueError(
+                f"--warmup and --warmup-mode {self.warmup_mode} disagree; give one of them"
+            )
         if self.warmup_resolutions is not None and not self.warms_up:
             raise ValueError("--warmup-resolutions says what is warmed up; give --warmup too")
         parse_resolutions(self.warmup_resolutions)
         if self.regional_compile and not self.enable_torch_compile:
-            raise ValueError("--regional-compile chooses what is compiled; give --enable-torch-compile too")
+            raise ValueError(
+                "--regional-compile chooses what is compiled; give --enable-torch-compile too"
+            )
         if self.device not in DEVICES:
             raise ValueError(f"--device must be one of {', '.join(DEVICES)}, got {self.device}")
 
@@ -102,7 +136,13 @@ class DiffusionConfig:
 
 def parse_resolutions(text: str | None) -> list[tuple[int, int]]:
     """`1024x1024,512x768` to widths and heights in pixels. Raises `ValueError` with a remedy."""
-    sizes = [_RESOLUTION.fullmatch(part.strip()) for part in text.split(",")] if text is not None else []
+    sizes = (
+        [_RESOLUTION.fullmatch(part.strip()) for part in text.split(",")]
+        if text is not None
+        else []
+    )
     if not all(sizes):
-        raise ValueError(f"--warmup-resolutions takes widths and heights such as 1024x1024,512x768, got {text!r}")
+        raise ValueError(
+            f"--warmup-resolutions takes widths and heights such as 1024x1024,512x768, got {text!r}"
+        )
     return [(int(found[1]), int(found[2])) for found in sizes if found]

@@ -8,7 +8,15 @@ from typing import Any
 
 from ..engine.heartbeat import BEAT_MS, Heartbeat
 from ..engine.ipc import decode, encode
-from ..engine.messages import AbortRequests, DiffusionInfo, DiffusionReady, FromEngine, GenerateImage, ImageStep, Shutdown
+from ..engine.messages import (
+    AbortRequests,
+    DiffusionInfo,
+    DiffusionReady,
+    FromEngine,
+    GenerateImage,
+    ImageStep,
+    Shutdown,
+)
 from .config import DiffusionConfig
 from .model import DiffusionModel, OutOfMemory
 from .params import DiffusionParams, InvalidParams
@@ -18,11 +26,15 @@ logger = logging.getLogger(__name__)
 
 
 class DiffusionProcess:
-    """Receives messages, steps the scheduler, sends what it delivers. Raises `ValueError` that the user can mend."""
+    """Receives messages, steps the scheduler, sends what it delivers. Raises `ValueError` that the
+    user can mend.
+    """
 
     def __init__(self, config: DiffusionConfig, inbox: Any, outbox: Any) -> None:
         self._model = DiffusionModel(config)
-        self._defaults = self._model.family.validate(DiffusionParams(prompt="a warm-up", num_frames=1))
+        self._defaults = self._model.family.validate(
+            DiffusionParams(prompt="a warm-up", num_frames=1)
+        )
         self._warm_up_seconds = self._warm_up() if config.warms_up else 0.0
         self._scheduler = ImageScheduler(self._model, self._between_steps)
         self._inbox = inbox
@@ -35,7 +47,11 @@ class DiffusionProcess:
 
     def ready(self) -> DiffusionReady:
         model, defaults, compiled = self._model, self._defaults, self._model.compiled
-        size = (defaults.width, defaults.height) if defaults.width is not None and defaults.height is not None else None
+        size = (
+            (defaults.width, defaults.height)
+            if defaults.width is not None and defaults.height is not None
+            else None
+        )
         info = DiffusionInfo(
             model_path=model.config.model_path,
             architecture=model.architecture,
@@ -60,21 +76,28 @@ class DiffusionProcess:
                 self._send(self._scheduler.step())
 
     def _warm_up(self) -> float:
-        """Every size of an image and of a batch: with `torch.compile` each may be code of its own. Returns the seconds.
+        """Every size of an image and of a batch: with `torch.compile` each may be code of its own.
+        Returns the seconds.
 
         Raises `ValueError` for a size that the pipeline cannot make.
         """
         counts = range(1, self._model.config.batch_size + 1 if self._model.stepwise else 2)
         seconds = 0.0
         for width, height in self._model.config.warmup_sizes:
-            asked = replace(self._defaults, width=width or self._defaults.width, height=height or self._defaults.height)
+            asked = replace(
+                self._defaults,
+                width=width or self._defaults.width,
+                height=height or self._defaults.height,
+            )
             try:
                 self._model.check_area(asked)
                 seconds += sum(self._model.warm_up(asked, count) for count in counts)
             except InvalidParams as error:
                 raise ValueError(f"--warmup-resolutions: {error}") from None
             except OutOfMemory:
-                logger.warning("no memory to warm up %sx%s; smaller images may fit", asked.width, asked.height)
+                logger.warning(
+                    "no memory to warm up %sx%s; smaller images may fit", asked.width, asked.height
+                )
         if self._model.compiled is not None:
             self._model.compiled.settle(anew=True)
         return seconds

@@ -1,4 +1,6 @@
-"""What differs between pipelines that are denoised step by step: a class a family, each stage a method."""
+"""What differs between pipelines that are denoised step by step: a class a family, each stage a
+method.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ class Defaults(NamedTuple):
 class Family:
     """A loaded diffusers pipeline whose stages are run one by one.
 
-    Schedulers keep what they saw between steps, so each state gets a copy. `pipeline` supplies the parts and what is
-    peculiar to its text encoders and its VAE.
+    Schedulers keep what they saw between steps, so each state gets a copy. `pipeline` supplies the
+    parts and what is peculiar to its text encoders and its VAE.
     """
 
     makes_video = False
@@ -46,16 +48,27 @@ class Family:
 
     def validate(self, params: DiffusionParams) -> DiffusionParams:
         """The same parameters with every choice made. Raises `InvalidParams`."""
-        chosen = {name: value for name, value in self.defaults._asdict().items() if getattr(params, name) is None}
+        chosen = {
+            name: value
+            for name, value in self.defaults._asdict().items()
+            if getattr(params, name) is None
+        }
         params = replace(params, **chosen)
         check_size(params, self.size_multiple)
         assert params.num_inference_steps is not None
         if params.num_inference_steps < self.min_steps:
-            raise InvalidParams("num_inference_steps", f"must be at least {self.min_steps} for this pipeline's scheduler")
+            raise InvalidParams(
+                "num_inference_steps",
+                f"must be at least {self.min_steps} for this pipeline's scheduler",
+            )
         if params.num_frames != 1 and not self.makes_video:
-            raise InvalidParams("num_frames", f"must be 1, got {params.num_frames}: this pipeline makes images")
+            raise InvalidParams(
+                "num_frames", f"must be 1, got {params.num_frames}: this pipeline makes images"
+            )
         if params.guidance_scale_2 is not None:
-            raise InvalidParams("guidance_scale_2", "is for pipelines with two transformers (Wan 2.2); leave it out")
+            raise InvalidParams(
+                "guidance_scale_2", "is for pipelines with two transformers (Wan 2.2); leave it out"
+            )
         return params
 
     def encode_text(self, params: DiffusionParams) -> Text:
@@ -80,7 +93,9 @@ class Family:
 
     @property
     def size_multiple(self) -> int:
-        """Width and height must be multiples of this: the VAE's factor, and patches of two by two."""
+        """Width and height must be multiples of this: the VAE's factor, and patches of two by
+        two.
+        """
         return int(self.pipeline.vae_scale_factor) * 2
 
     @property
@@ -90,7 +105,8 @@ class Family:
 
     @property
     def min_steps(self) -> int:
-        # A schedule of one step cannot be stretched to end at a given noise level: diffusers would divide 0 by 0.
+        # A schedule of one step cannot be stretched to end at a given noise level: diffusers would
+        # divide 0 by 0.
         return 2 if self.pipeline.scheduler.config.get("shift_terminal") else 1
 
     def new_scheduler(self) -> Any:
@@ -105,7 +121,11 @@ class Family:
 def transformers_of(pipeline: Any) -> dict[str, torch.nn.Module]:
     """The models that denoise, by the names of their folders."""
     parts = pipeline.components.items()
-    return {name: part for name, part in parts if name.startswith("transformer") and isinstance(part, torch.nn.Module)}
+    return {
+        name: part
+        for name, part in parts
+        if name.startswith("transformer") and isinstance(part, torch.nn.Module)
+    }
 
 
 def device_of(pipeline: Any) -> torch.device:
@@ -115,25 +135,45 @@ def device_of(pipeline: Any) -> torch.device:
 def call_defaults(pipeline: Any) -> dict[str, Any]:
     """The defaults of diffusers' own pipeline call."""
     parameters = inspect.signature(type(pipeline).__call__).parameters
-    return {name: parameter.default for name, parameter in parameters.items() if parameter.default is not parameter.empty}
+    return {
+        name: parameter.default
+        for name, parameter in parameters.items()
+        if parameter.default is not parameter.empty
+    }
 
 
-def truncation_warning(tokenizer: Any, text: str, limit: int, name: str, what: str = "prompt") -> tuple[str, ...]:
-    """A sentence where `tokenizer` gives more tokens of `text`, which is the request's `what`, than the encoder of that name reads."""
+def truncation_warning(
+    tokenizer: Any, text: str, limit: int, name: str, what: str = "prompt"
+) -> tuple[str, ...]:
+    """A sentence where `tokenizer` gives more tokens of `text`, which is the request's `what`, than
+    the encoder of that name reads.
+    """
     length = len(tokenizer(text, truncation=False, verbose=False).input_ids)
-    return (f"{name} reads the first {limit} of the {what}'s {length} tokens; the rest was cut off",) if length > limit else ()
+    return (
+        (f"{name} reads the first {limit} of the {what}'s {length} tokens; the rest was cut off",)
+        if length > limit
+        else ()
+    )
 
 
 def stacked(conditions: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """The conditions of several states side by side."""
-    return {name: torch.cat([condition[name] for condition in conditions]) for name in conditions[0]}
+    return {
+        name: torch.cat([condition[name] for condition in conditions]) for name in conditions[0]
+    }
 
 
 def check_size(params: DiffusionParams, multiple: int) -> None:
-    """Raises `InvalidParams` for a width or height that was chosen and is no multiple of `multiple`."""
+    """Raises `InvalidParams` for a width or height that was chosen and is no multiple of
+    `multiple`.
+    """
     for name in ("width", "height"):
         value = getattr(params, name) or 0
         below = value // multiple * multiple
         if value != below:
             nearest = f"{below} or {below + multiple}" if below else f"{multiple}"
-            raise InvalidParams(name, f"must be a multiple of {multiple} for this pipeline's VAE, got {value}; choose {nearest}")
+            raise InvalidParams(
+                name,
+                f"must be a multiple of {multiple} for this pipeline's VAE, got {value}; choose "
+                f"{nearest}",
+            )

@@ -1,4 +1,6 @@
-"""FLUX.1: CLIP and T5 prompts, guidance that the transformer was distilled with, latents packed two by two."""
+"""FLUX.1: CLIP and T5 prompts, guidance that the transformer was distilled with, latents packed two
+by two.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,38 @@ class Flux(Family):
     """`FluxPipeline` of diffusers."""
 
     def encode_text(self, params: DiffusionParams) -> Text:
-        embeds, pooled, _ = self.pipeline.encode_prompt(params.prompt, device=self.device, max_sequence_length=_T5_LENGTH)
+        embeds, pooled, _ = self.pipeline.encode_prompt(
+            params.prompt, device=self.device, max_sequence_length=_T5_LENGTH
+        )
         warnings = truncation_warning(
-            self.pipeline.tokenizer, params.prompt, self.pipeline.tokenizer_max_length, "text_encoder"
-        ) + truncation_warning(self.pipeline.tokenizer_2, params.prompt, _T5_LENGTH, "text_encoder_2")
+            self.pipeline.tokenizer,
+            params.prompt,
+            self.pipeline.tokenizer_max_length,
+            "text_encoder",
+        ) + truncation_warning(
+            self.pipeline.tokenizer_2, params.prompt, _T5_LENGTH, "text_encoder_2"
+        )
         if params.negative_prompt:
-            warnings += ("this pipeline was distilled for guidance without a negative prompt; negative_prompt was not used",)
-        return Text(positive={"encoder_hidden_states": embeds, "pooled_projections": pooled}, negative=None, warnings=warnings)
+            warnings += (
+                "this pipeline was distilled for guidance without a negative prompt; "
+                "negative_prompt was not used",
+            )
+        return Text(
+            positive={"encoder_hidden_states": embeds, "pooled_projections": pooled},
+            negative=None,
+            warnings=warnings,
+        )
 
     def draw_latents(self, params: DiffusionParams, generator: torch.Generator) -> torch.Tensor:
         channels = self.pipeline.transformer.config.in_channels // 4
         latents, _ = self.pipeline.prepare_latents(
-            1, channels, params.height, params.width, self.pipeline.transformer.dtype, self.device, generator
+            1,
+            channels,
+            params.height,
+            params.width,
+            self.pipeline.transformer.dtype,
+            self.device,
+            generator,
         )
         packed: torch.Tensor = latents
         return packed
@@ -47,7 +69,9 @@ class Flux(Family):
         if self.pipeline.transformer.config.guidance_embeds:
             scales = [float(state.params.guidance_scale or 0.0) for state in states]
             guidance = torch.tensor(scales, dtype=torch.float32, device=self.device)
-        text_ids = torch.zeros(conditions["encoder_hidden_states"].shape[1], 3, device=self.device, dtype=latents.dtype)
+        text_ids = torch.zeros(
+            conditions["encoder_hidden_states"].shape[1], 3, device=self.device, dtype=latents.dtype
+        )
         noise: torch.Tensor = self.pipeline.transformer(
             hidden_states=latents,
             timestep=timestep,
@@ -61,15 +85,21 @@ class Flux(Family):
 
     def decode(self, state: State) -> np.ndarray[Any, np.dtype[np.float32]]:
         pipeline, params = self.pipeline, state.params
-        latents = pipeline._unpack_latents(state.latents, params.height, params.width, pipeline.vae_scale_factor)
+        latents = pipeline._unpack_latents(
+            state.latents, params.height, params.width, pipeline.vae_scale_factor
+        )
         latents = latents / pipeline.vae.config.scaling_factor + pipeline.vae.config.shift_factor
         image = pipeline.vae.decode(latents.to(pipeline.vae.dtype), return_dict=False)[0]
-        pixels: np.ndarray[Any, np.dtype[np.float32]] = pipeline.image_processor.postprocess(image, output_type="np")
+        pixels: np.ndarray[Any, np.dtype[np.float32]] = pipeline.image_processor.postprocess(
+            image, output_type="np"
+        )
         return pixels
 
     def _image_ids(self, params: DiffusionParams, dtype: torch.dtype) -> torch.Tensor:
         """Row and column of each packed latent: [rows * columns, 3]."""
         assert params.height is not None and params.width is not None
         rows, columns = params.height // self.size_multiple, params.width // self.size_multiple
-        ids: torch.Tensor = self.pipeline._prepare_latent_image_ids(1, rows, columns, self.device, dtype)
+        ids: torch.Tensor = self.pipeline._prepare_latent_image_ids(
+            1, rows, columns, self.device, dtype
+        )
         return ids

@@ -28,50 +28,85 @@ def load_pipeline(folder: Path, config: DiffusionConfig, platform: Platform) -> 
     kind = index["_class_name"]
     pipeline_class = getattr(diffusers, kind, None)
     if pipeline_class is None:
-        raise ValueError(f"{folder} needs {kind}, which diffusers {diffusers.__version__} does not have; pip install -U diffusers")
-    # What stands in for a pipeline whose libraries are missing is no pipeline either, and says so when it is loaded.
+        raise ValueError(
+            f"{folder} needs {kind}, which diffusers {diffusers.__version__} does not have; pip "
+            "install -U diffusers"
+        )
+    # What stands in for a pipeline whose libraries are missing is no pipeline either, and says so
+    # when it is loaded.
     if not (
         isinstance(pipeline_class, type)
-        and (issubclass(pipeline_class, diffusers.DiffusionPipeline) or hasattr(pipeline_class, "_backends"))
+        and (
+            issubclass(pipeline_class, diffusers.DiffusionPipeline)
+            or hasattr(pipeline_class, "_backends")
+        )
     ):
-        raise ValueError(f"{folder / PIPELINE_FILE} names {kind}, which is no pipeline; is it the pipeline's own file?")
+        raise ValueError(
+            f"{folder / PIPELINE_FILE} names {kind}, which is no pipeline; is it the pipeline's "
+            "own file?"
+        )
     _check_components(folder, _components(folder, index), kind)
-    dit, vae = _precision(config.dit_precision, folder / "transformer"), _precision(config.vae_precision, folder / "vae")
+    dit, vae = (
+        _precision(config.dit_precision, folder / "transformer"),
+        _precision(config.vae_precision, folder / "vae"),
+    )
     # Said again: diffusers takes some components to be there unless the call says otherwise, too.
-    left_out = {name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None}
-    pipeline = _from_pretrained(pipeline_class, folder, {"default": dit, "vae": vae}, left_out, platform)
+    left_out = {
+        name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None
+    }
+    pipeline = _from_pretrained(
+        pipeline_class, folder, {"default": dit, "vae": vae}, left_out, platform
+    )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
 
 def _from_pretrained(
-    pipeline_class: Any, folder: Path, dtypes: Mapping[str, torch.dtype], left_out: Mapping[str, None], platform: Platform
+    pipeline_class: Any,
+    folder: Path,
+    dtypes: Mapping[str, torch.dtype],
+    left_out: Mapping[str, None],
+    platform: Platform,
 ) -> Any:
-    """The pipeline on the device. Raises `ValueError` that says in one line what diffusers says in many."""
+    """The pipeline on the device. Raises `ValueError` that says in one line what diffusers says in
+    many.
+    """
     try:
         with warnings.catch_warnings():
             # Newer versions call the parameter `dtype`, and take this name too.
             warnings.simplefilter("ignore", FutureWarning)
-            pipeline = pipeline_class.from_pretrained(folder, torch_dtype=dict(dtypes), local_files_only=True, **left_out)
+            pipeline = pipeline_class.from_pretrained(
+                folder, torch_dtype=dict(dtypes), local_files_only=True, **left_out
+            )
         if lacking := _lacking_weight(pipeline):
             raise ValueError(lacking)
         return pipeline.to(platform.device())
     except Exception as error:
         if platform.is_out_of_memory(error):
             raise ValueError(
-                f"{folder} does not fit the memory; try --dit-precision bf16 --vae-precision bf16, or a larger device"
+                f"{folder} does not fit the memory; try --dit-precision bf16 --vae-precision bf16, "
+                "or a larger device"
             ) from error
         reason = " ".join(str(error).split())[:300]
-        raise ValueError(f"{folder} cannot be loaded ({type(error).__name__}: {reason}); is the download whole?") from error
+        raise ValueError(
+            f"{folder} cannot be loaded ({type(error).__name__}: {reason}); is the download whole?"
+        ) from error
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """model_index.json. Raises `ValueError` where there is none, or where the folder holds something else."""
+    """model_index.json. Raises `ValueError` where there is none, or where the folder holds
+    something else.
+    """
     file = folder / PIPELINE_FILE
     if not file.is_file():
         if (folder / "config.json").is_file():
-            raise ValueError(f"{folder} holds a language model, not a diffusion pipeline; run: piecework serve {folder}")
-        raise ValueError(f"{folder} has no {PIPELINE_FILE}; give the folder of a pipeline in diffusers' layout")
+            raise ValueError(
+                f"{folder} holds a language model, not a diffusion pipeline; run: piecework serve "
+                f"{folder}"
+            )
+        raise ValueError(
+            f"{folder} has no {PIPELINE_FILE}; give the folder of a pipeline in diffusers' layout"
+        )
     try:
         index = json.loads(file.read_text())
     except ValueError as error:
@@ -98,7 +133,9 @@ def _diffusers() -> Any:
 
 
 def _components(folder: Path, index: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Library and class of each component that the pipeline has. Raises `ValueError` for an entry that is none."""
+    """Library and class of each component that the pipeline has. Raises `ValueError` for an entry
+    that is none.
+    """
     components = {}
     for name, entry in index.items():
         match entry:
@@ -107,29 +144,47 @@ def _components(folder: Path, index: dict[str, Any]) -> dict[str, tuple[str, str
             case [str(library), str(kind)]:
                 components[name] = (library, kind)
             case list():
-                raise ValueError(f"{folder / PIPELINE_FILE}: {name} should name a library and a class, got {entry!r:.100}")
+                raise ValueError(
+                    f"{folder / PIPELINE_FILE}: {name} should name a library and a class, got "
+                    f"{entry!r:.100}"
+                )
     return components
 
 
-def _check_components(folder: Path, components: Mapping[str, tuple[str, str]], pipeline: str) -> None:
+def _check_components(
+    folder: Path, components: Mapping[str, tuple[str, str]], pipeline: str
+) -> None:
     """Raises `ValueError` that names the first component that is not there."""
     if not any(name.startswith("transformer") for name in components):
-        raise ValueError(f"{folder} ({pipeline}) has no transformer; pipelines with a U-Net are not supported")
+        raise ValueError(
+            f"{folder} ({pipeline}) has no transformer; pipelines with a U-Net are not supported"
+        )
     for name, (library, kind) in components.items():
         part = folder / name
         if not part.is_dir():
-            raise ValueError(f"{folder} lacks its {name} ({library} {kind}): there is no folder {name}; is the download whole?")
-        has_weights = kind.endswith(("Model", "Encoder", "ForConditionalGeneration")) or name.startswith(
-            ("transformer", "vae", "text_encoder")
-        )
+            raise ValueError(
+                f"{folder} lacks its {name} ({library} {kind}): there is no folder {name}; is the "
+                "download whole?"
+            )
+        has_weights = kind.endswith(
+            ("Model", "Encoder", "ForConditionalGeneration")
+        ) or name.startswith(("transformer", "vae", "text_encoder"))
         if has_weights and not any(part.glob("*.safetensors")) and not any(part.glob("*.bin")):
-            raise ValueError(f"{folder} lacks the weights of its {name}: no .safetensors file in {name}; is the download whole?")
+            raise ValueError(
+                f"{folder} lacks the weights of its {name}: no .safetensors file in {name}; is the "
+                "download whole?"
+            )
         if not any(part.glob("*.json")) and not any(part.glob("*.model")):
-            raise ValueError(f"{folder} lacks the configuration of its {name}: no .json file in {name}; is the download whole?")
+            raise ValueError(
+                f"{folder} lacks the configuration of its {name}: no .json file in {name}; is the "
+                "download whole?"
+            )
 
 
 def _precision(asked: str, part: Path) -> torch.dtype:
-    """The number format asked for; auto: that of most tensors in the first weights file of the folder."""
+    """The number format asked for; auto: that of most tensors in the first weights file of the
+    folder.
+    """
     if asked != "auto":
         return _DTYPES[asked]
     file = min(part.glob("*.safetensors"), default=None)
@@ -144,7 +199,9 @@ def _precision(asked: str, part: Path) -> torch.dtype:
 
 
 def _lacking_weight(pipeline: Any) -> str | None:
-    """A sentence about the first weight that the files did not have; diffusers leaves it without memory."""
+    """A sentence about the first weight that the files did not have; diffusers leaves it without
+    memory.
+    """
     for part_name, part in pipeline.components.items():
         for name, weight in part.named_parameters() if isinstance(part, torch.nn.Module) else ():
             if weight.is_meta:

@@ -14,7 +14,19 @@ import numpy as np
 FRAMES_PER_SECOND = 16
 """What Wan was trained on."""
 _SUFFIXES = (".png", ".mp4")
-_OTHER_SUFFIXES = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avi", ".mov", ".mkv", ".webm")
+_OTHER_SUFFIXES = (
+    ".jpg",
+    ".jpeg",
+    ".webp",
+    ".gif",
+    ".bmp",
+    ".tif",
+    ".tiff",
+    ".avi",
+    ".mov",
+    ".mkv",
+    ".webm",
+)
 _NAME_LENGTH = 60
 
 Pixels = np.ndarray[Any, np.dtype[np.float32]]
@@ -27,7 +39,9 @@ def png(image: np.ndarray[Any, np.dtype[np.float32]]) -> bytes:
 
 
 def encode_image(pixels: bytes, width: int, height: int, format: str, quality: int) -> bytes:
-    """A file of `height` rows of `width` pixels, 3 bytes each. `format`: png, jpeg or webp; `quality`: 0 to 100, for the latter two."""
+    """A file of `height` rows of `width` pixels, 3 bytes each. `format`: png, jpeg or webp;
+    `quality`: 0 to 100, for the latter two.
+    """
     image = np.frombuffer(pixels, np.uint8).reshape(height, width, 3)
     return _file(image, format, **({} if format == "png" else {"quality": quality}))
 
@@ -46,38 +60,55 @@ def to_bytes(pixels: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, n
 
 
 class Output:
-    """Where files go: `path` is a folder, or a file that ends in .png or .mp4. A video as .png is written frame by frame.
+    """Where files go: `path` is a folder, or a file that ends in .png or .mp4. A video as .png is
+    written frame by frame.
 
-    Raises `ValueError` where nothing can be written there; better now than after minutes of computing.
+    Raises `ValueError` where nothing can be written there; better now than after minutes of
+    computing.
     """
 
     def __init__(self, path: str) -> None:
         self._path = Path(path).expanduser()
         suffix = self._path.suffix.lower()
         if suffix in _OTHER_SUFFIXES:
-            raise ValueError(f"--output-path {path}: files are written as .png or .mp4; end it so, or give a folder")
+            raise ValueError(
+                f"--output-path {path}: files are written as .png or .mp4; end it so, or give a "
+                "folder"
+            )
         self._is_file = suffix in _SUFFIXES
         folder = self._path.parent if self._is_file else self._path
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=folder):
                 pass
-            if self._is_file and self._path.exists() and not (self._path.is_file() and os.access(self._path, os.W_OK)):
+            if (
+                self._is_file
+                and self._path.exists()
+                and not (self._path.is_file() and os.access(self._path, os.W_OK))
+            ):
                 raise OSError("it exists and cannot be overwritten")
         except OSError as error:
-            raise ValueError(f"--output-path {path} cannot be written: {error.strerror or error}") from None
+            raise ValueError(
+                f"--output-path {path} cannot be written: {error.strerror or error}"
+            ) from None
 
     def check(self, num_frames: int) -> None:
         """Raises `ValueError` where what is to be made is no video, and the file would be one."""
         if num_frames == 1 and self._is_file and self._path.suffix.lower() == ".mp4":
-            raise ValueError(f"--output-path {self._path} is a video, but an image is to be made; end it in .png")
+            raise ValueError(
+                f"--output-path {self._path} is a video, but an image is to be made; end it in .png"
+            )
 
     def save(self, pixels: Pixels, prompt: str, seed: int, number: int, count: int) -> list[Path]:
-        """Write output `number` of `count`; returns the files. Raises `ValueError` where the disk is full, or the like."""
+        """Write output `number` of `count`; returns the files. Raises `ValueError` where the disk
+        is full, or the like.
+        """
         try:
             return self._save(pixels, prompt, seed, number, count)
         except OSError as error:
-            raise ValueError(f"--output-path {self._path} cannot be written: {error.strerror or error}") from None
+            raise ValueError(
+                f"--output-path {self._path} cannot be written: {error.strerror or error}"
+            ) from None
 
     def _save(self, pixels: Pixels, prompt: str, seed: int, number: int, count: int) -> list[Path]:
         is_video = len(pixels) > 1
@@ -89,7 +120,10 @@ class Output:
             return [_write_video(path, pixels)]
         if not is_video:
             return [_write(path, png(pixels[0]))]
-        return [_write(path.with_stem(f"{path.stem}-{frame:04d}"), png(image)) for frame, image in enumerate(pixels)]
+        return [
+            _write(path.with_stem(f"{path.stem}-{frame:04d}"), png(image))
+            for frame, image in enumerate(pixels)
+        ]
 
 
 def _write(path: Path, content: bytes) -> Path:
@@ -101,7 +135,15 @@ def _write_video(path: Path, pixels: Pixels) -> Path:
     import imageio.v3 as imageio
 
     # Sizes are multiples of the VAE's factor already; the encoder must not change them.
-    imageio.imwrite(path, to_bytes(pixels), plugin="FFMPEG", fps=FRAMES_PER_SECOND, codec="libx264", macro_block_size=2, quality=8)
+    imageio.imwrite(
+        path,
+        to_bytes(pixels),
+        plugin="FFMPEG",
+        fps=FRAMES_PER_SECOND,
+        codec="libx264",
+        macro_block_size=2,
+        quality=8,
+    )
     return path
 
 

@@ -26,7 +26,11 @@ from .state import State, Text
 from .wan import Wan
 from .whole_pipeline import WholePipeline
 
-FAMILIES: dict[str, type[Family]] = {"FluxPipeline": Flux, "QwenImagePipeline": QwenImage, "WanPipeline": Wan}
+FAMILIES: dict[str, type[Family]] = {
+    "FluxPipeline": Flux,
+    "QwenImagePipeline": QwenImage,
+    "WanPipeline": Wan,
+}
 """Pipelines whose stages are run one by one; any other runs whole."""
 _TIMES_DEFAULT = 4
 _LEAST_LIMIT = 2**20
@@ -40,7 +44,8 @@ class OutOfMemory(ValueError):
 
 
 class DiffusionModel:
-    """Loads a pipeline; then `prepare`, `denoise` until denoised, `decode`, or `generate` for all of it.
+    """Loads a pipeline; then `prepare`, `denoise` until denoised, `decode`, or `generate` for all
+    of it.
 
     Raises `ValueError` that the user can mend.
     """
@@ -50,14 +55,20 @@ class DiffusionModel:
         self.config = config
         self.platform = detect(config.device)
         self.platform.set_up(config.num_threads)
-        self.pipeline: Any = load_pipeline(Path(find_model(config.model_path)), config, self.platform)
+        self.pipeline: Any = load_pipeline(
+            Path(find_model(config.model_path)), config, self.platform
+        )
         self.architecture = type(self.pipeline).__name__
         kind = FAMILIES.get(self.architecture)
-        self.family: Family | WholePipeline = kind(self.pipeline) if kind else WholePipeline(self.pipeline)
+        self.family: Family | WholePipeline = (
+            kind(self.pipeline) if kind else WholePipeline(self.pipeline)
+        )
         self._encoded: tuple[tuple[str, str], Text] | None = None
         self.compiled: CompiledModels | None = None
         if config.enable_torch_compile:
-            self.compiled = CompiledModels(self.family.transformers(), self.platform, regional=config.regional_compile)
+            self.compiled = CompiledModels(
+                self.family.transformers(), self.platform, regional=config.regional_compile
+            )
         self.load_seconds = time.perf_counter() - start
 
     @property
@@ -66,24 +77,47 @@ class DiffusionModel:
         return isinstance(self.family, Family)
 
     def tell_each_block(self, callback: Callable[[], None]) -> None:
-        """`callback` is called before each block of each of the pipeline's models: a sign that a long step goes on."""
-        parts = [part for part in self.pipeline.components.values() if isinstance(part, torch.nn.Module)]
-        for blocks in {module for part in parts for module in part.modules() if isinstance(module, torch.nn.ModuleList)}:
+        """`callback` is called before each block of each of the pipeline's models: a sign that a
+        long step goes on.
+        """
+        parts = [
+            part for part in self.pipeline.components.values() if isinstance(part, torch.nn.Module)
+        ]
+        for blocks in {
+            module
+            for part in parts
+            for module in part.modules()
+            if isinstance(module, torch.nn.ModuleList)
+        }:
             for block in blocks:
                 block.register_forward_pre_hook(lambda *_: callback())
 
     def check_area(self, params: DiffusionParams) -> None:
-        """Raises `InvalidParams` for an image of which one step would hold up a server for very long."""
-        most = self.config.max_image_pixels or max(_LEAST_LIMIT, _TIMES_DEFAULT * self.family.default_area)
+        """Raises `InvalidParams` for an image of which one step would hold up a server for very
+        long.
+        """
+        most = self.config.max_image_pixels or max(
+            _LEAST_LIMIT, _TIMES_DEFAULT * self.family.default_area
+        )
         area = (params.width or 0) * (params.height or 0)
         if area > most:
             remedy = "ask for a smaller size, or start the server with a larger --max-image-pixels"
-            raise InvalidParams("width", f"times height is {area:,} pixels, more than the {most:,} that this server makes; {remedy}")
+            raise InvalidParams(
+                "width",
+                f"times height is {area:,} pixels, more than the {most:,} that this server makes; "
+                f"{remedy}",
+            )
 
     @property
     def weight_bytes(self) -> int:
-        parts = [part for part in self.pipeline.components.values() if isinstance(part, torch.nn.Module)]
-        return sum(weight.numel() * weight.element_size() for part in parts for weight in (*part.parameters(), *part.buffers()))
+        parts = [
+            part for part in self.pipeline.components.values() if isinstance(part, torch.nn.Module)
+        ]
+        return sum(
+            weight.numel() * weight.element_size()
+            for part in parts
+            for weight in (*part.parameters(), *part.buffers())
+        )
 
     @property
     def dtype(self) -> str:
@@ -117,7 +151,9 @@ class DiffusionModel:
         with self._memory_errors(), clock.step():
             noise = self.predict(states)
             for row, state in enumerate(states):
-                state.latents = state.scheduler.step(noise[row : row + 1], state.timestep, state.latents, return_dict=False)[0]
+                state.latents = state.scheduler.step(
+                    noise[row : row + 1], state.timestep, state.latents, return_dict=False
+                )[0]
                 state.step += 1
 
     @torch.no_grad()
@@ -126,7 +162,9 @@ class DiffusionModel:
         with self._memory_errors(), clock.stage(Stage.DECODING):
             state.pixels = np.clip(self.family.decode(state), 0.0, 1.0)
 
-    def generate(self, params: Sequence[DiffusionParams], clock: Clock, on_step: OnStep) -> list[State]:
+    def generate(
+        self, params: Sequence[DiffusionParams], clock: Clock, on_step: OnStep
+    ) -> list[State]:
         """All outputs of one request, as many side by side as the configuration allows.
 
         Raises `InvalidParams`, `OutOfMemory`, and what `on_step` raises.
@@ -143,8 +181,11 @@ class DiffusionModel:
             self._generate_together(states[first : first + width], clock, on_step)
         return states
 
-    def make_whole(self, family: WholePipeline, state: State, clock: Clock, on_step: OnStep) -> None:
-        """All stages after validation in one call. As in `predict`, a compiler that fails is left out, and the output begun again.
+    def make_whole(
+        self, family: WholePipeline, state: State, clock: Clock, on_step: OnStep
+    ) -> None:
+        """All stages after validation in one call. As in `predict`, a compiler that fails is left
+        out, and the output begun again.
 
         Raises `InvalidParams`, `OutOfMemory`, and what `on_step` raises.
         """
@@ -171,7 +212,8 @@ class DiffusionModel:
     def predict(self, states: Sequence[State]) -> torch.Tensor:
         """What the next step's forward says of the noise of each state: [len(states), ...].
 
-        States are not touched, so a compiler that fails can be left out and the forward tried again.
+        States are not touched, so a compiler that fails can be left out and the forward tried
+        again.
         """
         assert isinstance(self.family, Family)
         try:
@@ -197,13 +239,18 @@ class DiffusionModel:
 
     @contextmanager
     def _memory_errors(self) -> Iterator[None]:
-        """A failed allocation as `OutOfMemory`; the memory of what failed is free again once it is handled."""
+        """A failed allocation as `OutOfMemory`; the memory of what failed is free again once it is
+        handled.
+        """
         try:
             yield
         except (RuntimeError, MemoryError) as error:
             if not self.platform.is_out_of_memory(error):
                 raise
-            remedy = "ask for a smaller width, height or num_frames, or start with --dit-precision bf16 --vae-precision bf16"
+            remedy = (
+                "ask for a smaller width, height or num_frames, or start with --dit-precision "
+                "bf16 --vae-precision bf16"
+            )
             failure = OutOfMemory(f"the device is out of memory; {remedy}")
         else:
             return

@@ -13,7 +13,9 @@ MAX_PROMPT = 100_000
 
 
 class InvalidParams(ValueError):
-    """A parameter that cannot be served. `param` is its name, with which the message begins; None: the pipeline did not say which."""
+    """A parameter that cannot be served. `param` is its name, with which the message begins; None:
+    the pipeline did not say which.
+    """
 
     def __init__(self, param: str | None, message: str) -> None:
         super().__init__(message if param is None else f"{param} {message}")
@@ -43,7 +45,12 @@ class DiffusionParams:
             raise InvalidParams("prompt", "is empty; say what to draw")
         for name in ("prompt", "negative_prompt"):
             _check_text(name, getattr(self, name) or "")
-        for name, most in (("width", MAX_SIDE), ("height", MAX_SIDE), ("num_frames", MAX_FRAMES), ("num_inference_steps", MAX_STEPS)):
+        for name, most in (
+            ("width", MAX_SIDE),
+            ("height", MAX_SIDE),
+            ("num_frames", MAX_FRAMES),
+            ("num_inference_steps", MAX_STEPS),
+        ):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
                 raise InvalidParams(name, f"must lie between 1 and {most}, got {value}")
@@ -61,4 +68,6 @@ def _check_text(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidParams(name, f"is not valid Unicode at character {error.start}; send whole characters in UTF-8") from None
+        raise InvalidParams(
+            name, f"is not valid Unicode at character {error.start}; send whole characters in UTF-8"
+        ) from None

@@ -1,4 +1,6 @@
-"""Qwen-Image: prompts through Qwen2.5-VL, classifier-free guidance whose result keeps its length, latents packed two by two."""
+"""Qwen-Image: prompts through Qwen2.5-VL, classifier-free guidance whose result keeps its length,
+latents packed two by two.
+"""
 
 from __future__ import annotations
 
@@ -19,26 +21,45 @@ _NO_NEGATIVE = " "
 
 
 class QwenImage(Family):
-    """`QwenImagePipeline` of diffusers. `guidance_scale` is its `true_cfg_scale`; above 1 each step runs the transformer twice."""
+    """`QwenImagePipeline` of diffusers. `guidance_scale` is its `true_cfg_scale`; above 1 each step
+    runs the transformer twice.
+    """
 
     def encode_text(self, params: DiffusionParams) -> Text:
-        negative = self._encode(params.negative_prompt or _NO_NEGATIVE) if (params.guidance_scale or 0.0) > 1 else None
+        negative = (
+            self._encode(params.negative_prompt or _NO_NEGATIVE)
+            if (params.guidance_scale or 0.0) > 1
+            else None
+        )
         template = self.pipeline.prompt_template_encode
         # The template's beginning is read, and dropped afterwards.
         limit = _LENGTH + self.pipeline.prompt_template_encode_start_idx
         warnings: tuple[str, ...] = ()
-        for text, what in ((params.prompt, "prompt"), (params.negative_prompt if negative else None, "negative prompt")):
-            warnings += truncation_warning(self.pipeline.tokenizer, template.format(text or ""), limit, "text_encoder", what)
+        for text, what in (
+            (params.prompt, "prompt"),
+            (params.negative_prompt if negative else None, "negative prompt"),
+        ):
+            warnings += truncation_warning(
+                self.pipeline.tokenizer, template.format(text or ""), limit, "text_encoder", what
+            )
         return Text(positive=self._encode(params.prompt), negative=negative, warnings=warnings)
 
     def _encode(self, prompt: str) -> dict[str, torch.Tensor]:
-        embeds, _ = self.pipeline.encode_prompt(prompt, device=self.device, max_sequence_length=_LENGTH)
+        embeds, _ = self.pipeline.encode_prompt(
+            prompt, device=self.device, max_sequence_length=_LENGTH
+        )
         return {"encoder_hidden_states": embeds}
 
     def draw_latents(self, params: DiffusionParams, generator: torch.Generator) -> torch.Tensor:
         channels = self.pipeline.transformer.config.in_channels // 4
         latents: torch.Tensor = self.pipeline.prepare_latents(
-            1, channels, params.height, params.width, self.pipeline.transformer.dtype, self.device, generator
+            1,
+            channels,
+            params.height,
+            params.width,
+            self.pipeline.transformer.dtype,
+            self.device,
+            generator,
         )
         return latents
 
@@ -46,19 +67,36 @@ class QwenImage(Family):
         set_shifted_timesteps(scheduler, state, self.device)
 
     def predict(self, states: Sequence[State]) -> torch.Tensor:
-        noise = self._run(states, [state.text.positive for state in states if state.text is not None])
-        guided = [index for index, state in enumerate(states) if state.text is not None and state.text.negative is not None]
+        noise = self._run(
+            states, [state.text.positive for state in states if state.text is not None]
+        )
+        guided = [
+            index
+            for index, state in enumerate(states)
+            if state.text is not None and state.text.negative is not None
+        ]
         if not guided:
             return noise
         chosen = [states[index] for index in guided]
-        without = self._run(chosen, [state.text.negative or {} for state in chosen if state.text is not None])
-        scale = torch.tensor([float(state.params.guidance_scale or 0.0) for state in chosen], dtype=noise.dtype, device=self.device)
+        without = self._run(
+            chosen, [state.text.negative or {} for state in chosen if state.text is not None]
+        )
+        scale = torch.tensor(
+            [float(state.params.guidance_scale or 0.0) for state in chosen],
+            dtype=noise.dtype,
+            device=self.device,
+        )
         with_prompt = noise[guided]
         combined = without + scale.view(-1, 1, 1) * (with_prompt - without)
-        rescaled = combined * (torch.norm(with_prompt, dim=-1, keepdim=True) / torch.norm(combined, dim=-1, keepdim=True))
+        rescaled = combined * (
+            torch.norm(with_prompt, dim=-1, keepdim=True)
+            / torch.norm(combined, dim=-1, keepdim=True)
+        )
         return noise.index_copy(0, torch.tensor(guided, device=self.device), rescaled)
 
-    def _run(self, states: Sequence[State], conditions: Sequence[dict[str, torch.Tensor]]) -> torch.Tensor:
+    def _run(
+        self, states: Sequence[State], conditions: Sequence[dict[str, torch.Tensor]]
+    ) -> torch.Tensor:
         latents = torch.cat([state.latents for state in states if state.latents is not None])
         timestep = torch.stack([state.timestep for state in states]).to(latents.dtype) / 1000
         embeds, mask = _padded([condition["encoder_hidden_states"] for condition in conditions])
@@ -79,28 +117,42 @@ class QwenImage(Family):
 
     def decode(self, state: State) -> np.ndarray[Any, np.dtype[np.float32]]:
         pipeline, params, vae = self.pipeline, state.params, self.pipeline.vae
-        latents = pipeline._unpack_latents(state.latents, params.height, params.width, pipeline.vae_scale_factor)
+        latents = pipeline._unpack_latents(
+            state.latents, params.height, params.width, pipeline.vae_scale_factor
+        )
         image = vae.decode(unscaled(latents.to(vae.dtype), vae), return_dict=False)[0][:, :, 0]
-        pixels: np.ndarray[Any, np.dtype[np.float32]] = pipeline.image_processor.postprocess(image, output_type="np")
+        pixels: np.ndarray[Any, np.dtype[np.float32]] = pipeline.image_processor.postprocess(
+            image, output_type="np"
+        )
         return pixels
 
     def _defaults(self) -> Defaults:
-        return super()._defaults()._replace(guidance_scale=call_defaults(self.pipeline)["true_cfg_scale"])
+        return (
+            super()
+            ._defaults()
+            ._replace(guidance_scale=call_defaults(self.pipeline)["true_cfg_scale"])
+        )
 
 
 def _padded(embeds: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Prompts [1, length, width] of one or several lengths, side by side, and where they are text; None: everywhere."""
+    """Prompts [1, length, width] of one or several lengths, side by side, and where they are text;
+    None: everywhere.
+    """
     longest = max(embed.shape[1] for embed in embeds)
     if all(embed.shape[1] == longest for embed in embeds):
         return torch.cat(list(embeds)), None
-    padded = [torch.nn.functional.pad(embed, (0, 0, 0, longest - embed.shape[1])) for embed in embeds]
+    padded = [
+        torch.nn.functional.pad(embed, (0, 0, 0, longest - embed.shape[1])) for embed in embeds
+    ]
     lengths = torch.tensor([embed.shape[1] for embed in embeds], device=embeds[0].device)
     mask = (torch.arange(longest, device=embeds[0].device)[None] < lengths[:, None]).long()
     return torch.cat(padded), mask
 
 
 def unscaled(latents: torch.Tensor, vae: Any) -> torch.Tensor:
-    """Latents [1, C, F, h, w] with the mean and the deviation that the VAE's decoder was trained on."""
+    """Latents [1, C, F, h, w] with the mean and the deviation that the VAE's decoder was trained
+    on.
+    """
     mean, deviation = (
         torch.tensor(values).view(1, vae.config.z_dim, 1, 1, 1).to(latents.device, latents.dtype)
         for values in (vae.config.latents_mean, vae.config.latents_std)

@@ -13,8 +13,12 @@ from .clock import Clock, Stage
 _MIB = 2**20
 
 
-def performance_report(clock: Clock, total_ms: float, meta: Mapping[str, Any], *, request_id: str) -> dict[str, Any]:
-    """The members of SGLang's `--perf-dump-path`, for the tools that read those. Durations in ms, memory in MiB."""
+def performance_report(
+    clock: Clock, total_ms: float, meta: Mapping[str, Any], *, request_id: str
+) -> dict[str, Any]:
+    """The members of SGLang's `--perf-dump-path`, for the tools that read those. Durations in ms,
+    memory in MiB.
+    """
     memory = {
         f"after_{stage}": {
             "allocated_mb": use.allocated / _MIB,
@@ -30,8 +34,13 @@ def performance_report(clock: Clock, total_ms: float, meta: Mapping[str, Any], *
         "commit_hash": "N/A",
         "tag": "piecework",
         "total_duration_ms": total_ms,
-        "steps": [{"name": str(stage), "duration_ms": duration} for stage, duration in clock.stages.items()],
-        "denoise_steps_ms": [{"step": step, "duration_ms": duration} for step, duration in enumerate(clock.steps)],
+        "steps": [
+            {"name": str(stage), "duration_ms": duration}
+            for stage, duration in clock.stages.items()
+        ],
+        "denoise_steps_ms": [
+            {"step": step, "duration_ms": duration} for step, duration in enumerate(clock.steps)
+        ],
         "memory_checkpoints": memory,
         "meta": dict(meta),
     }
@@ -54,7 +63,8 @@ def table(clock: Clock, total_ms: float) -> str:
         Stage.DECODING: "decoding",
     }
     rows = [
-        f"  {names[stage]:<21} {duration / 1000:9.3f} s{_steps(clock) if stage is Stage.DENOISING else ''}"
+        f"  {names[stage]:<21} {duration / 1000:9.3f} "
+        f"s{_steps(clock) if stage is Stage.DENOISING else ''}"
         for stage, duration in clock.stages.items()
     ]
     return "\n".join([*rows, f"  {'total':<21} {total_ms / 1000:9.3f} s"])
@@ -64,4 +74,7 @@ def _steps(clock: Clock) -> str:
     if not clock.steps:
         return ""
     rest = clock.steps[1:] or clock.steps
-    return f"   {len(clock.steps)} steps, the first {clock.steps[0]:,.1f} ms, then {sum(rest) / len(rest):,.1f} ms a step"
+    return (
+        f"   {len(clock.steps)} steps, the first {clock.steps[0]:,.1f} ms, then "
+        f"{sum(rest) / len(rest):,.1f} ms a step"
+    )

@@ -1,4 +1,6 @@
-"""Which image is worked on next: requests in their order, a few in the making, those of one shape denoised side by side."""
+"""Which image is worked on next: requests in their order, a few in the making, those of one shape
+denoised side by side.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _Shape = tuple[int | None, ...]
 
 
 class _Job:
-    """A request, and its state from the moment it is valid. `alone`: something failed when it was denoised with others."""
+    """A request, and its state from the moment it is valid. `alone`: something failed when it was
+    denoised with others.
+    """
 
     def __init__(self, rid: str, state: State) -> None:
         self.rid = rid
@@ -33,16 +37,21 @@ class _Left(Exception):
 
 
 class ImageScheduler:
-    """Up to `--max-batch-size` images are in the making; the others wait in the order in which they came.
+    """Up to `--max-batch-size` images are in the making; the others wait in the order in which they
+    came.
 
-    Each `step` is one piece of work, so that between any two requests may come and go: prepare the next image, one
-    denoising step of all images of one shape, or decode one. Shapes take turns. A pipeline of diffusers' own call makes
-    one image a step, and `between_steps` is called, and requests may leave, before each of its denoising steps.
+    Each `step` is one piece of work, so that between any two requests may come and go: prepare the
+    next image, one denoising step of all images of one shape, or decode one. Shapes take turns. A
+    pipeline of diffusers' own call makes one image a step, and `between_steps` is called, and
+    requests may leave, before each of its denoising steps.
 
-    What a pipeline raises ends the image that it was raised for, and no other. What a broken device raises is let through.
+    What a pipeline raises ends the image that it was raised for, and no other. What a broken device
+    raises is let through.
     """
 
-    def __init__(self, model: DiffusionModel, between_steps: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, model: DiffusionModel, between_steps: Callable[[], None] = lambda: None
+    ) -> None:
         self._model = model
         self._between_steps = between_steps
         self._waiting: deque[_Job] = deque()
@@ -133,11 +142,19 @@ class ImageScheduler:
             if len(batch) == 1:
                 self._finish(batch[0], self._failure(batch[0].rid, error))
             elif isinstance(error, OutOfMemory):
-                logger.warning("no memory for %d images side by side; those of this size are made one at a time from now on", len(batch))
+                logger.warning(
+                    "no memory for %d images side by side; those of this size are made one at a "
+                    "time from now on",
+                    len(batch),
+                )
                 self._alone.add(batch[0].state.shape)
             else:
                 self._model.platform.synchronize()
-                logger.warning("a step of %d images side by side failed, so they go on one at a time", len(batch), exc_info=error)
+                logger.warning(
+                    "a step of %d images side by side failed, so they go on one at a time",
+                    len(batch),
+                    exc_info=error,
+                )
                 for job in batch:
                     job.alone = True
         else:
@@ -168,12 +185,18 @@ class ImageScheduler:
             self._finish(job, self._failure(job.rid, error))
 
     def _failure(self, rid: str, error: Exception) -> ImageOutput:
-        """The answer to what was raised for one image. Raises what the device has to say where it is the device that is broken."""
+        """The answer to what was raised for one image. Raises what the device has to say where it
+        is the device that is broken.
+        """
         if isinstance(error, InvalidParams | OutOfMemory):
             return _refusal(rid, error)
         self._model.platform.synchronize()
         logger.error("an image could not be made", exc_info=error)
-        return ImageOutput(rid=rid, finish_reason=FinishReason.ERROR, error=f"the pipeline failed with {type(error).__name__}")
+        return ImageOutput(
+            rid=rid,
+            finish_reason=FinishReason.ERROR,
+            error=f"the pipeline failed with {type(error).__name__}",
+        )
 
     def _finish(self, job: _Job, output: ImageOutput) -> None:
         """Unless its client has left meanwhile."""
@@ -201,5 +224,11 @@ class ImageScheduler:
 
 
 def _refusal(rid: str, error: InvalidParams | OutOfMemory) -> ImageOutput:
-    param, code = (error.param, "invalid_value") if isinstance(error, InvalidParams) else ("size", "out_of_memory")
-    return ImageOutput(rid=rid, finish_reason=FinishReason.ERROR, error=str(error), param=param, code=code)
+    param, code = (
+        (error.param, "invalid_value")
+        if isinstance(error, InvalidParams)
+        else ("size", "out_of_memory")
+    )
+    return ImageOutput(
+        rid=rid, finish_reason=FinishReason.ERROR, error=str(error), param=param, code=code
+    )

@@ -1,7 +1,7 @@
 """The state that all stages work on: one image or video in the making.
 
-C latent channels, F frames, H and W pixels, S denoising steps. A batch is a list of states of one shape, so states may join
-and leave between any two steps, each at its own step.
+C latent channels, F frames, H and W pixels, S denoising steps. A batch is a list of states of one
+shape, so states may join and leave between any two steps, each at its own step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from .params import DiffusionParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """Encoded prompts, as keyword arguments of the transformer: each a tensor [1, ...] of one state."""
+    """Encoded prompts, as keyword arguments of the transformer: each a tensor [1, ...] of one
+    state.
+    """
 
     positive: dict[str, torch.Tensor]
     negative: dict[str, torch.Tensor] | None
@@ -28,8 +30,8 @@ class Text:
 class State:
     """What is known of one output so far.
 
-    `latents`: [1, ...], packed as the transformer takes them. `timesteps`: [S]; `step`: how many of them are done.
-    `pixels`: [F, H, W, 3] float32 between 0 and 1; an image has one frame.
+    `latents`: [1, ...], packed as the transformer takes them. `timesteps`: [S]; `step`: how many of
+    them are done. `pixels`: [F, H, W, 3] float32 between 0 and 1; an image has one frame.
     """
 
     params: DiffusionParams
@@ -52,7 +54,9 @@ class State:
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """States of one shape may be denoised side by side. Packed latents would not tell wide images from high ones."""
+        """States of one shape may be denoised side by side. Packed latents would not tell wide
+        images from high ones.
+        """
         return (self.params.width, self.params.height, self.params.num_frames)
 
     @property

@@ -1,4 +1,6 @@
-"""Wan 2.x: videos, UMT5 prompts, one transformer or two of which the second takes the steps of little noise."""
+"""Wan 2.x: videos, UMT5 prompts, one transformer or two of which the second takes the steps of
+little noise.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +28,23 @@ class Wan(Family):
         has_boundary = self.pipeline.config.boundary_ratio is not None
         second = params.guidance_scale_2
         if second is not None and not has_boundary:
-            raise InvalidParams("guidance_scale_2", "is for pipelines with two transformers (Wan 2.2); leave it out")
+            raise InvalidParams(
+                "guidance_scale_2", "is for pipelines with two transformers (Wan 2.2); leave it out"
+            )
         params = super().validate(replace(params, guidance_scale_2=None))
         frames, per_latent = params.num_frames, self.pipeline.vae_scale_factor_temporal
         assert frames is not None
         if frames % per_latent != 1:
             below = max(1, (frames - 1) // per_latent * per_latent + 1)
             raise InvalidParams(
-                "num_frames", f"must be a multiple of {per_latent} plus 1, got {frames}; choose {below} or {below + per_latent}"
+                "num_frames",
+                f"must be a multiple of {per_latent} plus 1, got {frames}; choose {below} or "
+                f"{below + per_latent}",
             )
         if has_boundary:
-            params = replace(params, guidance_scale_2=params.guidance_scale if second is None else second)
+            params = replace(
+                params, guidance_scale_2=params.guidance_scale if second is None else second
+            )
         return params
 
     def encode_text(self, params: DiffusionParams) -> Text:
@@ -52,7 +60,9 @@ class Wan(Family):
         tokenizer = self.pipeline.tokenizer
         warnings = truncation_warning(tokenizer, params.prompt, _LENGTH, "text_encoder")
         if negative is not None:
-            warnings += truncation_warning(tokenizer, params.negative_prompt or "", _LENGTH, "text_encoder", "negative prompt")
+            warnings += truncation_warning(
+                tokenizer, params.negative_prompt or "", _LENGTH, "text_encoder", "negative prompt"
+            )
         return Text(
             positive={"encoder_hidden_states": positive.to(dtype)},
             negative=None if negative is None else {"encoder_hidden_states": negative.to(dtype)},
@@ -62,7 +72,14 @@ class Wan(Family):
     def draw_latents(self, params: DiffusionParams, generator: torch.Generator) -> torch.Tensor:
         channels = self._any_transformer.config.in_channels
         latents: torch.Tensor = self.pipeline.prepare_latents(
-            1, channels, params.height, params.width, params.num_frames, torch.float32, self.device, generator
+            1,
+            channels,
+            params.height,
+            params.width,
+            params.num_frames,
+            torch.float32,
+            self.device,
+            generator,
         )
         return latents
 
@@ -85,17 +102,36 @@ class Wan(Family):
         return torch.cat([part for part in noise if part is not None])
 
     def _guided(self, transformer: Any, states: Sequence[State], scale_name: str) -> torch.Tensor:
-        noise = self._run(transformer, states, [state.text.positive for state in states if state.text is not None])
-        guided = [index for index, state in enumerate(states) if state.text is not None and state.text.negative is not None]
+        noise = self._run(
+            transformer, states, [state.text.positive for state in states if state.text is not None]
+        )
+        guided = [
+            index
+            for index, state in enumerate(states)
+            if state.text is not None and state.text.negative is not None
+        ]
         if not guided:
             return noise
         chosen = [states[index] for index in guided]
-        without = self._run(transformer, chosen, [state.text.negative or {} for state in chosen if state.text is not None])
-        scale = torch.tensor([float(getattr(state.params, scale_name)) for state in chosen], dtype=noise.dtype, device=self.device)
+        without = self._run(
+            transformer,
+            chosen,
+            [state.text.negative or {} for state in chosen if state.text is not None],
+        )
+        scale = torch.tensor(
+            [float(getattr(state.params, scale_name)) for state in chosen],
+            dtype=noise.dtype,
+            device=self.device,
+        )
         combined = without + scale.view(-1, 1, 1, 1, 1) * (noise[guided] - without)
         return noise.index_copy(0, torch.tensor(guided, device=self.device), combined)
 
-    def _run(self, transformer: Any, states: Sequence[State], conditions: Sequence[dict[str, torch.Tensor]]) -> torch.Tensor:
+    def _run(
+        self,
+        transformer: Any,
+        states: Sequence[State],
+        conditions: Sequence[dict[str, torch.Tensor]],
+    ) -> torch.Tensor:
         latents = torch.cat([state.latents for state in states if state.latents is not None])
         timestep = torch.stack([state.timestep for state in states])
         if self.pipeline.config.expand_timesteps:
@@ -103,7 +139,10 @@ class Wan(Family):
             tokens = latents.shape[2] * -(-latents.shape[3] // 2) * -(-latents.shape[4] // 2)
             timestep = timestep.float()[:, None].expand(-1, tokens)
         noise: torch.Tensor = transformer(
-            hidden_states=latents.to(transformer.dtype), timestep=timestep, return_dict=False, **stacked(conditions)
+            hidden_states=latents.to(transformer.dtype),
+            timestep=timestep,
+            return_dict=False,
+            **stacked(conditions),
         )[0]
         return noise
 
@@ -111,21 +150,38 @@ class Wan(Family):
         vae = self.pipeline.vae
         assert state.latents is not None
         video = vae.decode(unscaled(state.latents.to(vae.dtype), vae), return_dict=False)[0]
-        pixels: np.ndarray[Any, np.dtype[np.float32]] = self.pipeline.video_processor.postprocess_video(video, output_type="np")[0]
+        pixels: np.ndarray[Any, np.dtype[np.float32]] = (
+            self.pipeline.video_processor.postprocess_video(video, output_type="np")[0]
+        )
         return pixels
 
     @property
     def size_multiple(self) -> int:
-        return int(self.pipeline.vae_scale_factor_spatial * max(self._any_transformer.config.patch_size[1:]))
+        return int(
+            self.pipeline.vae_scale_factor_spatial
+            * max(self._any_transformer.config.patch_size[1:])
+        )
 
     @property
     def _any_transformer(self) -> Any:
-        return self.pipeline.transformer if self.pipeline.transformer is not None else self.pipeline.transformer_2
+        return (
+            self.pipeline.transformer
+            if self.pipeline.transformer is not None
+            else self.pipeline.transformer_2
+        )
 
     def _is_noisy(self, state: State) -> bool:
         ratio = self.pipeline.config.boundary_ratio
-        return ratio is None or bool(state.timestep >= ratio * self.pipeline.scheduler.config.num_train_timesteps)
+        return ratio is None or bool(
+            state.timestep >= ratio * self.pipeline.scheduler.config.num_train_timesteps
+        )
 
     def _defaults(self) -> Defaults:
         call = call_defaults(self.pipeline)
-        return Defaults(call["width"], call["height"], call["num_frames"], call["num_inference_steps"], call["guidance_scale"])
+        return Defaults(
+            call["width"],
+            call["height"],
+            call["num_frames"],
+            call["num_inference_steps"],
+            call["guidance_scale"],
+        )

@@ -1,4 +1,6 @@
-"""Any other pipeline with a transformer: diffusers' own call, watched from outside at its stages and steps."""
+"""Any other pipeline with a transformer: diffusers' own call, watched from outside at its stages
+and steps.
+"""
 
 from __future__ import annotations
 
@@ -29,35 +31,67 @@ _STAGES = (
 
 
 class WholePipeline:
-    """Runs one output at a time. What a pipeline does not call by the usual names counts as no stage's time."""
+    """Runs one output at a time. What a pipeline does not call by the usual names counts as no
+    stage's time.
+    """
 
     def __init__(self, pipeline: Any) -> None:
         self.pipeline = pipeline
         self._takes = inspect.signature(type(pipeline).__call__).parameters
         if not {"prompt", "num_inference_steps", "generator", "output_type"} <= set(self._takes):
-            raise ValueError(f"{type(pipeline).__name__} does not turn a prompt into an image or video; this pipeline cannot be run")
+            raise ValueError(
+                f"{type(pipeline).__name__} does not turn a prompt into an image or video; this "
+                "pipeline cannot be run"
+            )
         if needed := _needed_beside_a_prompt(self._takes):
-            raise ValueError(f"{type(pipeline).__name__} needs {', '.join(needed)} beside a prompt; this pipeline cannot be run")
+            raise ValueError(
+                f"{type(pipeline).__name__} needs {', '.join(needed)} beside a prompt; this "
+                "pipeline cannot be run"
+            )
 
     def transformers(self) -> dict[str, torch.nn.Module]:
         return transformers_of(self.pipeline)
 
     def validate(self, params: DiffusionParams) -> DiffusionParams:
-        """Raises `InvalidParams` for what the pipeline does not take; its own checks come when it runs."""
+        """Raises `InvalidParams` for what the pipeline does not take; its own checks come when it
+        runs.
+        """
         defaults, chosen = call_defaults(self.pipeline), dict[str, Any]()
-        for name in ("width", "height", "num_frames", "num_inference_steps", "guidance_scale", "guidance_scale_2"):
+        for name in (
+            "width",
+            "height",
+            "num_frames",
+            "num_inference_steps",
+            "guidance_scale",
+            "guidance_scale_2",
+        ):
             if getattr(params, name) is None:
                 chosen[name] = defaults.get(name)
             elif name not in self._takes and not (name == "num_frames" and params.num_frames == 1):
-                raise InvalidParams(name, f"is not a parameter of {type(self.pipeline).__name__}; leave it out")
+                raise InvalidParams(
+                    name, f"is not a parameter of {type(self.pipeline).__name__}; leave it out"
+                )
         check_size(params, self._size_multiple)
         return replace(params, **chosen)
 
     def run(self, state: State, clock: Clock, watch: Watch) -> None:
         """From prompt to pixels. Raises `InvalidParams`, and what `watch` raises."""
         params = state.params
-        names = ("prompt", "negative_prompt", "width", "height", "num_frames", "num_inference_steps", "guidance_scale", "guidance_scale_2")
-        asked = {name: getattr(params, name) for name in names if name in self._takes and getattr(params, name) is not None}
+        names = (
+            "prompt",
+            "negative_prompt",
+            "width",
+            "height",
+            "num_frames",
+            "num_inference_steps",
+            "guidance_scale",
+            "guidance_scale_2",
+        )
+        asked = {
+            name: getattr(params, name)
+            for name in names
+            if name in self._takes and getattr(params, name) is not None
+        }
         generator = torch.Generator(device_of(self.pipeline)).manual_seed(params.seed)
         steps = _Steps(clock, watch, params.num_inference_steps or 0)
         state.warnings += self._truncation_warnings(params)
@@ -73,9 +107,15 @@ class WholePipeline:
                 # The size that was asked for, rather than one nearby.
                 asked["use_resolution_binning"] = False
             try:
-                output = self.pipeline(**asked, generator=generator, output_type="np", return_dict=False)[0]
+                output = self.pipeline(
+                    **asked, generator=generator, output_type="np", return_dict=False
+                )[0]
             except ValueError as error:
-                raise InvalidParams(None, f"{type(self.pipeline).__name__} refuses the request: {' '.join(str(error).split())}") from error
+                raise InvalidParams(
+                    None,
+                    f"{type(self.pipeline).__name__} refuses the request: "
+                    f"{' '.join(str(error).split())}",
+                ) from error
         pixels = np.asarray(output, dtype=np.float32)
         # Images come as [1, H, W, 3], videos as [1, F, H, W, 3].
         state.pixels = pixels[0] if pixels.ndim == 5 else pixels
@@ -84,30 +124,53 @@ class WholePipeline:
     def default_area(self) -> int:
         """Pixels of an image whose size nobody chose, as far as the pipeline tells; otherwise 0."""
         config = next(iter(self.transformers().values())).config
-        side = getattr(self.pipeline, "default_sample_size", None) or getattr(config, "sample_size", None)
+        side = getattr(self.pipeline, "default_sample_size", None) or getattr(
+            config, "sample_size", None
+        )
         return (side * self._vae_factor) ** 2 if isinstance(side, int) else 0
 
     @property
     def _vae_factor(self) -> int:
-        names = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_compression_ratio", "vae_spatial_scale_factor")
-        return next((found for name in names if isinstance(found := getattr(self.pipeline, name, None), int)), 1)
+        names = (
+            "vae_scale_factor",
+            "vae_scale_factor_spatial",
+            "vae_spatial_compression_ratio",
+            "vae_spatial_scale_factor",
+        )
+        return next(
+            (
+                found
+                for name in names
+                if isinstance(found := getattr(self.pipeline, name, None), int)
+            ),
+            1,
+        )
 
     @property
     def _size_multiple(self) -> int:
-        """Pixels of the VAE's factor times those of a patch, as far as the pipeline has them under the usual names."""
+        """Pixels of the VAE's factor times those of a patch, as far as the pipeline has them under
+        the usual names.
+        """
         config = next(iter(self.transformers().values())).config
         patch = getattr(config, "patch_size", None)
         patch = patch[-1] if isinstance(patch, list | tuple) and patch else patch
         return self._vae_factor * (patch if isinstance(patch, int) else 1)
 
     def _truncation_warnings(self, params: DiffusionParams) -> tuple[str, ...]:
-        """Which encoders read less than all of the prompt, by the limits of their tokenizers and of the pipeline's call."""
+        """Which encoders read less than all of the prompt, by the limits of their tokenizers and of
+        the pipeline's call.
+        """
         limit = call_defaults(self.pipeline).get("max_sequence_length")
         warnings: tuple[str, ...] = ()
         for name, part in self.pipeline.components.items():
             if name.startswith("tokenizer") and isinstance(part, PreTrainedTokenizerBase):
-                most = min(part.model_max_length, limit if isinstance(limit, int) else part.model_max_length)
-                warnings += truncation_warning(part, params.prompt, most, name.replace("tokenizer", "text_encoder"))
+                most = min(
+                    part.model_max_length,
+                    limit if isinstance(limit, int) else part.model_max_length,
+                )
+                warnings += truncation_warning(
+                    part, params.prompt, most, name.replace("tokenizer", "text_encoder")
+                )
         return warnings
 
 
@@ -115,7 +178,11 @@ def _needed_beside_a_prompt(parameters: Mapping[str, inspect.Parameter]) -> list
     """Parameters without a default, as the picture that is to be changed."""
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     known = ("self", "prompt")
-    return [name for name, each in parameters.items() if each.default is each.empty and each.kind not in several and name not in known]
+    return [
+        name
+        for name, each in parameters.items()
+        if each.default is each.empty and each.kind not in several and name not in known
+    ]
 
 
 class _Steps:
@@ -130,7 +197,10 @@ class _Steps:
 
     @contextmanager
     def hooked(self, transformers: dict[str, torch.nn.Module]) -> Iterator[None]:
-        hooks = [transformer.register_forward_pre_hook(self._begin) for transformer in transformers.values()]
+        hooks = [
+            transformer.register_forward_pre_hook(self._begin)
+            for transformer in transformers.values()
+        ]
         try:
             yield
         finally:
@@ -139,7 +209,9 @@ class _Steps:
                 hook.remove()
 
     def end(self, *arguments: Any) -> Any:
-        """`callback_on_step_end` of diffusers, which wants its last argument back, or `callback` of its older pipelines."""
+        """`callback_on_step_end` of diffusers, which wants its last argument back, or `callback` of
+        its older pipelines.
+        """
         self._finish()
         self._done += 1
         return arguments[-1]

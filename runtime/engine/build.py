@@ -1,4 +1,6 @@
-"""Puts an engine together: a model runner, its KV cache and a scheduler, in the process that calls."""
+"""Puts an engine together: a model runner, its KV cache and a scheduler, in the process that
+calls.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,15 @@ from typing import NamedTuple
 
 from ..cache.kv_cache import KVCache
 from ..config import EngineConfig
-from ..graphs.startup import GraphStartup
 from ..executor.model_runner import ModelRunner
+from ..graphs.startup import GraphStartup
 from .core import Scheduler
 
 
 class Engine(NamedTuple):
-    """`startup` is to be advanced between batches until nothing of it is pending, and stopped at the end."""
+    """`startup` is to be advanced between batches until nothing of it is pending, and stopped at
+    the end.
+    """
 
     scheduler: Scheduler
     runner: ModelRunner
@@ -27,11 +31,17 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> Engine:
     if config.startup == "full":
         startup.complete(progress=progress)
     resolved = runner.config
-    assert resolved.chunked_prefill_size and resolved.max_running_requests and resolved.context_length
+    assert (
+        resolved.chunked_prefill_size and resolved.max_running_requests and resolved.context_length
+    )
     seeds = random.Random(config.random_seed)
     scheduler = Scheduler(
         runner,
-        KVCache(runner.pool.num_pages, runner.pool.page_size, share_prefixes=not config.disable_radix_cache),
+        KVCache(
+            runner.pool.num_pages,
+            runner.pool.page_size,
+            share_prefixes=not config.disable_radix_cache,
+        ),
         token_budget=resolved.chunked_prefill_size,
         max_running_requests=resolved.max_running_requests,
         context_length=resolved.context_length,

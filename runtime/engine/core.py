@@ -1,11 +1,13 @@
 """The loop: receive, plan a batch, launch it, deliver.
 
-A step is a list of (request, number of new tokens) under a token budget: a prefill chunk is many new tokens, a decode is
-one. So chunked prefill, prefix hits, decodes and mixed batches are one path.
+A step is a list of (request, number of new tokens) under a token budget: a prefill chunk is many
+new tokens, a decode is one. So chunked prefill, prefix hits, decodes and mixed batches are one
+path.
 
-Where the device runs beside the host, steps overlap: one is planned and launched while the one before it runs, and only then
-the host waits for the earlier one's tokens. A decode begins with a token that the host has not seen, so whether that token
-ends its request is found out one step late, and what that step gave the request is discarded.
+Where the device runs beside the host, steps overlap: one is planned and launched while the one
+before it runs, and only then the host waits for the earlier one's tokens. A decode begins with a
+token that the host has not seen, so whether that token ends its request is found out one step late,
+and what that step gave the request is discarded.
 """
 
 from __future__ import annotations
@@ -15,22 +17,24 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from ..executor.batch import Scheduled
 from ..cache.kv_cache import KVCache
+from ..executor.batch import Scheduled
 from ..executor.step import LaunchedStep, Runner
-from .messages import EngineStats, FinishReason, GenerateRequest, StepOutput, TokenOutput
-from .scheduler import Planner, StepInFlight
-from .request import Request
 from ..sampling.sampler import NO_TOKEN, Sampled
+from .messages import EngineStats, FinishReason, GenerateRequest, StepOutput, TokenOutput
+from .request import Request
+from .scheduler import Planner, StepInFlight
 
 logger = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """Holds every request of an engine from arrival to its last token. `overlap`: whether steps overlap.
+    """Holds every request of an engine from arrival to its last token. `overlap`: whether steps
+    overlap.
 
-    What one request brings about ends that one: where a step raises, its requests are computed one at a time until each has got
-    a token, and one whose step raises again, alone, is answered with an error. What a broken device raises is let through.
+    What one request brings about ends that one: where a step raises, its requests are computed one
+    at a time until each has got a token, and one whose step raises again, alone, is answered with
+    an error. What a broken device raises is let through.
     """
 
     def __init__(
@@ -46,7 +50,9 @@ class Scheduler:
     ) -> None:
         self._runner = runner
         self._cache = cache
-        self._planner = Planner(cache, token_budget=token_budget, max_running_requests=max_running_requests)
+        self._planner = Planner(
+            cache, token_budget=token_budget, max_running_requests=max_running_requests
+        )
         self._context_length = context_length
         self._draw_seed = draw_seed
         self._overlap = overlap
@@ -72,8 +78,16 @@ class Scheduler:
         except Exception as error:
             if not isinstance(error, ValueError):
                 logger.exception("request %s cannot be taken", message.rid)
-            reason = str(error) if isinstance(error, ValueError) else f"it cannot be taken ({type(error).__name__})"
-            self._outputs.append(TokenOutput(rid=message.rid, token_ids=[], finish_reason=FinishReason.ERROR, error=reason))
+            reason = (
+                str(error)
+                if isinstance(error, ValueError)
+                else f"it cannot be taken ({type(error).__name__})"
+            )
+            self._outputs.append(
+                TokenOutput(
+                    rid=message.rid, token_ids=[], finish_reason=FinishReason.ERROR, error=reason
+                )
+            )
 
     def abort(self, rids: Iterable[str]) -> None:
         """Free these requests at once; they deliver nothing more."""
@@ -88,7 +102,9 @@ class Scheduler:
 
     @torch.inference_mode()
     def step(self) -> StepOutput:
-        """Launch one batch, and say what the one before it delivered; without overlap, what it delivered itself."""
+        """Launch one batch, and say what the one before it delivered; without overlap, what it
+        delivered itself.
+        """
         self._at_work = []
         try:
             self._advance()
@@ -101,7 +117,8 @@ class Scheduler:
         self._suspects = [request for request in self._suspects if not request.finished]
         before, self._in_flight = self._in_flight, None
         if self._suspects:
-            # Nothing is in flight: it was withdrawn when they came under suspicion, and since then each step was read at once.
+            # Nothing is in flight: it was withdrawn when they came under suspicion, and since then
+            # each step was read at once.
             scheduled = self._planner.plan_alone(self._suspects[0])
         else:
             try:
@@ -121,7 +138,9 @@ class Scheduler:
         self._drop_useless_step()
 
     def _isolate(self, error: Exception) -> None:
-        """A step has raised: its one request ends, or its several requests are computed one at a time."""
+        """A step has raised: its one request ends, or its several requests are computed one at a
+        time.
+        """
         at_work = [request for request in self._at_work if not request.finished]
         if not at_work:
             raise error
@@ -129,10 +148,19 @@ class Scheduler:
         self._in_flight = None
         self._planner.withdraw()
         told, self._last_fault = self._last_fault, repr(error)
-        logger.error("a step of %d requests failed: %r", len(at_work), error, exc_info=error if self._last_fault != told else None)
+        logger.error(
+            "a step of %d requests failed: %r",
+            len(at_work),
+            error,
+            exc_info=error if self._last_fault != told else None,
+        )
         if len(at_work) == 1:
             self._outputs.append(
-                self._fail(at_work[0], f"its computation failed ({type(error).__name__}); the server's log has the details")
+                self._fail(
+                    at_work[0],
+                    f"its computation failed ({type(error).__name__}); the server's log has the "
+                    "details",
+                )
             )
         else:
             self._suspects = at_work
@@ -159,13 +187,17 @@ class Scheduler:
         )
 
     def check(self) -> None:
-        """Assert that every page has exactly one owner, that what waits holds none, and that what is pending is in flight."""
+        """Assert that every page has exactly one owner, that what waits holds none, and that what
+        is pending is in flight.
+        """
         assert not any(request.pages or request.num_pending for request in self._planner.waiting)
         assert self._in_flight is None or self._in_flight.is_of_use
         coming = [] if self._in_flight is None else self._in_flight.samplers
         for request in self._planner.running:
             assert request.num_pending == sum(request is sampler for sampler in coming)
-            assert request.num_computed <= request.num_known, "a token is computed that the host does not know"
+            assert request.num_computed <= request.num_known, (
+                "a token is computed that the host does not know"
+            )
         self._cache.check(self._planner.running)
 
     def _admit(self, message: GenerateRequest) -> Request:
@@ -174,13 +206,23 @@ class Scheduler:
         if not message.input_ids:
             raise ValueError("the prompt is empty")
         if length > limit - (message.params.max_new_tokens > 0):
-            raise ValueError(f"the prompt has {length} tokens, but at most {limit - 1} fit with room for an answer")
+            raise ValueError(
+                f"the prompt has {length} tokens, but at most {limit - 1} fit with room for an "
+                "answer"
+            )
         vocab = self._runner.vocab_size
         if not all(0 <= token < vocab for token in message.input_ids):
             raise ValueError(f"the prompt has a token id outside of 0 to {vocab - 1}")
-        if not all(0 <= token < vocab for token in [*message.params.logit_bias, *message.params.stop_token_ids]):
+        if not all(
+            0 <= token < vocab
+            for token in [*message.params.logit_bias, *message.params.stop_token_ids]
+        ):
             raise ValueError(f"logit_bias and stop_token_ids take token ids of 0 to {vocab - 1}")
-        ends = frozenset() if message.params.ignore_eos else self._runner.eos_token_ids.union(message.eos_token_ids)
+        ends = (
+            frozenset()
+            if message.params.ignore_eos
+            else self._runner.eos_token_ids.union(message.eos_token_ids)
+        )
         return Request(
             message,
             seed=self._draw_seed() if message.params.seed is None else message.params.seed,
@@ -199,7 +241,8 @@ class Scheduler:
             prefilled = request.num_computed < request.num_prompt
             request.num_computed += num_new
             if prefilled:
-                # Who finds these pages reads them in a later step, which the device runs after this one.
+                # Who finds these pages reads them in a later step, which the device runs after this
+                # one.
                 self._cache.share(request)
         for row, request in enumerate(launched.samplers):
             request.expect(row)
@@ -214,15 +257,21 @@ class Scheduler:
     # Delivering
 
     def _deliver(self, step: LaunchedStep) -> None:
-        """What a step gave the requests that have not ended or been aborted since it was launched."""
+        """What a step gave the requests that have not ended or been aborted since it was
+        launched.
+        """
         self._at_work = [request for request, _ in step.scheduled]
         samples = step.read()
         given: list[tuple[Request, Sampled | None]] = [
-            (request, sampled) for request, sampled in zip(step.samplers, samples, strict=True) if not request.finished
+            (request, sampled)
+            for request, sampled in zip(step.samplers, samples, strict=True)
+            if not request.finished
         ]
         self._generated_tokens += len(given)
         self._discarded_tokens += len(samples) - len(given)
-        for request, sampled in given + [(request, None) for request in step.scored if not request.finished]:
+        for request, sampled in given + [
+            (request, None) for request in step.scored if not request.finished
+        ]:
             self._at_work = [request]
             self._outputs.append(self._output(request, sampled))
             if request in self._suspects:
@@ -245,7 +294,9 @@ class Scheduler:
             finish_reason=reason,
             stop_token_id=stop,
             cached_tokens=request.cached_tokens or 0,
-            logprobs=[sampled.logprob] if sampled is not None and sampled.logprob is not None else None,
+            logprobs=[sampled.logprob]
+            if sampled is not None and sampled.logprob is not None
+            else None,
             prompt_logprobs=request.prompt_logprobs if due else None,
         )
         if reason is not None:
@@ -257,4 +308,6 @@ class Scheduler:
         self._planner.remove(request)
         # What it has computed may be as broken, and whoever begins alike would find it.
         self._cache.flush()
-        return TokenOutput(rid=request.rid, token_ids=[], finish_reason=FinishReason.ERROR, error=error)
+        return TokenOutput(
+            rid=request.rid, token_ids=[], finish_reason=FinishReason.ERROR, error=error
+        )

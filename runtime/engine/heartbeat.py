@@ -1,4 +1,6 @@
-"""The sign of life of an engine: sent by its loop itself, for a thread beside it would go on where the loop does not."""
+"""The sign of life of an engine: sent by its loop itself, for a thread beside it would go on where
+the loop does not.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ BEAT_MS = 1000
 
 
 class Heartbeat:
-    """`send` takes the messages. To be told often what is done next: between steps, and from within a long one."""
+    """`send` takes the messages. To be told often what is done next: between steps, and from within
+    a long one.
+    """
 
     def __init__(self, send: Callable[[EngineAlive], None]) -> None:
         self._send = send
@@ -20,7 +24,9 @@ class Heartbeat:
         self._due = 0.0
 
     def beat(self, doing: str, *, may_build: bool = False) -> None:
-        """`may_build`: as in `EngineAlive`. Costs a look at the clock, unless a second has passed or something else is done."""
+        """`may_build`: as in `EngineAlive`. Costs a look at the clock, unless a second has passed
+        or something else is done.
+        """
         now = time.monotonic()
         message = EngineAlive(doing=doing, may_build=may_build)
         if now >= self._due or message != self._last:

@@ -1,4 +1,6 @@
-"""Messages on the wire: msgpack over ZeroMQ sockets in the file system, one pair for each life of the engine process."""
+"""Messages on the wire: msgpack over ZeroMQ sockets in the file system, one pair for each life of
+the engine process.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,13 @@ import zmq
 
 from .messages import FromEngine, ToEngine
 
-_TYPES: dict[bytes, type] = {cls.__name__.encode(): cls for cls in (*get_args(ToEngine), *get_args(FromEngine))}
+_TYPES: dict[bytes, type] = {
+    cls.__name__.encode(): cls for cls in (*get_args(ToEngine), *get_args(FromEngine))
+}
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODERS: dict[bytes, msgspec.msgpack.Decoder[Any]] = {name: msgspec.msgpack.Decoder(cls) for name, cls in _TYPES.items()}
+_DECODERS: dict[bytes, msgspec.msgpack.Decoder[Any]] = {
+    name: msgspec.msgpack.Decoder(cls) for name, cls in _TYPES.items()
+}
 
 
 def encode(message: ToEngine | FromEngine) -> list[bytes]:
@@ -20,7 +26,9 @@ def encode(message: ToEngine | FromEngine) -> list[bytes]:
 
 
 class Unreadable(ValueError):
-    """A message that is none of ours. `known`: its name is; `rids`: the requests that it speaks of, as far as that can be told."""
+    """A message that is none of ours. `known`: its name is; `rids`: the requests that it speaks of,
+    as far as that can be told.
+    """
 
     def __init__(self, name: bytes, reason: str, *, known: bool, rids: list[str]) -> None:
         super().__init__(f"{name.decode(errors='replace')}: {reason}")
@@ -42,7 +50,9 @@ def decode(frames: list[bytes]) -> Any:
 
 
 def _rids(payload: bytes) -> list[str]:
-    """Request ids in a message of whatever form: its own, those in its list of them, those of its outputs."""
+    """Request ids in a message of whatever form: its own, those in its list of them, those of its
+    outputs.
+    """
     try:
         fields = msgspec.msgpack.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -50,13 +60,19 @@ def _rids(payload: bytes) -> list[str]:
     if not isinstance(fields, dict):
         return []
     outputs = fields.get("outputs")
-    entries = [fields, *(entry for entry in outputs if isinstance(entry, dict))] if isinstance(outputs, list) else [fields]
+    entries = (
+        [fields, *(entry for entry in outputs if isinstance(entry, dict))]
+        if isinstance(outputs, list)
+        else [fields]
+    )
     found = [entry.get("rid") for entry in entries]
     return [rid for rid in found if isinstance(rid, str)]
 
 
 def open_socket(context: zmq.Context[Any], kind: int, endpoint: str, *, bind: bool) -> Any:
-    """A PUSH or PULL socket without a limit on queued messages: a lost message would be a lost request."""
+    """A PUSH or PULL socket without a limit on queued messages: a lost message would be a lost
+    request.
+    """
     socket = context.socket(kind)
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, 0)

@@ -1,7 +1,7 @@
 """Every message between the web process and the engine process.
 
-Messages are plain dataclasses, so that the engine runs in process (`piecework.LLM`) on a machine without msgspec;
-`ipc` puts them on the wire.
+Messages are plain dataclasses, so that the engine runs in process (`piecework.LLM`) on a machine
+without msgspec; `ipc` puts them on the wire.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ class FinishReason(StrEnum):
 class GenerateRequest:
     """Generate a continuation of `input_ids`.
 
-    `output_ids` are tokens that were already delivered before an engine restart: they are recomputed, never sampled or
-    sent again. `priority`: higher runs first. `arrival_time`: `time.monotonic()` seconds, the order among equals.
-    `eos_token_ids`: what ends a text by the tokenizer's files and the chat template, which the engine does not read; the model's
-    own do so besides.
+    `output_ids` are tokens that were already delivered before an engine restart: they are
+    recomputed, never sampled or sent again. `priority`: higher runs first. `arrival_time`:
+    `time.monotonic()` seconds, the order among equals. `eos_token_ids`: what ends a text by the
+    tokenizer's files and the chat template, which the engine does not read; the model's own do so
+    besides.
     """
 
     rid: str
@@ -60,7 +61,9 @@ class Shutdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
-    """One position: its token's log-probability and the likeliest alternatives, best first, as (id, log-probability)."""
+    """One position: its token's log-probability and the likeliest alternatives, best first, as (id,
+    log-probability).
+    """
 
     token_id: int
     logprob: float
@@ -71,10 +74,11 @@ class TokenLogprob:
 class TokenOutput:
     """What one step gave one request.
 
-    `token_ids` are new. `logprobs` has one entry per new token where asked for. `prompt_logprobs` comes once, with the
-    first token, one entry per prompt position from `prompt_logprobs_start` (position 0 has none, so None).
-    `stop_token_id` is the token that ended the sequence with `FinishReason.STOP`; it is the last of `token_ids`.
-    `cached_tokens` counts the prompt's tokens that were found in the prefix cache. `error` explains `FinishReason.ERROR`.
+    `token_ids` are new. `logprobs` has one entry per new token where asked for. `prompt_logprobs`
+    comes once, with the first token, one entry per prompt position from `prompt_logprobs_start`
+    (position 0 has none, so None). `stop_token_id` is the token that ended the sequence with
+    `FinishReason.STOP`; it is the last of `token_ids`. `cached_tokens` counts the prompt's tokens
+    that were found in the prefix cache. `error` explains `FinishReason.ERROR`.
     """
 
     rid: str
@@ -121,7 +125,8 @@ class StepOutput:
 class GraphInfo:
     """How steps run: what was asked for, and what is there so far.
 
-    `prefill_sizes` in tokens, `decode_sizes` in requests: what is captured. `failed_sizes`: those that run without a graph, and why.
+    `prefill_sizes` in tokens, `decode_sizes` in requests: what is captured. `failed_sizes`: those
+    that run without a graph, and why.
     """
 
     prefill_backend: str = "disabled"
@@ -137,7 +142,9 @@ class GraphInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """What a ready engine is, for the start-up summary and `/server_info`. Sizes in tokens, memory in bytes."""
+    """What a ready engine is, for the start-up summary and `/server_info`. Sizes in tokens, memory
+    in bytes.
+    """
 
     model_path: str
     architecture: str
@@ -153,7 +160,9 @@ class EngineInfo:
     weight_bytes: int
     kv_bytes: int
     start_seconds: dict[str, float]
-    """Of each phase of the start: the device's kernels, weights, what steps take of the memory, first steps, pieces."""
+    """Of each phase of the start: the device's kernels, weights, what steps take of the memory,
+    first steps, pieces.
+    """
     quantization: list[str] = field(default_factory=list)
     """The quantised formats that weights are kept in."""
     overlap_schedule: bool = False
@@ -181,8 +190,8 @@ class EngineChanged:
 class EngineAlive:
     """The engine's loop goes on. `doing`: what it does next.
 
-    `may_build`: until the next message it may load or compile for longer than any step takes, and give no other sign than that it
-    uses the processor.
+    `may_build`: until the next message it may load or compile for longer than any step takes, and
+    give no other sign than that it uses the processor.
     """
 
     doing: str
@@ -215,9 +224,9 @@ class GenerateImage:
 class ImageOutput:
     """How a `GenerateImage` ended.
 
-    `FinishReason.STOP`: `pixels` are `height` rows of `width` pixels of red, green and blue, a byte each, and `warnings` say
-    what was not done as asked. `FinishReason.ERROR`: `error` says why; where the client can mend it there is a `code`, and
-    `param` names the parameter if it is one.
+    `FinishReason.STOP`: `pixels` are `height` rows of `width` pixels of red, green and blue, a byte
+    each, and `warnings` say what was not done as asked. `FinishReason.ERROR`: `error` says why;
+    where the client can mend it there is a `code`, and `param` names the parameter if it is one.
     """
 
     rid: str
@@ -233,7 +242,9 @@ class ImageOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageStats:
-    """Gauges at one moment and totals since the engine process began. `stage_seconds_total` by the stage's name."""
+    """Gauges at one moment and totals since the engine process began. `stage_seconds_total` by the
+    stage's name.
+    """
 
     running_requests: int = 0
     queued_requests: int = 0
@@ -253,7 +264,8 @@ class ImageStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffusionInfo:
-    """What a ready diffusion engine is. `default_size`: width and height in pixels, where the pipeline has one.
+    """What a ready diffusion engine is. `default_size`: width and height in pixels, where the
+    pipeline has one.
 
     `compiled`: one line about what was compiled, None where nothing was asked for.
     """
@@ -280,4 +292,13 @@ class DiffusionReady:
 
 
 ToEngine = GenerateRequest | GenerateImage | AbortRequests | FlushCache | Shutdown
-FromEngine = StepOutput | ImageStep | EngineReady | DiffusionReady | EngineChanged | EngineAlive | EngineFailed | CacheFlushed
+FromEngine = (
+    StepOutput
+    | ImageStep
+    | EngineReady
+    | DiffusionReady
+    | EngineChanged
+    | EngineAlive
+    | EngineFailed
+    | CacheFlushed
+)

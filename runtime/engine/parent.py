@@ -1,4 +1,6 @@
-"""A process that ends when the one that started it does, however that ends: its standard input is a pipe that the parent holds open."""
+"""A process that ends when the one that started it does, however that ends: its standard input is a
+pipe that the parent holds open.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What every engine process does: `python -m piecework.runtime.engine.process MODULE`, with its job as the first line of its standard input.
+"""What every engine process does: `python -m piecework.runtime.engine.process MODULE`, its job as
+the first line of its standard input.
 
 It owns the tensors. It ends when it is told to, or when the process that started it is gone.
 """
@@ -50,14 +51,19 @@ def run_engine(find: Callable[[], Build]) -> int:
 
     `find` may import for seconds: the job is made meanwhile.
     """
-    # Ctrl-C and a service manager's stop reach every process of the group; the web process decides when the engine ends.
+    # Ctrl-C and a service manager's stop reach every process of the group; the web process decides
+    # when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Asked for before a process that hangs is killed. Needs no lock, and no thread that goes on.
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
     build = find()
     settings, to_engine, from_engine, log_level = _read_job()
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    logging.basicConfig(
+        level=log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+    )
     end_with_parent()
     context = zmq.Context()
     inbox = open_socket(context, zmq.PULL, to_engine, bind=True)

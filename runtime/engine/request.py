@@ -6,20 +6,23 @@ import numpy as np
 import numpy.typing as npt
 
 from ..cache.radix import Node
-from .messages import GenerateRequest, TokenLogprob
 from ..sampling.params import SamplingParams
 from ..sampling.token_counts import TokenCounts
+from .messages import GenerateRequest, TokenLogprob
 
 
 class Request:
     """Tokens [0, num_computed) have their keys and values in `pages`; the rest is to be computed.
 
-    A request decodes when one token is left, the one sampled last; before that it prefills. The last `num_pending` tokens are
-    sampled by steps that have been launched, so the device knows them and the host does not yet.
-    `shared_pages` of its pages, from the front, belong to the prefix tree and are held by the lock on `node`.
+    A request decodes when one token is left, the one sampled last; before that it prefills. The
+    last `num_pending` tokens are sampled by steps that have been launched, so the device knows them
+    and the host does not yet. `shared_pages` of its pages, from the front, belong to the prefix
+    tree and are held by the lock on `node`.
     """
 
-    def __init__(self, message: GenerateRequest, *, seed: int, stop_ids: frozenset[int], max_tokens: int) -> None:
+    def __init__(
+        self, message: GenerateRequest, *, seed: int, stop_ids: frozenset[int], max_tokens: int
+    ) -> None:
         self.rid = message.rid
         self.params: SamplingParams = message.params
         self.priority = message.priority
@@ -44,7 +47,9 @@ class Request:
         self.cached_tokens: int | None = None
         """Prompt tokens found in the prefix tree when it first ran; None before."""
         self.prompt_logprobs: list[TokenLogprob | None] = []
-        self.prompt_logprobs_due = self.params.prompt_logprobs is not None and not message.output_ids
+        self.prompt_logprobs_due = (
+            self.params.prompt_logprobs is not None and not message.output_ids
+        )
         self._counts: TokenCounts | None = None
         self._tokens = np.empty(self.num_tokens + 64, np.int64)
         self._tokens[: self.num_prompt] = message.input_ids
@@ -72,7 +77,9 @@ class Request:
     @property
     def awaits_end(self) -> bool:
         """Whether nothing is left to compute: what is pending ends it, whatever it is."""
-        return self.num_computed == self.num_tokens or (self.num_pending > 0 and self.num_tokens >= self.max_tokens)
+        return self.num_computed == self.num_tokens or (
+            self.num_pending > 0 and self.num_tokens >= self.max_tokens
+        )
 
     @property
     def order(self) -> tuple[int, float, str]:
@@ -80,7 +87,9 @@ class Request:
         return (-self.priority, self.arrival_time, self.rid)
 
     def count_tokens(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """The distinct ones of `tokens` [U], and how often `output_tokens` has each [U]. Both are views that the next call may change."""
+        """The distinct ones of `tokens` [U], and how often `output_tokens` has each [U]. Both are
+        views that the next call may change.
+        """
         if self._counts is None:
             self._counts = TokenCounts(self.tokens[: self.num_prompt])
         return self._counts.of(self.output_tokens)

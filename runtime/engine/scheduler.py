@@ -1,11 +1,13 @@
-"""Which requests the next step computes, and how many tokens of each: the queue, the running requests, and who gives way to whom."""
+"""Which requests the next step computes, and how many tokens of each: the queue, the running
+requests, and who gives way to whom.
+"""
 
 from __future__ import annotations
 
 from bisect import insort
 
-from ..executor.batch import Scheduled
 from ..cache.kv_cache import KVCache
+from ..executor.batch import Scheduled
 from .request import Request
 
 
@@ -14,7 +16,9 @@ class StepInFlight(Exception):
 
 
 class Planner:
-    """Every request of an engine from arrival to its end, those that wait and those that run, each in order."""
+    """Every request of an engine from arrival to its end, those that wait and those that run, each
+    in order.
+    """
 
     def __init__(self, cache: KVCache, *, token_budget: int, max_running_requests: int) -> None:
         self.waiting: list[Request] = []
@@ -32,25 +36,29 @@ class Planner:
     def remove(self, request: Request) -> None:
         """A request has ended, or was aborted; its pages are free at once.
 
-        A step in flight may still write to them. Whoever gets them next writes in a later step, and the device runs steps in
-        the order of their launch, so that nobody reads what the earlier one has left there.
+        A step in flight may still write to them. Whoever gets them next writes in a later step, and
+        the device runs steps in the order of their launch, so that nobody reads what the earlier
+        one has left there.
         """
         (self.running if request in self.running else self.waiting).remove(request)
         request.finished = True
         self._cache.release(request)
 
     def plan(self, *, in_flight: bool) -> list[Scheduled]:
-        """Running requests first, in order, then waiting ones, until the budget of tokens, pages or requests is spent.
+        """Running requests first, in order, then waiting ones, until the budget of tokens, pages or
+        requests is spent.
 
-        `in_flight`: a step has been launched whose tokens the host does not know yet. Raises `StepInFlight` where a running
-        request would have to give way then: what is in flight may end one, which frees pages, so the plan is to be made again.
+        `in_flight`: a step has been launched whose tokens the host does not know yet. Raises
+        `StepInFlight` where a running request would have to give way then: what is in flight may
+        end one, which frees pages, so the plan is to be made again.
         """
         self._in_flight = in_flight
         self._yield_to_urgent()
         before = self.preemptions
         scheduled, budget = self._plan_running()
         if self.preemptions > before:
-            # Pages are so scarce that a request had to go back; starting another would push out the next.
+            # Pages are so scarce that a request had to go back; starting another would push out the
+            # next.
             return scheduled
         return scheduled + self._plan_waiting(budget, list(self.waiting))
 
@@ -59,10 +67,16 @@ class Planner:
         self._in_flight = False
         for other in [running for running in self.running if running is not request]:
             self._preempt(other)
-        return self._plan_running()[0] if self.running else self._plan_waiting(self._token_budget, [request])
+        return (
+            self._plan_running()[0]
+            if self.running
+            else self._plan_waiting(self._token_budget, [request])
+        )
 
     def withdraw(self) -> None:
-        """All that run go back to the queue, with the tokens that the host knows: what is in flight will not be read."""
+        """All that run go back to the queue, with the tokens that the host knows: what is in flight
+        will not be read.
+        """
         for request in list(self.running):
             request.forget_pending()
             self._in_flight = False
@@ -94,7 +108,8 @@ class Planner:
             self._cache.attach(request)
             beginning = self._next_page(request)
             if beginning in coming:
-                # Another request of this step computes the same tokens: one step later they are in the prefix tree.
+                # Another request of this step computes the same tokens: one step later they are in
+                # the prefix tree.
                 self._cache.release(request)
                 continue
             num_new = min(budget, request.num_tokens - request.num_computed)
@@ -109,22 +124,39 @@ class Planner:
         return scheduled
 
     def _fits(self, request: Request) -> bool:
-        """Whether the whole sequence finds pages, with one to spare for each running request so that it can go on."""
+        """Whether the whole sequence finds pages, with one to spare for each running request so
+        that it can go on.
+        """
         wanted = self._cache.pages_wanted(request, request.num_tokens - request.num_computed)
         return wanted + len(self.running) <= self._cache.available_pages or not self.running
 
     def _next_page(self, request: Request) -> tuple[int, bytes] | None:
-        """What identifies the first page of a request that is not in the prefix tree; None where it is not whole."""
+        """What identifies the first page of a request that is not in the prefix tree; None where it
+        is not whole.
+        """
         page = request.tokens[request.num_computed : request.num_computed + self._cache.page_size]
-        if len(page) < self._cache.page_size or request.prompt_logprobs_due or not self._cache.shares_prefixes:
+        if (
+            len(page) < self._cache.page_size
+            or request.prompt_logprobs_due
+            or not self._cache.shares_prefixes
+        ):
             return None
         return id(request.node), page.tobytes()
 
     def _yield_to_urgent(self) -> None:
-        """Where places or pages are taken, the first in the queue gets those of running requests of lower priority."""
-        while self.waiting and self.running and (urgent := self.waiting[0]).priority > self.running[-1].priority:
+        """Where places or pages are taken, the first in the queue gets those of running requests of
+        lower priority.
+        """
+        while (
+            self.waiting
+            and self.running
+            and (urgent := self.waiting[0]).priority > self.running[-1].priority
+        ):
             wanted = self._cache.pages_wanted(urgent, urgent.num_tokens)
-            if len(self.running) < self._max_running and wanted + len(self.running) <= self._cache.available_pages:
+            if (
+                len(self.running) < self._max_running
+                and wanted + len(self.running) <= self._cache.available_pages
+            ):
                 return
             self._preempt(self.running[-1])
 
@@ -137,7 +169,9 @@ class Planner:
             self.cached_tokens += request.cached_tokens
 
     def _preempt(self, request: Request) -> None:
-        """Back to the queue; its tokens are kept and computed again, as far as the prefix tree does not hold them."""
+        """Back to the queue; its tokens are kept and computed again, as far as the prefix tree does
+        not hold them.
+        """
         if self._in_flight:
             raise StepInFlight
         self.running.remove(request)

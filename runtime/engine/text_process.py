@@ -5,11 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from ..config import EngineConfig
-from .build import Engine, build_engine
 from ..executor.forward_context import tell_each_layer
+from .build import Engine, build_engine
 from .heartbeat import BEAT_MS, Heartbeat
 from .ipc import decode, encode
-from .messages import AbortRequests, CacheFlushed, EngineChanged, EngineReady, FlushCache, FromEngine, GenerateRequest, Shutdown, StepOutput
+from .messages import (
+    AbortRequests,
+    CacheFlushed,
+    EngineChanged,
+    EngineReady,
+    FlushCache,
+    FromEngine,
+    GenerateRequest,
+    Shutdown,
+    StepOutput,
+)
 
 _STARTUP_POLL_MS = 20
 """How long to wait for a message before the next portion of the start-up."""
@@ -32,7 +42,10 @@ class EngineProcess:
     def run(self) -> None:
         while self._running:
             self._receive()
-            self._heart.beat("computing a step" if self._scheduler.has_work else "bringing graphs in", may_build=self._startup.pending)
+            self._heart.beat(
+                "computing a step" if self._scheduler.has_work else "bringing graphs in",
+                may_build=self._startup.pending,
+            )
             if self._scheduler.has_work:
                 self._send(self._scheduler.step())
             if self._startup.pending:

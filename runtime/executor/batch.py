@@ -29,7 +29,9 @@ class Scheduled(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """`input_ids`, `positions` [T] int64, request after request. `sample_rows`: rows whose logits give `samplers` their next token."""
+    """`input_ids`, `positions` [T] int64, request after request. `sample_rows`: rows whose logits
+    give `samplers` their next token.
+    """
 
     scheduled: list[Scheduled]
     input_ids: torch.Tensor
@@ -49,15 +51,24 @@ class Batch:
 
 
 def build_batch(
-    scheduled: list[Scheduled], page_size: int, device: torch.device, slot_dtype: torch.dtype, sampled: torch.Tensor | None = None
+    scheduled: list[Scheduled],
+    page_size: int,
+    device: torch.device,
+    slot_dtype: torch.dtype,
+    sampled: torch.Tensor | None = None,
 ) -> Batch:
     """Lay the scheduled tokens out one request after another.
 
-    `sampled` [N] int64: what the step in flight samples, from which tokens that are pending are taken, on the device.
+    `sampled` [N] int64: what the step in flight samples, from which tokens that are pending are
+    taken, on the device.
     """
     query_lens = [num_new for _, num_new in scheduled]
     seq_lens = [request.num_computed + num_new for request, num_new in scheduled]
-    table = np.full((len(scheduled), max(len(request.pages) for request, _ in scheduled)), RESERVED_PAGE, np.int64)
+    table = np.full(
+        (len(scheduled), max(len(request.pages) for request, _ in scheduled)),
+        RESERVED_PAGE,
+        np.int64,
+    )
     ending, pending = [], []
     for row, ((request, _), seq_len) in enumerate(zip(scheduled, seq_lens, strict=True)):
         table[row, : len(request.pages)] = request.pages
@@ -65,7 +76,12 @@ def build_batch(
             ending.append(row)
         if request.num_pending:
             pending.append(row)
-    input_ids = np.concatenate([request.span(end - num_new, end) for (request, num_new), end in zip(scheduled, seq_lens, strict=True)])
+    input_ids = np.concatenate(
+        [
+            request.span(end - num_new, end)
+            for (request, num_new), end in zip(scheduled, seq_lens, strict=True)
+        ]
+    )
     lens = np.array(query_lens)
     last_rows = lens.cumsum() - 1
     owner = np.arange(len(lens)).repeat(lens)
@@ -73,9 +89,18 @@ def build_batch(
     slots = table[owner, positions // page_size] * page_size + positions % page_size
 
     own = _numpy_dtype(slot_dtype)
-    arrays = [input_ids, positions, table.astype(own, copy=False), slots.astype(own, copy=False), last_rows[ending]]
+    arrays = [
+        input_ids,
+        positions,
+        table.astype(own, copy=False),
+        slots.astype(own, copy=False),
+        last_rows[ending],
+    ]
     if pending:
-        arrays += [last_rows[pending], np.array([scheduled[row].request.sampled_row for row in pending])]
+        arrays += [
+            last_rows[pending],
+            np.array([scheduled[row].request.sampled_row for row in pending]),
+        ]
     tensors = to_device(arrays, device)
     if pending:
         assert sampled is not None
@@ -84,7 +109,12 @@ def build_batch(
         scheduled=scheduled,
         input_ids=tensors[0],
         positions=tensors[1],
-        metadata=AttentionMetadata(query_lens=query_lens, seq_lens=seq_lens, block_table=tensors[2], slot_mapping=tensors[3]),
+        metadata=AttentionMetadata(
+            query_lens=query_lens,
+            seq_lens=seq_lens,
+            block_table=tensors[2],
+            slot_mapping=tensors[3],
+        ),
         samplers=[scheduled[row].request for row in ending],
         sample_rows=tensors[4],
     )

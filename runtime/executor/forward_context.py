@@ -14,7 +14,9 @@ from ...kernels.attention import AttentionBackend, AttentionMetadata
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """What is constant about one layer's attention. `window`: sliding window in tokens, None for full attention."""
+    """What is constant about one layer's attention. `window`: sliding window in tokens, None for
+    full attention.
+    """
 
     scale: float
     window: int | None = None
@@ -66,7 +68,9 @@ def current_context() -> ForwardContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedAttention:
-    """A model's attention over its KV cache, from which each step gets its context. Fields as in `ForwardContext`."""
+    """A model's attention over its KV cache, from which each step gets its context. Fields as in
+    `ForwardContext`.
+    """
 
     backend: AttentionBackend
     layers: list[LayerSpec]
@@ -81,5 +85,11 @@ class PagedAttention:
     def planned(self, plan: Any) -> AbstractContextManager[None]:
         """The context of a step that the backend has planned already."""
         return forward_context(
-            ForwardContext(backend=self.backend, plan=plan, layers=self.layers, k_cache=self.k_cache, v_cache=self.v_cache)
+            ForwardContext(
+                backend=self.backend,
+                plan=plan,
+                layers=self.layers,
+                k_cache=self.k_cache,
+                v_cache=self.v_cache,
+            )
         )

@@ -12,9 +12,9 @@ from ...compilation.histogram import LengthHistogram
 from ...compilation.whole import BreakableForward
 from ...kernels.platform import Platform
 from ..config import Backend, EngineConfig
-from .forward_context import PagedAttention
-from ..models.llama import LlamaForCausalLM
 from ..graphs.graph_runner import StepGraphs
+from ..models.llama import LlamaForCausalLM
+from .forward_context import PagedAttention
 from .warm_up import made_up_step, sample
 
 logger = logging.getLogger(__name__)
@@ -22,17 +22,25 @@ logger = logging.getLogger(__name__)
 TRIAL_PAGES = 2
 """Pages of the cache that the trial runs on: all of it stores to the reserved one."""
 _HEADROOM = 0.03
-"""Share of the memory that stays free: what real steps take beyond made-up ones, and fragments between allocations."""
+"""Share of the memory that stays free: what real steps take beyond made-up ones, and fragments
+between allocations.
+"""
 
 
 def memory_beside_steps(
-    model: LlamaForCausalLM, platform: Platform, config: EngineConfig, attention: PagedAttention, seen: LengthHistogram
+    model: LlamaForCausalLM,
+    platform: Platform,
+    config: EngineConfig,
+    attention: PagedAttention,
+    seen: LengthHistogram,
 ) -> int:
-    """Bytes that are free while the device holds what the largest steps and all graphs take, less what is kept back.
+    """Bytes that are free while the device holds what the largest steps and all graphs take, less
+    what is kept back.
 
-    The largest steps run, eagerly, and the two largest sizes of each kind of graph are captured: the others share their memory, and
-    each is taken to need beside it what the second needed. `attention` is over a cache of `TRIAL_PAGES`. Nothing stays of the trial.
-    Raises `ValueError` with a remedy where the largest steps do not fit.
+    The largest steps run, eagerly, and the two largest sizes of each kind of graph are captured:
+    the others share their memory, and each is taken to need beside it what the second needed.
+    `attention` is over a cache of `TRIAL_PAGES`. Nothing stays of the trial. Raises `ValueError`
+    with a remedy where the largest steps do not fit.
     """
     try:
         return _tried_out(model, platform, config, attention, seen)
@@ -40,17 +48,25 @@ def memory_beside_steps(
         if not platform.is_out_of_memory(error):
             raise
         raise ValueError(
-            f"too little memory for steps of {config.chunked_prefill_size} tokens and {config.max_running_requests} requests: "
+            f"too little memory for steps of {config.chunked_prefill_size} tokens and "
+            f"{config.max_running_requests} requests: "
             "lower --chunked-prefill-size or --max-running-requests, or choose a smaller model"
         ) from error
     finally:
-        # The first capture has taken all that was alive out of the collector's sight, the trial's graphs among it.
+        # The first capture has taken all that was alive out of the collector's sight, the trial's
+        # graphs among it.
         gc.unfreeze()
         gc.collect()
         platform.empty_cache()
 
 
-def _tried_out(model: LlamaForCausalLM, platform: Platform, config: EngineConfig, attention: PagedAttention, seen: LengthHistogram) -> int:
+def _tried_out(
+    model: LlamaForCausalLM,
+    platform: Platform,
+    config: EngineConfig,
+    attention: PagedAttention,
+    seen: LengthHistogram,
+) -> int:
     before = platform.memory().free
     _run_largest_steps(model, platform, config, attention)
     platform.end_trials()
@@ -62,13 +78,22 @@ def _tried_out(model: LlamaForCausalLM, platform: Platform, config: EngineConfig
     compiler = platform.compiler_bytes if config.prefill_backend is Backend.PIECEWISE else 0
     kept = max(compiler, int(_HEADROOM * memory.total))
     taken = (before - memory.free + to_come) / 2**20
-    logger.info("steps and graphs take %.0f MiB, another %.0f MiB stay free; the KV cache may take what is left", taken, kept / 2**20)
+    logger.info(
+        "steps and graphs take %.0f MiB, another %.0f MiB stay free; the KV cache may take what is "
+        "left",
+        taken,
+        kept / 2**20,
+    )
     return max(0, memory.free - to_come - kept)
 
 
 @torch.inference_mode()
-def _run_largest_steps(model: LlamaForCausalLM, platform: Platform, config: EngineConfig, attention: PagedAttention) -> None:
-    """The longest chunk of a prompt, and a token for as many requests as can run; the allocator keeps what they took."""
+def _run_largest_steps(
+    model: LlamaForCausalLM, platform: Platform, config: EngineConfig, attention: PagedAttention
+) -> None:
+    """The longest chunk of a prompt, and a token for as many requests as can run; the allocator
+    keeps what they took.
+    """
     assert config.chunked_prefill_size and config.max_running_requests and config.context_length
     length = min(config.chunked_prefill_size, config.context_length)
     made_up_step(model, attention, platform, [length], [length])
@@ -78,7 +103,9 @@ def _run_largest_steps(model: LlamaForCausalLM, platform: Platform, config: Engi
 
 
 def _capture_two(phase: Graphs, platform: Platform) -> int:
-    """Captures the two largest sizes; how many bytes all others will take beside the memory that they share with these."""
+    """Captures the two largest sizes; how many bytes all others will take beside the memory that
+    they share with these.
+    """
     last = 0
     for size in phase.pending()[:2]:
         before = _own_bytes(platform)
@@ -88,6 +115,8 @@ def _capture_two(phase: Graphs, platform: Platform) -> int:
 
 
 def _own_bytes(platform: Platform) -> int:
-    """What is taken for good: live tensors, and what lies outside the allocator, where the driver keeps graphs."""
+    """What is taken for good: live tensors, and what lies outside the allocator, where the driver
+    keeps graphs.
+    """
     memory, use = platform.memory(), platform.memory_use()
     return memory.total - memory.free - use.reserved + use.allocated

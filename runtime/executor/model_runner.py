@@ -10,22 +10,22 @@ from ...compilation.piece_store import weight_bytes
 from ...kernels.attention import AttentionBackend, AttentionHeads
 from ...kernels.detect import detect
 from ...kernels.platform import Platform
-from .batch import Batch
 from ..cache.pool import KVPool, KVShape, page_bytes
 from ..config import EngineConfig, resolve_cache, resolve_steps
-from .forward_context import PagedAttention
-from ..layers.attention import register_attention
-from .memory_profile import TRIAL_PAGES, memory_beside_steps
 from ..engine.messages import EngineInfo
-from ..model_config import ModelConfig
-from ..graphs.pieces import seen_lengths
 from ..engine.start_clock import StartClock
 from ..graphs.graph_runner import GraphCounts, StepGraphs
-from .warm_up import warm_up
+from ..graphs.pieces import seen_lengths
+from ..layers.attention import register_attention
 from ..loader.check import check_model
 from ..loader.loader import load_model, random_model
-from ..quantization.packing import PLAIN
 from ..loader.resolve import resolve_model_path
+from ..model_config import ModelConfig
+from ..quantization.packing import PLAIN
+from .batch import Batch
+from .forward_context import PagedAttention
+from .memory_profile import TRIAL_PAGES, memory_beside_steps
+from .warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,9 @@ _KEEP_SECONDS = 60.0
 
 
 class ModelRunner:
-    """A loaded model with its KV cache. `config` has every number chosen. Raises `ValueError` that the user can mend."""
+    """A loaded model with its KV cache. `config` has every number chosen. Raises `ValueError` that
+    the user can mend.
+    """
 
     def __init__(self, config: EngineConfig, *, progress: bool = True) -> None:
         self.clock = StartClock()
@@ -45,18 +47,34 @@ class ModelRunner:
         self.slot_dtype = self.platform.slot_dtype
         self.dtype = self._dtype(config.dtype)
         path = resolve_model_path(config.model_path)
-        check_model(path, context_length=config.context_length, weights=config.load_format != "dummy")
+        check_model(
+            path, context_length=config.context_length, weights=config.load_format != "dummy"
+        )
         with self.clock.phase("kernels"):
-            kernels = self.platform.linear_kernels(self.dtype, self.platform.attention_backend(config.attention_backend))
+            kernels = self.platform.linear_kernels(
+                self.dtype, self.platform.attention_backend(config.attention_backend)
+            )
         with self.clock.phase("weights"):
             self.model, self.model_config, self.linear_kinds = (
                 random_model(path, self.dtype, self.device, kernels)
                 if config.load_format == "dummy"
-                else load_model(path, self.dtype, self.device, progress, kernels, keep_quantized=config.quantization == "auto")
+                else load_model(
+                    path,
+                    self.dtype,
+                    self.device,
+                    progress,
+                    kernels,
+                    keep_quantized=config.quantization == "auto",
+                )
             )
         self._kv_shape = _kv_shape(self.model_config, self.dtype)
         config = resolve_steps(config, self.model_config, self.platform)
-        heads = AttentionHeads(self.model_config.num_heads, self.model_config.num_kv_heads, self.model_config.head_dim, self.dtype)
+        heads = AttentionHeads(
+            self.model_config.num_heads,
+            self.model_config.num_kv_heads,
+            self.model_config.head_dim,
+            self.dtype,
+        )
         self.attention_backend = self.platform.choose_attention(config.attention_backend, heads)
         self._remarks = self.platform.remarks(heads)
         backend = self.platform.make_attention_backend(self.attention_backend)
@@ -65,18 +83,26 @@ class ModelRunner:
             self.config = self._size_cache(config, backend)
         assert self.config.max_total_tokens and self.config.page_size
         # One page more than is handed out: the reserved one.
-        self.pool = self._make_pool(self.config.max_total_tokens // self.config.page_size + 1, self.config.page_size)
+        self.pool = self._make_pool(
+            self.config.max_total_tokens // self.config.page_size + 1, self.config.page_size
+        )
         attention = self._attention(backend, self.pool)
         if self.platform.compiles_kernels:
             with self.clock.phase("first steps"):
-                warm_up(self.model, attention, self.platform, longest=self.config.context_length or 1)
+                warm_up(
+                    self.model, attention, self.platform, longest=self.config.context_length or 1
+                )
         self.platform.end_trials()
-        self.graphs = StepGraphs(self.model, self.platform, self.config, attention, self.seen_lengths)
+        self.graphs = StepGraphs(
+            self.model, self.platform, self.config, attention, self.seen_lengths
+        )
         self.vocab_size = self.model_config.vocab_size
         self.eos_token_ids = frozenset(self.model_config.eos_token_ids)
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Hidden states [T, hidden] of a step; the keys and values of its tokens are written to their slots."""
+        """Hidden states [T, hidden] of a step; the keys and values of its tokens are written to
+        their slots.
+        """
         return self.graphs(batch)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -99,7 +125,9 @@ class ModelRunner:
         return self.platform.runs_beside_host if disabled is None else not disabled
 
     def rest(self) -> None:
-        """To be called when there is nothing to do: what was learned is kept for the next start, every now and then."""
+        """To be called when there is nothing to do: what was learned is kept for the next start,
+        every now and then.
+        """
         self.close(unless_within=_KEEP_SECONDS)
 
     def close(self, *, unless_within: float = 0.0) -> None:
@@ -111,7 +139,12 @@ class ModelRunner:
 
     def info(self) -> EngineInfo:
         config = self.config
-        assert config.context_length and config.max_total_tokens and config.max_running_requests and config.chunked_prefill_size
+        assert (
+            config.context_length
+            and config.max_total_tokens
+            and config.max_running_requests
+            and config.chunked_prefill_size
+        )
         return EngineInfo(
             model_path=config.model_path,
             architecture=self.model_config.architecture,
@@ -140,26 +173,42 @@ class ModelRunner:
         assert config.page_size is not None
         if config.max_total_tokens is None and config.mem_fraction_static is None:
             attention = self._attention(backend, self._make_pool(TRIAL_PAGES, config.page_size))
-            free = memory_beside_steps(self.model, self.platform, config, attention, self.seen_lengths)
+            free = memory_beside_steps(
+                self.model, self.platform, config, attention, self.seen_lengths
+            )
         else:
             free = self.platform.memory().free
-        resolved = resolve_cache(config, free_bytes=free, page_bytes=page_bytes(page_size=config.page_size, shape=self._kv_shape))
+        resolved = resolve_cache(
+            config,
+            free_bytes=free,
+            page_bytes=page_bytes(page_size=config.page_size, shape=self._kv_shape),
+        )
         assert config.context_length and resolved.context_length
         if resolved.context_length < config.context_length:
             logger.warning(
-                "context length cut from %d to %d tokens: the KV cache holds no more; see --max-total-tokens and --mem-fraction-static",
+                "context length cut from %d to %d tokens: the KV cache holds no more; see "
+                "--max-total-tokens and --mem-fraction-static",
                 config.context_length,
                 resolved.context_length,
             )
         return resolved
 
     def _make_pool(self, num_pages: int, page_size: int) -> KVPool:
-        return KVPool(self._kv_shape, num_pages=num_pages, page_size=page_size, platform=self.platform)
+        return KVPool(
+            self._kv_shape, num_pages=num_pages, page_size=page_size, platform=self.platform
+        )
 
     def _attention(self, backend: AttentionBackend, pool: KVPool) -> PagedAttention:
         layers = self.model.attention_layers()
-        return PagedAttention(backend=backend, layers=layers, k_cache=pool.k, v_cache=pool.v, page_size=pool.page_size)
+        return PagedAttention(
+            backend=backend, layers=layers, k_cache=pool.k, v_cache=pool.v, page_size=pool.page_size
+        )
 
 
 def _kv_shape(model: ModelConfig, dtype: torch.dtype) -> KVShape:
-    return KVShape(num_layers=model.num_layers, num_kv_heads=model.num_kv_heads, head_size=model.head_dim, dtype=dtype)
+    return KVShape(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_size=model.head_dim,
+        dtype=dtype,
+    )

@@ -9,14 +9,15 @@ import numpy as np
 import torch
 
 from ...kernels.staging import HostCopy, to_device
-from .batch import Batch, Scheduled, build_batch
-from ..sampling.logprobs import gather_logprobs, read_logprobs
 from ..engine.request import Request
-from ..sampling.sampler import Sampled, Samples, sample
 from ..graphs.graph_runner import GraphCounts
+from ..sampling.logprobs import gather_logprobs, read_logprobs
+from ..sampling.sampler import Sampled, Samples, sample
+from .batch import Batch, Scheduled, build_batch
 
 _LOGIT_ROWS = 256
-"""Prompt positions whose logits are held at once: 256 rows of a vocabulary of 150,000 take 150 MB."""
+"""Prompt positions whose logits are held at once: 256 rows of a vocabulary of 150,000 take 150 MB.
+"""
 
 
 class Runner(Protocol):
@@ -45,16 +46,30 @@ class Runner(Protocol):
 
 
 class LaunchedStep:
-    """One step, which the device runs while the host goes on. `samplers`: who gets a token; `scored`: who only wanted log-probabilities."""
+    """One step, which the device runs while the host goes on. `samplers`: who gets a token;
+    `scored`: who only wanted log-probabilities.
+    """
 
-    def __init__(self, runner: Runner, scheduled: list[Scheduled], page_size: int, before: LaunchedStep | None) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        scheduled: list[Scheduled],
+        page_size: int,
+        before: LaunchedStep | None,
+    ) -> None:
         """`before`: the step in flight, whose tokens this one begins with."""
-        sampled = before.samples.tokens if before is not None and before.samples is not None else None
+        sampled = (
+            before.samples.tokens if before is not None and before.samples is not None else None
+        )
         batch = build_batch(scheduled, page_size, runner.device, runner.slot_dtype, sampled)
         hidden = runner.forward(batch)
         self.scheduled = scheduled
         self.samplers = batch.samplers
-        self.scored = [entry.request for entry in scheduled if entry.request.params.max_new_tokens == 0 and entry.reaches_end]
+        self.scored = [
+            entry.request
+            for entry in scheduled
+            if entry.request.params.max_new_tokens == 0 and entry.reaches_end
+        ]
         self.samples: Samples | None = None
         self._prompt_rows = list(_prompt_rows(runner, scheduled, hidden))
         if batch.samplers:
@@ -67,7 +82,9 @@ class LaunchedStep:
         return not all(request.finished for request, _ in self.scheduled)
 
     def read(self) -> list[Sampled]:
-        """The token of each of `samplers`, once the device is done; prompts' log-probabilities go to their requests."""
+        """The token of each of `samplers`, once the device is done; prompts' log-probabilities go
+        to their requests.
+        """
         for rows in self._prompt_rows:
             rows.read()
         return [] if self.samples is None else self.samples.read()
@@ -82,10 +99,14 @@ class _PromptRows(NamedTuple):
 
     def read(self) -> None:
         top = self.request.params.prompt_logprobs or 0
-        self.request.prompt_logprobs += read_logprobs(self.copy.wait(), self.targets, [top] * len(self.targets))
+        self.request.prompt_logprobs += read_logprobs(
+            self.copy.wait(), self.targets, [top] * len(self.targets)
+        )
 
 
-def _prompt_rows(runner: Runner, scheduled: list[Scheduled], hidden: torch.Tensor) -> Iterator[_PromptRows]:
+def _prompt_rows(
+    runner: Runner, scheduled: list[Scheduled], hidden: torch.Tensor
+) -> Iterator[_PromptRows]:
     """The logits at position p speak of the token at p + 1; position 0 has nothing before it."""
     row = 0
     for request, num_new in scheduled:

@@ -1,4 +1,6 @@
-"""Runs made-up steps of every kind once, so that kernels are compiled and chosen before the first request."""
+"""Runs made-up steps of every kind once, so that kernels are compiled and chosen before the first
+request.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from ...kernels.attention import AttentionMetadata
 from ...kernels.platform import Platform
 from ...kernels.staging import to_device
 from ..cache.allocator import RESERVED_PAGE
-from .forward_context import PagedAttention
 from ..models.llama import LlamaForCausalLM
+from .forward_context import PagedAttention
 
 _LONG, _SHORT = 256, 8
 """Prompts that fill large tiles, and small ones."""
@@ -20,8 +22,12 @@ _MANY = 256
 
 
 @torch.inference_mode()
-def warm_up(model: LlamaForCausalLM, attention: PagedAttention, platform: Platform, *, longest: int) -> None:
-    """Prefills and decodes, few and many, up to `longest` tokens of context. What they store goes to the reserved page and nowhere else."""
+def warm_up(
+    model: LlamaForCausalLM, attention: PagedAttention, platform: Platform, *, longest: int
+) -> None:
+    """Prefills and decodes, few and many, up to `longest` tokens of context. What they store goes
+    to the reserved page and nowhere else.
+    """
     for query_lens, seq_lens in (
         ([min(_LONG, longest)], [min(_LONG, longest)]),
         ([min(_SHORT, longest)], [min(_SHORT, longest)]),
@@ -38,23 +44,37 @@ def warm_up(model: LlamaForCausalLM, attention: PagedAttention, platform: Platfo
 def sample(logits: torch.Tensor) -> None:
     """A draw from each row of logits [N, V] float32, with every filter."""
     rows = len(logits)
-    top_k, top_p, min_p = (torch.full((rows,), value, device=logits.device) for value in (2, 0.5, 0.1))
+    top_k, top_p, min_p = (
+        torch.full((rows,), value, device=logits.device) for value in (2, 0.5, 0.1)
+    )
     (uniform,) = to_device([np.zeros(rows, ops.uniform_dtype(logits.device.type))], logits.device)
     ops.sample_filtered(logits.softmax(-1), top_k, top_p, min_p, uniform)
 
 
 def made_up_step(
-    model: LlamaForCausalLM, attention: PagedAttention, platform: Platform, query_lens: list[int], seq_lens: list[int]
+    model: LlamaForCausalLM,
+    attention: PagedAttention,
+    platform: Platform,
+    query_lens: list[int],
+    seq_lens: list[int],
 ) -> torch.Tensor:
-    """Hidden states [T, hidden] of requests of such lengths, whose keys and values all go to the reserved page."""
+    """Hidden states [T, hidden] of requests of such lengths, whose keys and values all go to the
+    reserved page.
+    """
     device, page_size = platform.device(), attention.page_size
-    positions = torch.cat([torch.arange(seq - new, seq) for new, seq in zip(query_lens, seq_lens, strict=True)])
+    positions = torch.cat(
+        [torch.arange(seq - new, seq) for new, seq in zip(query_lens, seq_lens, strict=True)]
+    )
     pages = -(-max(seq_lens) // page_size)
     metadata = AttentionMetadata(
         query_lens=query_lens,
         seq_lens=seq_lens,
-        block_table=torch.full((len(seq_lens), pages), RESERVED_PAGE, dtype=platform.slot_dtype, device=device),
-        slot_mapping=(positions % page_size + RESERVED_PAGE * page_size).to(device, platform.slot_dtype),
+        block_table=torch.full(
+            (len(seq_lens), pages), RESERVED_PAGE, dtype=platform.slot_dtype, device=device
+        ),
+        slot_mapping=(positions % page_size + RESERVED_PAGE * page_size).to(
+            device, platform.slot_dtype
+        ),
     )
     with attention.step(metadata):
         hidden: torch.Tensor = model((positions % 97).to(device), positions.to(device))

@@ -1,8 +1,9 @@
 """Traces and compiles a model's pieces into the cache, for processes that do not serve.
 
-`python -m piecework.runtime.graphs.compile_pieces JOB` is one: JOB is the JSON that `compile_process.start` makes. It ends when its
-standard input does. Exit code 0 where all
-is in the cache that can be, else 1, and what went wrong as a line of JSON on the standard output, `compile_process.Outcome`.
+`python -m piecework.runtime.graphs.compile_pieces JOB` is one: JOB is the JSON that
+`compile_process.start` makes. It ends when its standard input does. Exit code 0 where all is in the
+cache that can be, else 1, and what went wrong as a line of JSON on the standard output,
+`compile_process.Outcome`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...compilation.cache import CompileCache, cache_folder
+from ...compilation.cache import CompileCache
 from ...compilation.capture import Reason
 from ...compilation.compiler import piece_compiler
 from ...compilation.errors import TraceError
@@ -27,16 +28,17 @@ from ...compilation.install import Installer, Progress
 from ...compilation.piece_store import Installed
 from ...compilation.torch_private import change_inductor
 from ...kernels import ops
+from ...kernels.cache_folder import cache_folder
 from ...kernels.detect import detect
 from ...kernels.platform import Platform
 from ..config import EngineConfig
-from ..layers.attention import register_attention
-from ..model_config import ModelConfig
 from ..engine.parent import end_with_parent
-from .pieces import TRACE_TOKENS, looks_inside, most_tokens, stored_key
-from ..progress import progress_bar
+from ..layers.attention import register_attention
 from ..loader.loader import hollow_model
+from ..model_config import ModelConfig
+from ..progress import progress_bar
 from ..quantization.packing import NOTHING_PACKED, Kinds
+from .pieces import TRACE_TOKENS, looks_inside, most_tokens, stored_key
 
 _NICENESS = 10
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
@@ -44,9 +46,15 @@ _FIRST_TO_BE_KILLED = "1000"
 
 
 def installer(
-    config: EngineConfig, platform: Platform, *, packs_linear: bool = False, progress: Progress = lambda done, total: None
+    config: EngineConfig,
+    platform: Platform,
+    *,
+    packs_linear: bool = False,
+    progress: Progress = lambda done, total: None,
 ) -> Installer:
-    """What makes pieces where `pieces.piece_store` finds them. Raises `ValueError` that names the flag, or `OSError`."""
+    """What makes pieces where `pieces.piece_store` finds them. Raises `ValueError` that names the
+    flag, or `OSError`.
+    """
     return Installer(
         platform=platform,
         compiler=piece_compiler(config.piecewise_cuda_graph_compiler, platform),
@@ -57,15 +65,24 @@ def installer(
     )
 
 
-def install(found: Installer, model: nn.Module, model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds = NOTHING_PACKED) -> Installed:
-    """The model's forward in pieces: from the cache where it is there, else traced and compiled into it. Raises `TraceError`.
+def install(
+    found: Installer,
+    model: nn.Module,
+    model_config: ModelConfig,
+    dtype: torch.dtype,
+    kinds: Kinds = NOTHING_PACKED,
+) -> Installed:
+    """The model's forward in pieces: from the cache where it is there, else traced and compiled
+    into it. Raises `TraceError`.
 
     `kinds`: the linear layers whose weights are packed.
     """
     device, inside = found.platform.device(), looks_inside(found.compiler)
     example = [torch.arange(TRACE_TOKENS, device=device), torch.arange(TRACE_TOKENS, device=device)]
     with torch.no_grad(), ops.plain_torch() if inside else nullcontext():
-        return found.install(model, example, model_key=stored_key(found.compiler, model_config, dtype, kinds))
+        return found.install(
+            model, example, model_key=stored_key(found.compiler, model_config, dtype, kinds)
+        )
 
 
 def main(argv: list[str]) -> int:
@@ -76,13 +93,17 @@ def main(argv: list[str]) -> int:
         _compile(json.loads(argv[0]))
     except Exception as error:
         reason = Reason.TRACE_FAILED if isinstance(error, TraceError) else Reason.COMPILE_FAILED
-        print(json.dumps([reason, " ".join(f"{error or type(error).__name__}".split())]), flush=True)
+        print(
+            json.dumps([reason, " ".join(f"{error or type(error).__name__}".split())]), flush=True
+        )
         return 1
     return 0
 
 
 def _give_way() -> None:
-    """Serving comes first: with the processor, and with memory where that runs out. The compiler's own processes inherit it."""
+    """Serving comes first: with the processor, and with memory where that runs out. The compiler's
+    own processes inherit it.
+    """
     if hasattr(os, "nice"):
         os.nice(_NICENESS)
     with contextlib.suppress(OSError):
@@ -90,7 +111,11 @@ def _give_way() -> None:
 
 
 def _compile(job: dict[str, Any]) -> None:
-    config, model_config, dtype = EngineConfig(**job["config"]), ModelConfig(**job["model"]), getattr(torch, job["dtype"])
+    config, model_config, dtype = (
+        EngineConfig(**job["config"]),
+        ModelConfig(**job["model"]),
+        getattr(torch, job["dtype"]),
+    )
     platform = detect(config.device)
     platform.set_up(config.num_threads)
     change_inductor(job["inductor"])
@@ -103,7 +128,9 @@ def _compile(job: dict[str, Any]) -> None:
 
         found = installer(config, platform, packs_linear=job["packs_linear"], progress=progress)
         found.cache.check_writable()
-        kernels = platform.linear_kernels(dtype, platform.attention_backend(config.attention_backend))
+        kernels = platform.linear_kernels(
+            dtype, platform.attention_backend(config.attention_backend)
+        )
         model = hollow_model(model_config, dtype, platform.device(), kernels, job["kinds"])
         install(found, model, model_config, dtype, job["kinds"])
 

@@ -1,4 +1,6 @@
-"""The process that compiles a model's pieces into the cache, seen from the engine, which goes on serving meanwhile."""
+"""The process that compiles a model's pieces into the cache, seen from the engine, which goes on
+serving meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ _MOST_BYTES = 2**16
 
 
 class Outcome(NamedTuple):
-    """How a compiling process ended. `reason`: None where all is in the cache that can be; else why not, which `text` says in a line."""
+    """How a compiling process ended. `reason`: None where all is in the cache that can be; else why
+    not, which `text` says in a line.
+    """
 
     reason: Reason | None
     text: str = ""
@@ -33,7 +37,9 @@ class CompileProcess:
     """A process of `compile_pieces` that runs, at most as long as this one."""
 
     def __init__(self, job: str) -> None:
-        self._process = subprocess.Popen([*COMMAND, job], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(
+            [*COMMAND, job], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         self._ended: Outcome | None = None
 
     @property
@@ -64,11 +70,17 @@ class CompileProcess:
             reason, text = json.loads(self._last_words().splitlines()[-1])
             return Outcome(Reason(reason), str(text))
         except (ValueError, TypeError, IndexError):
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            how = (
+                f"was ended by {signal.Signals(-code).name}"
+                if code < 0
+                else f"ended with exit code {code}"
+            )
             return Outcome(Reason.COMPILE_FAILED, f"the compiling process {how}")
 
     def _last_words(self) -> bytes:
-        """What it has printed. Not to the end of the pipe: a compiler that outlives it may hold the other end."""
+        """What it has printed. Not to the end of the pipe: a compiler that outlives it may hold the
+        other end.
+        """
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         try:
@@ -77,12 +89,25 @@ class CompileProcess:
             return b""
 
 
-def start(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds, packs_linear: bool) -> CompileProcess:
+def start(
+    config: EngineConfig,
+    model_config: ModelConfig,
+    dtype: torch.dtype,
+    kinds: Kinds,
+    packs_linear: bool,
+) -> CompileProcess:
     """Begin to compile; the process works at a low priority and needs no weights.
 
-    `kinds`: the packed layers; `packs_linear`: see `PieceStore`. All that depends on the state of the machine is told: what the process
-    found out by itself might be something else.
+    `kinds`: the packed layers; `packs_linear`: see `PieceStore`. All that depends on the state of
+    the machine is told: what the process found out by itself might be something else.
     """
     config = replace(config, num_threads=config.num_threads or torch.get_num_threads())
-    parts = {"config": asdict(config), "model": asdict(model_config), "dtype": str(dtype).removeprefix("torch."), "kinds": dict(kinds)}
-    return CompileProcess(json.dumps(parts | {"packs_linear": packs_linear, "inductor": inductor_changes()}))
+    parts = {
+        "config": asdict(config),
+        "model": asdict(model_config),
+        "dtype": str(dtype).removeprefix("torch."),
+        "kinds": dict(kinds),
+    }
+    return CompileProcess(
+        json.dumps(parts | {"packs_linear": packs_linear, "inductor": inductor_changes()})
+    )

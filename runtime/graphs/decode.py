@@ -1,4 +1,6 @@
-"""Steps of nothing but decodes: the whole forward, attention too, recorded once for each batch size."""
+"""Steps of nothing but decodes: the whole forward, attention too, recorded once for each batch
+size.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,18 @@ from ...compilation.sizes import decode_sizes, parse_list
 from ...compilation.whole import FullForward
 from ...kernels.attention import AttentionMetadata, GraphAttention, HostPlan
 from ...kernels.platform import Platform
-from ..executor.batch import Batch
 from ..config import BATCH_SIZES, BATCH_SIZES_FLAG, EngineConfig
+from ..executor.batch import Batch
 from ..executor.dummy_batch import dummy_decode
 from ..executor.forward_context import PagedAttention
 
 
 class DecodeGraph:
-    """Full graphs by batch size. What steps differ in is written to a plan of the attention backend that stays where it is.
+    """Full graphs by batch size. What steps differ in is written to a plan of the attention backend
+    that stays where it is.
 
-    `forward` is recorded, `eager` is what its answers are checked against. Never raises because of a graph.
+    `forward` is recorded, `eager` is what its answers are checked against. Never raises because of
+    a graph.
     """
 
     def __init__(
@@ -34,14 +38,26 @@ class DecodeGraph:
     ) -> None:
         assert isinstance(attention.backend, GraphAttention) and config.context_length
         sizes = batch_sizes(config)
-        self._eager, self._platform, self._attention, self._backend = eager, platform, attention, attention.backend
+        self._eager, self._platform, self._attention, self._backend = (
+            eager,
+            platform,
+            attention,
+            attention.backend,
+        )
         self._made_up: AttentionMetadata | None = None
         pages = -(-config.context_length // attention.page_size)
-        self._plan = self._backend.capture_plan(sizes[-1], pages, attention.page_size, platform.device())
+        self._plan = self._backend.capture_plan(
+            sizes[-1], pages, attention.page_size, platform.device()
+        )
         self.graphs = Graphs(
-            FullForward(forward, self._plan.host_arguments if isinstance(self._plan, HostPlan) else None),
+            FullForward(
+                forward, self._plan.host_arguments if isinstance(self._plan, HostPlan) else None
+            ),
             platform,
-            buffers=[torch.zeros(sizes[-1], dtype=torch.int64, device=platform.device()) for _ in range(2)],
+            buffers=[
+                torch.zeros(sizes[-1], dtype=torch.int64, device=platform.device())
+                for _ in range(2)
+            ],
             sizes=sizes,
             dummy_step=self._dummy_step,
             eager=self._checked_against,
@@ -75,17 +91,25 @@ class DecodeGraph:
             yield [step.input_ids, step.positions]
 
     def _checked_against(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """A made-up step as any other step would run: eagerly, and planned from its metadata rather than from the plan in place."""
+        """A made-up step as any other step would run: eagerly, and planned from its metadata rather
+        than from the plan in place.
+        """
         assert self._made_up is not None
         with self._attention.step(self._made_up):
             return self._eager(input_ids, positions)
 
 
 def batch_sizes(config: EngineConfig) -> list[int]:
-    """The batch sizes that are captured: those given, or the field's up to the largest batch that can be."""
+    """The batch sizes that are captured: those given, or the field's up to the largest batch that
+    can be.
+    """
     assert config.max_running_requests
     cap = min(config.max_running_requests, config.cuda_graph_max_bs or config.max_running_requests)
     if config.cuda_graph_bs is None:
         return decode_sizes(cap)
-    given = [size for size in parse_list(config.cuda_graph_bs, BATCH_SIZES_FLAG, BATCH_SIZES) if size <= cap]
+    given = [
+        size
+        for size in parse_list(config.cuda_graph_bs, BATCH_SIZES_FLAG, BATCH_SIZES)
+        if size <= cap
+    ]
     return given or [cap]

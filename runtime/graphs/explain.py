@@ -1,4 +1,6 @@
-"""What becomes of a model's forward on this machine: its pieces, their sizes, what they cost, and what padding would waste."""
+"""What becomes of a model's forward on this machine: its pieces, their sizes, what they cost, and
+what padding would waste.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...compilation.errors import GraphError
 from ...compilation.explain import PieceRow, Stretch, picture, piece_rows, stretches
 from ...compilation.piece_store import InstallReport, weight_bytes
 from ...compilation.piecewise import PiecewiseForward
 from ...compilation.sizes import SizesOption, choose_sizes, padding_share, parse_sizes
-from .compile_pieces import install, installer
 from ..config import EngineConfig
 from ..executor.model_runner import ModelRunner
+from ..loader.resolve import resolve_model_path
 from ..progress import progress_bar
 from ..tokenizer.tokenizer import load_tokenizer
-from ..loader.resolve import resolve_model_path
+from .compile_pieces import install, installer
 
 _COMPARED = (4, 8, 16, 32)
 """K of the auto:K lists that are shown beside the default one."""
@@ -27,7 +28,9 @@ _COMPARED = (4, 8, 16, 32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
-    """One size of a phase. `seconds`: what capturing it took; `failed`: why there is no graph of it."""
+    """One size of a phase. `seconds`: what capturing it took; `failed`: why there is no graph of
+    it.
+    """
 
     phase: str
     size: int
@@ -37,7 +40,9 @@ class Capture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddingRow:
-    """What a list of sizes costs. `share`: padding in all tokens that are computed; `longer`: share of steps above the largest size."""
+    """What a list of sizes costs. `share`: padding in all tokens that are computed; `longer`: share
+    of steps above the largest size.
+    """
 
     name: str
     sizes: list[int]
@@ -55,7 +60,9 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """All that `piecework explain` tells. Seconds and bytes; `split_ops`: how often the forward is cut at each."""
+    """All that `piecework explain` tells. Seconds and bytes; `split_ops`: how often the forward is
+    cut at each.
+    """
 
     model_path: str
     architecture: str
@@ -83,16 +90,21 @@ class Explanation:
 
 
 def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation:
-    """Load the model, cut its forward, compile or load its pieces, and capture the sizes that a server would capture.
+    """Load the model, cut its forward, compile or load its pieces, and capture the sizes that a
+    server would capture.
 
-    `lengths`: of prompts, each computed by itself; None: those of the steps that servers of this model have had on this machine.
-    Raises `ValueError` with a remedy, and `TraceError` where the model cannot run in pieces.
+    `lengths`: of prompts, each computed by itself; None: those of the steps that servers of this
+    model have had on this machine. Raises `ValueError` with a remedy, and `TraceError` where the
+    model cannot run in pieces.
     """
     runner = ModelRunner(_in_pieces(config))
     forward, report, compiler = _install(runner)
     captures = _capture(runner, forward)
     if lengths is None and runner.seen_lengths.counts:
-        lengths = Lengths(source="the steps that servers of this model have had on this machine", counts=dict(runner.seen_lengths.counts))
+        lengths = Lengths(
+            source="the steps that servers of this model have had on this machine",
+            counts=dict(runner.seen_lengths.counts),
+        )
     info = runner.info()
     return Explanation(
         model_path=config.model_path,
@@ -117,16 +129,24 @@ def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation
 
 
 def lengths_of_file(path: str) -> Lengths:
-    """A JSON object of lengths and counts, as the server keeps it, or lengths one after another. Raises `ValueError`."""
+    """A JSON object of lengths and counts, as the server keeps it, or lengths one after another.
+    Raises `ValueError`.
+    """
     try:
         text = Path(path).read_text()
-        counts = Counter({int(length): int(count) for length, count in json.loads(text).items()}) if text.lstrip().startswith("{") else None
+        counts = (
+            Counter({int(length): int(count) for length, count in json.loads(text).items()})
+            if text.lstrip().startswith("{")
+            else None
+        )
         if counts is None:
             counts = Counter(int(word) for word in text.replace(",", " ").split())
     except OSError as error:
         raise ValueError(f"--lengths {path}: {error.strerror}") from None
     except (ValueError, TypeError, AttributeError):
-        raise ValueError(f"--lengths {path}: whole numbers are needed, or a JSON object of lengths and counts") from None
+        raise ValueError(
+            f"--lengths {path}: whole numbers are needed, or a JSON object of lengths and counts"
+        ) from None
     if not counts or min(counts) < 1 or min(counts.values()) < 1:
         raise ValueError(f"--lengths {path}: numbers of at least 1 are needed")
     return Lengths(source=path, counts=dict(counts))
@@ -140,20 +160,35 @@ def lengths_of_prompts(config: EngineConfig, name: str, prompts: Sequence[str]) 
 
 
 def padding_rows(config: EngineConfig, lengths: Mapping[int, int]) -> list[PaddingRow]:
-    """The list that `config` asks for, the default one, and some of the best, on steps cut into chunks as the scheduler does it."""
+    """The list that `config` asks for, the default one, and some of the best, on steps cut into
+    chunks as the scheduler does it.
+    """
     chunk = config.chunked_prefill_size
     assert chunk is not None
     cap = min(chunk, config.piecewise_cuda_graph_max_tokens or chunk)
     steps = _chunked(lengths, chunk)
-    options = {"default": SizesOption(), **{f"auto:{count}": SizesOption(auto=count) for count in _COMPARED}}
+    options = {
+        "default": SizesOption(),
+        **{f"auto:{count}": SizesOption(auto=count) for count in _COMPARED},
+    }
     if config.piecewise_cuda_graph_tokens is not None:
-        options = {config.piecewise_cuda_graph_tokens: parse_sizes(config.piecewise_cuda_graph_tokens)} | options
-    return [_padding_row(name, choose_sizes(option, cap, steps), steps) for name, option in options.items()]
+        options = {
+            config.piecewise_cuda_graph_tokens: parse_sizes(config.piecewise_cuda_graph_tokens)
+        } | options
+    return [
+        _padding_row(name, choose_sizes(option, cap, steps), steps)
+        for name, option in options.items()
+    ]
 
 
 def _padding_row(name: str, sizes: list[int], steps: Mapping[int, int]) -> PaddingRow:
     longer = sum(count for length, count in steps.items() if not sizes or length > sizes[-1])
-    return PaddingRow(name=name, sizes=sizes, share=padding_share(sizes, steps), longer=longer / sum(steps.values()))
+    return PaddingRow(
+        name=name,
+        sizes=sizes,
+        share=padding_share(sizes, steps),
+        longer=longer / sum(steps.values()),
+    )
 
 
 def _chunked(lengths: Mapping[int, int], chunk: int) -> Counter[int]:
@@ -168,8 +203,14 @@ def _chunked(lengths: Mapping[int, int], chunk: int) -> Counter[int]:
 
 def _in_pieces(config: EngineConfig) -> EngineConfig:
     """The settings with pieces switched on. Raises `ValueError` where they were switched off."""
-    if config.disable_cuda_graph or config.disable_piecewise_cuda_graph or config.cuda_graph_backend_prefill not in (None, "piecewise"):
-        raise ValueError("explain shows a model in pieces: leave out the flags that switch them off")
+    if (
+        config.disable_cuda_graph
+        or config.disable_piecewise_cuda_graph
+        or config.cuda_graph_backend_prefill not in (None, "piecewise")
+    ):
+        raise ValueError(
+            "explain shows a model in pieces: leave out the flags that switch them off"
+        )
     return replace(config, piecewise_cuda_graph=True)
 
 
@@ -182,22 +223,37 @@ def _install(runner: ModelRunner) -> tuple[PiecewiseForward, InstallReport, str]
 
         try:
             packs_linear = runner.platform.packs_linear(weight_bytes(runner.model))
-            found = installer(runner.config, runner.platform, packs_linear=packs_linear, progress=progress)
+            found = installer(
+                runner.config, runner.platform, packs_linear=packs_linear, progress=progress
+            )
         except OSError as error:
             raise ValueError(f"the compile cache cannot be used: {error}") from None
-        return *install(found, runner.model, runner.model_config, runner.dtype, runner.linear_kinds), found.compiler.name
+        return *install(
+            found, runner.model, runner.model_config, runner.dtype, runner.linear_kinds
+        ), found.compiler.name
 
 
 def _capture(runner: ModelRunner, forward: PiecewiseForward) -> list[Capture]:
     runner.graphs.use(forward)
     total = runner.graphs.num_pending
-    with progress_bar(shown=total > 0, desc="capturing graphs", total=total, unit=" sizes", leave=False) as bar:
+    with progress_bar(
+        shown=total > 0, desc="capturing graphs", total=total, unit=" sizes", leave=False
+    ) as bar:
         while runner.graphs.capture_next():
             bar.update()
     found = {"prefill": runner.graphs.prefill, "decode": runner.graphs.decode}
-    graphs = {phase: part.graphs for phase, part in found.items() if part is not None and part.graphs is not None}
+    graphs = {
+        phase: part.graphs
+        for phase, part in found.items()
+        if part is not None and part.graphs is not None
+    }
     return [
-        Capture(phase=phase, size=size, seconds=part.stats.capture_seconds.get(size), failed=part.stats.disabled.get(size))
+        Capture(
+            phase=phase,
+            size=size,
+            seconds=part.stats.capture_seconds.get(size),
+            failed=part.stats.disabled.get(size),
+        )
         for phase, part in graphs.items()
         for size in part.sizes
     ]

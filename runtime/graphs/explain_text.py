@@ -15,14 +15,23 @@ def lines(told: Explanation) -> Iterator[str]:
     """Pieces, the order in which they run, captures and padding, each under a heading."""
     calls = sum(row.calls for row in told.pieces)
     splits = ", ".join(f"{count} x {op}" for op, count in told.split_ops.items())
-    yield f"{told.model_path}: {told.architecture} in {told.dtype} on {told.device}, {told.weight_bytes / _MIB:.0f} MiB of weights"
-    yield f"{calls} pieces, {len(told.pieces)} of them distinct, cut at {splits}; compiler: {told.compiler}"
+    yield (
+        f"{told.model_path}: {told.architecture} in {told.dtype} on {told.device}, "
+        f"{told.weight_bytes / _MIB:.0f} MiB of weights"
+    )
+    yield (
+        f"{calls} pieces, {len(told.pieces)} of them distinct, cut at {splits}; compiler: "
+        f"{told.compiler}"
+    )
     yield ""
     yield from _pieces(told)
     yield ""
     yield "order of calls"
     for piece, op, times in told.stretches:
-        parts = [*([f"piece {piece}"] if piece is not None else []), *([op] if op is not None else [])]
+        parts = [
+            *([f"piece {piece}"] if piece is not None else []),
+            *([op] if op is not None else []),
+        ]
         yield f"  {times:3} x  {', then '.join(parts)}"
     yield ""
     yield from _captures(told)
@@ -34,7 +43,12 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[st
     """Columns as wide as what they hold; the last one, which is text, stands left."""
     widths = [max(len(row[column]) for row in [headings, *rows]) for column in range(len(headings))]
     for row in [headings, *rows]:
-        yield "  " + "  ".join([*(text.rjust(width) for text, width in zip(row[:-1], widths[:-1], strict=True)), row[-1]])
+        yield "  " + "  ".join(
+            [
+                *(text.rjust(width) for text, width in zip(row[:-1], widths[:-1], strict=True)),
+                row[-1],
+            ]
+        )
 
 
 def _pieces(told: Explanation) -> Iterator[str]:
@@ -51,7 +65,9 @@ def _pieces(told: Explanation) -> Iterator[str]:
         )
         for row in told.pieces
     ]
-    yield from table(["piece", "calls", "inputs", "weights", "compiled in", "code", "now", "ops"], rows)
+    yield from table(
+        ["piece", "calls", "inputs", "weights", "compiled in", "code", "now", "ops"], rows
+    )
     for row in told.pieces:
         if row.failed is not None:
             yield f"  piece {row.number} could not be compiled: {row.failed}"
@@ -65,10 +81,16 @@ def _pieces(told: Explanation) -> Iterator[str]:
 
 def _captures(told: Explanation) -> Iterator[str]:
     if not told.captures:
-        yield f"captured sizes: none; on {told.device} only those given with --piecewise-cuda-graph-tokens"
+        yield (
+            f"captured sizes: none; on {told.device} only those given with "
+            "--piecewise-cuda-graph-tokens"
+        )
         return
     yield "captured sizes"
-    rows = [(capture.phase, str(capture.size), _outcome(capture.seconds, capture.failed)) for capture in told.captures]
+    rows = [
+        (capture.phase, str(capture.size), _outcome(capture.seconds, capture.failed))
+        for capture in told.captures
+    ]
     yield from table(["phase", "tokens", "captured in"], rows)
     seconds = sum(capture.seconds or 0.0 for capture in told.captures)
     yield f"  {told.num_graphs} graphs, {told.graph_bytes / _MIB:.1f} MiB, {seconds:.2f} s"
@@ -80,16 +102,32 @@ def _outcome(seconds: float | None, failed: str | None) -> str:
 
 def _padding(told: Explanation) -> Iterator[str]:
     if told.lengths is None:
-        yield "padding: no lengths are known yet; serve the model for a while, or give --lengths FILE or --dataset gsm8k"
+        yield (
+            "padding: no lengths are known yet; serve the model for a while, or give --lengths "
+            "FILE or --dataset gsm8k"
+        )
         return
     tokens = sum(length * count for length, count in told.lengths.counts.items())
-    yield f"padding, on {told.lengths.source}: {sum(told.lengths.counts.values())} lengths, {tokens} tokens"
-    rows = [(row.name, str(len(row.sizes)), f"{row.share:.1%}", f"{row.longer:.1%}", _short(row.sizes)) for row in told.padding]
+    yield (
+        f"padding, on {told.lengths.source}: {sum(told.lengths.counts.values())} lengths, "
+        f"{tokens} tokens"
+    )
+    rows = [
+        (row.name, str(len(row.sizes)), f"{row.share:.1%}", f"{row.longer:.1%}", _short(row.sizes))
+        for row in told.padding
+    ]
     yield from table(["list", "sizes", "padding", "steps above", ""], rows)
     if not told.pads:
-        yield f"  on {told.device} no step is padded: a size is replayed for steps of that very length"
+        yield (
+            f"  on {told.device} no step is padded: a size is replayed for steps of that very "
+            "length"
+        )
 
 
 def _short(sizes: Sequence[int]) -> str:
     numbers = [str(size) for size in sizes]
-    return " ".join(numbers if len(numbers) <= _LONGEST else [*numbers[: _LONGEST // 2], "...", *numbers[-_LONGEST // 2 :]])
+    return " ".join(
+        numbers
+        if len(numbers) <= _LONGEST
+        else [*numbers[: _LONGEST // 2], "...", *numbers[-_LONGEST // 2 :]]
+    )

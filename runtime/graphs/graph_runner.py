@@ -1,4 +1,6 @@
-"""Which graphs run a step: full ones for steps of nothing but decodes, those of the prefill phase for all others."""
+"""Which graphs run a step: full ones for steps of nothing but decodes, those of the prefill phase
+for all others.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,18 @@ from ...compilation.piecewise import PiecewiseForward
 from ...compilation.whole import BreakableForward
 from ...kernels.attention import GraphAttention
 from ...kernels.platform import Platform
-from ..executor.batch import Batch
 from ..config import Backend, EngineConfig
-from .decode import DecodeGraph, batch_sizes
-from ..executor.forward_context import PagedAttention
 from ..engine.messages import GraphInfo
+from ..executor.batch import Batch
+from ..executor.forward_context import PagedAttention
+from .decode import DecodeGraph, batch_sizes
 from .prefill import PrefillGraph
 
 
 class GraphCounts(NamedTuple):
-    """How steps ran: in pieces, by replaying a captured size, or without a graph and why; and the tokens added to reach a size."""
+    """How steps ran: in pieces, by replaying a captured size, or without a graph and why; and the
+    tokens added to reach a size.
+    """
 
     piecewise_steps: int = 0
     replays: int = 0
@@ -33,15 +37,26 @@ class GraphCounts(NamedTuple):
 
 
 class StepGraphs:
-    """Runs the steps of one model, eagerly where neither phase has a graph. Raises `ValueError` for what the device cannot do.
+    """Runs the steps of one model, eagerly where neither phase has a graph. Raises `ValueError` for
+    what the device cannot do.
 
     `seen`: the lengths of steps; those that no decode graph runs are added to it.
     """
 
     def __init__(
-        self, model: nn.Module, platform: Platform, config: EngineConfig, attention: PagedAttention, seen: LengthHistogram
+        self,
+        model: nn.Module,
+        platform: Platform,
+        config: EngineConfig,
+        attention: PagedAttention,
+        seen: LengthHistogram,
     ) -> None:
-        self._model, self._platform, self._config, self._attention = model, platform, config, attention
+        self._model, self._platform, self._config, self._attention = (
+            model,
+            platform,
+            config,
+            attention,
+        )
         self._seen = seen
         self.prefill_backend = config.prefill_backend
         self.decode_backend = _decode_backend(config, platform, attention)
@@ -50,15 +65,22 @@ class StepGraphs:
                 "--cuda-graph-backend-prefill breakable needs a device that records graphs, "
                 f"which {platform.device_type} does not: take piecewise"
             )
-        self._prefill = PrefillGraph(model, platform, config, attention, seen) if self.prefill_backend is not Backend.DISABLED else None
+        self._prefill = (
+            PrefillGraph(model, platform, config, attention, seen)
+            if self.prefill_backend is not Backend.DISABLED
+            else None
+        )
         self._decode: DecodeGraph | None = None
         self.kernels = None
         if self.decode_backend is Backend.NATIVE:
-            self.kernels = platform.step_kernels(model, attention.backend, attention.layers, attention.k_cache, attention.v_cache)
+            self.kernels = platform.step_kernels(
+                model, attention.backend, attention.layers, attention.k_cache, attention.v_cache
+            )
         if self.decode_backend is Backend.NATIVE and self.kernels is None:
             if config.decode_backend is Backend.NATIVE:
                 raise ValueError(
-                    "--cuda-graph-backend-decode native needs a bfloat16 model, --attention-backend native, and a CPU that the kernels "
+                    "--cuda-graph-backend-decode native needs a bfloat16 model, "
+                    "--attention-backend native, and a CPU that the kernels "
                     "can be built for: take disabled"
                 )
             self.decode_backend = Backend.DISABLED
@@ -81,21 +103,32 @@ class StepGraphs:
         return self._prefill.check(forward)
 
     def give_up(self, reason: Reason) -> None:
-        """There will be no forward in pieces: steps that nothing else records stay eager, and are counted under `reason`."""
+        """There will be no forward in pieces: steps that nothing else records stay eager, and are
+        counted under `reason`.
+        """
         if self._prefill is not None:
             self._prefill.give_up(reason)
 
     def use(self, forward: PiecewiseForward | BreakableForward | None) -> None:
-        """Run prefills through `forward` and record decodes of it; None: both of the model as it is."""
+        """Run prefills through `forward` and record decodes of it; None: both of the model as it
+        is.
+        """
         if self._prefill is not None and forward is not None:
-            self._prefill.use(forward, len(batch_sizes(self._config)) if self.decode_backend is Backend.FULL else 0)
+            self._prefill.use(
+                forward,
+                len(batch_sizes(self._config)) if self.decode_backend is Backend.FULL else 0,
+            )
         if self.decode_backend is Backend.FULL:
             recorded = forward if isinstance(forward, PiecewiseForward) else self._model
-            self._decode = DecodeGraph(recorded, self._model, self._platform, self._config, self._attention)
+            self._decode = DecodeGraph(
+                recorded, self._model, self._platform, self._config, self._attention
+            )
 
     def capture_next(self) -> bool:
         """Capture one size, decodes' first: most steps are theirs. False where none is pending."""
-        return any(phase.capture_next() for phase in (self._decode, self._prefill) if phase is not None)
+        return any(
+            phase.capture_next() for phase in (self._decode, self._prefill) if phase is not None
+        )
 
     @property
     def num_pending(self) -> int:
@@ -107,7 +140,11 @@ class StepGraphs:
         hidden = self._decode(batch) if self._decode is not None and batch.is_decode else None
         if hidden is not None:
             return hidden
-        if self.kernels is not None and batch.is_decode and batch.num_tokens <= self.kernels.max_tokens:
+        if (
+            self.kernels is not None
+            and batch.is_decode
+            and batch.num_tokens <= self.kernels.max_tokens
+        ):
             return self.kernels.forward(batch.input_ids, batch.positions, batch.metadata)
         self._seen.add(batch.num_tokens)
         with self._attention.step(batch.metadata):
@@ -141,7 +178,9 @@ class StepGraphs:
             distinct_pieces=self._prefill.num_pieces if self._prefill is not None else 0,
             prefill_sizes=prefill.captured if prefill is not None else [],
             decode_sizes=decode.captured if decode is not None else [],
-            failed_sizes={str(size): reason.value for stat in stats for size, reason in stat.disabled.items()},
+            failed_sizes={
+                str(size): reason.value for stat in stats for size, reason in stat.disabled.items()
+            },
             num_graphs=sum(stat.num_graphs for stat in stats),
             graph_bytes=sum(stat.graph_bytes for stat in stats),
             capture_seconds=sum(sum(stat.capture_seconds.values()) for stat in stats),
@@ -157,7 +196,10 @@ def _decode_backend(config: EngineConfig, platform: Platform, attention: PagedAt
     asked = config.decode_backend
     able = isinstance(attention.backend, GraphAttention)
     if asked is Backend.FULL and not able:
-        raise ValueError("--cuda-graph-backend-decode full needs an attention backend whose decodes can be recorded: take disabled")
+        raise ValueError(
+            "--cuda-graph-backend-decode full needs an attention backend whose decodes can be "
+            "recorded: take disabled"
+        )
     if asked is not None:
         return asked
     return Backend.FULL if able and platform.graphs_are_real else Backend.NATIVE

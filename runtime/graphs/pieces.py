@@ -1,4 +1,6 @@
-"""How this engine's model becomes pieces: with which compiler, kept where, and which lengths of steps its server has seen."""
+"""How this engine's model becomes pieces: with which compiler, kept where, and which lengths of
+steps its server has seen.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ from dataclasses import asdict
 import torch
 from torch import nn
 
-from ...compilation.cache import CompileCache, cache_folder
+from ...compilation.cache import CompileCache
 from ...compilation.compiler import InductorCompiler, PieceLoader, piece_compiler
 from ...compilation.histogram import LengthHistogram
 from ...compilation.piece_store import Installed, PieceStore
+from ...kernels.cache_folder import cache_folder
 from ...kernels.platform import Platform
 from ..config import EngineConfig
 from ..model_config import ModelConfig
@@ -24,7 +27,9 @@ TRACE_TOKENS = 64
 
 
 def piece_store(config: EngineConfig, platform: Platform, packs_linear: bool) -> PieceStore:
-    """Where the pieces of this machine lie. Raises `ValueError` that names the flag, or `OSError` of the cache's folder."""
+    """Where the pieces of this machine lie. Raises `ValueError` that names the flag, or `OSError`
+    of the cache's folder.
+    """
     return PieceStore(
         platform=platform,
         compiler=piece_compiler(config.piecewise_cuda_graph_compiler, platform),
@@ -35,9 +40,16 @@ def piece_store(config: EngineConfig, platform: Platform, packs_linear: bool) ->
 
 
 def load(
-    store: PieceStore, model: nn.Module, model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds, *, retry: bool = True
+    store: PieceStore,
+    model: nn.Module,
+    model_config: ModelConfig,
+    dtype: torch.dtype,
+    kinds: Kinds,
+    *,
+    retry: bool = True,
 ) -> Generator[None, None, Installed]:
-    """The model's forward in pieces as the cache holds it, in portions; see `PieceStore.load`. Raises `NotStoredError`.
+    """The model's forward in pieces as the cache holds it, in portions; see `PieceStore.load`.
+    Raises `NotStoredError`.
 
     `kinds`: the linear layers whose weights are packed.
     """
@@ -51,14 +63,21 @@ def most_tokens(config: EngineConfig) -> int:
 
 
 def looks_inside(compiler: PieceLoader) -> bool:
-    """Whether the compiler fuses the ops of a piece, so that it is to see what they mean rather than kernels."""
+    """Whether the compiler fuses the ops of a piece, so that it is to see what they mean rather
+    than kernels.
+    """
     return isinstance(compiler, InductorCompiler)
 
 
-def stored_key(compiler: PieceLoader, model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds) -> str:
+def stored_key(
+    compiler: PieceLoader, model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds
+) -> str:
     """Text in which two models differ if their cut forwards do."""
     linears = _digest(json.dumps(dict(kinds), sort_keys=True))
-    return f"{model_key(model_config, dtype)} {'plain' if looks_inside(compiler) else 'own'} ops, linears {linears}"
+    return (
+        f"{model_key(model_config, dtype)} {'plain' if looks_inside(compiler) else 'own'} ops, "
+        f"linears {linears}"
+    )
 
 
 def model_key(model_config: ModelConfig, dtype: torch.dtype) -> str:
@@ -68,7 +87,9 @@ def model_key(model_config: ModelConfig, dtype: torch.dtype) -> str:
 
 def seen_lengths(model_config: ModelConfig, dtype: torch.dtype) -> LengthHistogram:
     """How many tokens the steps of this model have had on this machine, kept beside its pieces."""
-    return LengthHistogram(cache_folder() / "lengths" / f"{_digest(model_key(model_config, dtype))}.json")
+    return LengthHistogram(
+        cache_folder() / "lengths" / f"{_digest(model_key(model_config, dtype))}.json"
+    )
 
 
 def _digest(text: str) -> str:

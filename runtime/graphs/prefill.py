@@ -1,4 +1,6 @@
-"""Prefills and mixed steps: padded to a captured number of tokens, or run at their own length in pieces, or eagerly."""
+"""Prefills and mixed steps: padded to a captured number of tokens, or run at their own length in
+pieces, or eagerly.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,26 @@ logger = logging.getLogger(__name__)
 
 
 class PrefillGraph:
-    """A model's forward: eager until `use`, then in pieces or recorded with breaks. Never raises because of a piece or a graph.
+    """A model's forward: eager until `use`, then in pieces or recorded with breaks. Never raises
+    because of a piece or a graph.
 
     `seen`: the lengths of earlier steps, by which auto:K chooses.
     """
 
     def __init__(
-        self, model: nn.Module, platform: Platform, config: EngineConfig, attention: PagedAttention, seen: LengthHistogram
+        self,
+        model: nn.Module,
+        platform: Platform,
+        config: EngineConfig,
+        attention: PagedAttention,
+        seen: LengthHistogram,
     ) -> None:
-        self._model, self._platform, self._config, self._attention = model, platform, config, attention
+        self._model, self._platform, self._config, self._attention = (
+            model,
+            platform,
+            config,
+            attention,
+        )
         self._seen = seen
         self._forward: PiecewiseForward | BreakableForward | None = None
         self._eager_reason = Reason.STARTING
@@ -55,18 +68,31 @@ class PrefillGraph:
     @property
     def fallbacks(self) -> Counter[Reason]:
         """Steps that ran without a graph where one was hoped for, by reason."""
-        return self._eager_steps + self.graphs.stats.fallbacks if self.graphs is not None else self._eager_steps
+        return (
+            self._eager_steps + self.graphs.stats.fallbacks
+            if self.graphs is not None
+            else self._eager_steps
+        )
 
     def check(self, forward: PiecewiseForward) -> Iterator[bool]:
-        """What was traced beside the model, then each piece beside what was traced; one run for each turn.
+        """What was traced beside the model, then each piece beside what was traced; one run for
+        each turn.
 
-        Before each it says whether it is a long one. Raises `CaptureError` where they give other answers.
+        Before each it says whether it is a long one. Raises `CaptureError` where they give other
+        answers.
         """
         if all(piece.traced for piece in forward.plan.pieces):
             traced = forward.with_pieces([traced_piece(piece) for piece in forward.plan.pieces])
-            yield from (False for _ in check_forward(traced, self._model, self._dummy_step, CHECKED_TOKENS))
+            yield from (
+                False for _ in check_forward(traced, self._model, self._dummy_step, CHECKED_TOKENS)
+            )
         assert self._config.chunked_prefill_size is not None
-        yield from check_pieces(forward, self._made_up, self._config.chunked_prefill_size, self._platform.is_out_of_memory)
+        yield from check_pieces(
+            forward,
+            self._made_up,
+            self._config.chunked_prefill_size,
+            self._platform.is_out_of_memory,
+        )
 
     def _made_up(self, num_tokens: int) -> Sequence[torch.Tensor]:
         step = dummy_prefill(num_tokens, 1, self._platform, self._attention.page_size)
@@ -83,7 +109,10 @@ class PrefillGraph:
             graphs_per_size = sum(forward.plan.calls().values())
         sizes = self._sizes(graphs_per_size, other_graphs)
         if sizes:
-            buffers = [torch.zeros(sizes[-1], dtype=torch.int64, device=self._platform.device()) for _ in range(2)]
+            buffers = [
+                torch.zeros(sizes[-1], dtype=torch.int64, device=self._platform.device())
+                for _ in range(2)
+            ]
             self.graphs = Graphs(
                 forward,
                 self._platform,
@@ -103,8 +132,13 @@ class PrefillGraph:
         pending = self.graphs.pending() if self.graphs is not None else []
         if self.graphs is None or not pending:
             return False
-        # The largest first, so that the others find memory in the pool; then those that most steps would have used.
-        self.graphs.capture(max(pending, key=self._times_used(self.graphs.sizes)) if self.graphs.captured else pending[0])
+        # The largest first, so that the others find memory in the pool; then those that most steps
+        # would have used.
+        self.graphs.capture(
+            max(pending, key=self._times_used(self.graphs.sizes))
+            if self.graphs.captured
+            else pending[0]
+        )
         return True
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -129,18 +163,26 @@ class PrefillGraph:
         return used.__getitem__
 
     def _sizes(self, graphs_per_size: int, other_graphs: int) -> list[int]:
-        """What to capture. Where a graph only calls its work again, nothing, unless sizes are given."""
+        """What to capture. Where a graph only calls its work again, nothing, unless sizes are
+        given.
+        """
         option = parse_sizes(self._config.piecewise_cuda_graph_tokens)
         if not self._platform.graphs_are_real and option == (None, None):
             return []
         assert self._config.chunked_prefill_size is not None
-        cap = min(self._config.chunked_prefill_size, self._config.piecewise_cuda_graph_max_tokens or self._config.chunked_prefill_size)
+        cap = min(
+            self._config.chunked_prefill_size,
+            self._config.piecewise_cuda_graph_max_tokens or self._config.chunked_prefill_size,
+        )
         sizes = choose_sizes(option, cap, self._seen.counts)
         budget = self._platform.graph_budget
-        kept = within_budget(sizes, graphs_per_size, None if budget is None else budget - other_graphs)
+        kept = within_budget(
+            sizes, graphs_per_size, None if budget is None else budget - other_graphs
+        )
         if len(kept) < len(sizes):
             logger.warning(
-                "%d of %d sizes are captured: the device holds %d graphs, a size takes %d; choose others with %s",
+                "%d of %d sizes are captured: the device holds %d graphs, a size takes %d; choose "
+                "others with %s",
                 len(kept),
                 len(sizes),
                 budget,

@@ -1,6 +1,8 @@
-"""Brings pieces and graphs in while the engine serves: pieces out of the cache, which another process fills, then a capture at a time.
+"""Brings pieces and graphs in while the engine serves: pieces out of the cache, which another
+process fills, then a capture at a time.
 
-Nothing here traces or compiles, nor does anything that it imports: what the cache lacks once the other process has ended stays away.
+Nothing here traces or compiles, nor does anything that it imports: what the cache lacks once the
+other process has ended stays away.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from ...compilation.errors import CaptureError, NotStoredError
 from ...compilation.piece_store import Installed, PieceStore, weight_bytes
 from ...compilation.piecewise import PiecewiseForward
 from ...compilation.whole import BreakableForward
-from .compile_process import CompileProcess, Outcome, start
 from ..config import Backend
 from ..executor.model_runner import ModelRunner
-from .pieces import load, piece_store
 from ..progress import progress_bar
+from .compile_process import CompileProcess, Outcome, start
+from .pieces import load, piece_store
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +55,8 @@ class GraphStartup:
             self.advance()
 
     def advance(self, *, busy: bool = False) -> None:
-        """The next portion: loading a piece, a look at the compiler, a run of a piece to check it, or one capture.
+        """The next portion: loading a piece, a look at the compiler, a run of a piece to check it,
+        or one capture.
 
         `busy`: requests are running; a long run waits for them to end, for a while.
         """
@@ -88,12 +91,19 @@ class GraphStartup:
         if graphs.prefill_backend is Backend.PIECEWISE:
             forward = yield from self._pieces()
         else:
-            forward = BreakableForward(self._runner.model) if graphs.prefill_backend is Backend.BREAKABLE else None
+            forward = (
+                BreakableForward(self._runner.model)
+                if graphs.prefill_backend is Backend.BREAKABLE
+                else None
+            )
         try:
             graphs.use(forward)
         except Exception as error:
             # Buffers and plans of the graphs take memory too; without them steps stay as they are.
-            logger.warning("steps run eagerly: %s; --disable-cuda-graph spares the attempt", " ".join(str(error).split())[:300])
+            logger.warning(
+                "steps run eagerly: %s; --disable-cuda-graph spares the attempt",
+                " ".join(str(error).split())[:300],
+            )
         else:
             yield True
             while graphs.capture_next():
@@ -101,21 +111,33 @@ class GraphStartup:
         self._tell()
 
     def _pieces(self) -> Generator[bool, None, PiecewiseForward | BreakableForward | None]:
-        """The forward in pieces if the cache has it and it gives the model's answers; what steps run as without them."""
+        """The forward in pieces if the cache has it and it gives the model's answers; what steps
+        run as without them.
+        """
         runner = self._runner
         try:
             forward, report = yield from self._stored()
             if len(report.failed) == len(forward.plan.pieces):
-                raise _NoPieces(Reason.COMPILE_FAILED, f"none of its pieces can be compiled: {next(iter(report.failed.values()))}")
+                raise _NoPieces(
+                    Reason.COMPILE_FAILED,
+                    f"none of its pieces can be compiled: {next(iter(report.failed.values()))}",
+                )
             yield True
             for self._next_is_long in runner.graphs.check(forward):
                 yield True
             self._next_is_long = False
         except Exception as error:
-            self._give_up(error if isinstance(error, _NoPieces) else _NoPieces(_reason(error), str(error)))
+            self._give_up(
+                error if isinstance(error, _NoPieces) else _NoPieces(_reason(error), str(error))
+            )
             return BreakableForward(runner.model) if runner.platform.graphs_are_real else None
         for number, text in report.failed.items():
-            logger.warning("piece %d of %d cannot be compiled and runs as it was traced: %s", number, len(forward.plan.pieces), text)
+            logger.warning(
+                "piece %d of %d cannot be compiled and runs as it was traced: %s",
+                number,
+                len(forward.plan.pieces),
+                text,
+            )
         runner.clock.add("pieces", time.perf_counter() - self._began)
         return forward
 
@@ -130,7 +152,9 @@ class GraphStartup:
         except NotStoredError:
             if (obstacle := store.compiler.obstacle()) is not None:
                 raise _NoPieces(Reason.COMPILE_FAILED, obstacle) from None
-            self._compiling = start(runner.config, runner.model_config, runner.dtype, runner.linear_kinds, packs_linear)
+            self._compiling = start(
+                runner.config, runner.model_config, runner.dtype, runner.linear_kinds, packs_linear
+            )
         outcome = yield from self._compiled(self._compiling)
         self._compiling = None
         if outcome.reason is not None:
@@ -139,7 +163,9 @@ class GraphStartup:
 
     def _loaded(self, store: PieceStore, *, retry: bool) -> Generator[bool, None, Installed]:
         runner = self._runner
-        portions = load(store, runner.model, runner.model_config, runner.dtype, runner.linear_kinds, retry=retry)
+        portions = load(
+            store, runner.model, runner.model_config, runner.dtype, runner.linear_kinds, retry=retry
+        )
         while True:
             try:
                 next(portions)
@@ -158,11 +184,15 @@ class GraphStartup:
         self._runner.graphs.give_up(error.reason)
         if self._runner.platform.graphs_are_real:
             logger.warning(
-                "the model does not run in pieces (%s); it is recorded as it runs: --cuda-graph-backend-prefill breakable", error
+                "the model does not run in pieces (%s); it is recorded as it runs: "
+                "--cuda-graph-backend-prefill breakable",
+                error,
             )
         else:
             logger.warning(
-                "steps run eagerly: the model does not run in pieces (%s); --disable-piecewise-cuda-graph spares the attempt", error
+                "steps run eagerly: the model does not run in pieces (%s); "
+                "--disable-piecewise-cuda-graph spares the attempt",
+                error,
             )
 
     def _tell(self) -> None:
@@ -170,7 +200,8 @@ class GraphStartup:
         if not info.distinct_pieces and not info.num_graphs:
             return
         logger.info(
-            "steps run in %d distinct pieces; %d sizes captured in %d graphs of %.0f MiB, after %.1f s",
+            "steps run in %d distinct pieces; %d sizes captured in %d graphs of %.0f MiB, after "
+            "%.1f s",
             info.distinct_pieces,
             len(info.prefill_sizes) + len(info.decode_sizes),
             info.num_graphs,

@@ -1,4 +1,6 @@
-"""The compile cache, for people: what its entries are and which models they belong to, and what else was compiled."""
+"""The compile cache, for people: what its entries are and which models they belong to, and what
+else was compiled.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...compilation.cache import CompileCache, Entry, cache_folder, inductor_folder
-from ...kernels.cache_folder import kernels_folder, verdicts_folder
+from ...compilation.cache import CompileCache, Entry, inductor_folder
+from ...kernels.cache_folder import cache_folder, kernels_folder, verdicts_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredEntry:
-    """One entry. `kind`: piece or plan (a cut forward); `models`: those that it is known to belong to; `age`: in seconds.
+    """One entry. `kind`: piece or plan (a cut forward); `models`: those that it is known to belong
+    to; `age`: in seconds.
 
-    `failed`: why a piece cannot be compiled; it runs as it was traced. `transient`: the machine failed, and the next start tries again.
+    `failed`: why a piece cannot be compiled; it runs as it was traced. `transient`: the machine
+    failed, and the next start tries again.
     """
 
     key: str
@@ -72,19 +76,35 @@ def stored_entries(cache: CompileCache) -> list[StoredEntry]:
 
 
 def stored_folders(cache: CompileCache) -> list[StoredFolder]:
-    """What lies in the cache's folder beside its entries and was compiled; empty folders are left out."""
+    """What lies in the cache's folder beside its entries and was compiled; empty folders are left
+    out.
+    """
     found = []
     for kind, what, folder in _folders(cache):
         files = [status for path in folder.rglob("*") if (status := _file_status(path)) is not None]
         if files:
-            size, newest = sum(status.st_size for status in files), max(status.st_mtime for status in files)
+            size, newest = (
+                sum(status.st_size for status in files),
+                max(status.st_mtime for status in files),
+            )
             age = max(0.0, time.time() - newest)
-            found.append(StoredFolder(kind=kind, what=what, folder=str(folder), num_files=len(files), num_bytes=size, age=age))
+            found.append(
+                StoredFolder(
+                    kind=kind,
+                    what=what,
+                    folder=str(folder),
+                    num_files=len(files),
+                    num_bytes=size,
+                    age=age,
+                )
+            )
     return found
 
 
 def clear(cache: CompileCache) -> int:
-    """Remove all that was compiled; returns how many bytes that were. Who has loaded some of it keeps it."""
+    """Remove all that was compiled; returns how many bytes that were. Who has loaded some of it
+    keeps it.
+    """
     freed = sum(found.num_bytes for found in stored_folders(cache))
     for _, _, folder in _folders(cache):
         shutil.rmtree(folder, ignore_errors=True)
@@ -115,8 +135,14 @@ def _described(entry: Entry, users: dict[str, list[str]]) -> StoredEntry:
     return StoredEntry(
         key=entry.key,
         kind=kind,
-        what=f"{about.get('pieces')} distinct pieces" if is_plan else f"{len(ops)} ops" if isinstance(ops, list) else "",
-        models=[_model_of(entry)] if is_plan else sorted(set(users.get(str(about.get("piece")), []))),
+        what=f"{about.get('pieces')} distinct pieces"
+        if is_plan
+        else f"{len(ops)} ops"
+        if isinstance(ops, list)
+        else "",
+        models=[_model_of(entry)]
+        if is_plan
+        else sorted(set(users.get(str(about.get("piece")), []))),
         compiler=str(about.get("compiler", "")),
         torch=str(about.get("torch", "")),
         num_bytes=entry.num_bytes,
@@ -138,6 +164,9 @@ def _model_of(plan: Entry) -> str:
     """Architecture, depth, width and dtype, out of the text that `pieces.model_key` made."""
     try:
         (config, dtype), _ = json.JSONDecoder().raw_decode(str(plan.about["model"]))
-        return f"{config['architecture']} {config['num_layers']}x{config['hidden_size']} {str(dtype).removeprefix('torch.')}"
+        return (
+            f"{config['architecture']} {config['num_layers']}x{config['hidden_size']} "
+            f"{str(dtype).removeprefix('torch.')}"
+        )
     except (ValueError, KeyError, TypeError):
         return "unknown model"

@@ -1,4 +1,6 @@
-"""Attention as one op, `piecework::attention`: the only op that touches the KV cache, and where graphs are cut."""
+"""Attention as one op, `piecework::attention`: the only op that touches the KV cache, and where
+graphs are cut.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,28 @@ _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-unt
 _LIBRARY.define("attention(Tensor q, Tensor k, Tensor v, Tensor(a!) out, int layer) -> ()")  # type: ignore[no-untyped-call]
 
 
-def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, layer: int) -> None:
+def _attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, layer: int
+) -> None:
     layer_begins()
     context = current_context()
     spec = context.layers[layer]
-    context.backend.run(q, k, v, out, context.k_cache[layer], context.v_cache[layer], context.plan, scale=spec.scale, window=spec.window)
+    context.backend.run(
+        q,
+        k,
+        v,
+        out,
+        context.k_cache[layer],
+        context.v_cache[layer],
+        context.plan,
+        scale=spec.scale,
+        window=spec.window,
+    )
 
 
-def _attention_meta(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, layer: int) -> None:
+def _attention_meta(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, layer: int
+) -> None:
     """Shapes are the caller's; nothing is returned."""
 
 
@@ -35,9 +51,11 @@ def register_attention(dispatch_key: str) -> None:
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
-    """Causal attention of q [T, H, D] over the cached and the new k, v [T, K, D]; returns [T, H * D].
+    """Causal attention of q [T, H, D] over the cached and the new k, v [T, K, D]; returns [T, H *
+    D].
 
-    The result goes into a buffer made here, on the side that a graph captures, so that its address is the graph's own.
+    The result goes into a buffer made here, on the side that a graph captures, so that its address
+    is the graph's own.
     """
     out = torch.empty_like(q)
     torch.ops.piecework.attention(q, k, v, out, layer)

@@ -24,7 +24,9 @@ class Linear(nn.Module):
         self._op: torch._ops.OpOverload | None = None
 
     def use_packed(self, packed: torch.Tensor, layout: int, op: torch._ops.OpOverload) -> None:
-        """From now on `packed` is the weight, which `op` knows how to multiply by: see `kernels.linear.LinearKernels`."""
+        """From now on `packed` is the weight, which `op` knows how to multiply by: see
+        `kernels.linear.LinearKernels`.
+        """
         self.weight = nn.Parameter(packed, requires_grad=False)
         self.layout, self._op = layout, op
 
@@ -36,7 +38,9 @@ class Linear(nn.Module):
 
 
 class FusedLinear(Linear):
-    """Several projections of one input as one multiplication. `parts`: the checkpoint's names and rows, in order."""
+    """Several projections of one input as one multiplication. `parts`: the checkpoint's names and
+    rows, in order.
+    """
 
     def __init__(self, in_features: int, parts: dict[str, int], *, bias: bool = False) -> None:
         super().__init__(in_features, sum(parts.values()), bias=bias)

@@ -12,7 +12,9 @@ from ..model_config import ModelConfig
 
 
 class Rotation(NamedTuple):
-    """cos, signed_sin [T, 1, D] of a step's positions, as `kernels.reference.rotary_embedding` takes them."""
+    """cos, signed_sin [T, 1, D] of a step's positions, as `kernels.reference.rotary_embedding`
+    takes them.
+    """
 
     cos: torch.Tensor
     signed_sin: torch.Tensor
@@ -24,13 +26,20 @@ class Rotary(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         frequencies = inverse_frequencies(config)
-        angles = torch.outer(torch.arange(config.max_position_embeddings, dtype=torch.float32, device="cpu"), frequencies)
+        angles = torch.outer(
+            torch.arange(config.max_position_embeddings, dtype=torch.float32, device="cpu"),
+            frequencies,
+        )
         dtype, device = torch.get_default_dtype(), torch.get_default_device()
         cos, sin = angles.cos(), angles.sin()
         self.cos: torch.Tensor
         self.signed_sin: torch.Tensor
-        self.register_buffer("cos", torch.cat((cos, cos), -1)[:, None].to(device, dtype), persistent=False)
-        self.register_buffer("signed_sin", torch.cat((-sin, sin), -1)[:, None].to(device, dtype), persistent=False)
+        self.register_buffer(
+            "cos", torch.cat((cos, cos), -1)[:, None].to(device, dtype), persistent=False
+        )
+        self.register_buffer(
+            "signed_sin", torch.cat((-sin, sin), -1)[:, None].to(device, dtype), persistent=False
+        )
 
     def forward(self, positions: torch.Tensor) -> Rotation:
         return Rotation(self.cos[positions], self.signed_sin[positions])
@@ -38,7 +47,9 @@ class Rotary(nn.Module):
 
 def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
     """Radians a position, [D / 2] float32, on the CPU."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu") / config.head_dim
+    exponents = (
+        torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu") / config.head_dim
+    )
     frequencies: torch.Tensor = 1.0 / config.rope_theta**exponents
     match config.rope_type:
         case "linear":
@@ -46,18 +57,24 @@ def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
         case "llama3":
             return _llama3(frequencies, config.rope_scaling)
         case "divided":
-            return frequencies / torch.tensor(config.rope_scaling["factors"], dtype=torch.float32, device="cpu")
+            return frequencies / torch.tensor(
+                config.rope_scaling["factors"], dtype=torch.float32, device="cpu"
+            )
         case _:
             return frequencies
 
 
 def _llama3(frequencies: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
-    """Llama 3.1's: waves longer than the original context are stretched by `factor`, short ones kept, those between blended.
+    """Llama 3.1's: waves longer than the original context are stretched by `factor`, short ones
+    kept, those between blended.
 
-    Source: the Llama 3.1 reference code's `apply_scaling`; parameters under transformers' names, and rounded as there.
+    Source: the Llama 3.1 reference code's `apply_scaling`; parameters under transformers' names,
+    and rounded as there.
     """
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
     wavelengths: torch.Tensor = 2 * math.pi / frequencies
-    kept: torch.Tensor = ((scaling["original_max_position_embeddings"] / wavelengths - low) / (high - low)).clamp(0.0, 1.0)
+    kept: torch.Tensor = (
+        (scaling["original_max_position_embeddings"] / wavelengths - low) / (high - low)
+    ).clamp(0.0, 1.0)
     blended: torch.Tensor = (1 - kept) * frequencies / factor + kept * frequencies
     return blended

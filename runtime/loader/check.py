@@ -11,10 +11,12 @@ from .gguf_header import architecture_and_context
 
 
 def check_model(path: str, *, context_length: int | None, weights: bool) -> None:
-    """Raises `ValueError` with the reason where a folder or .gguf file holds no model that we serve.
+    """Raises `ValueError` with the reason where a folder or .gguf file holds no model that we
+    serve.
 
-    `context_length`: what was asked for; `weights` False leaves out the files of weights, which a model with random ones does not need.
-    What takes transformers or the whole of a .gguf file to find out, the engine finds out later.
+    `context_length`: what was asked for; `weights` False leaves out the files of weights, which a
+    model with random ones does not need. What takes transformers or the whole of a .gguf file to
+    find out, the engine finds out later.
     """
     if Path(path).suffix == ".gguf":
         longest: object = _gguf_context(Path(path))

@@ -1,4 +1,6 @@
-"""What a model's files are, judged by names, sizes and headers: no weight is read, and nothing heavy imported."""
+"""What a model's files are, judged by names, sizes and headers: no weight is read, and nothing
+heavy imported.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,17 @@ class Header(NamedTuple):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The .safetensors files of a folder. Raises `ValueError` where there are none, with what is there instead, or not all."""
+    """The .safetensors files of a folder. Raises `ValueError` where there are none, with what is
+    there instead, or not all.
+    """
     index = folder / _INDEX
     if index.is_file():
         files = [folder / name for name in _names_in(index)]
     else:
         # Some folders hold the same weights a second time under another name.
-        named = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("adapter_"))
+        named = sorted(
+            path for path in folder.glob("*.safetensors") if not path.name.startswith("adapter_")
+        )
         files = [folder / _WHOLE] if (folder / _WHOLE).is_file() else named
     if not files:
         raise ValueError(_instead_of(folder, "no .safetensors files"))
@@ -48,28 +54,46 @@ def no_config(folder: Path) -> ValueError:
 
 def check_pointer(path: Path) -> None:
     """Raises `ValueError` where git has put a pointer in the place of a large file."""
-    if path.is_file() and path.stat().st_size <= _LARGEST_POINTER and path.read_bytes().startswith(_POINTER):
-        raise ValueError(f"{path} is a git-lfs pointer and not the file itself; run: git -C {path.parent} lfs pull")
+    if (
+        path.is_file()
+        and path.stat().st_size <= _LARGEST_POINTER
+        and path.read_bytes().startswith(_POINTER)
+    ):
+        raise ValueError(
+            f"{path} is a git-lfs pointer and not the file itself; run: git -C {path.parent} lfs "
+            "pull"
+        )
 
 
 def read_header(path: Path) -> dict[str, Header]:
-    """Names, formats and shapes of a .safetensors file's tensors. Raises `ValueError` where it is cut off or holds other than numbers.
+    """Names, formats and shapes of a .safetensors file's tensors. Raises `ValueError` where it is
+    cut off or holds other than numbers.
 
-    Format: https://huggingface.co/docs/safetensors: the header's length as 8 bytes, the header in JSON, the tensors.
+    Format: https://huggingface.co/docs/safetensors: the header's length as 8 bytes, the header in
+    JSON, the tensors.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8)) if size >= 8 else (0,)
         text = file.read(length) if length <= min(size - 8, _LARGEST_HEADER) else b""
     try:
-        entries: dict[str, Any] = {name: entry for name, entry in json.loads(text).items() if name != "__metadata__"}
-        found = {name: Header(str(entry["dtype"]), tuple(entry["shape"])) for name, entry in entries.items()}
+        entries: dict[str, Any] = {
+            name: entry for name, entry in json.loads(text).items() if name != "__metadata__"
+        }
+        found = {
+            name: Header(str(entry["dtype"]), tuple(entry["shape"]))
+            for name, entry in entries.items()
+        }
         end = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         check_pointer(path)
-        raise ValueError(f"{path} is cut off or broken: it does not begin with a header; fetch it again") from None
+        raise ValueError(
+            f"{path} is cut off or broken: it does not begin with a header; fetch it again"
+        ) from None
     if end != size:
-        raise ValueError(f"{path} is cut off or broken: it has {size:,} of {end:,} bytes; fetch it again")
+        raise ValueError(
+            f"{path} is cut off or broken: it has {size:,} of {end:,} bytes; fetch it again"
+        )
     for name, header in found.items():
         if header.dtype not in _NUMBERS:
             raise ValueError(_no_numbers(path, name, header.dtype))
@@ -79,46 +103,70 @@ def read_header(path: Path) -> dict[str, Header]:
 def _no_numbers(path: Path, name: str, dtype: str) -> str:
     kind = "float8" if dtype.startswith("F8") else dtype
     return (
-        f"{path} stores {name} as {kind}, but config.json has no quantization_config to say how it is scaled; "
+        f"{path} stores {name} as {kind}, but config.json has no quantization_config to say how it "
+        "is scaled; "
         "quantised weights are not supported: take the checkpoint in bfloat16, or a .gguf file"
     )
 
 
 def _names_in(index: Path) -> list[str]:
     try:
-        names = sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+        names = sorted(
+            {
+                str(name)
+                for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            }
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{index} is broken ({error}); fetch the model again") from None
     if outside := [name for name in names if Path(name).name != name]:
-        raise ValueError(f"{index} is broken: it names {_some(outside)}, outside of the folder; fetch the model again")
+        raise ValueError(
+            f"{index} is broken: it names {_some(outside)}, outside of the folder; fetch the model "
+            "again"
+        )
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         lacking = f"{_some(missing)} of {len(names)} files"
-        raise ValueError(f"{index.parent} lacks {lacking} that its index names: the download did not end; fetch the model again")
+        raise ValueError(
+            f"{index.parent} lacks {lacking} that its index names: the download did not end; fetch "
+            "the model again"
+        )
     return names
 
 
 def _instead_of(folder: Path, lack: str) -> str:
     """The folder's fault: what it lacks, or what else it holds, and what to do."""
     if (folder / _ADAPTER).is_file():
-        return f"{folder} holds a LoRA adapter{_base_of(folder)}, no model; merge it into the model that it was made for, and serve that"
+        return (
+            f"{folder} holds a LoRA adapter{_base_of(folder)}, no model; merge it into the "
+            "model that it was made for, and serve that"
+        )
     names = sorted(path.name for path in folder.iterdir())
     if not names:
         return f"{folder} is empty"
     if gguf := [name for name in names if name.endswith(".gguf")]:
-        return f"{folder} is a folder with {_some(gguf)}; name the file to serve: {folder / gguf[0]}"
+        return (
+            f"{folder} is a folder with {_some(gguf)}; name the file to serve: {folder / gguf[0]}"
+        )
     others = [path.name for pattern in _OTHER_WEIGHTS for path in sorted(folder.glob(pattern))]
     if others and lack != "no config.json":
         return (
-            f"{folder} has its weights in {_some(others)}, whose format can hold code and is not read; "
-            "take a copy with .safetensors files, or write one with transformers: save_pretrained(FOLDER)"
+            f"{folder} has its weights in {_some(others)}, whose format can hold code and is not "
+            "read; "
+            "take a copy with .safetensors files, or write one with transformers: "
+            "save_pretrained(FOLDER)"
         )
-    return f"{folder} has {lack}; a model is a folder with config.json and .safetensors files, or a .gguf file"
+    return (
+        f"{folder} has {lack}; a model is a folder with config.json and .safetensors files, or "
+        "a .gguf file"
+    )
 
 
 def _base_of(folder: Path) -> str:
     try:
-        base = json.loads((folder / _ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"]
+        base = json.loads((folder / _ADAPTER).read_text(encoding="utf-8"))[
+            "base_model_name_or_path"
+        ]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
     return f" for {base}" if isinstance(base, str) and base else ""

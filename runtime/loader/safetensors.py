@@ -16,7 +16,9 @@ from .stored import StoredTensor
 
 
 def list_tensors(folder: Path) -> list[StoredTensor]:
-    """Every tensor of a folder. Raises `ValueError` where a file is missing, cut off or broken, or holds other than numbers."""
+    """Every tensor of a folder. Raises `ValueError` where a file is missing, cut off or broken, or
+    holds other than numbers.
+    """
     return [tensor for path in weight_files(folder) for tensor in _tensors_of(path)]
 
 

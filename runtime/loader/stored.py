@@ -12,8 +12,8 @@ import torch
 class StoredTensor(NamedTuple):
     """`name`: as Hugging Face checkpoints call it.
 
-    `copy_to` writes the values into a contiguous tensor of the same shape and any dtype and device; it may be called
-    from any thread, and raises `ValueError` where the file is broken.
+    `copy_to` writes the values into a contiguous tensor of the same shape and any dtype and device;
+    it may be called from any thread, and raises `ValueError` where the file is broken.
     """
 
     file: Path

@@ -1,6 +1,8 @@
-"""Llama and the models that differ from it by numbers and switches of `ModelConfig`: Mistral, Qwen2, Qwen3.
+"""Llama and the models that differ from it by numbers and switches of `ModelConfig`: Mistral,
+Qwen2, Qwen3.
 
-T tokens, H query heads, K key/value heads, D head size. Parameters are named as in the checkpoints, fused ones aside.
+T tokens, H query heads, K key/value heads, D head size. Parameters are named as in the checkpoints,
+fused ones aside.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from ..model_config import ModelConfig
 
 
 class SelfAttention(nn.Module):
-    """Grouped-query attention with rotary positions; `qk_norm` normalises each head's query and key (Qwen3)."""
+    """Grouped-query attention with rotary positions; `qk_norm` normalises each head's query and key
+    (Qwen3).
+    """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -27,7 +31,11 @@ class SelfAttention(nn.Module):
         self.head_dim = config.head_dim
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.qkv_proj = FusedLinear(config.hidden_size, {"q_proj": query, "k_proj": key, "v_proj": key}, bias=config.qkv_bias)
+        self.qkv_proj = FusedLinear(
+            config.hidden_size,
+            {"q_proj": query, "k_proj": key, "v_proj": key},
+            bias=config.qkv_bias,
+        )
         self.o_proj = Linear(query, config.hidden_size, bias=config.o_bias)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
@@ -37,7 +45,9 @@ class SelfAttention(nn.Module):
         if self.q_norm is None or self.k_norm is None:
             turned, v = heads.tensor_split([self.num_heads + self.num_kv_heads], dim=1)
         else:
-            q, k, v = heads.tensor_split([self.num_heads, self.num_heads + self.num_kv_heads], dim=1)
+            q, k, v = heads.tensor_split(
+                [self.num_heads, self.num_heads + self.num_kv_heads], dim=1
+            )
             turned = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
         q, k = ops.rotary_embedding(turned, *rotation).tensor_split([self.num_heads], dim=1)
         output: torch.Tensor = self.o_proj(attention(q, k, v, self.layer))
@@ -54,8 +64,14 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = (self.input_layernorm(x), x) if residual is None else self.input_layernorm.add(x, residual)
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, rotation: Rotation
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = (
+            (self.input_layernorm(x), x)
+            if residual is None
+            else self.input_layernorm.add(x, residual)
+        )
         x = self.self_attn(x, rotation)
         x, residual = self.post_attention_layernorm.add(x, residual)
         return self.mlp(x), residual
@@ -67,7 +83,9 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, layer) for layer in range(config.num_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = Rotary(config)
 

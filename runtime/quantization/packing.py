@@ -1,4 +1,6 @@
-"""Brings the weights of linear layers into the layout of the device's own kernels; quantised ones keep the bits they were stored in."""
+"""Brings the weights of linear layers into the layout of the device's own kernels; quantised ones
+keep the bits they were stored in.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,27 @@ from torch import nn
 
 from ...kernels.linear import LinearKernels
 from ..layers.linear import Embedding, FusedLinear, Linear
-from ..progress import progress_bar
 from ..loader.stored import StoredTensor
+from ..progress import progress_bar
 
 PLAIN = "bfloat16"
 Kinds = Mapping[str, str]
-"""By the name of a linear layer, what its weight is packed from: `PLAIN`, or a quantised format of GGUF."""
+"""By the name of a linear layer, what its weight is packed from: `PLAIN`, or a quantised format of
+GGUF.
+"""
 NOTHING_PACKED: Kinds = MappingProxyType({})
 
 
-def choose_kinds(model: nn.Module, kernels: LinearKernels, tensors: Sequence[StoredTensor], *, keep_quantized: bool) -> Kinds:
-    """The layers that will be packed, and from what: quantised weights as they are where the kernels know them, if wanted."""
+def choose_kinds(
+    model: nn.Module,
+    kernels: LinearKernels,
+    tensors: Sequence[StoredTensor],
+    *,
+    keep_quantized: bool,
+) -> Kinds:
+    """The layers that will be packed, and from what: quantised weights as they are where the
+    kernels know them, if wanted.
+    """
     stored = {tensor.name: tensor.kind for tensor in tensors} if keep_quantized else {}
     kinds = {}
     for prefix, linear, names in _linears(model):
@@ -36,15 +48,39 @@ def choose_kinds(model: nn.Module, kernels: LinearKernels, tensors: Sequence[Sto
 
 def packed_names(model: nn.Module, kinds: Kinds) -> set[str]:
     """The checkpoint's tensors that are packed as they were stored, and needed in no other form."""
-    looked_up = {f"{prefix}.weight" for prefix, module in model.named_modules() if isinstance(module, Embedding)}
-    return {name for prefix, _, names in _linears(model) if kinds.get(prefix, PLAIN) != PLAIN for name in names} - looked_up
+    looked_up = {
+        f"{prefix}.weight"
+        for prefix, module in model.named_modules()
+        if isinstance(module, Embedding)
+    }
+    return {
+        name
+        for prefix, _, names in _linears(model)
+        if kinds.get(prefix, PLAIN) != PLAIN
+        for name in names
+    } - looked_up
 
 
-def pack(model: nn.Module, kernels: LinearKernels, kinds: Kinds, tensors: Sequence[StoredTensor], *, progress: bool) -> None:
-    """Pack the weights that `kinds` names; plain ones must have been filled. Raises `ValueError` where a file is broken."""
+def pack(
+    model: nn.Module,
+    kernels: LinearKernels,
+    kinds: Kinds,
+    tensors: Sequence[StoredTensor],
+    *,
+    progress: bool,
+) -> None:
+    """Pack the weights that `kinds` names; plain ones must have been filled. Raises `ValueError`
+    where a file is broken.
+    """
     stored = {tensor.name: tensor for tensor in tensors}
-    linears = [(linear, names, kinds[prefix]) for prefix, linear, names in _linears(model) if prefix in kinds]
-    for linear, names, kind in progress_bar(linears, shown=progress, desc="packing weights", unit=" layers", leave=False):
+    linears = [
+        (linear, names, kinds[prefix])
+        for prefix, linear, names in _linears(model)
+        if prefix in kinds
+    ]
+    for linear, names, kind in progress_bar(
+        linears, shown=progress, desc="packing weights", unit=" layers", leave=False
+    ):
         parts = [linear.weight.data] if kind == PLAIN else [_blocks(stored[name]) for name in names]
         linear.use_packed(kernels.pack(kind, parts), _layout(kernels, kind, linear), kernels.op)
 
@@ -55,7 +91,9 @@ def pack_hollow(model: nn.Module, kernels: LinearKernels, kinds: Kinds) -> None:
         if prefix in kinds:
             layout = _layout(kernels, kinds[prefix], linear)
             shape = kernels.packed_shape(layout, linear.in_features, linear.out_features)
-            linear.use_packed(torch.empty(shape, dtype=torch.uint8, device="meta"), layout, kernels.op)
+            linear.use_packed(
+                torch.empty(shape, dtype=torch.uint8, device="meta"), layout, kernels.op
+            )
 
 
 def _linears(model: nn.Module) -> Iterator[tuple[str, Linear, list[str]]]:

@@ -1,6 +1,7 @@
 """What requests change about their logits before a token is chosen. N rows, V vocabulary size.
 
-Whatever changes is addressed in the flat logits [N * V], so that a batch takes no more operations than one request.
+Whatever changes is addressed in the flat logits [N * V], so that a batch takes no more operations
+than one request.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from ...kernels.staging import to_device
 from ..engine.request import Request
 
 
-def adjust(logits: torch.Tensor, requests: list[Request], sampled: torch.Tensor | None = None) -> None:
+def adjust(
+    logits: torch.Tensor, requests: list[Request], sampled: torch.Tensor | None = None
+) -> None:
     """Apply penalties, logit bias and the ban on ending early to logits [N, V] float32, in place.
 
     `sampled` int64: what the step in flight samples, tokens that are pending among it.
@@ -24,13 +27,24 @@ def adjust(logits: torch.Tensor, requests: list[Request], sampled: torch.Tensor 
 
 
 def _penalise(logits: torch.Tensor, requests: list[Request], sampled: torch.Tensor | None) -> None:
-    """Repetition: over prompt and output, as in CTRL (arXiv:1909.05858); presence and frequency: over the output, as OpenAI's."""
+    """Repetition: over prompt and output, as in CTRL (arXiv:1909.05858); presence and frequency:
+    over the output, as OpenAI's.
+    """
     rows = [row for row, request in enumerate(requests) if request.params.penalised]
-    index, counts, parameters = to_device(_tokens_of(requests, rows, logits.shape[1]), logits.device)
+    index, counts, parameters = to_device(
+        _tokens_of(requests, rows, logits.shape[1]), logits.device
+    )
     pending = [row for row in rows if requests[row].num_pending]
     if pending:
         assert sampled is not None
-        index, counts = _count_pending(index, counts, pending, [requests[row].sampled_row for row in pending], sampled, logits.shape)
+        index, counts = _count_pending(
+            index,
+            counts,
+            pending,
+            [requests[row].sampled_row for row in pending],
+            sampled,
+            logits.shape,
+        )
     repetition, presence, frequency = parameters.index_select(1, index // logits.shape[1])
     flat = logits.view(-1)
     values = flat.index_select(0, index)
@@ -40,13 +54,19 @@ def _penalise(logits: torch.Tensor, requests: list[Request], sampled: torch.Tens
 
 
 def _tokens_of(requests: list[Request], rows: list[int], vocab: int) -> list[np.ndarray]:
-    """Of the tokens that penalties change: places in the flat logits [E], counts in the output [E]; and every row's penalties [3, N]."""
+    """Of the tokens that penalties change: places in the flat logits [E], counts in the output [E];
+    and every row's penalties [3, N].
+    """
     parameters = np.array([[1.0], [0.0], [0.0]], np.float32).repeat(len(requests), 1)
     places, counts = [], []
     for row in rows:
         request = requests[row]
         params = request.params
-        parameters[:, row] = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+        parameters[:, row] = (
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
+        )
         ids, times = request.count_tokens()
         if params.repetition_penalty == 1.0:
             said = np.flatnonzero(times)
@@ -57,25 +77,39 @@ def _tokens_of(requests: list[Request], rows: list[int], vocab: int) -> list[np.
 
 
 def _count_pending(
-    index: torch.Tensor, counts: torch.Tensor, pending: list[int], sampled_rows: list[int], sampled: torch.Tensor, shape: torch.Size
+    index: torch.Tensor,
+    counts: torch.Tensor,
+    pending: list[int],
+    sampled_rows: list[int],
+    sampled: torch.Tensor,
+    shape: torch.Size,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Places and counts with one token more in each row of `pending`, which the host does not know: sampled[sampled_rows].
+    """Places and counts with one token more in each row of `pending`, which the host does not know:
+    sampled[sampled_rows].
 
     A token that a row has had before is then there twice, with the same count.
     """
     rows, taken = to_device([np.array(pending), np.array(sampled_rows)], index.device)
     last = sampled.index_select(0, taken) + rows * shape[1]
-    last_of_row = torch.full((shape[0],), -1, dtype=last.dtype, device=last.device).index_copy_(0, rows, last)
+    last_of_row = torch.full((shape[0],), -1, dtype=last.dtype, device=last.device).index_copy_(
+        0, rows, last
+    )
     row_of = index // shape[1]
     again = index == last_of_row.index_select(0, row_of)
     counts = counts + again
-    before = torch.zeros(shape[0], device=counts.device).index_add_(0, row_of, torch.where(again, counts, 0.0))
+    before = torch.zeros(shape[0], device=counts.device).index_add_(
+        0, row_of, torch.where(again, counts, 0.0)
+    )
     once = before.index_select(0, rows).clamp_(min=1.0)
     return torch.cat((index, last)), torch.cat((counts, once))
 
 
 def _bias(logits: torch.Tensor, requests: list[Request]) -> None:
-    rows = [(row, request.params.logit_bias) for row, request in enumerate(requests) if request.params.logit_bias]
+    rows = [
+        (row, request.params.logit_bias)
+        for row, request in enumerate(requests)
+        if request.params.logit_bias
+    ]
     if rows:
         places = np.array([row * logits.shape[1] + token for row, bias in rows for token in bias])
         values = np.array([value for _, bias in rows for value in bias.values()], np.float32)
@@ -83,10 +117,19 @@ def _bias(logits: torch.Tensor, requests: list[Request]) -> None:
 
 
 def _ban_early_ends(logits: torch.Tensor, requests: list[Request]) -> None:
-    early = [row for row, request in enumerate(requests) if request.num_output < request.params.min_new_tokens]
+    early = [
+        row
+        for row, request in enumerate(requests)
+        if request.num_output < request.params.min_new_tokens
+    ]
     vocab = logits.shape[1]
     # A model's own may lie outside of its vocabulary, in the row of another request.
-    places = [row * vocab + token for row in early for token in requests[row].stop_ids if 0 <= token < vocab]
+    places = [
+        row * vocab + token
+        for row in early
+        for token in requests[row].stop_ids
+        if 0 <= token < vocab
+    ]
     if places:
         (index,) = to_device([np.array(places)], logits.device)
         logits.view(-1).index_fill_(0, index, float("-inf"))

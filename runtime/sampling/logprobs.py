@@ -1,4 +1,6 @@
-"""Log-probabilities of given tokens and of the likeliest alternatives. N rows, V vocabulary size, K alternatives."""
+"""Log-probabilities of given tokens and of the likeliest alternatives. N rows, V vocabulary size, K
+alternatives.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +12,35 @@ from ..engine.messages import TokenLogprob
 
 
 def gather_logprobs(logits: torch.Tensor, tokens: torch.Tensor, widest: int) -> list[torch.Tensor]:
-    """What `read_logprobs` makes answers of, where the logits [N, V] float32 and the tokens [N] int64 are.
+    """What `read_logprobs` makes answers of, where the logits [N, V] float32 and the tokens [N]
+    int64 are.
 
-    Log-probabilities of the tokens [N]; unless `widest` is 0, those of the K = min(widest, V) likeliest [N, K], and their ids.
+    Log-probabilities of the tokens [N]; unless `widest` is 0, those of the K = min(widest, V)
+    likeliest [N, K], and their ids.
     """
     logprobs = logits.log_softmax(dim=-1)
     chosen = logprobs.gather(1, tokens[:, None])[:, 0]
     return [chosen, *logprobs.topk(min(widest, logits.shape[1]), dim=-1)] if widest else [chosen]
 
 
-def read_logprobs(gathered: Sequence[torch.Tensor], tokens: Sequence[int], top_counts: Sequence[int]) -> list[TokenLogprob]:
-    """One `TokenLogprob` a row: its token's log-probability and the `top_counts[row]` likeliest. `gathered` lies on the host."""
+def read_logprobs(
+    gathered: Sequence[torch.Tensor], tokens: Sequence[int], top_counts: Sequence[int]
+) -> list[TokenLogprob]:
+    """One `TokenLogprob` a row: its token's log-probability and the `top_counts[row]` likeliest.
+    `gathered` lies on the host.
+    """
     chosen = gathered[0].tolist()
     if len(gathered) == 1:
-        return [TokenLogprob(token_id=token, logprob=value) for token, value in zip(tokens, chosen, strict=True)]
+        return [
+            TokenLogprob(token_id=token, logprob=value)
+            for token, value in zip(tokens, chosen, strict=True)
+        ]
     values, ids = (part.tolist() for part in gathered[1:])
     return [
-        TokenLogprob(token_id=token, logprob=value, top=list(zip(ids[row][:top], values[row][:top], strict=True)))
+        TokenLogprob(
+            token_id=token,
+            logprob=value,
+            top=list(zip(ids[row][:top], values[row][:top], strict=True)),
+        )
         for row, (token, value, top) in enumerate(zip(tokens, chosen, top_counts, strict=True))
     ]

@@ -1,7 +1,7 @@
 """Logits to tokens, for a whole batch at once. N rows, V vocabulary size.
 
-The only randomness of a token is one uniform number that depends on (seed, position) and nothing else, so a request
-gives the same text alone, in a crowd, and after it was resumed.
+The only randomness of a token is one uniform number that depends on (seed, position) and nothing
+else, so a request gives the same text alone, in a crowd, and after it was resumed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch.nn.functional as F
 
 from ...kernels import ops
 from ...kernels.staging import HostCopy, to_device
-from .logits_processors import adjust
-from .logprobs import gather_logprobs, read_logprobs
 from ..engine.messages import TokenLogprob
 from ..engine.request import Request
+from .logits_processors import adjust
+from .logprobs import gather_logprobs, read_logprobs
 
 NO_TOKEN = -1
 """What is chosen from logits that are not finite."""
@@ -29,18 +29,29 @@ _STEPS = 2.0**24
 
 
 class Sampled(NamedTuple):
-    """The next token of a request, `NO_TOKEN` where it has none, with its log-probability where the request asks for it."""
+    """The next token of a request, `NO_TOKEN` where it has none, with its log-probability where the
+    request asks for it.
+    """
 
     token: int
     logprob: TokenLogprob | None
 
 
 class Samples:
-    """The next tokens of a step's requests. `tokens` [N] int64 lie on the device for the next step to begin with, of the vocabulary."""
+    """The next tokens of a step's requests. `tokens` [N] int64 lie on the device for the next step
+    to begin with, of the vocabulary.
+    """
 
-    def __init__(self, chosen: torch.Tensor, tokens: torch.Tensor, asking: list[tuple[int, int]], logprobs: list[torch.Tensor]) -> None:
-        """`chosen`: `tokens`, with `NO_TOKEN` where a row gave none; `asking`: (row, how many alternatives) of those that want
-        log-probabilities; `logprobs`: as gathered for them."""
+    def __init__(
+        self,
+        chosen: torch.Tensor,
+        tokens: torch.Tensor,
+        asking: list[tuple[int, int]],
+        logprobs: list[torch.Tensor],
+    ) -> None:
+        """`chosen`: `tokens`, with `NO_TOKEN` where a row gave none; `asking`: (row, how many
+        alternatives) of those that want log-probabilities; `logprobs`: as gathered for them.
+        """
         self.tokens = tokens
         self._asking = asking
         self._copy = HostCopy([chosen, *logprobs])
@@ -52,17 +63,28 @@ class Samples:
         results = [Sampled(token, None) for token in tokens]
         if self._asking:
             rows, top_counts = zip(*self._asking, strict=True)
-            for row, logprob in zip(rows, read_logprobs(logprobs, [tokens[row] for row in rows], top_counts), strict=True):
+            for row, logprob in zip(
+                rows,
+                read_logprobs(logprobs, [tokens[row] for row in rows], top_counts),
+                strict=True,
+            ):
                 results[row] = Sampled(tokens[row], logprob)
         return results
 
 
-def sample(logits: torch.Tensor, requests: list[Request], sampled: torch.Tensor | None = None) -> Samples:
-    """The next token of each request from its row of logits [N, V] float32, which may be overwritten.
+def sample(
+    logits: torch.Tensor, requests: list[Request], sampled: torch.Tensor | None = None
+) -> Samples:
+    """The next token of each request from its row of logits [N, V] float32, which may be
+    overwritten.
 
     `sampled` int64: what the step in flight samples, tokens that are pending among it.
     """
-    asking = [(row, request.params.logprobs) for row, request in enumerate(requests) if request.params.logprobs is not None]
+    asking = [
+        (row, request.params.logprobs)
+        for row, request in enumerate(requests)
+        if request.params.logprobs is not None
+    ]
     if not asking:
         adjust(logits, requests, sampled)
         chosen = _choose(logits, requests)
@@ -73,11 +95,18 @@ def sample(logits: torch.Tensor, requests: list[Request], sampled: torch.Tensor 
     adjust(logits, requests, sampled)
     chosen = _choose(logits, requests)
     tokens = chosen.clamp(0, logits.shape[1] - 1)
-    return Samples(chosen, tokens, asking, gather_logprobs(raw, tokens.index_select(0, index), max(top for _, top in asking)))
+    return Samples(
+        chosen,
+        tokens,
+        asking,
+        gather_logprobs(raw, tokens.index_select(0, index), max(top for _, top in asking)),
+    )
 
 
 def _choose(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
-    """Token ids [N], or `NO_TOKEN`. What a row costs depends on its own parameters, and what it gives on nothing else."""
+    """Token ids [N], or `NO_TOKEN`. What a row costs depends on its own parameters, and what it
+    gives on nothing else.
+    """
     kinds = [_kind(request) for request in requests]
     present = set(kinds)
     if len(present) == 1:
@@ -86,7 +115,9 @@ def _choose(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
     for kind in present:
         rows = [row for row, own in enumerate(kinds) if own is kind]
         (index,) = to_device([np.array(rows)], logits.device)
-        chosen.index_copy_(0, index, kind(logits.index_select(0, index), [requests[row] for row in rows]))
+        chosen.index_copy_(
+            0, index, kind(logits.index_select(0, index), [requests[row] for row in rows])
+        )
     return chosen
 
 
@@ -94,7 +125,11 @@ def _kind(request: Request) -> Callable[[torch.Tensor, list[Request]], torch.Ten
     params = request.params
     if params.greedy:
         return _take_likeliest
-    return _sample_plain if params.top_k == -1 and params.top_p == 1.0 and params.min_p == 0.0 else _sample_filtered
+    return (
+        _sample_plain
+        if params.top_k == -1 and params.top_p == 1.0 and params.min_p == 0.0
+        else _sample_filtered
+    )
 
 
 def _take_likeliest(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
@@ -110,33 +145,49 @@ def _sample_plain(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor
 
 
 def _sample_filtered(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
-    """Temperature, then what min-p, top-k and top-p (of what top-k left) all keep; each keeps at least the likeliest."""
+    """Temperature, then what min-p, top-k and top-p (of what top-k left) all keep; each keeps at
+    least the likeliest.
+    """
     vocab = logits.shape[1]
     probs = (logits / _column(requests, "temperature", logits)).softmax(dim=-1)
-    (top_k,) = to_device([np.array([r.params.top_k if r.params.top_k > 0 else vocab for r in requests])], logits.device)
+    (top_k,) = to_device(
+        [np.array([r.params.top_k if r.params.top_k > 0 else vocab for r in requests])],
+        logits.device,
+    )
     top_p, min_p = (_column(requests, name, logits)[:, 0] for name in ("top_p", "min_p"))
-    return _where_finite(ops.sample_filtered(probs, top_k, top_p, min_p, _uniform_of(requests, logits.device)), probs[:, 0])
+    return _where_finite(
+        ops.sample_filtered(probs, top_k, top_p, min_p, _uniform_of(requests, logits.device)),
+        probs[:, 0],
+    )
 
 
 def _where_finite(tokens: torch.Tensor, witness: torch.Tensor) -> torch.Tensor:
-    """The tokens [N], and `NO_TOKEN` where the witness [N] is not finite: softmax makes all of a row NaN where one of it is."""
+    """The tokens [N], and `NO_TOKEN` where the witness [N] is not finite: softmax makes all of a
+    row NaN where one of it is.
+    """
     return torch.where(witness.isfinite(), tokens, NO_TOKEN)
 
 
 def _pick(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Ids [N], each with the probability of its weight [N, V], and never one of weight 0; uniform [N, 2] float32: two numbers a row.
+    """Ids [N], each with the probability of its weight [N, V], and never one of weight 0; uniform
+    [N, 2] float32: two numbers a row.
 
-    The first chooses a block, the second a token in it: a running sum cannot be vectorised, and a plain one can. Sums of so few
-    numbers are right to about 2^-24 in float32, and so is each token's share of its block, however small that is.
+    The first chooses a block, the second a token in it: a running sum cannot be vectorised, and a
+    plain one can. Sums of so few numbers are right to about 2^-24 in float32, and so is each
+    token's share of its block, however small that is.
     """
     blocks = F.pad(weights, (0, -weights.shape[1] % _BLOCK)).view(weights.shape[0], -1, _BLOCK)
     block = _invert(blocks.sum(-1), uniform[:, :1])
-    inside = _invert(blocks[torch.arange(len(block), device=block.device), block[:, 0]], uniform[:, 1:])
+    inside = _invert(
+        blocks[torch.arange(len(block), device=block.device), block[:, 0]], uniform[:, 1:]
+    )
     return (block * _BLOCK + inside)[:, 0]
 
 
 def _invert(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """The first index [N, 1] of weights [N, n] whose running sum exceeds uniform [N, 1] times the whole sum; one that has a weight."""
+    """The first index [N, 1] of weights [N, n] whose running sum exceeds uniform [N, 1] times the
+    whole sum; one that has a weight.
+    """
     sums = weights.cumsum(-1)
     places = torch.arange(weights.shape[1], dtype=torch.float32, device=weights.device)
     exceeds = (sums > uniform * sums[:, -1:]) & (weights > 0)
@@ -147,11 +198,15 @@ def _invert(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 
 
 def _column(requests: list[Request], name: str, like: torch.Tensor) -> torch.Tensor:
-    return to_device([np.array([getattr(r.params, name) for r in requests], np.float32)], like.device)[0][:, None]
+    return to_device(
+        [np.array([getattr(r.params, name) for r in requests], np.float32)], like.device
+    )[0][:, None]
 
 
 def _uniform_of(requests: list[Request], device: torch.device) -> torch.Tensor:
-    """A number [N] for each request's next token, in the dtype that the device's `sample_filtered` takes."""
+    """A number [N] for each request's next token, in the dtype that the device's `sample_filtered`
+    takes.
+    """
     numbers = _numbers_of(requests)
     dtype = ops.uniform_dtype(device.type)
     return to_device([numbers if dtype == np.float64 else _split(numbers)[:, 0]], device)[0]
@@ -164,14 +219,22 @@ def _numbers_of(requests: list[Request]) -> npt.NDArray[np.float64]:
 
 
 def _split(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    """Numbers [N] in [0, 1) to two each [N, 2] that float32 holds, made of bits of their own: the first 24, and the 24 after them."""
+    """Numbers [N] in [0, 1) to two each [N, 2] that float32 holds, made of bits of their own: the
+    first 24, and the 24 after them.
+    """
     scaled = numbers * _STEPS
     first = np.floor(scaled)
-    return np.ascontiguousarray(np.stack((first, np.floor((scaled - first) * _STEPS)), 1) / _STEPS, np.float32)
+    return np.ascontiguousarray(
+        np.stack((first, np.floor((scaled - first) * _STEPS)), 1) / _STEPS, np.float32
+    )
 
 
-def uniform(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """Numbers in [0, 1), a function of (seed, position): SplitMix64's output mix (Steele et al., OOPSLA 2014), applied twice."""
+def uniform(
+    seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.float64]:
+    """Numbers in [0, 1), a function of (seed, position): SplitMix64's output mix (Steele et al.,
+    OOPSLA 2014), applied twice.
+    """
     return (_mix(_mix(seeds) + positions) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

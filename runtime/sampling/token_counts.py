@@ -1,4 +1,6 @@
-"""The distinct tokens of a sequence that grows, and how often each is in its output, counted as they come."""
+"""The distinct tokens of a sequence that grows, and how often each is in its output, counted as
+they come.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,12 @@ class TokenCounts:
         self._counts = np.zeros(len(self._ids), np.float32)
         self._num_output = 0
 
-    def of(self, output: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """The distinct tokens of prompt and output [U], and how often `output` has each [U]; it begins with what was counted before."""
+    def of(
+        self, output: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """The distinct tokens of prompt and output [U], and how often `output` has each [U]; it
+        begins with what was counted before.
+        """
         for token in output[self._num_output :].tolist():
             place = self._place_of(token)
             self._counts[place] += 1.0

@@ -1,7 +1,8 @@
 """Chat templates: a conversation becomes a prompt by the Jinja program that a model ships.
 
-Templates are written for the environment that transformers gives them. It is rebuilt here, because importing jinja2
-takes a tenth of the time that importing transformers' renderer does, and the web process needs nothing else of it.
+Templates are written for the environment that transformers gives them. It is rebuilt here, because
+importing jinja2 takes a tenth of the time that importing transformers' renderer does, and the web
+process needs nothing else of it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 DEFAULT = "default"
 TOOL_USE = "tool_use"
-"""Names that a model with several templates gives them; the second is for conversations with tools."""
+"""Names that a model with several templates gives them; the second is for conversations with tools.
+"""
 _END_OF_FINAL_MESSAGE = "END_OF_FINAL_MESSAGE "
 _OURS = ("messages", "tools", "add_generation_prompt")
 
@@ -31,20 +33,27 @@ class ChatTemplateError(ValueError):
 
 
 def read_chat_template(path_or_template: str) -> str:
-    """What `--chat-template` names: a file, or a template itself. Raises `ValueError` for neither, and for a broken template."""
+    """What `--chat-template` names: a file, or a template itself. Raises `ValueError` for neither,
+    and for a broken template.
+    """
     path = Path(path_or_template)
     if "{{" in path_or_template or "{%" in path_or_template:
         template = path_or_template
     elif path.is_file():
         template = path.read_text(encoding="utf-8")
     else:
-        raise ValueError(f"--chat-template: there is no file {path_or_template}, and it is no Jinja template either")
+        raise ValueError(
+            f"--chat-template: there is no file {path_or_template}, and it is no Jinja template "
+            "either"
+        )
     _compile(template)
     return template
 
 
 class ChatTemplates:
-    """A model's templates by name. `variables`: what they may name besides messages, such as `bos_token`."""
+    """A model's templates by name. `variables`: what they may name besides messages, such as
+    `bos_token`.
+    """
 
     def __init__(self, templates: Mapping[str, str], variables: Mapping[str, str]) -> None:
         self._templates = dict(templates)
@@ -64,12 +73,16 @@ class ChatTemplates:
         tools: Sequence[dict[str, Any]] | None,
         template_kwargs: Mapping[str, Any] | None,
     ) -> str:
-        """The prompt. `continue_final_message` leaves the last message open, so that the model goes on with it.
+        """The prompt. `continue_final_message` leaves the last message open, so that the model goes
+        on with it.
 
         Raises `ChatTemplateError`.
         """
         if add_generation_prompt and continue_final_message:
-            raise ChatTemplateError("add_generation_prompt and continue_final_message exclude each other: set one to false")
+            raise ChatTemplateError(
+                "add_generation_prompt and continue_final_message exclude each other: set one to "
+                "false"
+            )
         template = _compile(self._choose(tools))
         variables = {
             **self._variables,
@@ -81,7 +94,9 @@ class ChatTemplates:
         }
         try:
             text = template.render(variables)
-        except Exception as error:  # A template is a program: whatever it raises, these messages are not for it.
+        except (
+            Exception
+        ) as error:  # A template is a program: whatever it raises, these messages are not for it.
             raise ChatTemplateError(f"{error}" or type(error).__name__) from error
         return _cut_at_end_of_final_message(text) if continue_final_message else text
 
@@ -90,19 +105,25 @@ class ChatTemplates:
         template = template if template is not None else self.default
         if template is None:
             named = f" by default, only {', '.join(self._templates)}" if self._templates else ""
-            raise ChatTemplateError(f"the model has no chat template{named}; give one with --chat-template FILE")
+            raise ChatTemplateError(
+                f"the model has no chat template{named}; give one with --chat-template FILE"
+            )
         return template
 
 
 def _checked(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in _OURS:
         if name in kwargs:
-            raise ChatTemplateError(f"template arguments cannot set {name}: it has a field of its own in the request")
+            raise ChatTemplateError(
+                f"template arguments cannot set {name}: it has a field of its own in the request"
+            )
     return kwargs
 
 
 def _open_final_message(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with a mark behind the last one's text, for `_cut_at_end_of_final_message`; transformers does the same."""
+    """The messages with a mark behind the last one's text, for `_cut_at_end_of_final_message`;
+    transformers does the same.
+    """
     content = messages[-1].get("content") if messages else None
     if not isinstance(content, str):
         raise ChatTemplateError("continue_final_message needs a final message with text")
@@ -113,8 +134,11 @@ def _cut_at_end_of_final_message(text: str) -> str:
     mark = _END_OF_FINAL_MESSAGE.strip()
     end = text.rfind(mark)
     if end < 0:
-        raise ChatTemplateError("the chat template leaves the final message out, so it cannot be continued")
-    # A template that trims messages has taken the blank behind the mark, and would have taken those before it.
+        raise ChatTemplateError(
+            "the chat template leaves the final message out, so it cannot be continued"
+        )
+    # A template that trims messages has taken the blank behind the mark, and would have taken those
+    # before it.
     trimmed = not text.startswith(_END_OF_FINAL_MESSAGE, end)
     return text[:end].rstrip() if trimmed else text[:end]
 
@@ -125,13 +149,19 @@ def _compile(template: str) -> jinja2.Template:
     try:
         return _environment().from_string(template)
     except jinja2.TemplateSyntaxError as error:
-        raise ChatTemplateError(f"the chat template is broken: {error.message} (line {error.lineno})") from error
+        raise ChatTemplateError(
+            f"the chat template is broken: {error.message} (line {error.lineno})"
+        ) from error
 
 
 @cache
 def _environment() -> ImmutableSandboxedEnvironment:
-    """What transformers gives a template: the functions, filters, tags and white-space rules that templates count on."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    """What transformers gives a template: the functions, filters, tags and white-space rules that
+    templates count on.
+    """
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
@@ -139,20 +169,30 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the model wrote, for training; a server only sees through it."""
+    """`{% generation %}` marks what the model wrote, for training; a server only sees through
+    it.
+    """
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 reads it so)
 
     def parse(self, parser: Parser) -> Node:
         line = next(parser.stream).lineno
-        return Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+        return Scope(
+            parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line
+        )
 
 
 def _tojson(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None, sort_keys: bool = False
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
 ) -> str:
     """JSON as it is; jinja2's own filter escapes it for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -1,4 +1,6 @@
-"""Token ids to text as they arrive: never half a character, stop strings held back, constant time per token."""
+"""Token ids to text as they arrive: never half a character, stop strings held back, constant time
+per token.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _REPLACEMENT = "\ufffd"
 
 
 class Decoded(NamedTuple):
-    """`text` is new and final. `stop` is the stop string that was met, after which `consumed` of the pushed ids count."""
+    """`text` is new and final. `stop` is the stop string that was met, after which `consumed` of
+    the pushed ids count.
+    """
 
     text: str
     stop: str | None
@@ -31,18 +35,27 @@ class Decoded(NamedTuple):
 class Detokenizer:
     """Decodes one sequence.
 
-    What `push` and `finish` give adds up to `tokenizer.decode` of all ids as a continuation of the prompt, cut where the
-    first stop string is complete: before it, or behind it with `include_stop`. A character that the last id leaves incomplete
-    is left out, for the ids may end anywhere; bytes that no more bytes can make a character become U+FFFD.
+    What `push` and `finish` give adds up to `tokenizer.decode` of all ids as a continuation of the
+    prompt, cut where the first stop string is complete: before it, or behind it with
+    `include_stop`. A character that the last id leaves incomplete is left out, for the ids may end
+    anywhere; bytes that no more bytes can make a character become U+FFFD.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, stop: Sequence[str], include_stop: bool, skip_special_tokens: bool
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        *,
+        stop: Sequence[str],
+        include_stop: bool,
+        skip_special_tokens: bool,
     ) -> None:
         self._hidden = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         visible = (token_id for token_id in reversed(prompt_ids) if token_id not in self._hidden)
         context = list(islice(visible, _CONTEXT))[::-1]
-        self._stream: _Stream = (_DecoderStream if tokenizer.spelling is None else _ByteStream)(tokenizer, context)
+        self._stream: _Stream = (_DecoderStream if tokenizer.spelling is None else _ByteStream)(
+            tokenizer, context
+        )
         self._stops = StopStrings(stop)
         self._include_stop = include_stop
         self._stopped = False
@@ -85,14 +98,17 @@ class _Stream(Protocol):
 class _ByteStream:
     """Tokens that are bytes in a row. At most the three bytes of an incomplete character are kept.
 
-    `DecodeStream` would decode all ids since it last gave text anew with each one: ever more where tokens leave a
-    character incomplete, and it fails where bytes follow a SentencePiece character that make it part of no character.
+    `DecodeStream` would decode all ids since it last gave text anew with each one: ever more where
+    tokens leave a character incomplete, and it fails where bytes follow a SentencePiece character
+    that make it part of no character.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
         assert isinstance(tokenizer.spelling, Spelling)
         self._token_bytes = tokenizer.token_bytes
-        self._strip_blank = tokenizer.spelling.strips_blank and not any(map(tokenizer.token_bytes, context))
+        self._strip_blank = tokenizer.spelling.strips_blank and not any(
+            map(tokenizer.token_bytes, context)
+        )
         self._incomplete = b""
 
     def push(self, token_id: int) -> str:
@@ -111,8 +127,8 @@ class _ByteStream:
 class _DecoderStream:
     """Tokens of which a decoder of the tokenizers library makes text, such as WordPiece.
 
-    Its `DecodeStream` looks back to where it last gave text. How far that is has a limit here, and what it still holds
-    at the end is had by decoding that much again.
+    Its `DecodeStream` looks back to where it last gave text. How far that is has a limit here, and
+    what it still holds at the end is had by decoding that much again.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
@@ -126,7 +142,8 @@ class _DecoderStream:
         self._waiting.append(token_id)
         try:
             text = self._stream.step(self._backend, token_id) or ""
-        except Exception:  # The decoder has changed text that was given before; tokenizers raises no narrower class.
+        # The decoder has changed text that was given before; tokenizers raises no narrower class.
+        except Exception:
             text = self._text_of(self._waiting)
             self._restart(self._waiting[-1:])
             return text
@@ -138,9 +155,15 @@ class _DecoderStream:
         return text
 
     def finish(self) -> str:
-        tokens = [self._backend.id_to_token(token_id) or "" for token_id in self._waiting] if self._has_bytes else []
+        tokens = (
+            [self._backend.id_to_token(token_id) or "" for token_id in self._waiting]
+            if self._has_bytes
+            else []
+        )
         # One byte a token: as many tokens as the incomplete character has bytes.
-        return self._text_of(self._waiting[: len(self._waiting) - len(incomplete_character(tokens))])
+        return self._text_of(
+            self._waiting[: len(self._waiting) - len(incomplete_character(tokens))]
+        )
 
     def _text_of(self, waiting: Sequence[int]) -> str:
         return self._decode([*self._shown, *waiting])[len(self._decode(self._shown)) :]

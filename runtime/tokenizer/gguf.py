@@ -1,4 +1,5 @@
-"""A tokenizer out of a GGUF file's metadata: byte-level BPE (`gpt2`) and SentencePiece BPE (`llama`).
+"""A tokenizer out of a GGUF file's metadata: byte-level BPE (`gpt2`) and SentencePiece BPE
+(`llama`).
 
 The keys are those of the GGUF specification (ggml-org/ggml, docs/gguf.md), under `tokenizer.ggml.`.
 """
@@ -16,18 +17,36 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
+from ..loader.gguf_reader import FastGGUFReader, metadata, open_gguf
 from .chat_template import DEFAULT
+from .gguf_pre_tokenizers import FALLBACK, PRE_TOKENIZERS, PreTokenizer
 from .token_bytes import METASPACE
 from .tokenizer import TokenizerData
-from .gguf_pre_tokenizers import FALLBACK, PRE_TOKENIZERS, PreTokenizer
-from ..loader.gguf_reader import FastGGUFReader, metadata, open_gguf
 
 logger = logging.getLogger(__name__)
 
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
-_SPECIAL_KEYS = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id", "pad_token": "padding_token_id"}
-_END_TOKENS = frozenset({"<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<EOT>"})
-"""Control tokens that end a turn or a text wherever they occur. The file names one or two, models use more of them."""
+_SPECIAL_KEYS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+_END_TOKENS = frozenset(
+    {
+        "<|endoftext|>",
+        "<|im_end|>",
+        "<|end_of_text|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<EOT>",
+    }
+)
+"""Control tokens that end a turn or a text wherever they occur. The file names one or two, models
+use more of them.
+"""
 
 
 class _TokenType(IntEnum):
@@ -38,7 +57,9 @@ class _TokenType(IntEnum):
 
 
 class _Metadata:
-    """The tokenizer's part of a file's metadata. Raises `ValueError` where it contradicts itself."""
+    """The tokenizer's part of a file's metadata. Raises `ValueError` where it contradicts
+    itself.
+    """
 
     def __init__(self, path: Path, reader: GGUFReader) -> None:
         self.path = path
@@ -50,35 +71,53 @@ class _Metadata:
         return metadata(self._reader, f"tokenizer.ggml.{key}", default)
 
     def one_each(self, key: str, default: Any) -> list[Any]:
-        """A list with one entry a token; `default` for all of them where the file has no such list."""
+        """A list with one entry a token; `default` for all of them where the file has no such
+        list.
+        """
         values = self.get(key, [default] * len(self.tokens))
         if len(values) != len(self.tokens):
-            raise ValueError(f"{self.path} is broken: {len(self.tokens)} tokens, but {len(values)} entries in {key}")
+            raise ValueError(
+                f"{self.path} is broken: {len(self.tokens)} tokens, but {len(values)} entries in "
+                f"{key}"
+            )
         return list(values)
 
     def token(self, key: str) -> str | None:
         """The token whose id stands under `key`."""
         token_id = self.get(key)
-        return self.tokens[token_id] if token_id is not None and 0 <= token_id < len(self.tokens) else None
+        return (
+            self.tokens[token_id]
+            if token_id is not None and 0 <= token_id < len(self.tokens)
+            else None
+        )
 
     def of_type(self, *types: int) -> list[str]:
         return [token for token, kind in zip(self.tokens, self.types, strict=True) if kind in types]
 
     def end_token_ids(self) -> list[int]:
         named = [token_id for key in _END_KEYS if (token_id := self.get(key)) is not None]
-        known = [index for index, token in enumerate(self.tokens) if token in _END_TOKENS and self.types[index] == _TokenType.CONTROL]
+        known = [
+            index
+            for index, token in enumerate(self.tokens)
+            if token in _END_TOKENS and self.types[index] == _TokenType.CONTROL
+        ]
         return list(dict.fromkeys([*named, *known]))
 
     def chat_templates(self) -> dict[str, str]:
         """The default one under `tokenizer.chat_template`, others under that and their name."""
         names = [DEFAULT, *metadata(self._reader, "tokenizer.chat_templates", [])]
-        keys = {name: "tokenizer.chat_template" + ("" if name == DEFAULT else f".{name}") for name in names}
+        keys = {
+            name: "tokenizer.chat_template" + ("" if name == DEFAULT else f".{name}")
+            for name in names
+        }
         templates = {name: metadata(self._reader, key) for name, key in keys.items()}
         return {name: template for name, template in templates.items() if template is not None}
 
 
 def read_gguf_tokenizer(path: Path) -> TokenizerData:
-    """The tokenizer of a .gguf file. Raises `ValueError` for one without a tokenizer, or with one of another kind."""
+    """The tokenizer of a .gguf file. Raises `ValueError` for one without a tokenizer, or with one
+    of another kind.
+    """
     source = _Metadata(path, open_gguf(path))
     match source.get("model") if source.tokens else None:
         case "gpt2":
@@ -86,9 +125,16 @@ def read_gguf_tokenizer(path: Path) -> TokenizerData:
         case "llama":
             backend, add_bos = _sentencepiece_bpe(source)
         case kind:
-            raise ValueError(f"{path} has {f'a tokenizer of kind {kind}' if kind else 'no tokenizer'}; name one with --tokenizer-path")
+            raise ValueError(
+                f"{path} has {f'a tokenizer of kind {kind}' if kind else 'no tokenizer'}; name one "
+                "with --tokenizer-path"
+            )
     _add_tokens(backend, source)
-    special_tokens = {name: token for name, key in _SPECIAL_KEYS.items() if (token := source.token(key)) is not None}
+    special_tokens = {
+        name: token
+        for name, key in _SPECIAL_KEYS.items()
+        if (token := source.token(key)) is not None
+    }
     before = special_tokens.get("bos_token") if source.get("add_bos_token", add_bos) else None
     after = special_tokens.get("eos_token") if source.get("add_eos_token", False) else None
     backend.post_processor = _surround(backend, before, after)
@@ -106,11 +152,24 @@ def gguf_eos_token_ids(reader: FastGGUFReader) -> list[int]:
 
 
 def _add_tokens(backend: Tokenizer, source: _Metadata) -> None:
-    """Control tokens are special; user-defined ones are plain text that is never cut into pieces."""
-    named = [token for key in (*_SPECIAL_KEYS.values(), *_END_KEYS) if (token := source.token(key)) is not None]
+    """Control tokens are special; user-defined ones are plain text that is never cut into
+    pieces.
+    """
+    named = [
+        token
+        for key in (*_SPECIAL_KEYS.values(), *_END_KEYS)
+        if (token := source.token(key)) is not None
+    ]
     special = dict.fromkeys([*source.of_type(_TokenType.CONTROL, _TokenType.UNKNOWN), *named])
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in source.of_type(_TokenType.USER_DEFINED)])
+    backend.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in special]
+    )
+    backend.add_tokens(
+        [
+            AddedToken(token, special=False, normalized=False)
+            for token in source.of_type(_TokenType.USER_DEFINED)
+        ]
+    )
 
 
 def _surround(backend: Tokenizer, before: str | None, after: str | None) -> TemplateProcessing:
@@ -121,9 +180,14 @@ def _surround(backend: Tokenizer, before: str | None, after: str | None) -> Temp
 
 
 def _byte_level_bpe(source: _Metadata) -> tuple[Tokenizer, bool]:
-    """The tokenizer, and whether its texts begin with the bos token unless the file says otherwise."""
+    """The tokenizer, and whether its texts begin with the bos token unless the file says
+    otherwise.
+    """
     pre = _pre_tokenizer(source)
-    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in source.get("merges", []))]
+    merges = [
+        (left, right)
+        for left, _, right in (merge.partition(" ") for merge in source.get("merges", []))
+    ]
     backend = Tokenizer(_bpe(source, merges, ignore_merges=pre.ignore_merges))
     if pre.normalizer is not None:
         backend.normalizer = pre.normalizer
@@ -136,7 +200,8 @@ def _pre_tokenizer(source: _Metadata) -> PreTokenizer:
     name = source.get("pre", FALLBACK)
     if name not in PRE_TOKENIZERS:
         logger.warning(
-            "%s: pre-tokenizer %r is not known, so texts are cut as for gpt-2; if answers are poor, give the "
+            "%s: pre-tokenizer %r is not known, so texts are cut as for gpt-2; if answers are "
+            "poor, give the "
             "model's Hugging Face folder with --tokenizer-path",
             source.path,
             name,
@@ -147,8 +212,8 @@ def _pre_tokenizer(source: _Metadata) -> PreTokenizer:
 def _sentencepiece_bpe(source: _Metadata) -> tuple[Tokenizer, bool]:
     """The tokenizer, and whether its texts begin with the bos token unless the file says otherwise.
 
-    A blank is spelled U+2581; one is put before a text, and before what follows a special token, as by SentencePiece's
-    `add_dummy_prefix` and in the tokenizer.json files of such models.
+    A blank is spelled U+2581; one is put before a text, and before what follows a special token, as
+    by SentencePiece's `add_dummy_prefix` and in the tokenizer.json files of such models.
     """
     unknown = source.of_type(_TokenType.UNKNOWN)
     backend = Tokenizer(
@@ -161,7 +226,11 @@ def _sentencepiece_bpe(source: _Metadata) -> tuple[Tokenizer, bool]:
         )
     )
     spell: list[normalizers.Normalizer] = [normalizers.Replace(" ", METASPACE)]
-    read: list[decoders.Decoder] = [decoders.Replace(METASPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    read: list[decoders.Decoder] = [
+        decoders.Replace(METASPACE, " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+    ]
     if source.get("add_space_prefix", True):
         spell.insert(0, normalizers.Prepend(METASPACE))
         read.append(decoders.Strip(" ", 1, 0))
@@ -179,17 +248,22 @@ def _bpe(source: _Metadata, merges: Sequence[tuple[str, str]], **options: Any) -
 
 
 def _merges_of(source: _Metadata) -> list[tuple[str, str]]:
-    """Merges that do what SentencePiece does with scores: join the neighbours whose union has the highest score.
+    """Merges that do what SentencePiece does with scores: join the neighbours whose union has the
+    highest score.
 
-    A token can be joined from any two others, so each such pair is a merge; the order among those of one token is that
-    of transformers' converter.
+    A token can be joined from any two others, so each such pair is a merge; the order among those
+    of one token is that of transformers' converter.
     """
     vocab = {token: index for index, token in enumerate(source.tokens)}
     ranked: list[tuple[float, int, int, int]] = []
-    for index, (token, score, kind) in enumerate(zip(source.tokens, source.one_each("scores", 0.0), source.types, strict=True)):
+    for index, (token, score, kind) in enumerate(
+        zip(source.tokens, source.one_each("scores", 0.0), source.types, strict=True)
+    ):
         if kind == _TokenType.NORMAL:
             ranked += [
-                (score, cut, len(token) - cut, index) for cut in range(1, len(token)) if token[:cut] in vocab and token[cut:] in vocab
+                (score, cut, len(token) - cut, index)
+                for cut in range(1, len(token))
+                if token[:cut] in vocab and token[cut:] in vocab
             ]
     ranked.sort(key=lambda entry: entry[:3], reverse=True)
     return [(source.tokens[index][:cut], source.tokens[index][cut:]) for _, cut, _, index in ranked]

@@ -1,7 +1,9 @@
-"""How byte-level BPE vocabularies cut a text before merging, by the names that GGUF files use (`tokenizer.ggml.pre`).
+"""How byte-level BPE vocabularies cut a text before merging, by the names that GGUF files use
+(`tokenizer.ggml.pre`).
 
-Each is the pre-tokenizer of the tokenizer.json that the vocabulary was made with; llama.cpp (src/llama-vocab.cpp) gives
-the names. The wrong one still encodes every text, but not as the model has learned it.
+Each is the pre-tokenizer of the tokenizer.json that the vocabulary was made with; llama.cpp
+(src/llama-vocab.cpp) gives the names. The wrong one still encodes every text, but not as the model
+has learned it.
 """
 
 from __future__ import annotations
@@ -23,15 +25,22 @@ _TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}")
+_DEEPSEEK_CODER = (
+    r"[\r\n]",
+    r"\s?\p{L}+",
+    r"\s?\p{P}+",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+    r"\p{N}",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreTokenizer:
-    """`splits`: regular expressions, each of which cuts out its matches; without any, GPT-2's own rule cuts.
+    """`splits`: regular expressions, each of which cuts out its matches; without any, GPT-2's own
+    rule cuts.
 
-    `digits`: every digit is a piece of its own. `ignore_merges`: a piece that is a token is not built by merges.
-    `add_bos`: texts begin with the bos token unless the file says otherwise.
+    `digits`: every digit is a piece of its own. `ignore_merges`: a piece that is a token is not
+    built by merges. `add_bos`: texts begin with the bos token unless the file says otherwise.
     """
 
     splits: tuple[str, ...] = ()
@@ -41,7 +50,9 @@ class PreTokenizer:
     normalizer: normalizers.Normalizer | None = None
 
     def build(self) -> pre_tokenizers.PreTokenizer:
-        steps: list[pre_tokenizers.PreTokenizer] = [Split(Regex(split), behavior="isolated") for split in self.splits]
+        steps: list[pre_tokenizers.PreTokenizer] = [
+            Split(Regex(split), behavior="isolated") for split in self.splits
+        ]
         if self.digits:
             steps.append(Digits(individual_digits=True))
         return Sequence([*steps, ByteLevel(add_prefix_space=False, use_regex=not self.splits)])

@@ -14,37 +14,53 @@ from typing import Any
 
 import tokenizers
 
+from ..loader.files import check_pointer
 from .chat_template import DEFAULT
 from .tokenizer import TokenizerData
-from ..loader.files import check_pointer
 
 logger = logging.getLogger(__name__)
 
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_SPECIAL_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 _OTHER_FORMATS = ("tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model", "spiece.model")
 _CONVERSION_TIMEOUT = 300  # seconds
 
-# Run in a process of its own, because AutoTokenizer imports torch. Writes a file, because libraries may print.
+# Run in a process of its own, because AutoTokenizer imports torch. Writes a file, because libraries
+# may print.
 _CONVERT = """
 import json, sys
 from transformers import AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], local_files_only=True)
-special_tokens = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+special = tokenizer.special_tokens_map.items()
+special = {name: str(token) for name, token in special if isinstance(token, str)}
 with open(sys.argv[2], "w", encoding="utf-8") as file:
-    json.dump({"tokenizer": tokenizer.backend_tokenizer.to_str(), "special_tokens": special_tokens}, file)
+    json.dump({"tokenizer": tokenizer.backend_tokenizer.to_str(), "special_tokens": special}, file)
 """
 
 
 def read_hf_tokenizer(path: Path) -> TokenizerData:
-    """The tokenizer of a folder, or a tokenizer.json with what lies beside it. Raises `ValueError` with a remedy.
+    """The tokenizer of a folder, or a tokenizer.json with what lies beside it. Raises `ValueError`
+    with a remedy.
 
-    What is added around a text is tokenizer.json's matter alone; as in transformers 5, flags such as `add_bos_token` in
-    tokenizer_config.json do not change it.
+    What is added around a text is tokenizer.json's matter alone; as in transformers 5, flags such
+    as `add_bos_token` in tokenizer_config.json do not change it.
     """
     folder = path if path.is_dir() else path.parent
     file = path / "tokenizer.json" if path.is_dir() else path
-    config = {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
-    special_tokens = {name: token for name in _SPECIAL_TOKENS if (token := _content(config.get(name))) is not None}
+    config = {
+        **_read_json(folder / "special_tokens_map.json"),
+        **_read_json(folder / "tokenizer_config.json"),
+    }
+    special_tokens = {
+        name: token for name in _SPECIAL_TOKENS if (token := _content(config.get(name))) is not None
+    }
     if file.is_file():
         backend = _load(file)
         _add_tokens(backend, config, special_tokens)
@@ -64,7 +80,9 @@ def read_hf_tokenizer(path: Path) -> TokenizerData:
 
 
 def config_eos_token_ids(folder: Path) -> list[int]:
-    """The tokens that end a text, by generation_config.json and config.json; either may give one or a list."""
+    """The tokens that end a text, by generation_config.json and config.json; either may give one or
+    a list.
+    """
     ids: list[object] = []
     for name in ("generation_config.json", "config.json"):
         value = _read_json(folder / name).get("eos_token_id")
@@ -99,18 +117,28 @@ def _load(file: Path) -> tokenizers.Tokenizer:
         raise ValueError(f"{file} is no tokenizer: {error}") from error
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]) -> None:
-    """Tokens that tokenizer_config.json adds or changes, and special tokens that tokenizer.json has as plain ones."""
-    known = {token.content: token.__getstate__() for token in backend.get_added_tokens_decoder().values()}
+def _add_tokens(
+    backend: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]
+) -> None:
+    """Tokens that tokenizer_config.json adds or changes, and special tokens that tokenizer.json has
+    as plain ones.
+    """
+    known = {
+        token.content: token.__getstate__() for token in backend.get_added_tokens_decoder().values()
+    }
     listed: dict[str, Any] = config.get("added_tokens_decoder") or {}
     for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
         token = tokenizers.AddedToken(**entry)
         if known.get(token.content) != token.__getstate__():
             backend.add_special_tokens([token]) if token.special else backend.add_tokens([token])
     names = [*special_tokens.values(), *_extra_special_tokens(config)]
-    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    special = {
+        token.content for token in backend.get_added_tokens_decoder().values() if token.special
+    }
     missing = [name for name in dict.fromkeys(names) if name not in special]
-    backend.add_special_tokens([tokenizers.AddedToken(name, special=True, normalized=False) for name in missing])
+    backend.add_special_tokens(
+        [tokenizers.AddedToken(name, special=True, normalized=False) for name in missing]
+    )
 
 
 def _extra_special_tokens(config: dict[str, Any]) -> Iterable[str]:
@@ -125,7 +153,10 @@ def _extra_special_tokens(config: dict[str, Any]) -> Iterable[str]:
 def _convert(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
     """Let transformers read an older format; takes some seconds."""
     if not any((folder / name).is_file() for name in _OTHER_FORMATS):
-        raise ValueError(f"{folder} has no tokenizer (tokenizer.json, {', '.join(_OTHER_FORMATS)}); name one with --tokenizer-path")
+        raise ValueError(
+            f"{folder} has no tokenizer (tokenizer.json, {', '.join(_OTHER_FORMATS)}); name one "
+            "with --tokenizer-path"
+        )
     for name in _OTHER_FORMATS:
         check_pointer(folder / name)
     logger.info("%s has no tokenizer.json: transformers converts its tokenizer", folder)
@@ -135,19 +166,31 @@ def _convert(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_CONVERSION_TIMEOUT)
         if done.returncode != 0:
             reason = done.stderr.strip().rpartition("\n")[2]
-            remedy = "name another with --tokenizer-path" if find_spec("sentencepiece") else "pip install sentencepiece protobuf"
-            raise ValueError(f"transformers cannot convert the tokenizer of {folder} ({reason}); {remedy}")
+            remedy = (
+                "name another with --tokenizer-path"
+                if find_spec("sentencepiece")
+                else "pip install sentencepiece protobuf"
+            )
+            raise ValueError(
+                f"transformers cannot convert the tokenizer of {folder} ({reason}); {remedy}"
+            )
         converted = json.loads(target.read_text(encoding="utf-8"))
     return tokenizers.Tokenizer.from_str(converted["tokenizer"]), converted["special_tokens"]
 
 
 def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """From tokenizer_config.json (one, or a list of named ones), or from files, which count more."""
+    """From tokenizer_config.json (one, or a list of named ones), or from files, which count
+    more.
+    """
     listed = config.get("chat_template")
     if isinstance(listed, str):
         listed = [{"name": DEFAULT, "template": listed}]
     templates = {entry["name"]: entry["template"] for entry in listed or []}
     files = [(DEFAULT, folder / "chat_template.jinja")]
-    files += [(path.stem, path) for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))]
-    templates.update({name: path.read_text(encoding="utf-8") for name, path in files if path.is_file()})
+    files += [
+        (path.stem, path) for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    ]
+    templates.update(
+        {name: path.read_text(encoding="utf-8") for name, path in files if path.is_file()}
+    )
     return templates

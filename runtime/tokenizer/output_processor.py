@@ -1,18 +1,22 @@
-"""One sequence seen from the text side: what was asked, what has come so far, and how to ask for the rest after a restart."""
+"""One sequence seen from the text side: what was asked, what has come so far, and how to ask for
+the rest after a restart.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from .detokenizer import Detokenizer
 from ..engine.messages import FinishReason, GenerateRequest, TokenLogprob, TokenOutput
 from ..sampling.params import SamplingParams
+from .detokenizer import Detokenizer
 from .tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOptions:
-    """How tokens become text. `stop`: strings that end the text and are not part of it unless `include_stop`."""
+    """How tokens become text. `stop`: strings that end the text and are not part of it unless
+    `include_stop`.
+    """
 
     stop: list[str] = field(default_factory=list)
     include_stop: bool = False
@@ -21,7 +25,9 @@ class TextOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One sequence to generate. `belongs_to`: ids of the requests that it is a part of, by which it can be aborted too."""
+    """One sequence to generate. `belongs_to`: ids of the requests that it is a part of, by which it
+    can be aborted too.
+    """
 
     rid: str
     prompt_ids: list[int]
@@ -40,9 +46,9 @@ class GenerationRequest:
 class GenerationOutput:
     """What is new since the last output of a sequence.
 
-    `text` may lag behind `token_ids` while a character is incomplete or may still become a stop string; the output
-    that carries `finish_reason` brings the rest. `matched_stop` is the stop string or token id that ended it.
-    `completion_tokens` counts all so far.
+    `text` may lag behind `token_ids` while a character is incomplete or may still become a stop
+    string; the output that carries `finish_reason` brings the rest. `matched_stop` is the stop
+    string or token id that ended it. `completion_tokens` counts all so far.
     """
 
     text: str
@@ -58,7 +64,9 @@ class GenerationOutput:
 
 
 class Generation:
-    """The state of one sequence on the text side: enough to deliver it and, should the engine die, to resume it."""
+    """The state of one sequence on the text side: enough to deliver it and, should the engine die,
+    to resume it.
+    """
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer) -> None:
         self.request = request
@@ -88,7 +96,9 @@ class Generation:
         )
 
     def push(self, output: TokenOutput) -> GenerationOutput:
-        """Take one step's tokens; tokens behind a stop string are dropped. `finished` tells whether it was the last."""
+        """Take one step's tokens; tokens behind a stop string are dropped. `finished` tells whether
+        it was the last.
+        """
         if self._cached_tokens is None:
             self._cached_tokens = output.cached_tokens
         token_ids = output.token_ids
@@ -121,7 +131,9 @@ class Generation:
         )
 
     def end(self, reason: FinishReason, error: str | None = None) -> GenerationOutput:
-        """End it from this side, with the text that was held back. Cannot fail, for it also ends what has failed."""
+        """End it from this side, with the text that was held back. Cannot fail, for it also ends
+        what has failed.
+        """
         self.finished = True
         try:
             text = self._detokenizer.finish()
@@ -148,5 +160,8 @@ def merge(outputs: list[GenerationOutput]) -> GenerationOutput:
         text="".join(output.text for output in outputs),
         token_ids=[token for output in outputs for token in output.token_ids],
         logprobs=logprobs if any(output.logprobs is not None for output in outputs) else None,
-        prompt_logprobs=next((output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None), None),
+        prompt_logprobs=next(
+            (output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None),
+            None,
+        ),
     )

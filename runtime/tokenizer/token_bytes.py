@@ -1,4 +1,6 @@
-"""What bytes a token's spelling stands for, in the two families of vocabularies that language models use."""
+"""What bytes a token's spelling stands for, in the two families of vocabularies that language
+models use.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ METASPACE = "\u2581"
 
 
 class Spelling(NamedTuple):
-    """`to_bytes` reads a token; a text is its tokens' bytes in a row, less one blank at its start if `strips_blank`."""
+    """`to_bytes` reads a token; a text is its tokens' bytes in a row, less one blank at its start
+    if `strips_blank`.
+    """
 
     to_bytes: Callable[[str], bytes]
     strips_blank: bool
@@ -43,12 +47,15 @@ def _decoders(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
     if backend.decoder is None:
         return []
     decoder = json.loads(backend.decoder.__getstate__())
-    steps: list[dict[str, Any]] = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    steps: list[dict[str, Any]] = (
+        decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    )
     return steps
 
 
 def byte_alphabet() -> str:
-    """The 256 characters that stand for bytes 0 to 255 in byte-level BPE (GPT-2's `bytes_to_unicode`).
+    """The 256 characters that stand for bytes 0 to 255 in byte-level BPE (GPT-2's
+    `bytes_to_unicode`).
 
     A byte that prints in Latin-1 stands for itself, the others are lifted to U+0100 and on.
     """
@@ -61,7 +68,9 @@ _BYTE_OF = {char: byte for byte, char in enumerate(byte_alphabet())}
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """A token of byte-level BPE: a byte a character. One with other characters is no such spelling but plain text."""
+    """A token of byte-level BPE: a byte a character. One with other characters is no such spelling
+    but plain text.
+    """
     try:
         return bytes(_BYTE_OF[char] for char in token)
     except KeyError:
@@ -69,7 +78,9 @@ def byte_level_bytes(token: str) -> bytes:
 
 
 def byte_fallback_bytes(token: str) -> bytes:
-    """A token of a SentencePiece vocabulary: text with U+2581 for blanks, or one byte, spelled `<0xE2>`."""
+    """A token of a SentencePiece vocabulary: text with U+2581 for blanks, or one byte, spelled
+    `<0xE2>`.
+    """
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         try:
             return bytes([int(token[3:5], 16)])
@@ -79,11 +90,15 @@ def byte_fallback_bytes(token: str) -> bytes:
 
 
 def has_byte_tokens(backend: tokenizers.Tokenizer) -> bool:
-    """Whether some tokens are single bytes, spelled `<0xE2>`, though the decoder may do more than put bytes in a row."""
+    """Whether some tokens are single bytes, spelled `<0xE2>`, though the decoder may do more than
+    put bytes in a row.
+    """
     return any(step["type"] == "ByteFallback" for step in _decoders(backend))
 
 
 def incomplete_character(tokens: Sequence[str]) -> bytes:
-    """The bytes at the end of tokens of a SentencePiece vocabulary that more bytes would make a character."""
+    """The bytes at the end of tokens of a SentencePiece vocabulary that more bytes would make a
+    character.
+    """
     content = b"".join(map(byte_fallback_bytes, tokens))
     return content[codecs.utf_8_decode(content, "replace", False)[1] :]

@@ -10,8 +10,7 @@ from typing import Any
 
 import tokenizers
 
-from .chat_template import DEFAULT, ChatTemplates, read_chat_template
-from .chat_template import ChatTemplateError
+from .chat_template import DEFAULT, ChatTemplateError, ChatTemplates, read_chat_template
 from .token_bytes import spelling_of
 
 _ANSWER = "Hello, what can I do for you?"
@@ -21,8 +20,8 @@ _ANSWER = "Hello, what can I do for you?"
 class TokenizerData:
     """What a model's files say of its tokenizer.
 
-    `special_tokens`: by name, such as `bos_token`. `eos_token_ids`: every token that ends a turn or a text.
-    `chat_templates`: Jinja templates by name; the usual one is called "default".
+    `special_tokens`: by name, such as `bos_token`. `eos_token_ids`: every token that ends a turn or
+    a text. `chat_templates`: Jinja templates by name; the usual one is called "default".
     """
 
     backend: tokenizers.Tokenizer
@@ -41,26 +40,33 @@ class Tokenizer:
     bos_token_id: int | None
     chat_template: str | None
     end_token_ids: list[int]
-    """`eos_token_ids`, and the special token that the chat template ends a turn of the assistant with."""
+    """`eos_token_ids`, and the special token that the chat template ends a turn of the assistant
+    with.
+    """
     special_token_ids: frozenset[int]
     """Ids of the tokens that `skip_special_tokens` leaves out of a text."""
 
     def __init__(self, data: TokenizerData) -> None:
         self.backend = data.backend
         added = self.backend.get_added_tokens_decoder()
-        self.vocab_size = max(self.backend.get_vocab_size(with_added_tokens=False), 1 + max(added, default=-1))
+        self.vocab_size = max(
+            self.backend.get_vocab_size(with_added_tokens=False), 1 + max(added, default=-1)
+        )
         self.eos_token_ids = list(data.eos_token_ids)
         bos = data.special_tokens.get("bos_token")
         self.bos_token_id = self.backend.token_to_id(bos) if bos is not None else None
         self._templates = ChatTemplates(data.chat_templates, data.special_tokens)
         self.chat_template = self._templates.default
-        self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.special_token_ids = frozenset(
+            token_id for token_id, token in added.items() if token.special
+        )
         self.spelling = spelling_of(self.backend)
         self._bytes = {token_id: token.content.encode() for token_id, token in added.items()}
         self.end_token_ids = list(dict.fromkeys([*self.eos_token_ids, *self._turn_end()]))
 
     def _turn_end(self) -> list[int]:
-        """What stands behind the assistant's text in a conversation: a model that learned the template says it when it is done.
+        """What stands behind the assistant's text in a conversation: a model that learned the
+        template says it when it is done.
 
         Files that name another token, a base model's, make it go on with a turn of the user.
         """
@@ -68,7 +74,8 @@ class Tokenizer:
             return []
         try:
             turns = self.apply_chat_template(
-                [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": _ANSWER}], add_generation_prompt=False
+                [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": _ANSWER}],
+                add_generation_prompt=False,
             )
         except ChatTemplateError:
             return []
@@ -77,30 +84,40 @@ class Tokenizer:
         return [token_id for token_id in ids[:1] if token_id in self.special_token_ids]
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids. `add_special_tokens` adds what the model expects around a text, such as its first token.
+        """Token ids. `add_special_tokens` adds what the model expects around a text, such as its
+        first token.
 
         Raises `ValueError` for a text that is not Unicode.
         """
         try:
-            # The batch method without offsets takes little more than half of the time of `encode` on long texts.
-            return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            # The batch method without offsets takes little more than half of the time of `encode`
+            # on long texts.
+            return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[
+                0
+            ].ids
         except TypeError:
-            raise ValueError("the text has half a surrogate pair in it, so it is not Unicode: send valid UTF-8") from None
+            raise ValueError(
+                "the text has half a surrogate pair in it, so it is not Unicode: send valid UTF-8"
+            ) from None
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`, as transformers gives it; bytes that are no UTF-8 become U+FFFD.
 
-        For SentencePiece vocabularies a character keeps its text also where bytes that are none follow it
-        (transformers takes it back), so that a text never changes while it grows.
+        For SentencePiece vocabularies a character keeps its text also where bytes that are none
+        follow it (transformers takes it back), so that a text never changes while it grows.
         """
         if self.spelling is None:
             return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
         hidden = self.special_token_ids if skip_special_tokens else frozenset()
-        text = b"".join([self.token_bytes(token_id) for token_id in ids if token_id not in hidden]).decode("utf-8", "replace")
+        text = b"".join(
+            [self.token_bytes(token_id) for token_id in ids if token_id not in hidden]
+        ).decode("utf-8", "replace")
         return text.removeprefix(" ") if self.spelling.strips_blank else text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for, also where they are part of a character; none for an id without a token."""
+        """The bytes that a token stands for, also where they are part of a character; none for an
+        id without a token.
+        """
         found = self._bytes.get(token_id)
         if found is None:
             found = self._bytes[token_id] = self._read_bytes(token_id)
@@ -133,13 +150,17 @@ class Tokenizer:
         )
 
 
-def load_tokenizer(model_path: str, tokenizer_path: str | None = None, chat_template: str | None = None) -> Tokenizer:
+def load_tokenizer(
+    model_path: str, tokenizer_path: str | None = None, chat_template: str | None = None
+) -> Tokenizer:
     """The tokenizer of a resolved model folder or .gguf file.
 
-    `tokenizer_path`: the folder, tokenizer.json or .gguf file to take it from instead; what ends a text is then taken
-    from both. `chat_template`: a file or a template, used instead of the model's. Raises `ValueError` with a remedy.
+    `tokenizer_path`: the folder, tokenizer.json or .gguf file to take it from instead; what ends a
+    text is then taken from both. `chat_template`: a file or a template, used instead of the
+    model's. Raises `ValueError` with a remedy.
     """
-    # Prompts come one at a time, and a thread pool in this process would warn at every child process it starts.
+    # Prompts come one at a time, and a thread pool in this process would warn at every child
+    # process it starts.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if tokenizer_path is not None and not Path(tokenizer_path).exists():
         raise ValueError(f"--tokenizer-path {tokenizer_path} does not exist")
@@ -153,7 +174,8 @@ def load_tokenizer(model_path: str, tokenizer_path: str | None = None, chat_temp
 
 
 def _read(path: Path) -> TokenizerData:
-    # Imported where needed: reading GGUF brings numpy, and either reader is of no use to the other kind of model.
+    # Imported where needed: reading GGUF brings numpy, and either reader is of no use to the other
+    # kind of model.
     if path.suffix == ".gguf":
         from .gguf import read_gguf_tokenizer
 

@@ -1,4 +1,6 @@
-"""The only door to the engine of a language model: sends it requests, turns its tokens into text."""
+"""The only door to the engine of a language model: sends it requests, turns its tokens into
+text.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,24 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
 from ...runtime.config import EngineConfig
-from ...runtime.tokenizer.output_processor import Generation, GenerationOutput, GenerationRequest, merge
-from ...runtime.engine.messages import CacheFlushed, EngineChanged, EngineInfo, EngineReady, EngineStats, FinishReason, FlushCache, GenerateRequest, StepOutput, TokenOutput
+from ...runtime.engine.messages import (
+    CacheFlushed,
+    EngineChanged,
+    EngineInfo,
+    EngineReady,
+    EngineStats,
+    FinishReason,
+    FlushCache,
+    GenerateRequest,
+    StepOutput,
+    TokenOutput,
+)
+from ...runtime.tokenizer.output_processor import (
+    Generation,
+    GenerationOutput,
+    GenerationRequest,
+    merge,
+)
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from .spawn import LANGUAGE_MODEL
 from .state import EngineState, EngineUnavailable
@@ -18,7 +36,9 @@ from .supervisor import EngineSupervisor
 
 
 class Engine(Protocol):
-    """What the HTTP side sees of the runtime. `EngineClient` is the real one, tests bring a scripted one."""
+    """What the HTTP side sees of the runtime. `EngineClient` is the real one, tests bring a
+    scripted one.
+    """
 
     state: EngineState
     info: EngineInfo | None
@@ -38,18 +58,22 @@ class Engine(Protocol):
         ...
 
     def require_room(self, count: int) -> None:
-        """Raises `QueueFull` and `EngineUnavailable` where `count` more sequences are not taken now."""
+        """Raises `QueueFull` and `EngineUnavailable` where `count` more sequences are not taken
+        now.
+        """
         ...
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
-        """Outputs of one sequence until one carries a finish reason. Closing the iterator early aborts the request.
+        """Outputs of one sequence until one carries a finish reason. Closing the iterator early
+        aborts the request.
 
         Raises `QueueFull` and `EngineUnavailable` on the first `__anext__`.
         """
         ...
 
     async def abort(self, rid: str | None) -> int:
-        """Abort every sequence whose id is `rid`, or that belongs to it (`GenerationRequest.belongs_to`); None: all.
+        """Abort every sequence whose id is `rid`, or that belongs to it
+        (`GenerationRequest.belongs_to`); None: all.
 
         Their iterators end with `FinishReason.ABORT`. Returns how many.
         """
@@ -61,7 +85,9 @@ class Engine(Protocol):
 
 
 class _Stream:
-    """One request of this process: its text state, and the outputs that its consumer has not taken yet."""
+    """One request of this process: its text state, and the outputs that its consumer has not taken
+    yet.
+    """
 
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
@@ -105,7 +131,9 @@ class _Stream:
 
 
 class EngineClient(EngineSupervisor[_Stream]):
-    """The real `Engine`: a supervised process. A request that has got a token in this life of it is no suspect."""
+    """The real `Engine`: a supervised process. A request that has got a token in this life of it is
+    no suspect.
+    """
 
     def __init__(
         self,

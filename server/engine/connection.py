@@ -37,15 +37,24 @@ class EngineLife:
 
     def __init__(self, context: zmq.Context[Any]) -> None:
         self._folder = tempfile.mkdtemp(prefix="piecework-")
-        self._to_engine, self._from_engine = (f"ipc://{self._folder}/{name}" for name in ("in", "out"))
+        self._to_engine, self._from_engine = (
+            f"ipc://{self._folder}/{name}" for name in ("in", "out")
+        )
         self._outbox = open_socket(context, zmq.PUSH, self._to_engine, bind=False)
-        self._inbox = open_socket(zmq.asyncio.Context.shadow(context), zmq.PULL, self._from_engine, bind=True)
+        self._inbox = open_socket(
+            zmq.asyncio.Context.shadow(context), zmq.PULL, self._from_engine, bind=True
+        )
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """The process has ended, or ends now."""
         self.kill()
         self._outbox.close(linger=0)
@@ -55,10 +64,21 @@ class EngineLife:
     @property
     def pid(self) -> int | None:
         """The process's id while it lives."""
-        return self._process.pid if self._process is not None and self._process.returncode is None else None
+        return (
+            self._process.pid
+            if self._process is not None and self._process.returncode is None
+            else None
+        )
 
-    async def run(self, process: subprocess.Popen[bytes], config: Any, log_level: str, handle: Callable[[list[bytes]], None]) -> int:
-        """Give a process that waits for it its job, and each of its messages to `handle`; returns its exit code once all were handled.
+    async def run(
+        self,
+        process: subprocess.Popen[bytes],
+        config: Any,
+        log_level: str,
+        handle: Callable[[list[bytes]], None],
+    ) -> int:
+        """Give a process that waits for it its job, and each of its messages to `handle`; returns
+        its exit code once all were handled.
 
         `config`: a dataclass, which the process reads as JSON.
         """
@@ -70,7 +90,8 @@ class EngineLife:
             process.stdin.write(json.dumps(job).encode() + b"\n")
             process.stdin.flush()
         receiver = asyncio.create_task(self._receive(handle))
-        # A message that cannot be handled must not leave requests waiting for ever: the next life begins anew.
+        # A message that cannot be handled must not leave requests waiting for ever: the next life
+        # begins anew.
         receiver.add_done_callback(lambda task: None if task.cancelled() else self.kill())
         code = await _exit_code(process)
         while not receiver.done() and await self._inbox.poll(_LAST_WORDS_MS):
@@ -104,7 +125,9 @@ class EngineLife:
 
 
 async def _exit_code(process: subprocess.Popen[bytes]) -> int:
-    """Waits in a thread of its own: the event loop's are few, and may all be busy with prompts, and this process would wait for them."""
+    """Waits in a thread of its own: the event loop's are few, and may all be busy with prompts, and
+    this process would wait for them.
+    """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[int] = loop.create_future()
 

@@ -12,7 +12,9 @@ _KERNEL_COUNTERS = Path("/proc/vmstat")
 
 
 class Verdict(NamedTuple):
-    """Why the request on trial is to end; `sure`: the engine is not to blame, as far as can be known."""
+    """Why the request on trial is to end; `sure`: the engine is not to blame, as far as can be
+    known.
+    """
 
     reason: str
     sure: bool
@@ -21,8 +23,8 @@ class Verdict(NamedTuple):
 class Suspects:
     """Who waits for a trial, and who is on it: the only one of them that the engine has.
 
-    Whoever kills or stops the process from outside gets the benefit of the doubt for the request on trial, once; the kernel that
-    wants its memory back does not.
+    Whoever kills or stops the process from outside gets the benefit of the doubt for the request on
+    trial, once; the kernel that wants its memory back does not.
     """
 
     def __init__(self) -> None:
@@ -47,7 +49,8 @@ class Suspects:
         self.on_trial, self._oom_kills = rid, count_oom_kills()
 
     def judge(self, code: int, *, hung: bool) -> Verdict | None:
-        """What the end of the process, with this exit code, says of the request on trial; None: it is tried again.
+        """What the end of the process, with this exit code, says of the request on trial; None: it
+        is tried again.
 
         `hung`: the watchdog has ended it.
         """
@@ -56,13 +59,24 @@ class Suspects:
         if killed and not for_memory and self.on_trial != self._spared:
             self._spared = self.on_trial
             return None
-        how = "hung again" if hung else "was killed again" if killed and not for_memory else "ended twice"
+        how = (
+            "hung again"
+            if hung
+            else "was killed again"
+            if killed and not for_memory
+            else "ended twice"
+        )
         why = ": the system killed it, for memory was short" if for_memory else ""
-        return Verdict(f"the engine process {how} when it computed this request{why}", sure=hung or for_memory or not killed)
+        return Verdict(
+            f"the engine process {how} when it computed this request{why}",
+            sure=hung or for_memory or not killed,
+        )
 
 
 def count_oom_kills() -> int:
-    """Processes that Linux has killed for want of memory since it started, those of containers too; 0 where it does not tell."""
+    """Processes that Linux has killed for want of memory since it started, those of containers too;
+    0 where it does not tell.
+    """
     try:
         lines = _KERNEL_COUNTERS.read_text().splitlines()
     except OSError:

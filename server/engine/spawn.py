@@ -1,4 +1,6 @@
-"""Starts engine processes: they import what they need, which takes seconds, and then wait for a job on their standard input."""
+"""Starts engine processes: they import what they need, which takes seconds, and then wait for a job
+on their standard input.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,24 @@ _PROCESS = (sys.executable, "-m", "piecework.runtime.engine.process")
 LANGUAGE_MODEL = (*_PROCESS, "piecework.runtime.engine.text_process")
 DIFFUSION_PIPELINE = (*_PROCESS, "piecework.runtime.diffusion.engine_process")
 _ENVIRONMENT = {"GOMP_SPINCOUNT": "2000"}
-"""libgomp's threads spin for milliseconds before they sleep, by default: whatever else needs a core waits for them, and they for it.
-Read when torch is loaded; what the user has set comes first."""
+"""libgomp's threads spin for milliseconds before they sleep, by default: whatever else needs a core
+waits for them, and they for it. Read when torch is loaded; what the user has set comes first.
+"""
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 def spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """A process that ends when its standard input does. Raises `ValueError` where the system cannot hold signals back: Windows."""
+    """A process that ends when its standard input does. Raises `ValueError` where the system cannot
+    hold signals back: Windows.
+    """
     if not hasattr(signal, "pthread_sigmask"):
-        raise ValueError("a server needs Linux or macOS; here take WSL, or run the model in your own process with piecework.LLM")
-    # It inherits that these are held back, and ignores them as soon as it can: whoever stops a group of processes stops this one, not it.
+        raise ValueError(
+            "a server needs Linux or macOS; here take WSL, or run the model in your own process "
+            "with piecework.LLM"
+        )
+    # It inherits that these are held back, and ignores them as soon as it can: whoever stops a
+    # group of processes stops this one, not it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     try:
         return subprocess.Popen(command, stdin=subprocess.PIPE, env={**_ENVIRONMENT, **os.environ})
@@ -35,8 +44,9 @@ def spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:
 def spawned(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     """The same, ended with the block at the latest. For the main thread.
 
-    Until the block takes SIGINT and SIGTERM itself, they end this process at once, with 128 + their number: a KeyboardInterrupt in the
-    middle of an import may end in a callback, where exceptions are ignored.
+    Until the block takes SIGINT and SIGTERM itself, they end this process at once, with 128 + their
+    number: a KeyboardInterrupt in the middle of an import may end in a callback, where exceptions
+    are ignored.
     """
     process = spawn(command)
 

@@ -30,7 +30,8 @@ class QueueFull(Exception):
 
 
 class AnyEngine(Protocol):
-    """What health and metrics see of an engine, whatever it makes. `stats` has at least running and queued requests and steps.
+    """What health and metrics see of an engine, whatever it makes. `stats` has at least running and
+    queued requests and steps.
 
     `restarts`: how often it was started again, `hangs`: because the watchdog ended it.
     """

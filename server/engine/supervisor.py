@@ -1,4 +1,6 @@
-"""Keeps an engine process alive: starts it, starts it again when it crashes, and gives it back what was unfinished."""
+"""Keeps an engine process alive: starts it, starts it again when it crashes, and gives it back what
+was unfinished.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,19 @@ from typing import Any, Generic, TypeVar
 import zmq
 
 from ...runtime.engine.ipc import Unreadable, decode
-from ...runtime.engine.messages import AbortRequests, EngineFailed, FinishReason, ImageOutput, Shutdown, ToEngine, TokenOutput
+from ...runtime.engine.messages import (
+    AbortRequests,
+    EngineFailed,
+    FinishReason,
+    ImageOutput,
+    Shutdown,
+    ToEngine,
+    TokenOutput,
+)
 from .connection import EngineLife
+from .quarantine import Suspects
 from .spawn import spawn
 from .state import EngineState, EngineUnavailable, QueueFull
-from .quarantine import Suspects
 from .unfinished import Unfinished
 from .watchdog import Watchdog
 
@@ -26,7 +36,9 @@ logger = logging.getLogger(__name__)
 
 CRASH_LIMIT = 3
 CRASH_WINDOW = 60.0
-"""Seconds: an engine that ends unexpectedly CRASH_LIMIT times within them, or that often before it is ready, is not started again."""
+"""Seconds: an engine that ends unexpectedly CRASH_LIMIT times within them, or that often before it
+is ready, is not started again.
+"""
 _STOP_TIMEOUT = 5.0
 _OWN_FAULT = "its output could not be processed; the server's log has the details"
 
@@ -37,10 +49,11 @@ R = TypeVar("R", bound=Unfinished)
 class EngineSupervisor(Generic[R]):
     """An engine process behind ZeroMQ, and the requests that it has.
 
-    When the process ends unexpectedly it is started again, and every unfinished request resumes. Suspects, one of which
-    may be what ended the process, resume one at a time: should it end again on the only one that is on trial, that one
-    is answered with an error. `failed` is set when the engine is given up; `failure` then says why, `user_error` whether
-    the user can mend it. Subclasses handle the messages of their kind of engine.
+    When the process ends unexpectedly it is started again, and every unfinished request resumes.
+    Suspects, one of which may be what ended the process, resume one at a time: should it end again
+    on the only one that is on trial, that one is answered with an error. `failed` is set when the
+    engine is given up; `failure` then says why, `user_error` whether the user can mend it.
+    Subclasses handle the messages of their kind of engine.
     """
 
     def __init__(
@@ -53,9 +66,11 @@ class EngineSupervisor(Generic[R]):
         watchdog_timeout: float,
         process: subprocess.Popen[bytes] | None = None,
     ) -> None:
-        """`config`: the dataclass that the process of `command` is told; `process`: one that waits for its job already.
+        """`config`: the dataclass that the process of `command` is told; `process`: one that waits
+        for its job already.
 
-        `watchdog_timeout`: seconds of silence after which the process is taken to hang, and killed; 0: never.
+        `watchdog_timeout`: seconds of silence after which the process is taken to hang, and killed;
+        0: never.
         """
         self.state = EngineState.STARTING
         self.info: Any = None
@@ -106,7 +121,9 @@ class EngineSupervisor(Generic[R]):
         return self._ready.is_set()
 
     async def drain(self, timeout: float) -> None:
-        """Take no new request; wait for those under way, and after `timeout` seconds abort what is left."""
+        """Take no new request; wait for those under way, and after `timeout` seconds abort what is
+        left.
+        """
         self._draining = True
         if self.state in (EngineState.READY, EngineState.UNRESPONSIVE):
             self.state = EngineState.DRAINING
@@ -115,13 +132,17 @@ class EngineSupervisor(Generic[R]):
         await self.abort(None)
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """End the engine process; `at_once` does not wait until it hears, for it may be loading or in a long step."""
+        """End the engine process; `at_once` does not wait until it hears, for it may be loading or
+        in a long step.
+        """
         self._stopped = True
         self.state = EngineState.STOPPED
         self._end_all(FinishReason.ABORT, None)
         self._send(Shutdown())
         if self._supervisor is not None:
-            done, _ = await asyncio.wait([self._supervisor], timeout=0 if at_once else _STOP_TIMEOUT)
+            done, _ = await asyncio.wait(
+                [self._supervisor], timeout=0 if at_once else _STOP_TIMEOUT
+            )
             if not done and self._life is not None:
                 self._life.kill()
             await self._supervisor
@@ -129,7 +150,11 @@ class EngineSupervisor(Generic[R]):
 
     async def abort(self, rid: str | None) -> int:
         """Abort every request that goes by `rid` (None: all); returns how many."""
-        chosen = [known for known, request in self._requests.items() if rid is None or request.goes_by(rid)]
+        chosen = [
+            known
+            for known, request in self._requests.items()
+            if rid is None or request.goes_by(rid)
+        ]
         for known in chosen:
             self._end(known, FinishReason.ABORT, None)
         if chosen:
@@ -142,7 +167,9 @@ class EngineSupervisor(Generic[R]):
         return self._max_queued + (self.info.max_running_requests if self.info is not None else 0)
 
     def require_room(self, count: int) -> None:
-        """Raises `QueueFull` and `EngineUnavailable` where `count` more requests are not taken now."""
+        """Raises `QueueFull` and `EngineUnavailable` where `count` more requests are not taken
+        now.
+        """
         if self._draining or self.state in (EngineState.FAILED, EngineState.STOPPED):
             raise EngineUnavailable(self.failure or "the server is stopping")
         if len(self._requests) + count > self.capacity:
@@ -151,7 +178,8 @@ class EngineSupervisor(Generic[R]):
     # For subclasses: requests come, are served, and go
 
     def _receive(self, frames: list[bytes]) -> None:
-        """Handle a message of the engine. What cannot be read ends the requests that it speaks of, as far as that can be told.
+        """Handle a message of the engine. What cannot be read ends the requests that it speaks of,
+        as far as that can be told.
 
         Raises what makes this life of the engine useless: its requests then resume in the next one.
         """
@@ -161,7 +189,11 @@ class EngineSupervisor(Generic[R]):
         except Unreadable as error:
             if error.known and not error.rids:
                 raise
-            logger.error("a message of the engine cannot be read, and ends %d requests", len(error.rids), exc_info=error)
+            logger.error(
+                "a message of the engine cannot be read, and ends %d requests",
+                len(error.rids),
+                exc_info=error,
+            )
             self._fail(error.rids)
         else:
             self._handle(message)
@@ -172,7 +204,9 @@ class EngineSupervisor(Generic[R]):
             self.failure, self.user_error = message.message, True
 
     def _interrupted(self, reason: str) -> None:
-        """The engine process has ended, and what was asked of it beside requests stays unanswered."""
+        """The engine process has ended, and what was asked of it beside requests stays
+        unanswered.
+        """
 
     def _became_ready(self, info: Any) -> None:
         self.info = info
@@ -188,7 +222,9 @@ class EngineSupervisor(Generic[R]):
         self._idle.clear()
 
     def _deliver(self, outputs: Iterable[TokenOutput | ImageOutput]) -> None:
-        """Hand out what the engine has made. Where that goes wrong for a request, it ends, and no other."""
+        """Hand out what the engine has made. Where that goes wrong for a request, it ends, and no
+        other.
+        """
         over: list[str] = []
         for output in outputs:
             request = self._requests.get(output.rid)
@@ -204,7 +240,9 @@ class EngineSupervisor(Generic[R]):
             self._served(output.rid)
             if finished:
                 self._forget(output.rid)
-                if output.finish_reason is None:  # it met a stop string, which only this side knows of
+                if (
+                    output.finish_reason is None
+                ):  # it met a stop string, which only this side knows of
                     over.append(output.rid)
         if over:
             self._send(AbortRequests(rids=over))
@@ -243,19 +281,25 @@ class EngineSupervisor(Generic[R]):
             self._idle.set()
 
     def _send(self, message: ToEngine) -> None:
-        """Between two lives nothing is sent: the next one begins with everything that is unfinished."""
+        """Between two lives nothing is sent: the next one begins with everything that is
+        unfinished.
+        """
         if self._life is not None:
             self._life.send(message)
 
     # The process's lives
 
     async def _supervise(self) -> None:
-        """Until the engine is stopped or given up; what goes wrong with that gives it up, for a server without an engine must end."""
+        """Until the engine is stopped or given up; what goes wrong with that gives it up, for a
+        server without an engine must end.
+        """
         try:
             await self._keep_alive()
         except Exception as error:
             logger.exception("the engine process cannot be kept alive")
-            self._give_up(f"the engine process cannot be kept alive: {error or type(error).__name__}")
+            self._give_up(
+                f"the engine process cannot be kept alive: {error or type(error).__name__}"
+            )
 
     async def _keep_alive(self) -> None:
         """Start the engine and start it again when it crashes, until it is stopped or given up."""
@@ -268,10 +312,17 @@ class EngineSupervisor(Generic[R]):
             if self.failure is not None:
                 self._give_up(self.failure)
                 return
-            served = self.state in (EngineState.READY, EngineState.UNRESPONSIVE, EngineState.DRAINING)
+            served = self.state in (
+                EngineState.READY,
+                EngineState.UNRESPONSIVE,
+                EngineState.DRAINING,
+            )
             never_ready = 0 if served else never_ready + 1
             if never_ready >= CRASH_LIMIT:
-                self._give_up(f"the engine process ended {CRASH_LIMIT} times before it was ready, last with exit code {code}")
+                self._give_up(
+                    f"the engine process ended {CRASH_LIMIT} times before it was ready, last with "
+                    f"exit code {code}"
+                )
                 return
             # What a request is to blame for says nothing of the engine.
             if not (served and self._convict(code)):
@@ -279,12 +330,17 @@ class EngineSupervisor(Generic[R]):
             while crashes and crashes[0] < self._now() - CRASH_WINDOW:
                 crashes.popleft()
             if len(crashes) >= CRASH_LIMIT:
-                self._give_up(f"the engine process ended {CRASH_LIMIT} times within {CRASH_WINDOW:.0f} s, last with exit code {code}")
+                self._give_up(
+                    f"the engine process ended {CRASH_LIMIT} times within {CRASH_WINDOW:.0f} s, "
+                    f"last with exit code {code}"
+                )
                 return
             self._survive_crash(code)
 
     async def _live_once(self) -> int:
-        """One life of the engine process, which begins with every unfinished request; returns its exit code."""
+        """One life of the engine process, which begins with every unfinished request; returns its
+        exit code.
+        """
         with EngineLife(self._context) as self._life:
             self._resume()
             process, self._waiting = self._waiting or spawn(self._command), None
@@ -306,7 +362,8 @@ class EngineSupervisor(Generic[R]):
         self.hangs += 1
         self._watched_hangs += watchdog.silence
         logger.error(
-            "the engine process hangs: no sign of life for %.0f s (--watchdog-timeout), last %s; it prints what it does, if it still can, "
+            "the engine process hangs: no sign of life for %.0f s (--watchdog-timeout), last %s; "
+            "it prints what it does, if it still can, "
             "and is killed",
             watchdog.silence,
             watchdog.doing,
@@ -318,12 +375,18 @@ class EngineSupervisor(Generic[R]):
         worried = self._watchdog.worried
         if worried and self.state is EngineState.READY:
             self.state = EngineState.UNRESPONSIVE
-            logger.warning("no sign of life of the engine process for %.0f s, last %s", self._watchdog.silence, self._watchdog.doing)
+            logger.warning(
+                "no sign of life of the engine process for %.0f s, last %s",
+                self._watchdog.silence,
+                self._watchdog.doing,
+            )
         elif not worried and self.state is EngineState.UNRESPONSIVE:
             self.state = EngineState.READY
 
     def _now(self) -> float:
-        """A clock that stands still while the watchdog waits: engines that hang one after another crash within a short time."""
+        """A clock that stands still while the watchdog waits: engines that hang one after another
+        crash within a short time.
+        """
         return time.monotonic() - self._watched_hangs
 
     def _resume(self) -> None:
@@ -343,8 +406,14 @@ class EngineSupervisor(Generic[R]):
         try:
             self._send(request.to_message())
         except Exception:
-            logger.exception("request %s ends: it could not be given to the new engine process", rid)
-            self._end(rid, FinishReason.ERROR, "it could not be given to a new engine process; the server's log has the details")
+            logger.exception(
+                "request %s ends: it could not be given to the new engine process", rid
+            )
+            self._end(
+                rid,
+                FinishReason.ERROR,
+                "it could not be given to a new engine process; the server's log has the details",
+            )
             return False
         return True
 
@@ -357,9 +426,11 @@ class EngineSupervisor(Generic[R]):
                 return
 
     def _convict(self, code: int) -> bool:
-        """Answer the request on trial with an error if it may be to blame for the end of a process that served.
+        """Answer the request on trial with an error if it may be to blame for the end of a process
+        that served.
 
-        Returns whether it surely is, as far as can be known: who kills a process from outside does not say why.
+        Returns whether it surely is, as far as can be known: who kills a process from outside does
+        not say why.
         """
         rid = self._suspects.on_trial
         verdict = self._suspects.judge(code, hung=self._hung) if rid in self._requests else None
@@ -370,7 +441,10 @@ class EngineSupervisor(Generic[R]):
 
     def _survive_crash(self, code: int) -> None:
         logger.error(
-            "the engine process ended unexpectedly (exit code %s); starting it again, %d requests resume", code, len(self._requests)
+            "the engine process ended unexpectedly (exit code %s); starting it again, %d requests "
+            "resume",
+            code,
+            len(self._requests),
         )
         self.state = EngineState.RESTARTING
         self.restarts += 1

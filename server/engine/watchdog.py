@@ -13,15 +13,18 @@ from ...runtime.engine.messages import EngineAlive
 _TICKS = 16
 """Looks within the timeout, at least one a second."""
 _BUILD_PATIENCE = 4
-"""A process that starts, or compiles, may wait for another one that compiles the same; times the timeout."""
+"""A process that starts, or compiles, may wait for another one that compiles the same; times the
+timeout.
+"""
 _STANDS_STILL = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 class Watchdog:
     """Counts the seconds in which an engine process was silent. `timeout` 0 watches nothing.
 
-    Every message is a sign of life; the engine's loop sends one a second, also from within a long step. While the process
-    starts, or says that it may compile, it is enough that it or one of its children uses the processor.
+    Every message is a sign of life; the engine's loop sends one a second, also from within a long
+    step. While the process starts, or says that it may compile, it is enough that it or one of its
+    children uses the processor.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -54,7 +57,9 @@ class Watchdog:
         return self._timeout > 0 and self.silence >= self.limit / 2
 
     async def watch(self, pid: Callable[[], int | None], looked: Callable[[], None]) -> None:
-        """Returns once the process hangs; never without a timeout. Calls `looked` after each look."""
+        """Returns once the process hangs; never without a timeout. Calls `looked` after each
+        look.
+        """
         if not self._timeout:
             await asyncio.Event().wait()
         tick = min(1.0, self._timeout / _TICKS)
@@ -68,12 +73,16 @@ class Watchdog:
             looked()
 
     def _works(self, pid: int | None) -> bool:
-        """Whether the process, or one that it has started, used the processor since the last call."""
+        """Whether the process, or one that it has started, used the processor since the last
+        call.
+        """
         try:
             process = psutil.Process(pid)
             if process.status() in _STANDS_STILL:
                 return False
-            used = sum(sum(member.cpu_times()) for member in (process, *process.children(recursive=True)))
+            used = sum(
+                sum(member.cpu_times()) for member in (process, *process.children(recursive=True))
+            )
         except psutil.Error:
             return False
         self._used, before = used, self._used

@@ -12,8 +12,8 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from ..errors import BodyTooLarge, ClientGone, InvalidRequest, Unavailable, UnsupportedMedia
 from ..collector import unless_client_goes
+from ..errors import BodyTooLarge, ClientGone, InvalidRequest, Unavailable, UnsupportedMedia
 
 MAX_BODY_BYTES = 4 * 2**20
 LARGE_BODY_BYTES = 2**16
@@ -38,7 +38,8 @@ class JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route that takes a JSON body, and drops its work when the client goes away before the answer begins.
+    """A route that takes a JSON body, and drops its work when the client goes away before the
+    answer begins.
 
     Parsing is strict: no NaN or Infinity, no invalid UTF-8, no lone surrogates, at most 200 levels.
     """
@@ -62,7 +63,9 @@ class _Room:
 
 
 class Bodies:
-    """The bodies of a server. Large ones are bounded together, and parsed one at a time: others are answered in between."""
+    """The bodies of a server. Large ones are bounded together, and parsed one at a time: others are
+    answered in between.
+    """
 
     def __init__(self) -> None:
         self._large_bytes = 0
@@ -78,26 +81,39 @@ class Bodies:
             self._large_bytes -= room.size
 
     async def read(self, request: Request, room: _Room) -> JsonRequest:
-        """Raises `UnsupportedMedia`, `BodyTooLarge`, `InvalidRequest`, `Unavailable` or `ClientGone`."""
-        # Browsers send other types across sites without asking first, so a page could reach a server on its reader's machine.
+        """Raises `UnsupportedMedia`, `BodyTooLarge`, `InvalidRequest`, `Unavailable` or
+        `ClientGone`.
+        """
+        # Browsers send other types across sites without asking first, so a page could reach a
+        # server on its reader's machine.
         kind = request.headers.get("content-type", "none").partition(";")[0].strip().lower()
-        if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-            message = f"The content type is {kind:.60}; send the header `Content-Type: application/json`."
+        if kind != "application/json" and not (
+            kind.startswith("application/") and kind.endswith("+json")
+        ):
+            message = (
+                f"The content type is {kind:.60}; send the header `Content-Type: application/json`."
+            )
             raise UnsupportedMedia(message, param="Content-Type")
         raw = await self._read_bounded(request, room)
         if not raw:
-            raise InvalidRequest("The request body is empty; send a JSON object.", code="invalid_json")
+            raise InvalidRequest(
+                "The request body is empty; send a JSON object.", code="invalid_json"
+            )
         read = JsonRequest(request.scope, request.receive)
         read.size = len(raw)
         try:
-            read.parsed = _parse(raw) if len(raw) <= LARGE_BODY_BYTES else await self._parse_large(raw)
+            read.parsed = (
+                _parse(raw) if len(raw) <= LARGE_BODY_BYTES else await self._parse_large(raw)
+            )
         except ValueError as error:
             message = f"The request body is not valid JSON: {error}. Send a JSON object in UTF-8."
             raise InvalidRequest(message, code="invalid_json") from None
         return read
 
     async def _read_bounded(self, request: Request, room: _Room) -> bytes:
-        """The body, never more than MAX_BODY_BYTES of it in memory, whatever Content-Length says or does not say."""
+        """The body, never more than MAX_BODY_BYTES of it in memory, whatever Content-Length says or
+        does not say.
+        """
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced[:20]) > MAX_BODY_BYTES:
             raise _too_large()
@@ -119,7 +135,10 @@ class Bodies:
         room.size = size
         self._large_bytes += size
         if self._large_bytes > MAX_LARGE_BYTES:
-            message = f"Requests of more than {MAX_LARGE_BYTES} bytes together are under way. Try again in 1 s."
+            message = (
+                f"Requests of more than {MAX_LARGE_BYTES} bytes together are under way. Try "
+                "again in 1 s."
+            )
             raise Unavailable(message, code="bodies_full", headers={"Retry-After": "1"})
 
     async def _parse_large(self, raw: bytes) -> Any:
@@ -131,13 +150,18 @@ class Bodies:
 
 
 def check_structure(raw: bytes) -> None:
-    """Raises `InvalidRequest` where parsing would make objects by the million, which takes seconds to make, to search and to free."""
+    """Raises `InvalidRequest` where parsing would make objects by the million, which takes seconds
+    to make, to search and to free.
+    """
     if sum(map(raw.count, _STRUCTURE)) <= MAX_STRUCTURE:
         return
     outside = b"".join(raw.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
     count = sum(map(outside.count, _STRUCTURE))
     if count > MAX_STRUCTURE:
-        message = f"The request body has {count} objects, members and arrays, more than {MAX_STRUCTURE}; send a smaller one."
+        message = (
+            f"The request body has {count} objects, members and arrays, more than "
+            f"{MAX_STRUCTURE}; send a smaller one."
+        )
         raise InvalidRequest(message, code="body_too_complex")
 
 
@@ -146,4 +170,7 @@ def _parse(raw: bytes) -> Any:
 
 
 def _too_large() -> BodyTooLarge:
-    return BodyTooLarge(f"The request body is larger than {MAX_BODY_BYTES} bytes; send a smaller one.", code="body_too_large")
+    return BodyTooLarge(
+        f"The request body is larger than {MAX_BODY_BYTES} bytes; send a smaller one.",
+        code="body_too_large",
+    )

@@ -1,4 +1,6 @@
-"""The open connections of a server together: how many there are, which of them may give way, and what they hold."""
+"""The open connections of a server together: how many there are, which of them may give way, and
+what they hold.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from typing import Protocol
 from .limits import HttpLimits
 
 RESERVE = 32
-"""Connections beyond `--max-connections`, for monitoring: one that asks for anything else is answered 503."""
+"""Connections beyond `--max-connections`, for monitoring: one that asks for anything else is
+answered 503.
+"""
 _MIB = 2**20
 
 
@@ -28,8 +32,9 @@ class Connection(Protocol):
 class Connections:
     """What the connections of one server hold together.
 
-    A connection waits where no request of it is under way: it is idle, or has not sent all headers. `most`: connections
-    that may be open, those for monitoring not counted. `count_error`: called with the type of each error that is answered.
+    A connection waits where no request of it is under way: it is idle, or has not sent all headers.
+    `most`: connections that may be open, those for monitoring not counted. `count_error`: called
+    with the type of each error that is answered.
     """
 
     def __init__(self, limits: HttpLimits, most: int, count_error: Callable[[str], None]) -> None:
@@ -43,11 +48,15 @@ class Connections:
 
     @property
     def crowded(self) -> bool:
-        """As many requests as there may be are under way: one more is answered only where it is for monitoring."""
+        """As many requests as there may be are under way: one more is answered only where it is for
+        monitoring.
+        """
         return len(self._open) - len(self._waiting) >= self._most
 
     def enter(self, connection: Connection) -> bool:
-        """Count a new connection, which waits. False where there is no room, and nobody who could give way."""
+        """Count a new connection, which waits. False where there is no room, and nobody who could
+        give way.
+        """
         if len(self._open) >= self._most + RESERVE:
             oldest = next((other for other in self._waiting if not other.has_unsent), None)
             if oldest is None:
@@ -71,7 +80,9 @@ class Connections:
             self._waiting.setdefault(connection)
 
     def hold(self, connection: Connection, size: int) -> None:
-        """`size` more bytes of an unfinished body have come; where all are too much, the oldest is dropped."""
+        """`size` more bytes of an unfinished body have come; where all are too much, the oldest is
+        dropped.
+        """
         self._bodies[connection] = self._bodies.get(connection, 0) + size
         self._body_bytes += size
         while self._body_bytes > self.limits.max_unfinished_bodies * _MIB:

@@ -1,4 +1,6 @@
-"""Settings of connections: what one may hold, for how long, and how many there may be; and the room that the machine has for them."""
+"""Settings of connections: what one may hold, for how long, and how many there may be; and the room
+that the machine has for them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from ...runtime.config import option
 
 CONNECTIONS = "connections"
 _OWN_DESCRIPTORS = 256
-"""File descriptors that are kept for everything but connections: the engine's sockets, a restart of it, files, images."""
+"""File descriptors that are kept for everything but connections: the engine's sockets, a restart of
+it, files, images.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,22 +21,39 @@ class HttpLimits:
 
     max_connections: int = option(
         4096,
-        "connections with a request under way; where they are all taken the longest idle one gives way, and without an idle one a "
+        "connections with a request under way; where they are all taken the longest idle one gives "
+        "way, and without an idle one a "
         "request is answered 503; /health, /ready and /metrics are always answered",
         group=CONNECTIONS,
         metavar="N",
     )
     max_header_bytes: int = option(
-        32768, "bytes of a request's headers together, and of its URL; more are answered 431 or 414", group=CONNECTIONS, metavar="BYTES"
+        32768,
+        "bytes of a request's headers together, and of its URL; more are answered 431 or 414",
+        group=CONNECTIONS,
+        metavar="BYTES",
     )
-    max_header_count: int = option(100, "headers of a request; more are answered 431", group=CONNECTIONS, metavar="N")
+    max_header_count: int = option(
+        100, "headers of a request; more are answered 431", group=CONNECTIONS, metavar="N"
+    )
     max_unfinished_bodies: int = option(
-        128, "MiB of all bodies that are still arriving; above that the oldest is answered 503", group=CONNECTIONS, metavar="MIB"
+        128,
+        "MiB of all bodies that are still arriving; above that the oldest is answered 503",
+        group=CONNECTIONS,
+        metavar="MIB",
     )
     timeout_header: float = option(
-        20.0, "seconds from a request's first byte to the end of its headers", group=CONNECTIONS, metavar="SECONDS"
+        20.0,
+        "seconds from a request's first byte to the end of its headers",
+        group=CONNECTIONS,
+        metavar="SECONDS",
     )
-    timeout_body: float = option(20.0, "seconds in which the body must end, or go on fast enough", group=CONNECTIONS, metavar="SECONDS")
+    timeout_body: float = option(
+        20.0,
+        "seconds in which the body must end, or go on fast enough",
+        group=CONNECTIONS,
+        metavar="SECONDS",
+    )
     timeout_write: float = option(
         60.0,
         "seconds in which a client must have read its answer, or gone on fast enough",
@@ -40,7 +61,10 @@ class HttpLimits:
         metavar="SECONDS",
     )
     timeout_keep_alive: float = option(
-        75.0, "seconds for which a connection may stay open without a request", group=CONNECTIONS, metavar="SECONDS"
+        75.0,
+        "seconds for which a connection may stay open without a request",
+        group=CONNECTIONS,
+        metavar="SECONDS",
     )
     min_transfer_rate: int = option(
         1000,
@@ -54,12 +78,19 @@ class HttpLimits:
             if getattr(self, name) < 1:
                 raise ValueError(f"--{_flag(name)} must be at least 1, got {getattr(self, name)}")
         if self.max_header_bytes < 1024:
-            raise ValueError(f"--max-header-bytes must be at least 1024, for honest headers need as much, got {self.max_header_bytes}")
+            raise ValueError(
+                "--max-header-bytes must be at least 1024, for honest headers need as much, got "
+                f"{self.max_header_bytes}"
+            )
         if self.min_transfer_rate < 0:
-            raise ValueError(f"--min-transfer-rate must be at least 0, got {self.min_transfer_rate}")
+            raise ValueError(
+                f"--min-transfer-rate must be at least 0, got {self.min_transfer_rate}"
+            )
         for name in ("timeout_header", "timeout_body", "timeout_write", "timeout_keep_alive"):
             if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"--{_flag(name)} must be more than 0 seconds, got {getattr(self, name)}")
+                raise ValueError(
+                    f"--{_flag(name)} must be more than 0 seconds, got {getattr(self, name)}"
+                )
 
 
 def _flag(name: str) -> str:
@@ -67,7 +98,9 @@ def _flag(name: str) -> str:
 
 
 def room_for_connections() -> int | None:
-    """How many connections the process has file descriptors for, once its own limit is raised as far as it may; None: no limit is known."""
+    """How many connections the process has file descriptors for, once its own limit is raised as
+    far as it may; None: no limit is known.
+    """
     try:
         import resource
     except ImportError:

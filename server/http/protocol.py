@@ -19,8 +19,16 @@ import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from ..errors import (
+    ApiError,
+    HeadersTooLarge,
+    InvalidRequest,
+    MethodNotAllowed,
+    RequestTimeout,
+    Unavailable,
+    UrlTooLong,
+)
 from .connections import Connections
-from ..errors import ApiError, HeadersTooLarge, InvalidRequest, MethodNotAllowed, RequestTimeout, Unavailable, UrlTooLong
 
 MAX_PIPELINED = 32
 """Requests that may have come on a connection before the first of them is answered."""
@@ -31,11 +39,16 @@ MAX_CHUNK_OVERHEAD = 2**20
 CROWD_PATHS = frozenset({"/health", "/ready", "/metrics"})
 """What is answered however many connections there are: at once, and without the engine."""
 _SLICE = 4096
-"""Bytes of headers that are parsed at a time: so many more than the limit may be read before it is noticed."""
+"""Bytes of headers that are parsed at a time: so many more than the limit may be read before it is
+noticed.
+"""
 _LINGER = 2.0
-"""Seconds that a client whose request was refused may go on sending, so that it gets to read why."""
+"""Seconds that a client whose request was refused may go on sending, so that it gets to read why.
+"""
 _SECOND_LOOK = 0.2
-"""Seconds between a time-out and its effect: what came while this process stood still is read first."""
+"""Seconds between a time-out and its effect: what came while this process stood still is read
+first.
+"""
 _RETRY_SECONDS = 5
 _NO_LINGER = struct.pack("ii", 1, 0)
 """SO_LINGER: on, for no time."""
@@ -59,7 +72,9 @@ class _Refused(Exception):
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """One connection. Requests beyond the limits are refused in OpenAI's shape, and end the connection."""
+    """One connection. Requests beyond the limits are refused in OpenAI's shape, and end the
+    connection.
+    """
 
     def __init__(self, connections: Connections, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -69,7 +84,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refused = False
         self._answers_due = 0
         self._upgrade_asked = False
-        self._head_bytes = self._field_bytes = self._body_bytes = self._payload_bytes = self._chunks = self._trailers = 0
+        self._head_bytes = self._field_bytes = self._body_bytes = self._payload_bytes = (
+            self._chunks
+        ) = self._trailers = 0
         self._timed: Awaited | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timed_bytes = 0
@@ -85,7 +102,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def drop_body(self) -> None:
-        self._refuse(_busy("Too many bodies are arriving at once, and this one is the oldest (--max-unfinished-bodies)"))
+        self._refuse(
+            _busy(
+                "Too many bodies are arriving at once, and this one is the oldest "
+                "(--max-unfinished-bodies)"
+            )
+        )
 
     # What asyncio calls.
 
@@ -114,7 +136,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(refused.error)
         except httptools.HttpParserCallbackError as failure:
             cause = failure.__context__
-            self._refuse(cause.error if isinstance(cause, _Refused) else _malformed("its URL cannot be read"))
+            self._refuse(
+                cause.error if isinstance(cause, _Refused) else _malformed("its URL cannot be read")
+            )
         except httptools.HttpParserError as failure:
             self._refuse(_malformed(str(failure)))
         self._restart_clock()
@@ -138,12 +162,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
         if len(self.url) > self._limits.max_header_bytes:
-            message = f"The URL is longer than {self._limits.max_header_bytes} bytes; put parameters into the body."
+            message = (
+                f"The URL is longer than {self._limits.max_header_bytes} bytes; put "
+                "parameters into the body."
+            )
             raise _Refused(UrlTooLong(message, code="url_too_long"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._reading is Awaited.BODY:
-            # Trailers mean nothing here. Among the headers they would change a request that is already being answered.
+            # Trailers mean nothing here. Among the headers they would change a request that is
+            # already being answered.
             self._trailers += 1
             self._check_header_count(self._trailers)
             return
@@ -156,13 +184,21 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         method = self.parser.get_method()
         if method == b"CONNECT":
             raise _Refused(
-                MethodNotAllowed("CONNECT: this server is no proxy; send a request for one of its paths.", code="method_not_allowed")
+                MethodNotAllowed(
+                    "CONNECT: this server is no proxy; send a request for one of its paths.",
+                    code="method_not_allowed",
+                )
             )
         if self.parser.should_upgrade():
             self._upgrade_asked = True
             return
         if self._answers_due > MAX_PIPELINED:
-            raise _Refused(InvalidRequest(f"More than {MAX_PIPELINED} requests wait on this connection; read the answers first."))
+            raise _Refused(
+                InvalidRequest(
+                    f"More than {MAX_PIPELINED} requests wait on this connection; read the answers "
+                    "first."
+                )
+            )
         crowded = self._answers_due == 0 and self._peers.crowded
         if crowded and not self._is_monitoring(method):
             raise _Refused(_crowded())
@@ -196,8 +232,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         if self.has_unsent:
             self._watch_reader()
-        # Without "100 Continue" the client may leave its body out: what comes next could be that or another request.
-        unsure = self._reading is Awaited.BODY and self.expect_100_continue and self._answers_due == 0
+        # Without "100 Continue" the client may leave its body out: what comes next could be that or
+        # another request.
+        unsure = (
+            self._reading is Awaited.BODY and self.expect_100_continue and self._answers_due == 0
+        )
         if self._refused or unsure:
             self._linger()
         self._restart_clock()
@@ -205,7 +244,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # Reading.
 
     def _feed(self, rest: memoryview) -> int:
-        """Parse the next bytes; returns how many. Raises `_Refused`, bare or within httptools' errors."""
+        """Parse the next bytes; returns how many. Raises `_Refused`, bare or within httptools'
+        errors.
+        """
         if self._reading is Awaited.REQUEST:
             self._reading, self._head_bytes = Awaited.HEAD, 0
         in_body = self._reading is Awaited.BODY
@@ -224,33 +265,58 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return fed
 
     def _ignore_upgrade(self) -> None:
-        """Read the head again without its wish for another protocol, as RFC 9110, 7.8 allows: the request is one of HTTP/1.1 then."""
+        """Read the head again without its wish for another protocol, as RFC 9110, 7.8 allows: the
+        request is one of HTTP/1.1 then.
+        """
         self._upgrade_asked = False
-        line = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        line = b"%s %s HTTP/%s" % (
+            self.parser.get_method(),
+            self.url,
+            self.parser.get_http_version().encode(),
+        )
         fields = [b"%s: %s" % field for field in self.headers if field[0] != b"upgrade"]
         self.parser.feed_data(b"\r\n".join([line, *fields, b"", b""]))
 
     def _count_body(self, size: int) -> None:
         self._body_bytes += size
         if self._body_bytes - self._payload_bytes > MAX_CHUNK_OVERHEAD:
-            raise _Refused(_malformed(f"its chunks have more than {MAX_CHUNK_OVERHEAD} bytes of extensions and trailers"))
+            raise _Refused(
+                _malformed(
+                    f"its chunks have more than {MAX_CHUNK_OVERHEAD} bytes of extensions and "
+                    "trailers"
+                )
+            )
         if not self.cycle.response_complete:
             self._peers.hold(self, size)
 
     def _check_header_bytes(self, size: int) -> None:
         if size > self._limits.max_header_bytes:
-            message = f"The headers have more than {self._limits.max_header_bytes} bytes; send fewer or shorter ones."
+            message = (
+                f"The headers have more than {self._limits.max_header_bytes} bytes; send "
+                "fewer or shorter ones."
+            )
             raise _Refused(HeadersTooLarge(message, code="headers_too_large"))
 
     def _check_header_count(self, count: int) -> None:
         if count > self._limits.max_header_count:
-            message = f"The request has more than {self._limits.max_header_count} headers; send fewer."
+            message = (
+                f"The request has more than {self._limits.max_header_count} headers; send fewer."
+            )
             raise _Refused(HeadersTooLarge(message, code="headers_too_large"))
 
     def _is_monitoring(self, method: bytes) -> bool:
-        """The request is one that `crowded` leaves room for, and has no body that could keep that room."""
-        has_body = any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in self.headers)
-        return method in (b"GET", b"HEAD") and self.url.partition(b"?")[0].decode("latin-1") in CROWD_PATHS and not has_body
+        """The request is one that `crowded` leaves room for, and has no body that could keep that
+        room.
+        """
+        has_body = any(
+            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+            for name, value in self.headers
+        )
+        return (
+            method in (b"GET", b"HEAD")
+            and self.url.partition(b"?")[0].decode("latin-1") in CROWD_PATHS
+            and not has_body
+        )
 
     # Refusing.
 
@@ -261,7 +327,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refused = True
         self._peers.release(self)
         self.pipeline.clear()
-        if self._reading is Awaited.BODY and self._answers_due == 1 and not self.cycle.response_started:
+        if (
+            self._reading is Awaited.BODY
+            and self._answers_due == 1
+            and not self.cycle.response_started
+        ):
             # The application sees that its client is gone, and says nothing more.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -277,7 +347,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.transport.write(_answer(error, self.server_state.default_headers))
 
     def _linger(self) -> None:
-        """Say that nothing more comes, and read on for a while: closed at once, the client could lose the answer that it has not read."""
+        """Say that nothing more comes, and read on for a while: closed at once, the client could
+        lose the answer that it has not read.
+        """
         self._refused = True
         if not self.transport.is_closing():
             self._reading = Awaited.END
@@ -287,7 +359,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # Time.
 
     def _awaited(self) -> Awaited:
-        """What the client must send in time. While earlier requests are answered nothing has to come behind them."""
+        """What the client must send in time. While earlier requests are answered nothing has to
+        come behind them.
+        """
         if self._reading is Awaited.BODY and self._answers_due <= 1 and not self._refused:
             return Awaited.BODY
         return self._reading if self._answers_due == 0 else Awaited.NOTHING
@@ -320,9 +394,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         match self._timed:
             case Awaited.HEAD:
-                self._refuse(_late(f"The headers did not end within {self._limits.timeout_header:g} s (--timeout-header)"))
+                self._refuse(
+                    _late(
+                        f"The headers did not end within {self._limits.timeout_header:g} s "
+                        "(--timeout-header)"
+                    )
+                )
             case Awaited.BODY if not self._body_goes_on():
-                self._refuse(_late(f"The body did not go on for {self._limits.timeout_body:g} s (--timeout-body, --min-transfer-rate)"))
+                self._refuse(
+                    _late(
+                        f"The body did not go on for {self._limits.timeout_body:g} s "
+                        "(--timeout-body, --min-transfer-rate)"
+                    )
+                )
             case Awaited.BODY:
                 self._timed = None
             case Awaited.REQUEST:
@@ -332,7 +416,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._restart_clock()
 
     def _body_goes_on(self) -> bool:
-        return self.flow.read_paused or self._body_bytes - self._timed_bytes >= self._least_bytes(self._limits.timeout_body)
+        return self.flow.read_paused or self._body_bytes - self._timed_bytes >= self._least_bytes(
+            self._limits.timeout_body
+        )
 
     def _least_bytes(self, seconds: float) -> float:
         return max(1.0, self._limits.min_transfer_rate * seconds)
@@ -342,7 +428,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
         self._unsent = self.transport.get_write_buffer_size()
-        self._write_timer = self.loop.call_later(self._limits.timeout_write, self._reader_is_late, False)
+        self._write_timer = self.loop.call_later(
+            self._limits.timeout_write, self._reader_is_late, False
+        )
 
     def _reader_is_late(self, looked_again: bool) -> None:
         unsent = self.transport.get_write_buffer_size()
@@ -355,7 +443,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _reset(self) -> None:
         """Close, and have the kernel forget what it would otherwise try to send for minutes."""
-        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self.transport.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER
+        )
         self.transport.abort()
 
 
@@ -384,7 +474,11 @@ def _late(what: str) -> RequestTimeout:
 
 
 def _busy(why: str) -> Unavailable:
-    return Unavailable(f"{why}. Try again in {_RETRY_SECONDS} s.", code="too_busy", headers={"Retry-After": str(_RETRY_SECONDS)})
+    return Unavailable(
+        f"{why}. Try again in {_RETRY_SECONDS} s.",
+        code="too_busy",
+        headers={"Retry-After": str(_RETRY_SECONDS)},
+    )
 
 
 def _crowded() -> Unavailable:

@@ -8,13 +8,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...runtime.diffusion.config import DiffusionConfig
-from ...runtime.engine.messages import DiffusionInfo, DiffusionReady, FinishReason, GenerateImage, ImageOutput, ImageStats, ImageStep
+from ...runtime.engine.messages import (
+    DiffusionInfo,
+    DiffusionReady,
+    FinishReason,
+    GenerateImage,
+    ImageOutput,
+    ImageStats,
+    ImageStep,
+)
 from ..engine.spawn import DIFFUSION_PIPELINE
 from ..engine.supervisor import EngineSupervisor
 
 
 class _Job:
-    """One request of this process, which has its image or has nothing: until then it may be what ends the engine."""
+    """One request of this process, which has its image or has nothing: until then it may be what
+    ends the engine.
+    """
 
     suspect = True
 
@@ -41,7 +51,9 @@ class _Job:
 
 
 class ImageClient(EngineSupervisor[_Job]):
-    """A supervised diffusion engine. After a crash unfinished images are made again from their seeds, one at a time."""
+    """A supervised diffusion engine. After a crash unfinished images are made again from their
+    seeds, one at a time.
+    """
 
     def __init__(
         self,
@@ -66,7 +78,9 @@ class ImageClient(EngineSupervisor[_Job]):
         self.stats = ImageStats()
 
     async def generate(self, request: GenerateImage) -> ImageOutput:
-        """How the request ended. Cancelling it aborts it at the engine's next step. Raises `QueueFull` and `EngineUnavailable`."""
+        """How the request ended. Cancelling it aborts it at the engine's next step. Raises
+        `QueueFull` and `EngineUnavailable`.
+        """
         job = _Job(request)
         self._begin(request.rid, job)
         try:

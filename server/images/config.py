@@ -1,4 +1,6 @@
-"""The settings of a server of images; imports nothing heavy, for it also makes command-line flags."""
+"""The settings of a server of images; imports nothing heavy, for it also makes command-line
+flags.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ...runtime.config import option
 from ...runtime.diffusion.config import DiffusionConfig
-from ...cli.flags import CommonServerConfig
+from ..config import CommonServerConfig
 
 IMAGES = "images"
 
@@ -16,10 +18,16 @@ class ImageServerConfig(CommonServerConfig):
     """Settings of a server of a diffusion pipeline. Raises `ValueError` with a remedy."""
 
     image_url_lifetime: float = option(
-        3600.0, "seconds for which an image that was asked for as a URL can be fetched", group=IMAGES, metavar="SECONDS"
+        3600.0,
+        "seconds for which an image that was asked for as a URL can be fetched",
+        group=IMAGES,
+        metavar="SECONDS",
     )
     image_url_memory: int = option(
-        256, "MiB of images that may wait in memory to be fetched; the oldest give way", group=IMAGES, metavar="MIB"
+        256,
+        "MiB of images that may wait in memory to be fetched; the oldest give way",
+        group=IMAGES,
+        metavar="MIB",
     )
     engine: DiffusionConfig = field(default_factory=DiffusionConfig)
 
@@ -27,8 +35,15 @@ class ImageServerConfig(CommonServerConfig):
         # Not super(): a dataclass with slots is another class than the one that is written here.
         CommonServerConfig.__post_init__(self)
         if not 0 < self.image_url_lifetime < float("inf"):
-            raise ValueError(f"--image-url-lifetime must be more than 0 seconds, got {self.image_url_lifetime}")
+            raise ValueError(
+                f"--image-url-lifetime must be more than 0 seconds, got {self.image_url_lifetime}"
+            )
         if self.image_url_memory < 1:
-            raise ValueError(f"--image-url-memory must be at least 1 MiB, got {self.image_url_memory}")
+            raise ValueError(
+                f"--image-url-memory must be at least 1 MiB, got {self.image_url_memory}"
+            )
         if self.engine.warmup_mode == "request":
-            raise ValueError("--warmup-mode request is for piecework generate; a server warms up before it is ready: --warmup-mode server")
+            raise ValueError(
+                "--warmup-mode request is for piecework generate; a server warms up before it is "
+                "ready: --warmup-mode server"
+            )

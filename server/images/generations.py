@@ -19,9 +19,9 @@ from ...runtime.diffusion.params import DiffusionParams, InvalidParams
 from ...runtime.engine.messages import FinishReason, GenerateImage, ImageOutput
 from ..answers import BODY_ERRORS, answers
 from ..auth import OPEN_FOLDER
-from ..http.body import JsonRoute
 from ..engine.state import EngineUnavailable
 from ..errors import InternalError, InvalidRequest, NotFound
+from ..http.body import JsonRoute
 from ..state import json_response
 from .answers import Images
 from .protocol import ImagesRequest
@@ -35,7 +35,9 @@ _SEED_BITS = 31
 
 
 @router.post("/v1/images/generations", responses=answers(Images, errors=BODY_ERRORS))
-async def create_images(body: ImagesRequest, request: Request, serving: ImageServingDep) -> Response:
+async def create_images(
+    body: ImagesRequest, request: Request, serving: ImageServingDep
+) -> Response:
     """Draw one or more images from a prompt."""
     serving.check_model(body.model)
     requests = image_requests(body, f"img-{uuid.uuid4().hex}")
@@ -50,18 +52,33 @@ async def create_images(body: ImagesRequest, request: Request, serving: ImageSer
         ],
         "size": f"{outputs[0].width}x{outputs[0].height}",
         "output_format": body.output_format,
-        "warnings": list(dict.fromkeys([*ignored, *(warning for output in outputs for warning in output.warnings)])),
+        "warnings": list(
+            dict.fromkeys(
+                [*ignored, *(warning for output in outputs for warning in output.warnings)]
+            )
+        ),
     }
     return json_response(answer)
 
 
-@file_router.get(OPEN_FOLDER + "{name}", response_class=Response, responses=answers(media=FILE_TYPES, errors=(404,)))
+@file_router.get(
+    OPEN_FOLDER + "{name}",
+    response_class=Response,
+    responses=answers(media=FILE_TYPES, errors=(404,)),
+)
 async def get_file(name: str, serving: ImageServingDep) -> Response:
-    """An image that was asked for as a URL, until it expires. Needs no key: the name cannot be guessed."""
+    """An image that was asked for as a URL, until it expires. Needs no key: the name cannot be
+    guessed.
+    """
     stored = serving.store.get(name)
     if stored is None:
-        raise NotFound("There is no such image, or it has expired; ask for it anew, or as b64_json.", code="image_not_found")
-    return Response(stored.content, media_type=stored.media_type, headers={"X-Content-Type-Options": "nosniff"})
+        raise NotFound(
+            "There is no such image, or it has expired; ask for it anew, or as b64_json.",
+            code="image_not_found",
+        )
+    return Response(
+        stored.content, media_type=stored.media_type, headers={"X-Content-Type-Options": "nosniff"}
+    )
 
 
 def image_requests(body: ImagesRequest, request_id: str) -> list[GenerateImage]:
@@ -91,7 +108,9 @@ def image_requests(body: ImagesRequest, request_id: str) -> list[GenerateImage]:
         raise _refused(body, str(error), error.param, "invalid_value") from None
 
 
-async def _make_all(serving: ImageServing, body: ImagesRequest, requests: Sequence[GenerateImage]) -> list[tuple[ImageOutput, bytes]]:
+async def _make_all(
+    serving: ImageServing, body: ImagesRequest, requests: Sequence[GenerateImage]
+) -> list[tuple[ImageOutput, bytes]]:
     """Every image and its file; the first that fails ends the others."""
     tasks = [asyncio.create_task(_make(serving, body, request)) for request in requests]
     try:
@@ -102,7 +121,9 @@ async def _make_all(serving: ImageServing, body: ImagesRequest, requests: Sequen
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _make(serving: ImageServing, body: ImagesRequest, request: GenerateImage) -> tuple[ImageOutput, bytes]:
+async def _make(
+    serving: ImageServing, body: ImagesRequest, request: GenerateImage
+) -> tuple[ImageOutput, bytes]:
     metrics, start = serving.metrics, time.monotonic()
     try:
         output = await serving.engine.generate(request)
@@ -112,10 +133,17 @@ async def _make(serving: ImageServing, body: ImagesRequest, request: GenerateIma
             case FinishReason.ERROR if output.code is not None:
                 raise _refused(body, output.error or "", output.param, output.code)
             case FinishReason.ERROR:
-                raise InternalError(f"The engine could not finish the request: {output.error}.", code="engine_error")
+                raise InternalError(
+                    f"The engine could not finish the request: {output.error}.", code="engine_error"
+                )
         # In a thread: compressing takes long enough to hold up other requests.
         file = await asyncio.to_thread(
-            encode_image, output.pixels, output.width, output.height, body.output_format, body.output_compression
+            encode_image,
+            output.pixels,
+            output.width,
+            output.height,
+            body.output_format,
+            body.output_compression,
         )
         metrics.end_to_end.observe(time.monotonic() - start)
         return output, file
@@ -126,13 +154,18 @@ async def _make(serving: ImageServing, body: ImagesRequest, request: GenerateIma
         metrics.requests.inc()
 
 
-def _image(serving: ImageServing, body: ImagesRequest, base_url: str, file: bytes) -> dict[str, Any]:
+def _image(
+    serving: ImageServing, body: ImagesRequest, base_url: str, file: bytes
+) -> dict[str, Any]:
     if body.response_format == "b64_json":
         return {"b64_json": base64.b64encode(file).decode()}
     try:
         name = serving.store.put(file, body.output_format, f"image/{body.output_format}")
     except ValueError as error:
-        message = f"response_format: {error}; ask for b64_json, or start the server with a larger --image-url-memory."
+        message = (
+            f"response_format: {error}; ask for b64_json, or start the server with a larger "
+            "--image-url-memory."
+        )
         raise InvalidRequest(message, param="response_format", code="image_too_large") from None
     return {"url": f"{base_url.rstrip('/')}{OPEN_FOLDER}{name}"}
 

@@ -33,9 +33,19 @@ class _ImageCollector(EngineCollector):
         yield from super().collect()
         stats = self._images.stats
         yield self._counter("num_images", "Images that were made.", stats.images_total)
-        yield self._counter("num_recompiles", "Graphs that were compiled while requests were served.", stats.recompiles_total)
-        seconds = self._counters("stage_seconds", "Time that the engine has spent in each stage.", "stage")
+        yield self._counter(
+            "num_recompiles",
+            "Graphs that were compiled while requests were served.",
+            stats.recompiles_total,
+        )
+        seconds = self._counters(
+            "stage_seconds", "Time that the engine has spent in each stage.", "stage"
+        )
         for stage, total in sorted(stats.stage_seconds_total.items()):
             seconds.add_metric([self._model_name, stage], total)
         yield seconds
-        yield self._gauge("stored_image_bytes", "Memory of the images that can be fetched by their URLs.", self._store.size)
+        yield self._gauge(
+            "stored_image_bytes",
+            "Memory of the images that can be fetched by their URLs.",
+            self._store.size,
+        )

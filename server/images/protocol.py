@@ -1,7 +1,7 @@
 """The request of `POST /v1/images/generations` as it comes over the wire.
 
-Names and meanings are those of https://platform.openai.com/docs/api-reference/images; parameters beyond OpenAI's
-(`num_inference_steps` and the like) are named as in SGLang and diffusers.
+Names and meanings are those of https://platform.openai.com/docs/api-reference/images; parameters
+beyond OpenAI's (`num_inference_steps` and the like) are named as in SGLang and diffusers.
 """
 
 from __future__ import annotations
@@ -32,18 +32,25 @@ def parse_size(value: Any) -> Size:
         return Size(None, None)
     found = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if found is None:
-        raise PydanticCustomError("size", "Input should be a width and a height in pixels, such as 1024x768, or auto")
+        raise PydanticCustomError(
+            "size", "Input should be a width and a height in pixels, such as 1024x768, or auto"
+        )
     return Size(int(found[1]), int(found[2]))
 
 
 def _only_one_frame(value: Any) -> Any:
     if value != 1:
-        raise PydanticCustomError("frames", "this endpoint makes images, of one frame; videos are made by piecework generate")
+        raise PydanticCustomError(
+            "frames",
+            "this endpoint makes images, of one frame; videos are made by piecework generate",
+        )
     return value
 
 
 def _only_guidance(value: Any) -> Any:
-    raise PydanticCustomError("renamed", "send guidance_scale instead: for Qwen-Image it is diffusers' true_cfg_scale")
+    raise PydanticCustomError(
+        "renamed", "send guidance_scale instead: for Qwen-Image it is diffusers' true_cfg_scale"
+    )
 
 
 class ImagesRequest(WireModel):
@@ -52,10 +59,14 @@ class ImagesRequest(WireModel):
     prompt: str
     model: str | None = None
     n: Annotated[Integer, Field(ge=1, le=MAX_IMAGES)] = 1
-    size: Annotated[Size, PlainValidator(parse_size), WithJsonSchema({"type": "string", "default": "auto"})] = Size(None, None)
+    size: Annotated[
+        Size, PlainValidator(parse_size), WithJsonSchema({"type": "string", "default": "auto"})
+    ] = Size(None, None)
     response_format: Literal["b64_json", "url"] = "b64_json"
     output_format: Literal["png", "jpeg", "webp"] = "png"
-    output_compression: Annotated[Integer, Field(ge=0, le=100, description="quality of jpeg and webp")] = 95
+    output_compression: Annotated[
+        Integer, Field(ge=0, le=100, description="quality of jpeg and webp")
+    ] = 95
     user: str | None = None
 
     quality: Annotated[str | None, Field(description="ignored, with a warning")] = None
@@ -63,7 +74,10 @@ class ImagesRequest(WireModel):
     background: Annotated[str | None, Field(description="ignored, with a warning")] = None
     moderation: Annotated[str | None, Field(description="ignored, with a warning")] = None
 
-    seed: Annotated[Seed | None, Field(description="of the first image, the next one's is one more; default: drawn")] = None
+    seed: Annotated[
+        Seed | None,
+        Field(description="of the first image, the next one's is one more; default: drawn"),
+    ] = None
     width: Integer | None = None
     height: Integer | None = None
     negative_prompt: str | None = None
@@ -87,4 +101,6 @@ class ImagesRequest(WireModel):
         """Members that came and change nothing."""
         harmless = {"background": ("auto", "opaque"), "moderation": ("auto",), "quality": ("auto",)}
         names = ("quality", "style", "background", "moderation")
-        return [name for name in names if getattr(self, name) not in (None, *harmless.get(name, ()))]
+        return [
+            name for name in names if getattr(self, name) not in (None, *harmless.get(name, ()))
+        ]

@@ -1,4 +1,6 @@
-"""What `piecework serve` starts for a diffusion pipeline: its engine, its application, and the lines that say so."""
+"""What `piecework serve` starts for a diffusion pipeline: its engine, its application, and the
+lines that say so.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ _ROUTERS = (generations.router, generations.file_router, *COMMON_ROUTERS)
 
 
 def image_service(config: ImageServerConfig, process: subprocess.Popen[bytes]) -> Service:
-    """Called in the event loop that will run it. `process`: an engine process that waits for its job."""
+    """Called in the event loop that will run it. `process`: an engine process that waits for its
+    job.
+    """
     engine = ImageClient(
         config.engine,
         max_queued_requests=config.max_queued_requests,
@@ -45,17 +49,27 @@ def create_image_app(engine: ImageClient, config: ImageServerConfig) -> FastAPI:
     name = config.served_model_name
     store = ImageStore(config.image_url_memory * _MIB, config.image_url_lifetime)
     metrics = ImageMetrics(engine, store, name)
-    return build_app(ImageServing(engine=engine, config=config, metrics=metrics, model_name=name, store=store), _ROUTERS)
+    return build_app(
+        ImageServing(engine=engine, config=config, metrics=metrics, model_name=name, store=store),
+        _ROUTERS,
+    )
 
 
 def image_summary(config: ImageServerConfig, info: DiffusionInfo, port: int, seconds: float) -> str:
     """What is served, with which limits, and a command to try it."""
     url = base_url(config.host, port)
-    size = f"{info.default_size[0]}x{info.default_size[1]}" if info.default_size is not None else "the pipeline's"
+    size = (
+        f"{info.default_size[0]}x{info.default_size[1]}"
+        if info.default_size is not None
+        else "the pipeline's"
+    )
     rows = {
-        "model": f"{info.architecture}, {info.dtype} on {info.device}, weights {info.weight_bytes / _MIB:,.0f} MiB",
-        "default": f"{size} pixels" + (f", {info.default_steps} steps" if info.default_steps is not None else ""),
-        "running limit": f"{info.max_running_requests:,} images side by side, {config.max_queued_requests:,} more may wait",
+        "model": f"{info.architecture}, {info.dtype} on {info.device}, weights "
+        f"{info.weight_bytes / _MIB:,.0f} MiB",
+        "default": f"{size} pixels"
+        + (f", {info.default_steps} steps" if info.default_steps is not None else ""),
+        "running limit": f"{info.max_running_requests:,} images side by side, "
+        f"{config.max_queued_requests:,} more may wait",
     }
     if info.warm_up_seconds:
         rows["warm-up"] = f"{info.warm_up_seconds:.1f} s"

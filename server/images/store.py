@@ -1,4 +1,6 @@
-"""Images that were asked for as URLs, kept in memory until they expire or newer ones need the room."""
+"""Images that were asked for as URLs, kept in memory until they expire or newer ones need the
+room.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,13 @@ class StoredImage(NamedTuple):
 
 
 class ImageStore:
-    """At most `capacity` bytes, each image for `lifetime` seconds. Names cannot be guessed: who knows one may fetch the image."""
+    """At most `capacity` bytes, each image for `lifetime` seconds. Names cannot be guessed: who
+    knows one may fetch the image.
+    """
 
-    def __init__(self, capacity: int, lifetime: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, capacity: int, lifetime: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._capacity = capacity
         self._lifetime = lifetime
         self._clock = clock
@@ -29,9 +35,14 @@ class ImageStore:
         """Bytes held."""
 
     def put(self, content: bytes, extension: str, media_type: str) -> str:
-        """The name under which the image can be fetched. Raises `ValueError` where it is larger than the whole store."""
+        """The name under which the image can be fetched. Raises `ValueError` where it is larger
+        than the whole store.
+        """
         if len(content) > self._capacity:
-            raise ValueError(f"the image has {len(content)} bytes, more than the {self._capacity} that may be kept")
+            raise ValueError(
+                f"the image has {len(content)} bytes, more than the {self._capacity} that may be "
+                "kept"
+            )
         name = f"{secrets.token_urlsafe(24)}.{extension}"
         self._images[name] = StoredImage(content, media_type, self._clock() + self._lifetime)
         self.size += len(content)
@@ -44,7 +55,9 @@ class ImageStore:
         return self._images.get(name)
 
     def _make_room(self) -> None:
-        """Drop what has expired, and the oldest where it is too much; all live equally long, so the oldest expires first."""
+        """Drop what has expired, and the oldest where it is too much; all live equally long, so the
+        oldest expires first.
+        """
         while self._images:
             oldest = next(iter(self._images.values()))
             if self.size <= self._capacity and oldest.expires > self._clock():

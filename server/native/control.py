@@ -45,7 +45,15 @@ async def server_info(serving: ServingDep) -> Response:
     del settings["engine"], settings["api_key"]
     engine = asdict(serving.info)
     stats = asdict(serving.engine.stats)
-    return json_response({**settings, **engine, "version": __version__, "status": serving.engine.state, "internal_states": [stats]})
+    return json_response(
+        {
+            **settings,
+            **engine,
+            "version": __version__,
+            "status": serving.engine.state,
+            "internal_states": [stats],
+        }
+    )
 
 
 @router.post("/flush_cache", responses=answers(CacheFlush, errors=(503,)))
@@ -57,5 +65,9 @@ async def flush_cache(serving: ServingDep) -> Response:
 
 @body_router.post("/abort_request", responses=answers(AbortCount, errors=(400, 413, 415)))
 async def abort_request(body: AbortBody, serving: ServingDep) -> Response:
-    """End one request, with all of its parts, or every request; what they have is delivered with the finish reason `abort`."""
-    return json_response({"aborted": await serving.engine.abort(None if body.abort_all else body.rid)})
+    """End one request, with all of its parts, or every request; what they have is delivered with
+    the finish reason `abort`.
+    """
+    return json_response(
+        {"aborted": await serving.engine.abort(None if body.abort_all else body.rid)}
+    )

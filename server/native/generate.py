@@ -11,16 +11,16 @@ from typing import Any, TypeVar
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ...runtime.tokenizer.output_processor import GenerationOutput, GenerationRequest, TextOptions
 from ...runtime.engine.messages import FinishReason, TokenLogprob
 from ...runtime.sampling.params import SamplingParams
+from ...runtime.tokenizer.output_processor import GenerationOutput, GenerationRequest, TextOptions
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..answers import BODY_ERRORS, answers
+from ..collector import SequenceGroup, Update, generate_all
 from ..http.body import JsonRoute
 from ..limits import check_prompt_logprobs, sampling_params
 from ..openai.logprobs import finite, token_text
 from ..sse import DONE, EventStream, event
-from ..collector import SequenceGroup, Update, generate_all
 from ..state import Serving, ServingDep, json_response
 from .answers import Generated, GeneratedSoFar
 from .protocol import GenerateBody
@@ -30,15 +30,23 @@ T = TypeVar("T")
 _WIRE_NAMES = {"prompt_logprobs": "top_logprobs_num", "logprobs": "top_logprobs_num"}
 
 
-@router.post("/generate", responses=answers(Generated | list[Generated], stream=GeneratedSoFar, errors=BODY_ERRORS))
+@router.post(
+    "/generate",
+    responses=answers(Generated | list[Generated], stream=GeneratedSoFar, errors=BODY_ERRORS),
+)
 @router.put("/generate", include_in_schema=False)
 async def generate(body: GenerateBody, serving: ServingDep) -> Response:
     """Continue one or more prompts."""
     requests = await _generation_requests(serving, body)
-    answers = [_Answer(serving.engine.tokenizer, sequence, with_text=body.return_text_in_logprobs) for sequence in requests]
+    answers = [
+        _Answer(serving.engine.tokenizer, sequence, with_text=body.return_text_in_logprobs)
+        for sequence in requests
+    ]
     single = len(requests) == 1 and not body.batch
     if body.stream:
-        return EventStream(SequenceGroup(serving, requests), _AnswerEvents(answers, single=single), serving.metrics)
+        return EventStream(
+            SequenceGroup(serving, requests), _AnswerEvents(answers, single=single), serving.metrics
+        )
     outputs = await generate_all(serving, requests)
     whole = [answer.add(output) for answer, output in zip(answers, outputs, strict=True)]
     return json_response(whole[0] if single else whole)
@@ -47,14 +55,20 @@ async def generate(body: GenerateBody, serving: ServingDep) -> Response:
 async def _generation_requests(serving: Serving, body: GenerateBody) -> list[GenerationRequest]:
     """The sequences, prompt by prompt. Raises `InvalidRequest`."""
     name = _prompt_name(body)
-    serving.check_room(sum(_nth(body.sampling_params, index).n for index in range(len(body.prompts))), name)
+    serving.check_room(
+        sum(_nth(body.sampling_params, index).n for index in range(len(body.prompts))), name
+    )
     prompts = await serving.prompt_ids(body.prompts, name)
     arrival = time.monotonic()
     requests: list[GenerationRequest] = []
     for index, ids in enumerate(prompts):
         sampling = _nth(body.sampling_params, index)
         params = _sampling_params(serving, body, index, ids)
-        text = TextOptions(stop=sampling.stop, include_stop=sampling.no_stop_trim, skip_special_tokens=sampling.skip_special_tokens)
+        text = TextOptions(
+            stop=sampling.stop,
+            include_stop=sampling.no_stop_trim,
+            skip_special_tokens=sampling.skip_special_tokens,
+        )
         rid = _rid(body, index)
         belongs_to = frozenset({rid, body.rid} if isinstance(body.rid, str) else {rid})
         for sample in range(sampling.n):
@@ -80,17 +94,25 @@ def _prompt_name(body: GenerateBody) -> str:
     return "text" if body.input_ids is None else "input_ids"
 
 
-def _sampling_params(serving: Serving, body: GenerateBody, index: int, ids: list[int]) -> SamplingParams:
+def _sampling_params(
+    serving: Serving, body: GenerateBody, index: int, ids: list[int]
+) -> SamplingParams:
     sampling = _nth(body.sampling_params, index)
     limits, param = serving.limits, _prompt_name(body)
     limits.check_prompt(ids, param)
     limits.check_token_ids(sampling.stop_token_ids, "stop_token_ids")
     limits.check_token_ids(sampling.logit_bias, "logit_bias")
     # Only a length that was asked for must fit; the default gives way to a long prompt.
-    asked, default = (sampling.max_new_tokens, None) if "max_new_tokens" in sampling.model_fields_set else (None, sampling.max_new_tokens)
+    asked, default = (
+        (sampling.max_new_tokens, None)
+        if "max_new_tokens" in sampling.model_fields_set
+        else (None, sampling.max_new_tokens)
+    )
     return sampling_params(
         _WIRE_NAMES,
-        max_new_tokens=limits.completion_tokens(len(ids), asked, default, (param, "max_new_tokens")),
+        max_new_tokens=limits.completion_tokens(
+            len(ids), asked, default, (param, "max_new_tokens")
+        ),
         min_new_tokens=sampling.min_new_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -108,7 +130,9 @@ def _sampling_params(serving: Serving, body: GenerateBody, index: int, ids: list
 
 
 def _logprobs(body: GenerateBody, index: int, prompt_tokens: int) -> dict[str, Any]:
-    """Log-probabilities of the output, and of the prompt from `logprob_start_len` on unless that is -1 or behind its end."""
+    """Log-probabilities of the output, and of the prompt from `logprob_start_len` on unless that is
+    -1 or behind its end.
+    """
     if not _nth(body.return_logprob, index):
         return {}
     top, start = _nth(body.top_logprobs_num, index), _nth(body.logprob_start_len, index)
@@ -135,7 +159,9 @@ def _rid(body: GenerateBody, index: int) -> str:
 class _Answer:
     """One sequence's answer, cumulative as in SGLang: each piece holds all that has come."""
 
-    def __init__(self, tokenizer: Tokenizer, request: GenerationRequest, *, with_text: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, request: GenerationRequest, *, with_text: bool
+    ) -> None:
         self._tokenizer = tokenizer
         self._request = request
         self._with_text = with_text
@@ -170,15 +196,23 @@ class _Answer:
 
     def _add_logprobs(self, output: GenerationOutput) -> None:
         start = self._request.params.prompt_logprobs_start
-        for token_id, entry in zip(self._request.prompt_ids[start:], output.prompt_logprobs or (), strict=False):
-            self._input_logprobs.append(self._triple(token_id, None if entry is None else entry.logprob))
+        for token_id, entry in zip(
+            self._request.prompt_ids[start:], output.prompt_logprobs or (), strict=False
+        ):
+            self._input_logprobs.append(
+                self._triple(token_id, None if entry is None else entry.logprob)
+            )
             self._input_top.append(self._top(entry))
         for entry in output.logprobs or ():
             self._output_logprobs.append(self._triple(entry.token_id, entry.logprob))
             self._output_top.append(self._top(entry))
 
     def _top(self, entry: TokenLogprob | None) -> list[Any] | None:
-        return None if entry is None else [self._triple(token_id, logprob) for token_id, logprob in entry.top]
+        return (
+            None
+            if entry is None
+            else [self._triple(token_id, logprob) for token_id, logprob in entry.top]
+        )
 
     def _triple(self, token_id: int, logprob: float | None) -> list[Any]:
         """SGLang's [log-probability, token id, text or null]."""

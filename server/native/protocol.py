@@ -1,18 +1,42 @@
 """The requests of SGLang's native endpoints as they come over the wire.
 
-Names and meanings are those of https://docs.sglang.io/basic_usage/native_api.html and its sampling parameters.
+Names and meanings are those of https://docs.sglang.io/basic_usage/native_api.html and its sampling
+parameters.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import BeforeValidator, FailFast, Field, GetJsonSchemaHandler, PlainValidator, WithJsonSchema, model_validator
+from pydantic import (
+    BeforeValidator,
+    FailFast,
+    Field,
+    GetJsonSchemaHandler,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from ..limits import MAX_SEQUENCES
-from ..schemas import Count, IdLists, Integer, LogitBias, Priority, Samples, Seed, Stops, Texts, TokenIds, Unsupported, WireModel, disagreement, only
+from ..schemas import (
+    Count,
+    IdLists,
+    Integer,
+    LogitBias,
+    Priority,
+    Samples,
+    Seed,
+    Stops,
+    Texts,
+    TokenIds,
+    Unsupported,
+    WireModel,
+    disagreement,
+    only,
+)
 
 T = TypeVar("T")
 
@@ -56,19 +80,25 @@ def _as_list(value: Any) -> list[Any]:
 class _OneOrEach:
     """In the schema: an entry of the list may stand for all of it."""
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         each = handler(schema)
         return {"anyOf": [each["items"], each]}
 
 
-PerPrompt = Annotated[list[T], FailFast(), Field(max_length=MAX_SEQUENCES), BeforeValidator(_as_list), _OneOrEach()]
+PerPrompt = Annotated[
+    list[T], FailFast(), Field(max_length=MAX_SEQUENCES), BeforeValidator(_as_list), _OneOrEach()
+]
 """One value for all prompts, or a list with one for each."""
 
 
 def _parse_rid(value: Any) -> str | list[str]:
     names = value if isinstance(value, list) else [value]
     if not all(isinstance(name, str) and 0 < len(name) <= 256 for name in names):
-        raise PydanticCustomError("rid_type", "Input should be a string of 1 to 256 characters, or a list of such strings")
+        raise PydanticCustomError(
+            "rid_type", "Input should be a string of 1 to 256 characters, or a list of such strings"
+        )
     return value  # type: ignore[no-any-return]
 
 
@@ -108,11 +138,18 @@ class GenerateBody(WireModel):
         if (self.text is None) == (self.input_ids is None):
             raise disagreement("text", "send either text or input_ids")
         if not self.prompts or not all(self.prompts):
-            raise disagreement("text" if self.input_ids is None else "input_ids", "the prompt, or one of them, is empty; send some text")
+            raise disagreement(
+                "text" if self.input_ids is None else "input_ids",
+                "the prompt, or one of them, is empty; send some text",
+            )
         for name in ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num"):
             if len(getattr(self, name)) not in (1, len(self.prompts)):
-                raise PydanticCustomError("disagreement", "{param} should have one entry for each prompt", {"param": name})
-        if isinstance(self.rid, list) and not len(self.rid) == len(set(self.rid)) == len(self.prompts):
+                raise PydanticCustomError(
+                    "disagreement", "{param} should have one entry for each prompt", {"param": name}
+                )
+        if isinstance(self.rid, list) and not len(self.rid) == len(set(self.rid)) == len(
+            self.prompts
+        ):
             raise disagreement("rid", "rid should have one entry for each prompt, all different")
         return self
 
@@ -120,7 +157,9 @@ class GenerateBody(WireModel):
     def batch(self) -> bool:
         """Whether the answer is a list."""
         return isinstance(self.text, list) or (
-            bool(self.input_ids) and isinstance(self.input_ids, list) and isinstance(self.input_ids[0], list)
+            bool(self.input_ids)
+            and isinstance(self.input_ids, list)
+            and isinstance(self.input_ids[0], list)
         )
 
     @property

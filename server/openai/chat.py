@@ -10,50 +10,77 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from ...runtime.tokenizer.chat_template import ChatTemplateError
 from ...runtime.tokenizer.output_processor import GenerationOutput
-from ...runtime.tokenizer.tokenizer import ChatTemplateError, Tokenizer
+from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..answers import BODY_ERRORS, answers
+from ..collector import SequenceGroup, generate_all
+from ..errors import InvalidRequest
 from ..http.body import JsonRequest, JsonRoute, check_structure
 from ..limits import check_text
-from ..collector import SequenceGroup, generate_all
+from ..sse import ChunkWriter, EventStream
 from ..state import THREAD_FROM, Serving, ServingDep, json_response
 from .answers import ChatCompletion, ChatCompletionChunk
-from ..errors import InvalidRequest
 from .generation import Usage, best, generation_requests, head, new_id, total_usage
 from .logprobs import chat_logprobs
 from .protocol import ChatCompletionRequest, ChatOptions
-from ..sse import ChunkWriter, EventStream
 
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/chat/completions", responses=answers(ChatCompletion, stream=ChatCompletionChunk, errors=BODY_ERRORS))
-async def create_chat_completion(body: ChatCompletionRequest, request: JsonRequest, serving: ServingDep) -> Response:
+@router.post(
+    "/v1/chat/completions",
+    responses=answers(ChatCompletion, stream=ChatCompletionChunk, errors=BODY_ERRORS),
+)
+async def create_chat_completion(
+    body: ChatCompletionRequest, request: JsonRequest, serving: ServingDep
+) -> Response:
     """Answer a conversation."""
     serving.check_model(body.model)
     serving.check_room(body.samples, "n")
-    ids = await chat_ids(serving, body, size=request.size, add_special_tokens=body.add_special_tokens)
+    ids = await chat_ids(
+        serving, body, size=request.size, add_special_tokens=body.add_special_tokens
+    )
     request_id = new_id("chatcmpl")
     requests = generation_requests(serving, body, request_id, [ids])
     tokenizer = serving.engine.tokenizer
     if body.stream:
         start = head(serving, request_id, "chat.completion.chunk")
         group = SequenceGroup(serving, requests)
-        return EventStream(group, _ChatChunks(start, Usage(requests, body.samples), body, tokenizer), serving.metrics)
+        return EventStream(
+            group,
+            _ChatChunks(start, Usage(requests, body.samples), body, tokenizer),
+            serving.metrics,
+        )
     outputs = await generate_all(serving, requests)
-    choices = [_choice(tokenizer, body, index, output) for index, output in enumerate(best(outputs, body.samples, body.n))]
+    choices = [
+        _choice(tokenizer, body, index, output)
+        for index, output in enumerate(best(outputs, body.samples, body.n))
+    ]
     start = head(serving, request_id, "chat.completion")
-    return json_response({**start, "choices": choices, "usage": total_usage(requests, body.samples, outputs)})
+    return json_response(
+        {**start, "choices": choices, "usage": total_usage(requests, body.samples, outputs)}
+    )
 
 
-async def chat_ids(serving: Serving, options: ChatOptions, *, size: int, add_special_tokens: bool, counting: bool = False) -> list[int]:
+async def chat_ids(
+    serving: Serving,
+    options: ChatOptions,
+    *,
+    size: int,
+    add_special_tokens: bool,
+    counting: bool = False,
+) -> list[int]:
     """The token ids of a conversation, by the model's chat template. Raises `InvalidRequest`.
 
     `size`: bytes of the body that it came in. `counting`: it may be longer than the context.
     """
     tokenizer = serving.engine.tokenizer
     if tokenizer.chat_template is None:
-        message = "This model has no chat template: use /v1/completions, or start the server with --chat-template FILE."
+        message = (
+            "This model has no chat template: use /v1/completions, or start the server with "
+            "--chat-template FILE."
+        )
         raise InvalidRequest(message, param="messages", code="no_chat_template")
     render = partial(_render, tokenizer, options)
     try:
@@ -63,12 +90,18 @@ async def chat_ids(serving: Serving, options: ChatOptions, *, size: int, add_spe
         raise InvalidRequest(message, param="messages", code="chat_template_error") from None
     if counting:
         check_text(len(text), "messages")
-    return await serving.encode(text, add_special_tokens=add_special_tokens, param=None if counting else "messages")
+    return await serving.encode(
+        text, add_special_tokens=add_special_tokens, param=None if counting else "messages"
+    )
 
 
 def _render(tokenizer: Tokenizer, options: ChatOptions) -> str:
-    """The prompt. Raises `InvalidRequest` where the template leaves tool calls out, and `ChatTemplateError`."""
-    arguments = (call.function.arguments for message in options.messages for call in message.tool_calls)
+    """The prompt. Raises `InvalidRequest` where the template leaves tool calls out, and
+    `ChatTemplateError`.
+    """
+    arguments = (
+        call.function.arguments for message in options.messages for call in message.tool_calls
+    )
     check_structure("".join(part for part in arguments if isinstance(part, str)).encode())
     messages = [message.for_template() for message in options.messages]
     apply = partial(
@@ -81,12 +114,19 @@ def _render(tokenizer: Tokenizer, options: ChatOptions) -> str:
     return apply(messages)
 
 
-def _check_calls_are_told(messages: list[dict[str, Any]], apply: Callable[[list[dict[str, Any]]], str]) -> None:
-    """Raises `InvalidRequest` unless every call shows in the prompt by a name that occurs nowhere else.
+def _check_calls_are_told(
+    messages: list[dict[str, Any]], apply: Callable[[list[dict[str, Any]]], str]
+) -> None:
+    """Raises `InvalidRequest` unless every call shows in the prompt by a name that occurs nowhere
+    else.
 
     Templates pass over what they do not know.
     """
-    places = {uuid.uuid4().hex: (index, call) for index, message in enumerate(messages) for call in message.get("tool_calls", ())}
+    places = {
+        uuid.uuid4().hex: (index, call)
+        for index, message in enumerate(messages)
+        for call in message.get("tool_calls", ())
+    }
     if not places:
         return
     marked = [{**message} for message in messages]
@@ -98,11 +138,16 @@ def _check_calls_are_told(messages: list[dict[str, Any]], apply: Callable[[list[
     for mark, (index, _) in places.items():
         if mark not in text:
             param = f"messages[{index}].tool_calls"
-            message = f"{param}: the model's chat template leaves tool calls out, so the model would not see them; put them into content."
+            message = (
+                f"{param}: the model's chat template leaves tool calls out, so the model "
+                "would not see them; put them into content."
+            )
             raise InvalidRequest(message, param=param, code="unsupported_by_chat_template")
 
 
-def _choice(tokenizer: Tokenizer, body: ChatCompletionRequest, index: int, output: GenerationOutput) -> dict[str, Any]:
+def _choice(
+    tokenizer: Tokenizer, body: ChatCompletionRequest, index: int, output: GenerationOutput
+) -> dict[str, Any]:
     return {
         "index": index,
         "message": {"role": "assistant", "content": output.text, "refusal": None},
@@ -112,10 +157,16 @@ def _choice(tokenizer: Tokenizer, body: ChatCompletionRequest, index: int, outpu
 
 
 class _ChatChunks(ChunkWriter):
-    """Chunks of a streamed chat completion: for each choice one with the role, those with text, one with the finish reason."""
+    """Chunks of a streamed chat completion: for each choice one with the role, those with text, one
+    with the finish reason.
+    """
 
-    def __init__(self, start: dict[str, Any], usage: Usage, body: ChatCompletionRequest, tokenizer: Tokenizer) -> None:
-        super().__init__(start, usage, include_usage=body.include_usage, continuous_usage=body.continuous_usage)
+    def __init__(
+        self, start: dict[str, Any], usage: Usage, body: ChatCompletionRequest, tokenizer: Tokenizer
+    ) -> None:
+        super().__init__(
+            start, usage, include_usage=body.include_usage, continuous_usage=body.continuous_usage
+        )
         self._tokenizer = tokenizer
         self._wants_logprobs = body.logprobs
         self._begun: set[int] = set()

@@ -10,51 +10,71 @@ from starlette.responses import Response
 
 from ...runtime.tokenizer.output_processor import GenerationOutput
 from ..answers import BODY_ERRORS, answers
-from ..http.body import JsonRoute
 from ..collector import SequenceGroup, generate_all
+from ..http.body import JsonRoute
+from ..sse import ChunkWriter, EventStream
 from ..state import Serving, ServingDep, json_response
 from .answers import Completion, CompletionChunk
 from .generation import Usage, best, generation_requests, head, new_id, total_usage
 from .logprobs import CompletionLogprobs
 from .protocol import CompletionRequest
-from ..sse import ChunkWriter, EventStream
 
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/completions", responses=answers(Completion, stream=CompletionChunk, errors=BODY_ERRORS))
+@router.post(
+    "/v1/completions", responses=answers(Completion, stream=CompletionChunk, errors=BODY_ERRORS)
+)
 async def create_completion(body: CompletionRequest, serving: ServingDep) -> Response:
     """Continue one or more prompts."""
     serving.check_model(body.model)
     serving.check_room(len(body.prompt) * body.samples, "prompt")
-    prompts = await serving.prompt_ids(body.prompt, "prompt", add_special_tokens=body.add_special_tokens)
+    prompts = await serving.prompt_ids(
+        body.prompt, "prompt", add_special_tokens=body.add_special_tokens
+    )
     request_id = new_id("cmpl")
     requests = generation_requests(serving, body, request_id, prompts)
     start = head(serving, request_id, "text_completion")
     choices = [_Choice(serving, body, prompts, index) for index in range(len(prompts) * body.n)]
     if body.stream:
         group = SequenceGroup(serving, requests)
-        return EventStream(group, _CompletionChunks(start, Usage(requests, body.samples), body, choices), serving.metrics)
+        return EventStream(
+            group,
+            _CompletionChunks(start, Usage(requests, body.samples), body, choices),
+            serving.metrics,
+        )
     outputs = await generate_all(serving, requests)
     chosen = best(outputs, body.samples, body.n)
     written = [choice.write(output) for choice, output in zip(choices, chosen, strict=True)]
-    return json_response({**start, "choices": written, "usage": total_usage(requests, body.samples, outputs)})
+    return json_response(
+        {**start, "choices": written, "usage": total_usage(requests, body.samples, outputs)}
+    )
 
 
 class _Choice:
-    """One choice, written whole or piece by piece: with `echo` the prompt comes before the first piece."""
+    """One choice, written whole or piece by piece: with `echo` the prompt comes before the first
+    piece.
+    """
 
-    def __init__(self, serving: Serving, body: CompletionRequest, prompts: Sequence[list[int]], index: int) -> None:
+    def __init__(
+        self, serving: Serving, body: CompletionRequest, prompts: Sequence[list[int]], index: int
+    ) -> None:
         tokenizer = serving.engine.tokenizer
         prompt = body.prompt[index // body.n]
         self._index = index
         self._echoed = ""
         if body.echo:
-            self._echoed = prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=False)
+            self._echoed = (
+                prompt
+                if isinstance(prompt, str)
+                else tokenizer.decode(prompt, skip_special_tokens=False)
+            )
         self._logprobs: CompletionLogprobs | None = None
         if body.logprobs is not None:
             skip = body.skip_special_tokens
-            self._logprobs = CompletionLogprobs(tokenizer, prompts[index // body.n], self._echoed, skip_special_tokens=skip)
+            self._logprobs = CompletionLogprobs(
+                tokenizer, prompts[index // body.n], self._echoed, skip_special_tokens=skip
+            )
 
     def write(self, output: GenerationOutput) -> dict[str, Any]:
         """The choice for what is new."""
@@ -62,23 +82,41 @@ class _Choice:
         return {
             "index": self._index,
             "text": echoed + output.text,
-            "logprobs": None if self._logprobs is None else self._write_logprobs(self._logprobs, output),
+            "logprobs": None
+            if self._logprobs is None
+            else self._write_logprobs(self._logprobs, output),
             "finish_reason": output.finish_reason,
         }
 
-    def _write_logprobs(self, logprobs: CompletionLogprobs, output: GenerationOutput) -> dict[str, Any]:
+    def _write_logprobs(
+        self, logprobs: CompletionLogprobs, output: GenerationOutput
+    ) -> dict[str, Any]:
         return logprobs.write(output.token_ids, output.logprobs or (), output.prompt_logprobs)
 
 
 class _CompletionChunks(ChunkWriter):
-    """Chunks of a streamed completion; the last of a choice carries its last text and its finish reason."""
+    """Chunks of a streamed completion; the last of a choice carries its last text and its finish
+    reason.
+    """
 
-    def __init__(self, start: dict[str, Any], usage: Usage, body: CompletionRequest, choices: Sequence[_Choice]) -> None:
-        super().__init__(start, usage, include_usage=body.include_usage, continuous_usage=body.continuous_usage)
+    def __init__(
+        self,
+        start: dict[str, Any],
+        usage: Usage,
+        body: CompletionRequest,
+        choices: Sequence[_Choice],
+    ) -> None:
+        super().__init__(
+            start, usage, include_usage=body.include_usage, continuous_usage=body.continuous_usage
+        )
         self._choices = choices
         self._wants_tokens = body.logprobs is not None
 
     def choices(self, index: int, output: GenerationOutput) -> list[dict[str, Any]]:
         choice = self._choices[index].write(output)
-        tells = choice["text"] or choice["finish_reason"] is not None or (self._wants_tokens and output.token_ids)
+        tells = (
+            choice["text"]
+            or choice["finish_reason"] is not None
+            or (self._wants_tokens and output.token_ids)
+        )
         return [choice] if tells else []

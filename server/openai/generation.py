@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...runtime.tokenizer.output_processor import GenerationOutput, GenerationRequest, TextOptions
+from ..errors import InvalidRequest
 from ..limits import check_prompt_logprobs, sampling_params
 from ..state import Serving
-from ..errors import InvalidRequest
 from .protocol import ChatCompletionRequest, CompletionRequest
 
 Body = CompletionRequest | ChatCompletionRequest
@@ -32,7 +32,9 @@ def head(serving: Serving, request_id: str, kind: str) -> dict[str, Any]:
     }
 
 
-def generation_requests(serving: Serving, body: Body, request_id: str, prompts: Sequence[list[int]]) -> list[GenerationRequest]:
+def generation_requests(
+    serving: Serving, body: Body, request_id: str, prompts: Sequence[list[int]]
+) -> list[GenerationRequest]:
     """`body.samples` sequences for each prompt, prompt by prompt. Raises `InvalidRequest`."""
     chat = isinstance(body, ChatCompletionRequest)
     param = "messages" if chat else "prompt"
@@ -41,7 +43,11 @@ def generation_requests(serving: Serving, body: Body, request_id: str, prompts: 
     limits.check_token_ids(body.logit_bias, "logit_bias")
     asked, length = _asked_tokens(body)
     default = None if chat else CompletionRequest.model_fields["max_tokens"].default
-    text = TextOptions(stop=body.stop, include_stop=body.include_stop_str_in_output, skip_special_tokens=body.skip_special_tokens)
+    text = TextOptions(
+        stop=body.stop,
+        include_stop=body.include_stop_str_in_output,
+        skip_special_tokens=body.skip_special_tokens,
+    )
     arrival = time.monotonic()
     requests: list[GenerationRequest] = []
     for ids in prompts:
@@ -50,7 +56,11 @@ def generation_requests(serving: Serving, body: Body, request_id: str, prompts: 
         params = sampling_params(_wire_names(body), **_sampling_values(body, max_tokens))
         for sample in range(body.samples):
             # Samples of one prompt differ by their seeds alone.
-            seeded = params if body.seed is None else dataclasses.replace(params, seed=body.seed + sample)
+            seeded = (
+                params
+                if body.seed is None
+                else dataclasses.replace(params, seed=body.seed + sample)
+            )
             rid = f"{request_id}-{len(requests)}"
             requests.append(
                 GenerationRequest(
@@ -68,18 +78,30 @@ def generation_requests(serving: Serving, body: Body, request_id: str, prompts: 
 
 
 def _asked_tokens(body: Body) -> tuple[int | None, str]:
-    """How many tokens the client asked for, None where it left that to the server, and by which parameter."""
+    """How many tokens the client asked for, None where it left that to the server, and by which
+    parameter.
+    """
     asked, name = body.max_completion_tokens, "max_completion_tokens"
     if asked is None:
-        asked, name = body.max_tokens if "max_tokens" in body.model_fields_set else None, "max_tokens"
+        asked, name = (
+            body.max_tokens if "max_tokens" in body.model_fields_set else None,
+            "max_tokens",
+        )
     if asked == 0 and not (isinstance(body, CompletionRequest) and body.echo):
-        raise InvalidRequest(f"{name} must be at least 1; 0 is for echo.", param=name, code="invalid_value")
+        raise InvalidRequest(
+            f"{name} must be at least 1; 0 is for echo.", param=name, code="invalid_value"
+        )
     return asked, name
 
 
 def _wire_names(body: Body) -> dict[str, str]:
     logprobs = "top_logprobs" if isinstance(body, ChatCompletionRequest) else "logprobs"
-    return {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "prompt_logprobs": "logprobs", "logprobs": logprobs}
+    return {
+        "max_new_tokens": "max_tokens",
+        "min_new_tokens": "min_tokens",
+        "prompt_logprobs": "logprobs",
+        "logprobs": logprobs,
+    }
 
 
 def _sampling_values(body: Body, max_tokens: int) -> dict[str, Any]:
@@ -109,7 +131,9 @@ def _sampling_values(body: Body, max_tokens: int) -> dict[str, Any]:
 
 
 def best(outputs: Sequence[GenerationOutput], samples: int, n: int) -> list[GenerationOutput]:
-    """Of each prompt's `samples` outputs the `n` of the highest mean log-probability, best first; all in order where n = samples."""
+    """Of each prompt's `samples` outputs the `n` of the highest mean log-probability, best first;
+    all in order where n = samples.
+    """
     if samples == n:
         return list(outputs)
     chosen: list[GenerationOutput] = []
@@ -149,7 +173,9 @@ class Usage:
         }
 
 
-def total_usage(requests: Sequence[GenerationRequest], samples: int, outputs: Sequence[GenerationOutput]) -> dict[str, Any]:
+def total_usage(
+    requests: Sequence[GenerationRequest], samples: int, outputs: Sequence[GenerationOutput]
+) -> dict[str, Any]:
     """The usage of a whole answer."""
     usage = Usage(requests, samples)
     for index, output in enumerate(outputs):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from ...runtime.tokenizer.detokenizer import Detokenizer
 from ...runtime.engine.messages import TokenLogprob
+from ...runtime.tokenizer.detokenizer import Detokenizer
 from ...runtime.tokenizer.tokenizer import Tokenizer
 
 FLOOR = -9999.0
@@ -35,24 +35,45 @@ def _chat_entry(tokenizer: Tokenizer, entry: TokenLogprob) -> dict[str, Any]:
 
 def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
     token_bytes = tokenizer.token_bytes(token_id)
-    return {"token": token_bytes.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(token_bytes)}
+    return {
+        "token": token_bytes.decode("utf-8", "replace"),
+        "logprob": finite(logprob),
+        "bytes": list(token_bytes),
+    }
 
 
 class CompletionLogprobs:
-    """Writes `logprobs` of one completion choice, piece by piece: `text_offset` counts characters of the choice's text.
+    """Writes `logprobs` of one completion choice, piece by piece: `text_offset` counts characters
+    of the choice's text.
 
     That text begins with `echoed`, which stands for the prompt.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], echoed: str, *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        echoed: str,
+        *,
+        skip_special_tokens: bool,
+    ) -> None:
         self._tokenizer = tokenizer
         self._prompt_ids = prompt_ids
         self._echoed = echoed
-        self._text = Detokenizer(tokenizer, prompt_ids, stop=(), include_stop=False, skip_special_tokens=skip_special_tokens)
+        self._text = Detokenizer(
+            tokenizer,
+            prompt_ids,
+            stop=(),
+            include_stop=False,
+            skip_special_tokens=skip_special_tokens,
+        )
         self._offset = len(echoed)
 
     def write(
-        self, token_ids: Sequence[int], entries: Sequence[TokenLogprob], prompt_entries: Sequence[TokenLogprob | None] | None
+        self,
+        token_ids: Sequence[int],
+        entries: Sequence[TokenLogprob],
+        prompt_entries: Sequence[TokenLogprob | None] | None,
     ) -> dict[str, Any]:
         """The lists for these tokens, behind those of the prompt where it has entries."""
         offsets = []
@@ -61,22 +82,38 @@ class CompletionLogprobs:
             self._offset += len(self._text.push([token_id]).text)
         if prompt_entries is None:
             return self._lists(token_ids, entries, offsets)
-        return self._lists([*self._prompt_ids, *token_ids], [*prompt_entries, *entries], [*self._prompt_offsets(), *offsets])
+        return self._lists(
+            [*self._prompt_ids, *token_ids],
+            [*prompt_entries, *entries],
+            [*self._prompt_offsets(), *offsets],
+        )
 
     def _prompt_offsets(self) -> list[int]:
-        """Where each token of the prompt begins in `echoed`, which lacks what the tokenizer puts around a text."""
-        text = Detokenizer(self._tokenizer, (), stop=(), include_stop=False, skip_special_tokens=False)
+        """Where each token of the prompt begins in `echoed`, which lacks what the tokenizer puts
+        around a text.
+        """
+        text = Detokenizer(
+            self._tokenizer, (), stop=(), include_stop=False, skip_special_tokens=False
+        )
         pieces = [text.push([token_id]).text for token_id in self._prompt_ids]
         added = max(0, "".join(pieces).rfind(self._echoed))
         begins = accumulate(map(len, pieces), initial=-added)
-        return [min(max(begin, 0), len(self._echoed)) for begin, _ in zip(begins, pieces, strict=False)]
+        return [
+            min(max(begin, 0), len(self._echoed)) for begin, _ in zip(begins, pieces, strict=False)
+        ]
 
-    def _lists(self, token_ids: Sequence[int], entries: Sequence[TokenLogprob | None], offsets: list[int]) -> dict[str, Any]:
+    def _lists(
+        self, token_ids: Sequence[int], entries: Sequence[TokenLogprob | None], offsets: list[int]
+    ) -> dict[str, Any]:
         """A token without an entry, the first of a prompt, has null."""
         return {
             "tokens": [token_text(self._tokenizer, token_id) for token_id in token_ids],
-            "token_logprobs": [None if entry is None else finite(entry.logprob) for entry in entries],
-            "top_logprobs": [None if entry is None else self._alternatives(entry) for entry in entries],
+            "token_logprobs": [
+                None if entry is None else finite(entry.logprob) for entry in entries
+            ],
+            "top_logprobs": [
+                None if entry is None else self._alternatives(entry) for entry in entries
+            ],
             "text_offset": offsets,
         }
 

@@ -1,7 +1,7 @@
 """The requests of the OpenAI endpoints as they come over the wire.
 
-Names and meanings are those of https://platform.openai.com/docs/api-reference; parameters beyond OpenAI's (`top_k` and
-the like) are named as in vLLM and SGLang.
+Names and meanings are those of https://platform.openai.com/docs/api-reference; parameters beyond
+OpenAI's (`top_k` and the like) are named as in vLLM and SGLang.
 """
 
 from __future__ import annotations
@@ -11,15 +11,42 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 import pydantic_core
-from pydantic import AfterValidator, FailFast, Field, PlainValidator, ValidationInfo, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    FailFast,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from ..limits import MAX_MESSAGES
-from ..schemas import Count, IdLists, Integer, LogitBias, Priority, Prompts, Samples, Seed, Stops, Texts, TokenIds, Unsupported, WireModel, disagreement, only
+from ..schemas import (
+    Count,
+    IdLists,
+    Integer,
+    LogitBias,
+    Priority,
+    Prompts,
+    Samples,
+    Seed,
+    Stops,
+    Texts,
+    TokenIds,
+    Unsupported,
+    WireModel,
+    disagreement,
+    only,
+)
 
 
 class StreamOptions(WireModel):
-    """`include_usage`: one more chunk with the usage at the end. `continuous_usage_stats`: the usage so far on every chunk."""
+    """`include_usage`: one more chunk with the usage at the end. `continuous_usage_stats`: the
+    usage so far on every chunk.
+    """
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -31,7 +58,10 @@ class ResponseFormat(WireModel):
     @model_validator(mode="after")
     def _only_text(self) -> Self:
         if self.type != "text":
-            raise PydanticCustomError("unsupported_parameter", "this server answers in plain text alone; send the type `text`")
+            raise PydanticCustomError(
+                "unsupported_parameter",
+                "this server answers in plain text alone; send the type `text`",
+            )
         return self
 
 
@@ -40,7 +70,10 @@ class GenerationBody(WireModel):
 
     model: str | None = None
     n: Samples = 1
-    best_of: Annotated[Samples | None, Field(description="sample so many, return the n of the highest mean log-probability")] = None
+    best_of: Annotated[
+        Samples | None,
+        Field(description="sample so many, return the n of the highest mean log-probability"),
+    ] = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     max_completion_tokens: Count | None = None
@@ -81,7 +114,9 @@ class GenerationBody(WireModel):
     stop_regex: Unsupported = None
     no_stop_trim: Annotated[Any, only(remedy="send include_stop_str_in_output instead")] = None
     truncate_prompt_tokens: Annotated[Any, only(remedy="shorten the prompt")] = None
-    prompt_logprobs: Annotated[Any, only(remedy="send echo and logprobs to /v1/completions instead")] = None
+    prompt_logprobs: Annotated[
+        Any, only(remedy="send echo and logprobs to /v1/completions instead")
+    ] = None
     return_token_ids: Unsupported = None
     return_tokens_as_token_ids: Unsupported = None
     return_hidden_states: Unsupported = None
@@ -92,7 +127,9 @@ class GenerationBody(WireModel):
         if self.best_of is not None and self.best_of < self.n:
             raise disagreement("best_of", "best_of must not be smaller than n")
         if self.stream and self.samples > self.n:
-            raise disagreement("best_of", "best_of larger than n cannot be streamed; leave out stream or best_of")
+            raise disagreement(
+                "best_of", "best_of larger than n cannot be streamed; leave out stream or best_of"
+            )
         if self.stream_options is not None and not self.stream:
             raise disagreement("stream_options", "stream_options needs stream to be true")
         return self
@@ -144,22 +181,36 @@ class ToolCall(WireModel):
             with contextlib.suppress(ValueError):
                 found = pydantic_core.from_json(arguments or "{}")
                 arguments = found if isinstance(found, dict) else arguments
-        call = {"type": "function", "function": {"name": self.function.name, "arguments": arguments}}
+        call = {
+            "type": "function",
+            "function": {"name": self.function.name, "arguments": arguments},
+        }
         return call if self.id is None else {"id": self.id, **call}
 
 
 def parse_content(value: Any, info: ValidationInfo) -> str:
-    """A message's text: a string, or content parts that hold text, which are joined by line ends."""
+    """A message's text: a string, or content parts that hold text, which are joined by line
+    ends.
+    """
     by_assistant = info.data.get("role") == "assistant"
     if isinstance(value, str):
         return value
-    if value is None and by_assistant and (info.data.get("tool_calls") or info.data.get("refusal") is not None):
+    if (
+        value is None
+        and by_assistant
+        and (info.data.get("tool_calls") or info.data.get("refusal") is not None)
+    ):
         return ""
     if value is None:
         raise PydanticCustomError("missing", "Field required")
     if not isinstance(value, list):
-        raise PydanticCustomError("content_type", "Input should be a string or a list of content parts")
-    return "\n".join(_part_text(part, index, ("text", "refusal") if by_assistant else ("text",)) for index, part in enumerate(value))
+        raise PydanticCustomError(
+            "content_type", "Input should be a string or a list of content parts"
+        )
+    return "\n".join(
+        _part_text(part, index, ("text", "refusal") if by_assistant else ("text",))
+        for index, part in enumerate(value)
+    )
 
 
 def _part_text(part: Any, index: int, kinds: Sequence[str]) -> str:
@@ -167,35 +218,55 @@ def _part_text(part: Any, index: int, kinds: Sequence[str]) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     text = part.get(kind) if kind in kinds else None
     if not isinstance(text, str):
-        message = "content part {index} is not of type {kinds} with a text; this model reads text alone"
-        raise PydanticCustomError("unsupported_content", message, {"index": index, "kinds": " or ".join(kinds)})
+        message = (
+            "content part {index} is not of type {kinds} with a text; this model reads text alone"
+        )
+        raise PydanticCustomError(
+            "unsupported_content", message, {"index": index, "kinds": " or ".join(kinds)}
+        )
     return text
 
 
 Content = Annotated[
     str,
     PlainValidator(parse_content),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]}),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "object"}},
+                {"type": "null"},
+            ]
+        }
+    ),
 ]
 
 
 def _of_assistant(value: Any, info: ValidationInfo) -> Any:
     if value and info.data.get("role", "assistant") != "assistant":
-        raise PydanticCustomError("not_by_assistant", "only messages of the role assistant have it; leave it out")
+        raise PydanticCustomError(
+            "not_by_assistant", "only messages of the role assistant have it; leave it out"
+        )
     return value
 
 
 class ChatMessage(WireModel):
-    """One message. `developer` is OpenAI's newer name for `system`; `content` may only be left out beside what takes its place."""
+    """One message. `developer` is OpenAI's newer name for `system`; `content` may only be left out
+    beside what takes its place.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     name: str | None = None
-    refusal: Annotated[str | None, Field(description="text of an assistant"), AfterValidator(_of_assistant)] = None
-    tool_calls: Annotated[list[ToolCall], FailFast(), Field(max_length=MAX_MESSAGES), AfterValidator(_of_assistant)] = Field(
-        default_factory=list
-    )
+    refusal: Annotated[
+        str | None, Field(description="text of an assistant"), AfterValidator(_of_assistant)
+    ] = None
+    tool_calls: Annotated[
+        list[ToolCall], FailFast(), Field(max_length=MAX_MESSAGES), AfterValidator(_of_assistant)
+    ] = Field(default_factory=list)
     tool_call_id: str | None = None
-    function_call: Annotated[Any, only(remedy="send tool_calls, of which it is an older form")] = None
+    function_call: Annotated[Any, only(remedy="send tool_calls, of which it is an older form")] = (
+        None
+    )
     audio: Unsupported = None
     content: Annotated[Content, Field(validate_default=True)] = None  # type: ignore[assignment]
 
@@ -207,7 +278,11 @@ class ChatMessage(WireModel):
         }
         optional = {"name": self.name, "tool_call_id": self.tool_call_id}
         message.update({name: value for name, value in optional.items() if value is not None})
-        return {**message, "tool_calls": [call.for_template() for call in self.tool_calls]} if self.tool_calls else message
+        return (
+            {**message, "tool_calls": [call.for_template() for call in self.tool_calls]}
+            if self.tool_calls
+            else message
+        )
 
 
 Messages = Annotated[list[ChatMessage], FailFast(), Field(max_length=MAX_MESSAGES)]
@@ -229,8 +304,15 @@ class ChatOptions(WireModel):
 
     @model_validator(mode="after")
     def _one_ending(self) -> Self:
-        if self.continue_final_message and self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set:
-            raise disagreement("continue_final_message", "continue_final_message and add_generation_prompt exclude each other")
+        if (
+            self.continue_final_message
+            and self.add_generation_prompt
+            and "add_generation_prompt" in self.model_fields_set
+        ):
+            raise disagreement(
+                "continue_final_message",
+                "continue_final_message and add_generation_prompt exclude each other",
+            )
         return self
 
 
@@ -243,20 +325,26 @@ class ChatCompletionRequest(GenerationBody, ChatOptions):
     top_logprobs: Count = 0
     audio: Unsupported = None
     modalities: Annotated[Any, only(["text"])] = None
-    reasoning_effort: Annotated[Any, only(remedy="send what the model's chat template takes in chat_template_kwargs")] = None
+    reasoning_effort: Annotated[
+        Any, only(remedy="send what the model's chat template takes in chat_template_kwargs")
+    ] = None
     thinking_token_budget: Unsupported = None
     verbosity: Annotated[Any, only("medium", remedy="ask for it in a message")] = None
     web_search_options: Any = None
     echo: Annotated[Any, only(remedy="it is for /v1/completions")] = None
     suffix: Unsupported = None
-    add_special_tokens: Annotated[bool, Field(description="beside those of the chat template")] = False
+    add_special_tokens: Annotated[bool, Field(description="beside those of the chat template")] = (
+        False
+    )
 
     @field_validator("web_search_options")
     @classmethod
     def _no_search(cls, value: Any) -> Any:
         # An empty object asks for a search, too.
         if value is not None:
-            raise PydanticCustomError("unsupported_parameter", "this server searches nothing; leave it out")
+            raise PydanticCustomError(
+                "unsupported_parameter", "this server searches nothing; leave it out"
+            )
         return value
 
     @model_validator(mode="after")
@@ -267,7 +355,9 @@ class ChatCompletionRequest(GenerationBody, ChatOptions):
 
 
 class TokenizeRequest(ChatOptions):
-    """Body of `POST /v1/tokenize`: `prompt`, or `messages` as for a chat. A chat template brings its own special tokens."""
+    """Body of `POST /v1/tokenize`: `prompt`, or `messages` as for a chat. A chat template brings
+    its own special tokens.
+    """
 
     model: str | None = None
     prompt: Texts | None = None

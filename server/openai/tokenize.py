@@ -1,4 +1,6 @@
-"""`POST /v1/tokenize` and `/v1/detokenize`, also without `/v1`; the answers hold vLLM's and SGLang's members."""
+"""`POST /v1/tokenize` and `/v1/detokenize`, also without `/v1`; the answers hold vLLM's and
+SGLang's members.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,27 @@ async def tokenize(body: TokenizeRequest, request: JsonRequest, serving: Serving
     serving.check_model(body.model)
     limit = serving.limits.context_length
     if body.prompt is None:
-        ids = await chat_ids(serving, body, size=request.size, add_special_tokens=bool(body.add_special_tokens), counting=True)
+        ids = await chat_ids(
+            serving,
+            body,
+            size=request.size,
+            add_special_tokens=bool(body.add_special_tokens),
+            counting=True,
+        )
         return json_response({"tokens": ids, "count": len(ids), "max_model_len": limit})
     texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     check_text(sum(map(len, texts)), "prompt")
-    tokens = [await serving.encode(text, add_special_tokens=body.add_special_tokens is not False, param=None) for text in texts]
+    tokens = [
+        await serving.encode(
+            text, add_special_tokens=body.add_special_tokens is not False, param=None
+        )
+        for text in texts
+    ]
     if isinstance(body.prompt, str):
         return json_response({"tokens": tokens[0], "count": len(tokens[0]), "max_model_len": limit})
-    return json_response({"tokens": tokens, "count": [len(ids) for ids in tokens], "max_model_len": limit})
+    return json_response(
+        {"tokens": tokens, "count": [len(ids) for ids in tokens], "max_model_len": limit}
+    )
 
 
 @router.post("/v1/detokenize", responses=answers(DetokenizedText, errors=BODY_ERRORS))
@@ -47,10 +62,14 @@ async def detokenize(body: DetokenizeRequest, serving: ServingDep) -> Response:
     lists = cast("list[list[int]]", body.tokens if several else [body.tokens])
     for ids in lists:
         serving.limits.check_token_ids(ids, "tokens")
-    texts = await serving.threads.run(_decode, serving.engine.tokenizer, lists, skip_special_tokens=body.skip_special_tokens)
+    texts = await serving.threads.run(
+        _decode, serving.engine.tokenizer, lists, skip_special_tokens=body.skip_special_tokens
+    )
     whole = texts if several else texts[0]
     return json_response({"text": whole, "prompt": whole})
 
 
-def _decode(tokenizer: Tokenizer, lists: Sequence[list[int]], *, skip_special_tokens: bool) -> list[str]:
+def _decode(
+    tokenizer: Tokenizer, lists: Sequence[list[int]], *, skip_special_tokens: bool
+) -> list[str]:
     return [tokenizer.decode(ids, skip_special_tokens=skip_special_tokens) for ids in lists]

@@ -1,4 +1,6 @@
-"""`GET /docs`: what `/openapi.json` declares, as one page of HTML that needs no script and nothing from elsewhere."""
+"""`GET /docs`: what `/openapi.json` declares, as one page of HTML that needs no script and nothing
+from elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,19 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 router = APIRouter()
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
 _SCHEMAS = "#/components/schemas/"
-_LIMITS = {"minimum": "≥", "maximum": "≤", "exclusiveMinimum": ">", "exclusiveMaximum": "<", "minItems": "items ≥", "maxItems": "items ≤"}
+_LIMITS = {
+    "minimum": "≥",
+    "maximum": "≤",
+    "exclusiveMinimum": ">",
+    "exclusiveMaximum": "<",
+    "minItems": "items ≥",
+    "maxItems": "items ≤",
+}
 _STYLE = """
 :root { color-scheme: light dark }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
@@ -22,7 +34,8 @@ details { border: 1px solid #8884; border-radius: 6px; margin: .5rem 0; padding:
 summary { cursor: pointer }
 code, b { font-family: ui-monospace, monospace }
 table { border-collapse: collapse; width: 100%; margin: .5rem 0 }
-td, th { border-top: 1px solid #8884; padding: .25rem .6rem .25rem 0; text-align: left; vertical-align: top; overflow-wrap: anywhere }
+td, th { border-top: 1px solid #8884; padding: .25rem .6rem .25rem 0; text-align: left;
+  vertical-align: top; overflow-wrap: anywhere }
 """
 
 
@@ -37,13 +50,19 @@ def render(document: dict[str, Any]) -> str:
     info = document["info"]
     title = escape(f"{info['title']} {info['version']}")
     operations = (
-        _operation(path, method, operation) for path, methods in document["paths"].items() for method, operation in methods.items()
+        _operation(path, method, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
     )
     schemas = document.get("components", {}).get("schemas", {})
-    objects = (f'<details id="{escape(name)}"><summary><b>{escape(name)}</b></summary>{_object(schema)}</details>'
-               for name, schema in sorted(schemas.items()))  # fmt: skip
+    objects = (
+        f'<details id="{escape(name)}"><summary><b>{escape(name)}</b></summary>'
+        f"{_object(schema)}</details>"
+        for name, schema in sorted(schemas.items())
+    )
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" '
+        f'content="width=device-width"><title>{title}</title>'
         f"<style>{_STYLE}</style><h1>{title}</h1><p>{escape(info.get('description', ''))}. "
         'For programs: <a href="openapi.json">openapi.json</a>.</p>'
         f"<h2>Endpoints</h2>{''.join(operations)}<h2>Objects</h2>{''.join(objects)}</html>"
@@ -51,28 +70,39 @@ def render(document: dict[str, Any]) -> str:
 
 
 def _operation(path: str, method: str, operation: dict[str, Any]) -> str:
-    key = " A key is needed: <code>Authorization: Bearer KEY</code>." if operation.get("security") else ""
+    key = (
+        " A key is needed: <code>Authorization: Bearer KEY</code>."
+        if operation.get("security")
+        else ""
+    )
     body = operation.get("requestBody", {}).get("content", {}).get("application/json")
     asked = f"<p>Body: {_type(body['schema'])}</p>" if body is not None else ""
     rows = "".join(
-        f"<tr><td><code>{escape(status)}</code><td>{escape(response['description'])}<td>{_content(response)}"
+        f"<tr><td><code>{escape(status)}</code><td>{escape(response['description'])}"
+        f"<td>{_content(response)}"
         for status, response in sorted(operation["responses"].items())
     )
     return (
-        f"<details><summary><b>{method.upper()} {escape(path)}</b> {escape(operation.get('summary', ''))}</summary>"
-        f"<p>{escape(operation.get('description', ''))}{key}</p>{asked}<table>{rows}</table></details>"
+        f"<details><summary><b>{method.upper()} {escape(path)}</b> "
+        f"{escape(operation.get('summary', ''))}</summary>"
+        f"<p>{escape(operation.get('description', ''))}{key}</p>{asked}"
+        f"<table>{rows}</table></details>"
     )
 
 
 def _content(response: dict[str, Any]) -> str:
-    parts = (f"<code>{escape(kind)}</code>: {_type(content['schema'])}" for kind, content in response.get("content", {}).items())
+    parts = (
+        f"<code>{escape(kind)}</code>: {_type(content['schema'])}"
+        for kind, content in response.get("content", {}).items()
+    )
     return "<br>".join(parts)
 
 
 def _object(schema: dict[str, Any]) -> str:
     required = schema.get("required", ())
     rows = "".join(
-        f"<tr><td><code>{escape(name)}</code>{' (required)' if name in required else ''}<td>{_type(member)}<td>{_remarks(member)}"
+        f"<tr><td><code>{escape(name)}</code>{' (required)' if name in required else ''}"
+        f"<td>{_type(member)}<td>{_remarks(member)}"
         for name, member in schema.get("properties", {}).items()
     )
     return f"<p>{escape(schema.get('description', ''))}</p><table>{rows}</table>"

@@ -1,4 +1,6 @@
-"""A small OpenAI-compatible server whose every answer a test scripts; real HTTP on a free port, in a thread of its own."""
+"""A small OpenAI-compatible server whose every answer a test scripts; real HTTP on a free port, in
+a thread of its own.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,14 @@ Body = dict[str, Any]
 
 @dataclass
 class ScriptedServer:
-    """Tests change its fields. A token is a word with the space before it; `reply` gives the text for a prompt.
+    """Tests change its fields. A token is a word with the space before it; `reply` gives the text
+    for a prompt.
 
-    `chunk_bytes`: streams are cut into pieces of this many bytes, wherever that is. `fail`: HTTP status for the n-th generation request,
-    None to answer it; 0 closes the connection. `break_after`: streams end without a word after so many events. `bend` changes each JSON
-    answer or event before it is sent. `leaked_tokens`: what /server_info says that requests hold. `files` are there for download.
+    `chunk_bytes`: streams are cut into pieces of this many bytes, wherever that is. `fail`: HTTP
+    status for the n-th generation request, None to answer it; 0 closes the connection.
+    `break_after`: streams end without a word after so many events. `bend` changes each JSON answer
+    or event before it is sent. `leaked_tokens`: what /server_info says that requests hold. `files`
+    are there for download.
     """
 
     reply: Callable[[Any], str] = lambda prompt: " one two three 4"
@@ -71,21 +76,36 @@ class ScriptedServer:
         return response
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "scripted", "object": "model"}]})
+        return web.json_response(
+            {"object": "list", "data": [{"id": "scripted", "object": "model"}]}
+        )
 
     async def _model_info(self, request: web.Request) -> web.Response:
         return web.json_response({"vocab_size": VOCAB_SIZE, "context_length": self.context_length})
 
     async def _server_info(self, request: web.Request) -> web.Response:
-        state = {"running_requests": self.running, "queued_requests": 0, "kv_tokens_used": self.leaked_tokens, "kv_tokens_cached": 64}
+        state = {
+            "running_requests": self.running,
+            "queued_requests": 0,
+            "kv_tokens_used": self.leaked_tokens,
+            "kv_tokens_cached": 64,
+        }
         return web.json_response({"internal_states": [state]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        lines = [f'vllm:num_requests_running{{engine="0"}} {float(self.running)}', 'vllm:num_requests_waiting{engine="0"} 0.0', "other 7"]
+        lines = [
+            f'vllm:num_requests_running{{engine="0"}} {float(self.running)}',
+            'vllm:num_requests_waiting{engine="0"} 0.0',
+            "other 7",
+        ]
         return web.Response(text="\n".join(lines) + "\n")
 
     async def _file(self, request: web.Request) -> web.Response:
-        return web.Response(text=self.files[request.path]) if request.path in self.files else _error(404, "no such file")
+        return (
+            web.Response(text=self.files[request.path])
+            if request.path in self.files
+            else _error(404, "no such file")
+        )
 
     async def _abort(self, request: web.Request) -> web.Response:
         self.aborted.add((await request.json())["rid"])
@@ -128,7 +148,9 @@ class ScriptedServer:
         await self._write(response, pending + b"data: [DONE]\n\n", flush=True)
         return response
 
-    async def _write(self, response: web.StreamResponse, data: bytes, *, flush: bool = False) -> bytes:
+    async def _write(
+        self, response: web.StreamResponse, data: bytes, *, flush: bool = False
+    ) -> bytes:
         """Send whole pieces; what is left waits for the next event."""
         while len(data) >= self.chunk_bytes or (flush and data):
             await response.write(data[: self.chunk_bytes])
@@ -164,7 +186,16 @@ class Generation:
 
     async def events(self) -> AsyncIterator[Any]:
         if self._path == "/v1/chat/completions":
-            yield {"id": self._id, "choices": [{"index": 0, "finish_reason": None, "delta": {"role": "assistant", "content": ""}}]}
+            yield {
+                "id": self._id,
+                "choices": [
+                    {
+                        "index": 0,
+                        "finish_reason": None,
+                        "delta": {"role": "assistant", "content": ""},
+                    }
+                ],
+            }
         for at in range(len(self._tokens)):
             await asyncio.sleep(self._server.delay)
             if self._id in self._server.aborted:
@@ -182,7 +213,9 @@ class Generation:
         if self._native:
             sequences = [self._sequence(index, self._finish) for index in range(self._n)]
             return sequences[0] if self._n == 1 else sequences
-        choices = [self._choice(index, self._tokens, self._finish, "message") for index in range(self._n)]
+        choices = [
+            self._choice(index, self._tokens, self._finish, "message") for index in range(self._n)
+        ]
         answer = {"id": self._id, "choices": choices}
         return {**answer, "usage": self._usage()} if self._server.usage else answer
 
@@ -200,7 +233,11 @@ class Generation:
             logprobs = {"tokens": tokens, "token_logprobs": [-0.5] * len(tokens)}
             return {**choice, "text": "".join(tokens), "logprobs": logprobs if wants else None}
         entries = [{"token": token, "logprob": -0.5} for token in tokens]
-        return {**choice, member: {"content": "".join(tokens)}, "logprobs": {"content": entries} if wants else None}
+        return {
+            **choice,
+            member: {"content": "".join(tokens)},
+            "logprobs": {"content": entries} if wants else None,
+        }
 
     def _sequence(self, index: int, finish: str | None) -> Any:
         done = self._done[index]
@@ -216,7 +253,11 @@ class Generation:
 
     def _usage(self) -> Body:
         prompt, completion = self._prompt_tokens(), sum(self._done)
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
 
     def _prompt_tokens(self) -> int:
         return len(self._prompt.split()) if isinstance(self._prompt, str) else len(self._prompt)

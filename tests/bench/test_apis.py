@@ -18,15 +18,26 @@ both_ways = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stre
 every_api = pytest.mark.parametrize("api", list(Api))
 
 
-def answer_of(server: ScriptedServer, api: Api, call: GenerationCall, *, timeout: float = 5.0, allow_abort: bool = False) -> Answer:
+def answer_of(
+    server: ScriptedServer,
+    api: Api,
+    call: GenerationCall,
+    *,
+    timeout: float = 5.0,
+    allow_abort: bool = False,
+) -> Answer:
     async def run() -> Answer:
-        async with Client(await resolve(Target(base_url=server.url, api=api, timeout=timeout))) as client:
+        async with Client(
+            await resolve(Target(base_url=server.url, api=api, timeout=timeout))
+        ) as client:
             return await ask(client, call, allow_abort=allow_abort)
 
     return asyncio.run(run())
 
 
-def failure_of(server: ScriptedServer, api: Api, call: GenerationCall, *, timeout: float = 5.0) -> RequestFailed:
+def failure_of(
+    server: ScriptedServer, api: Api, call: GenerationCall, *, timeout: float = 5.0
+) -> RequestFailed:
     with pytest.raises(RequestFailed) as failed:
         answer_of(server, api, call, timeout=timeout)
     return failed.value
@@ -67,7 +78,9 @@ def test_each_event_with_tokens_has_a_time(server: ScriptedServer, api: Api) -> 
     answer = answer_of(server, api, replace(CALL, stream=True))
     assert len(answer.token_times) == 4
     # What the machine does meanwhile can only make them later.
-    assert all(time - answer.sent >= 0.019 * tokens for tokens, time in enumerate(answer.token_times, 1))
+    assert all(
+        time - answer.sent >= 0.019 * tokens for tokens, time in enumerate(answer.token_times, 1)
+    )
     assert sorted(answer.token_times) == answer.token_times
     assert answer.ended >= answer.token_times[-1]
 
@@ -85,11 +98,22 @@ def test_parameters_reach_the_server_under_its_names(server: ScriptedServer, api
     answer_of(server, api, call)
     _, body = server.requests[0]
     sampling = body["sampling_params"] if api is Api.GENERATE else body
-    length, seed = ("max_new_tokens", "sampling_seed") if api is Api.GENERATE else ("max_tokens", "seed")
-    expected: dict[str, Any] = {"stop": ["x", "y"], length: 10, seed: 7, "n": 2, "ignore_eos": True, "temperature": 0.5}
+    length, seed = (
+        ("max_new_tokens", "sampling_seed") if api is Api.GENERATE else ("max_tokens", "seed")
+    )
+    expected: dict[str, Any] = {
+        "stop": ["x", "y"],
+        length: 10,
+        seed: 7,
+        "n": 2,
+        "ignore_eos": True,
+        "temperature": 0.5,
+    }
     assert expected.items() <= sampling.items()
     logprobs = {"completion": {"logprobs": 3}, "chat": {"logprobs": True, "top_logprobs": 3}}
-    assert logprobs.get(api, {"return_logprob": True, "top_logprobs_num": 3}).items() <= body.items()
+    assert (
+        logprobs.get(api, {"return_logprob": True, "top_logprobs_num": 3}).items() <= body.items()
+    )
 
 
 @every_api
@@ -97,7 +121,11 @@ def test_what_is_not_asked_for_is_not_sent(server: ScriptedServer, api: Api) -> 
     """Strict servers refuse parameters that they do not know."""
     answer_of(server, api, CALL)
     _, body = server.requests[0]
-    names = {"text", "sampling_params"} if api is Api.GENERATE else {"model", "max_tokens", "temperature"}
+    names = (
+        {"text", "sampling_params"}
+        if api is Api.GENERATE
+        else {"model", "max_tokens", "temperature"}
+    )
     assert set(body) - {"prompt", "messages"} == names
 
 
@@ -110,7 +138,9 @@ def test_token_ids_are_sent_as_they_are(server: ScriptedServer, api: Api) -> Non
 
 @both_ways
 @every_api
-def test_an_answer_that_the_server_gave_up_is_a_failure(server: ScriptedServer, api: Api, stream: bool) -> None:
+def test_an_answer_that_the_server_gave_up_is_a_failure(
+    server: ScriptedServer, api: Api, stream: bool
+) -> None:
     server.bend = lambda data: _with_finish(data, "abort")
     call = replace(CALL, stream=stream)
     assert failure_of(server, api, call).reason == "given up by the server"
@@ -150,7 +180,14 @@ def _everywhere(**members: Any) -> Any:
         (Api.COMPLETION, False, lambda data: []),
         (Api.COMPLETION, False, lambda data: {**data, "choices": data["choices"] * 2}),
         (Api.COMPLETION, False, lambda data: {**data, "choices": []}),
-        (Api.COMPLETION, False, lambda data: {**data, "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 3}}),
+        (
+            Api.COMPLETION,
+            False,
+            lambda data: {
+                **data,
+                "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 3},
+            },
+        ),
         (Api.COMPLETION, False, _everywhere(index=1)),
         (Api.COMPLETION, True, _everywhere(finish_reason=None)),
         (Api.COMPLETION, True, _everywhere(finish_reason="stop")),
@@ -162,7 +199,9 @@ def _everywhere(**members: Any) -> Any:
         (Api.GENERATE, True, _without("text")),
     ],
 )
-def test_what_is_not_in_the_api_s_form_is_malformed(server: ScriptedServer, api: Api, stream: bool, bend: Any) -> None:
+def test_what_is_not_in_the_api_s_form_is_malformed(
+    server: ScriptedServer, api: Api, stream: bool, bend: Any
+) -> None:
     server.bend = bend
     assert failure_of(server, api, replace(CALL, stream=stream)).reason == "malformed answer"
 
@@ -194,17 +233,24 @@ def test_a_stream_without_its_end_is_a_failure(server: ScriptedServer, api: Api)
 @both_ways
 def test_a_lost_connection_is_a_failure(server: ScriptedServer, stream: bool) -> None:
     server.fail = lambda number: 0
-    assert failure_of(server, Api.COMPLETION, replace(CALL, stream=stream)).reason == "connection lost"
+    assert (
+        failure_of(server, Api.COMPLETION, replace(CALL, stream=stream)).reason == "connection lost"
+    )
 
 
 @both_ways
 def test_a_timeout_is_a_failure(server: ScriptedServer, stream: bool) -> None:
     server.delay = 5.0
-    assert failure_of(server, Api.COMPLETION, replace(CALL, stream=stream), timeout=0.2).reason == "timeout"
+    assert (
+        failure_of(server, Api.COMPLETION, replace(CALL, stream=stream), timeout=0.2).reason
+        == "timeout"
+    )
 
 
 @pytest.mark.parametrize(("keep_alive", "connections"), [(True, 1), (False, 4)])
-def test_connections_are_used_again_unless_told_otherwise(server: ScriptedServer, keep_alive: bool, connections: int) -> None:
+def test_connections_are_used_again_unless_told_otherwise(
+    server: ScriptedServer, keep_alive: bool, connections: int
+) -> None:
     async def ask_four_times() -> None:
         async with Client(Target(base_url=server.url, model="m", keep_alive=keep_alive)) as client:
             for stream in (False, True, False, True):
@@ -227,7 +273,9 @@ def test_the_model_is_the_one_asked_for_or_the_first_listed(server: ScriptedServ
     assert asyncio.run(resolve(Target(base_url=server.url, api=Api.GENERATE))).model is None
 
 
-def test_a_server_that_cannot_be_used_is_told_in_one_line(server: ScriptedServer, nobody: str) -> None:
+def test_a_server_that_cannot_be_used_is_told_in_one_line(
+    server: ScriptedServer, nobody: str
+) -> None:
     assert nobody in unusable(base_url=nobody)
     server.key = "secret"
     assert "--api-key" in unusable(base_url=server.url)

@@ -1,4 +1,6 @@
-"""The attacks' own parts: what is sent is the same for a seed and asks for little work; what is seen of a server is what happened."""
+"""The attacks' own parts: what is sent is the same for a seed and asks for little work; what is
+seen of a server is what happened.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from piecework.cli import bench_attack as attack_flags
 from piecework.bench.attack import NAMES, AttackSettings, Outcome
 from piecework.bench.attack_watch import Seen, Watcher, server_process
 from piecework.bench.fuzz_bodies import IMAGE_SEEDS, TEXT_SEEDS, FuzzRequest, fuzz_request, modest
+from piecework.cli.bench import attack as attack_flags
 from piecework.cli.main import main
 
 SLEEPY = """
@@ -37,8 +39,12 @@ server.serve_forever()
 
 @pytest.fixture
 def sleepy() -> Iterator[int]:
-    """The port of a server that answers one request at a time; `/swell` takes it a second and 80 MB."""
-    with subprocess.Popen([sys.executable, "-c", SLEEPY], stdout=subprocess.PIPE, text=True) as process:
+    """The port of a server that answers one request at a time; `/swell` takes it a second and 80
+    MB.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", SLEEPY], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         yield int(process.stdout.readline())
         process.kill()
@@ -78,14 +84,24 @@ def test_a_server_that_is_gone_is_a_failure() -> None:
         (Seen(polls=9, worst_wait=0.6), [], "/health took 0.60 s"),
         (Seen(polls=9, failures=1), [], "/health failed 1 of 9 times"),
         (Seen(memory=[(100, 1000), (300, 1150), (100, 1000)]), [], "memory grew by 350 MB"),
-        (Seen(memory=[(0, float(at)) for at in range(200)]), [], "memory does not stay flat: +100 MB"),
+        (
+            Seen(memory=[(0, float(at)) for at in range(200)]),
+            [],
+            "memory does not stay flat: +100 MB",
+        ),
         (Seen(), ["500 to POST /generate"], "500 to POST /generate"),
     ],
 )
 def test_a_goal_that_is_missed_is_told(seen: Seen, problems: list[str], reason: str | None) -> None:
-    outcome = Outcome(name="fuzz", about="", seconds=1.0, answers=Counter(), problems=problems, seen=seen)
+    outcome = Outcome(
+        name="fuzz", about="", seconds=1.0, answers=Counter(), problems=problems, seen=seen
+    )
     missed = outcome.missed(AttackSettings())
-    assert missed == [] if reason is None else len(missed) == 1 and missed[0].startswith(f"fuzz: {reason}")
+    assert (
+        missed == []
+        if reason is None
+        else len(missed) == 1 and missed[0].startswith(f"fuzz: {reason}")
+    )
 
 
 def test_the_flags_name_every_attack() -> None:
@@ -101,7 +117,9 @@ def test_a_seed_names_its_requests() -> None:
     assert fuzz_request(IMAGE_SEEDS, 1, 5) == fuzz_request(IMAGE_SEEDS, 1, 5)
 
 
-def test_the_campaign_reaches_every_endpoint_with_bodies_that_are_valid_json_and_that_are_not() -> None:
+def test_the_campaign_reaches_every_endpoint_with_bodies_that_are_valid_json_and_that_are_not() -> (
+    None
+):
     made = requests(3)
     assert {request.path for request in made} >= set(TEXT_SEEDS)
     broken = [not is_json(request.body) for request in made if request.body is not None]
@@ -121,22 +139,36 @@ def test_no_request_of_the_campaign_asks_for_much_work() -> None:
     def lengths(value: Any) -> Iterator[float]:
         if isinstance(value, dict):
             yield from (
-                value[name] for name in ("max_tokens", "max_new_tokens", "n", "best_of") if isinstance(value.get(name), int | float)
+                value[name]
+                for name in ("max_tokens", "max_new_tokens", "n", "best_of")
+                if isinstance(value.get(name), int | float)
             )
-        for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        for one in (
+            value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        ):
             yield from lengths(one)
 
-    bodies = [json.loads(request.body) for request in requests(4) if request.body is not None and is_json(request.body)]
+    bodies = [
+        json.loads(request.body)
+        for request in requests(4)
+        if request.body is not None and is_json(request.body)
+    ]
     found = [length for body in bodies for length in lengths(body)]
     assert not [length for length in found if 16 < length <= 2**20]
     assert modest({"prompt": "x"}) == {"prompt": "x", "max_tokens": 4}
-    assert modest({"text": "x", "sampling_params": {"n": 100}}) == {"text": "x", "sampling_params": {"n": 4, "max_new_tokens": 4}}
+    assert modest({"text": "x", "sampling_params": {"n": 100}}) == {
+        "text": "x",
+        "sampling_params": {"n": 4, "max_new_tokens": 4},
+    }
 
 
 @pytest.mark.parametrize(
     ("argv", "error"),
     [
-        (["--base-url", "http://192.0.2.1:30000"], "is not this machine; --allow-other-hosts attacks it, if it is yours"),
+        (
+            ["--base-url", "http://192.0.2.1:30000"],
+            "is not this machine; --allow-other-hosts attacks it, if it is yours",
+        ),
         (["--base-url", "http://0.0.0.0:30000"], "is not this machine"),
         (["--base-url", "http://no-such-host.invalid"], "there is no such host"),
         (["--attacks", "fuzz,nap"], "there is no attack 'nap'; there are vanishing-numbers, "),
@@ -144,7 +176,9 @@ def test_no_request_of_the_campaign_asks_for_much_work() -> None:
         (["--base-url", "http://127.0.0.1:9"], "no server answers at"),
     ],
 )
-def test_what_cannot_be_attacked_is_one_line(argv: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_attacked_is_one_line(
+    argv: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     try:
         code: Any = main(["bench", "attack", *argv])
     except SystemExit as ended:

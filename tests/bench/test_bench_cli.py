@@ -1,4 +1,6 @@
-"""The command lines of `piecework bench`: flags reach the measurement, help teaches, mistakes are one line."""
+"""The command lines of `piecework bench`: flags reach the measurement, help teaches, mistakes are
+one line.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +15,22 @@ from pathlib import Path
 import pytest
 from scripted_server import ScriptedServer
 
-from piecework.cli.bench import add_bench_parsers
+from piecework.cli.bench import add_measurements
 from piecework.cli.flags import ArgumentParser
 
 COMMANDS = ["gsm8k", "serving", "soak"]
 PARSE = (
     "import sys\n"
-    "from piecework.cli.bench import add_bench_parsers\n"
+    "from piecework.cli.bench import add_measurements\n"
     "from piecework.cli.flags import ArgumentParser\n"
     "parser = ArgumentParser()\n"
-    "add_bench_parsers(parser.add_subparsers())\n"
+    "add_measurements(parser.add_subparsers())\n"
 )
 
 
 def bench(*argv: str) -> int:
     parser = ArgumentParser(prog="piecework bench")
-    add_bench_parsers(parser.add_subparsers(required=True))
+    add_measurements(parser.add_subparsers(required=True))
     arguments = parser.parse_args(argv)
     code: int = arguments.func(arguments)
     return code
@@ -54,8 +56,22 @@ def questions(tmp_path: Path) -> str:
 
 
 def test_gsm8k(server: ScriptedServer, questions: str, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--num-shots", "2", "--num-questions", "5", "--max-new-tokens", "9", "--parallel", "3", "--data-path", questions]
-    assert bench("gsm8k", "--base-url", f"{server.url}/v1", "--api", "chat", "--model", "mine", *flags) == 0
+    flags = [
+        "--num-shots",
+        "2",
+        "--num-questions",
+        "5",
+        "--max-new-tokens",
+        "9",
+        "--parallel",
+        "3",
+        "--data-path",
+        questions,
+    ]
+    assert (
+        bench("gsm8k", "--base-url", f"{server.url}/v1", "--api", "chat", "--model", "mine", *flags)
+        == 0
+    )
     printed = capsys.readouterr()
     assert printed.out.startswith("Accuracy: 1.000\nInvalid: 0.000\nLatency: ")
     assert "\r" not in printed.err
@@ -65,13 +81,34 @@ def test_gsm8k(server: ScriptedServer, questions: str, capsys: pytest.CaptureFix
     assert body["messages"][0]["content"].count("Question: How many?\nAnswer:") == 3
 
 
-def test_gsm8k_compares(server: ScriptedServer, questions: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench("gsm8k", "--base-url", server.url, "--compare", server.url, "--data-path", questions) == 0
-    assert "Accuracy difference: +0.0000, standard error 0.0000 (paired, 7 questions" in capsys.readouterr().out
+def test_gsm8k_compares(
+    server: ScriptedServer, questions: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        bench("gsm8k", "--base-url", server.url, "--compare", server.url, "--data-path", questions)
+        == 0
+    )
+    assert (
+        "Accuracy difference: +0.0000, standard error 0.0000 (paired, 7 questions"
+        in capsys.readouterr().out
+    )
 
 
-def test_serving(server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    load = ["--num-prompts", "6", "--request-rate", "200", "--max-concurrency", "2", "--num-warmups", "0", "--seed", "5"]
+def test_serving(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = [
+        "--num-prompts",
+        "6",
+        "--request-rate",
+        "200",
+        "--max-concurrency",
+        "2",
+        "--num-warmups",
+        "0",
+        "--seed",
+        "5",
+    ]
     prompts = [
         "--dataset",
         "shared-prefix",
@@ -86,23 +123,62 @@ def test_serving(server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureF
     ]
     out = tmp_path / "out.json"
     assert (
-        bench("serving", "--base-url", server.url, *load, *prompts, "--vocab-size", "90", "--ignore-eos", "--no-stream", "--json", str(out))
+        bench(
+            "serving",
+            "--base-url",
+            server.url,
+            *load,
+            *prompts,
+            "--vocab-size",
+            "90",
+            "--ignore-eos",
+            "--no-stream",
+            "--json",
+            str(out),
+        )
         == 0
     )
     told = json.loads(out.read_text())
-    assert (told["completed"], told["prompt_tokens"], told["output_tokens"], told["request_rate"]) == (6, 60, 18, "200.0")
+    assert (
+        told["completed"],
+        told["prompt_tokens"],
+        told["output_tokens"],
+        told["request_rate"],
+    ) == (6, 60, 18, "200.0")
     bodies = [body for _, body in server.requests]
     assert len({tuple(body["prompt"][:4]) for body in bodies}) == 1
-    assert all(body["ignore_eos"] and "stream" not in body and max(body["prompt"]) < 90 for body in bodies)
+    assert all(
+        body["ignore_eos"] and "stream" not in body and max(body["prompt"]) < 90 for body in bodies
+    )
     printed = capsys.readouterr()
     assert "TTFT" in printed.out and "\r" not in printed.err
 
 
 @pytest.mark.parametrize(("api", "kind"), [("completion", list), ("generate", list), ("chat", str)])
-def test_random_prompts_are_token_ids_where_the_api_takes_them(server: ScriptedServer, api: str, kind: type) -> None:
-    assert bench("serving", "--base-url", server.url, "--api", api, "--num-prompts", "1", "--random-input-len", "5") == 0
+def test_random_prompts_are_token_ids_where_the_api_takes_them(
+    server: ScriptedServer, api: str, kind: type
+) -> None:
+    assert (
+        bench(
+            "serving",
+            "--base-url",
+            server.url,
+            "--api",
+            api,
+            "--num-prompts",
+            "1",
+            "--random-input-len",
+            "5",
+        )
+        == 0
+    )
     body = server.requests[0][1]
-    assert isinstance(body["messages"][0]["content"] if api == "chat" else body.get("prompt") or body["input_ids"], kind)
+    assert isinstance(
+        body["messages"][0]["content"]
+        if api == "chat"
+        else body.get("prompt") or body["input_ids"],
+        kind,
+    )
 
 
 def test_soak(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,8 +195,30 @@ def test_soak(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> Non
         "--max-new-tokens",
         "4",
     ]
-    checks = ["--verify", "2", "--max-mismatches", "0", "--settle-seconds", "1", "--max-memory-growth", "500"]
-    assert bench("soak", "--base-url", server.url, "--num-requests", "12", "--concurrency", "3", *mix, *checks) == 0
+    checks = [
+        "--verify",
+        "2",
+        "--max-mismatches",
+        "0",
+        "--settle-seconds",
+        "1",
+        "--max-memory-growth",
+        "500",
+    ]
+    assert (
+        bench(
+            "soak",
+            "--base-url",
+            server.url,
+            "--num-requests",
+            "12",
+            "--concurrency",
+            "3",
+            *mix,
+            *checks,
+        )
+        == 0
+    )
     assert len(server.requests) == 12 + 2 + 1
     assert {path for path, _ in server.requests} == {"/v1/completions", "/generate"}
     printed = capsys.readouterr()
@@ -130,7 +228,9 @@ def test_soak(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_key_goes_with_every_request(server: ScriptedServer, questions: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_key_goes_with_every_request(
+    server: ScriptedServer, questions: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     server.key, server.reply = "secret", lambda prompt: "A B C"
     flags = {
         "gsm8k": ["--data-path", questions],
@@ -142,7 +242,9 @@ def test_the_key_goes_with_every_request(server: ScriptedServer, questions: str,
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_server_that_is_not_there(nobody: str, questions: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_is_not_there(
+    nobody: str, questions: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = ["--data-path", questions] if command == "gsm8k" else []
     error = error_of(capsys, command, "--base-url", nobody, *flags)
     assert f"no server answers at {nobody}" in error and "Traceback" not in error
@@ -153,7 +255,10 @@ def test_a_server_that_is_not_there(nobody: str, questions: str, command: str, c
     [
         (["gsm8k", "--data-path", "/nowhere.jsonl"], "--data-path /nowhere.jsonl: No such file"),
         (["gsm8k", "--base-url", "localhost"], "no URL of a server"),
-        (["gsm8k", "--json", "/nowhere/out.json"], "--json /nowhere/out.json: there is no such folder"),
+        (
+            ["gsm8k", "--json", "/nowhere/out.json"],
+            "--json /nowhere/out.json: there is no such folder",
+        ),
         (["gsm8k", "--parallel", "0"], "--parallel: '0' should be a whole number, at least 1"),
         (["gsm8k", "--api", "grpc"], "--api"),
         (["serving", "--request-rate", "-3"], "requests a second, above 0, or inf"),
@@ -166,7 +271,9 @@ def test_a_server_that_is_not_there(nobody: str, questions: str, command: str, c
         (["soak", "--server-pid", "999999999"], "--server-pid 999999999: there is no such process"),
     ],
 )
-def test_mistakes_are_one_line(argv: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(
+    argv: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert error in error_of(capsys, *argv)
 
 
@@ -181,20 +288,33 @@ def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_parser_needs_no_heavy_import() -> None:
-    heavy = "{'aiohttp', 'numpy', 'torch', 'tqdm', 'psutil', 'msgspec', 'fastapi', 'prometheus_client', 'urllib.request'}"
+    heavy = (
+        "{'aiohttp', 'numpy', 'torch', 'tqdm', 'psutil', 'msgspec', 'fastapi', "
+        "'prometheus_client', 'urllib.request'}"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", PARSE + f"print(sorted({heavy} & set(sys.modules)))"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", PARSE + f"print(sorted({heavy} & set(sys.modules)))"],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.stdout == "[]\n", done.stderr
 
 
 def test_an_interrupt_ends_it_at_once(server: ScriptedServer) -> None:
     server.delay = 30.0
-    code = PARSE + "arguments = parser.parse_args(sys.argv[1:])\ntry: arguments.func(arguments)\nexcept KeyboardInterrupt: sys.exit(130)\n"
+    code = (
+        PARSE
+        + "arguments = parser.parse_args(sys.argv[1:])\ntry: arguments.func(arguments)\nexcept "
+        "KeyboardInterrupt: sys.exit(130)\n"
+    )
     argv = ["serving", "--base-url", server.url, "--num-prompts", "4", "--num-warmups", "0"]
-    # A shell starts what runs in the background with SIGINT ignored, and so its children; here it is to be heard.
+    # A shell starts what runs in the background with SIGINT ignored, and so its children; here it
+    # is to be heard.
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen([sys.executable, "-c", code, *argv], stderr=subprocess.PIPE, preexec_fn=heard) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *argv], stderr=subprocess.PIPE, preexec_fn=heard
+    ) as process:
         end = time.monotonic() + 30
         while server.running < 4 and time.monotonic() < end:
             time.sleep(0.02)

@@ -1,4 +1,6 @@
-"""The GPU suite's ops with several versions of them: each is timed and checked at what it takes, and one that fails is told."""
+"""The GPU suite's ops with several versions of them: each is timed and checked at what it takes,
+and one that fails is told.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ class ManyVersions(RecordingPlatform):
     """Its graphs record what is launched."""
 
     def op_versions(self) -> Mapping[str, Any]:
-        libraries = {"sgl-kernel": library_ops_standin.sgl_kernel(), "flashinfer": library_ops_standin.flashinfer()}
+        libraries = {
+            "sgl-kernel": library_ops_standin.sgl_kernel(),
+            "flashinfer": library_ops_standin.flashinfer(),
+        }
         return {"torch": reference, **libraries, "broken": SimpleNamespace(silu_and_mul=fails)}
 
 
@@ -42,7 +47,9 @@ def test_each_version_is_timed_at_what_it_takes(monkeypatch: pytest.MonkeyPatch)
         "gated activation": ["torch", "sgl-kernel", "flashinfer"],
         "rotation": ["torch"],
     }
-    assert list(measured["errors"]) == [f"gated activation, {tokens} tokens, broken" for tokens in (1, 16)]
+    assert list(measured["errors"]) == [
+        f"gated activation, {tokens} tokens, broken" for tokens in (1, 16)
+    ]
     assert platform.captures > 0 and platform.replays > platform.captures
     (norm,) = (row for row in measured["rows"] if row["op"] == "norm" and row["tokens"] == 16)
     assert norm["bytes"] == 2 * 16 * 64 * 2
@@ -51,7 +58,9 @@ def test_each_version_is_timed_at_what_it_takes(monkeypatch: pytest.MonkeyPatch)
 def test_each_version_is_checked_at_what_it_takes() -> None:
     checks = {check.name: check for check in _op_checks(ManyVersions())}
     assert {name for name, check in checks.items() if not check.ok} == {
-        f"silu_and_mul, {tokens} tokens, torch.{dtype}, broken" for tokens in (1, 33) for dtype in ("float32", "bfloat16")
+        f"silu_and_mul, {tokens} tokens, torch.{dtype}, broken"
+        for tokens in (1, 33)
+        for dtype in ("float32", "bfloat16")
     }
     for name in ("rms_norm", "silu_and_mul"):
         assert f"{name}, 33 tokens, torch.bfloat16, sgl-kernel" in checks

@@ -1,4 +1,6 @@
-"""The GPU suite, run on a CPU with tiny shapes: every part reports, and one that fails holds up no other."""
+"""The GPU suite, run on a CPU with tiny shapes: every part reports, and one that fails holds up no
+other.
+"""
 
 from __future__ import annotations
 
@@ -28,28 +30,66 @@ from piecework.kernels.cpu.platform import CpuPlatform
 
 def suite(output: Path, *flags: str, timeout: float = 250.0) -> tuple[int, dict[str, Any], str]:
     """Exit code, the JSON that was written, and the Markdown beside it."""
-    command = [sys.executable, "-m", "piecework.bench.gpu_suite", "--device", "cpu", "--tiny", "--output", str(output), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    command = [
+        sys.executable,
+        "-m",
+        "piecework.bench.gpu_suite",
+        "--device",
+        "cpu",
+        "--tiny",
+        "--output",
+        str(output),
+        *flags,
+    ]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     (written,) = output.glob("*.json")
     return done.returncode, json.loads(written.read_text()), written.with_suffix(".md").read_text()
 
 
 def page_of(results: dict[str, Any], scale: str = "x") -> str:
-    about = dict.fromkeys(("device", "date", "python", "torch", "cuda", "triton", "piecework"), "x") | {"scale": scale}
-    return markdown({"about": about, "parts": {name: {"ok": True, "seconds": 1.0, "result": result} for name, result in results.items()}})
+    about = dict.fromkeys(
+        ("device", "date", "python", "torch", "cuda", "triton", "piecework"), "x"
+    ) | {"scale": scale}
+    return markdown(
+        {
+            "about": about,
+            "parts": {
+                name: {"ok": True, "seconds": 1.0, "result": result}
+                for name, result in results.items()
+            },
+        }
+    )
 
 
 def test_parts_report(tmp_path: Path) -> None:
-    code, report, page = suite(tmp_path, "--parts", "attention,prefill_off,decode_full,load_off,load_no_overlap")
+    code, report, page = suite(
+        tmp_path, "--parts", "attention,prefill_off,decode_full,load_off,load_no_overlap"
+    )
     parts = report["parts"]
     assert code == 0 and all(part["ok"] for part in parts.values())
     measured = parts["attention"]["result"]["rows"]
-    assert len(measured) == 5 and all(row["native"] > 0 and row["torch"] > 0 for row in measured.values())
+    assert len(measured) == 5 and all(
+        row["native"] > 0 and row["torch"] > 0 for row in measured.values()
+    )
     assert "## Attention of one layer (ms)" in page and "| step | native | torch |" in page
     assert [row["tokens"] for row in parts["prefill_off"]["result"]["rows"]] == [16, 32]
-    assert all(row["ms"] > 0 and row["flops"] > 0 and not row["replayed"] for row in parts["prefill_off"]["result"]["rows"])
-    assert all(row["replayed"] and row["bytes"] > 0 for row in parts["decode_full"]["result"]["rows"])
-    assert parts["load_off"]["result"]["output_tokens_per_second"] > 0 and parts["load_off"]["result"]["cached_share"] > 0.5
+    assert all(
+        row["ms"] > 0 and row["flops"] > 0 and not row["replayed"]
+        for row in parts["prefill_off"]["result"]["rows"]
+    )
+    assert all(
+        row["replayed"] and row["bytes"] > 0 for row in parts["decode_full"]["result"]["rows"]
+    )
+    assert (
+        parts["load_off"]["result"]["output_tokens_per_second"] > 0
+        and parts["load_off"]["result"]["cached_share"] > 0.5
+    )
     assert parts["load_no_overlap"]["result"]["overlapped_steps"] == 0
     assert "| batch | full |" in page
 
@@ -59,12 +99,17 @@ def test_what_cannot_run_on_this_machine_is_left_out(tmp_path: Path) -> None:
     code, report, page = suite(tmp_path, "--parts", "prefill_breakable")
     assert code == 0
     assert report["parts"]["prefill_breakable"].keys() == {"ok", "seconds", "left_out"}
-    assert "| prefill_breakable | left out: cpu records no graphs |" in page and "failed" not in page
+    assert (
+        "| prefill_breakable | left out: cpu records no graphs |" in page and "failed" not in page
+    )
 
 
 @pytest.mark.parametrize(
     ("module", "part", "package"),
-    [(gpu_diffusion, partial(gpu_diffusion.diffusion, False), "diffusers"), (gpu_peer, gpu_peer.load_vllm, "vllm")],
+    [
+        (gpu_diffusion, partial(gpu_diffusion.diffusion, False), "diffusers"),
+        (gpu_peer, gpu_peer.load_vllm, "vllm"),
+    ],
 )
 def test_parts_that_need_an_absent_package_are_left_out(
     module: ModuleType, part: Part, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -76,7 +121,9 @@ def test_parts_that_need_an_absent_package_are_left_out(
 
 def test_a_failing_part_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packages = stand_in(tmp_path, "raise ImportError('built for another torch')")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(packages), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(packages), os.environ.get("PYTHONPATH", "")])
+    )
     code, report, page = suite(tmp_path / "out", "--parts", "load_vllm,floors")
     assert code == 1 and [part["ok"] for part in report["parts"].values()] == [False, True]
     assert "built for another torch" in report["parts"]["load_vllm"]["error"]
@@ -90,11 +137,15 @@ def test_vllm_gets_the_same_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     finally:
         sys.modules.pop("vllm", None)
     assert result["finished"] == TINY.num_requests and result["cached_share"] == 0.0
-    assert round(result["output_tokens_per_second"] * result["seconds"]) == TINY.num_requests * TINY.output_len
+    assert (
+        round(result["output_tokens_per_second"] * result["seconds"])
+        == TINY.num_requests * TINY.output_len
+    )
 
 
 VLLM = '''
-"""Takes what vLLM 0.32's constructor, parameters and `generate` take, by name, of what the suite uses; answers with zeros."""
+"""Takes what vLLM 0.32's constructor, parameters and `generate` take, by name,
+of what the suite uses; answers with zeros."""
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -112,17 +163,16 @@ class LLM:
         self, model, *, skip_tokenizer_init=False, dtype="auto",
         load_format="auto", max_model_len=None, max_num_seqs=None, enable_prefix_caching=None,
     ):
-        assert (Path(model) / "config.json").exists() and load_format == "dummy" and skip_tokenizer_init and enable_prefix_caching
+        assert (Path(model) / "config.json").exists() and load_format == "dummy"
+        assert skip_tokenizer_init and enable_prefix_caching
         self.beginnings = set()
 
     def generate(self, prompts, sampling_params=None, *, use_tqdm=True):
         ids = [prompt["prompt_token_ids"] for prompt in prompts]
         hits = [tuple(prompt[:600]) in self.beginnings for prompt in ids]
         self.beginnings |= {tuple(prompt[:600]) for prompt in ids}
-        return [
-            SimpleNamespace(outputs=[SimpleNamespace(token_ids=[0] * sampling_params.max_tokens)], num_cached_tokens=600 * hit)
-            for hit in hits
-        ]
+        zeros = SimpleNamespace(token_ids=[0] * sampling_params.max_tokens)
+        return [SimpleNamespace(outputs=[zeros], num_cached_tokens=600 * hit) for hit in hits]
 
     def reset_prefix_cache(self):
         self.beginnings.clear()
@@ -139,20 +189,34 @@ def stand_in(folder: Path, text: str) -> Path:
 
 def test_transformers_gets_the_same_load(tmp_path: Path) -> None:
     result = gpu_peer.load_transformers(TINY, tmp_path, "cpu")
-    assert result["finished"] == result["requests"] == TINY.num_requests and result["steps"] >= TINY.output_len
-    assert round(result["output_tokens_per_second"] * result["seconds"]) == TINY.num_requests * TINY.output_len
+    assert (
+        result["finished"] == result["requests"] == TINY.num_requests
+        and result["steps"] >= TINY.output_len
+    )
+    assert (
+        round(result["output_tokens_per_second"] * result["seconds"])
+        == TINY.num_requests * TINY.output_len
+    )
 
 
-def test_a_peer_that_takes_too_long_is_cut_short_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_takes_too_long_is_cut_short_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Thousands of steps do not fit into two seconds; what came in them counts."""
     monkeypatch.setattr(gpu_peer, "_LOAD_SECONDS", 2.0)
     scale = replace(TINY, num_requests=60, output_len=1000)
     result = gpu_peer.load_transformers(scale, tmp_path, "cpu")
     assert result["finished"] < result["requests"] == 60
     tokens = result["output_tokens_per_second"] * result["seconds"]
-    assert tokens == pytest.approx(round(tokens)) and result["finished"] * 1000 <= round(tokens) < 60 * 1000
+    assert (
+        tokens == pytest.approx(round(tokens))
+        and result["finished"] * 1000 <= round(tokens) < 60 * 1000
+    )
     page = page_of({"load_transformers": result})
-    assert f"Cut short after {result['seconds']:.0f} s, when {result['finished']} of 60 requests were finished" in page
+    assert (
+        f"Cut short after {result['seconds']:.0f} s, when {result['finished']} of 60 requests were "
+        "finished" in page
+    )
 
 
 def test_diffusion_is_measured(tmp_path: Path) -> None:
@@ -165,20 +229,47 @@ def test_diffusion_is_measured(tmp_path: Path) -> None:
 def test_ops_are_measured_beside_the_copy_rate(tmp_path: Path) -> None:
     code, report, page = suite(tmp_path, "--parts", "floors,ops")
     measured = report["parts"]["ops"]["result"]
-    assert code == 0 and measured["errors"] == {} and {row["tokens"] for row in measured["rows"]} == {1, 16}
+    assert (
+        code == 0
+        and measured["errors"] == {}
+        and {row["tokens"] for row in measured["rows"]} == {1, 16}
+    )
     assert all(row["microseconds"]["torch"] > 0 and row["bytes"] > 0 for row in measured["rows"])
-    assert "| op | tokens | torch |" in page and page.count("| gated activation |") == 2 and "%" in page.partition("| norm | 1 |")[2]
+    assert (
+        "| op | tokens | torch |" in page
+        and page.count("| gated activation |") == 2
+        and "%" in page.partition("| norm | 1 |")[2]
+    )
 
 
 def test_each_version_of_an_op_has_its_column_and_the_share_of_its_floor() -> None:
-    row = {"op": "norm", "tokens": 16, "bytes": 2e6, "microseconds": {"torch": 8.0, "sgl-kernel": 4.0}}
+    row = {
+        "op": "norm",
+        "tokens": 16,
+        "bytes": 2e6,
+        "microseconds": {"torch": 8.0, "sgl-kernel": 4.0},
+    }
     results = {
         "floors": {"copy_bytes_per_second": 1e12, "matmul_flops_per_second": 1e12},
         "ops": {"rows": [row], "errors": {"norm, x": "why"}},
     }
-    about = dict.fromkeys(("device", "date", "scale", "python", "torch", "cuda", "triton", "piecework"), "x")
-    page = markdown({"about": about, "parts": {name: {"ok": True, "seconds": 1.0, "result": result} for name, result in results.items()}})
-    assert "| op | tokens | torch | sgl-kernel |" in page and "| norm | 16 | 8.00 25% | 4.00 50% |" in page and "- norm, x: why" in page
+    about = dict.fromkeys(
+        ("device", "date", "scale", "python", "torch", "cuda", "triton", "piecework"), "x"
+    )
+    page = markdown(
+        {
+            "about": about,
+            "parts": {
+                name: {"ok": True, "seconds": 1.0, "result": result}
+                for name, result in results.items()
+            },
+        }
+    )
+    assert (
+        "| op | tokens | torch | sgl-kernel |" in page
+        and "| norm | 16 | 8.00 25% | 4.00 50% |" in page
+        and "- norm, x: why" in page
+    )
 
 
 @pytest.mark.slow
@@ -189,8 +280,20 @@ def test_every_part(tmp_path: Path) -> None:
     assert left_out == ["prefill_breakable", "load_vllm"] and code == 0, report
     assert list(report["parts"]) == gpu_suite._part_names()
     assert all(check["ok"] for check in report["parts"]["correctness"]["result"]["checks"])
-    assert report["parts"]["startup_warm"]["result"]["distinct_pieces"] == report["parts"]["startup_cold"]["result"]["distinct_pieces"] > 0
-    for heading in ("Floors", "Correctness", "Prefill", "Decode", "Load in the shape of GSM8K", "Start-up", "Diffusion"):
+    assert (
+        report["parts"]["startup_warm"]["result"]["distinct_pieces"]
+        == report["parts"]["startup_cold"]["result"]["distinct_pieces"]
+        > 0
+    )
+    for heading in (
+        "Floors",
+        "Correctness",
+        "Prefill",
+        "Decode",
+        "Load in the shape of GSM8K",
+        "Start-up",
+        "Diffusion",
+    ):
         assert f"## {heading}" in page
 
 
@@ -202,7 +305,11 @@ def test_a_part_that_takes_too_long_is_ended_and_told(tmp_path: Path) -> None:
 
 def test_what_measures_nothing_runs_side_by_side() -> None:
     names = ["floors", "correctness", "inductor_pieces", "ops", "hardware_tests"]
-    assert gpu_suite._turns(names) == [["floors"], ["correctness", "inductor_pieces", "hardware_tests"], ["ops"]]
+    assert gpu_suite._turns(names) == [
+        ["floors"],
+        ["correctness", "inductor_pieces", "hardware_tests"],
+        ["ops"],
+    ]
     assert gpu_suite._turns(["ops", "hardware_tests"]) == [["ops"], ["hardware_tests"]]
 
 
@@ -210,40 +317,85 @@ def test_correctness_tells_what_it_has_when_its_time_is_up(tmp_path: Path) -> No
     """Rather than to be ended, with nothing told."""
     found = correctness(replace(TINY, until=time.monotonic() + 1.0), tmp_path, "cpu")
     done, rest = found["checks"]
-    assert done["ok"] and not rest["ok"] and rest["detail"] == "no time was left" and not found["ok"]
+    assert (
+        done["ok"] and not rest["ok"] and rest["detail"] == "no time was left" and not found["ok"]
+    )
 
 
 def test_calls_are_warm_before_they_are_timed() -> None:
     """However short one is: a processor at rest takes its time to reach its clock rate."""
     calls: list[float] = []
-    milliseconds(lambda: calls.append(time.perf_counter()), CpuPlatform(), replace(TINY, warm_up=0.05))
+    milliseconds(
+        lambda: calls.append(time.perf_counter()), CpuPlatform(), replace(TINY, warm_up=0.05)
+    )
     assert len(calls) > 3 + TINY.repeats and calls[-TINY.repeats] - calls[0] >= 0.05
 
 
-def _varlen_of_2_11(q: Any, k: Any, v: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int, *, window_size: Any = (-1, -1)) -> Any:
+def _varlen_of_2_11(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seq_q: Any,
+    cu_seq_k: Any,
+    max_q: int,
+    max_k: int,
+    *,
+    window_size: Any = (-1, -1),
+) -> Any:
     return k.shape[1]
 
 
 def _varlen_of_2_13(
-    q: Any, k: Any, v: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int, *, window_size: Any = (-1, -1), enable_gqa: bool = False
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seq_q: Any,
+    cu_seq_k: Any,
+    max_q: int,
+    max_k: int,
+    *,
+    window_size: Any = (-1, -1),
+    enable_gqa: bool = False,
 ) -> Any:
     assert enable_gqa, "heads that share keys have to be announced"
     return k.shape[1]
 
 
 @pytest.mark.parametrize("varlen_attn", [_varlen_of_2_11, _varlen_of_2_13])
-def test_attention_of_ragged_batches_is_called_as_each_torch_has_it(varlen_attn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", SimpleNamespace(varlen_attn=varlen_attn))
+def test_attention_of_ragged_batches_is_called_as_each_torch_has_it(
+    varlen_attn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        sys.modules, "torch.nn.attention.varlen", SimpleNamespace(varlen_attn=varlen_attn)
+    )
     platform = CpuPlatform()
     metadata, num_pages = made_up_step([(5, 0), (3, 0)], platform, np.random.default_rng(0))
-    tensors = gpu_attention._tensors(AttentionHeads(4, 2, 16, torch.float32), 8, num_pages, platform)
+    tensors = gpu_attention._tensors(
+        AttentionHeads(4, 2, 16, torch.float32), 8, num_pages, platform
+    )
     assert gpu_attention._work("torch varlen", tensors, metadata, platform)() == 2
 
 
-def test_what_a_part_warned_of_stands_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_part_warned_of_stands_on_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its figures may be another mode's than its name says."""
-    about = dict.fromkeys(("device", "date", "scale", "python", "torch", "cuda", "triton", "piecework"), "x")
-    page = markdown({"about": about, "parts": {"load_vllm": {"ok": True, "seconds": 1.0, "left_out": "x", "warnings": ["WARNING a: b"]}}})
+    about = dict.fromkeys(
+        ("device", "date", "scale", "python", "torch", "cuda", "triton", "piecework"), "x"
+    )
+    page = markdown(
+        {
+            "about": about,
+            "parts": {
+                "load_vllm": {
+                    "ok": True,
+                    "seconds": 1.0,
+                    "left_out": "x",
+                    "warnings": ["WARNING a: b"],
+                }
+            },
+        }
+    )
     assert "## Warnings\n\n- load_vllm: WARNING a: b" in page
     text = """
 import logging, sys
@@ -253,7 +405,10 @@ for _ in range(2):
     logging.getLogger("vllm").warning("no kernel for this")
 class LLM: ...
 """
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(stand_in(tmp_path, text)), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH",
+        os.pathsep.join([str(stand_in(tmp_path, text)), os.environ.get("PYTHONPATH", "")]),
+    )
     _, report, _ = suite(tmp_path / "out", "--parts", "load_vllm")
     assert report["parts"]["load_vllm"]["warnings"] == ["WARNING vllm: no kernel for this"]
 
@@ -292,7 +447,13 @@ def test_the_page_sets_the_load_beside_its_peers() -> None:
 
     own = {"steps": 9, "replays": 8, "overlapped_steps": 7, "cached_share": 0.5}
     whole: dict[str, Any] = {"seconds": 1.0, "requests": 256, "finished": 256, "settings": {}}
-    peer = whole | {"peer": "transformers 5", "attention": "paged|sdpa", "settings": {"CUDA graphs": False}, "finished": 0, "steps": 3}
+    peer = whole | {
+        "peer": "transformers 5",
+        "attention": "paged|sdpa",
+        "settings": {"CUDA graphs": False},
+        "finished": 0,
+        "steps": 3,
+    }
     results = {
         "load_off": mode(2048.0, **own),
         "load_graphs": mode(4096.0, **own),
@@ -303,16 +464,29 @@ def test_the_page_sets_the_load_beside_its_peers() -> None:
     assert "| graphs | 8.00 | 4096 | 9 | 8 | 7 | 50% |" in page
     assert "| vllm | 16.00 | 8192 |  |  |  | 90% |" in page
     assert "| transformers |  | 1024 | 3 |  |  |  |" in page
-    assert "`graphs`: 4.00x of transformers' continuous batching." in page and "`graphs`: 0.50x of vLLM." in page
-    assert "transformers 5, attention paged|sdpa, CUDA graphs: no. Cut short" in page and "vllm 1.\n" in page
+    assert (
+        "`graphs`: 4.00x of transformers' continuous batching." in page
+        and "`graphs`: 0.50x of vLLM." in page
+    )
+    assert (
+        "transformers 5, attention paged|sdpa, CUDA graphs: no. Cut short" in page
+        and "vllm 1.\n" in page
+    )
 
 
 def test_a_run_at_full_size_is_held_against_the_goals() -> None:
     def prefill(small: float, large: float) -> dict[str, Any]:
-        rows = [{"tokens": 512, "ms": small, "flops": 0.0, "replayed": True}, {"tokens": 4096, "ms": large, "flops": 5e9, "replayed": True}]
+        rows = [
+            {"tokens": 512, "ms": small, "flops": 0.0, "replayed": True},
+            {"tokens": 4096, "ms": large, "flops": 5e9, "replayed": True},
+        ]
         return {"rows": rows, "graphs": 0, "failed_sizes": {}}
 
-    decode = {"rows": [{"batch": 1, "ms": 2.0, "bytes": 1.5e9, "replayed": True}], "graphs": 0, "failed_sizes": {}}
+    decode = {
+        "rows": [{"batch": 1, "ms": 2.0, "bytes": 1.5e9, "replayed": True}],
+        "graphs": 0,
+        "failed_sizes": {},
+    }
     results = {
         "floors": {"copy_bytes_per_second": 1e12, "matmul_flops_per_second": 1e12},
         "prefill_off": prefill(4.0, 10.0),
@@ -320,9 +494,18 @@ def test_a_run_at_full_size_is_held_against_the_goals() -> None:
         "decode_full": decode,
     }
     page = page_of(results, scale="full")
-    assert "| prefill of up to 512 tokens, piecewise_eager against off | at least 1.80x | 2.00x | yes |" in page
-    assert "| prefill of any size, piecewise_eager against off | at least 0.99x | 0.80x | **no** |" in page
+    assert (
+        "| prefill of up to 512 tokens, piecewise_eager against off | at least 1.80x | 2.00x | yes "
+        "|" in page
+    )
+    assert (
+        "| prefill of any size, piecewise_eager against off | at least 0.99x | 0.80x | **no** |"
+        in page
+    )
     assert "| decode at batch 1, share of the copy rate | at least 80% | 75% | **no** |" in page
-    assert "| prefill of 4096 tokens by the fastest mode, share of the matrix rate | at least 60% | 50% | **no** |" in page
+    assert (
+        "| prefill of 4096 tokens by the fastest mode, share of the matrix rate | at least 60% | "
+        "50% | **no** |" in page
+    )
     assert "GSM8K" not in page and "capture of all" not in page
     assert "## Goals" not in page_of(results, scale="tiny")

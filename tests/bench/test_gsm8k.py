@@ -1,4 +1,6 @@
-"""GSM8K: prompts and answers as SGLang's harness has them, accuracy, failures, and the comparison of two servers."""
+"""GSM8K: prompts and answers as SGLang's harness has them, accuracy, failures, and the comparison
+of two servers.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ from piecework.bench.gsm8k import Gsm8kResult, Gsm8kSettings, answer_value, pair
 from piecework.bench.report import Failures, Report
 from piecework.bench.target import Api, Target
 
-QUESTIONS = [Question(f"What is {n} plus {n}?", f"{n} + {n} = <<{n}+{n}={2 * n}>>{2 * n}\n#### {2 * n}") for n in range(600, 620)]
+QUESTIONS = [
+    Question(f"What is {n} plus {n}?", f"{n} + {n} = <<{n}+{n}={2 * n}>>{2 * n}\n#### {2 * n}")
+    for n in range(600, 620)
+]
 
 
 @pytest.fixture
@@ -38,7 +43,12 @@ def solve(prompt: str) -> str:
 
 
 def evaluate(
-    server: ScriptedServer, data: str, *, compare: str | None = None, target: dict[str, Any] | None = None, **settings: Any
+    server: ScriptedServer,
+    data: str,
+    *,
+    compare: str | None = None,
+    target: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> int:
     asked = Gsm8kSettings(data_path=data, **settings)
     return run(Target(base_url=server.url, **(target or {})), asked, compare, Report(None))
@@ -66,15 +76,24 @@ def test_the_answer_is_the_last_run_of_digits(text: str, value: int | None) -> N
     assert answer_value(text) == value
 
 
-@given(before=st.text(), number=st.integers(0, 10**30), after=st.text(st.characters(exclude_categories=["Nd", "Cs"])))
+@given(
+    before=st.text(),
+    number=st.integers(0, 10**30),
+    after=st.text(st.characters(exclude_categories=["Nd", "Cs"])),
+)
 def test_a_number_is_found_in_any_text(before: str, number: int, after: str) -> None:
     assert answer_value(f"{before} {number:,} {after}") == number
 
 
 def test_prompts_are_the_harness_s_letter_by_letter() -> None:
-    questions = [Question("Q1", "A1\n#### 1"), Question("Q2", "A2\n#### 2"), Question("Q3", "A3\n#### 3")]
+    questions = [
+        Question("Q1", "A1\n#### 1"),
+        Question("Q2", "A2\n#### 2"),
+        Question("Q3", "A3\n#### 3"),
+    ]
     assert few_shot_prompts(questions, 2, 3)[2] == (
-        "Question: Q1\nAnswer: A1\n#### 1\n\nQuestion: Q2\nAnswer: A2\n#### 2\n\nQuestion: Q3\nAnswer:"
+        "Question: Q1\nAnswer: A1\n#### 1\n\nQuestion: Q2\nAnswer: A2\n#### 2\n\nQuestion: "
+        "Q3\nAnswer:"
     )
     assert few_shot_prompts(questions, 0, 1) == ["Question: Q1\nAnswer:"]
     assert len(few_shot_prompts(questions, 1, 100)) == 3
@@ -83,7 +102,9 @@ def test_prompts_are_the_harness_s_letter_by_letter() -> None:
 
 
 @pytest.mark.parametrize("api", list(Api))
-def test_the_four_lines(server: ScriptedServer, data: str, capsys: pytest.CaptureFixture[str], api: Api) -> None:
+def test_the_four_lines(
+    server: ScriptedServer, data: str, capsys: pytest.CaptureFixture[str], api: Api
+) -> None:
     server.reply = lambda prompt: solve(prompt) if asked(prompt) != 600 else " who knows"
     server.delay = 0.01
     assert evaluate(server, data, num_questions=8, target={"api": api}) == 0
@@ -101,10 +122,16 @@ def test_requests_are_the_harness_s(server: ScriptedServer, data: str) -> None:
     bodies = sorted((body for _, body in server.requests), key=lambda body: str(body["prompt"]))
     assert [body["prompt"] for body in bodies] == few_shot_prompts(QUESTIONS, 2, 4)
     for body in bodies:
-        assert (body["temperature"], body["max_tokens"], body["stop"]) == (0.0, 77, list(GSM8K_STOPS))
+        assert (body["temperature"], body["max_tokens"], body["stop"]) == (
+            0.0,
+            77,
+            list(GSM8K_STOPS),
+        )
 
 
-def test_an_answer_ends_where_the_next_question_begins(server: ScriptedServer, data: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_answer_ends_where_the_next_question_begins(
+    server: ScriptedServer, data: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     server.reply = lambda prompt: f"{solve(prompt)} Question: What is 1 plus 1?"
     evaluate(server, data, num_questions=5)
     assert capsys.readouterr().out.startswith("Accuracy: 1.000\n")
@@ -129,24 +156,46 @@ def test_failed_requests_are_counted_and_told(
     assert run(Target(base_url=server.url), settings, None, Report(str(tmp_path / "out.json"))) == 1
     out = capsys.readouterr().out
     assert out.startswith("Accuracy: 0.700\nInvalid: 0.000\n")
-    assert "Failed: 3 of 10 requests, counted as wrong\n  2 x HTTP 500: scripted 500\n  1 x connection lost: " in out
+    assert (
+        "Failed: 3 of 10 requests, counted as wrong\n  2 x HTTP 500: scripted 500\n  1 x "
+        "connection lost: " in out
+    )
     written = json.loads((tmp_path / "out.json").read_text())
-    assert (written["accuracy"], written["failed"], written["failures"]) == (0.7, 3, {"HTTP 500": 2, "connection lost": 1})
+    assert (written["accuracy"], written["failed"], written["failures"]) == (
+        0.7,
+        3,
+        {"HTTP 500": 2, "connection lost": 1},
+    )
     assert written["predictions"][3] is None and written["predictions"][4] == 1208
 
 
-def test_answers_without_usage_are_told(server: ScriptedServer, data: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_answers_without_usage_are_told(
+    server: ScriptedServer, data: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     server.usage = False
     assert evaluate(server, data, num_questions=3) == 0
     assert "3 answers came without usage" in capsys.readouterr().out
 
 
-def test_two_servers_on_the_same_questions(server: ScriptedServer, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_servers_on_the_same_questions(
+    server: ScriptedServer, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     server.reply = solve
-    with serve(ScriptedServer(reply=lambda prompt: "9" if asked(prompt) in (602, 605, 611) else solve(prompt))) as other:
+    with serve(
+        ScriptedServer(
+            reply=lambda prompt: "9" if asked(prompt) in (602, 605, 611) else solve(prompt)
+        )
+    ) as other:
         settings = Gsm8kSettings(data_path=data, num_questions=20)
-        assert run(Target(base_url=server.url), settings, other.url, Report(str(tmp_path / "out.json"))) == 0
-        assert {body["prompt"] for _, body in server.requests} == {body["prompt"] for _, body in other.requests}
+        assert (
+            run(
+                Target(base_url=server.url), settings, other.url, Report(str(tmp_path / "out.json"))
+            )
+            == 0
+        )
+        assert {body["prompt"] for _, body in server.requests} == {
+            body["prompt"] for _, body in other.requests
+        }
     out = capsys.readouterr().out
     assert "Accuracy: 1.000" in out and "Accuracy: 0.850" in out
     # Differences: 3 ones, 17 zeros; variance 20/19 * (0.15 - 0.15^2).
@@ -162,12 +211,23 @@ def result(right: list[bool | None]) -> Gsm8kResult:
     """One that is right, wrong, or (None) without an answer."""
     predictions = [None if each is None else int(each) for each in right]
     answered = [each is not None for each in right]
-    return Gsm8kResult(labels=[1] * len(right), predictions=predictions, answered=answered, failures=Failures(), latency=1, output_tokens=0)
+    return Gsm8kResult(
+        labels=[1] * len(right),
+        predictions=predictions,
+        answered=answered,
+        failures=Failures(),
+        latency=1,
+        output_tokens=0,
+    )
 
 
-@given(st.lists(st.tuples(st.sampled_from([True, False, None]), st.sampled_from([True, False, None]))))
+@given(
+    st.lists(st.tuples(st.sampled_from([True, False, None]), st.sampled_from([True, False, None])))
+)
 def test_the_paired_standard_error(pairs: list[tuple[bool | None, bool | None]]) -> None:
-    """Of n pairs with b right in the first alone and c in the second alone: sqrt((b + c - (b - c)^2 / n) / (n (n - 1)))."""
+    """Of n pairs with b right in the first alone and c in the second alone: sqrt((b + c - (b - c)^2
+    / n) / (n (n - 1))).
+    """
     difference = paired_difference(result([a for a, _ in pairs]), result([b for _, b in pairs]))
     both = [(a, b) for a, b in pairs if a is not None and b is not None]
     n, b, c = len(both), both.count((True, False)), both.count((False, True))
@@ -176,18 +236,29 @@ def test_the_paired_standard_error(pairs: list[tuple[bool | None, bool | None]])
     if n < 2:
         assert difference.standard_error is None
     else:
-        assert difference.standard_error == pytest.approx(math.sqrt((b + c - (b - c) ** 2 / n) / (n * (n - 1))), abs=1e-9)
+        assert difference.standard_error == pytest.approx(
+            math.sqrt((b + c - (b - c) ** 2 / n) / (n * (n - 1))), abs=1e-9
+        )
     assert "standard error" in difference.line()
 
 
-def test_the_json_alone_on_standard_output(server: ScriptedServer, data: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run(Target(base_url=server.url), Gsm8kSettings(data_path=data, num_questions=3), None, Report("-"))
+def test_the_json_alone_on_standard_output(
+    server: ScriptedServer, data: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(
+        Target(base_url=server.url),
+        Gsm8kSettings(data_path=data, num_questions=3),
+        None,
+        Report("-"),
+    )
     printed = capsys.readouterr()
     assert json.loads(printed.out)["model"] == "scripted"
     assert "Accuracy: " in printed.err
 
 
-def test_a_second_server_that_is_not_there_is_found_before_the_first_question(server: ScriptedServer, data: str, nobody: str) -> None:
+def test_a_second_server_that_is_not_there_is_found_before_the_first_question(
+    server: ScriptedServer, data: str, nobody: str
+) -> None:
     with pytest.raises(ValueError, match="no server answers"):
         evaluate(server, data, compare=nobody)
     assert server.requests == []
@@ -219,7 +290,9 @@ def test_a_label_without_a_number(server: ScriptedServer, tmp_path: Path) -> Non
         evaluate(server, str(path), num_shots=0)
 
 
-def test_offline_it_says_which_file_to_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobody: str) -> None:
+def test_offline_it_says_which_file_to_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobody: str
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(ValueError, match="--data-path FILE") as error:
         load_gsm8k(None, url=f"{nobody}/test.jsonl")
@@ -227,9 +300,13 @@ def test_offline_it_says_which_file_to_give(tmp_path: Path, monkeypatch: pytest.
     assert list(tmp_path.rglob("*.*")) == []
 
 
-def test_it_is_downloaded_once(server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_downloaded_once(
+    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    server.files["/test.jsonl"] = "".join(json.dumps(question._asdict()) + "\n" for question in QUESTIONS)
+    server.files["/test.jsonl"] = "".join(
+        json.dumps(question._asdict()) + "\n" for question in QUESTIONS
+    )
     assert load_gsm8k(None, url=f"{server.url}/test.jsonl") == QUESTIONS
     server.files.clear()
     assert load_gsm8k(None, url=f"{server.url}/test.jsonl") == QUESTIONS

@@ -1,4 +1,6 @@
-"""`piecework bench peers`: real servers started, loaded and stopped one after the other, and compared."""
+"""`piecework bench peers`: real servers started, loaded and stopped one after the other, and
+compared.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,60 @@ from piecework.cli.main import main
 
 def command(model: Path) -> str:
     """A second server of Piecework as the peer."""
-    flags = ["--model-path", str(model), "--dtype", "float32", "--max-total-tokens", "4096", "--num-threads", "1"]
-    return shlex.join([sys.executable, "-m", "piecework.server", "serve", *flags, "--disable-cuda-graph", "--port", peers.PORT])
+    flags = [
+        "--model-path",
+        str(model),
+        "--dtype",
+        "float32",
+        "--max-total-tokens",
+        "4096",
+        "--num-threads",
+        "1",
+    ]
+    return shlex.join(
+        [
+            sys.executable,
+            "-m",
+            "piecework",
+            "serve",
+            *flags,
+            "--disable-cuda-graph",
+            "--port",
+            peers.PORT,
+        ]
+    )
 
 
 @pytest.mark.slow
-def test_two_servers_are_measured_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_servers_are_measured_and_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     workload = Workload(random_input_len=20, random_output_len=5)
     monkeypatch.setitem(peers.LOADS, "batch8", Load(workload, 6, 3, "output_throughput"))
     monkeypatch.setattr(peers, "CLIENTS", (1, 2))
     model, drawn = make_tiny_model(tmp_path / "model"), tmp_path / "scaling.png"
     before = set(psutil.Process().children(recursive=True))
-    flags = ["--model-path", str(model), "--vocab-size", "400", "--loads", "batch8", "--rounds", "2", "--server", f"other={command(model)}"]
-    written = ["--markdown", str(tmp_path / "table.md"), "--json", str(tmp_path / "peers.json"), "--scaling", "--plot", str(drawn)]
+    flags = [
+        "--model-path",
+        str(model),
+        "--vocab-size",
+        "400",
+        "--loads",
+        "batch8",
+        "--rounds",
+        "2",
+        "--server",
+        f"other={command(model)}",
+    ]
+    written = [
+        "--markdown",
+        str(tmp_path / "table.md"),
+        "--json",
+        str(tmp_path / "peers.json"),
+        "--scaling",
+        "--plot",
+        str(drawn),
+    ]
     assert main(["bench", "peers", *flags, *written]) == 0
     text = capsys.readouterr().out
     assert (tmp_path / "table.md").read_text() == text
@@ -41,7 +84,10 @@ def test_two_servers_are_measured_and_ended(tmp_path: Path, monkeypatch: pytest.
     found = json.loads((tmp_path / "peers.json").read_text())["servers"]
     assert list(found) == ["piecework", "other"]
     for server in found.values():
-        assert server["loads"]["batch8"]["completed"] == 6 and server["loads"]["batch8"]["output_tokens"] == 30
+        assert (
+            server["loads"]["batch8"]["completed"] == 6
+            and server["loads"]["batch8"]["output_tokens"] == 30
+        )
         assert server["resident_bytes"] > 100 * 2**20
         assert [row["completed"] for row in server["scaling"].values()] == [4, 4]
     assert drawn.read_bytes().startswith(b"\x89PNG")
@@ -65,8 +111,12 @@ def test_bad_flags(flags: list[str], said: str, capsys: pytest.CaptureFixture[st
     assert said in capsys.readouterr().err
 
 
-def test_a_server_that_ends_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(peers, "sys", type("System", (), {"executable": "false", "stderr": sys.stderr}))
+def test_a_server_that_ends_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        peers, "sys", type("System", (), {"executable": "false", "stderr": sys.stderr})
+    )
     assert main(["bench", "peers", "--loads", "single"]) == 2
     assert "the server piecework ended" in capsys.readouterr().err
 
@@ -83,5 +133,12 @@ def test_of_several_rounds_the_best_figures_count() -> None:
 
 
 def test_the_ratio_is_to_the_best_of_the_others() -> None:
-    rows = table({"piecework": measured(60, 3, 100), "slow": measured(20, 2, 400), "fast": measured(50, 4, 200)}, ["single"])
+    rows = table(
+        {
+            "piecework": measured(60, 3, 100),
+            "slow": measured(20, 2, 400),
+            "fast": measured(50, 4, 200),
+        },
+        ["single"],
+    )
     assert rows[-1] == "| piecework / best peer | 1.50x | 1.20x | 0.50x |"

@@ -26,9 +26,20 @@ from piecework.bench.workloads import WORDS, Workload, make_prompts
 SHORT = Workload(random_input_len=8, random_output_len=4)
 
 
-def measure(server: ScriptedServer, tmp_path: Path, settings: ServingSettings, workload: Workload = SHORT, **target: Any) -> dict[str, Any]:
+def measure(
+    server: ScriptedServer,
+    tmp_path: Path,
+    settings: ServingSettings,
+    workload: Workload = SHORT,
+    **target: Any,
+) -> dict[str, Any]:
     """Run a load; what it wrote as JSON, and its exit code as `code`."""
-    code = run(Target(base_url=server.url, **target), settings, workload, Report(str(tmp_path / "out.json")))
+    code = run(
+        Target(base_url=server.url, **target),
+        settings,
+        workload,
+        Report(str(tmp_path / "out.json")),
+    )
     written: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())
     return {**written, "code": code}
 
@@ -37,7 +48,9 @@ def measure(server: ScriptedServer, tmp_path: Path, settings: ServingSettings, w
 
 
 def percentile(values: list[float], percent: float) -> float:
-    """By definition: the value at rank p (n - 1) of the sorted ones, interpolated between its neighbours."""
+    """By definition: the value at rank p (n - 1) of the sorted ones, interpolated between its
+    neighbours.
+    """
     ordered = sorted(values)
     rank = percent / 100 * (len(ordered) - 1)
     low = math.floor(rank)
@@ -49,7 +62,11 @@ def percentile(values: list[float], percent: float) -> float:
 def test_distributions(values: list[float]) -> None:
     told = distribution(values)
     assert told is not None
-    expected = {"median": percentile(values, 50), "p90": percentile(values, 90), "p99": percentile(values, 99)}
+    expected = {
+        "median": percentile(values, 50),
+        "p90": percentile(values, 90),
+        "p99": percentile(values, 99),
+    }
     assert told == pytest.approx({"mean": math.fsum(values) / len(values), **expected})
 
 
@@ -57,9 +74,17 @@ def test_no_values_have_no_distribution() -> None:
     assert distribution([]) is None
 
 
-def answer(sent: float, token_times: list[float], tokens: int | None, prompt_tokens: int = 10) -> Answer:
+def answer(
+    sent: float, token_times: list[float], tokens: int | None, prompt_tokens: int = 10
+) -> Answer:
     last = token_times[-1] if token_times else sent
-    return Answer(sent=sent, token_times=token_times, ended=last + 0.5, prompt_tokens=prompt_tokens, completion_tokens=tokens)
+    return Answer(
+        sent=sent,
+        token_times=token_times,
+        ended=last + 0.5,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=tokens,
+    )
 
 
 def test_latencies_by_hand() -> None:
@@ -73,9 +98,15 @@ def test_latencies_by_hand() -> None:
     assert result.e2e == [3.0, 0.75, 0.5]
     told = result.as_dict()
     assert (told["completed"], told["prompt_tokens"], told["output_tokens"]) == (3, 30, 5)
-    assert (told["request_throughput"], told["output_throughput"], told["total_throughput"]) == (0.75, 1.25, 8.75)
+    assert (told["request_throughput"], told["output_throughput"], told["total_throughput"]) == (
+        0.75,
+        1.25,
+        8.75,
+    )
     assert told["mean_concurrency"] == 4.25 / 4
-    assert told["ttft_ms"] == pytest.approx({"mean": 625.0, "median": 625.0, "p90": 925.0, "p99": 992.5})
+    assert told["ttft_ms"] == pytest.approx(
+        {"mean": 625.0, "median": 625.0, "p90": 925.0, "p99": 992.5}
+    )
 
 
 def test_without_usage_events_stand_for_tokens() -> None:
@@ -88,9 +119,13 @@ def test_without_usage_events_stand_for_tokens() -> None:
 # The load
 
 
-def test_a_measured_load(server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_measured_load(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     server.delay = 0.05
-    told = measure(server, tmp_path, ServingSettings(num_prompts=12, max_concurrency=3, num_warmups=2))
+    told = measure(
+        server, tmp_path, ServingSettings(num_prompts=12, max_concurrency=3, num_warmups=2)
+    )
     assert (told["code"], told["completed"], told["failed"]) == (0, 12, 0)
     assert len(server.requests) == 14 and server.most_running == 3
     assert (told["prompt_tokens"], told["output_tokens"]) == (12 * 8, 12 * 4)
@@ -106,23 +141,40 @@ def test_a_measured_load(server: ScriptedServer, tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize("api", list(Api))
 def test_every_api_can_be_loaded(server: ScriptedServer, tmp_path: Path, api: Api) -> None:
     workload = Workload(kind="words", random_input_len=5, random_output_len=3)
-    told = measure(server, tmp_path, ServingSettings(num_prompts=4, ignore_eos=True), workload, api=api)
-    assert (told["prompt_tokens"], told["output_tokens"], told["tpot_ms"] is None) == (20, 12, False)
+    told = measure(
+        server, tmp_path, ServingSettings(num_prompts=4, ignore_eos=True), workload, api=api
+    )
+    assert (told["prompt_tokens"], told["output_tokens"], told["tpot_ms"] is None) == (
+        20,
+        12,
+        False,
+    )
     for _, body in server.requests:
-        assert (body.get("sampling_params") or body)["ignore_eos"] is True and body["stream"] is True
+        assert (body.get("sampling_params") or body)["ignore_eos"] is True and body[
+            "stream"
+        ] is True
 
 
-def test_whole_answers_have_no_time_to_first_token(server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whole_answers_have_no_time_to_first_token(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     told = measure(server, tmp_path, ServingSettings(num_prompts=3, stream=False))
     assert told["ttft_ms"] is None and told["e2e_ms"] is not None
     assert "TTFT               -" in capsys.readouterr().out
     assert not any(body.get("stream") for _, body in server.requests)
 
 
-def test_failed_requests_are_counted(server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_requests_are_counted(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     server.fail = lambda number: 429 if number in (2, 4) else None
     told = measure(server, tmp_path, ServingSettings(num_prompts=6, num_warmups=0))
-    assert (told["code"], told["completed"], told["failed"], told["failures"]) == (1, 4, 2, {"HTTP 429": 2})
+    assert (told["code"], told["completed"], told["failed"], told["failures"]) == (
+        1,
+        4,
+        2,
+        {"HTTP 429": 2},
+    )
     assert told["output_tokens"] == 16
     assert "2 x HTTP 429: scripted 429" in capsys.readouterr().out
 
@@ -147,7 +199,9 @@ def test_poisson_arrivals_have_the_mean_and_spread_of_their_rate() -> None:
     gaps = [later - earlier for earlier, later in pairwise(times)]
     mean = sum(gaps) / len(gaps)
     assert times[0] == 0.0 and mean == pytest.approx(0.25, rel=0.03)
-    assert math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) == pytest.approx(0.25, rel=0.05)
+    assert math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) == pytest.approx(
+        0.25, rel=0.05
+    )
     assert poisson_arrivals(5, float("inf"), random.Random(0)) is None
 
 
@@ -173,7 +227,9 @@ def test_nothing_is_sent_before_its_time_and_results_keep_their_order() -> None:
     prefixes=st.integers(1, 3),
     kind=st.sampled_from(["token-ids", "words"]),
 )
-def test_random_prompts_are_as_long_as_asked_for(length: int, ratio: float, prefix: int, prefixes: int, kind: str) -> None:
+def test_random_prompts_are_as_long_as_asked_for(
+    length: int, ratio: float, prefix: int, prefixes: int, kind: str
+) -> None:
     workload = Workload(
         dataset="shared-prefix",
         kind=kind,
@@ -184,7 +240,10 @@ def test_random_prompts_are_as_long_as_asked_for(length: int, ratio: float, pref
         num_prefixes=prefixes,
         vocab_size=VOCAB_SIZE,
     )
-    prompts = [prompt._replace(content=_pieces(prompt.content)) for prompt in make_prompts(workload, 12, random.Random(1))]
+    prompts = [
+        prompt._replace(content=_pieces(prompt.content))
+        for prompt in make_prompts(workload, 12, random.Random(1))
+    ]
     for index, prompt in enumerate(prompts):
         for drawn in (len(prompt.content) - prefix, prompt.max_tokens):
             assert max(1, int(length * (1 - ratio))) <= drawn <= max(1, int(length * (1 + ratio)))
@@ -204,36 +263,60 @@ def test_a_seed_gives_the_same_prompts_again_and_another_seed_others() -> None:
 
 
 def test_token_ids_stay_below_what_the_server_tells(server: ScriptedServer, tmp_path: Path) -> None:
-    measure(server, tmp_path, ServingSettings(num_prompts=20), Workload(random_input_len=100, random_output_len=1))
+    measure(
+        server,
+        tmp_path,
+        ServingSettings(num_prompts=20),
+        Workload(random_input_len=100, random_output_len=1),
+    )
     ids = {token for _, body in server.requests for token in body["prompt"]}
     assert min(ids) >= 0 and VOCAB_SIZE // 2 < max(ids) < VOCAB_SIZE
 
 
-def test_without_a_known_vocabulary_it_says_what_to_do(server: ScriptedServer, tmp_path: Path) -> None:
+def test_without_a_known_vocabulary_it_says_what_to_do(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
     server.missing = {"/get_model_info"}
     with pytest.raises(ValueError, match=r"--vocab-size.*--prompt-kind words"):
         measure(server, tmp_path, ServingSettings(num_prompts=1))
-    told = measure(server, tmp_path, ServingSettings(num_prompts=1), Workload(random_input_len=5, random_output_len=1, vocab_size=50))
+    told = measure(
+        server,
+        tmp_path,
+        ServingSettings(num_prompts=1),
+        Workload(random_input_len=5, random_output_len=1, vocab_size=50),
+    )
     assert told["completed"] == 1
 
 
 def test_gsm8k_prompts(tmp_path: Path) -> None:
     path = tmp_path / "questions.jsonl"
-    path.write_text('{"question": "Q1", "answer": "#### 1"}\n{"question": "Q2", "answer": "#### 2"}\n')
-    prompts = make_prompts(Workload(dataset="gsm8k", data_path=str(path), num_shots=1, output_len=99), 3, random.Random(0))
+    path.write_text(
+        '{"question": "Q1", "answer": "#### 1"}\n{"question": "Q2", "answer": "#### 2"}\n'
+    )
+    prompts = make_prompts(
+        Workload(dataset="gsm8k", data_path=str(path), num_shots=1, output_len=99),
+        3,
+        random.Random(0),
+    )
     assert prompts[1].content == "Question: Q1\nAnswer: #### 1\n\nQuestion: Q2\nAnswer:"
-    assert prompts[2] == prompts[0] and prompts[0].max_tokens == 99 and "Question" in prompts[0].stop
+    assert (
+        prompts[2] == prompts[0] and prompts[0].max_tokens == 99 and "Question" in prompts[0].stop
+    )
 
 
 def test_sharegpt_prompts(tmp_path: Path) -> None:
     path = tmp_path / "share.json"
     turns = [{"from": "human", "value": "Hello?"}, {"from": "gpt", "value": "x" * 40}]
-    path.write_text(json.dumps([{"id": "1", "conversations": turns}, {"id": "2", "conversations": turns[:1]}]))
+    path.write_text(
+        json.dumps([{"id": "1", "conversations": turns}, {"id": "2", "conversations": turns[:1]}])
+    )
     workload = Workload(dataset="sharegpt-file", data_path=str(path))
     assert make_prompts(workload, 2, random.Random(0)) == [("Hello?", 10, ())] * 2
 
 
-@pytest.mark.parametrize("content", ["nonsense", '{"a": 1}', "[1]", '[{"conversations": [{}, {}]}]', "[]"])
+@pytest.mark.parametrize(
+    "content", ["nonsense", '{"a": 1}', "[1]", '[{"conversations": [{}, {}]}]', "[]"]
+)
 def test_a_sharegpt_file_that_is_none(tmp_path: Path, content: str) -> None:
     path = tmp_path / "share.json"
     path.write_text(content)

@@ -1,4 +1,6 @@
-"""The soak: it passes a good server, finds each thing that may be wrong with a bad one, and really leaves and aborts."""
+"""The soak: it passes a good server, finds each thing that may be wrong with a bad one, and really
+leaves and aborts.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,17 @@ from piecework.bench.soak_requests import Fate, Mix
 from piecework.bench.target import Api, Target
 from piecework.runtime.engine.build.messages import EngineStats
 
-CALM = Mix(apis=tuple(Api), disconnect_rate=0.0, abort_rate=0.0, max_prompt_words=30, max_new_tokens=8)
+CALM = Mix(
+    apis=tuple(Api), disconnect_rate=0.0, abort_rate=0.0, max_prompt_words=30, max_new_tokens=8
+)
 STORMY = replace(CALM, disconnect_rate=0.3, abort_rate=0.3)
 SETTINGS = SoakSettings(num_requests=40, concurrency=8, verify=5, settle_seconds=0.3)
 
 
 def echo(prompt: Any) -> str:
-    """An answer that depends on the prompt alone, without log-probabilities or stops that could be met."""
+    """An answer that depends on the prompt alone, without log-probabilities or stops that could be
+    met.
+    """
     return " ".join(f"{word}." for word in str(prompt).split()[:6]).upper()
 
 
@@ -46,14 +52,18 @@ def good(server: ScriptedServer) -> ScriptedServer:
     return server
 
 
-def soak(url: str, tmp_path: Path, settings: SoakSettings = SETTINGS, mix: Mix = CALM) -> dict[str, Any]:
+def soak(
+    url: str, tmp_path: Path, settings: SoakSettings = SETTINGS, mix: Mix = CALM
+) -> dict[str, Any]:
     """Run a soak; what it wrote, and its exit code as `code`."""
     code = run(Target(base_url=url, timeout=20), settings, mix, Report(str(tmp_path / "out.json")))
     written: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())
     return {**written, "code": code}
 
 
-def test_a_good_server_passes(good: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_good_server_passes(
+    good: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     good.delay = 0.1  # long enough that every client has a request in flight at some moment
     told = soak(good.url, tmp_path)
     assert (told["code"], told["outcomes"], told["failed"]) == (0, {"answered": 40}, [])
@@ -83,7 +93,12 @@ def engine() -> ScriptedEngine:
 def test_piecework_s_own_http_surface_passes(engine: ScriptedEngine, tmp_path: Path) -> None:
     engine.script.delay = 0.001
     with serve_app(make_app(engine)) as url:
-        told = soak(url, tmp_path, replace(SETTINGS, max_mismatches=0), replace(STORMY, max_prompt_words=8, vocab_size=300))
+        told = soak(
+            url,
+            tmp_path,
+            replace(SETTINGS, max_mismatches=0),
+            replace(STORMY, max_prompt_words=8, vocab_size=300),
+        )
     assert told["code"] == 0, (told["failed"], told["failures"], told["problems"])
     assert told["verified"] == 5
     assert engine.running == set()
@@ -104,17 +119,52 @@ def _spoil(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
     ("change", "problem"),
     [
         (lambda data: {**data, "text": data["text"][::-1]}, "took text back"),
-        (lambda data: {**data, "text": data["text"] + "zzzz the and ing e . \n"}, "stop string is in the text"),
-        (lambda data: {**data, "meta_info": {**data["meta_info"], "completion_tokens": 99}}, "99 tokens, more than"),
-        (lambda data: {**data, "meta_info": {**data["meta_info"], "prompt_tokens": 1}}, "1 prompt tokens counted"),
-        (lambda data: {**data, "meta_info": {**data["meta_info"], "output_token_logprobs": [[-1.0, 1, None]] * 50}}, "50 log-prob"),
-        (lambda data: {**data, "meta_info": {**data["meta_info"], "output_token_logprobs": [[0.5, 1, None]]}}, "not below 0"),
-        (lambda data: {**data, "meta_info": {**data["meta_info"], "output_token_logprobs": [[-0.5, 1, None]]}}, "nobody asked for"),
-        (lambda data: {**data, "meta_info": {**data["meta_info"], "finish_reason": {"type": "length"}}}, "malformed answer"),
+        (
+            lambda data: {**data, "text": data["text"] + "zzzz the and ing e . \n"},
+            "stop string is in the text",
+        ),
+        (
+            lambda data: {**data, "meta_info": {**data["meta_info"], "completion_tokens": 99}},
+            "99 tokens, more than",
+        ),
+        (
+            lambda data: {**data, "meta_info": {**data["meta_info"], "prompt_tokens": 1}},
+            "1 prompt tokens counted",
+        ),
+        (
+            lambda data: {
+                **data,
+                "meta_info": {**data["meta_info"], "output_token_logprobs": [[-1.0, 1, None]] * 50},
+            },
+            "50 log-prob",
+        ),
+        (
+            lambda data: {
+                **data,
+                "meta_info": {**data["meta_info"], "output_token_logprobs": [[0.5, 1, None]]},
+            },
+            "not below 0",
+        ),
+        (
+            lambda data: {
+                **data,
+                "meta_info": {**data["meta_info"], "output_token_logprobs": [[-0.5, 1, None]]},
+            },
+            "nobody asked for",
+        ),
+        (
+            lambda data: {
+                **data,
+                "meta_info": {**data["meta_info"], "finish_reason": {"type": "length"}},
+            },
+            "malformed answer",
+        ),
         (lambda data: {"meta_info": data["meta_info"]}, "malformed answer"),
     ],
 )
-def test_a_wrong_answer_is_found(good: ScriptedServer, tmp_path: Path, change: Any, problem: str) -> None:
+def test_a_wrong_answer_is_found(
+    good: ScriptedServer, tmp_path: Path, change: Any, problem: str
+) -> None:
     good.bend = _spoil(change)
     told = soak(good.url, tmp_path, replace(SETTINGS, verify=0))
     assert told["code"] == 1
@@ -134,33 +184,51 @@ def test_an_early_end_for_length_is_found(good: ScriptedServer, tmp_path: Path) 
 
     good.reply, good.bend = (lambda prompt: "A"), bend
     mix = replace(CALM, apis=(Api.COMPLETION,))
-    assert any("ended for length after 1 of" in each for each in soak(good.url, tmp_path, mix=mix)["problems"])
+    assert any(
+        "ended for length after 1 of" in each
+        for each in soak(good.url, tmp_path, mix=mix)["problems"]
+    )
 
 
 def test_an_answer_that_changes_under_load_is_told(good: ScriptedServer, tmp_path: Path) -> None:
     good.reply = lambda prompt: "ALONE X" if len(good.requests) <= SETTINGS.verify else "CROWD Y"
     told = soak(good.url, tmp_path, replace(SETTINGS, max_mismatches=None))
     assert told["code"] == 0 and len(told["mismatches"]) == 5
-    assert any("alone ' ALONE" in each and "under load ' CROWD" in each for each in told["mismatches"])
+    assert any(
+        "alone ' ALONE" in each and "under load ' CROWD" in each for each in told["mismatches"]
+    )
     good.requests.clear()
-    assert "5 answers differ" in soak(good.url, tmp_path, replace(SETTINGS, max_mismatches=4))["failed"][0]
+    assert (
+        "5 answers differ"
+        in soak(good.url, tmp_path, replace(SETTINGS, max_mismatches=4))["failed"][0]
+    )
 
 
 def test_failed_requests_fail_the_soak(good: ScriptedServer, tmp_path: Path) -> None:
     good.fail = lambda number: 500 if number % 10 == 9 else None
     told = soak(good.url, tmp_path, replace(SETTINGS, verify=0))
-    assert (told["code"], told["failures"], told["outcomes"]) == (1, {"HTTP 500": 4}, {"answered": 36, "failed": 4})
+    assert (told["code"], told["failures"], told["outcomes"]) == (
+        1,
+        {"HTTP 500": 4},
+        {"answered": 36, "failed": 4},
+    )
 
 
 def test_a_server_that_is_not_idle_fails_the_soak(good: ScriptedServer, tmp_path: Path) -> None:
     good.leaked_tokens = 16
     told = soak(good.url, tmp_path)
     assert told["code"] == 1
-    assert told["failed"] == ["the server is not idle: 0 running, 0 queued, KV tokens held by requests: 16"]
+    assert told["failed"] == [
+        "the server is not idle: 0 running, 0 queued, KV tokens held by requests: 16"
+    ]
 
 
-def test_the_figures_of_the_last_step_are_brought_up_to_date(engine: ScriptedEngine, tmp_path: Path) -> None:
-    """An engine tells its figures with each step; after an abort there may be none. The soak asks for one more token."""
+def test_the_figures_of_the_last_step_are_brought_up_to_date(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    """An engine tells its figures with each step; after an abort there may be none. The soak asks
+    for one more token.
+    """
     idle, stale = engine.stats, replace(engine.stats, running_requests=1, kv_tokens_used=32)
     engine.script.reply = lambda request: [66] * 8
     real = engine.generate
@@ -171,10 +239,14 @@ def test_the_figures_of_the_last_step_are_brought_up_to_date(engine: ScriptedEng
 
     engine.generate = generate  # type: ignore[method-assign]
     with serve_app(make_app(engine)) as url:
-        assert soak(url, tmp_path, mix=replace(CALM, max_prompt_words=5, vocab_size=300))["code"] == 0
+        assert (
+            soak(url, tmp_path, mix=replace(CALM, max_prompt_words=5, vocab_size=300))["code"] == 0
+        )
 
 
-def test_what_other_servers_tell_in_their_metrics(good: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_other_servers_tell_in_their_metrics(
+    good: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     good.missing = {"/server_info"}
     assert soak(good.url, tmp_path)["state"] == {"running": 0, "queued": 0, "kv_tokens_held": None}
     good.missing = {"/server_info", "/metrics"}
@@ -195,8 +267,13 @@ def test_a_server_that_cannot_abort_fails_the_soak(good: ScriptedServer, tmp_pat
 @pytest.fixture
 def program() -> Iterator[subprocess.Popen[bytes]]:
     """One that takes 40 MiB for each line it is sent, and answers each with a line."""
-    code = "import sys\nkept = []\nfor line in sys.stdin:\n    kept.append(b'x' * (40 << 20))\n    print(flush=True)\n"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    code = (
+        "import sys\nkept = []\nfor line in sys.stdin:\n    kept.append(b'x' * (40 << 20))\n    "
+        "print(flush=True)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         grow(process)
         yield process
         process.kill()
@@ -209,7 +286,9 @@ def grow(process: subprocess.Popen[bytes]) -> None:
     process.stdout.readline()
 
 
-def test_growing_memory_is_told_and_may_fail_the_soak(good: ScriptedServer, program: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_growing_memory_is_told_and_may_fail_the_soak(
+    good: ScriptedServer, program: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
     good.fail = lambda number: grow(program) if number == 30 else None
     settings = replace(SETTINGS, server_pid=program.pid, max_memory_growth_mib=20.0)
     told = soak(good.url, tmp_path, settings)
@@ -219,7 +298,10 @@ def test_growing_memory_is_told_and_may_fail_the_soak(good: ScriptedServer, prog
 
 
 def test_memory_counts_what_the_process_started() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"], stdout=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"],
+        stdout=subprocess.PIPE,
+    )
     try:
         assert child.stdout is not None
         child.stdout.readline()
@@ -238,7 +320,9 @@ def test_a_server_process_that_is_not_there(good: ScriptedServer, tmp_path: Path
         soak(good.url, tmp_path, replace(SETTINGS, server_pid=child.pid))
 
 
-def test_a_server_process_that_dies_fails_the_soak(good: ScriptedServer, program: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_a_server_process_that_dies_fails_the_soak(
+    good: ScriptedServer, program: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
     good.fail = lambda number: program.kill() if number == 30 else None
     told = soak(good.url, tmp_path, replace(SETTINGS, server_pid=program.pid))
     assert told["code"] == 1 and told["failures"]["the server's process is gone"] > 0
@@ -248,7 +332,9 @@ def test_a_server_process_that_dies_fails_the_soak(good: ScriptedServer, program
 
 
 @pytest.mark.slow
-def test_an_engine_that_is_killed_and_stopped_under_the_load_costs_no_answer(tmp_path: Path) -> None:
+def test_an_engine_that_is_killed_and_stopped_under_the_load_costs_no_answer(
+    tmp_path: Path,
+) -> None:
     """Each answer is the one that the same request had before the faults."""
     model = str(make_tiny_model(tmp_path / "model", "llama"))
     mix = replace(CALM, max_new_tokens=200)
@@ -261,7 +347,10 @@ def test_an_engine_that_is_killed_and_stopped_under_the_load_costs_no_answer(tmp
 
 
 def test_a_server_whose_engine_does_not_come_back_fails_the_soak(
-    good: ScriptedServer, program: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    good: ScriptedServer,
+    program: subprocess.Popen[bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(soak_faults, "_READY_SECONDS", 0.5)
     told = soak(good.url, tmp_path, replace(SETTINGS, server_pid=program.pid, kills=1))
@@ -289,8 +378,14 @@ def test_a_request_is_a_function_of_seed_and_number(seed: int, number: int) -> N
 
 
 def test_the_mix_has_every_shape_at_its_rate() -> None:
-    requests = [replace(CALM, disconnect_rate=0.2, abort_rate=0.1, vocab_size=VOCAB_SIZE).request(number) for number in range(2000)]
-    fates = [sum(request.fate is fate for request in requests) / 2000 for fate in (Fate.DISCONNECT, Fate.ABORT)]
+    requests = [
+        replace(CALM, disconnect_rate=0.2, abort_rate=0.1, vocab_size=VOCAB_SIZE).request(number)
+        for number in range(2000)
+    ]
+    fates = [
+        sum(request.fate is fate for request in requests) / 2000
+        for fate in (Fate.DISCONNECT, Fate.ABORT)
+    ]
     assert fates == pytest.approx([0.2, 0.1], abs=0.03)
     calls = [request.call for request in requests]
     for shape in (
@@ -306,21 +401,34 @@ def test_the_mix_has_every_shape_at_its_rate() -> None:
         lambda call: isinstance(call.prompt, str) and len(call.prompt.split()) == 1,
     ):
         assert 0.02 < sum(map(shape, calls)) / 2000 < 0.98
-    beginnings = [call.prompt.split()[0] for call in calls if isinstance(call.prompt, str) and len(call.prompt.split()) > 4]
+    beginnings = [
+        call.prompt.split()[0]
+        for call in calls
+        if isinstance(call.prompt, str) and len(call.prompt.split()) > 4
+    ]
     assert max(map(beginnings.count, set(beginnings))) > len(beginnings) / 20
     assert {request.api for request in requests} == set(Api)
 
 
-def test_prompts_fit_the_context_that_the_server_tells(good: ScriptedServer, tmp_path: Path) -> None:
+def test_prompts_fit_the_context_that_the_server_tells(
+    good: ScriptedServer, tmp_path: Path
+) -> None:
     good.context_length = 64
     soak(good.url, tmp_path, mix=replace(CALM, max_prompt_words=400))
     lengths = [len(words(body)) for _, body in good.requests]
     assert 20 < max(lengths) <= (64 - CALM.max_new_tokens) // 2
     good.context_length = 9
-    with pytest.raises(ValueError, match="--max-new-tokens 8 leaves no room for a prompt in a context of 9 tokens"):
+    with pytest.raises(
+        ValueError, match="--max-new-tokens 8 leaves no room for a prompt in a context of 9 tokens"
+    ):
         soak(good.url, tmp_path)
 
 
 def words(body: dict[str, Any]) -> list[Any]:
-    prompt = body.get("prompt") or body.get("text") or body.get("input_ids") or body["messages"][0]["content"]
+    prompt = (
+        body.get("prompt")
+        or body.get("text")
+        or body.get("input_ids")
+        or body["messages"][0]["content"]
+    )
     return prompt.split() if isinstance(prompt, str) else prompt

@@ -18,7 +18,11 @@ def cut(stream: bytes, places: list[int]) -> list[bytes]:
     return [stream[begin:end] for begin, end in pairwise(borders)]
 
 
-@given(events=st.lists(DATA), line_end=st.sampled_from(["\n", "\r\n", "\r"]), places=st.lists(st.integers(0, 10_000)))
+@given(
+    events=st.lists(DATA),
+    line_end=st.sampled_from(["\n", "\r\n", "\r"]),
+    places=st.lists(st.integers(0, 10_000)),
+)
 def test_events_survive_any_cut(events: list[str], line_end: str, places: list[int]) -> None:
     stream = "".join(f"data: {data}{line_end}{line_end}" for data in events).encode()
     decoder = SSEDecoder()

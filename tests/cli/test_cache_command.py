@@ -1,4 +1,6 @@
-"""`piecework cache`: what a person sees of the compiled pieces, and how they move from one machine to another."""
+"""`piecework cache`: what a person sees of the compiled pieces, and how they move from one machine
+to another.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from typing import Any
 import pytest
 from tiny_models import make_tiny_model
 
+from piecework.cli.main import main
 from piecework.compilation.compiler import EagerCompiler
 from piecework.compilation.errors import CompileError
-from piecework.cli.main import main
 
 
 @pytest.fixture(autouse=True)
@@ -23,10 +25,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def fill(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """Explains a tiny model, which fills the cache; returns how its pieces came to be."""
-    flags = ["--piecewise-cuda-graph-compiler", "eager", "--num-threads", "1", "--dtype", "float32", "--json"]
+    flags = [
+        "--piecewise-cuda-graph-compiler",
+        "eager",
+        "--num-threads",
+        "1",
+        "--dtype",
+        "float32",
+        "--json",
+    ]
     assert main(["explain", "--model-path", str(path), *flags]) == 0
     told = json.loads(capsys.readouterr().out)
-    return str({row["state"] for row in told["pieces"]}) + ("" if told["trace_seconds"] else " untraced")
+    return str({row["state"] for row in told["pieces"]}) + (
+        "" if told["trace_seconds"] else " untraced"
+    )
 
 
 def listed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
@@ -35,12 +47,16 @@ def listed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     return entries
 
 
-def test_a_list_tells_what_belongs_to_which_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_list_tells_what_belongs_to_which_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fill(make_tiny_model(tmp_path / "model"), capsys)
     fill(make_tiny_model(tmp_path / "deeper", num_hidden_layers=5), capsys)
     shallow, deep = "LlamaForCausalLM 3x64 float32", "LlamaForCausalLM 5x64 float32"
     entries = listed(capsys)
-    assert sorted(entry["models"] for entry in entries) == sorted([[shallow], [deep], *[[shallow, deep]] * 3])  # type: ignore[type-var]
+    assert sorted(entry["models"] for entry in entries) == sorted(
+        [[shallow], [deep], *[[shallow, deep]] * 3]
+    )  # type: ignore[type-var]
     assert main(["cache", "ls"]) == 0
     text = capsys.readouterr().out
     assert "3 distinct pieces" in text and "5 entries, " in text and str(tmp_path / "cache") in text
@@ -59,18 +75,36 @@ def test_what_cannot_be_compiled_is_shown_with_its_reason(
 
     path = make_tiny_model(tmp_path / "model")
     monkeypatch.setattr(EagerCompiler, "compile", fails)
-    flags = ["--model-path", str(path), "--piecewise-cuda-graph-compiler", "eager", "--num-threads", "1", "--dtype", "float32"]
+    flags = [
+        "--model-path",
+        str(path),
+        "--piecewise-cuda-graph-compiler",
+        "eager",
+        "--num-threads",
+        "1",
+        "--dtype",
+        "float32",
+    ]
     assert main(["explain", *flags]) == 0
     assert "piece 1 could not be compiled: an op without a lowering" in capsys.readouterr().out
     pieces = [entry for entry in listed(capsys) if entry["kind"] == "piece"]
-    assert [(entry["failed"], entry["transient"]) for entry in pieces] == [("an op without a lowering", False)] * 3
+    assert [(entry["failed"], entry["transient"]) for entry in pieces] == [
+        ("an op without a lowering", False)
+    ] * 3
     assert main(["cache", "ls"]) == 0
     text = capsys.readouterr().out
-    assert "as traced" in text and "could not be compiled (an op without a lowering)" in text and "cache clear" in text
+    assert (
+        "as traced" in text
+        and "could not be compiled (an op without a lowering)" in text
+        and "cache clear" in text
+    )
 
 
 def test_what_one_machine_exports_another_starts_from(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path, archive = make_tiny_model(tmp_path / "model"), str(tmp_path / "pieces.tar.gz")
     assert fill(path, capsys) == "{'compiled'}"
@@ -106,15 +140,25 @@ def test_what_other_compilers_keep_is_shown_and_cleared_too(
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(b"x" * size)
     assert main(["cache", "ls", "--json"]) == 0
-    told = {found["kind"]: (found["num_files"], found["num_bytes"]) for found in json.loads(capsys.readouterr().out)["folders"]}
+    told = {
+        found["kind"]: (found["num_files"], found["num_bytes"])
+        for found in json.loads(capsys.readouterr().out)["folders"]
+    }
     assert told == {"inductor": (2, 3100), "libraries": (1, 20), "native": (1, 5000)}
     assert main(["cache", "ls"]) == 0
     text = capsys.readouterr().out
-    assert "2 files" in text and "diffusion models, by torch.compile" in text and "kernels for this CPU" in text
+    assert (
+        "2 files" in text
+        and "diffusion models, by torch.compile" in text
+        and "kernels for this CPU" in text
+    )
 
     monkeypatch.setenv("PIECEWORK_KERNELS_DIR", str(folder.parent / "kernels"))
     assert main(["cache", "clear"]) == 0
-    assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == ["avx2.so", "model.json"]
+    assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == [
+        "avx2.so",
+        "model.json",
+    ]
     monkeypatch.delenv("PIECEWORK_KERNELS_DIR")
     assert main(["cache", "clear"]) == 0
     assert [path.name for path in folder.rglob("*") if path.is_file()] == ["model.json"]
@@ -122,7 +166,9 @@ def test_what_other_compilers_keep_is_shown_and_cleared_too(
 
 @pytest.mark.parametrize("action", ["import", "export"])
 @pytest.mark.parametrize("file", ["/nowhere/x.tar.gz", "/"])
-def test_a_file_that_cannot_be_is_one_line(action: str, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_is_one_line(
+    action: str, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["cache", action, file]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"piecework cache {action}: error: {file}") and error.count("\n") == 1
@@ -135,7 +181,9 @@ def test_a_foreign_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "is no whole archive of a compile cache" in error and error.count("\n") == 1
 
 
-def test_a_folder_that_cannot_be_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path / "file"))
     assert main(["cache", "ls"]) == 2
@@ -147,7 +195,12 @@ def test_an_action_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ls" in capsys.readouterr().err
 
 
-def test_an_archive_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_archive_that_is_not_there_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path))
     assert main(["cache", "import", "/nowhere"]) == 2
-    assert capsys.readouterr().err == "piecework cache import: error: /nowhere: there is no such file\n"
+    assert (
+        capsys.readouterr().err
+        == "piecework cache import: error: /nowhere: there is no such file\n"
+    )

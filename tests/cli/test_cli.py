@@ -66,8 +66,14 @@ def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> N
         (["serve", "--context-length", "0"], "--context-length must be at least 1, got 0"),
         (["serve", "--num-threads", "100000"], "--num-threads must be at most 1024, got 100000"),
         (["serve", ""], "the model's path is empty"),
-        (["serve", "--port", "0", "--tokenizer-path", "/nowhere"], "--tokenizer-path /nowhere does not exist"),
-        (["serve", "--port", "0", "--host", "no..host"], "cannot listen on --host no..host: this is no host name"),
+        (
+            ["serve", "--port", "0", "--tokenizer-path", "/nowhere"],
+            "--tokenizer-path /nowhere does not exist",
+        ),
+        (
+            ["serve", "--port", "0", "--host", "no..host"],
+            "cannot listen on --host no..host: this is no host name",
+        ),
         (
             ["serve", "--host", "203.0.113.1", "--port", "0"],
             "cannot listen on --host 203.0.113.1 --port 0: Cannot assign requested address",
@@ -75,7 +81,9 @@ def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> N
         (["serve", "--port", "0", "--model-path", "/nowhere/at/all"], "/nowhere/at/all"),
     ],
 )
-def test_what_the_user_can_mend_is_one_line(argv: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_user_can_mend_is_one_line(
+    argv: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     printed = error_of(argv, capsys)
     assert printed.startswith("piecework serve: error: ") and printed.count("\n") == 1
     assert error in printed
@@ -84,7 +92,11 @@ def test_what_the_user_can_mend_is_one_line(argv: list[str], error: str, capsys:
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
-        (["--chunked-prefill-size", "64"], "--chunked-prefill-size is for language models, and {folder} holds a diffusion pipeline"),
+        (
+            ["--chunked-prefill-size", "64"],
+            "--chunked-prefill-size is for language models, and {folder} holds a diffusion "
+            "pipeline",
+        ),
         (["--chat-template", "x"], "--chat-template is for language models"),
         (["--dtype", "auto"], "--dtype is for language models"),
         (["--warmup-mode", "request"], "--warmup-mode server"),
@@ -105,16 +117,28 @@ def test_a_diffusion_pipeline_takes_its_own_flags_only(
     assert error.format(folder=tmp_path) in printed
 
 
-@pytest.mark.parametrize("flags", [["--enable-torch-compile"], ["--image-url-memory", "1"], ["--warmup"], ["--max-batch-size", "2"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--enable-torch-compile"],
+        ["--image-url-memory", "1"],
+        ["--warmup"],
+        ["--max-batch-size", "2"],
+    ],
+)
 def test_a_language_model_takes_none_of_a_diffusion_pipeline_s(
     flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     printed = error_of(["serve", "--model-path", str(tmp_path), *flags], capsys)
-    assert f"{flags[0]} is for diffusion pipelines, and {tmp_path} holds none; leave it out" in printed
+    assert (
+        f"{flags[0]} is for diffusion pipelines, and {tmp_path} holds none; leave it out" in printed
+    )
 
 
 @pytest.mark.parametrize("place", ["", "{folder}", "--model-path={folder}"])
-def test_help_shows_only_the_flags_that_apply(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_only_the_flags_that_apply(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for pipeline in (False, True) if place else (False,):
         if pipeline:
             (tmp_path / "model_index.json").write_text("{}")
@@ -123,23 +147,40 @@ def test_help_shows_only_the_flags_that_apply(place: str, tmp_path: Path, capsys
         assert ended.value.code == 0
         shown = capsys.readouterr().out
         assert ("--dit-precision" in shown, "--image-url-memory" in shown) == (pipeline, pipeline)
-        assert ("--context-length" in shown, "--chat-template" in shown) == (not pipeline, not pipeline)
+        assert ("--context-length" in shown, "--chat-template" in shown) == (
+            not pipeline,
+            not pipeline,
+        )
         assert "--drain-timeout" in shown and "MODEL" in shown
 
 
-@pytest.mark.parametrize("command", [["serve", "--port", "0"], ["explain"], ["generate", "--prompt", "x"], ["bench", "graphs"]])
-def test_a_model_is_named_without_a_flag(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [["serve", "--port", "0"], ["explain"], ["generate", "--prompt", "x"], ["bench", "graphs"]],
+)
+def test_a_model_is_named_without_a_flag(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "/nowhere/at/all" in error_of([*command, "/nowhere/at/all"], capsys)
 
 
 @pytest.mark.parametrize(
-    "argv", [["--help"], ["serve", "--help"], ["generate", "--help"], ["bench", "--help"], ["serve", "--port", "x"], ["--version"]]
+    "argv",
+    [
+        ["--help"],
+        ["serve", "--help"],
+        ["generate", "--help"],
+        ["bench", "--help"],
+        ["serve", "--port", "x"],
+        ["--version"],
+    ],
 )
 def test_help_and_mistakes_need_no_heavy_import(argv: list[str]) -> None:
     code = (
         "import sys\nfrom piecework.cli.main import main\n"
         f"try: main({argv!r})\nexcept SystemExit: pass\n"
-        "heavy = {'torch', 'transformers', 'diffusers', 'PIL', 'fastapi', 'uvicorn', 'pydantic', 'aiohttp', 'numpy', 'zmq'}\n"
+        "heavy = {'torch', 'transformers', 'diffusers', 'PIL', 'fastapi', 'uvicorn', 'pydantic', "
+        "'aiohttp', 'numpy', 'zmq'}\n"
         "heavy &= set(sys.modules)\n"
         "sys.exit(f'imported {sorted(heavy)}' if heavy else 0)"
     )

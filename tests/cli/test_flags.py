@@ -10,14 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from piecework.cli.flags import (
+    ArgumentParser,
+    ServerConfig,
+    add_config_arguments,
+    report,
+    server_config,
+)
+from piecework.cli.foreign_flags import NOTHING_TO_DO, add_foreign_flags
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.foreign_names import SAME
-from piecework.cli.flags import ArgumentParser, ServerConfig, add_config_arguments, report, server_config
-from piecework.cli.foreign_flags import NOTHING_TO_DO, add_foreign_flags
 
 CONFIGS = (EngineConfig, ServerConfig)
 OPTIONS = {
-    item.name: (item, get_type_hints(config)[item.name]) for config in CONFIGS for item in dataclasses.fields(config) if item.metadata
+    item.name: (item, get_type_hints(config)[item.name])
+    for config in CONFIGS
+    for item in dataclasses.fields(config)
+    if item.metadata
 }
 RANGES: dict[str, tuple[Any, Any]] = {
     "num_threads": (1, 1024),
@@ -60,29 +69,40 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
         return st.sampled_from(item.metadata["choices"])
     if hint in (bool, bool | None):
         return st.just(True)
-    sizes = st.lists(st.integers(1, 4096), min_size=1).map(lambda numbers: ",".join(map(str, numbers)))
+    sizes = st.lists(st.integers(1, 4096), min_size=1).map(
+        lambda numbers: ",".join(map(str, numbers))
+    )
     if name == "piecewise_cuda_graph_tokens":
         return st.integers(1, 99).map("auto:{}".format) | sizes
     if name == "cuda_graph_bs":
         return sizes
     if name == "cors_origins":
-        return st.sampled_from(["*", "https://a.example", "http://a.example:8080,http://[::1]:5173"])
+        return st.sampled_from(
+            ["*", "https://a.example", "http://a.example:8080,http://[::1]:5173"]
+        )
     if name == "api_key":
         return st.text(st.characters(categories=["L", "N"]), min_size=1)
     if hint in (int, int | None):
         return st.integers(*RANGES.get(name, (1, 2**40)))
     if hint in (float, float | None):
         return st.floats(*RANGES.get(name, (0.0, 1.0)), exclude_min=True, exclude_max=True)
-    return st.text(st.characters(min_codepoint=33, max_codepoint=0x3FF), min_size=1).filter(lambda text: not text.startswith("-"))
+    return st.text(st.characters(min_codepoint=33, max_codepoint=0x3FF), min_size=1).filter(
+        lambda text: not text.startswith("-")
+    )
 
 
 def agree(settings: dict[str, Any]) -> bool:
     """Whether no two of them contradict each other."""
-    return not (settings.get("piecewise_cuda_graph") and settings.get("cuda_graph_backend_prefill", "piecewise") != "piecewise")
+    return not (
+        settings.get("piecewise_cuda_graph")
+        and settings.get("cuda_graph_backend_prefill", "piecewise") != "piecewise"
+    )
 
 
 # The file is read when the settings are made: test_api_key.py has it.
-SETTINGS = st.fixed_dictionaries({}, optional={name: values_of(name) for name in OPTIONS if name != "api_key_file"}).filter(agree)
+SETTINGS = st.fixed_dictionaries(
+    {}, optional={name: values_of(name) for name in OPTIONS if name != "api_key_file"}
+).filter(agree)
 
 
 @given(SETTINGS)
@@ -91,7 +111,11 @@ def test_a_command_line_gives_the_config_it_spells(settings: dict[str, Any]) -> 
     for name, value in settings.items():
         flag = f"--{name.replace('_', '-')}"
         argv += [flag] if value is True else [flag, str(value)]
-    engine = {name: settings.pop(name) for name in list(settings) if name in {item.name for item in dataclasses.fields(EngineConfig)}}
+    engine = {
+        name: settings.pop(name)
+        for name in list(settings)
+        if name in {item.name for item in dataclasses.fields(EngineConfig)}
+    }
     assert parse(*argv) == ServerConfig(engine=EngineConfig(**engine), **settings)
 
 
@@ -99,18 +123,33 @@ def test_help_tells_every_flag_and_every_default() -> None:
     text = " ".join(make_parser().format_help().split())
     for name, (item, hint) in OPTIONS.items():
         assert f" --{name.replace('_', '-')} " in text
-        assert "default" in item.metadata["help"] or hint is bool or f"{item.metadata['help']}; default: {item.default}" in text
+        assert (
+            "default" in item.metadata["help"]
+            or hint is bool
+            or f"{item.metadata['help']}; default: {item.default}" in text
+        )
 
 
 def test_every_option_stands_under_a_heading() -> None:
     text = make_parser().format_help()
-    headings = {line.removesuffix(":") for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")}
-    assert headings == {"options", "positional arguments"} | {item.metadata["group"] for item, _ in OPTIONS.values()}
+    headings = {
+        line.removesuffix(":")
+        for line in text.splitlines()
+        if line.endswith(":") and not line.startswith(" ")
+    }
+    assert headings == {"options", "positional arguments"} | {
+        item.metadata["group"] for item, _ in OPTIONS.values()
+    }
 
 
 @pytest.mark.parametrize(
     ("model_path", "name"),
-    [("smollm2-135m", "smollm2-135m"), ("/models/Llama-3-8B/", "Llama-3-8B"), ("a/b.Q4_1.gguf", "b.Q4_1"), ("org/model", "model")],
+    [
+        ("smollm2-135m", "smollm2-135m"),
+        ("/models/Llama-3-8B/", "Llama-3-8B"),
+        ("a/b.Q4_1.gguf", "b.Q4_1"),
+        ("org/model", "model"),
+    ],
 )
 def test_the_model_is_served_under_its_path_s_last_name(model_path: str, name: str) -> None:
     assert parse("--model-path", model_path).served_model_name == name
@@ -140,8 +179,12 @@ def test_a_value_out_of_range_is_refused_by_the_flag_s_name(flag: str, value: st
         parse(f"{flag}={value}")
 
 
-@pytest.mark.parametrize("argv", [["--port", "many"], ["--dtype", "int4"], ["--port"], ["--drain-timeout", "soon"]])
-def test_a_value_of_the_wrong_kind_is_one_line(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "argv", [["--port", "many"], ["--dtype", "int4"], ["--port"], ["--drain-timeout", "soon"]]
+)
+def test_a_value_of_the_wrong_kind_is_one_line(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert argv[0] in error_of(*argv, capsys=capsys)
 
 
@@ -149,23 +192,38 @@ def test_a_value_of_the_wrong_kind_is_one_line(argv: list[str], capsys: pytest.C
     ("unknown", "answer"),
     [
         (["--modle-path", "x"], "unknown flag --modle-path; did you mean --model-path?"),
-        (["--max-total-token=5"], "unknown flag --max-total-token; did you mean --max-total-tokens?"),
+        (
+            ["--max-total-token=5"],
+            "unknown flag --max-total-token; did you mean --max-total-tokens?",
+        ),
         (["--zzz"], "unknown flag --zzz; `piecework serve --help` lists them"),
         (["model", "stray"], "unexpected argument 'stray'"),
     ],
 )
-def test_an_unknown_flag_names_the_closest(unknown: list[str], answer: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_flag_names_the_closest(
+    unknown: list[str], answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert error_of(*unknown, capsys=capsys) == f"piecework serve: error: {answer}\n"
 
 
 @pytest.mark.parametrize(
-    "argv", [["m"], ["m", "--port", "1"], ["--port", "1", "m"], ["--model", "m"], ["--model-path=m"], ["--model-path", "m", "m"]]
+    "argv",
+    [
+        ["m"],
+        ["m", "--port", "1"],
+        ["--port", "1", "m"],
+        ["--model", "m"],
+        ["--model-path=m"],
+        ["--model-path", "m", "m"],
+    ],
 )
 def test_the_model_is_the_first_argument_or_a_flag(argv: list[str]) -> None:
     assert parse(*argv).engine.model_path == "m"
 
 
-@pytest.mark.parametrize("argv", [["a", "--model-path", "b"], ["--model-path", "b", "--port", "1", "a"]])
+@pytest.mark.parametrize(
+    "argv", [["a", "--model-path", "b"], ["--model-path", "b", "--port", "1", "a"]]
+)
 def test_two_models_are_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert "a and --model-path b are two models; give one" in error_of(*argv, capsys=capsys)
 
@@ -173,7 +231,11 @@ def test_two_models_are_refused(argv: list[str], capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("name", SAME)
 def test_a_foreign_flag_means_what_its_own_name_means(name: str) -> None:
     own, value = SAME[name], [] if SAME[name] == "disable_cuda_graph" else ["7"]
-    assert parse(f"--{name.replace('_', '-')}", *value) == parse(f"--{own.replace('_', '-')}", *value) != parse()
+    assert (
+        parse(f"--{name.replace('_', '-')}", *value)
+        == parse(f"--{own.replace('_', '-')}", *value)
+        != parse()
+    )
     assert f"--{name.replace('_', '-')} " not in make_parser().format_help()
 
 
@@ -189,12 +251,27 @@ def test_a_foreign_flag_means_what_its_own_name_means(name: str) -> None:
         (["--no-enable-prefix-caching"], ["--disable-radix-cache"]),
         (["--enable-prefix-caching"], []),
         (["--no-async-scheduling"], ["--disable-overlap-schedule"]),
-        (["--tp", "1", "--tensor-parallel-size=1", "-pp", "1", "--dp-size", "1", "--kv-cache-dtype", "auto"], []),
+        (
+            [
+                "--tp",
+                "1",
+                "--tensor-parallel-size=1",
+                "-pp",
+                "1",
+                "--dp-size",
+                "1",
+                "--kv-cache-dtype",
+                "auto",
+            ],
+            [],
+        ),
         (["--schedule-policy", "fcfs"], []),
         ([*NOTHING_TO_DO], []),
     ],
 )
-def test_foreign_values_are_read_as_their_servers_read_them(foreign: list[str], own: list[str]) -> None:
+def test_foreign_values_are_read_as_their_servers_read_them(
+    foreign: list[str], own: list[str]
+) -> None:
     assert parse(*foreign) == parse(*own)
 
 
@@ -203,7 +280,10 @@ def test_foreign_values_are_read_as_their_servers_read_them(foreign: list[str], 
     [
         (["--tp", "2"], "this version runs on one device; leave it out, or give 1, not 2"),
         (["--schedule-policy", "lpm"], "requests run by `priority`, higher first, then by arrival"),
-        (["--gpu-memory-utilization", "0.9"], "--mem-fraction-static F is the share of the memory left once the weights are loaded"),
+        (
+            ["--gpu-memory-utilization", "0.9"],
+            "--mem-fraction-static F is the share of the memory left once the weights are loaded",
+        ),
         (["--gpu-memory-utilization=0.9"], "--mem-fraction-static"),
         (["model", "--max-prefill-tokens", "8192"], "--chunked-prefill-size N bounds"),
         (["--kv-cache-memory-bytes", "1"], "--max-total-tokens N"),
@@ -213,7 +293,9 @@ def test_foreign_values_are_read_as_their_servers_read_them(foreign: list[str], 
         (["--tool-call-parser", "hermes"], "tool calls"),
     ],
 )
-def test_what_means_nothing_here_is_told_by_its_name(argv: list[str], answer: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_means_nothing_here_is_told_by_its_name(
+    argv: list[str], answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert answer in error_of(*argv, capsys=capsys)
 
 

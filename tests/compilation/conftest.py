@@ -1,4 +1,6 @@
-"""Makes the helper modules of this folder importable by its tests; one thread, for the models are tiny."""
+"""Makes the helper modules of this folder importable by its tests; one thread, for the models are
+tiny.
+"""
 
 import sys
 from pathlib import Path
@@ -12,7 +14,9 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> None:
-    """Whatever engines of earlier tests in this process have chosen: what is compiled depends on it."""
+    """Whatever engines of earlier tests in this process have chosen: what is compiled depends on
+    it.
+    """
     torch.set_num_threads(1)
 
 

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_disks import mounted
 
-from piecework.compilation.cache import CompileCache, cache_folder, entry_key
+from piecework.compilation.cache import CompileCache, entry_key
+from piecework.kernels.cache_folder import cache_folder
 
 KEY, OTHER = entry_key({"name": 1}), entry_key({"name": 2})
 
@@ -70,8 +71,15 @@ def test_missing_content_is_no_entry(cache: CompileCache) -> None:
     assert cache.get(KEY) is None
 
 
-@given(text=st.one_of(st.text(max_size=20), st.sampled_from(["{}", "[]", "null", '{"content": 3}', '{"content": "../../etc/passwd"}'])))
-def test_a_damaged_description_is_no_entry(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+@given(
+    text=st.one_of(
+        st.text(max_size=20),
+        st.sampled_from(["{}", "[]", "null", '{"content": 3}', '{"content": "../../etc/passwd"}']),
+    )
+)
+def test_a_damaged_description_is_no_entry(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
     cache = CompileCache(tmp_path_factory.mktemp("cache"))
     (cache.folder / f"{KEY}.json").write_text(text)
     assert cache.get(KEY) is None
@@ -87,7 +95,10 @@ def test_a_damaged_entry_can_be_put_again(cache: CompileCache) -> None:
 def test_entries_tell_what_they_are(cache: CompileCache) -> None:
     put(cache, KEY, b"abc", kind="piece")
     put(cache, OTHER, b"abcdef", kind="plan")
-    assert {(entry.about["kind"], entry.num_bytes) for entry in cache.entries()} == {("piece", 3), ("plan", 6)}
+    assert {(entry.about["kind"], entry.num_bytes) for entry in cache.entries()} == {
+        ("piece", 3),
+        ("plan", 6),
+    }
 
 
 def test_clear_leaves_nothing_of_its_own_and_all_else(cache: CompileCache) -> None:
@@ -115,7 +126,10 @@ def test_export_and_import(cache: CompileCache, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["cache.tar.gz"]
     other = CompileCache(tmp_path / "other")
     assert len(other.import_(tmp_path / "cache.tar.gz")) == 2
-    assert {(entry.key, entry.about["kind"]) for entry in other.entries()} == {(KEY, "piece"), (OTHER, "plan")}
+    assert {(entry.key, entry.about["kind"]) for entry in other.entries()} == {
+        (KEY, "piece"),
+        (OTHER, "plan"),
+    }
 
 
 def archive_of(tmp_path: Path, name: str, content: bytes = b"evil", **fields: object) -> Path:
@@ -129,7 +143,17 @@ def archive_of(tmp_path: Path, name: str, content: bytes = b"evil", **fields: ob
     return path
 
 
-@pytest.mark.parametrize("name", ["../outside", "/tmp/outside", f"sub/{KEY}.json", f"../{KEY}.json", f"{KEY}.json/../../outside", "work-x"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../outside",
+        "/tmp/outside",
+        f"sub/{KEY}.json",
+        f"../{KEY}.json",
+        f"{KEY}.json/../../outside",
+        "work-x",
+    ],
+)
 def test_an_archive_writes_nowhere_else(cache: CompileCache, tmp_path: Path, name: str) -> None:
     before = set(tmp_path.rglob("*"))
     with pytest.raises(ValueError, match="is no whole archive"):
@@ -137,15 +161,21 @@ def test_an_archive_writes_nowhere_else(cache: CompileCache, tmp_path: Path, nam
     assert set(tmp_path.rglob("*")) - before == {tmp_path / "evil.tar.gz"}
 
 
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE])
-def test_an_archive_holds_plain_files_alone(cache: CompileCache, tmp_path: Path, kind: bytes) -> None:
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE]
+)
+def test_an_archive_holds_plain_files_alone(
+    cache: CompileCache, tmp_path: Path, kind: bytes
+) -> None:
     with pytest.raises(ValueError, match="is no whole archive"):
         cache.import_(archive_of(tmp_path, f"{KEY}.json", b"", type=kind, linkname="/etc/passwd"))
     assert list(cache.folder.iterdir()) == []
 
 
 @given(place=st.integers(0, 2**16), change=st.integers(0, 255))
-def test_a_damaged_archive_gives_nothing(tmp_path_factory: pytest.TempPathFactory, place: int, change: int) -> None:
+def test_a_damaged_archive_gives_nothing(
+    tmp_path_factory: pytest.TempPathFactory, place: int, change: int
+) -> None:
     """A byte is changed, or the end is missing: nothing is taken, or every entry is what it was."""
     tmp_path = tmp_path_factory.mktemp("damaged")
     archive = tmp_path / "cache.tar.gz"
@@ -164,10 +194,14 @@ def test_a_damaged_archive_gives_nothing(tmp_path_factory: pytest.TempPathFactor
         assert list(second.folder.iterdir()) == []
     else:
         assert {entry.key for entry in second.entries()} == {KEY, OTHER}
-        assert all((second.folder / entry.content).read_bytes() == b"same" for entry in second.entries())
+        assert all(
+            (second.folder / entry.content).read_bytes() == b"same" for entry in second.entries()
+        )
 
 
-def test_an_archive_whose_content_is_not_what_it_says_is_refused(cache: CompileCache, tmp_path: Path) -> None:
+def test_an_archive_whose_content_is_not_what_it_says_is_refused(
+    cache: CompileCache, tmp_path: Path
+) -> None:
     path = put(filled(cache), KEY, b"first")
     tampered = tmp_path / "tampered"
     tampered.mkdir()
@@ -208,7 +242,10 @@ def _make_once(folder: Path, marks: Path) -> None:
 def test_of_many_processes_one_makes_the_entry(cache: CompileCache, tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     marks.mkdir()
-    processes = [multiprocessing.get_context("fork").Process(target=_make_once, args=(cache.folder, marks)) for _ in range(4)]
+    processes = [
+        multiprocessing.get_context("fork").Process(target=_make_once, args=(cache.folder, marks))
+        for _ in range(4)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -232,7 +269,11 @@ def test_a_process_that_dies_lets_go_of_its_lock(cache: CompileCache) -> None:
 def test_on_a_full_disk_it_says_at_once_which_folder_and_what_to_do(tmp_path: Path) -> None:
     with mounted(tmp_path / "full", "size=64k") as full:
         cache = CompileCache(full / "cache")
-        with pytest.raises(OSError, match=f"{full}/cache: No space left on device; choose another folder with PIECEWORK_CACHE_DIR"):
+        with pytest.raises(
+            OSError,
+            match=f"{full}/cache: No space left on device; choose another folder with "
+            "PIECEWORK_CACHE_DIR",
+        ):
             cache.check_writable()
         assert list(cache.folder.iterdir()) == []
 
@@ -240,7 +281,11 @@ def test_on_a_full_disk_it_says_at_once_which_folder_and_what_to_do(tmp_path: Pa
 def test_a_folder_that_cannot_be_made_is_named_with_the_remedy(tmp_path: Path) -> None:
     with (
         mounted(tmp_path / "frozen", "size=64k,ro") as frozen,
-        pytest.raises(OSError, match=f"{frozen}/cache: Read-only file system; choose another folder with PIECEWORK_CACHE_DIR"),
+        pytest.raises(
+            OSError,
+            match=f"{frozen}/cache: Read-only file system; choose another folder with "
+            "PIECEWORK_CACHE_DIR",
+        ),
     ):
         CompileCache(frozen / "cache")
 

@@ -18,7 +18,9 @@ from piecework.kernels.cpu.platform import CpuPlatform
 
 
 def install(folder: Path) -> tuple[Plan, InstallReport]:
-    installer = Installer(platform=CpuPlatform(), compiler=EagerCompiler(), cache=CompileCache(folder), max_tokens=512)
+    installer = Installer(
+        platform=CpuPlatform(), compiler=EagerCompiler(), cache=CompileCache(folder), max_tokens=512
+    )
     pieces, report = installer.install(ToyModel(8), step(6))
     return pieces.plan, report
 
@@ -45,11 +47,19 @@ def test_rows_tell_what_was_compiled_and_what_was_there(tmp_path: Path) -> None:
 
 def test_like_layers_are_told_once(folder: Path) -> None:
     plan, _ = install(folder)
-    assert stretches(plan) == [Stretch(0, "toy::attend", 1), Stretch(1, "toy::attend", 7), Stretch(2, None, 1)]
+    assert stretches(plan) == [
+        Stretch(0, "toy::attend", 1),
+        Stretch(1, "toy::attend", 7),
+        Stretch(2, None, 1),
+    ]
 
 
 def test_the_picture_is_svg_with_every_piece(folder: Path) -> None:
     plan, _ = install(folder)
-    texts = [element.text or "" for element in ElementTree.fromstring(picture(plan)).iter() if element.tag.endswith("text")]
+    texts = [
+        element.text or ""
+        for element in ElementTree.fromstring(picture(plan)).iter()
+        if element.tag.endswith("text")
+    ]
     assert [text for text in texts if text.startswith("piece")] == ["piece 0", "piece 1", "piece 2"]
     assert "× 7" in texts

@@ -40,7 +40,9 @@ def dummy_step(size: int, seed: int) -> Iterator[Sequence[torch.Tensor]]:
 
 
 def pieces_of(model: ToyModel, folder: Path) -> PiecewiseForward:
-    installer = Installer(platform=CpuPlatform(), compiler=EagerCompiler(), cache=CompileCache(folder), max_tokens=512)
+    installer = Installer(
+        platform=CpuPlatform(), compiler=EagerCompiler(), cache=CompileCache(folder), max_tokens=512
+    )
     return installer.install(model, step(6))[0]
 
 
@@ -68,7 +70,9 @@ def check_answers(graphs: Graphs, model: ToyModel, lengths: Sequence[int]) -> No
 
 @pytest.fixture(autouse=True)
 def leave_no_recording() -> Iterator[None]:
-    """A split op that fails inside a breakable recording leaves the recorder entered, where a device's stream would be left."""
+    """A split op that fails inside a breakable recording leaves the recorder entered, where a
+    device's stream would be left.
+    """
     yield
     while (mode := _get_current_dispatch_mode()) is not None:
         mode.__exit__(None, None, None)
@@ -85,11 +89,17 @@ FORWARDS: dict[str, Callable[[tuple[ToyModel, PiecewiseForward]], Recordable]] =
     "breakable": lambda toy: BreakableForward(toy[0].forward),
     "full": lambda toy: FullForward(toy[0].forward),
 }
-ON = [("pieces", PaddingCpu), ("full", PaddingCpu), *((name, RecordingPlatform) for name in FORWARDS)]
+ON = [
+    ("pieces", PaddingCpu),
+    ("full", PaddingCpu),
+    *((name, RecordingPlatform) for name in FORWARDS),
+]
 
 
 @pytest.mark.parametrize(("forward", "platform"), ON)
-def test_every_size_and_its_neighbours_equal_eager(toy: tuple[ToyModel, PiecewiseForward], forward: str, platform: type[Platform]) -> None:
+def test_every_size_and_its_neighbours_equal_eager(
+    toy: tuple[ToyModel, PiecewiseForward], forward: str, platform: type[Platform]
+) -> None:
     graphs = captured(make(toy[0], FORWARDS[forward](toy), platform()))
     assert graphs.captured == SIZES
     check_answers(graphs, toy[0], [16, 3, 4, 5, 15, 7, 8, 9, 1, 2])
@@ -98,7 +108,9 @@ def test_every_size_and_its_neighbours_equal_eager(toy: tuple[ToyModel, Piecewis
 
 
 @pytest.mark.parametrize(("forward", "platform"), ON[:-1])
-def test_split_ops_read_what_is_set_at_the_replay(toy: tuple[ToyModel, PiecewiseForward], forward: str, platform: type[Platform]) -> None:
+def test_split_ops_read_what_is_set_at_the_replay(
+    toy: tuple[ToyModel, PiecewiseForward], forward: str, platform: type[Platform]
+) -> None:
     graphs = captured(make(toy[0], FORWARDS[forward](toy), platform()))
     with attention(scale=2.5):
         check_answers(graphs, toy[0], [5, 8])
@@ -137,7 +149,9 @@ def test_the_next_replay_overwrites_the_last_result(toy: tuple[ToyModel, Piecewi
     assert not torch.allclose(kept, first)
 
 
-def test_an_unknown_length_runs_without_a_graph_and_is_counted(toy: tuple[ToyModel, PiecewiseForward]) -> None:
+def test_an_unknown_length_runs_without_a_graph_and_is_counted(
+    toy: tuple[ToyModel, PiecewiseForward],
+) -> None:
     graphs = make(*toy, PaddingCpu())
     graphs.capture(16)
     assert graphs.choose(17) is None
@@ -146,7 +160,9 @@ def test_an_unknown_length_runs_without_a_graph_and_is_counted(toy: tuple[ToyMod
     assert graphs.stats.fallbacks == {Reason.TOO_LONG: 1, Reason.NOT_CAPTURED: 1}
 
 
-def test_padding_over_the_platforms_limit_runs_without_a_graph(toy: tuple[ToyModel, PiecewiseForward]) -> None:
+def test_padding_over_the_platforms_limit_runs_without_a_graph(
+    toy: tuple[ToyModel, PiecewiseForward],
+) -> None:
     graphs = captured(make(*toy, CpuPlatform()))
     assert graphs.choose(8) == 8
     assert graphs.choose(7) is None
@@ -160,9 +176,16 @@ def test_a_cpu_cannot_break_a_recording(toy: tuple[ToyModel, PiecewiseForward]) 
 
 
 @pytest.mark.parametrize("forward", FORWARDS)
-@pytest.mark.parametrize("error", [RuntimeError("no capture today"), torch.OutOfMemoryError("out of memory"), MemoryError()], ids=repr)
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("no capture today"), torch.OutOfMemoryError("out of memory"), MemoryError()],
+    ids=repr,
+)
 def test_a_capture_that_fails_disables_its_size_alone(
-    toy: tuple[ToyModel, PiecewiseForward], forward: str, error: Exception, caplog: pytest.LogCaptureFixture
+    toy: tuple[ToyModel, PiecewiseForward],
+    forward: str,
+    error: Exception,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     platform = RecordingPlatform()
     graphs_a_size = {"pieces": PIECES, "breakable": PIECES, "full": 1}[forward]
@@ -179,7 +202,9 @@ def test_a_capture_that_fails_disables_its_size_alone(
     assert "\n" not in record.message
 
 
-def failing_after(end: Callable[[RecordedGraph], None], platform: RecordingPlatform, captures: int) -> Callable[[RecordedGraph], None]:
+def failing_after(
+    end: Callable[[RecordedGraph], None], platform: RecordingPlatform, captures: int
+) -> Callable[[RecordedGraph], None]:
     """`end`, which then raises for that many captures begun."""
 
     def fails(graph: RecordedGraph) -> None:
@@ -194,9 +219,15 @@ def failing_after(end: Callable[[RecordedGraph], None], platform: RecordingPlatf
 @pytest.mark.parametrize("how", ["refused", "invalidated", "the work fails"])
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_after_a_capture_that_failed_all_others_succeed(
-    toy: tuple[ToyModel, PiecewiseForward], forward: str, how: str, number: int, monkeypatch: pytest.MonkeyPatch
+    toy: tuple[ToyModel, PiecewiseForward],
+    forward: str,
+    how: str,
+    number: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whichever size fails, at whichever of its graphs: the pool that the failure has ended is not asked for again."""
+    """Whichever size fails, at whichever of its graphs: the pool that the failure has ended is not
+    asked for again.
+    """
     graphs_a_size = {"pieces": PIECES, "breakable": PIECES, "full": 1}[forward]
     for piece in range(graphs_a_size):
         platform, capture = RecordingPlatform(), number * graphs_a_size + piece
@@ -205,7 +236,9 @@ def test_after_a_capture_that_failed_all_others_succeed(
         elif how == "invalidated":
             platform.invalidate_at = {capture}
         else:
-            monkeypatch.setattr(RecordedGraph, "end", failing_after(RecordedGraph.end, platform, capture + 1))
+            monkeypatch.setattr(
+                RecordedGraph, "end", failing_after(RecordedGraph.end, platform, capture + 1)
+            )
         graphs = captured(make(toy[0], FORWARDS[forward](toy), platform))
         monkeypatch.undo()
         failed = [16, 8, 4][number]
@@ -214,7 +247,9 @@ def test_after_a_capture_that_failed_all_others_succeed(
         check_answers(graphs, toy[0], graphs.captured)
 
 
-def test_after_a_replay_that_failed_a_size_can_still_be_captured(toy: tuple[ToyModel, PiecewiseForward]) -> None:
+def test_after_a_replay_that_failed_a_size_can_still_be_captured(
+    toy: tuple[ToyModel, PiecewiseForward],
+) -> None:
     graphs = make(*toy, RecordingPlatform())
     graphs.capture(8)
     with attention(fail_in_layer=1):
@@ -253,7 +288,13 @@ def test_a_wrong_piece_is_found_by_the_self_check(toy: tuple[ToyModel, Piecewise
     model, pieces = toy
     first, *others = pieces._pieces
     wrong = [CompiledPiece(lambda inputs: [output * 1.1 for output in first.run(inputs)]), *others]
-    graphs = captured(make(model, PiecewiseForward(pieces.plan, wrong, named_tensors(model), torch.clone), RecordingPlatform()))
+    graphs = captured(
+        make(
+            model,
+            PiecewiseForward(pieces.plan, wrong, named_tensors(model), torch.clone),
+            RecordingPlatform(),
+        )
+    )
     assert graphs.captured == []
     assert set(graphs.stats.disabled.values()) == {Reason.WRONG_RESULT}
 
@@ -262,18 +303,24 @@ def test_a_stale_address_is_found_by_the_self_check(toy: tuple[ToyModel, Piecewi
     model, _ = toy
 
     class ReadsTheFirstStep(FullForward):
-        """Reads the tensor of the step that was captured, not the one that later steps are copied to."""
+        """Reads the tensor of the step that was captured, not the one that later steps are copied
+        to.
+        """
 
         def record(self, inputs: Any, recorder: Any) -> Any:
             self.first = inputs[0].clone()
-            return FullForward(lambda ids, positions: model(self.first, positions)).record(inputs, recorder)
+            return FullForward(lambda ids, positions: model(self.first, positions)).record(
+                inputs, recorder
+            )
 
     graphs = captured(make(model, ReadsTheFirstStep(model.forward), RecordingPlatform()))
     assert set(graphs.stats.disabled.values()) == {Reason.WRONG_RESULT}
 
 
 class KeepsViews(ToyModel):
-    """A value dies in the piece that makes a view of it, which a later piece reads; others want its memory meanwhile."""
+    """A value dies in the piece that makes a view of it, which a later piece reads; others want its
+    memory meanwhile.
+    """
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         x = self.embedding(input_ids)
@@ -289,11 +336,15 @@ class KeepsViews(ToyModel):
 
 def test_a_view_that_a_piece_returns_keeps_its_source(tmp_path: Path) -> None:
     model = KeepsViews(1)
-    check_answers(captured(make(model, pieces_of(model, tmp_path), RecordingPlatform())), model, [16, 3, 8])
+    check_answers(
+        captured(make(model, pieces_of(model, tmp_path), RecordingPlatform())), model, [16, 3, 8]
+    )
 
 
 @pytest.mark.parametrize("kind", ["pieces", "breakable", "full", "full in pieces"])
-def test_debug_finds_a_weight_that_moved(tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str) -> None:
+def test_debug_finds_a_weight_that_moved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
     model = ToyModel(2)
     pieces = pieces_of(model, tmp_path)
     forwards: dict[str, Callable[[], Recordable]] = {
@@ -310,7 +361,9 @@ def test_debug_finds_a_weight_that_moved(tmp_path: Path, caplog: pytest.LogCaptu
     assert "layers.1.out.weight has moved" in caplog.text
 
 
-def test_garbage_collection_is_as_before_and_frozen_after_the_first(toy: tuple[ToyModel, PiecewiseForward]) -> None:
+def test_garbage_collection_is_as_before_and_frozen_after_the_first(
+    toy: tuple[ToyModel, PiecewiseForward],
+) -> None:
     gc.unfreeze()
     graphs = make(*toy, PaddingCpu())
     try:

@@ -1,4 +1,6 @@
-"""Compiled ahead of time, a piece is right for any number of tokens, and another process loads it without a compiler."""
+"""Compiled ahead of time, a piece is right for any number of tokens, and another process loads it
+without a compiler.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,17 @@ from piecework.compilation.split_ops import registered
 from piecework.kernels.cpu import packed_linear
 from piecework.kernels.cpu.platform import CpuPlatform
 
-needs_packing = pytest.mark.skipif(not packed_linear.is_available(), reason="oneDNN has no bfloat16 kernels for this CPU")
+needs_packing = pytest.mark.skipif(
+    not packed_linear.is_available(), reason="oneDNN has no bfloat16 kernels for this CPU"
+)
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 FOLDER = Path(__file__).parent
 
 
 class Small(nn.Module):
-    """One piece with matrices of two formats, a reduction, a strided view and a number of tokens in its arithmetic."""
+    """One piece with matrices of two formats, a reduction, a strided view and a number of tokens in
+    its arithmetic.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +47,9 @@ class Small(nn.Module):
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         x = self.embedding[input_ids] * positions.unsqueeze(-1)
         gate, up, rest = nn.functional.linear(x, self.weight).split(8, -1)
-        y = (nn.functional.silu(gate) * up + rest.mean(-1, keepdim=True)).flatten().view(-1, 8) / input_ids.shape[0]
+        y = (nn.functional.silu(gate) * up + rest.mean(-1, keepdim=True)).flatten().view(
+            -1, 8
+        ) / input_ids.shape[0]
         return y + self.project(x.bfloat16())
 
 
@@ -73,7 +81,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_equals_eager_at_any_number_of_tokens(folder: Path, num_tokens: int) -> None:
     pieces, report = install(folder)
     assert report.compile_seconds == {}
-    torch.testing.assert_close(pieces(*step(num_tokens)), Small()(*step(num_tokens)), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        pieces(*step(num_tokens)), Small()(*step(num_tokens)), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_a_warm_start_in_a_new_process_needs_no_compiler(folder: Path) -> None:
@@ -83,14 +93,23 @@ def test_a_warm_start_in_a_new_process_needs_no_compiler(folder: Path) -> None:
         "from pathlib import Path\n"
         "import toy_forward  # registers the split ops that the plan was cut at\n"
         "from test_inductor import install, step\n"
-        # A plan is good where the same ops are split ops; other tests of this process may have registered more.
+        # A plan is good where the same ops are split ops; other tests of this process may have
+        # registered more.
         "from piecework.compilation.split_ops import register_split_op\n"
-        f"for name in set({registered()}) - {{'toy::attend', 'toy::attend_fresh', 'toy::pair'}}: register_split_op(name, print)\n"
+        f"for name in set({registered()}) - {{'toy::attend', 'toy::attend_fresh', 'toy::pair'}}: "
+        "register_split_op(name, print)\n"
         f"pieces, report = install(Path({str(folder)!r}))\n"
-        "inductor = [name for name in sys.modules if name.startswith(('torch._inductor', 'torch._dynamo'))]\n"
-        "print(json.dumps([report.traced, report.compile_seconds, sorted(report.loaded), inductor, pieces(*step(9)).tolist()]))"
+        "inductor = [name for name in sys.modules if name.startswith(('torch._inductor', "
+        "'torch._dynamo'))]\n"
+        "print(json.dumps([report.traced, report.compile_seconds, sorted(report.loaded), inductor, "
+        "pieces(*step(9)).tolist()]))"
     )
-    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PATH": ""}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PATH": ""},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     traced, compiled, loaded, inductor, output = json.loads(done.stdout)
     assert (traced, compiled, loaded, inductor) == (False, {}, [0], [])
@@ -100,7 +119,11 @@ def test_a_warm_start_in_a_new_process_needs_no_compiler(folder: Path) -> None:
 @needs_packing
 def test_projections_in_bfloat16_read_packed_weights(folder: Path) -> None:
     pieces, _ = install(folder)
-    packed = [pieces.plan.weights[step.inputs[place]] for step in pieces.plan.steps for place in pieces._pieces[0].packed]
+    packed = [
+        pieces.plan.weights[step.inputs[place]]
+        for step in pieces.plan.steps
+        for place in pieces._pieces[0].packed
+    ]
     assert packed == ["project.weight"]
     assert sum(weight.is_mkldnn for weight in pieces._weights.values()) == 1
 

@@ -1,4 +1,6 @@
-"""A forward is installed in pieces: compiled once, from the cache on the next start, as traced where compiling fails."""
+"""A forward is installed in pieces: compiled once, from the cache on the next start, as traced
+where compiling fails.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ MODEL = "toy of 3 layers"
 class CountingCompiler(EagerCompiler):
     """Compiles as eager does, and fails at pieces of its choice."""
 
-    def __init__(self, fail: Sequence[int] = (), setting: int = 0, error: Exception | None = None) -> None:
+    def __init__(
+        self, fail: Sequence[int] = (), setting: int = 0, error: Exception | None = None
+    ) -> None:
         self.compiled = 0
         self._fail, self._setting = fail, setting
         self._error = error or CompileError("no compiler for this")
@@ -43,14 +47,22 @@ class CountingCompiler(EagerCompiler):
 
 
 def store(folder: Path, compiler: EagerCompiler) -> PieceStore:
-    return PieceStore(platform=CpuPlatform(), compiler=compiler, cache=CompileCache(folder), max_tokens=512)
+    return PieceStore(
+        platform=CpuPlatform(), compiler=compiler, cache=CompileCache(folder), max_tokens=512
+    )
 
 
 def install(
-    folder: Path, model: nn.Module | None = None, *, model_key: str | None = MODEL, compiler: EagerCompiler | None = None
+    folder: Path,
+    model: nn.Module | None = None,
+    *,
+    model_key: str | None = MODEL,
+    compiler: EagerCompiler | None = None,
 ) -> tuple[PiecewiseForward, InstallReport]:
     compiler = compiler or CountingCompiler()
-    installer = Installer(platform=CpuPlatform(), compiler=compiler, cache=CompileCache(folder), max_tokens=512)
+    installer = Installer(
+        platform=CpuPlatform(), compiler=compiler, cache=CompileCache(folder), max_tokens=512
+    )
     return installer.install(model or ToyModel(3), step(6), model_key=model_key)
 
 
@@ -101,7 +113,9 @@ def test_other_options_compile_anew(tmp_path: Path) -> None:
 def test_a_model_of_another_kind_under_the_same_key_is_traced(tmp_path: Path) -> None:
     install(tmp_path)
     model = ToyModel(3)
-    model.layers[0].qkv.weight = nn.Parameter(model.layers[0].qkv.weight.double().float().t().contiguous().t(), requires_grad=False)
+    model.layers[0].qkv.weight = nn.Parameter(
+        model.layers[0].qkv.weight.double().float().t().contiguous().t(), requires_grad=False
+    )
     pieces, report = install(tmp_path, model)
     assert report.traced
     check(pieces, model)
@@ -148,13 +162,17 @@ def test_a_piece_that_cannot_be_compiled_runs_as_traced(tmp_path: Path) -> None:
     assert report.failed == {1: "no compiler for this"}
 
 
-def test_what_cannot_be_compiled_is_an_entry_that_is_loaded_without_another_attempt(tmp_path: Path) -> None:
+def test_what_cannot_be_compiled_is_an_entry_that_is_loaded_without_another_attempt(
+    tmp_path: Path,
+) -> None:
     install(tmp_path, compiler=CountingCompiler(fail=[1]))
     model, compiler = ToyModel(3, seed=5), CountingCompiler()
     pieces, report = run(store(tmp_path, compiler).load(model, MODEL))
     check(pieces, model)
     assert (compiler.compiled, report.failed) == (0, {1: "no compiler for this"})
-    assert install(tmp_path, compiler=compiler)[1].failed == report.failed and compiler.compiled == 0
+    assert (
+        install(tmp_path, compiler=compiler)[1].failed == report.failed and compiler.compiled == 0
+    )
 
 
 def test_another_compiler_tries_anew_what_one_could_not_compile(tmp_path: Path) -> None:
@@ -173,7 +191,9 @@ def test_another_compiler_tries_anew_what_one_could_not_compile(tmp_path: Path) 
     ],
     ids=["a killed compiler", "a compiler without memory", "a full disk", "no memory"],
 )
-def test_what_the_machine_failed_to_compile_is_tried_again_at_the_next_start_and_not_before(tmp_path: Path, error: Exception) -> None:
+def test_what_the_machine_failed_to_compile_is_tried_again_at_the_next_start_and_not_before(
+    tmp_path: Path, error: Exception
+) -> None:
     install(tmp_path, compiler=CountingCompiler(fail=[1], error=error))
     assert entry_of_failure(tmp_path)["transient"] is True
     model, compiler = ToyModel(3), CountingCompiler()
@@ -193,7 +213,9 @@ def test_what_wraps_an_error_of_the_machine_is_one(tmp_path: Path) -> None:
     assert is_transient(wrapped) and not is_transient(CompileError("an op without a lowering"))
 
 
-def test_a_full_disk_leaves_pieces_as_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_pieces_as_traced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_space(*args: object) -> Path:
         raise OSError(28, "No space left on device")
 

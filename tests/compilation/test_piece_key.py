@@ -20,7 +20,13 @@ from piecework.compilation.shapes import Extent, TensorSpec
 from piecework.compilation.split import split
 from piecework.compilation.torch_private import trace
 
-FLOATS = TensorSpec(shape=(Extent(1, 0), Extent(0, 8)), stride=(Extent(0, 8), Extent(0, 1)), dtype="float32", device="cpu", weight=False)
+FLOATS = TensorSpec(
+    shape=(Extent(1, 0), Extent(0, 8)),
+    stride=(Extent(0, 8), Extent(0, 1)),
+    dtype="float32",
+    device="cpu",
+    weight=False,
+)
 
 
 def plan_of(model: torch.nn.Module) -> Plan:
@@ -28,7 +34,9 @@ def plan_of(model: torch.nn.Module) -> Plan:
     return make_plan(split(trace(model.forward, inputs, 128), inputs), inputs, {})[0]
 
 
-def graph(*, op: object = torch.add, names: tuple[str, str] = ("a", "b"), argument: object = 1.0) -> fx.Graph:
+def graph(
+    *, op: object = torch.add, names: tuple[str, str] = ("a", "b"), argument: object = 1.0
+) -> fx.Graph:
     made = fx.Graph()
     x = made.placeholder(names[0])
     y = made.create_node("call_function", op, (x, argument), name=names[1])
@@ -44,7 +52,8 @@ def test_layers_that_are_alike_are_one_piece(layers: int) -> None:
 
 
 def test_layers_with_other_constants_are_not_merged() -> None:
-    # The middle pieces hold the norm of the next layer, so only the two with the same epsilon are equal.
+    # The middle pieces hold the norm of the next layer, so only the two with the same epsilon are
+    # equal.
     assert len(plan_of(ToyModel(4, epsilons=[1e-5, 1e-5, 1e-3, 1e-5])).pieces) == 4
 
 
@@ -71,17 +80,24 @@ def test_names_of_nodes_do_not_matter() -> None:
     ids=str,
 )
 def test_inputs_of_another_kind_make_another_piece(changes: dict[str, object]) -> None:
-    other = TensorSpec(**{name: getattr(FLOATS, name) for name in ("shape", "stride", "dtype", "device", "weight")} | changes)
+    other = TensorSpec(
+        **{name: getattr(FLOATS, name) for name in ("shape", "stride", "dtype", "device", "weight")}
+        | changes
+    )
     assert piece_key(graph(), [FLOATS]) != piece_key(graph(), [other])
 
 
-@pytest.mark.parametrize("argument", [1, True, 2.0, "1.0", None, torch.float32, (1.0,), slice(None, 1)], ids=str)
+@pytest.mark.parametrize(
+    "argument", [1, True, 2.0, "1.0", None, torch.float32, (1.0,), slice(None, 1)], ids=str
+)
 def test_other_arguments_make_another_piece(argument: object) -> None:
     assert piece_key(graph(argument=argument), [FLOATS]) != piece_key(graph(), [FLOATS])
 
 
 @pytest.mark.parametrize(
-    "op", [torch.sub, torch.Tensor.add, torch.ops.aten.add.Tensor, torch.ops.aten.add], ids=["function", "method", "overload", "packet"]
+    "op",
+    [torch.sub, torch.Tensor.add, torch.ops.aten.add.Tensor, torch.ops.aten.add],
+    ids=["function", "method", "overload", "packet"],
 )
 def test_another_op_makes_another_piece(op: object) -> None:
     assert piece_key(graph(op=op), [FLOATS]) != piece_key(graph(), [FLOATS])
@@ -100,10 +116,17 @@ def test_keys_are_the_same_in_every_process(tmp_path: Path) -> None:
     )
     environment = {"HOME": str(tmp_path), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     keys = {
-        subprocess.run([sys.executable, "-c", program], env=environment | {"PYTHONHASHSEED": seed}, capture_output=True, check=True).stdout
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=environment | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
         for seed in ("1", "2")
     }
-    assert [json.loads(line) for line in keys] == [[piece.key for piece in plan_of(ToyModel(3)).pieces]]
+    assert [json.loads(line) for line in keys] == [
+        [piece.key for piece in plan_of(ToyModel(3)).pieces]
+    ]
 
 
 def test_a_plan_survives_json() -> None:

@@ -1,4 +1,6 @@
-"""A piece is loaded only where it would be made again as it is: by the same source, the same settings and the same compilers."""
+"""A piece is loaded only where it would be made again as it is: by the same source, the same
+settings and the same compilers.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ PRINT_KEY = (
     "from piecework.compilation.piece_store import PieceStore\n"
     "from piecework.compilation.plan import DistinctPiece\n"
     "from piecework.kernels.cpu.platform import CpuPlatform\n"
-    "store = PieceStore(platform=CpuPlatform(), compiler=EagerCompiler(), cache=CompileCache(Path(sys.argv[1])), max_tokens=512)\n"
+    "store = PieceStore(platform=CpuPlatform(), compiler=EagerCompiler(), "
+    "cache=CompileCache(Path(sys.argv[1])), max_tokens=512)\n"
     "print(store.piece_key(DistinctPiece(key='any', inputs=(), ops=())))"
 )
 
@@ -41,17 +44,37 @@ PRINT_KEY = (
 def key_of(folder: Path) -> str:
     """A piece's key as the source in `folder` has it."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([sys.executable, "-c", PRINT_KEY, str(folder)], capture_output=True, text=True, env=environment, cwd=folder)
+    done = subprocess.run(
+        [sys.executable, "-c", PRINT_KEY, str(folder)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=folder,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def key(folder: Path) -> str:
-    return PieceStore(platform=CpuPlatform(), compiler=InductorCompiler(), cache=CompileCache(folder), max_tokens=512).piece_key(PIECE)
+    return PieceStore(
+        platform=CpuPlatform(),
+        compiler=InductorCompiler(),
+        cache=CompileCache(folder),
+        max_tokens=512,
+    ).piece_key(PIECE)
 
 
-@pytest.mark.parametrize("file", ["compilation/passes/pack_linear.py", "compilation/torch_private.py", "kernels/cpu/packed_linear.py"])
-def test_a_piece_of_an_edited_pass_is_another_until_it_is_edited_back(tmp_path: Path, file: str) -> None:
+@pytest.mark.parametrize(
+    "file",
+    [
+        "compilation/passes/pack_linear.py",
+        "compilation/torch_private.py",
+        "kernels/cpu/packed_linear.py",
+    ],
+)
+def test_a_piece_of_an_edited_pass_is_another_until_it_is_edited_back(
+    tmp_path: Path, file: str
+) -> None:
     root = Path(piecework.__file__).parent
     for name in ("__init__.py", "compilation", "kernels"):
         copy: Callable[..., object] = shutil.copytree if (root / name).is_dir() else shutil.copy
@@ -65,15 +88,29 @@ def test_a_piece_of_an_edited_pass_is_another_until_it_is_edited_back(tmp_path: 
     assert key_of(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ["TORCHINDUCTOR_CPP_MIN_CHUNK_SIZE", "TORCH_COMPILE_DEBUG", "TRITON_F32_DEFAULT"])
-def test_settings_of_the_environment_make_another_piece(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name", ["TORCHINDUCTOR_CPP_MIN_CHUNK_SIZE", "TORCH_COMPILE_DEBUG", "TRITON_F32_DEFAULT"]
+)
+def test_settings_of_the_environment_make_another_piece(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = key(tmp_path)
     monkeypatch.setenv(name, "1")
     assert key(tmp_path) != before
 
 
-@pytest.mark.parametrize("name", ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_PTXAS_PATH", "TORCHINDUCTOR_COMPILE_THREADS"])
-def test_where_things_lie_makes_no_other_piece(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TRITON_CACHE_DIR",
+        "TRITON_PTXAS_PATH",
+        "TORCHINDUCTOR_COMPILE_THREADS",
+    ],
+)
+def test_where_things_lie_makes_no_other_piece(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = key(tmp_path)
     monkeypatch.setenv(name, "1")
     assert key(tmp_path) == before
@@ -94,11 +131,14 @@ def test_a_process_that_is_told_the_settings_of_another_makes_its_pieces() -> No
     with config.patch({"epilogue_fusion": False, "cpp.min_chunk_size": 7}):
         changes = torch_private.inductor_changes()
     program = (
-        "import sys, json; from piecework.compilation.torch_private import change_inductor, inductor_changes\n"
+        "import sys, json; from piecework.compilation.torch_private import change_inductor, "
+        "inductor_changes\n"
         "assert inductor_changes() == {}\n"
         "change_inductor(json.loads(sys.argv[1])); print(json.dumps(inductor_changes()))"
     )
-    done = subprocess.run([sys.executable, "-c", program, json.dumps(changes)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(changes)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == changes != {}
 
@@ -122,7 +162,12 @@ class Compiled(EagerCompiler):
 def compiled_with(version: str | None, folder: Path) -> int:
     """How many pieces are compiled where that compiler is installed."""
     before = Compiled.compiled
-    installer = Installer(platform=CpuPlatform(), compiler=Compiled(version), cache=CompileCache(folder), max_tokens=512)
+    installer = Installer(
+        platform=CpuPlatform(),
+        compiler=Compiled(version),
+        cache=CompileCache(folder),
+        max_tokens=512,
+    )
     installer.install(ToyModel(3), step(6), model_key="toy")
     return Compiled.compiled - before
 
@@ -146,7 +191,9 @@ def test_inductor_s_compiler_is_told_by_its_version(monkeypatch: pytest.MonkeyPa
     assert InductorCompiler().toolchain() is None
 
 
-def test_kernels_of_another_version_of_the_compiler_are_built_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_another_version_of_the_compiler_are_built_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The compiler stays where it is, and is another one after an upgrade."""
     compiler, built = tmp_path / "c++", []
     monkeypatch.setenv("CXX", str(compiler))
@@ -166,17 +213,24 @@ def test_kernels_of_another_version_of_the_compiler_are_built_anew(tmp_path: Pat
 
 
 def test_the_parts_of_a_key_cost_a_start_next_to_nothing(tmp_path: Path) -> None:
-    """Without Inductor, whose import takes most of a second: a process that serves has no use for it."""
+    """Without Inductor, whose import takes most of a second: a process that serves has no use for
+    it.
+    """
     program = (
-        "import sys, time; import torch; from piecework.compilation.compiler import InductorCompiler\n"
-        "began = time.perf_counter(); InductorCompiler().options(), InductorCompiler().toolchain()\n"
-        "assert time.perf_counter() - began < 0.5; assert not [name for name in sys.modules if name.startswith('torch._inductor')]"
+        "import sys, time; import torch; from piecework.compilation.compiler import "
+        "InductorCompiler\n"
+        "began = time.perf_counter(); InductorCompiler().options(), "
+        "InductorCompiler().toolchain()\n"
+        "assert time.perf_counter() - began < 0.5; assert not [name for name in sys.modules if "
+        "name.startswith('torch._inductor')]"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_torch_s_version_makes_another_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_s_version_makes_another_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = key(tmp_path)
     monkeypatch.setattr(torch, "__version__", "0.0.0")
     assert key(tmp_path) != before

@@ -35,7 +35,9 @@ def pair(request: pytest.FixtureRequest, installer: Installer) -> tuple[ToyModel
 
 @given(num_tokens=st.integers(1, 200), seed=st.integers(0, 5))
 @settings(max_examples=30, deadline=None)
-def test_equals_the_forward_at_any_number_of_tokens(pair: tuple[ToyModel, PiecewiseForward], num_tokens: int, seed: int) -> None:
+def test_equals_the_forward_at_any_number_of_tokens(
+    pair: tuple[ToyModel, PiecewiseForward], num_tokens: int, seed: int
+) -> None:
     model, pieces = pair
     inputs = step(num_tokens, seed)
     assert torch.equal(pieces(*inputs), model(*inputs))
@@ -74,7 +76,9 @@ def test_memory_of_a_layer_is_free_two_layers_later(installer: Installer) -> Non
         outputs.extend(weakref.ref(result) for result in results)
         return results
 
-    watched = [CompiledPiece(lambda inputs, run=piece.run: watch(run(inputs))) for piece in pieces._pieces]
+    watched = [
+        CompiledPiece(lambda inputs, run=piece.run: watch(run(inputs))) for piece in pieces._pieces
+    ]
     PiecewiseForward(pieces.plan, watched, named_tensors(model), torch.clone)(*step(6))
     made_by_a_piece = max(len(call.outputs) for call in pieces.plan.steps)
     assert max(alive) <= 2 * made_by_a_piece
@@ -83,7 +87,9 @@ def test_memory_of_a_layer_is_free_two_layers_later(installer: Installer) -> Non
 
 def test_compiled_pieces_do_not_hold_the_model(tmp_path: Path) -> None:
     cache = CompileCache(tmp_path)
-    installer = Installer(platform=CpuPlatform(), compiler=EagerCompiler(), cache=cache, max_tokens=512)
+    installer = Installer(
+        platform=CpuPlatform(), compiler=EagerCompiler(), cache=cache, max_tokens=512
+    )
     installer.install(ToyModel(2), step(6), model_key="toy")
     sizes = {entry.about["kind"]: entry.num_bytes for entry in cache.entries()}
     assert sizes["piece"] < 10_000

@@ -1,4 +1,6 @@
-"""torch.compile of models that are not ours: what is compiled, how often, and what is told of it."""
+"""torch.compile of models that are not ours: what is compiled, how often, and what is told of
+it.
+"""
 
 from __future__ import annotations
 
@@ -92,9 +94,14 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_class_of_blocks_is_compiled_once_for_all_models() -> None:
     platform, first, second = RecordingPlatform(), NamingModel(depth=4), NamingModel(depth=2)
     expected = [first(inputs()), second(inputs())]
-    compiled = CompiledModels({"transformer": first, "transformer_2": second}, platform, regional=True)
+    compiled = CompiledModels(
+        {"transformer": first, "transformer_2": second}, platform, regional=True
+    )
     assert compiled.regions == {"Block": 6}
-    assert [torch.equal(model(inputs()), wanted) for model, wanted in zip((first, second), expected, strict=True)] == [True, True]
+    assert [
+        torch.equal(model(inputs()), wanted)
+        for model, wanted in zip((first, second), expected, strict=True)
+    ] == [True, True]
     assert compiled.graphs == len(platform.graphs) == 1 and compiled.breaks == []
     linears = [node for node in platform.graphs[0].graph.nodes if "linear" in str(node.target)]
     assert len(linears) == 1, "one block, and nothing of what is around it"
@@ -135,11 +142,15 @@ def test_whole_models_are_one_graph() -> None:
     compiled = CompiledModels({"transformer": model}, platform, regional=False)
     assert torch.equal(model(inputs()), expected)
     assert compiled.regions == {"NamingModel": 1} and compiled.graphs == 1
-    assert len([node for node in platform.graphs[0].graph.nodes if "linear" in str(node.target)]) == 6
+    assert (
+        len([node for node in platform.graphs[0].graph.nodes if "linear" in str(node.target)]) == 6
+    )
 
 
 @torch.no_grad()
-def test_a_model_that_names_no_blocks_has_lists_of_equal_modules(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_names_no_blocks_has_lists_of_equal_modules(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = Model()
     with caplog.at_level(logging.INFO):
         compiled = CompiledModels({"transformer": model}, RecordingPlatform(), regional=True)
@@ -148,7 +159,10 @@ def test_a_model_that_names_no_blocks_has_lists_of_equal_modules(caplog: pytest.
 
 
 def test_a_model_without_blocks_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"transformer .Linear. has no repeated blocks; leave --regional-compile out"):
+    with pytest.raises(
+        ValueError,
+        match=r"transformer .Linear. has no repeated blocks; leave --regional-compile out",
+    ):
         CompiledModels({"transformer": nn.Linear(2, 2)}, RecordingPlatform(), regional=True)
 
 
@@ -201,10 +215,15 @@ def test_inductor_s_code_is_kept_with_our_pieces_and_found_again(tmp_path: Path)
     assert list((tmp_path / "inductor").rglob("*.so"))
 
 
-def test_the_folder_is_ours_unless_the_user_has_chosen_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_is_ours_unless_the_user_has_chosen_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    for before, after in ((default_cache_dir(), str(tmp_path / "inductor")), ("/chosen", "/chosen")):
+    for before, after in (
+        (default_cache_dir(), str(tmp_path / "inductor")),
+        ("/chosen", "/chosen"),
+    ):
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", before)
         CompiledModels({"transformer": NamingModel()}, CpuPlatform(), regional=True)
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == after
@@ -212,7 +231,10 @@ def test_the_folder_is_ours_unless_the_user_has_chosen_one(tmp_path: Path, monke
 
 def test_the_table_of_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PIECEWORK_TORCH_COMPILE_MODE", raising=False)
-    cpu, cuda = CpuPlatform().compile_options(), CudaPlatform.compile_options(object.__new__(CudaPlatform))
+    cpu, cuda = (
+        CpuPlatform().compile_options(),
+        CudaPlatform.compile_options(object.__new__(CudaPlatform)),
+    )
     assert (cpu.backend, cpu.mode) == ("inductor", "default")
     assert (cuda.backend, cuda.mode) == ("inductor", "max-autotune-no-cudagraphs")
     for options in (cpu, cuda):
@@ -224,5 +246,7 @@ def test_the_table_of_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_mode_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIECEWORK_TORCH_COMPILE_MODE", "fastest")
-    with pytest.raises(ValueError, match=r"PIECEWORK_TORCH_COMPILE_MODE must be one of default, .*, got fastest"):
+    with pytest.raises(
+        ValueError, match=r"PIECEWORK_TORCH_COMPILE_MODE must be one of default, .*, got fastest"
+    ):
         CompiledModels({"transformer": NamingModel()}, CpuPlatform(), regional=True)

@@ -1,4 +1,6 @@
-"""A piece that computes something else than what was traced is found out, and one that only rounds elsewhere is not."""
+"""A piece that computes something else than what was traced is found out, and one that only rounds
+elsewhere is not.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def forward_of(folder: Path, dtype: torch.dtype) -> PiecewiseForward:
     for name, tensor in model.named_parameters():
         # As in the models that are served: what is added to a norm's square counts in small rows.
         tensor.mul_(not name.endswith("bias"))
-    installer = Installer(platform=CpuPlatform(), compiler=EagerCompiler(), cache=CompileCache(folder), max_tokens=512)
+    installer = Installer(
+        platform=CpuPlatform(), compiler=EagerCompiler(), cache=CompileCache(folder), max_tokens=512
+    )
     return installer.install(model, step(6)).forward
 
 
@@ -40,17 +44,31 @@ def checked(forward: PiecewiseForward, change: Change | None = None) -> int:
     if change is not None:
         graph = _load(forward.plan.pieces[MIDDLE])
         pieces[MIDDLE] = CompiledPiece(partial(run_changed, change, graph))
-    return len(list(check_pieces(forward.with_pieces(pieces), lambda tokens: step(tokens), LARGEST, lambda error: False)))
+    return len(
+        list(
+            check_pieces(
+                forward.with_pieces(pieces),
+                lambda tokens: step(tokens),
+                LARGEST,
+                lambda error: False,
+            )
+        )
+    )
 
 
-def run_changed(change: Change, graph: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+def run_changed(
+    change: Change, graph: fx.GraphModule, inputs: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor]:
     return change(graph, list(inputs))
 
 
 def edited(graph: fx.GraphModule, old: object, new: object) -> fx.GraphModule:
     """The piece with another number in place of one of its constants."""
     for node in graph.graph.nodes:
-        node.args = tuple(new if isinstance(argument, float) and argument in (old, new) else argument for argument in node.args)
+        node.args = tuple(
+            new if isinstance(argument, float) and argument in (old, new) else argument
+            for argument in node.args
+        )
     graph.recompile()
     assert str(new) in graph.code
     return graph
@@ -58,22 +76,33 @@ def edited(graph: fx.GraphModule, old: object, new: object) -> fx.GraphModule:
 
 def only(tokens: int, change: Change) -> Change:
     """Wrong at one number of tokens alone."""
-    return lambda graph, inputs: change(graph, inputs) if _tokens(inputs) == tokens else graph(*inputs)
+    return lambda graph, inputs: (
+        change(graph, inputs) if _tokens(inputs) == tokens else graph(*inputs)
+    )
 
 
 def _tokens(inputs: Sequence[torch.Tensor]) -> int:
     return next(
-        len(tensor) for tensor in inputs if tensor.dim() == 2 and tensor.shape[1] == HIDDEN and not isinstance(tensor, nn.Parameter)
+        len(tensor)
+        for tensor in inputs
+        if tensor.dim() == 2 and tensor.shape[1] == HIDDEN and not isinstance(tensor, nn.Parameter)
     )
 
 
 def shifted(graph: fx.GraphModule, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """The last row is the one before it."""
-    return [torch.cat([out[:-1], out[-2:-1] if len(out) > 1 else 2 * out]) if out.dim() > 1 else out for out in graph(*inputs)]
+    return [
+        torch.cat([out[:-1], out[-2:-1] if len(out) > 1 else 2 * out]) if out.dim() > 1 else out
+        for out in graph(*inputs)
+    ]
 
 
 def of_another_layer(graph: fx.GraphModule, inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-    weights = [place for place, tensor in enumerate(inputs) if isinstance(tensor, nn.Parameter) and tensor.shape == (HIDDEN, HIDDEN)]
+    weights = [
+        place
+        for place, tensor in enumerate(inputs)
+        if isinstance(tensor, nn.Parameter) and tensor.shape == (HIDDEN, HIDDEN)
+    ]
     for place in weights:
         inputs[place] = inputs[place].flip(0)
     assert weights
@@ -82,7 +111,11 @@ def of_another_layer(graph: fx.GraphModule, inputs: list[torch.Tensor]) -> Seque
 
 def operands_swapped(graph: fx.GraphModule, inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Two values of one shape change places."""
-    alike = [place for place, tensor in enumerate(inputs) if not isinstance(tensor, nn.Parameter) and tensor.shape[1:] == (HIDDEN,)]
+    alike = [
+        place
+        for place, tensor in enumerate(inputs)
+        if not isinstance(tensor, nn.Parameter) and tensor.shape[1:] == (HIDDEN,)
+    ]
     inputs[alike[0]], inputs[alike[1]] = inputs[alike[1]], inputs[alike[0]]
     return graph(*inputs)
 
@@ -118,14 +151,25 @@ def rounds_more(graph: fx.GraphModule, inputs: list[torch.Tensor]) -> Sequence[t
     """Off by half an eps, up or down, in each number that goes in."""
     generator = torch.Generator().manual_seed(5)
     noise = [2 * torch.randint(2, tensor.shape, generator=generator) - 1 for tensor in inputs]
-    return graph(*(t + t * n * torch.finfo(t.dtype).eps / 2 if t.is_floating_point() else t for t, n in zip(inputs, noise, strict=True)))
+    return graph(
+        *(
+            t + t * n * torch.finfo(t.dtype).eps / 2 if t.is_floating_point() else t
+            for t, n in zip(inputs, noise, strict=True)
+        )
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("change", [None, in_single, rounds_more], ids=["as it is", "in 32 bits", "rounded more"])
-def test_other_roundings_are_not_wrong(tmp_path: Path, change: Change | None, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "change", [None, in_single, rounds_more], ids=["as it is", "in 32 bits", "rounded more"]
+)
+def test_other_roundings_are_not_wrong(
+    tmp_path: Path, change: Change | None, dtype: torch.dtype
+) -> None:
     forward = forward_of(tmp_path, dtype)
-    assert checked(forward, change) == len(forward.plan.pieces) * (2 * 4 + 1), "a run each: two at each of four sizes, one for growth"
+    assert checked(forward, change) == len(forward.plan.pieces) * (2 * 4 + 1), (
+        "a run each: two at each of four sizes, one for growth"
+    )
 
 
 def test_what_was_traced_is_kept_with_the_plan(tmp_path: Path) -> None:
@@ -144,4 +188,8 @@ def test_where_the_memory_does_not_do_the_largest_size_is_left_out(tmp_path: Pat
 
     pieces = [traced_piece(piece) for piece in forward.plan.pieces]
     made = forward.with_pieces([CompiledPiece(too_large), *pieces[1:]])
-    list(check_pieces(made, lambda tokens: step(tokens), LARGEST, lambda error: isinstance(error, MemoryError)))
+    list(
+        check_pieces(
+            made, lambda tokens: step(tokens), LARGEST, lambda error: isinstance(error, MemoryError)
+        )
+    )

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piecework.compilation.sizes import SizesOption, best_sizes, choose_sizes, default_sizes, padding, padding_share, parse_sizes, thin, within_budget
+from piecework.compilation.sizes import (
+    SizesOption,
+    best_sizes,
+    choose_sizes,
+    default_sizes,
+    padding,
+    padding_share,
+    parse_sizes,
+    thin,
+    within_budget,
+)
 
 histograms = st.dictionaries(st.integers(1, 60), st.integers(1, 9), min_size=1, max_size=9)
 
@@ -30,7 +40,12 @@ def test_default_list_ends_at_the_cap(cap: int) -> None:
 @given(histograms, st.integers(1, 5))
 def test_best_sizes_waste_no_more_than_any_others(seen: dict[int, int], count: int) -> None:
     lengths = sorted(seen)
-    subsets = (subset for size in range(1, count + 1) for subset in combinations(lengths, size) if subset[-1] == lengths[-1])
+    subsets = (
+        subset
+        for size in range(1, count + 1)
+        for subset in combinations(lengths, size)
+        if subset[-1] == lengths[-1]
+    )
     least = min(padding(subset, seen) for subset in subsets)
     sizes = best_sizes(seen, count)
     assert len(sizes) <= count

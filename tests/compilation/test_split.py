@@ -35,7 +35,15 @@ def refused(function: Callable[..., torch.Tensor], match: str) -> None:
 
 def test_pieces_and_split_ops_keep_their_order() -> None:
     calls = cut(ToyModel(3).forward).calls
-    assert [type(call) for call in calls] == [PieceCall, OpCall, PieceCall, OpCall, PieceCall, OpCall, PieceCall]
+    assert [type(call) for call in calls] == [
+        PieceCall,
+        OpCall,
+        PieceCall,
+        OpCall,
+        PieceCall,
+        OpCall,
+        PieceCall,
+    ]
     assert [call.name for call in calls if isinstance(call, OpCall)] == ["toy::attend"] * 3
 
 
@@ -47,7 +55,9 @@ def test_constants_of_split_ops_stay_outside_pieces() -> None:
 
 def test_the_split_op_writes_into_a_buffer_that_a_piece_allocates() -> None:
     found = cut(ToyModel(2).forward)
-    for before, op, after in zip(found.calls[0::2], found.calls[1::2], found.calls[2::2], strict=False):
+    for before, op, after in zip(
+        found.calls[0::2], found.calls[1::2], found.calls[2::2], strict=False
+    ):
         assert op.inputs[3] in before.outputs
         assert op.inputs[3] in after.inputs
         assert "empty_like" in op_names(before.graph)
@@ -107,7 +117,11 @@ def test_split_ops_in_a_row_have_no_piece_between() -> None:
         x = torch.ops.toy.attend_fresh(x, x, x, 0)
         return torch.ops.toy.attend_fresh(x, x, x, 1)
 
-    assert [type(call) for call in cut(from_function(forward).forward).calls] == [PieceCall, OpCall, OpCall]
+    assert [type(call) for call in cut(from_function(forward).forward).calls] == [
+        PieceCall,
+        OpCall,
+        OpCall,
+    ]
 
 
 def test_any_op_can_be_registered_by_name() -> None:
@@ -119,7 +133,11 @@ def test_any_op_can_be_registered_by_name() -> None:
         def forward(input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
             return torch.ops.aten.rsqrt(input_ids.float() + 1) * 2
 
-        assert [type(call) for call in cut(from_function(forward).forward).calls] == [PieceCall, OpCall, PieceCall]
+        assert [type(call) for call in cut(from_function(forward).forward).calls] == [
+            PieceCall,
+            OpCall,
+            PieceCall,
+        ]
     finally:
         from piecework.compilation import split_ops
 
@@ -127,7 +145,10 @@ def test_any_op_can_be_registered_by_name() -> None:
 
 
 def test_a_way_that_depends_on_the_number_of_tokens_is_refused() -> None:
-    refused(lambda ids, positions: ids.float() * 2 if ids.shape[0] > 100 else ids.float(), "another way for some numbers of tokens")
+    refused(
+        lambda ids, positions: ids.float() * 2 if ids.shape[0] > 100 else ids.float(),
+        "another way for some numbers of tokens",
+    )
 
 
 def test_a_limit_beyond_the_largest_step_is_no_reason_to_refuse() -> None:

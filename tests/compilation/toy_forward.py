@@ -1,6 +1,7 @@
 """A small model whose layers are alike, with an attention-like split op between them.
 
-T tokens, H hidden size. `toy::attend` writes, for each token, the mean of the values so far, weighted by keys.
+T tokens, H hidden size. `toy::attend` writes, for each token, the mean of the values so far,
+weighted by keys.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class Attention:
     fail_in_layer: int | None = None
 
 
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, layer: int) -> None:
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, layer: int
+) -> None:
     if layer == Attention.fail_in_layer:
         raise RuntimeError(f"attention failed in layer {layer}")
     Attention.layers.append(layer)
@@ -60,7 +63,9 @@ class Norm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
-        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(
+            x.dtype
+        ) * self.weight
 
 
 class Layer(nn.Module):
@@ -83,14 +88,26 @@ class Layer(nn.Module):
 
 
 class ToyModel(nn.Module):
-    """`epsilons`: one a layer. `fresh`: the split op returns a new tensor instead of filling one of the caller's."""
+    """`epsilons`: one a layer. `fresh`: the split op returns a new tensor instead of filling one of
+    the caller's.
+    """
 
-    def __init__(self, num_layers: int = 4, *, epsilons: list[float] | None = None, fresh: bool = False, seed: int = 0) -> None:
+    def __init__(
+        self,
+        num_layers: int = 4,
+        *,
+        epsilons: list[float] | None = None,
+        fresh: bool = False,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
         torch.manual_seed(seed)
         self.embedding = nn.Embedding(VOCABULARY, HIDDEN)
         self.layers = nn.ModuleList(
-            Layer(number, eps, fresh) for number, eps in zip(range(num_layers), epsilons or itertools.repeat(1e-5), strict=False)
+            Layer(number, eps, fresh)
+            for number, eps in zip(
+                range(num_layers), epsilons or itertools.repeat(1e-5), strict=False
+            )
         )
         self.norm = Norm(1e-5)
         self.register_buffer("angles", torch.linspace(0.5, 1.5, 512))
@@ -106,7 +123,9 @@ class ToyModel(nn.Module):
 def step(num_tokens: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and positions [T] of a made-up step."""
     generator = torch.Generator().manual_seed(seed * 1000 + num_tokens)
-    return torch.randint(VOCABULARY, (num_tokens,), generator=generator), torch.randint(512, (num_tokens,), generator=generator)
+    return torch.randint(VOCABULARY, (num_tokens,), generator=generator), torch.randint(
+        512, (num_tokens,), generator=generator
+    )
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""Compiles every Triton kernel for GPUs that need not be there: `compile_kernels.py CAPABILITY ...` (80, 90, 100); prints what each takes.
+"""Compiles every Triton kernel for GPUs that need not be there: `compile_kernels.py CAPABILITY ...`
+(80, 90, 100); prints what each takes.
 
 Runs as a process of its own, because Triton decides once whether its kernels are interpreted.
 """
@@ -18,7 +19,23 @@ from piecework.kernels.triton import op_kernels as ops
 from piecework.kernels.triton import sampling_kernel as sampling
 
 _POINTERS = {
-    **dict.fromkeys(("q", "k", "v", "out", "k_cache", "v_cache", "x", "weight", "residual", "total", "cos", "signed_sin"), "*bf16"),
+    **dict.fromkeys(
+        (
+            "q",
+            "k",
+            "v",
+            "out",
+            "k_cache",
+            "v_cache",
+            "x",
+            "weight",
+            "residual",
+            "total",
+            "cos",
+            "signed_sin",
+        ),
+        "*bf16",
+    ),
     **dict.fromkeys(("slots", "block_table"), "*i64"),
     **dict.fromkeys(("tiles", "query_starts", "seq_lens", "rows", "requests"), "*i32"),
     **dict.fromkeys(("partial", "partial_lse", "probs", "candidates", "top_ps", "min_ps"), "*fp32"),
@@ -28,7 +45,11 @@ _POINTERS = {
 _FLOATS = ("scale_log2", "eps")
 _HEADS = {"GROUP": 4, "HEAD": 128, "BLOCK_D": 128, "PAGE": 16, "PRECISION": "ieee"}
 KERNELS: list[tuple[Any, dict[str, Any], dict[str, int]]] = [
-    (attention.store_kernel, {"KV_HEADS": 8, "HEAD": 128, "BLOCK": 1024, "PAGE": 16}, {"num_warps": 4}),
+    (
+        attention.store_kernel,
+        {"KV_HEADS": 8, "HEAD": 128, "BLOCK": 1024, "PAGE": 16},
+        {"num_warps": 4},
+    ),
     *(
         (
             attention.prefill_kernel,
@@ -45,15 +66,18 @@ KERNELS: list[tuple[Any, dict[str, Any], dict[str, int]]] = [
         )
         for direct in (False, True)
     ),
-    # A head size that is no power of two, seven queries a key; a large head; float32: each with the blocks that it gets.
+    # A head size that is no power of two, seven queries a key; a large head; float32: each with the
+    # blocks that it gets.
     (
         attention.prefill_kernel,
-        _HEADS | {"GROUP": 7, "GROUP_PAD": 8, "HEAD": 80, "BLOCK_M": 128, "BLOCK_N": 64, "WINDOW": 0},
+        _HEADS
+        | {"GROUP": 7, "GROUP_PAD": 8, "HEAD": 80, "BLOCK_M": 128, "BLOCK_N": 64, "WINDOW": 0},
         {"num_warps": 8, "num_stages": 2},
     ),
     (
         attention.prefill_kernel,
-        _HEADS | {"HEAD": 256, "BLOCK_D": 256, "GROUP_PAD": 4, "BLOCK_M": 128, "BLOCK_N": 32, "WINDOW": 0},
+        _HEADS
+        | {"HEAD": 256, "BLOCK_D": 256, "GROUP_PAD": 4, "BLOCK_M": 128, "BLOCK_N": 32, "WINDOW": 0},
         {"num_warps": 8, "num_stages": 2},
     ),
     (attention.combine_kernel, {"HEAD": 128, "BLOCK_D": 128, "MAX_SPLITS": 32}, {"num_warps": 4}),
@@ -66,17 +90,31 @@ KERNELS: list[tuple[Any, dict[str, Any], dict[str, int]]] = [
 """With the constants and options of an 8B model in bfloat16."""
 
 
-def compile_for(kernel: Any, constants: dict[str, Any], options: dict[str, int], capability: int) -> dict[str, Any]:
+def compile_for(
+    kernel: Any, constants: dict[str, Any], options: dict[str, int], capability: int
+) -> dict[str, Any]:
     """Shared memory in bytes, and which matrix instructions there are."""
     types = {name: "constexpr" if name in constants else _type(name) for name in kernel.arg_names}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if name in _POINTERS or "stride" in name}
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, name in enumerate(kernel.arg_names)
+        if name in _POINTERS or "stride" in name
+    }
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    compiled = triton.compile(ASTSource(kernel, types, places, aligned), target=GPUTarget("cuda", capability, 32), options=options)
+    compiled = triton.compile(
+        ASTSource(kernel, types, places, aligned),
+        target=GPUTarget("cuda", capability, 32),
+        options=options,
+    )
     return {
         "kernel": kernel.__name__,
         "capability": capability,
         "shared": compiled.metadata.shared,
-        "matrix": [name for name in ("wgmma.mma_async", "mma.sync", "tcgen05.mma") if name in compiled.asm["ptx"]],
+        "matrix": [
+            name
+            for name in ("wgmma.mma_async", "mma.sync", "tcgen05.mma")
+            if name in compiled.asm["ptx"]
+        ],
         "copies_ahead": "cp.async" in compiled.asm["ptx"],
     }
 
@@ -86,4 +124,12 @@ def _type(name: str) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps([compile_for(*kernel, int(capability)) for capability in sys.argv[1:] for kernel in KERNELS]))
+    print(
+        json.dumps(
+            [
+                compile_for(*kernel, int(capability))
+                for capability in sys.argv[1:]
+                for kernel in KERNELS
+            ]
+        )
+    )

@@ -1,6 +1,8 @@
-"""flashinfer's two paged wrappers in plain torch, as strict as it and checked against its own signatures at every call.
+"""flashinfer's two paged wrappers in plain torch, as strict as it and checked against its own
+signatures at every call.
 
-What a real call reads on the device is read from tensors here too, so a recorded call shows what was planned for it last.
+What a real call reads on the device is read from tensors here too, so a recorded call shows what
+was planned for it last.
 """
 
 from __future__ import annotations
@@ -13,13 +15,18 @@ from typing import Any, ClassVar
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-EXTRACT = json.loads((Path(__file__).parents[1] / "library_contracts" / "flashinfer.json").read_text())
+EXTRACT = json.loads(
+    (Path(__file__).parents[1] / "library_contracts" / "flashinfer.json").read_text()
+)
 _GROUPS = (1, 2, 3, 4, 6, 8, 16)
-"""Queries a key that decodes off tensor cores are compiled for: DISPATCH_GQA_GROUP_SIZE in flashinfer's utils.cuh."""
+"""Queries a key that decodes off tensor cores are compiled for: DISPATCH_GQA_GROUP_SIZE in
+flashinfer's utils.cuh.
+"""
 
 _LIBRARY = torch.library.Library("flashinfer_standin", "DEF")
 _LIBRARY.define(
-    "attend(Tensor q, Tensor k_cache, Tensor v_cache, Tensor query_indptr, Tensor indptr, Tensor indices, Tensor last_page_len, "
+    "attend(Tensor q, Tensor k_cache, Tensor v_cache, Tensor query_indptr, Tensor indptr, Tensor "
+    "indices, Tensor last_page_len, "
     "Tensor planned, Tensor(a!) out, float scale, int window_left) -> ()"
 )
 
@@ -38,16 +45,27 @@ def _attend(
     window_left: int,
 ) -> None:
     page_size, group = k_cache.shape[1], q.shape[1] // k_cache.shape[2]
-    assert torch.equal(planned, indptr), "the call was planned for other pages than its buffers hold"
+    assert torch.equal(planned, indptr), (
+        "the call was planned for other pages than its buffers hold"
+    )
     for number, last in enumerate(last_page_len.tolist()):
         pages = indices[indptr[number] : indptr[number + 1]].long()
         length = (len(pages) - 1) * page_size + last
-        keys, values = (cache[pages].flatten(0, 1)[:length].repeat_interleave(group, 1).transpose(0, 1) for cache in (k_cache, v_cache))
+        keys, values = (
+            cache[pages].flatten(0, 1)[:length].repeat_interleave(group, 1).transpose(0, 1)
+            for cache in (k_cache, v_cache)
+        )
         rows = slice(int(query_indptr[number]), int(query_indptr[number + 1]))
         position = torch.arange(length - (rows.stop - rows.start), length)[:, None]
         distance = position - torch.arange(length)
-        hidden = (distance < 0) | ((distance > window_left) if window_left >= 0 else torch.zeros_like(distance, dtype=torch.bool))
-        scores = (q[rows].transpose(0, 1) @ keys.transpose(1, 2) * scale).masked_fill(hidden, float("-inf"))
+        hidden = (distance < 0) | (
+            (distance > window_left)
+            if window_left >= 0
+            else torch.zeros_like(distance, dtype=torch.bool)
+        )
+        scores = (q[rows].transpose(0, 1) @ keys.transpose(1, 2) * scale).masked_fill(
+            hidden, float("-inf")
+        )
         out[rows] = (scores.softmax(-1) @ values).transpose(0, 1)
 
 
@@ -64,25 +82,54 @@ class _Checked:
         name = f"{type(self).__name__}.{method}"
         _Checked.called.add(name)
         # The decode's plan hands everything on to another method, which takes the keywords.
-        text = EXTRACT["signatures"].get(name.replace(".plan", "._plan_impl"), EXTRACT["signatures"].get(name))
+        text = EXTRACT["signatures"].get(
+            name.replace(".plan", "._plan_impl"), EXTRACT["signatures"].get(name)
+        )
         bound = inspect.signature(eval(f"lambda {text}: None")).bind(*args, **kwargs)
         bound.apply_defaults()
         return bound.arguments
 
-    def _check_plan(self, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor, page_size: int) -> None:
+    def _check_plan(
+        self,
+        indptr: torch.Tensor,
+        indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        page_size: int,
+    ) -> None:
         assert _get_current_dispatch_mode() is None, "planned while a graph is recorded"
         assert indptr.dtype == indices.dtype == last_page_len.dtype == torch.int32
-        assert indptr.device.type == last_page_len.device.type == "cpu", "a plan from the device waits for it"
+        assert indptr.device.type == last_page_len.device.type == "cpu", (
+            "a plan from the device waits for it"
+        )
         assert len(indptr) == len(last_page_len) + 1 and int(indptr[-1]) == len(indices)
         assert bool(((last_page_len >= 1) & (last_page_len <= page_size)).all())
 
-    def _attend(self, given: dict[str, Any], query_indptr: torch.Tensor, buffers: tuple[torch.Tensor, ...], planned: torch.Tensor) -> None:
-        q, (k_cache, v_cache), out, plan = given["q"], given["paged_kv_cache"], given["out"], self._plan  # type: ignore[attr-defined]
-        assert q.dtype == plan["q_data_type"] and k_cache.dtype == v_cache.dtype == plan["kv_data_type"] and out.dtype == q.dtype
+    def _attend(
+        self,
+        given: dict[str, Any],
+        query_indptr: torch.Tensor,
+        buffers: tuple[torch.Tensor, ...],
+        planned: torch.Tensor,
+    ) -> None:
+        q, (k_cache, v_cache), out, plan = (
+            given["q"],
+            given["paged_kv_cache"],
+            given["out"],
+            self._plan,
+        )  # type: ignore[attr-defined]
+        assert (
+            q.dtype == plan["q_data_type"]
+            and k_cache.dtype == v_cache.dtype == plan["kv_data_type"]
+            and out.dtype == q.dtype
+        )
         assert k_cache.stride() == v_cache.stride() and k_cache.shape[1] == plan["page_size"]
-        assert (q.shape[1], k_cache.shape[2]) == (plan["num_qo_heads"], plan["num_kv_heads"]) and out.shape == q.shape
+        assert (q.shape[1], k_cache.shape[2]) == (
+            plan["num_qo_heads"],
+            plan["num_kv_heads"],
+        ) and out.shape == q.shape
         torch.ops.flashinfer_standin.attend(
-            q, k_cache, v_cache, query_indptr, *buffers, planned, out, plan["sm_scale"], plan["window_left"]
+            q, k_cache, v_cache, query_indptr, *buffers, planned, out, plan["sm_scale"],
+            plan["window_left"]
         )  # fmt: skip
 
 
@@ -93,7 +140,9 @@ class BatchPrefillWithPagedKVCacheWrapper(_Checked):
 
     def plan(self, *args: Any, **kwargs: Any) -> None:
         self._plan = given = self._check("plan", *args, **kwargs)
-        self._buffers = tuple(given[f"paged_kv_{name}"].clone() for name in ("indptr", "indices", "last_page_len"))
+        self._buffers = tuple(
+            given[f"paged_kv_{name}"].clone() for name in ("indptr", "indices", "last_page_len")
+        )
         self._check_plan(*self._buffers, given["page_size"])
         assert given["causal"]
 
@@ -107,9 +156,14 @@ class BatchDecodeWithPagedKVCacheWrapper(_Checked):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._given = given = self._check("__init__", *args, **kwargs)
         assert given["float_workspace_buffer"].dtype == torch.uint8 and given["kv_layout"] == "NHD"
-        self._buffers = tuple(given[f"paged_kv_{name}_buffer"] for name in ("indptr", "indices", "last_page_len"))
+        self._buffers = tuple(
+            given[f"paged_kv_{name}_buffer"] for name in ("indptr", "indices", "last_page_len")
+        )
         if given["use_cuda_graph"]:
-            assert all(torch.is_tensor(buffer) for buffer in self._buffers) and len(self._buffers[0]) == len(self._buffers[2]) + 1
+            assert (
+                all(torch.is_tensor(buffer) for buffer in self._buffers)
+                and len(self._buffers[0]) == len(self._buffers[2]) + 1
+            )
             self._planned = torch.empty_like(self._buffers[0])
 
     def plan(self, *args: Any, **kwargs: Any) -> None:
@@ -121,7 +175,9 @@ class BatchDecodeWithPagedKVCacheWrapper(_Checked):
         if not self._given["use_cuda_graph"]:
             self._buffers, self._planned = tuple(tensor.clone() for tensor in fresh), fresh[0]
             return
-        assert len(fresh[2]) == len(self._buffers[2]), "the batch size of a recorded wrapper is fixed"
+        assert len(fresh[2]) == len(self._buffers[2]), (
+            "the batch size of a recorded wrapper is fixed"
+        )
         assert len(fresh[1]) <= len(self._buffers[1])
         for buffer, tensor in zip(self._buffers, fresh, strict=True):
             buffer[: len(tensor)].copy_(tensor)

@@ -1,7 +1,8 @@
-"""The norms and gated activations of sgl-kernel and flashinfer in plain torch, as strict as their kernels, each call checked against
-the library's own signature.
+"""The norms and gated activations of sgl-kernel and flashinfer in plain torch, as strict as their
+kernels, each call checked against the library's own signature.
 
-They compute in float32 and round once, as the kernels do; what a kernel would read or write wrongly is an error here.
+They compute in float32 and round once, as the kernels do; what a kernel would read or write wrongly
+is an error here.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _DTYPES = (torch.float16, torch.bfloat16)
 
 
 class LibraryStandIn:
-    """`calls`: the name of each function that was called. `heads`: whether rmsnorm takes three dimensions, and rows with gaps."""
+    """`calls`: the name of each function that was called. `heads`: whether rmsnorm takes three
+    dimensions, and rows with gaps.
+    """
 
     def __init__(self, module: str, *, heads: bool) -> None:
         self._signatures = json.loads((_CONTRACTS / f"{module}.json").read_text())["signatures"]
@@ -33,11 +36,15 @@ class LibraryStandIn:
         x, weight, out = given["input"], given["weight"], given["out"]
         assert x.dim() == 2 or (self._heads and x.dim() == 3)
         assert self._heads or x.is_contiguous(), "its rows are taken to lie one behind the other"
-        assert weight.shape == x.shape[-1:] and weight.dtype == x.dtype and weight.is_contiguous(), "it is read as numbers of x's dtype"
+        assert (
+            weight.shape == x.shape[-1:] and weight.dtype == x.dtype and weight.is_contiguous()
+        ), "it is read as numbers of x's dtype"
         _check(x, weight, out)
         assert out.shape == x.shape and out.dtype == x.dtype
         value = x.float()
-        out.copy_(value * (value.square().mean(-1, keepdim=True) + given["eps"]).rsqrt() * weight.float())
+        out.copy_(
+            value * (value.square().mean(-1, keepdim=True) + given["eps"]).rsqrt() * weight.float()
+        )
         return out
 
     def silu_and_mul(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -45,7 +52,9 @@ class LibraryStandIn:
         x, out = given["input"], given["out"]
         if x.shape[-1] * x.element_size() % 16 != 0:
             raise ValueError("The pointers must be multiple of 16 bytes.")
-        assert x.is_contiguous() and x.shape[-1] // 2 * x.element_size() % 16 == 0, "its halves are read in vectors, by number"
+        assert x.is_contiguous() and x.shape[-1] // 2 * x.element_size() % 16 == 0, (
+            "its halves are read in vectors, by number"
+        )
         _check(x, out)
         assert out.shape == (*x.shape[:-1], x.shape[-1] // 2) and out.dtype == x.dtype
         gate, up = x.float().chunk(2, -1)
@@ -54,13 +63,17 @@ class LibraryStandIn:
 
     def _bound(self, name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         self.calls.append(name)
-        bound = inspect.signature(eval(f"lambda {self._signatures[name]}: None")).bind(*args, **kwargs)
+        bound = inspect.signature(eval(f"lambda {self._signatures[name]}: None")).bind(
+            *args, **kwargs
+        )
         bound.apply_defaults()
         return bound.arguments
 
 
 def _check(*tensors: torch.Tensor) -> None:
-    """Every row begins where a vector of 16 bytes may be read, and there are rows: a launch of none is an error."""
+    """Every row begins where a vector of 16 bytes may be read, and there are rows: a launch of none
+    is an error.
+    """
     for tensor in tensors:
         assert tensor.numel() > 0 and tensor.dtype in _DTYPES and tensor.stride(-1) == 1
         assert tensor.data_ptr() % 16 == 0

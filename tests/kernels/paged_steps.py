@@ -7,8 +7,17 @@ import torch
 from piecework.kernels.attention import AttentionBackend, AttentionMetadata
 
 
-def defined(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, first: int, scale: float, window: int | None) -> torch.Tensor:
-    """q [n, H, D] at positions first.. over keys, values [s, K, D]; one query and head at a time."""
+def defined(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    first: int,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    """q [n, H, D] at positions first.. over keys, values [s, K, D]; one query and head at a
+    time.
+    """
     rows = []
     for offset, query in enumerate(q):
         position = first + offset
@@ -24,11 +33,15 @@ def defined(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, first: in
 
 def untouched(actual: torch.Tensor, before: torch.Tensor) -> bool:
     """Whether two tensors hold the same, where what is no number equals itself."""
-    return torch.equal(actual.isnan(), before.isnan()) and torch.equal(actual.nan_to_num(), before.nan_to_num())
+    return torch.equal(actual.isnan(), before.isnan()) and torch.equal(
+        actual.nan_to_num(), before.nan_to_num()
+    )
 
 
 class Step:
-    """Random requests in a paged cache: `past` tokens are stored, `query_lens` are new. Pages are dealt out of order."""
+    """Random requests in a paged cache: `past` tokens are stored, `query_lens` are new. Pages are
+    dealt out of order.
+    """
 
     def __init__(
         self,
@@ -50,10 +63,17 @@ class Step:
         order = (torch.randperm(sum(pages), generator=generator) + 1).tolist()
         table = torch.zeros(len(lens), max(pages), dtype=torch.int64)
         shape = (sum(pages) + 1, page_size, kv_heads, head_size)
-        # Whatever lies in pages that nobody wrote must not matter, and nothing shows more than what is no number.
+        # Whatever lies in pages that nobody wrote must not matter, and nothing shows more than what
+        # is no number.
         k_cache, v_cache = torch.full(shape, float("nan")), torch.full(shape, float("nan"))
-        self.keys = [torch.randn(seq, kv_heads, head_size, generator=generator).to(dtype) for seq in self.seq_lens]
-        self.values = [torch.randn(seq, kv_heads, head_size, generator=generator).to(dtype) for seq in self.seq_lens]
+        self.keys = [
+            torch.randn(seq, kv_heads, head_size, generator=generator).to(dtype)
+            for seq in self.seq_lens
+        ]
+        self.values = [
+            torch.randn(seq, kv_heads, head_size, generator=generator).to(dtype)
+            for seq in self.seq_lens
+        ]
         slots = []
         for row, seq in enumerate(self.seq_lens):
             table[row, : pages[row]] = torch.tensor([order.pop() for _ in range(pages[row])])
@@ -63,33 +83,61 @@ class Step:
             k_cache.view(-1, kv_heads, head_size)[where[:past]] = self.keys[row][:past].float()
             v_cache.view(-1, kv_heads, head_size)[where[:past]] = self.values[row][:past].float()
             slots.append(where[past:])
-        self.q = torch.randn(sum(self.query_lens), heads, head_size, generator=generator).to(device, dtype)
+        self.q = torch.randn(sum(self.query_lens), heads, head_size, generator=generator).to(
+            device, dtype
+        )
         self.scale = head_size**-0.5
         self.k_cache, self.v_cache = k_cache.to(device, dtype), v_cache.to(device, dtype)
         self.metadata = AttentionMetadata(
-            query_lens=self.query_lens, seq_lens=self.seq_lens, block_table=table.to(device), slot_mapping=torch.cat(slots).to(device)
+            query_lens=self.query_lens,
+            seq_lens=self.seq_lens,
+            block_table=table.to(device),
+            slot_mapping=torch.cat(slots).to(device),
         )
 
     def new(self, tensors: list[torch.Tensor]) -> torch.Tensor:
-        return torch.cat([tensor[len(tensor) - new :] for tensor, new in zip(tensors, self.query_lens, strict=True)]).to(self.q.device)
+        return torch.cat(
+            [
+                tensor[len(tensor) - new :]
+                for tensor, new in zip(tensors, self.query_lens, strict=True)
+            ]
+        ).to(self.q.device)
 
     def expected(self, window: int | None) -> torch.Tensor:
         """In float32, on the CPU."""
         queries = self.q.float().cpu().split(self.query_lens)
         parts = zip(queries, self.keys, self.values, self.seq_lens, strict=True)
-        return torch.cat([defined(q, k.float(), v.float(), seq - len(q), self.scale, window) for q, k, v, seq in parts])
+        return torch.cat(
+            [
+                defined(q, k.float(), v.float(), seq - len(q), self.scale, window)
+                for q, k, v, seq in parts
+            ]
+        )
 
-    def run(self, backend: AttentionBackend, *, window: int | None = None, padding: int = 0) -> torch.Tensor:
-        """Attention of the step's tokens; `padding` rows of NaN behind them, as a step has that is padded to a captured size."""
+    def run(
+        self, backend: AttentionBackend, *, window: int | None = None, padding: int = 0
+    ) -> torch.Tensor:
+        """Attention of the step's tokens; `padding` rows of NaN behind them, as a step has that is
+        padded to a captured size.
+        """
         plan = backend.plan(self.metadata, self.page_size)
-        pad = torch.full((padding, 1, self.q.shape[2]), float("nan"), dtype=self.q.dtype, device=self.q.device)
-        q, k, v = (torch.cat([part, pad.expand(-1, part.shape[1], -1)]) for part in (self.q, self.new(self.keys), self.new(self.values)))
+        pad = torch.full(
+            (padding, 1, self.q.shape[2]), float("nan"), dtype=self.q.dtype, device=self.q.device
+        )
+        q, k, v = (
+            torch.cat([part, pad.expand(-1, part.shape[1], -1)])
+            for part in (self.q, self.new(self.keys), self.new(self.values))
+        )
         out = torch.empty_like(q)
         for _ in range(2):  # the second layer of a step uses what the plan has made for the first
-            backend.run(q, k, v, out, self.k_cache, self.v_cache, plan, scale=self.scale, window=window)
+            backend.run(
+                q, k, v, out, self.k_cache, self.v_cache, plan, scale=self.scale, window=window
+            )
         return out[: len(self.q)]
 
     def stored(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values that lie at the slots of the new tokens."""
         shape = (-1, *self.k_cache.shape[2:])
-        return self.k_cache.view(shape)[self.metadata.slot_mapping], self.v_cache.view(shape)[self.metadata.slot_mapping]
+        return self.k_cache.view(shape)[self.metadata.slot_mapping], self.v_cache.view(shape)[
+            self.metadata.slot_mapping
+        ]

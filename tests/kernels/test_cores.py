@@ -1,4 +1,6 @@
-"""Threads and memory by what the machine, the affinity mask and the control groups allow, on made-up file systems."""
+"""Threads and memory by what the machine, the affinity mask and the control groups allow, on
+made-up file systems.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +38,22 @@ class Machine:
 
     def groups(self, own: str, *mounts: str) -> None:
         self.write("proc/self/cgroup", own)
-        self.write("proc/self/mountinfo", "\n".join(["22 1 254:0 / / rw,relatime - ext4 /dev/vda rw", *mounts]))
+        self.write(
+            "proc/self/mountinfo",
+            "\n".join(["22 1 254:0 / / rw,relatime - ext4 /dev/vda rw", *mounts]),
+        )
 
-    def cpus(self, siblings: list[str], allowed: set[int] | None = None, name: str = "core_cpus_list") -> None:
+    def cpus(
+        self, siblings: list[str], allowed: set[int] | None = None, name: str = "core_cpus_list"
+    ) -> None:
         """`siblings`: for each CPU, those of its core; "" where nothing tells."""
         for cpu, text in enumerate(siblings):
             if text:
                 self.write(f"sys/devices/system/cpu/cpu{cpu}/topology/{name}", text)
         self._monkeypatch.setattr(os, "cpu_count", lambda: len(siblings))
-        self._monkeypatch.setattr(os, "sched_getaffinity", lambda pid: allowed or set(range(len(siblings))), raising=False)
+        self._monkeypatch.setattr(
+            os, "sched_getaffinity", lambda pid: allowed or set(range(len(siblings))), raising=False
+        )
 
 
 @pytest.fixture
@@ -66,8 +75,12 @@ def test_siblings_of_one_core_get_one_thread(machine: Machine, name: str) -> Non
     assert choose_threads(root=machine.root) == Threads(4, "8 CPUs are 4 cores")
 
 
-@pytest.mark.parametrize(("allowed", "count"), [({0, 1, 2, 3}, 4), ({0, 4}, 1), ({1, 2, 5}, 2), ({7}, 1)])
-def test_a_mask_counts_the_cores_that_it_touches(machine: Machine, allowed: set[int], count: int) -> None:
+@pytest.mark.parametrize(
+    ("allowed", "count"), [({0, 1, 2, 3}, 4), ({0, 4}, 1), ({1, 2, 5}, 2), ({7}, 1)]
+)
+def test_a_mask_counts_the_cores_that_it_touches(
+    machine: Machine, allowed: set[int], count: int
+) -> None:
     machine.cpus(FOUR_PAIRS, allowed)
     found = choose_threads(root=machine.root)
     assert found.number == count and found.reason is not None
@@ -84,8 +97,13 @@ def test_where_the_kernel_hides_its_cores_each_cpu_is_one(machine: Machine) -> N
     assert choose_threads(root=machine.root) == Threads(4, None)
 
 
-@pytest.mark.parametrize(("quota", "count"), [(50_000, 1), (150_000, 1), (190_000, 2), (250_000, 2), (300_000, 3), (900_000, 4)])
-def test_threads_are_the_quota_to_the_nearest_and_at_least_one(machine: Machine, quota: int, count: int) -> None:
+@pytest.mark.parametrize(
+    ("quota", "count"),
+    [(50_000, 1), (150_000, 1), (190_000, 2), (250_000, 2), (300_000, 3), (900_000, 4)],
+)
+def test_threads_are_the_quota_to_the_nearest_and_at_least_one(
+    machine: Machine, quota: int, count: int
+) -> None:
     machine.cpus(["0", "1", "2", "3"])
     machine.groups("0::/app.slice", V2)
     machine.write("sys/fs/cgroup/app.slice/cpu.max", f"{quota} 100000")
@@ -99,7 +117,9 @@ def test_a_number_that_was_asked_for_is_taken_whatever_the_machine_is(machine: M
     assert choose_threads(8, root=machine.root) == Threads(8, None)
 
 
-def test_without_affinity_masks_physical_cores_are_counted(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_affinity_masks_physical_cores_are_counted(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine.cpus(FOUR_PAIRS)
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: None if logical else 6)
@@ -126,7 +146,9 @@ def test_version_1_has_a_hierarchy_for_cpu_time(machine: Machine) -> None:
 
 
 def test_in_a_container_the_mount_begins_at_its_own_group(machine: Machine) -> None:
-    machine.groups("3:cpu,cpuacct:/docker/abc/inner", V1_CPU.replace(" / /sys", " /docker/abc /sys"))
+    machine.groups(
+        "3:cpu,cpuacct:/docker/abc/inner", V1_CPU.replace(" / /sys", " /docker/abc /sys")
+    )
     machine.write("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "50000")
     machine.write("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000")
     assert cpu_quota(machine.root) == 0.5
@@ -150,7 +172,10 @@ def test_memory_is_what_the_tightest_group_leaves(machine: Machine) -> None:
     for group, limit, used in (("a", 8 * GIB, 7 * GIB), ("a/b", 4 * GIB, GIB)):
         machine.write(f"sys/fs/cgroup/{group}/memory.max", str(limit))
         machine.write(f"sys/fs/cgroup/{group}/memory.current", str(used))
-        machine.write(f"sys/fs/cgroup/{group}/memory.stat", f"anon 5\nactive_file {GIB // 4}\ninactive_file {GIB // 4}")
+        machine.write(
+            f"sys/fs/cgroup/{group}/memory.stat",
+            f"anon 5\nactive_file {GIB // 4}\ninactive_file {GIB // 4}",
+        )
     assert memory_limit(machine.root) == MemoryInfo(free=3 * GIB // 2, total=4 * GIB)
 
 
@@ -159,18 +184,31 @@ def test_version_1_limits_memory_with_all_groups_below(machine: Machine) -> None
     folder = "sys/fs/cgroup/memory/pod"
     machine.write(f"{folder}/memory.limit_in_bytes", str(2 * GIB))
     machine.write(f"{folder}/memory.usage_in_bytes", str(GIB))
-    machine.write(f"{folder}/memory.stat", f"inactive_file 7\ntotal_inactive_file {GIB // 2}\ntotal_active_file 0")
+    machine.write(
+        f"{folder}/memory.stat",
+        f"inactive_file 7\ntotal_inactive_file {GIB // 2}\ntotal_active_file 0",
+    )
     assert memory_limit(machine.root) == MemoryInfo(free=3 * GIB // 2, total=2 * GIB)
 
 
-def test_the_platform_s_memory_is_the_group_s_where_that_is_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=9 * GIB, total=16 * GIB))
-    for group, expected in ((None, (9, 16)), (MemoryInfo(2 * GIB, 4 * GIB), (2, 4)), (MemoryInfo(2**62, 2**62), (9, 16))):
+def test_the_platform_s_memory_is_the_group_s_where_that_is_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        psutil, "virtual_memory", lambda: SimpleNamespace(available=9 * GIB, total=16 * GIB)
+    )
+    for group, expected in (
+        (None, (9, 16)),
+        (MemoryInfo(2 * GIB, 4 * GIB), (2, 4)),
+        (MemoryInfo(2**62, 2**62), (9, 16)),
+    ):
         monkeypatch.setattr(cpu_platform, "memory_limit", lambda group=group: group)
         assert CpuPlatform().memory() == MemoryInfo(*(number * GIB for number in expected))
 
 
-def test_the_platform_computes_with_as_many_threads_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_platform_computes_with_as_many_threads_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     chosen: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     platform = CpuPlatform()

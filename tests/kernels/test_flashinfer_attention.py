@@ -1,4 +1,6 @@
-"""The flashinfer backend against the definition: over a strict stand-in everywhere, over flashinfer itself where there is a GPU."""
+"""The flashinfer backend against the definition: over a strict stand-in everywhere, over flashinfer
+itself where there is a GPU.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,13 @@ from piecework.kernels.triton import attention as triton_attention
 ON_GPU = torch.cuda.is_available() and importlib.util.find_spec("flashinfer") is not None
 
 
-def store(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor) -> None:
+def store(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
     k_cache.flatten(0, 1).index_copy_(0, slots, k)
     v_cache.flatten(0, 1).index_copy_(0, slots, v)
 
@@ -44,7 +52,11 @@ def standin(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
 
 @settings(max_examples=40)
 @given(
-    lens=st.lists(st.tuples(st.one_of(st.just(1), st.integers(1, 40)), st.integers(0, 50)), min_size=1, max_size=4),
+    lens=st.lists(
+        st.tuples(st.one_of(st.just(1), st.integers(1, 40)), st.integers(0, 50)),
+        min_size=1,
+        max_size=4,
+    ),
     page_size=st.sampled_from([1, 3, 16]),
     heads=st.sampled_from([(2, 2), (6, 2), (14, 2), (4, 1)]),
     window=st.sampled_from([None, 1, 5, 100]),
@@ -52,7 +64,12 @@ def standin(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     seed=st.integers(0, 5),
 )
 def test_it_equals_the_definition(
-    lens: list[tuple[int, int]], page_size: int, heads: tuple[int, int], window: int | None, padding: int, seed: int
+    lens: list[tuple[int, int]],
+    page_size: int,
+    heads: tuple[int, int],
+    window: int | None,
+    padding: int,
+    seed: int,
 ) -> None:
     """Prefills, chunks, decodes and steps of all, over pages that lie in any order."""
     step = Step(lens, page_size=page_size, heads=heads[0], kv_heads=heads[1], seed=seed)
@@ -64,7 +81,9 @@ def test_it_equals_the_definition(
 
 def padded(step: Step, rows: int) -> tuple[torch.Tensor, ...]:
     parts = (step.q, step.new(step.keys), step.new(step.values))
-    return tuple(torch.cat((part, torch.full((rows - len(part), *part.shape[1:]), 7.0))) for part in parts)
+    return tuple(
+        torch.cat((part, torch.full((rows - len(part), *part.shape[1:]), 7.0))) for part in parts
+    )
 
 
 @settings(max_examples=20)
@@ -73,8 +92,12 @@ def padded(step: Step, rows: int) -> tuple[torch.Tensor, ...]:
     heads=st.sampled_from([4, 14]),
     window=st.sampled_from([None, 7]),
 )
-def test_a_recorded_decode_is_replayed_with_other_lengths(steps: list[list[int]], heads: int, window: int | None) -> None:
-    """By address alone, as a device replays: what was planned outside the graph is all that differs."""
+def test_a_recorded_decode_is_replayed_with_other_lengths(
+    steps: list[list[int]], heads: int, window: int | None
+) -> None:
+    """By address alone, as a device replays: what was planned outside the graph is all that
+    differs.
+    """
     rows, page_size = 4, 4
     inputs: list[torch.Tensor] = []
     platform, used = RecordingPlatform(), backend()
@@ -103,7 +126,9 @@ def test_a_recorded_decode_is_replayed_with_other_lengths(steps: list[list[int]]
         torch.testing.assert_close(out[: len(pasts)], step.expected(window), atol=1e-4, rtol=1e-4)
         assert out.isfinite().all(), "padding gives numbers"
         places = step.metadata.slot_mapping
-        assert torch.equal(k_cache.flatten(0, 1)[places], step.new(step.keys)), "what is padded stores nothing where requests do"
+        assert torch.equal(k_cache.flatten(0, 1)[places], step.new(step.keys)), (
+            "what is padded stores nothing where requests do"
+        )
 
 
 def test_a_plan_that_was_never_updated_reads_the_reserved_page_alone() -> None:
@@ -111,17 +136,40 @@ def test_a_plan_that_was_never_updated_reads_the_reserved_page_alone() -> None:
     before, used = step.k_cache.clone(), backend()
     out = torch.full_like(step.q, float("nan"))
     plan = used.capture_plan(2, 4, 4, torch.device("cpu"))
-    used.run(step.q, step.new(step.keys), step.new(step.values), out, step.k_cache, step.v_cache, plan, scale=1.0, window=None)
+    used.run(
+        step.q,
+        step.new(step.keys),
+        step.new(step.values),
+        out,
+        step.k_cache,
+        step.v_cache,
+        plan,
+        scale=1.0,
+        window=None,
+    )
     assert out.isfinite().all() and untouched(step.k_cache[1:], before[1:])
 
 
 def test_two_steps_may_be_planned_before_either_runs() -> None:
     used = backend()
-    steps = [Step([(1, 9), (1, 3)], page_size=4, heads=4, seed=0), Step([(1, 2)], page_size=4, heads=4, seed=1)]
+    steps = [
+        Step([(1, 9), (1, 3)], page_size=4, heads=4, seed=0),
+        Step([(1, 2)], page_size=4, heads=4, seed=1),
+    ]
     plans = [used.plan(step.metadata, 4) for step in steps]
     for step, plan in zip(steps, plans, strict=True):
         out = torch.empty_like(step.q)
-        used.run(step.q, step.new(step.keys), step.new(step.values), out, step.k_cache, step.v_cache, plan, scale=step.scale, window=None)
+        used.run(
+            step.q,
+            step.new(step.keys),
+            step.new(step.values),
+            out,
+            step.k_cache,
+            step.v_cache,
+            plan,
+            scale=step.scale,
+            window=None,
+        )
         torch.testing.assert_close(out, step.expected(None), atol=1e-4, rtol=1e-4)
 
 
@@ -138,7 +186,17 @@ def test_layers_that_agree_share_one_plan_a_step(monkeypatch: pytest.MonkeyPatch
     fixed = used.plan(step.metadata, 4)
     for window in (None, 4, None, 4):
         out = torch.empty_like(step.q)
-        used.run(step.q, step.new(step.keys), step.new(step.values), out, step.k_cache, step.v_cache, fixed, scale=1.0, window=window)
+        used.run(
+            step.q,
+            step.new(step.keys),
+            step.new(step.values),
+            out,
+            step.k_cache,
+            step.v_cache,
+            fixed,
+            scale=1.0,
+            window=window,
+        )
     assert planned == [-1, 3]
 
 
@@ -156,7 +214,10 @@ HEADS = AttentionHeads(32, 8, 128, torch.bfloat16)
 
 
 def test_it_says_which_models_it_takes() -> None:
-    assert obstacle(HEADS) is None and obstacle(HEADS._replace(head_size=64, dtype=torch.float16)) is None
+    assert (
+        obstacle(HEADS) is None
+        and obstacle(HEADS._replace(head_size=64, dtype=torch.float16)) is None
+    )
     assert "float32" in (obstacle(HEADS._replace(dtype=torch.float32)) or "")
     assert "80" in (obstacle(HEADS._replace(head_size=80)) or "")
 
@@ -175,7 +236,9 @@ def test_auto_takes_flashinfer_where_it_can(with_flashinfer: None) -> None:
     assert isinstance(platform.attention_backend("flashinfer", HEADS), FlashInferAttention)
     for other in (HEADS._replace(dtype=torch.float32), HEADS._replace(head_size=80)):
         assert not isinstance(platform.attention_backend("auto", other), FlashInferAttention)
-        with pytest.raises(ValueError, match=r"--attention-backend flashinfer: flashinfer .*; take auto"):
+        with pytest.raises(
+            ValueError, match=r"--attention-backend flashinfer: flashinfer .*; take auto"
+        ):
             platform.attention_backend("flashinfer", other)
 
 
@@ -192,18 +255,27 @@ def no_kernels(*_: Any) -> None:
     ids=["kernels that cannot be built", "wrong numbers"],
 )
 def test_where_its_kernels_fail_auto_is_triton(
-    broken: Any, reason: str, with_flashinfer: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    broken: Any,
+    reason: str,
+    with_flashinfer: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(attention._Call, "run", broken)
     platform = CudaPlatform()
     for _ in range(2):
         assert platform.choose_attention("auto", HEADS) == "triton"
     assert len([record for record in caplog.records if re.search(reason, record.getMessage())]) == 1
-    with pytest.raises(ValueError, match=rf"--attention-backend flashinfer: its kernels .*{reason.split()[0]}.*; take auto"):
+    with pytest.raises(
+        ValueError,
+        match=rf"--attention-backend flashinfer: its kernels .*{reason.split()[0]}.*; take auto",
+    ):
         platform.choose_attention("flashinfer", HEADS)
 
 
-def test_without_flashinfer_auto_is_triton_and_asking_for_it_gives_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_flashinfer_auto_is_triton_and_asking_for_it_gives_a_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(cuda_platform, "has_flashinfer", lambda: False)
     platform = CudaPlatform()
     assert type(platform.attention_backend("auto", HEADS)).__name__ == "TritonAttention"
@@ -211,7 +283,9 @@ def test_without_flashinfer_auto_is_triton_and_asking_for_it_gives_a_remedy(monk
         platform.attention_backend("flashinfer")
 
 
-def test_flashinfer_without_what_builds_its_kernels_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flashinfer_without_what_builds_its_kernels_is_not_offered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = {"flashinfer", "triton"}
     monkeypatch.setattr(libraries, "find_spec", lambda name: name in found or None)
     monkeypatch.setattr(libraries.shutil, "which", lambda name: None)
@@ -227,13 +301,28 @@ def test_flashinfer_without_what_builds_its_kernels_is_not_offered(monkeypatch: 
 @pytest.mark.skipif(not ON_GPU, reason="no NVIDIA GPU with flashinfer")
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("heads", [(32, 8), (14, 2), (8, 8)])
-@pytest.mark.parametrize("lens", [[(517, 300), (1, 900), (33, 0), (1, 0)], [(1, past) for past in range(1, 1200, 37)]])
-def test_shapes_of_real_models(lens: list[tuple[int, int]], heads: tuple[int, int], window: int | None) -> None:
+@pytest.mark.parametrize(
+    "lens", [[(517, 300), (1, 900), (33, 0), (1, 0)], [(1, past) for past in range(1, 1200, 37)]]
+)
+def test_shapes_of_real_models(
+    lens: list[tuple[int, int]], heads: tuple[int, int], window: int | None
+) -> None:
     from piecework.kernels.paged_attention import TorchAttention
 
-    step = Step(lens, page_size=16, heads=heads[0], kv_heads=heads[1], head_size=128, seed=1, dtype=torch.bfloat16, device="cuda")
+    step = Step(
+        lens,
+        page_size=16,
+        heads=heads[0],
+        kv_heads=heads[1],
+        head_size=128,
+        seed=1,
+        dtype=torch.bfloat16,
+        device="cuda",
+    )
     used = detect.detect("cuda").attention_backend("flashinfer")
-    actual, expected = (step.run(one, window=window, padding=3).float() for one in (used, TorchAttention()))
+    actual, expected = (
+        step.run(one, window=window, padding=3).float() for one in (used, TorchAttention())
+    )
     assert float((actual - expected).norm()) <= 1e-2 * float(expected.norm())
 
 
@@ -243,11 +332,25 @@ def test_a_cuda_graph_is_replayed_with_other_lengths() -> None:
     used, device = detect.detect("cuda").attention_backend("flashinfer"), torch.device("cuda")
     assert isinstance(used, FlashInferAttention)
     plan, graph, rows = used.capture_plan(8, 100, 16, device), torch.cuda.CUDAGraph(), 4
-    shape: dict[str, Any] = {"page_size": 16, "heads": 32, "kv_heads": 8, "head_size": 128, "dtype": torch.bfloat16, "device": "cuda"}
-    steps = [Step([(1, past) for past in pasts], seed=3, **shape) for pasts in ([5, 70, 1, 900], [1200, 3], [0, 0, 640])]
+    shape: dict[str, Any] = {
+        "page_size": 16,
+        "heads": 32,
+        "kv_heads": 8,
+        "head_size": 128,
+        "dtype": torch.bfloat16,
+        "device": "cuda",
+    }
+    steps = [
+        Step([(1, past) for past in pasts], seed=3, **shape)
+        for pasts in ([5, 70, 1, 900], [1200, 3], [0, 0, 640])
+    ]
     largest = max(len(step.k_cache) for step in steps)
-    k_cache, v_cache = (torch.zeros(largest, 16, 8, 128, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    q, k, v = (torch.zeros(rows, heads, 128, dtype=torch.bfloat16, device="cuda") for heads in (32, 8, 8))
+    k_cache, v_cache = (
+        torch.zeros(largest, 16, 8, 128, dtype=torch.bfloat16, device="cuda") for _ in range(2)
+    )
+    q, k, v = (
+        torch.zeros(rows, heads, 128, dtype=torch.bfloat16, device="cuda") for heads in (32, 8, 8)
+    )
     out = torch.empty_like(q)
     for number, step in enumerate(steps):
         k_cache[: len(step.k_cache)], v_cache[: len(step.v_cache)] = step.k_cache, step.v_cache
@@ -257,8 +360,14 @@ def test_a_cuda_graph_is_replayed_with_other_lengths() -> None:
         used.update_plan(plan, step.metadata, rows)
         if number == 0:
             for recording in (False, True):
-                with torch.cuda.graph(graph) if recording else torch.cuda.stream(torch.cuda.current_stream()):
+                with (
+                    torch.cuda.graph(graph)
+                    if recording
+                    else torch.cuda.stream(torch.cuda.current_stream())
+                ):
                     used.run(q, k, v, out, k_cache, v_cache, plan, scale=step.scale, window=None)
         graph.replay()
         expected = step.expected(None).to(device)
-        assert float((out[: len(step.q)].float() - expected).norm()) <= 1e-2 * float(expected.norm())
+        assert float((out[: len(step.q)].float() - expected).norm()) <= 1e-2 * float(
+            expected.norm()
+        )

@@ -1,4 +1,6 @@
-"""Native kernels where their folder is full, cannot be written or cannot be run from: one true line, at once, and another way."""
+"""Native kernels where their folder is full, cannot be written or cannot be run from: one true
+line, at once, and another way.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,27 @@ PORTABLE = build.VARIANTS[-1]
 
 
 @pytest.fixture
-def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Load]:
+def load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Iterator[Load]:
     """Loads small kernels that are kept in a folder: the library, and the lines of the log."""
     sources = tmp_path / "sources"
     sources.mkdir()
     (sources / "answer.cpp").write_text(SOURCE)
     monkeypatch.setattr(build, "_SOURCES", sources)
-    monkeypatch.setattr(build, "runnable_variants", lambda: [PORTABLE, PORTABLE._replace(name="next", needs=frozenset({"fma"}))])
+    monkeypatch.setattr(
+        build,
+        "runnable_variants",
+        lambda: [PORTABLE, PORTABLE._replace(name="next", needs=frozenset({"fma"}))],
+    )
     monkeypatch.setattr(build, "instruction_sets", lambda: frozenset({"fma"}))
     tries: list[str] = []
     load_variant = build.load_variant
-    monkeypatch.setattr(build, "load_variant", lambda variant, folder: tries.append(variant.name) or load_variant(variant, folder))
+    monkeypatch.setattr(
+        build,
+        "load_variant",
+        lambda variant, folder: tries.append(variant.name) or load_variant(variant, folder),
+    )
 
     def run(folder: Path) -> tuple[object, list[str]]:
         monkeypatch.setenv("PIECEWORK_KERNELS_DIR", str(folder))
@@ -63,7 +75,8 @@ def test_on_a_full_disk_the_kernels_are_built_in_a_temporary_folder_and_nothing_
     assert library is not None and library.answer() == 42  # type: ignore[attr-defined]
     assert list((tmp_path / "temporary").iterdir()) == []
     assert lines == [
-        f"the CPU kernels are built anew at each start: {full}/kernels: {os.strerror(errno.ENOSPC)}; PIECEWORK_KERNELS_DIR names "
+        f"the CPU kernels are built anew at each start: {full}/kernels: "
+        f"{os.strerror(errno.ENOSPC)}; PIECEWORK_KERNELS_DIR names "
         "another folder for them, PIECEWORK_CACHE_DIR one for all that is kept"
     ]
 
@@ -75,7 +88,11 @@ def test_where_no_disk_has_room_plain_torch_runs_and_no_compiler_is_blamed(
         temporary_folder(full, monkeypatch)
         library, (line,) = load(full / "kernels")
     assert library is None
-    assert "plain torch runs" in line and line.count("No space left on device") == 2 and "PIECEWORK_KERNELS_DIR" in line
+    assert (
+        "plain torch runs" in line
+        and line.count("No space left on device") == 2
+        and "PIECEWORK_KERNELS_DIR" in line
+    )
     assert "g++" not in line
 
 
@@ -83,19 +100,29 @@ def test_where_no_kernels_are_to_be_had_the_attention_is_called_plain_torch(
     tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("piecework.kernels.cpu.platform._has_vectors", lambda: True)
-    assert load(tmp_path / "kernels")[0] is not None and CpuPlatform().choose_attention() == "native"
+    assert (
+        load(tmp_path / "kernels")[0] is not None and CpuPlatform().choose_attention() == "native"
+    )
     (tmp_path / "file").touch()
     temporary_folder(tmp_path / "missing", monkeypatch)
-    assert load(tmp_path / "file" / "kernels")[0] is None and CpuPlatform().choose_attention() == "torch"
+    assert (
+        load(tmp_path / "file" / "kernels")[0] is None
+        and CpuPlatform().choose_attention() == "torch"
+    )
 
 
 def test_a_read_only_folder_is_named_with_its_remedy(tmp_path: Path, load: Load) -> None:
     with mounted(tmp_path / "frozen", "size=1m,ro") as frozen:
         library, (line,) = load(frozen / "kernels")
-    assert library is not None and f"{frozen}/kernels: Read-only file system; PIECEWORK_KERNELS_DIR" in line
+    assert (
+        library is not None
+        and f"{frozen}/kernels: Read-only file system; PIECEWORK_KERNELS_DIR" in line
+    )
 
 
-def test_a_folder_that_nothing_may_be_run_from_is_left_for_another(tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_nothing_may_be_run_from_is_left_for_another(
+    tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
     noexec, load_library = tmp_path / "noexec", ctypes.CDLL
 
     def load_elsewhere(path: str) -> ctypes.CDLL:
@@ -137,7 +164,9 @@ def test_a_library_that_was_cut_short_is_built_anew(tmp_path: Path, load: Load) 
     assert found is not None and found.answer() == 42 and lines == []  # type: ignore[attr-defined]
 
 
-def test_a_compiler_that_never_ends_costs_its_time_once(tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_never_ends_costs_its_time_once(
+    tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler = tmp_path / "compiler"
     compiler.write_text('#!/bin/sh\n[ "$1" = --version ] || exec sleep 60\n')
     compiler.chmod(0o755)
@@ -155,7 +184,9 @@ def test_room_is_what_can_be_written_and_leaves_nothing(tmp_path: Path) -> None:
         ensure_room(tmp_path / "file", 1)
 
 
-def test_a_file_system_without_locks_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_locks(*arguments: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 

@@ -1,4 +1,6 @@
-"""Ops by sgl-kernel and flashinfer: over strict stand-ins everywhere, over the libraries themselves where there is a GPU."""
+"""Ops by sgl-kernel and flashinfer: over strict stand-ins everywhere, over the libraries themselves
+where there is a GPU.
+"""
 
 from __future__ import annotations
 
@@ -43,19 +45,30 @@ def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 @settings(max_examples=40)
 @given(
-    make=LIBRARIES, seed=SEEDS, tokens=st.integers(0, 5), size=st.one_of(st.just(16), st.integers(2, 40)), gap=st.booleans(), dtype=DTYPES
+    make=LIBRARIES,
+    seed=SEEDS,
+    tokens=st.integers(0, 5),
+    size=st.one_of(st.just(16), st.integers(2, 40)),
+    gap=st.booleans(),
+    dtype=DTYPES,
 )
 def test_a_norm_is_the_definition_s_or_not_taken(
     make: Callable[[], LibraryOps], seed: int, tokens: int, size: int, gap: bool, dtype: torch.dtype
 ) -> None:
     """Whatever the shape: the stand-ins raise where a kernel would go wrong."""
-    library, x, weight = make(), random(seed, tokens, size + 8 * gap, dtype=dtype)[:, :size], random(seed + 1, size, dtype=dtype)
+    library, x, weight = (
+        make(),
+        random(seed, tokens, size + 8 * gap, dtype=dtype)[:, :size],
+        random(seed + 1, size, dtype=dtype),
+    )
     before = x.clone()
     result = library.rms_norm(x, weight, 1e-5)
     assert torch.equal(x, before)
     if result is not None:
         assert_same(result, reference.rms_norm(x, weight, 1e-5))
-    assert (result is not None) == (tokens > 0 and size % 8 == 0 and x.is_contiguous() and dtype != torch.float32)
+    assert (result is not None) == (
+        tokens > 0 and size % 8 == 0 and x.is_contiguous() and dtype != torch.float32
+    )
 
 
 @settings(max_examples=40)
@@ -71,7 +84,10 @@ def test_heads_are_normalised_where_they_lie_by_flashinfer_alone(
     seed: int, tokens: int, heads: int, size: int, offset: int, dtype: torch.dtype
 ) -> None:
     """As queries and keys lie beside each other in what one product has made."""
-    x, weight = random(seed, tokens, heads + 3, size, dtype=dtype)[:, offset : offset + heads], random(seed + 1, size, dtype=dtype)
+    x, weight = (
+        random(seed, tokens, heads + 3, size, dtype=dtype)[:, offset : offset + heads],
+        random(seed + 1, size, dtype=dtype),
+    )
     assert library_ops_standin.sgl_kernel().rms_norm(x, weight, 1e-6) is None
     result = library_ops_standin.flashinfer().rms_norm(x, weight, 1e-6)
     if result is not None:
@@ -81,7 +97,12 @@ def test_heads_are_normalised_where_they_lie_by_flashinfer_alone(
 
 @settings(max_examples=40)
 @given(
-    make=LIBRARIES, seed=SEEDS, tokens=st.integers(0, 5), size=st.one_of(st.just(24), st.integers(1, 40)), gap=st.booleans(), dtype=DTYPES
+    make=LIBRARIES,
+    seed=SEEDS,
+    tokens=st.integers(0, 5),
+    size=st.one_of(st.just(24), st.integers(1, 40)),
+    gap=st.booleans(),
+    dtype=DTYPES,
 )
 def test_a_gated_activation_is_the_definition_s_or_not_taken(
     make: Callable[[], LibraryOps], seed: int, tokens: int, size: int, gap: bool, dtype: torch.dtype
@@ -92,7 +113,9 @@ def test_a_gated_activation_is_the_definition_s_or_not_taken(
     assert torch.equal(x, before)
     if result is not None:
         assert_same(result, reference.silu_and_mul(x))
-    assert (result is not None) == (tokens > 0 and size % 8 == 0 and x.is_contiguous() and dtype != torch.float32)
+    assert (result is not None) == (
+        tokens > 0 and size % 8 == 0 and x.is_contiguous() and dtype != torch.float32
+    )
 
 
 def test_memory_that_begins_between_vectors_is_not_taken() -> None:
@@ -108,14 +131,20 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What Triton was asked for; the definition answers."""
     asked: list[str] = []
     for name in ("rms_norm", "silu_and_mul"):
-        monkeypatch.setattr(cuda_ops.triton_ops, name, lambda *given, n=name: asked.append(n) or getattr(reference, n)(*given))
+        monkeypatch.setattr(
+            cuda_ops.triton_ops,
+            name,
+            lambda *given, n=name: asked.append(n) or getattr(reference, n)(*given),
+        )
     return asked
 
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def used(*found: LibraryOps) -> None:
-        monkeypatch.setattr(libraries, "load", {library.name: library for library in found}.__getitem__)
+        monkeypatch.setattr(
+            libraries, "load", {library.name: library for library in found}.__getitem__
+        )
         monkeypatch.setattr(cuda_ops, "_libraries", Libraries(found, TriedHere()))
 
     return used
@@ -125,27 +154,39 @@ X, WEIGHT = random(0, 6, 16, dtype=torch.bfloat16), random(1, 16, dtype=torch.bf
 HEADS = random(2, 6, 4, 16, dtype=torch.bfloat16)[:, :2]
 
 
-def test_the_first_library_that_takes_a_call_computes_it(use: Any, triton: list[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_library_that_takes_a_call_computes_it(
+    use: Any, triton: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     sgl, flashinfer = library_ops_standin.sgl_kernel(), library_ops_standin.flashinfer()
     use(sgl, flashinfer)
     assert_same(cuda_ops.launch_rms_norm(X, WEIGHT, 1e-5), reference.rms_norm(X, WEIGHT, 1e-5))
     assert_same(cuda_ops.launch_silu_and_mul(X), reference.silu_and_mul(X))
     # Each once to be tried, and once.
-    assert sgl.module.calls == ["rmsnorm"] * 2 + ["silu_and_mul"] * 2 and flashinfer.module.calls == []
+    assert (
+        sgl.module.calls == ["rmsnorm"] * 2 + ["silu_and_mul"] * 2 and flashinfer.module.calls == []
+    )
     for _ in range(2):
-        assert_same(cuda_ops.launch_rms_norm(HEADS, WEIGHT, 1e-5), reference.rms_norm(HEADS, WEIGHT, 1e-5))
+        assert_same(
+            cuda_ops.launch_rms_norm(HEADS, WEIGHT, 1e-5), reference.rms_norm(HEADS, WEIGHT, 1e-5)
+        )
     assert flashinfer.module.calls == ["rmsnorm"] * 3 and triton == []
     # Of the same op in another dtype the log has said enough.
     cuda_ops.launch_silu_and_mul(X.half())
-    wanted = ["sgl-kernel computes rms_norm", "sgl-kernel computes silu_and_mul", "flashinfer computes rms_norm"]
+    wanted = [
+        "sgl-kernel computes rms_norm",
+        "sgl-kernel computes silu_and_mul",
+        "flashinfer computes rms_norm",
+    ]
     assert [record.getMessage() for record in caplog.records] == wanted
     cuda_ops.launch_silu_and_mul(X.float())
     cuda_ops.launch_silu_and_mul(X[:0])
     assert triton == ["silu_and_mul"] * 2 and len(sgl.module.calls) == 6
 
 
-def test_a_trial_is_of_numbers_that_are_known(use: Any, triton: list[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_trial_is_of_numbers_that_are_known(
+    use: Any, triton: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
     """Weights that are not loaded yet are no fault of a library."""
     use(library_ops_standin.sgl_kernel())
     unset = torch.full_like(WEIGHT, float("nan"))
@@ -161,21 +202,35 @@ def writes_nothing(x: torch.Tensor, *args: Any, out: torch.Tensor, **kwargs: Any
     out.zero_()
 
 
-@pytest.mark.parametrize(("broken", "reason"), [(raises, "no kernel image is available for"), (writes_nothing, "off by 100.0%")])
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [(raises, "no kernel image is available for"), (writes_nothing, "off by 100.0%")],
+)
 def test_an_op_that_fails_its_trial_is_left_out_with_one_line(
     broken: Any, reason: str, use: Any, triton: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    use(LibraryOps("sgl-kernel", SimpleNamespace(rmsnorm=broken, silu_and_mul=broken), takes_heads=False))
+    use(
+        LibraryOps(
+            "sgl-kernel", SimpleNamespace(rmsnorm=broken, silu_and_mul=broken), takes_heads=False
+        )
+    )
     for _ in range(2):
         assert_same(cuda_ops.launch_rms_norm(X, WEIGHT, 1e-5), reference.rms_norm(X, WEIGHT, 1e-5))
         cuda_ops.launch_silu_and_mul(X)
     assert triton == ["rms_norm", "silu_and_mul"] * 2
     for record, op in zip(caplog.records, ["rms_norm", "silu_and_mul"], strict=True):
         line = record.getMessage()
-        assert record.levelno == logging.WARNING and reason in line and f"its {op} is not used" in line and "\n" not in line
+        assert (
+            record.levelno == logging.WARNING
+            and reason in line
+            and f"its {op} is not used" in line
+            and "\n" not in line
+        )
 
 
-def test_nothing_is_tried_while_a_graph_is_recorded(use: Any, triton: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_tried_while_a_graph_is_recorded(
+    use: Any, triton: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = library_ops_standin.flashinfer()
     use(library)
     with monkeypatch.context() as recording:
@@ -193,7 +248,9 @@ def test_nothing_is_tried_while_a_graph_is_recorded(use: Any, triton: list[str],
 def forgotten() -> Iterator[None]:
     """What was imported before, and what the test imports."""
     libraries.load.cache_clear()
-    before = {name: sys.modules.pop(name) for name in ("sgl_kernel", "flashinfer") if name in sys.modules}
+    before = {
+        name: sys.modules.pop(name) for name in ("sgl_kernel", "flashinfer") if name in sys.modules
+    }
     yield
     libraries.load.cache_clear()
     for name in ("sgl_kernel", "flashinfer"):
@@ -213,7 +270,13 @@ def forgotten() -> Iterator[None]:
     ],
 )
 def test_a_library_that_cannot_be_imported_leaves_triton_in_place(
-    source: str | None, lines: int, use: Any, triton: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: Any
+    source: str | None,
+    lines: int,
+    use: Any,
+    triton: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: Any,
 ) -> None:
     if source is not None:
         (tmp_path / "sgl_kernel.py").write_text(source)
@@ -228,14 +291,24 @@ def test_a_library_that_cannot_be_imported_leaves_triton_in_place(
 
 def test_of_a_long_error_the_line_has_both_ends() -> None:
     """sgl-kernel lists all it has tried, and why it failed at the end."""
-    line = libraries.one_line(ImportError("could not load\n" + "somewhere " * 200 + "libnvrtc.so.12: cannot open"))
-    assert line.startswith("ImportError: could not load somewhere") and line.endswith("libnvrtc.so.12: cannot open") and len(line) < 350
+    line = libraries.one_line(
+        ImportError("could not load\n" + "somewhere " * 200 + "libnvrtc.so.12: cannot open")
+    )
+    assert (
+        line.startswith("ImportError: could not load somewhere")
+        and line.endswith("libnvrtc.so.12: cannot open")
+        and len(line) < 350
+    )
 
 
 @pytest.mark.usefixtures("forgotten")
-def test_what_is_installed_is_found_and_offered_for_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_installed_is_found_and_offered_for_comparison(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("sgl_kernel", "flashinfer"):
-        monkeypatch.setitem(sys.modules, name, library_ops_standin.LibraryStandIn(name, heads=name == "flashinfer"))
+        monkeypatch.setitem(
+            sys.modules, name, library_ops_standin.LibraryStandIn(name, heads=name == "flashinfer")
+        )
     for module in (libraries, cuda_platform):
         monkeypatch.setattr(module, "has_flashinfer", lambda: True)
     versions = CudaPlatform().op_versions()
@@ -245,10 +318,15 @@ def test_what_is_installed_is_found_and_offered_for_comparison(monkeypatch: pyte
 
 
 def test_an_op_has_the_shape_that_tracing_is_told() -> None:
-    x, weight, angle = (torch.empty(*shape, device="meta", dtype=torch.bfloat16) for shape in ((5, 8), (8,), (5, 1, 4)))
+    x, weight, angle = (
+        torch.empty(*shape, device="meta", dtype=torch.bfloat16)
+        for shape in ((5, 8), (8,), (5, 1, 4))
+    )
     heads = torch.empty(5, 9, 4, device="meta")[:, :3]
     assert cuda_ops.rms_norm(x, weight, 1e-5).shape == (5, 8)
-    assert [part.dtype for part in cuda_ops.add_rms_norm(x, x, weight, 1e-5)] == [torch.bfloat16] * 2
+    assert [part.dtype for part in cuda_ops.add_rms_norm(x, x, weight, 1e-5)] == [
+        torch.bfloat16
+    ] * 2
     assert cuda_ops.silu_and_mul(x).shape == (5, 4)
     assert cuda_ops.rotary_embedding(heads, angle, angle).is_contiguous()
 
@@ -261,15 +339,28 @@ def test_shapes_of_an_8b_model_by_what_is_installed(tokens: int) -> None:
     if not libraries.installed():
         pytest.skip("neither sgl-kernel nor flashinfer is installed")
     CudaPlatform()
-    x, gates, qkv = (random(i, tokens, *shape, dtype=torch.bfloat16).cuda() for i, shape in enumerate([(4096,), (28672,), (48, 128)]))
-    weight, head_weight = (random(i, size, dtype=torch.bfloat16).cuda() for i, size in enumerate([4096, 128]))
+    x, gates, qkv = (
+        random(i, tokens, *shape, dtype=torch.bfloat16).cuda()
+        for i, shape in enumerate([(4096,), (28672,), (48, 128)])
+    )
+    weight, head_weight = (
+        random(i, size, dtype=torch.bfloat16).cuda() for i, size in enumerate([4096, 128])
+    )
     heads = qkv[:, 32:40]
 
     def work() -> list[torch.Tensor]:
-        return [cuda_ops.rms_norm(x, weight, 1e-5), cuda_ops.rms_norm(heads, head_weight, 1e-5), cuda_ops.silu_and_mul(gates)]
+        return [
+            cuda_ops.rms_norm(x, weight, 1e-5),
+            cuda_ops.rms_norm(heads, head_weight, 1e-5),
+            cuda_ops.silu_and_mul(gates),
+        ]
 
     def check(results: list[torch.Tensor]) -> None:
-        expected = [reference.rms_norm(x, weight, 1e-5), reference.rms_norm(heads, head_weight, 1e-5), reference.silu_and_mul(gates)]
+        expected = [
+            reference.rms_norm(x, weight, 1e-5),
+            reference.rms_norm(heads, head_weight, 1e-5),
+            reference.silu_and_mul(gates),
+        ]
         for actual, wanted in zip(results, expected, strict=True):
             torch.testing.assert_close(actual, wanted, rtol=2**-6, atol=2e-2)
 

@@ -1,4 +1,6 @@
-"""Kernels of libraries are tried by another process: what ends it, or its context, costs that kernel and nothing else."""
+"""Kernels of libraries are tried by another process: what ends it, or its context, costs that
+kernel and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ from piecework.kernels.cuda.trial_process import Trials
 STAND_IN = Path(__file__).parent / "trial_standin.py"
 X, WEIGHT = torch.linspace(-2, 2, 96).view(6, 16).bfloat16(), torch.linspace(0, 1, 16).bfloat16()
 HEADS = AttentionHeads(8, 2, 64, torch.bfloat16)
-ROWS, ROW = {"shape": [4, 16], "stride": [16, 1], "dtype": "bfloat16"}, {"shape": [16], "stride": [1], "dtype": "bfloat16"}
+ROWS, ROW = (
+    {"shape": [4, 16], "stride": [16, 1], "dtype": "bfloat16"},
+    {"shape": [16], "stride": [1], "dtype": "bfloat16"},
+)
 NORM = {"library": "sgl-kernel", "call": "rms_norm", "arguments": [ROWS, ROW, 1e-5]}
 GATE = {"library": "sgl-kernel", "call": "silu_and_mul", "arguments": [ROWS]}
 
@@ -43,7 +48,9 @@ def seed(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
 def test_kernels_that_compute_what_torch_does_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     seed(monkeypatch, "none")
     trials = Trials("cpu")
-    assert trials.import_failure("sgl-kernel") is trials.failure(NORM) is trials.failure(GATE) is None
+    assert (
+        trials.import_failure("sgl-kernel") is trials.failure(NORM) is trials.failure(GATE) is None
+    )
     trials.end()
 
 
@@ -64,17 +71,28 @@ def test_a_kernel_that_ends_the_process_or_its_context_is_left_out_and_the_next_
     monkeypatch.setattr(trial_process, "_TRIAL_SECONDS", 15.0)
     monkeypatch.setattr(cuda_ops.triton_ops, "rms_norm", reference.rms_norm)
     trials = Trials("cpu")
-    monkeypatch.setattr(cuda_ops, "_libraries", Libraries([library_ops_standin.sgl_kernel()], trials))
+    monkeypatch.setattr(
+        cuda_ops, "_libraries", Libraries([library_ops_standin.sgl_kernel()], trials)
+    )
     for _ in range(2):
-        assert torch.equal(cuda_ops.launch_rms_norm(X, WEIGHT, 1e-5), reference.rms_norm(X, WEIGHT, 1e-5))
-    (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert "sgl-kernel is installed but does not work here: its rms_norm is not used" in line and reason in line
+        assert torch.equal(
+            cuda_ops.launch_rms_norm(X, WEIGHT, 1e-5), reference.rms_norm(X, WEIGHT, 1e-5)
+        )
+    (line,) = [
+        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
+    ]
+    assert (
+        "sgl-kernel is installed but does not work here: its rms_norm is not used" in line
+        and reason in line
+    )
     other = trials.failure(GATE)
     assert (other is None) == (fault != "import ends it")
     trials.end()
 
 
-def test_attention_that_ends_the_process_is_tritons(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_attention_that_ends_the_process_is_tritons(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     seed(monkeypatch, "attention segfaults")
     monkeypatch.setattr(cuda_platform, "has_flashinfer", lambda: True)
     monkeypatch.setattr(cuda_platform, "TRIALS", Trials("cpu"))
@@ -82,10 +100,16 @@ def test_attention_that_ends_the_process_is_tritons(monkeypatch: pytest.MonkeyPa
     assert "flashinfer is not used: the process that tried it was ended by SIGSEGV" in caplog.text
 
 
-def test_a_verdict_is_kept_for_the_next_start_a_failure_for_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verdict_is_kept_for_the_next_start_a_failure_for_a_day(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seed(monkeypatch, "poisoned")
     first = Trials("cpu")
-    assert first.import_failure("sgl-kernel") is None and first.failure(NORM) and first.failure(GATE) is None
+    assert (
+        first.import_failure("sgl-kernel") is None
+        and first.failure(NORM)
+        and first.failure(GATE) is None
+    )
     first.end()
     assert len(list(verdicts_folder().iterdir())) == 3
 
@@ -99,7 +123,9 @@ def test_a_verdict_is_kept_for_the_next_start_a_failure_for_a_day(monkeypatch: p
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 25 * 3600)
     third = Trials("cpu")
-    assert third.failure(GATE) is None and "exit code 1" in str(third.failure(NORM)), "the failure is tried anew"
+    assert third.failure(GATE) is None and "exit code 1" in str(third.failure(NORM)), (
+        "the failure is tried anew"
+    )
     monkeypatch.setattr(torch, "__version__", "another")
     assert "exit code 1" in str(Trials("cpu").failure(GATE)), "so is everything with another torch"
 
@@ -110,10 +136,16 @@ def test_after_the_start_nothing_is_tried_any_more(monkeypatch: pytest.MonkeyPat
     trials.begin(["sgl-kernel"])
     assert trials.failure(NORM) is None
     trials.end()
-    assert trials.failure(NORM) is None and "not tried" in str(trials.failure(GATE)) and trials._process is None
+    assert (
+        trials.failure(NORM) is None
+        and "not tried" in str(trials.failure(GATE))
+        and trials._process is None
+    )
 
 
-def test_a_build_of_minutes_says_which_kernel_and_for_how_long(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_build_of_minutes_says_which_kernel_and_for_how_long(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     seed(monkeypatch, "builds")
     monkeypatch.setattr(trial_process, "_LOOK_SECONDS", 0.05)
     monkeypatch.setattr(trial_process, "_TELL_SECONDS", 0.2)
@@ -121,4 +153,7 @@ def test_a_build_of_minutes_says_which_kernel_and_for_how_long(monkeypatch: pyte
     assert trials.failure(NORM) is None
     trials.end()
     lines = [line for line in capfd.readouterr().err.splitlines() if "so far" in line]
-    assert any(line.startswith("building batch_prefill of sgl-kernel, once on this machine: ") for line in lines)
+    assert any(
+        line.startswith("building batch_prefill of sgl-kernel, once on this machine: ")
+        for line in lines
+    )

@@ -1,4 +1,6 @@
-"""The C++ attention against the definition, in every variant that this machine can run; what happens without a compiler."""
+"""The C++ attention against the definition, in every variant that this machine can run; what
+happens without a compiler.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,22 @@ def variants() -> list[NativeAttention]:
 def exact(step: Step, window: int | None = None) -> torch.Tensor:
     """The definition in float64, all at once."""
     rows = []
-    for q, keys, values in zip(step.q.double().split(step.query_lens), step.keys, step.values, strict=True):
+    for q, keys, values in zip(
+        step.q.double().split(step.query_lens), step.keys, step.values, strict=True
+    ):
         group = q.shape[1] // keys.shape[1]
         keys, values = (part.double().repeat_interleave(group, 1) for part in (keys, values))
-        key, position = torch.arange(len(keys)), torch.arange(len(keys) - len(q), len(keys))[:, None]
+        key, position = (
+            torch.arange(len(keys)),
+            torch.arange(len(keys) - len(q), len(keys))[:, None],
+        )
         hidden = (key > position) | (key <= position - (window or len(keys)))
         scores = torch.einsum("nhd,shd->hns", q, keys) * step.scale
-        rows.append(torch.einsum("hns,shd->nhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), values))
+        rows.append(
+            torch.einsum(
+                "hns,shd->nhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), values
+            )
+        )
     return torch.cat(rows)
 
 
@@ -52,9 +63,17 @@ def exact(step: Step, window: int | None = None) -> torch.Tensor:
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 @example(
-    lens=[(5, 0), (0, 9), (1, 63), (1, 64), (70, 65)], page_size=16, kv_heads=3, group=3, head_size=64, window=None, dtype=torch.bfloat16
+    lens=[(5, 0), (0, 9), (1, 63), (1, 64), (70, 65)],
+    page_size=16,
+    kv_heads=3,
+    group=3,
+    head_size=64,
+    window=None,
+    dtype=torch.bfloat16,
 )
-@example(lens=[(0, 5)], page_size=16, kv_heads=1, group=1, head_size=8, window=None, dtype=torch.float32)
+@example(
+    lens=[(0, 5)], page_size=16, kv_heads=1, group=1, head_size=8, window=None, dtype=torch.float32
+)
 def test_it_equals_the_definition(
     variants: list[NativeAttention],
     lens: list[tuple[int, int]],
@@ -65,18 +84,34 @@ def test_it_equals_the_definition(
     window: int | None,
     dtype: torch.dtype,
 ) -> None:
-    step = Step(lens, page_size=page_size, heads=group * kv_heads, kv_heads=kv_heads, head_size=head_size, seed=len(lens), dtype=dtype)
+    step = Step(
+        lens,
+        page_size=page_size,
+        heads=group * kv_heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        seed=len(lens),
+        dtype=dtype,
+    )
     expected = exact(step, window)
     atol, rtol = (1e-5, 1e-5) if dtype == torch.float32 else (1e-3, 2**-8)
     for backend in variants:
-        assert torch.allclose(step.run(backend, window=window, padding=2).double(), expected, atol=atol, rtol=rtol)
+        assert torch.allclose(
+            step.run(backend, window=window, padding=2).double(), expected, atol=atol, rtol=rtol
+        )
         keys, values = step.stored()
         assert torch.equal(keys, step.new(step.keys)) and torch.equal(values, step.new(step.values))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("lens", [[(600, 0)], [(100, 700)], [(1, 2000), (1, 100), (1, 0)]], ids=["prompt", "chunk", "decodes"])
-def test_it_errs_no_more_than_plain_torch(variants: list[NativeAttention], lens: list[tuple[int, int]], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "lens",
+    [[(600, 0)], [(100, 700)], [(1, 2000), (1, 100), (1, 0)]],
+    ids=["prompt", "chunk", "decodes"],
+)
+def test_it_errs_no_more_than_plain_torch(
+    variants: list[NativeAttention], lens: list[tuple[int, int]], dtype: torch.dtype
+) -> None:
     step = Step(lens, page_size=16, heads=6, head_size=64, seed=3, dtype=dtype)
     expected = exact(step)
     torch_error = (step.run(TorchAttention()).double() - expected).abs().mean()
@@ -86,8 +121,12 @@ def test_it_errs_no_more_than_plain_torch(variants: list[NativeAttention], lens:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
-@pytest.mark.parametrize("lens", [[(1, 32767)], [(40, 3000), (1, 2000), (1, 0)]], ids=["decode", "mixed"])
-def test_long_contexts_are_cut_into_stretches(variants: list[NativeAttention], lens: list[tuple[int, int]], threads: int) -> None:
+@pytest.mark.parametrize(
+    "lens", [[(1, 32767)], [(40, 3000), (1, 2000), (1, 0)]], ids=["decode", "mixed"]
+)
+def test_long_contexts_are_cut_into_stretches(
+    variants: list[NativeAttention], lens: list[tuple[int, int]], threads: int
+) -> None:
     step = Step(lens, page_size=16, heads=6, head_size=64, seed=1)
     before = torch.get_num_threads()
     for window in (None, 1000):
@@ -95,7 +134,9 @@ def test_long_contexts_are_cut_into_stretches(variants: list[NativeAttention], l
         torch.set_num_threads(threads)
         try:
             for backend in variants:
-                assert torch.allclose(step.run(backend, window=window).double(), expected, atol=1e-5)
+                assert torch.allclose(
+                    step.run(backend, window=window).double(), expected, atol=1e-5
+                )
         finally:
             torch.set_num_threads(before)
 
@@ -113,7 +154,9 @@ def test_scores_far_apart_stay_finite(variants: list[NativeAttention]) -> None:
         assert torch.allclose(step.run(backend).double(), exact(step), atol=2e-3)
 
 
-def test_a_key_that_is_not_a_number_reaches_those_who_see_it_and_nobody_else(variants: list[NativeAttention]) -> None:
+def test_a_key_that_is_not_a_number_reaches_those_who_see_it_and_nobody_else(
+    variants: list[NativeAttention],
+) -> None:
     step = Step([(90, 0), (3, 40)], page_size=16, heads=6, head_size=64, seed=2)
     step.keys[0][70] = float("nan")
     for backend in variants:
@@ -139,19 +182,28 @@ def test_without_a_compiler_plain_torch_runs_and_one_warning_says_so(
     finally:
         build.load_kernels.cache_clear()
     assert [type(made) for made in backends] == [TorchAttention, TorchAttention]
-    assert [record.message for record in caplog.records if "no native CPU kernels" in record.message] == [
-        "no native CPU kernels, plain torch runs instead (install g++ or clang++, or name one in $CXX): this machine has no C++ compiler"
+    assert [
+        record.message for record in caplog.records if "no native CPU kernels" in record.message
+    ] == [
+        "no native CPU kernels, plain torch runs instead (install g++ or clang++, or name one in "
+        "$CXX): this machine has no C++ compiler"
     ]
 
 
 def test_a_compiler_that_lacks_a_flag_makes_the_next_best_kernels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     sources, compiler = tmp_path / "sources", tmp_path / "old-compiler"
     best, next_best = build.VARIANTS[:2]
     sources.mkdir()
     (sources / "answer.cpp").write_text('extern "C" int answer() { return 42; }')
-    compiler.write_text(f'#!/bin/sh\ncase "$*" in *{best.flags[-1]}*) echo "unrecognized option" >&2; exit 1;; esac\nexec c++ "$@"\n')
+    compiler.write_text(
+        f'#!/bin/sh\ncase "$*" in *{best.flags[-1]}*) echo "unrecognized option" >&2; exit 1;; '
+        'esac\nexec c++ "$@"\n'
+    )
     compiler.chmod(0o755)
     monkeypatch.setenv("PIECEWORK_KERNELS_DIR", str(tmp_path))
     monkeypatch.setenv("CXX", str(compiler))
@@ -167,11 +219,14 @@ def test_a_compiler_that_lacks_a_flag_makes_the_next_best_kernels(
     assert [path.name.partition("-")[0] for path in tmp_path.glob("*.so")] == [next_best.name]
     assert f"({best.name})" not in capfd.readouterr().err
     assert [record.message for record in caplog.records] == [
-        f"the CPU kernels are {next_best.name} instead of {best.name}: {compiler} failed: unrecognized option"
+        f"the CPU kernels are {next_best.name} instead of {best.name}: {compiler} failed: "
+        "unrecognized option"
     ]
 
 
-def test_a_build_is_kept_and_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_build_is_kept_and_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     sources = tmp_path / "sources"
     sources.mkdir()
     (sources / "answer.cpp").write_text('extern "C" int answer() { return 42; }')
@@ -181,5 +236,7 @@ def test_a_build_is_kept_and_not_made_again(tmp_path: Path, monkeypatch: pytest.
     assert build.load_variant(portable).answer() == 42
     made = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.so")}
     assert build.load_variant(portable).answer() == 42
-    assert len(made) == 1 and {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.so")} == made
+    assert (
+        len(made) == 1 and {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.so")} == made
+    )
     assert capfd.readouterr().err.count("building the CPU kernels (portable)") == 1

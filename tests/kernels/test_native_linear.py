@@ -1,4 +1,6 @@
-"""Products with packed weights are those with the numbers that the weights stand for, on every variant of the kernels."""
+"""Products with packed weights are those with the numbers that the weights stand for, on every
+variant of the kernels.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def fastest_variant() -> ctypes.CDLL:
 
 def weight(kind: str, rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A weight as it is stored, and its numbers in float64."""
-    return stored_as(kind, np.random.default_rng(seed).normal(0, 0.1, (rows, columns)).astype(np.float32))
+    return stored_as(
+        kind, np.random.default_rng(seed).normal(0, 0.1, (rows, columns)).astype(np.float32)
+    )
 
 
 def stored_as(kind: str, numbers: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,28 +44,49 @@ def stored_as(kind: str, numbers: np.ndarray) -> tuple[torch.Tensor, torch.Tenso
         stored = torch.from_numpy(numbers).bfloat16()
         return stored, stored.double()
     blocks = quantize(numbers, GGMLQuantizationType[kind])
-    return torch.from_numpy(blocks), torch.from_numpy(dequantize(blocks, GGMLQuantizationType[kind])).double()
+    return torch.from_numpy(blocks), torch.from_numpy(
+        dequantize(blocks, GGMLQuantizationType[kind])
+    ).double()
 
 
 def multiply(
-    library: ctypes.CDLL, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, rows: int, layout: int
+    library: ctypes.CDLL,
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    bias: torch.Tensor | None,
+    rows: int,
+    layout: int,
 ) -> torch.Tensor:
     out = torch.full((x.shape[0], rows), torch.nan, dtype=torch.bfloat16)
     struct = native.linear_struct(packed, bias, x.shape[1], rows, layout)
-    pointers = ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(x.stride(0)), ctypes.c_void_p(out.data_ptr())
+    pointers = (
+        ctypes.c_void_p(x.data_ptr()),
+        ctypes.c_int64(x.stride(0)),
+        ctypes.c_void_p(out.data_ptr()),
+    )
     library.piecework_linear(ctypes.byref(struct), *pointers, x.shape[0], THREADS)
     return out
 
 
-def close(found: torch.Tensor, exact: torch.Tensor, x: torch.Tensor, numbers: torch.Tensor, loss: float = 1e-5) -> bool:
-    """Within bfloat16's rounding of the result, and what sums may lose of all that they are made of."""
+def close(
+    found: torch.Tensor,
+    exact: torch.Tensor,
+    x: torch.Tensor,
+    numbers: torch.Tensor,
+    loss: float = 1e-5,
+) -> bool:
+    """Within bfloat16's rounding of the result, and what sums may lose of all that they are made
+    of.
+    """
     allowed = exact.abs() * 2.0**-8 + (x.double().abs() @ numbers.abs().T) * loss
     return bool(((found.double() - exact).abs() <= allowed).all())
 
 
 @pytest.fixture(autouse=True, scope="module")
 def most_exact_way() -> Iterator[None]:
-    """Tests that name no way have the one of few rows for all of them, however fast others are here."""
+    """Tests that name no way have the one of few rows for all of them, however fast others are
+    here.
+    """
     for way in (0, -1):
         for variant in VARIANTS:
             build.load_variant(variant).piecework_choose_way(way)
@@ -79,9 +104,18 @@ def most_exact_way() -> Iterator[None]:
     has_bias=st.booleans(),
     seed=st.integers(0, 9),
 )
-def test_it_is_the_product(variant: build.Variant, kind: str, tokens: int, rows: int, groups: int, has_bias: bool, seed: int) -> None:
+def test_it_is_the_product(
+    variant: build.Variant,
+    kind: str,
+    tokens: int,
+    rows: int,
+    groups: int,
+    has_bias: bool,
+    seed: int,
+) -> None:
     kernels = NativeLinear(build.load_variant(variant))
-    # Any width for numbers, one of whole blocks for the others; some are wider than what is summed at once.
+    # Any width for numbers, one of whole blocks for the others; some are wider than what is summed
+    # at once.
     columns = 17 * groups + 1 if kind == "bfloat16" else 32 * groups
     stored, numbers = weight(kind, rows, columns, seed)
     layout = kernels.layout(kind, columns)
@@ -98,7 +132,9 @@ def test_it_is_the_product(variant: build.Variant, kind: str, tokens: int, rows:
 
 
 class Way(NamedTuple):
-    """One of `Way` in linear.h, how it rounds weights, and what its sums may lose of all that they are made of."""
+    """One of `Way` in linear.h, how it rounds weights, and what its sums may lose of all that they
+    are made of.
+    """
 
     name: str
     number: int
@@ -123,7 +159,9 @@ def way(request: pytest.FixtureRequest) -> Iterator[Way]:
     fastest_variant().piecework_choose_way(0)
 
 
-def product(kind: str, stored: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def product(
+    kind: str, stored: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
     kernels = NativeLinear(fastest_variant())
     layout = kernels.layout(kind, x.shape[1])
     assert layout is not None
@@ -131,8 +169,16 @@ def product(kind: str, stored: torch.Tensor, x: torch.Tensor, bias: torch.Tensor
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(kind=st.sampled_from(KINDS), tokens=st.integers(6, 90), rows=st.integers(1, 200), groups=st.integers(1, 70), seed=st.integers(0, 9))
-def test_every_way_gives_the_product(way: Way, kind: str, tokens: int, rows: int, groups: int, seed: int) -> None:
+@given(
+    kind=st.sampled_from(KINDS),
+    tokens=st.integers(6, 90),
+    rows=st.integers(1, 200),
+    groups=st.integers(1, 70),
+    seed=st.integers(0, 9),
+)
+def test_every_way_gives_the_product(
+    way: Way, kind: str, tokens: int, rows: int, groups: int, seed: int
+) -> None:
     columns = 17 * groups + 1 if kind == "bfloat16" else 32 * groups
     stored, numbers = weight(kind, rows, columns, seed)
     if tokens >= 24:
@@ -154,10 +200,16 @@ def test_no_way_errs_more_than_a_result_is_rounded(way: Way, kind: str) -> None:
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(weight_power=st.integers(-50, 50), x_power=st.integers(-50, 50), outlier=st.sampled_from([0.0, 1.0, 5000.0]))
+@given(
+    weight_power=st.integers(-50, 50),
+    x_power=st.integers(-50, 50),
+    outlier=st.sampled_from([0.0, 1.0, 5000.0]),
+)
 @example(weight_power=-50, x_power=-50, outlier=0.0)
 @example(weight_power=50, x_power=50, outlier=5000.0)
-def test_numbers_may_be_of_any_size(way: Way, weight_power: int, x_power: int, outlier: float) -> None:
+def test_numbers_may_be_of_any_size(
+    way: Way, weight_power: int, x_power: int, outlier: float
+) -> None:
     """Rows as small and as large as no float16 is, and a row's largest far above its others."""
     stored, numbers = weight("bfloat16", 40, 200, 0)
     powers = 2.0 ** torch.linspace(0, weight_power, 40)[:, None].round()
@@ -184,9 +236,13 @@ def test_an_outlier_leaves_the_rest_of_its_row_their_digits(way: Way) -> None:
 @pytest.mark.parametrize("sign", [1, -1])
 def test_weights_may_be_of_one_sign(way: Way, kind: str, sign: int) -> None:
     """Those of Q4_1 then lie between a minimum of 0 and fifteen scales, or the other way round."""
-    stored, numbers = stored_as(kind, sign * np.abs(np.random.default_rng(0).normal(0, 0.1, (40, 256)).astype(np.float32)))
+    stored, numbers = stored_as(
+        kind, sign * np.abs(np.random.default_rng(0).normal(0, 0.1, (40, 256)).astype(np.float32))
+    )
     x = torch.randn(30, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
-    assert close(product(kind, stored, x), x.double() @ way.rounded(numbers).T, x, numbers, way.loss)
+    assert close(
+        product(kind, stored, x), x.double() @ way.rounded(numbers).T, x, numbers, way.loss
+    )
 
 
 def test_what_is_not_finite_stays_in_its_rows(way: Way) -> None:
@@ -234,17 +290,28 @@ def test_extreme_scales_of_q4_0_keep_their_values() -> None:
     """Its minimum is minus eight scales, worked out in float16."""
     kernels = native.native_linear()
     assert kernels is not None
-    scales = np.array([0.0, 2.0**-14, -0.37, 1000.0, 2.0**-24, 3 * 2.0**-24, -1023 * 2.0**-24, 127 * 2.0**-24], dtype=np.float16)
+    scales = np.array(
+        [0.0, 2.0**-14, -0.37, 1000.0, 2.0**-24, 3 * 2.0**-24, -1023 * 2.0**-24, 127 * 2.0**-24],
+        dtype=np.float16,
+    )
     blocks = np.zeros((len(scales), 18), dtype=np.uint8)
     blocks[:, :2] = scales[:, None].view(np.uint8)
     blocks[:, 2:] = np.arange(16, dtype=np.uint8) * 17
     numbers = torch.from_numpy(dequantize(blocks, GGMLQuantizationType.Q4_0)).double()
     packed = kernels.pack("Q4_0", [torch.from_numpy(blocks)])
     x = torch.eye(32).bfloat16()
-    assert torch.equal(kernels.op(x, packed, None, len(scales), kernels.layout("Q4_0", 32)), numbers.T.bfloat16())
+    assert torch.equal(
+        kernels.op(x, packed, None, len(scales), kernels.layout("Q4_0", 32)), numbers.T.bfloat16()
+    )
 
 
 def test_many_rows_of_a_wide_weight_are_cut_into_chunks(way: Way) -> None:
     stored, numbers = weight("Q4_1", 64, 2080, 0)
     x = torch.randn(900, 2080).bfloat16()
-    assert close(product("Q4_1", stored, x), x.double() @ way.rounded(numbers).T, x, way.rounded(numbers), way.loss)
+    assert close(
+        product("Q4_1", stored, x),
+        x.double() @ way.rounded(numbers).T,
+        x,
+        way.rounded(numbers),
+        way.loss,
+    )

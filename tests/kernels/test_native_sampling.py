@@ -1,4 +1,6 @@
-"""Filtered sampling in C++ draws the tokens of its meaning in plain torch, on every variant of the kernels."""
+"""Filtered sampling in C++ draws the tokens of its meaning in plain torch, on every variant of the
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,24 @@ from piecework.kernels import ops, reference
 from piecework.kernels.cpu.native import build, sampling
 from piecework.kernels.cpu.platform import CpuPlatform
 
-LIBRARIES = [pytest.param(build.load_variant(variant), id=variant.name) for variant in native_variants()]
+LIBRARIES = [
+    pytest.param(build.load_variant(variant), id=variant.name) for variant in native_variants()
+]
 Filters = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def columns(filters: list[tuple[int, float, float]], vocab: int, seed: int) -> Filters:
     """`filters`: (top_k, top_p, min_p) of each row, top_k 0 for off."""
     top_k, top_p, min_p = zip(*filters, strict=True)
-    uniform = torch.rand(len(filters), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return torch.tensor([min(k or vocab, vocab) for k in top_k]), torch.tensor(top_p), torch.tensor(min_p), uniform
+    uniform = torch.rand(
+        len(filters), generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+    return (
+        torch.tensor([min(k or vocab, vocab) for k in top_k]),
+        torch.tensor(top_p),
+        torch.tensor(min_p),
+        uniform,
+    )
 
 
 def random_probs(rows: int, vocab: int, scale: float, seed: int) -> torch.Tensor:
@@ -32,7 +43,9 @@ def random_probs(rows: int, vocab: int, scale: float, seed: int) -> torch.Tensor
 
 
 FILTERS = st.tuples(
-    st.sampled_from([0, 1, 2, 7, 60, 100_000]), st.sampled_from([1.0, 0.95, 0.5, 1e-9, 1e-50]), st.sampled_from([0.0, 0.1, 1e-4, 1.0])
+    st.sampled_from([0, 1, 2, 7, 60, 100_000]),
+    st.sampled_from([1.0, 0.95, 0.5, 1e-9, 1e-50]),
+    st.sampled_from([0.0, 0.1, 1e-4, 1.0]),
 )
 
 
@@ -45,28 +58,54 @@ FILTERS = st.tuples(
     seed=st.integers(0, 1000),
 )
 def test_it_draws_what_plain_torch_draws(
-    library: ctypes.CDLL, filters: list[tuple[int, float, float]], vocab: int, scale: float, seed: int
+    library: ctypes.CDLL,
+    filters: list[tuple[int, float, float]],
+    vocab: int,
+    scale: float,
+    seed: int,
 ) -> None:
     """Peaked rows and flat ones, with every filter and none, equals at every border."""
     probs, given = random_probs(len(filters), vocab, scale, seed), columns(filters, vocab, seed)
-    assert torch.equal(sampling.draw(library, probs, *given), reference.sample_filtered(probs, *given))
+    assert torch.equal(
+        sampling.draw(library, probs, *given), reference.sample_filtered(probs, *given)
+    )
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("vocab", [49_152, 151_936])
 def test_vocabularies_of_real_models(library: ctypes.CDLL, vocab: int) -> None:
-    filters = [(50, 0.9, 0.0), (0, 0.95, 0.0), (0, 1.0, 0.05), (0, 0.5, 0.0), (0, 0.999, 0.0), (2000, 1.0, 0.0)]
+    filters = [
+        (50, 0.9, 0.0),
+        (0, 0.95, 0.0),
+        (0, 1.0, 0.05),
+        (0, 0.5, 0.0),
+        (0, 0.999, 0.0),
+        (2000, 1.0, 0.0),
+    ]
     for scale in (0.0, 1.0, 4.0):
         probs, given = random_probs(len(filters), vocab, scale, 1), columns(filters, vocab, 1)
-        assert torch.equal(sampling.draw(library, probs, *given), reference.sample_filtered(probs, *given))
+        assert torch.equal(
+            sampling.draw(library, probs, *given), reference.sample_filtered(probs, *given)
+        )
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_top_p_is_a_share_of_all_that_top_k_keeps(library: ctypes.CDLL) -> None:
-    """Of those too that are so unlikely that a first search leaves them out: without their mass half would be the first token alone."""
+    """Of those too that are so unlikely that a first search leaves them out: without their mass
+    half would be the first token alone.
+    """
     probs = torch.tensor([[0.2, 0.2, *[0.003] * 200]])
-    given = torch.tensor([50]), torch.tensor([0.5]), torch.tensor([0.0]), torch.tensor([0.9], dtype=torch.float64)
-    assert sampling.draw(library, probs, *given).tolist() == reference.sample_filtered(probs, *given).tolist() == [1]
+    given = (
+        torch.tensor([50]),
+        torch.tensor([0.5]),
+        torch.tensor([0.0]),
+        torch.tensor([0.9], dtype=torch.float64),
+    )
+    assert (
+        sampling.draw(library, probs, *given).tolist()
+        == reference.sample_filtered(probs, *given).tolist()
+        == [1]
+    )
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -74,22 +113,39 @@ def test_rows_may_lie_apart(library: ctypes.CDLL) -> None:
     probs, given = random_probs(2, 50, 2.0, 3), columns([(3, 1.0, 0.0), (0, 0.8, 0.0)], 50, 0)
     wide = torch.full((2, 64), float("nan"))
     wide[:, :50] = probs
-    assert torch.equal(sampling.draw(library, wide[:, :50], *given), sampling.draw(library, probs, *given))
+    assert torch.equal(
+        sampling.draw(library, wide[:, :50], *given), sampling.draw(library, probs, *given)
+    )
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 0.0])
-def test_what_is_no_probability_still_gives_a_token_of_the_vocabulary(library: ctypes.CDLL, value: float) -> None:
+def test_what_is_no_probability_still_gives_a_token_of_the_vocabulary(
+    library: ctypes.CDLL, value: float
+) -> None:
     """What a broken model says must not make the kernel read or write where it should not."""
     for filters in ((0, 0.9, 0.0), (5, 1.0, 0.0), (0, 1.0, 0.5), (0, 1.0, float("nan"))):
-        assert 0 <= int(sampling.draw(library, torch.full((1, 40), value), *columns([filters], 40, 0))) < 40
+        assert (
+            0
+            <= int(sampling.draw(library, torch.full((1, 40), value), *columns([filters], 40, 0)))
+            < 40
+        )
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_every_uniform_number_of_a_grid_draws_its_share(library: ctypes.CDLL) -> None:
-    """Of equals too: with eight alike and top-k 5, each of the five lowest ids is drawn a fifth of the time."""
+    """Of equals too: with eight alike and top-k 5, each of the five lowest ids is drawn a fifth of
+    the time.
+    """
     grid = torch.arange(10, dtype=torch.float64) / 10
-    drawn = sampling.draw(library, torch.full((10, 8), 0.125), torch.full((10,), 5), torch.full((10,), 1.0), torch.zeros(10), grid)
+    drawn = sampling.draw(
+        library,
+        torch.full((10, 8), 0.125),
+        torch.full((10,), 5),
+        torch.full((10,), 1.0),
+        torch.zeros(10),
+        grid,
+    )
     assert drawn.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
@@ -101,9 +157,15 @@ def test_every_uniform_number_of_a_grid_draws_its_share(library: ctypes.CDLL) ->
     dtype=st.sampled_from([torch.bfloat16, torch.float32]),
     seed=st.integers(0, 1000),
 )
-def test_the_likeliest_is_plain_torchs(library: ctypes.CDLL, rows: int, vocab: int, dtype: torch.dtype, seed: int) -> None:
+def test_the_likeliest_is_plain_torchs(
+    library: ctypes.CDLL, rows: int, vocab: int, dtype: torch.dtype, seed: int
+) -> None:
     """Equals among them, and rows that lie apart."""
-    logits = torch.randn(rows, vocab + 3, generator=torch.Generator().manual_seed(seed)).to(dtype).float()[:, :vocab]
+    logits = (
+        torch.randn(rows, vocab + 3, generator=torch.Generator().manual_seed(seed))
+        .to(dtype)
+        .float()[:, :vocab]
+    )
     assert torch.equal(sampling.likeliest(library, logits), logits.argmax(-1))
 
 

@@ -1,4 +1,6 @@
-"""The reference ops: the same bits as transformers' in every dtype, for any shape, with their inputs left alone."""
+"""The reference ops: the same bits as transformers' in every dtype, for any shape, with their
+inputs left alone.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from piecework.kernels import reference
-from piecework.kernels.reference import add_rms_norm, rms_norm, rotary_embedding, sample_filtered, silu_and_mul
+from piecework.kernels.reference import (
+    add_rms_norm,
+    rms_norm,
+    rotary_embedding,
+    sample_filtered,
+    silu_and_mul,
+)
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 SEEDS = st.integers(0, 2**32 - 1)
@@ -20,8 +28,12 @@ def random(seed: int, *shape: int, dtype: torch.dtype) -> torch.Tensor:
     return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 3).to(dtype)
 
 
-def turning(tokens: int, head_size: int, dtype: torch.dtype, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Angles [tokens, head_size] of the positions from `first` on: (cos, sin), both halves alike."""
+def turning(
+    tokens: int, head_size: int, dtype: torch.dtype, first: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Angles [tokens, head_size] of the positions from `first` on: (cos, sin), both halves
+    alike.
+    """
     frequencies = 1.0 / 10000.0 ** (torch.arange(0, head_size, 2) / head_size)
     angles = torch.outer(torch.arange(first, first + tokens), frequencies).repeat(1, 2)
     return angles.cos().to(dtype), angles.sin().to(dtype)
@@ -33,9 +45,17 @@ def signed(sin: torch.Tensor) -> torch.Tensor:
     return torch.cat((-sin[..., :half], sin[..., half:]), -1)
 
 
-@given(seed=SEEDS, tokens=st.integers(0, 9), size=st.integers(1, 70), dtype=DTYPES, eps=st.sampled_from([1e-6, 1e-5, 1e-2]))
+@given(
+    seed=SEEDS,
+    tokens=st.integers(0, 9),
+    size=st.integers(1, 70),
+    dtype=DTYPES,
+    eps=st.sampled_from([1e-6, 1e-5, 1e-2]),
+)
 @settings(deadline=None)
-def test_rms_norm_is_transformers_to_the_bit(seed: int, tokens: int, size: int, dtype: torch.dtype, eps: float) -> None:
+def test_rms_norm_is_transformers_to_the_bit(
+    seed: int, tokens: int, size: int, dtype: torch.dtype, eps: float
+) -> None:
     x, weight = random(seed, tokens, size, dtype=dtype), random(seed + 1, size, dtype=dtype)
     reference = LlamaRMSNorm(size, eps=eps).to(dtype)
     reference.weight.data.copy_(weight)
@@ -47,8 +67,13 @@ def test_rms_norm_is_transformers_to_the_bit(seed: int, tokens: int, size: int, 
 
 @given(seed=SEEDS, tokens=st.integers(1, 9), size=st.integers(1, 70), dtype=DTYPES)
 @settings(deadline=None)
-def test_add_rms_norm_carries_the_sum_on(seed: int, tokens: int, size: int, dtype: torch.dtype) -> None:
-    x, residual = random(seed, tokens, size, dtype=dtype), random(seed + 1, tokens, size, dtype=dtype)
+def test_add_rms_norm_carries_the_sum_on(
+    seed: int, tokens: int, size: int, dtype: torch.dtype
+) -> None:
+    x, residual = (
+        random(seed, tokens, size, dtype=dtype),
+        random(seed + 1, tokens, size, dtype=dtype),
+    )
     weight, before = random(seed + 2, size, dtype=dtype), (x.clone(), residual.clone())
     normed, total = add_rms_norm(x, residual, weight, 1e-5)
     assert torch.equal(total, x + residual)
@@ -58,22 +83,36 @@ def test_add_rms_norm_carries_the_sum_on(seed: int, tokens: int, size: int, dtyp
 
 @given(seed=SEEDS, tokens=st.integers(0, 9), size=st.integers(1, 70), dtype=DTYPES)
 @settings(deadline=None)
-def test_silu_and_mul_gates_with_the_first_half(seed: int, tokens: int, size: int, dtype: torch.dtype) -> None:
+def test_silu_and_mul_gates_with_the_first_half(
+    seed: int, tokens: int, size: int, dtype: torch.dtype
+) -> None:
     x = random(seed, tokens, 2 * size, dtype=dtype)
     before = x.clone()
     assert torch.equal(silu_and_mul(x), ACT2FN["silu"](x[:, :size]) * x[:, size:])
     assert torch.equal(x, before)
 
 
-@given(seed=SEEDS, tokens=st.integers(1, 9), heads=st.integers(1, 5), half=st.integers(1, 40), dtype=DTYPES, first=st.integers(0, 9000))
+@given(
+    seed=SEEDS,
+    tokens=st.integers(1, 9),
+    heads=st.integers(1, 5),
+    half=st.integers(1, 40),
+    dtype=DTYPES,
+    first=st.integers(0, 9000),
+)
 @settings(deadline=None)
-def test_rotary_embedding_is_transformers_to_the_bit(seed: int, tokens: int, heads: int, half: int, dtype: torch.dtype, first: int) -> None:
+def test_rotary_embedding_is_transformers_to_the_bit(
+    seed: int, tokens: int, heads: int, half: int, dtype: torch.dtype, first: int
+) -> None:
     cos, sin = turning(tokens, 2 * half, dtype, first)
-    # q and k are a part of what the projection gives, so their rows do not lie one behind the other.
+    # q and k are a part of what the projection gives, so their rows do not lie one behind the
+    # other.
     x = random(seed, tokens, heads + 2, 2 * half, dtype=dtype)[:, :heads]
     before = x.clone()
     turned = rotary_embedding(x, cos[:, None], signed(sin)[:, None])
-    expected, _ = apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], cos[None], sin[None])
+    expected, _ = apply_rotary_pos_emb(
+        x.transpose(0, 1)[None], x.transpose(0, 1)[None], cos[None], sin[None]
+    )
     assert torch.equal(turned, expected[0].transpose(0, 1))
     assert torch.equal(x, before)
 
@@ -98,7 +137,9 @@ def test_position_0_is_not_turned(dtype: torch.dtype) -> None:
     assert torch.equal(rotary_embedding(x, cos[:, None], signed(sin)[:, None]), x)
 
 
-def drawn_by_definition(probs: list[float], top_k: int, top_p: float, min_p: float, uniform: float) -> int:
+def drawn_by_definition(
+    probs: list[float], top_k: int, top_p: float, min_p: float, uniform: float
+) -> int:
     """One row, in whole numbers throughout."""
     order = sorted(range(len(probs)), key=lambda token: (-probs[token], token))
     weights = [int(probs[token] * 2.0**52) for token in order]
@@ -134,4 +175,6 @@ def test_filtered_sampling_is_its_definition(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reference, "_CANDIDATES", candidates)
         drawn = int(sample_filtered(probs, *filters, uniform))
-    assert drawn == drawn_by_definition(probs[0].tolist(), min(top_k, vocab), float(filters[1]), min_p, float(uniform))
+    assert drawn == drawn_by_definition(
+        probs[0].tolist(), min(top_k, vocab), float(filters[1]), min_p, float(uniform)
+    )

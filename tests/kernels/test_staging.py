@@ -25,7 +25,11 @@ def test_packed_arrays_come_out_as_they_went_in(arrays: list[np.ndarray]) -> Non
     packed = torch.full((size,), 255, dtype=torch.uint8)
     staging._pack(arrays, offsets, packed)
     for array, tensor in zip(arrays, staging._unpack(arrays, offsets, packed), strict=True):
-        assert tensor.shape == array.shape and np.array_equal(tensor.numpy(), array) and tensor.numpy().dtype == array.dtype
+        assert (
+            tensor.shape == array.shape
+            and np.array_equal(tensor.numpy(), array)
+            and tensor.numpy().dtype == array.dtype
+        )
     assert all(offset % 16 == 0 for offset in offsets)
 
 
@@ -40,7 +44,10 @@ def test_on_the_host_they_are_handed_over(arrays: list[np.ndarray]) -> None:
 def test_a_thousand_steps_in_flight_do_not_overwrite_each_other() -> None:
     device = torch.device("cuda")
     torch.cuda._sleep(100_000_000)
-    sent = [staging.to_device([np.full(100, number), np.full(3, number, np.int32)], device) for number in range(1000)]
+    sent = [
+        staging.to_device([np.full(100, number), np.full(3, number, np.int32)], device)
+        for number in range(1000)
+    ]
     for number, (longs, ints) in enumerate(sent):
         assert bool((longs == number).all()) and bool((ints == number).all())
 

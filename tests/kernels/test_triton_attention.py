@@ -1,4 +1,6 @@
-"""Triton's paged attention against the definition: on a GPU for real, elsewhere through Triton's interpreter."""
+"""Triton's paged attention against the definition: on a GPU for real, elsewhere through Triton's
+interpreter.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4)
 
 @settings(max_examples=12)
 @given(
-    lens=st.lists(st.tuples(st.one_of(st.just(1), st.integers(1, 40)), st.integers(0, 50)), min_size=1, max_size=4),
+    lens=st.lists(
+        st.tuples(st.one_of(st.just(1), st.integers(1, 40)), st.integers(0, 50)),
+        min_size=1,
+        max_size=4,
+    ),
     page_size=st.sampled_from([1, 3, 16]),
     heads=st.sampled_from([(2, 2), (6, 2), (4, 1)]),
     head_size=st.sampled_from([8, 24, 32]),
@@ -41,7 +47,15 @@ def test_it_equals_the_definition(
     padding: int,
     seed: int,
 ) -> None:
-    step = Step(lens, page_size=page_size, heads=heads[0], kv_heads=heads[1], head_size=head_size, seed=seed, device=DEVICE)
+    step = Step(
+        lens,
+        page_size=page_size,
+        heads=heads[0],
+        kv_heads=heads[1],
+        head_size=head_size,
+        seed=seed,
+        device=DEVICE,
+    )
     out = step.run(TritonAttention(blocks=SMALL, num_splits=splits), window=window, padding=padding)
     assert close(out, step.expected(window))
     keys, values = step.stored()
@@ -51,14 +65,25 @@ def test_it_equals_the_definition(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("lens", [[(70, 30), (1, 90), (3, 0), (1, 0)], [(1, 200), (1, 5)]])
 def test_the_blocks_it_chooses_itself(lens: list[tuple[int, int]], dtype: torch.dtype) -> None:
-    step = Step(lens, page_size=16, heads=8, kv_heads=2, head_size=64, seed=3, dtype=dtype, device=DEVICE)
-    assert close(step.run(TritonAttention()), step.expected(None), 1e-4 if dtype == torch.float32 else 1e-2)
+    step = Step(
+        lens, page_size=16, heads=8, kv_heads=2, head_size=64, seed=3, dtype=dtype, device=DEVICE
+    )
+    assert close(
+        step.run(TritonAttention()), step.expected(None), 1e-4 if dtype == torch.float32 else 1e-2
+    )
 
 
-def decode_out(step: Step, backend: GraphAttention, plan: object, places: int, window: int | None) -> torch.Tensor:
+def decode_out(
+    step: Step, backend: GraphAttention, plan: object, places: int, window: int | None
+) -> torch.Tensor:
     """A recorded step's: `places` queries, those behind the requests' own are whatever they are."""
-    pad = torch.full((places - len(step.q), 1, step.q.shape[2]), 7.0, dtype=step.q.dtype, device=DEVICE)
-    q, k, v = (torch.cat([part, pad.expand(-1, part.shape[1], -1)]) for part in (step.q, step.new(step.keys), step.new(step.values)))
+    pad = torch.full(
+        (places - len(step.q), 1, step.q.shape[2]), 7.0, dtype=step.q.dtype, device=DEVICE
+    )
+    q, k, v = (
+        torch.cat([part, pad.expand(-1, part.shape[1], -1)])
+        for part in (step.q, step.new(step.keys), step.new(step.values))
+    )
     out = torch.full_like(q, float("nan"))
     backend.run(q, k, v, out, step.k_cache, step.v_cache, plan, scale=step.scale, window=window)
     return out
@@ -71,10 +96,19 @@ def decode_out(step: Step, backend: GraphAttention, plan: object, places: int, w
     window=st.sampled_from([None, 7]),
     splits=st.sampled_from([1, 4]),
 )
-def test_one_plan_serves_steps_of_any_size_one_after_another(steps: list[list[int]], spare: int, window: int | None, splits: int) -> None:
+def test_one_plan_serves_steps_of_any_size_one_after_another(
+    steps: list[list[int]], spare: int, window: int | None, splits: int
+) -> None:
     backend = TritonAttention(blocks=SMALL, num_splits=splits)
     plan = backend.capture_plan(8, 24, 4, torch.device(DEVICE))
-    tensors = [plan.slots, plan.block_table, plan.query_starts, plan.seq_lens, plan.rows, plan.requests]
+    tensors = [
+        plan.slots,
+        plan.block_table,
+        plan.query_starts,
+        plan.seq_lens,
+        plan.rows,
+        plan.requests,
+    ]
     addresses = [tensor.data_ptr() for tensor in tensors]
     for number, pasts in enumerate(steps):
         step = Step([(1, past) for past in pasts], page_size=4, heads=4, seed=number, device=DEVICE)
@@ -104,7 +138,9 @@ def test_a_recorded_plan_refuses_what_it_cannot_hold() -> None:
     backend = TritonAttention()
     plan = backend.capture_plan(1, 2, 4, torch.device(DEVICE))
     for lens in ([(2, 0)], [(1, 1), (1, 1)], [(1, 20)]):
-        metadata: AttentionMetadata = Step(lens, page_size=4, heads=2, seed=0, device=DEVICE).metadata
+        metadata: AttentionMetadata = Step(
+            lens, page_size=4, heads=2, seed=0, device=DEVICE
+        ).metadata
         with pytest.raises(AssertionError):
             backend.update_plan(plan, metadata, 1)
 
@@ -113,10 +149,23 @@ def test_a_recorded_plan_refuses_what_it_cannot_hold() -> None:
 @pytest.mark.skipif(DEVICE == "cpu", reason="no NVIDIA GPU")
 @pytest.mark.parametrize("head_size", [80, 128, 256])
 @pytest.mark.parametrize("heads", [(32, 8), (14, 2), (8, 8)])
-@pytest.mark.parametrize("lens", [[(517, 300), (1, 900), (33, 0), (1, 0)], [(1, past) for past in range(1, 1200, 37)]])
-def test_shapes_of_real_models(lens: list[tuple[int, int]], heads: tuple[int, int], head_size: int) -> None:
+@pytest.mark.parametrize(
+    "lens", [[(517, 300), (1, 900), (33, 0), (1, 0)], [(1, past) for past in range(1, 1200, 37)]]
+)
+def test_shapes_of_real_models(
+    lens: list[tuple[int, int]], heads: tuple[int, int], head_size: int
+) -> None:
     from piecework.kernels.paged_attention import TorchAttention
 
-    step = Step(lens, page_size=16, heads=heads[0], kv_heads=heads[1], head_size=head_size, seed=1, dtype=torch.bfloat16, device=DEVICE)
+    step = Step(
+        lens,
+        page_size=16,
+        heads=heads[0],
+        kv_heads=heads[1],
+        head_size=head_size,
+        seed=1,
+        dtype=torch.bfloat16,
+        device=DEVICE,
+    )
     actual = step.run(TritonAttention(), padding=3)
     assert close(actual, step.run(TorchAttention(), padding=3).float().cpu(), 1e-2)

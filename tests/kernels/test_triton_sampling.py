@@ -1,4 +1,6 @@
-"""Triton's filtered sampling draws the tokens of its meaning in plain torch: on a GPU for real, elsewhere through the interpreter."""
+"""Triton's filtered sampling draws the tokens of its meaning in plain torch: on a GPU for real,
+elsewhere through the interpreter.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,20 @@ from piecework.kernels.triton.sampling import sample_filtered
 Arguments = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def arguments(probs: torch.Tensor, filters: list[tuple[int, float, float]], seed: int = 0) -> Arguments:
+def arguments(
+    probs: torch.Tensor, filters: list[tuple[int, float, float]], seed: int = 0
+) -> Arguments:
     """`filters`: (top_k, top_p, min_p) of each row, top_k 0 for off."""
     top_k, top_p, min_p = zip(*filters, strict=True)
-    uniform = torch.rand(len(filters), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    columns = (torch.tensor([k or probs.shape[1] for k in top_k]), torch.tensor(top_p), torch.tensor(min_p), uniform)
+    uniform = torch.rand(
+        len(filters), generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+    columns = (
+        torch.tensor([k or probs.shape[1] for k in top_k]),
+        torch.tensor(top_p),
+        torch.tensor(min_p),
+        uniform,
+    )
     return probs.to(DEVICE), *(column.to(DEVICE) for column in columns)
 
 
@@ -32,7 +43,9 @@ def random_probs(rows: int, vocab: int, scale: float, seed: int) -> torch.Tensor
 
 
 FILTERS = st.tuples(
-    st.sampled_from([0, 1, 2, 7, 60, 100_000]), st.sampled_from([1.0, 0.95, 0.5, 1e-9, 1e-50]), st.sampled_from([0.0, 0.1, 1e-4, 1.0])
+    st.sampled_from([0, 1, 2, 7, 60, 100_000]),
+    st.sampled_from([1.0, 0.95, 0.5, 1e-9, 1e-50]),
+    st.sampled_from([0.0, 0.1, 1e-4, 1.0]),
 )
 
 
@@ -44,16 +57,24 @@ FILTERS = st.tuples(
     room=st.sampled_from([16, 128]),
     seed=st.integers(0, 1000),
 )
-def test_it_draws_what_plain_torch_draws(filters: list[tuple[int, float, float]], vocab: int, scale: float, room: int, seed: int) -> None:
-    """Peaked rows and flat ones, that fit the room for candidates and that do not, with every filter and none."""
+def test_it_draws_what_plain_torch_draws(
+    filters: list[tuple[int, float, float]], vocab: int, scale: float, room: int, seed: int
+) -> None:
+    """Peaked rows and flat ones, that fit the room for candidates and that do not, with every
+    filter and none.
+    """
     filters = [(min(k, vocab), p, m) for k, p, m in filters]
     given = arguments(random_probs(len(filters), vocab, scale, seed), filters, seed)
-    assert torch.equal(sample_filtered(*given, room=room, block=64), reference.sample_filtered(*given))
+    assert torch.equal(
+        sample_filtered(*given, room=room, block=64), reference.sample_filtered(*given)
+    )
 
 
 @pytest.mark.parametrize("vocab", [49152, 151936 // 2 - 1])
 def test_vocabularies_of_real_models(vocab: int) -> None:
-    """The sizes that a GPU gets: rows that keep few tokens, and one so flat that it is searched whole."""
+    """The sizes that a GPU gets: rows that keep few tokens, and one so flat that it is searched
+    whole.
+    """
     filters = [(50, 0.9, 0.0), (0, 0.95, 0.0), (0, 1.0, 0.05), (0, 0.5, 0.0)]
     probs = torch.cat([random_probs(3, vocab, 4.0, 1), random_probs(1, vocab, 0.0, 1)])
     given = arguments(probs, filters)
@@ -63,10 +84,14 @@ def test_vocabularies_of_real_models(vocab: int) -> None:
 
 
 def test_every_uniform_number_of_a_grid_draws_its_share() -> None:
-    """Of equals too: with eight alike and top-k 5, each of the five lowest ids is drawn a fifth of the time."""
+    """Of equals too: with eight alike and top-k 5, each of the five lowest ids is drawn a fifth of
+    the time.
+    """
     grid = torch.arange(10, dtype=torch.float64) / 10
     columns = (torch.full((10,), 5), torch.full((10,), 1.0), torch.zeros(10), grid)
-    drawn = sample_filtered(*(column.to(DEVICE) for column in (torch.full((10, 8), 0.125), *columns)), room=16, block=16)
+    drawn = sample_filtered(
+        *(column.to(DEVICE) for column in (torch.full((10, 8), 0.125), *columns)), room=16, block=16
+    )
     assert drawn.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
@@ -75,7 +100,10 @@ def test_rows_may_lie_apart() -> None:
     given = arguments(probs, [(3, 1.0, 0.0), (0, 0.8, 0.0)])
     wide = torch.full((2, 64), float("nan"), device=DEVICE)
     wide[:, :50] = given[0]
-    assert torch.equal(sample_filtered(wide[:, :50], *given[1:], room=16, block=64), sample_filtered(*given, room=16, block=64))
+    assert torch.equal(
+        sample_filtered(wide[:, :50], *given[1:], room=16, block=64),
+        sample_filtered(*given, room=16, block=64),
+    )
 
 
 def test_a_row_of_nan_still_gives_a_token_of_the_vocabulary() -> None:

@@ -1,4 +1,6 @@
-"""Weak references look into memory without keeping it: torch's own, and sgl-kernel's where that is installed."""
+"""Weak references look into memory without keeping it: torch's own, and sgl-kernel's where that is
+installed.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,11 @@ def test_it_does_not_keep_the_memory() -> None:
 
 def test_sgl_kernels_op_is_taken_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[torch.Tensor] = []
-    monkeypatch.setitem(sys.modules, "sgl_kernel", SimpleNamespace(weak_ref_tensor=lambda tensor: taken.append(tensor) or tensor))
+    monkeypatch.setitem(
+        sys.modules,
+        "sgl_kernel",
+        SimpleNamespace(weak_ref_tensor=lambda tensor: taken.append(tensor) or tensor),
+    )
     tensor = torch.ones(2)
     assert CudaPlatform().weak_ref_tensor(tensor) is tensor and len(taken) == 1
 

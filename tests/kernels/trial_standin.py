@@ -1,4 +1,6 @@
-"""The process that tries kernels, over stand-ins for the libraries, with a fault: `python trial_standin.py FAULT FD DEVICE`."""
+"""The process that tries kernels, over stand-ins for the libraries, with a fault: `python
+trial_standin.py FAULT FD DEVICE`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ poisoned = False
 
 
 def kernel(work: Any, fault: str) -> Any:
-    """A kernel of a library in which the fault happens: an illegal access is the fate of every later one, too."""
+    """A kernel of a library in which the fault happens: an illegal access is the fate of every
+    later one, too.
+    """
 
     def run(*args: Any, **kwargs: Any) -> Any:
         global poisoned
@@ -31,7 +35,10 @@ def kernel(work: Any, fault: str) -> Any:
             case "hangs":
                 time.sleep(600)
             case "builds":
-                subprocess.run([sys.executable, "-c", "import time; time.sleep(2)", "batch_prefill.cu"], check=True)
+                subprocess.run(
+                    [sys.executable, "-c", "import time; time.sleep(2)", "batch_prefill.cu"],
+                    check=True,
+                )
         if poisoned:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return work(*args, **kwargs)
@@ -50,7 +57,13 @@ def load(name: str) -> libraries.LibraryOps:
     return library
 
 
-def store(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor) -> None:
+def store(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
     k_cache.flatten(0, 1).index_copy_(0, slots, k)
     v_cache.flatten(0, 1).index_copy_(0, slots, v)
 

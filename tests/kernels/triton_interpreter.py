@@ -1,4 +1,6 @@
-"""Where Triton's kernels run in tests: on a GPU, or in its interpreter, mended for a numpy that is newer than it."""
+"""Where Triton's kernels run in tests: on a GPU, or in its interpreter, mended for a numpy that is
+newer than it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _patch_tensor = interpreter._patch_lang_tensor
 
 
 def _with_index(tensor: Any, scope: Any) -> None:
-    """Triton 3.6 takes `int` of an array of one element for loop bounds, which numpy 2.4 refuses."""
+    """Triton 3.6 takes `int` of an array of one element for loop bounds, which numpy 2.4
+    refuses.
+    """
     _patch_tensor(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 

@@ -1,7 +1,10 @@
-"""Writes LIBRARY.json, the signatures of what this project calls of a kernel library, from the sources in its wheel.
+"""Writes LIBRARY.json, the signatures of what this project calls of a kernel library, from the
+sources in its wheel.
 
-    python tests/library_contracts/extract_signatures.py flashinfer UNPACKED_WHEEL > tests/library_contracts/flashinfer.json
-    python tests/library_contracts/extract_signatures.py sgl_kernel UNPACKED_WHEEL > tests/library_contracts/sgl_kernel.json
+    python tests/library_contracts/extract_signatures.py flashinfer UNPACKED_WHEEL \\
+        > tests/library_contracts/flashinfer.json
+    python tests/library_contracts/extract_signatures.py sgl_kernel UNPACKED_WHEEL \\
+        > tests/library_contracts/sgl_kernel.json
 
 Reading the sources needs neither a library's dependencies nor a GPU.
 """
@@ -17,7 +20,9 @@ from typing import NamedTuple
 
 
 class Library(NamedTuple):
-    """What is called, and the file of the package that defines it: classes by the methods of `METHODS`, and functions."""
+    """What is called, and the file of the package that defines it: classes by the methods of
+    `METHODS`, and functions.
+    """
 
     distribution: str
     classes: Mapping[str, str]
@@ -28,11 +33,20 @@ METHODS = ("__init__", "plan", "_plan_impl", "run")
 LIBRARIES = {
     "flashinfer": Library(
         "flashinfer_python",
-        {"BatchPrefillWithPagedKVCacheWrapper": "prefill.py", "BatchDecodeWithPagedKVCacheWrapper": "decode.py"},
+        {
+            "BatchPrefillWithPagedKVCacheWrapper": "prefill.py",
+            "BatchDecodeWithPagedKVCacheWrapper": "decode.py",
+        },
         {"rmsnorm": "norm/__init__.py", "silu_and_mul": "activation.py"},
     ),
     "sgl_kernel": Library(
-        "sgl_kernel", {}, {"rmsnorm": "elementwise.py", "silu_and_mul": "elementwise.py", "weak_ref_tensor": "memory.py"}
+        "sgl_kernel",
+        {},
+        {
+            "rmsnorm": "elementwise.py",
+            "silu_and_mul": "elementwise.py",
+            "weak_ref_tensor": "memory.py",
+        },
     ),
 }
 
@@ -40,7 +54,12 @@ LIBRARIES = {
 def exported(package: Path) -> set[str]:
     """The names that importing the package gives."""
     tree = ast.parse((package / "__init__.py").read_text(encoding="utf-8"))
-    return {alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    return {
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
 
 
 def signature(function: ast.FunctionDef, skipped: int = 0) -> str:
@@ -61,10 +80,18 @@ def signatures(package: Path) -> dict[str, str]:
         if name not in names:
             continue
         tree = ast.parse((package / file).read_text(encoding="utf-8"))
-        (node,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+        (node,) = (
+            node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name
+        )
         # Of overloads the last is the one that runs.
-        methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef) and item.name in METHODS}
-        found |= {f"{name}.{method}": signature(item, skipped=1) for method, item in methods.items()}
+        methods = {
+            item.name: item
+            for item in node.body
+            if isinstance(item, ast.FunctionDef) and item.name in METHODS
+        }
+        found |= {
+            f"{name}.{method}": signature(item, skipped=1) for method, item in methods.items()
+        }
     for name, file in library.functions.items():
         tree = ast.parse((package / file).read_text(encoding="utf-8"))
         functions = {item.name: item for item in tree.body if isinstance(item, ast.FunctionDef)}
@@ -75,11 +102,16 @@ def signatures(package: Path) -> dict[str, str]:
 def version(wheel: Path, distribution: str) -> str:
     (metadata,) = wheel.glob(f"{distribution}-*.dist-info/METADATA")
     return next(
-        line.removeprefix("Version: ") for line in metadata.read_text(encoding="utf-8").splitlines() if line.startswith("Version: ")
+        line.removeprefix("Version: ")
+        for line in metadata.read_text(encoding="utf-8").splitlines()
+        if line.startswith("Version: ")
     )
 
 
 if __name__ == "__main__":
     name, wheel = sys.argv[1], Path(sys.argv[2])
-    described = {"version": version(wheel, LIBRARIES[name].distribution), "signatures": signatures(wheel / name)}
+    described = {
+        "version": version(wheel, LIBRARIES[name].distribution),
+        "signatures": signatures(wheel / name),
+    }
     print(json.dumps(described, indent=1))

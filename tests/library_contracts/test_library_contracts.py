@@ -1,4 +1,6 @@
-"""What is called of flashinfer and sgl-kernel is there, under these names and with these arguments, as their own sources say."""
+"""What is called of flashinfer and sgl-kernel is there, under these names and with these arguments,
+as their own sources say.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ WRAPPERS = ("BatchPrefillWithPagedKVCacheWrapper", "BatchDecodeWithPagedKVCacheW
 
 
 def test_every_call_binds_to_flashinfers_own_signature(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stand-in binds each; here every method that we use is called: prefills, decodes, and decodes of a recorded plan."""
+    """The stand-in binds each; here every method that we use is called: prefills, decodes, and
+    decodes of a recorded plan.
+    """
     called: set[str] = set()
     monkeypatch.setattr(flashinfer_standin._Checked, "called", called)
     monkeypatch.setattr(attention, "_library", lambda: flashinfer_standin)
@@ -35,21 +39,37 @@ def test_every_call_binds_to_flashinfers_own_signature(monkeypatch: pytest.Monke
     step = Step([(1, 4)], page_size=4, heads=4, seed=0)
     plan = used.capture_plan(1, 2, 4, torch.device("cpu"))
     used.update_plan(plan, step.metadata, 1)
-    tensors = (step.q, step.new(step.keys), step.new(step.values), torch.empty_like(step.q), step.k_cache, step.v_cache)
+    tensors = (
+        step.q,
+        step.new(step.keys),
+        step.new(step.values),
+        torch.empty_like(step.q),
+        step.k_cache,
+        step.v_cache,
+    )
     used.run(*tensors, plan, scale=1.0, window=None)
-    assert called == {f"{wrapper}.{method}" for wrapper in WRAPPERS for method in ("__init__", "plan", "run")}
+    assert called == {
+        f"{wrapper}.{method}" for wrapper in WRAPPERS for method in ("__init__", "plan", "run")
+    }
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_an_argument_that_flashinfer_does_not_have_is_found_out(wrapper: str) -> None:
     made = getattr(flashinfer_standin, wrapper)(torch.zeros(16, dtype=torch.uint8), "NHD")
     with pytest.raises(TypeError, match="no_such_argument"):
-        made.plan(*[torch.zeros(1)] * 8 if "Prefill" in wrapper else [torch.zeros(1)] * 7, no_such_argument=1)
+        made.plan(
+            *[torch.zeros(1)] * 8 if "Prefill" in wrapper else [torch.zeros(1)] * 7,
+            no_such_argument=1,
+        )
 
 
 def test_the_extract_is_of_a_version_that_is_asked_for() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-    (wanted,) = (line for line in project["project"]["optional-dependencies"]["flashinfer"] if line.startswith("flashinfer-python"))
+    (wanted,) = (
+        line
+        for line in project["project"]["optional-dependencies"]["flashinfer"]
+        if line.startswith("flashinfer-python")
+    )
     from packaging.requirements import Requirement
 
     assert Requirement(wanted).specifier.contains(flashinfer_standin.EXTRACT["version"])

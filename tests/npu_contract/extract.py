@@ -1,10 +1,13 @@
-"""Writes torch_npu.json, the part of torch_npu's interface that this project uses, from a wheel and its dispatcher dump.
+"""Writes torch_npu.json, the part of torch_npu's interface that this project uses, from a wheel and
+its dispatcher dump.
 
-    python tests/npu_contract/extract.py UNPACKED_WHEEL DISPATCHER_DUMP > tests/npu_contract/torch_npu.json
-    python tests/npu_contract/extract.py --dump > DISPATCHER_DUMP      # where torch_npu can be imported
+    python tests/npu_contract/extract.py UNPACKED_WHEEL DISPATCHER_DUMP \\
+        > tests/npu_contract/torch_npu.json
+    python tests/npu_contract/extract.py --dump > DISPATCHER_DUMP  # needs torch_npu
 
-The Python signatures are read from the wheel's sources, which needs no Ascend software. The schemas are those of the live
-dispatcher: 129 ops are registered with other argument names than the wheel's yaml gives them.
+The Python signatures are read from the wheel's sources, which needs no Ascend software. The schemas
+are those of the live dispatcher: 129 ops are registered with other argument names than the wheel's
+yaml gives them.
 """
 
 from __future__ import annotations
@@ -45,27 +48,52 @@ ATTRIBUTES = {
 }
 """Attributes of a class's instances that we use."""
 
-COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+COMPOSITE = (
+    "CompositeImplicitAutograd",
+    "CompositeExplicitAutograd",
+    "CompositeExplicitAutogradNonFunctional",
+)
 
 
 def dump_dispatcher() -> dict[str, Any]:
-    """What the dispatcher of this process says of the npu: its ops' schemas, and the aten ops that have a kernel of its own."""
-    named = {f"{schema.name}.{schema.overload_name}".rstrip("."): str(schema) for schema in torch._C._jit_get_all_schemas()}
+    """What the dispatcher of this process says of the npu: its ops' schemas, and the aten ops that
+    have a kernel of its own.
+    """
+    named = {
+        f"{schema.name}.{schema.overload_name}".rstrip("."): str(schema)
+        for schema in torch._C._jit_get_all_schemas()
+    }
     return {
-        "ops": {name: text for name, text in sorted(named.items()) if name.startswith(("npu::", "atb::"))},
-        "native": [name for name in aten_ops() if torch._C._dispatch_has_kernel_for_dispatch_key(name, "PrivateUse1")],
+        "ops": {
+            name: text
+            for name, text in sorted(named.items())
+            if name.startswith(("npu::", "atb::"))
+        },
+        "native": [
+            name
+            for name in aten_ops()
+            if torch._C._dispatch_has_kernel_for_dispatch_key(name, "PrivateUse1")
+        ],
     }
 
 
 def aten_ops() -> list[str]:
     """Names, with overloads, of all aten ops that have any kernel."""
     names = torch._C._dispatch_get_all_op_names()
-    return sorted(name for name in names if name.startswith("aten::") and torch._C._dispatch_has_kernel(name))
+    return sorted(
+        name for name in names if name.startswith("aten::") and torch._C._dispatch_has_kernel(name)
+    )
 
 
 def cpu_fallback(native: set[str]) -> set[str]:
-    """The aten ops that neither have an npu kernel nor are composed of others: torch_npu's fallback runs them on the CPU."""
-    return {name for name in aten_ops() if name not in native and not any(_has_kernel(name, key) for key in COMPOSITE)}
+    """The aten ops that neither have an npu kernel nor are composed of others: torch_npu's fallback
+    runs them on the CPU.
+    """
+    return {
+        name
+        for name in aten_ops()
+        if name not in native and not any(_has_kernel(name, key) for key in COMPOSITE)
+    }
 
 
 def _has_kernel(name: str, key: str) -> bool:
@@ -73,7 +101,9 @@ def _has_kernel(name: str, key: str) -> bool:
 
 
 def python_signatures(wheel: Path) -> dict[str, str]:
-    """Signatures of torch.npu's public functions, classes and methods, and of torchair's entry, by dotted name."""
+    """Signatures of torch.npu's public functions, classes and methods, and of torchair's entry, by
+    dotted name.
+    """
     package = wheel / "torch_npu" / "npu"
     public = _public_names(package / "__init__.py")
     found = dict(COMPILED)
@@ -84,10 +114,15 @@ def python_signatures(wheel: Path) -> dict[str, str]:
     torchair = wheel / "torch_npu" / "dynamo" / "torchair"
     for name, path in {
         "torchair.get_npu_backend": torchair / "npu_fx_compiler.py",
-        "torchair.configs.compiler_config.CompilerConfig": torchair / "configs" / "compiler_config.py",
+        "torchair.configs.compiler_config.CompilerConfig": torchair
+        / "configs"
+        / "compiler_config.py",
     }.items():
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name.rpartition(".")[2]:
+            if (
+                isinstance(node, ast.FunctionDef | ast.ClassDef)
+                and node.name == name.rpartition(".")[2]
+            ):
                 found.update(_definition(name, node))
     return dict(sorted(found.items()))
 
@@ -99,16 +134,31 @@ def attributes(wheel: Path) -> dict[str, list[str]]:
         for path in sorted((wheel / "torch_npu" / "npu").glob("*.py")):
             for node in ast.parse(path.read_text(encoding="utf-8")).body:
                 if isinstance(node, ast.ClassDef) and node.name == name.rpartition(".")[2]:
-                    text = "".join(ast.unparse(item) for item in node.body if getattr(item, "name", None) == "__init__")
-                    fields = [target for item in node.body if isinstance(item, ast.Assign) for target in item.targets]
+                    text = "".join(
+                        ast.unparse(item)
+                        for item in node.body
+                        if getattr(item, "name", None) == "__init__"
+                    )
+                    fields = [
+                        target
+                        for item in node.body
+                        if isinstance(item, ast.Assign)
+                        for target in item.targets
+                    ]
                     fields += [item.target for item in node.body if isinstance(item, ast.AnnAssign)]
                     of_class = {ast.unparse(field) for field in fields}
-                    found[name] = [attribute for attribute in wanted if attribute in of_class or f"self.{attribute} = " in text]
+                    found[name] = [
+                        attribute
+                        for attribute in wanted
+                        if attribute in of_class or f"self.{attribute} = " in text
+                    ]
     return found
 
 
 def updates(wheel: Path) -> dict[str, list[str]]:
-    """By op, the names that `NPUGraph.update` replaces: the `UPDATE_SPECS` of torch_npu's handlers, for the ops of `OPS`."""
+    """By op, the names that `NPUGraph.update` replaces: the `UPDATE_SPECS` of torch_npu's handlers,
+    for the ops of `OPS`.
+    """
     found = {}
     ops = {op.rpartition(":")[2] for op in OPS}
     for path in sorted((wheel / "torch_npu" / "npu" / "_npugraph_handlers").glob("*.py")):
@@ -116,13 +166,23 @@ def updates(wheel: Path) -> dict[str, list[str]]:
             match node:
                 case ast.Assign(targets=[ast.Name(id="UPDATE_SPECS")], value=ast.Dict() as specs):
                     named = ast.literal_eval(specs)
-                    found.update({op: [key for *_, key in spec] for op, spec in named.items() if op.removesuffix(".default") in ops})
+                    found.update(
+                        {
+                            op: [key for *_, key in spec]
+                            for op, spec in named.items()
+                            if op.removesuffix(".default") in ops
+                        }
+                    )
     return dict(sorted((op, keys) for op, keys in found.items() if op.endswith(".default")))
 
 
 def _public_names(path: Path) -> set[str]:
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and node.targets[0].id == "__all__"
+        ):
             return set(ast.literal_eval(node.value))
     raise ValueError(f"{path} has no __all__: is it the unpacked wheel of torch_npu?")
 
@@ -147,9 +207,17 @@ def _takes_arguments(new: ast.FunctionDef | None, constructor: ast.FunctionDef) 
 
 
 def signature(node: ast.FunctionDef, *, method: bool = False) -> str:
-    """`(a, b=1, *, c)`: names and defaults, without annotations and, for a method, without its first argument."""
+    """`(a, b=1, *, c)`: names and defaults, without annotations and, for a method, without its
+    first argument.
+    """
     arguments = node.args
-    for argument in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]:
+    for argument in [
+        *arguments.posonlyargs,
+        *arguments.args,
+        *arguments.kwonlyargs,
+        arguments.vararg,
+        arguments.kwarg,
+    ]:
         if argument is not None:
             argument.annotation = None
     if method:
@@ -158,16 +226,23 @@ def signature(node: ast.FunctionDef, *, method: bool = False) -> str:
 
 
 def overrides(native: set[str], fallback: set[str]) -> tuple[list[str], list[str]]:
-    """Functional ops that torch composes of an out= op which falls to the CPU: (those torch_npu has a kernel for, the others)."""
+    """Functional ops that torch composes of an out= op which falls to the CPU: (those torch_npu has
+    a kernel for, the others).
+    """
     with_kernel, without = [], []
     for name in aten_ops():
-        if _has_kernel(name, "CompositeExplicitAutogradNonFunctional") and out_variant(name) in fallback:
+        if (
+            _has_kernel(name, "CompositeExplicitAutogradNonFunctional")
+            and out_variant(name) in fallback
+        ):
             (with_kernel if name in native else without).append(name)
     return with_kernel, without
 
 
 def out_variant(name: str) -> str | None:
-    """The op that the structured functional (or in-place) op `name` calls, e.g. aten::lgamma.out for aten::lgamma."""
+    """The op that the structured functional (or in-place) op `name` calls, e.g. aten::lgamma.out
+    for aten::lgamma.
+    """
     base, _, overload = name.partition(".")
     base = base.removesuffix("_")
     names = (f"{base}.{overload}_out", f"{base}.out") if overload else (f"{base}.out",)
@@ -176,7 +251,9 @@ def out_variant(name: str) -> str | None:
 
 def extract(wheel: Path, dump: dict[str, Any]) -> dict[str, Any]:
     """The committed file's contents."""
-    version = re.search(r"'([\d.]+)'", (wheel / "torch_npu" / "version.py").read_text(encoding="utf-8"))
+    version = re.search(
+        r"'([\d.]+)'", (wheel / "torch_npu" / "version.py").read_text(encoding="utf-8")
+    )
     assert version is not None, "torch_npu/version.py names no version"
     native = set(dump["native"])
     fallback = cpu_fallback(native)
@@ -193,8 +270,14 @@ def extract(wheel: Path, dump: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dump", action="store_true", help="write the dispatcher dump of the torch_npu installed here")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--dump",
+        action="store_true",
+        help="write the dispatcher dump of the torch_npu installed here",
+    )
     parser.add_argument("wheel", type=Path, nargs="?")
     parser.add_argument("dispatcher_dump", type=Path, nargs="?")
     arguments = parser.parse_args()

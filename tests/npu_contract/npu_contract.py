@@ -1,4 +1,6 @@
-"""Checks code against torch_npu's interface without torch_npu: names, arity and keywords in sources, aten ops in graphs."""
+"""Checks code against torch_npu's interface without torch_npu: names, arity and keywords in
+sources, aten ops in graphs.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,9 @@ class Problem(NamedTuple):
 
 @cache
 def contract() -> dict[str, Any]:
-    """The committed extract: `python` signatures, `attributes`, `updates` of graphs, `ops` schemas, `native_over_fallback` and
-    `cpu_fallback` aten ops."""
+    """The committed extract: `python` signatures, `attributes`, `updates` of graphs, `ops` schemas,
+    `native_over_fallback` and `cpu_fallback` aten ops.
+    """
     extract: dict[str, Any] = json.loads(EXTRACT.read_text())
     return extract
 
@@ -60,7 +63,11 @@ class Parameters:
             positional=positional,
             required=len(positional) - len(given.defaults),
             keyword_only=[argument.arg for argument in given.kwonlyargs],
-            keyword_required=[a.arg for a, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None],
+            keyword_required=[
+                a.arg
+                for a, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)
+                if default is None
+            ],
             more_positional=given.vararg is not None,
             more_keywords=given.kwarg is not None,
         )
@@ -79,12 +86,16 @@ class Parameters:
         )
 
     def reject(self, call: ast.Call) -> str | None:
-        """Why this call would raise TypeError, or None. Arguments behind `*` and `**` are trusted."""
+        """Why this call would raise TypeError, or None. Arguments behind `*` and `**` are
+        trusted.
+        """
         starred = any(isinstance(argument, ast.Starred) for argument in call.args)
         given = [keyword.arg for keyword in call.keywords]
         if not starred and len(call.args) > len(self.positional) and not self.more_positional:
             return f"{len(call.args)} positional arguments, takes {len(self.positional)}"
-        unknown = [k for k in given if k is not None and k not in self.positional + self.keyword_only]
+        unknown = [
+            k for k in given if k is not None and k not in self.positional + self.keyword_only
+        ]
         if unknown and not self.more_keywords:
             return f"no keyword {unknown[0]!r}"
         twice = [k for k in given if k in self.positional[: len(call.args)]]
@@ -98,7 +109,9 @@ class Parameters:
 
 
 def check_sources(paths: Iterable[Path]) -> list[Problem]:
-    """Problems of all uses of torch_npu, torch.npu, torch.ops.npu, torch.ops.atb and torchair in Python files."""
+    """Problems of all uses of torch_npu, torch.npu, torch.ops.npu, torch.ops.atb and torchair in
+    Python files.
+    """
     return [problem for path in paths for problem in _check_file(path)]
 
 
@@ -122,15 +135,31 @@ def _check_file(path: Path) -> Iterator[Problem]:
 
 
 def _imported_names(tree: ast.Module) -> dict[str, str]:
-    """What a file's names stand for: imports, and plain assignments of their attributes such as `npu = torch.npu`."""
+    """What a file's names stand for: imports, and plain assignments of their attributes such as
+    `npu = torch.npu`.
+    """
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         match node:
             case ast.Import():
-                names.update({alias.asname or alias.name.partition(".")[0]: alias.name for alias in node.names if alias.asname})
-                names.update({alias.name.partition(".")[0]: alias.name.partition(".")[0] for alias in node.names if not alias.asname})
+                names.update(
+                    {
+                        alias.asname or alias.name.partition(".")[0]: alias.name
+                        for alias in node.names
+                        if alias.asname
+                    }
+                )
+                names.update(
+                    {
+                        alias.name.partition(".")[0]: alias.name.partition(".")[0]
+                        for alias in node.names
+                        if not alias.asname
+                    }
+                )
             case ast.ImportFrom(module=str(module), level=0):
-                names.update({alias.asname or alias.name: f"{module}.{alias.name}" for alias in node.names})
+                names.update(
+                    {alias.asname or alias.name: f"{module}.{alias.name}" for alias in node.names}
+                )
     for node in ast.walk(tree):
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Attribute() as value):
@@ -155,10 +184,14 @@ def _is_ours(name: str) -> bool:
 
 
 def _reject(name: str, call: ast.Call | None) -> str | None:
-    """What is wrong with one use of a dotted name, None if nothing or if the name is none of ours."""
+    """What is wrong with one use of a dotted name, None if nothing or if the name is none of
+    ours.
+    """
     if not _is_ours(name):
         return None
-    name = name.replace("torch_npu.npu", "torch.npu", 1) if _is_within(name, "torch_npu.npu") else name
+    name = (
+        name.replace("torch_npu.npu", "torch.npu", 1) if _is_within(name, "torch_npu.npu") else name
+    )
     known = contract()["python"]
     if name in ROOTS or any(other.startswith(f"{name}.") for other in known if name not in known):
         return None
@@ -166,7 +199,10 @@ def _reject(name: str, call: ast.Call | None) -> str | None:
     if name in known:
         candidates.append(Parameters.of_signature(known[name]))
     if not candidates:
-        return f"{name}: not in torch_npu {contract()['torch_npu']}, or not in the extract yet (see extract.py)"
+        return (
+            f"{name}: not in torch_npu {contract()['torch_npu']}, or not in the extract yet "
+            "(see extract.py)"
+        )
     reasons = [parameters.reject(call) for parameters in candidates] if call else [None]
     return None if None in reasons else f"{name}: {reasons[0]}"
 
@@ -176,8 +212,14 @@ def _is_within(name: str, root: str) -> bool:
 
 
 def _schemas(name: str) -> list[str]:
-    """Schemas of the op that torch.ops.npu.OP, torch_npu.OP or one of these with an overload means."""
-    for root, namespaces in {"torch.ops.npu": ["npu"], "torch.ops.atb": ["atb"], "torch_npu": ["npu", "atb"]}.items():
+    """Schemas of the op that torch.ops.npu.OP, torch_npu.OP or one of these with an overload
+    means.
+    """
+    for root, namespaces in {
+        "torch.ops.npu": ["npu"],
+        "torch.ops.atb": ["atb"],
+        "torch_npu": ["npu", "atb"],
+    }.items():
         if not _is_within(name, root):
             continue
         base, _, overload = name.removeprefix(f"{root}.").partition(".")
@@ -185,29 +227,43 @@ def _schemas(name: str) -> list[str]:
         return [
             schema
             for op, schema in contract()["ops"].items()
-            if op.partition(".")[0] in wanted and overload in ("", op.partition(".")[2] or "default")
+            if op.partition(".")[0] in wanted
+            and overload in ("", op.partition(".")[2] or "default")
         ]
     return []
 
 
 def assert_no_cpu_fallback(graph_module: torch.fx.GraphModule) -> None:
-    """Raises AssertionError if an aten op of a graph, after decomposition, is one that torch_npu runs on the CPU.
+    """Raises AssertionError if an aten op of a graph, after decomposition, is one that torch_npu
+    runs on the CPU.
 
-    Such an op waits for the device and so breaks a capture. A graph of Dynamo's (torch functions and methods) is run on its
-    placeholders' fake tensors (`meta["example_value"]` or `meta["val"]`), so it must come as the compiler got it.
+    Such an op waits for the device and so breaks a capture. A graph of Dynamo's (torch functions
+    and methods) is run on its placeholders' fake tensors (`meta["example_value"]` or
+    `meta["val"]`), so it must come as the compiler got it.
     """
     fallback = set(contract()["cpu_fallback"])
     found = sorted(op for op in aten_ops(graph_module) if op in fallback)
-    assert not found, f"torch_npu {contract()['torch_npu']} runs these on the CPU, which no graph can capture: {', '.join(found)}"
+    assert not found, (
+        f"torch_npu {contract()['torch_npu']} runs these on the CPU, which no graph can capture: "
+        f"{', '.join(found)}"
+    )
 
 
 def aten_ops(graph_module: torch.fx.GraphModule) -> set[str]:
     """Names such as "aten::index.Tensor" of the aten ops that running a graph reaches."""
-    called = {node.target for node in graph_module.graph.nodes if node.op in ("call_function", "call_method", "call_module")}
+    called = {
+        node.target
+        for node in graph_module.graph.nodes
+        if node.op in ("call_function", "call_method", "call_module")
+    }
     if all(isinstance(target, torch._ops.OpOverload) for target in called):
         return {target.name() for target in called if target.namespace == "aten"}
     examples = [_example(node) for node in graph_module.graph.nodes if node.op == "placeholder"]
-    modes = {example.fake_mode for example in examples if isinstance(example, torch._subclasses.FakeTensor)}
+    modes = {
+        example.fake_mode
+        for example in examples
+        if isinstance(example, torch._subclasses.FakeTensor)
+    }
     mode = modes.pop() if modes else FakeTensorMode()
     # Weights that a graph holds as attributes are real tensors.
     with patch.object(mode, "allow_non_fake_inputs", True), mode, _Recorder() as recorder:
@@ -217,7 +273,9 @@ def aten_ops(graph_module: torch.fx.GraphModule) -> set[str]:
 
 def _example(node: torch.fx.Node) -> Any:
     value = node.meta.get("example_value", node.meta.get("val"))
-    assert value is not None, f"placeholder {node.name} has neither meta['example_value'] nor meta['val']"
+    assert value is not None, (
+        f"placeholder {node.name} has neither meta['example_value'] nor meta['val']"
+    )
     return value
 
 

@@ -1,4 +1,6 @@
-"""The process that compiles a model's pieces, with a fault: `python faulty_compile.py FAULT JOB`."""
+"""The process that compiles a model's pieces, with a fault: `python faulty_compile.py FAULT
+JOB`.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from piecework.compilation import install
-from piecework.compilation.cache import CompileCache, cache_folder
+from piecework.compilation.cache import CompileCache
 from piecework.compilation.compiler import EagerCompiler
 from piecework.compilation.errors import CompileError, TraceError
 from piecework.compilation.piece_store import PieceStore
+from piecework.kernels.cache_folder import cache_folder
 from piecework.runtime.graphs.compile_pieces import main
 
 compile_piece, attempts = EagerCompiler.compile, [0]

@@ -35,11 +35,19 @@ _PLAIN = (Kind.F32, Kind.F16)
 
 
 def write_gguf(
-    folder: Path, path: Path, architecture: str, kind: Kind, *, rope_factors: Sequence[float] | None = None, **changes: Any
+    folder: Path,
+    path: Path,
+    architecture: str,
+    kind: Kind,
+    *,
+    rope_factors: Sequence[float] | None = None,
+    **changes: Any,
 ) -> dict[str, torch.Tensor]:
-    """Write a model folder as `path` with matrices of type `kind`; returns the checkpoint that the file then holds.
+    """Write a model folder as `path` with matrices of type `kind`; returns the checkpoint that the
+    file then holds.
 
-    `changes`: metadata of the architecture, dots written as double underscores; None leaves a key out.
+    `changes`: metadata of the architecture, dots written as double underscores; None leaves a key
+    out.
     """
     config = AutoConfig.from_pretrained(folder)
     writer = gguf.GGUFWriter(path, architecture)
@@ -76,7 +84,8 @@ def _metadata_of(config: Any) -> dict[str, Any]:
         "feed_forward_length": config.intermediate_size,
         "attention__head_count": config.num_attention_heads,
         "attention__head_count_kv": config.num_key_value_heads,
-        "attention__key_length": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        "attention__key_length": getattr(config, "head_dim", None)
+        or config.hidden_size // config.num_attention_heads,
         "attention__layer_norm_rms_epsilon": config.rms_norm_eps,
         "rope__freq_base": config.rope_parameters["rope_theta"],
     }
@@ -96,9 +105,13 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
             assert value is None
 
 
-def _store(name: str, array: np.ndarray, architecture: str, kind: Kind, config: Any) -> tuple[np.ndarray, torch.Tensor]:
+def _store(
+    name: str, array: np.ndarray, architecture: str, kind: Kind, config: Any
+) -> tuple[np.ndarray, torch.Tensor]:
     """(what goes into the file, what it stands for)."""
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
+        name.split(".")[-2]
+    )
     permuted = array
     if architecture == "llama" and heads is not None:
         permuted = array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)

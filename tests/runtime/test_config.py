@@ -1,4 +1,6 @@
-"""Engine settings: what cannot work is refused with a remedy, what is left open is chosen to fit the machine."""
+"""Engine settings: what cannot work is refused with a remedy, what is left open is chosen to fit
+the machine.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ from piecework.runtime.model_config import ModelConfig
 
 MIB = 2**20
 MODEL = ModelConfig(
-    architecture="LlamaForCausalLM", vocab_size=512, hidden_size=64, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
-    intermediate_size=96, rms_norm_eps=1e-5, max_position_embeddings=4096, rope_theta=1e4,
+    architecture="LlamaForCausalLM", vocab_size=512, hidden_size=64, num_layers=2, num_heads=4,
+    num_kv_heads=2, head_dim=16, intermediate_size=96, rms_norm_eps=1e-5,
+    max_position_embeddings=4096, rope_theta=1e4,
 )  # fmt: skip
 
 
@@ -48,13 +51,21 @@ def test_a_senseless_setting_names_its_flag(settings: dict[str, Any], flag: str)
     ],
     ids=str,
 )
-def test_too_little_memory_says_how_much_there_is_and_what_to_do(settings: dict[str, Any], remedy: str) -> None:
-    with pytest.raises(ValueError, match=rf"too little memory .* 1 MiB are free, a page of 16 tokens takes 1\.00 MiB; {remedy}, or choose"):
+def test_too_little_memory_says_how_much_there_is_and_what_to_do(
+    settings: dict[str, Any], remedy: str
+) -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"too little memory .* 1 MiB are free, a page of 16 tokens takes 1\.00 MiB; "
+        rf"{remedy}, or choose",
+    ):
         resolved(free=MIB, **settings)
 
 
 def test_a_cache_of_too_few_tokens_says_the_least() -> None:
-    with pytest.raises(ValueError, match="--max-total-tokens 16 is too few: the least is 32, two pages"):
+    with pytest.raises(
+        ValueError, match="--max-total-tokens 16 is too few: the least is 32, two pages"
+    ):
         resolved(max_total_tokens=16)
 
 
@@ -91,11 +102,18 @@ def test_whatever_is_left_open_the_cache_fits_and_every_number_is_chosen(
     free: int, page: int, running: int | None, context: int | None
 ) -> None:
     try:
-        config = resolved(free=free, page=page, max_running_requests=running, context_length=context)
+        config = resolved(
+            free=free, page=page, max_running_requests=running, context_length=context
+        )
     except ValueError as error:
         assert "too little memory" in str(error)
         return
-    numbers = (config.context_length, config.max_total_tokens, config.max_running_requests, config.chunked_prefill_size)
+    numbers = (
+        config.context_length,
+        config.max_total_tokens,
+        config.max_running_requests,
+        config.chunked_prefill_size,
+    )
     assert all(number is not None and number >= 1 for number in numbers)
     assert (config.max_total_tokens or 0) // 16 * page <= free
     assert (config.context_length or 0) <= (config.max_total_tokens or 0)

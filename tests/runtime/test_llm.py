@@ -10,8 +10,8 @@ import pytest
 from tiny_models import EOS_ID, make_tiny_model
 
 from piecework.runtime.engine.build.ipc import decode, encode
-from piecework.runtime.llm import LLM
 from piecework.runtime.engine.build.messages import FinishReason, GenerateRequest
+from piecework.runtime.llm import LLM
 from piecework.runtime.model_config import ModelConfig
 from piecework.runtime.sampling.params import SamplingParams
 
@@ -19,7 +19,14 @@ from piecework.runtime.sampling.params import SamplingParams
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     path = make_tiny_model(tmp_path_factory.mktemp("model"))
-    return LLM(model=str(path), dtype="float", max_model_len=128, max_num_seqs=4, max_total_tokens=512, num_threads=1)
+    return LLM(
+        model=str(path),
+        dtype="float",
+        max_model_len=128,
+        max_num_seqs=4,
+        max_total_tokens=512,
+        num_threads=1,
+    )
 
 
 def test_settings_may_have_the_names_that_vllm_gives_them(llm: LLM) -> None:
@@ -31,19 +38,25 @@ def test_settings_may_have_the_names_that_vllm_gives_them(llm: LLM) -> None:
 
 def test_max_tokens_is_max_new_tokens() -> None:
     assert SamplingParams(max_tokens=5) == SamplingParams(max_new_tokens=5) != SamplingParams()
-    assert SamplingParams(max_tokens=5).max_new_tokens == 5 and SamplingParams().max_new_tokens == 128
+    assert (
+        SamplingParams(max_tokens=5).max_new_tokens == 5 and SamplingParams().max_new_tokens == 128
+    )
     assert "max_new_tokens=5" in repr(SamplingParams(max_tokens=5))
     assert dataclasses.replace(SamplingParams(max_tokens=5), max_new_tokens=6).max_new_tokens == 6
 
 
 def test_both_names_of_one_number_are_refused() -> None:
-    with pytest.raises(ValueError, match="max_new_tokens 5 and max_tokens 7 are two names of one number; give one"):
+    with pytest.raises(
+        ValueError, match="max_new_tokens 5 and max_tokens 7 are two names of one number; give one"
+    ):
         SamplingParams(max_new_tokens=5, max_tokens=7)
     with pytest.raises(ValueError, match="at least 0, got -1"):
         SamplingParams(max_tokens=-1)
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(max_tokens=5), SamplingParams(max_new_tokens=128)])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(max_tokens=5), SamplingParams(max_new_tokens=128)]
+)
 def test_the_engine_gets_the_number_whatever_it_was_called(params: SamplingParams) -> None:
     message = GenerateRequest(rid="r", input_ids=[1], params=params)
     assert decode(encode(message)) == message
@@ -52,8 +65,13 @@ def test_the_engine_gets_the_number_whatever_it_was_called(params: SamplingParam
 def test_one_prompt_is_a_list_of_one(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
     ids = llm.tokenizer.encode("The quick brown")
-    results = [llm.generate(prompts, params) for prompts in ("The quick brown", ["The quick brown"], ids, [ids])]
-    assert [[one.token_ids for one in found] for found in results] == [[results[0][0].token_ids]] * 4
+    results = [
+        llm.generate(prompts, params)
+        for prompts in ("The quick brown", ["The quick brown"], ids, [ids])
+    ]
+    assert [[one.token_ids for one in found] for found in results] == [
+        [results[0][0].token_ids]
+    ] * 4
     assert llm.generate([], params) == []
 
 
@@ -68,11 +86,15 @@ def test_a_result_prints_as_what_it_holds(llm: LLM) -> None:
 
 
 def test_a_wrong_number_of_parameters_is_one_clear_line(llm: LLM) -> None:
-    with pytest.raises(ValueError, match="2 prompts came with 1 sampling parameters; give one for all, or one each"):
+    with pytest.raises(
+        ValueError, match="2 prompts came with 1 sampling parameters; give one for all, or one each"
+    ):
         llm.generate(["a", "b"], [SamplingParams()])
 
 
-def test_the_tokenizers_own_end_token_ends_a_text_that_the_models_files_let_go_on(tmp_path: Path) -> None:
+def test_the_tokenizers_own_end_token_ends_a_text_that_the_models_files_let_go_on(
+    tmp_path: Path,
+) -> None:
     model = make_tiny_model(tmp_path, eos_token_id=None)
     assert ModelConfig.from_pretrained(model).eos_token_ids == []
     own = LLM(str(model), max_total_tokens=512, num_threads=1)
@@ -100,8 +122,13 @@ def test_an_end_token_that_the_model_has_no_row_for_does_no_harm(tmp_path: Path)
 def test_the_end_of_a_turn_in_the_chat_template_ends_a_text(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path, eos_token_id=None)
     settings = json.loads((model / "tokenizer_config.json").read_text())
-    (model / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": "<|endoftext|>"}))
+    (model / "tokenizer_config.json").write_text(
+        json.dumps({**settings, "eos_token": "<|endoftext|>"})
+    )
     own = LLM(str(model), max_total_tokens=512, num_threads=1)
     assert own.tokenizer.eos_token_ids == [0]
-    done = own.chat([{"role": "user", "content": "Hi"}], SamplingParams(temperature=0, max_tokens=5, logit_bias={EOS_ID: 100.0}))
+    done = own.chat(
+        [{"role": "user", "content": "Hi"}],
+        SamplingParams(temperature=0, max_tokens=5, logit_bias={EOS_ID: 100.0}),
+    )
     assert (done.finish_reason, done.text) == (FinishReason.STOP, "")

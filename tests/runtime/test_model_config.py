@@ -1,4 +1,6 @@
-"""Model configs: read as transformers reads them; what our layers cannot compute is refused in one line."""
+"""Model configs: read as transformers reads them; what our layers cannot compute is refused in one
+line.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +14,42 @@ from tiny_models import CONFIGS, make_tiny_model
 from piecework.runtime.model_config import ModelConfig
 
 NUMBERS: dict[str, Any] = {
-    "vocab_size": 320, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 4, "num_attention_heads": 6,
-    "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 1e-4, "eos_token_id": 7,
+    "vocab_size": 320, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 4,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-4, "eos_token_id": 7,
 }  # fmt: skip
 
 
 def write(folder: Path, architecture: str = "llama", **changes: Any) -> Path:
     """A folder with a config.json alone; a change to None takes the member out."""
     config_class = CONFIGS[architecture]
-    content = config_class(**NUMBERS, architectures=[f"{config_class.__name__.removesuffix('Config')}ForCausalLM"]).to_dict() | changes
-    (folder / "config.json").write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+    content = (
+        config_class(
+            **NUMBERS, architectures=[f"{config_class.__name__.removesuffix('Config')}ForCausalLM"]
+        ).to_dict()
+        | changes
+    )
+    (folder / "config.json").write_text(
+        json.dumps({key: value for key, value in content.items() if value is not None})
+    )
     return folder
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_numbers_are_those_of_the_file(tmp_path: Path, architecture: str) -> None:
     config = ModelConfig.from_pretrained(write(tmp_path, architecture))
-    assert (config.vocab_size, config.hidden_size, config.intermediate_size, config.num_layers) == (320, 48, 80, 4)
-    assert (config.num_heads, config.num_kv_heads, config.max_position_embeddings, config.rms_norm_eps) == (6, 2, 128, 1e-4)
+    assert (config.vocab_size, config.hidden_size, config.intermediate_size, config.num_layers) == (
+        320,
+        48,
+        80,
+        4,
+    )
+    assert (
+        config.num_heads,
+        config.num_kv_heads,
+        config.max_position_embeddings,
+        config.rms_norm_eps,
+    ) == (6, 2, 128, 1e-4)
     # Qwen3's head size is its own.
     assert config.head_dim == (128 if architecture == "qwen3" else 8)
     assert config.qk_norm == (architecture == "qwen3")
@@ -58,12 +78,36 @@ def test_biases_are_where_the_architecture_has_them(
         ("llama", {"sliding_window": 16}, [None] * 4),
         ("mistral", {"sliding_window": 16}, [16] * 4),
         ("mistral", {"sliding_window": None}, [4096] * 4),
-        ("qwen2", {"sliding_window": 16, "use_sliding_window": False, "layer_types": None}, [None] * 4),
-        ("qwen2", {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 1, "layer_types": None}, [None, 16, 16, 16]),
-        ("qwen3", {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 3, "layer_types": None}, [None, None, None, 16]),
+        (
+            "qwen2",
+            {"sliding_window": 16, "use_sliding_window": False, "layer_types": None},
+            [None] * 4,
+        ),
+        (
+            "qwen2",
+            {
+                "sliding_window": 16,
+                "use_sliding_window": True,
+                "max_window_layers": 1,
+                "layer_types": None,
+            },
+            [None, 16, 16, 16],
+        ),
+        (
+            "qwen3",
+            {
+                "sliding_window": 16,
+                "use_sliding_window": True,
+                "max_window_layers": 3,
+                "layer_types": None,
+            },
+            [None, None, None, 16],
+        ),
     ],
 )
-def test_windows_are_per_layer(tmp_path: Path, architecture: str, changes: dict[str, Any], windows: list[int | None]) -> None:
+def test_windows_are_per_layer(
+    tmp_path: Path, architecture: str, changes: dict[str, Any], windows: list[int | None]
+) -> None:
     assert ModelConfig.from_pretrained(write(tmp_path, architecture, **changes)).windows == windows
 
 
@@ -78,11 +122,23 @@ def test_a_mistral_without_a_window_sees_everything(tmp_path: Path) -> None:
     ("changes", "rope"),
     [
         ({"rope_parameters": None, "rope_theta": 5e5}, (5e5, "default", None)),
-        ({"rope_parameters": None, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}, (5e5, "linear", 2.0)),
-        ({"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}}, (1e6, "linear", 4.0)),
+        (
+            {
+                "rope_parameters": None,
+                "rope_theta": 5e5,
+                "rope_scaling": {"type": "linear", "factor": 2.0},
+            },
+            (5e5, "linear", 2.0),
+        ),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}},
+            (1e6, "linear", 4.0),
+        ),
     ],
 )
-def test_old_and_new_ways_to_write_rope_scaling(tmp_path: Path, changes: dict[str, Any], rope: tuple[float, str, float | None]) -> None:
+def test_old_and_new_ways_to_write_rope_scaling(
+    tmp_path: Path, changes: dict[str, Any], rope: tuple[float, str, float | None]
+) -> None:
     config = ModelConfig.from_pretrained(write(tmp_path, **changes))
     assert (config.rope_theta, config.rope_type, config.rope_scaling.get("factor")) == rope
 
@@ -109,8 +165,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "quantised by gptq are not supported; take the unquantised",
     ),
     "part of a head": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-    "rope type": ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic' is not supported"),
-    "rope factor": ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": "two"}}, "needs a positive factor, got 'two'"),
+    "rope type": (
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+        "'dynamic' is not supported",
+    ),
+    "rope factor": (
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": "two"}},
+        "needs a positive factor, got 'two'",
+    ),
     "another type": ({"model_type": "qwen3"}, 'goes with "model_type": "llama", got \'qwen3\''),
     "own code": ({"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}, "got 'own'"),
     "heads": ({"num_key_value_heads": 4}, "6 query heads cannot share 4"),
@@ -118,12 +180,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no layers": ({"num_hidden_layers": 0}, "num_layers must be more than 0"),
     "a text for a number": ({"vocab_size": "many"}, "cannot be read: .*vocab_size"),
     "architectures": ({"architectures": "LlamaForCausalLM"}, 'no "architectures"'),
-    "encoder": ({"architectures": ["BertModel"]}, "'BertModel' is not supported; supported: LlamaForCausalLM, Mistral.*, Qwen2.*, Qwen3"),
+    "encoder": (
+        {"architectures": ["BertModel"]},
+        "'BertModel' is not supported; supported: LlamaForCausalLM, Mistral.*, Qwen2.*, Qwen3",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_computed_is_one_clear_line(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_computed_is_one_clear_line(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     changes, message = REFUSED[name]
     # Code that comes with a model is never run, nor is anybody asked whether to.
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked a question"))
@@ -141,5 +208,8 @@ def test_broken_json_names_its_file(tmp_path: Path, file: str) -> None:
 
 
 def test_what_is_no_folder_says_what_is_taken(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"missing is not a folder; --model-path takes a Hugging Face folder or a \.gguf file"):
+    with pytest.raises(
+        ValueError,
+        match=r"missing is not a folder; --model-path takes a Hugging Face folder or a \.gguf file",
+    ):
         ModelConfig.from_pretrained(tmp_path / "missing")

@@ -1,13 +1,15 @@
-"""A model for tests of the scheduler: its next token depends on every token before, read back from a paged cache."""
+"""A model for tests of the scheduler: its next token depends on every token before, read back from
+a paged cache.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from piecework.runtime.executor.batch import Batch
 from piecework.runtime.cache.kv_cache import KVCache
 from piecework.runtime.engine.build.core import Scheduler
+from piecework.runtime.executor.batch import Batch
 from piecework.runtime.graphs.graph_runner import GraphCounts
 
 VOCAB = 101
@@ -31,7 +33,9 @@ def continuation(prompt: list[int], count: int) -> list[int]:
 
 
 class ToyRunner:
-    """Stores token ids as keys and values, so that a page that two requests share by mistake gives a wrong token."""
+    """Stores token ids as keys and values, so that a page that two requests share by mistake gives
+    a wrong token.
+    """
 
     device = torch.device("cpu")
     slot_dtype = torch.int64
@@ -48,9 +52,14 @@ class ToyRunner:
         self.cache[metadata.slot_mapping.numpy()] = batch.input_ids.numpy()
         self.step_tokens.append(batch.num_tokens)
         rows = []
-        for index, (query_len, seq_len) in enumerate(zip(metadata.query_lens, metadata.seq_lens, strict=True)):
+        for index, (query_len, seq_len) in enumerate(
+            zip(metadata.query_lens, metadata.seq_lens, strict=True)
+        ):
             position = np.arange(seq_len)
-            slots = metadata.block_table[index].numpy()[position // self.page_size] * self.page_size + position % self.page_size
+            slots = (
+                metadata.block_table[index].numpy()[position // self.page_size] * self.page_size
+                + position % self.page_size
+            )
             seen = self.cache[slots]
             rows += [digest(seen[: end + 1]) for end in range(seq_len - query_len, seq_len)]
         return torch.tensor(rows)[:, None]

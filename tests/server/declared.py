@@ -15,8 +15,12 @@ def validate(document: dict[str, Any], part: dict[str, Any], value: Any) -> None
     Draft202012Validator({**part, "components": document["components"]}).validate(value)
 
 
-def check_answer(document: dict[str, Any], method: str, path: str, response: httpx.Response) -> None:
-    """The status, the content type and the body are declared for the operation; `path` is as the document has it."""
+def check_answer(
+    document: dict[str, Any], method: str, path: str, response: httpx.Response
+) -> None:
+    """The status, the content type and the body are declared for the operation; `path` is as the
+    document has it.
+    """
     operation = document["paths"][path][method.lower()]
     declared = operation["responses"][str(response.status_code)]["content"]
     kind = response.headers["content-type"].partition(";")[0]

@@ -1,4 +1,6 @@
-"""What tests of the HTTP surface share: the application over a scripted engine, in process or behind a real uvicorn."""
+"""What tests of the HTTP surface share: the application over a scripted engine, in process or
+behind a real uvicorn.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +17,37 @@ import uvicorn
 from fastapi import FastAPI
 from scripted_engine import ScriptedEngine
 
+from piecework.cli.flags import ServerConfig
 from piecework.runtime.config import EngineConfig
 from piecework.server.app import create_app
-from piecework.cli.flags import ServerConfig
 
 MODEL = "toy"
 
 
 def make_app(engine: ScriptedEngine, **settings: Any) -> FastAPI:
-    return create_app(engine, ServerConfig(served_model_name=MODEL, engine=EngineConfig(model_path="models/toy"), **settings))
+    return create_app(
+        engine,
+        ServerConfig(
+            served_model_name=MODEL, engine=EngineConfig(model_path="models/toy"), **settings
+        ),
+    )
 
 
 def client_of(app: FastAPI, **settings: Any) -> httpx.AsyncClient:
-    """A client that calls the application in process; an exception in the application is raised here."""
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=30, **settings)
+    """A client that calls the application in process; an exception in the application is raised
+    here.
+    """
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://test", timeout=30, **settings
+    )
 
 
 @contextlib.contextmanager
 def serve(app: FastAPI) -> Iterator[str]:
     """The application behind uvicorn on a free port; yields its URL."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1)
+    )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     wait_for(lambda: server.started)
@@ -52,7 +65,10 @@ def post(url: str, path: str, body: dict[str, Any]) -> socket.socket:
     content = json.dumps(body).encode()
     address = httpx.URL(url)
     connection = socket.create_connection((address.host, address.port or 80))
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+        f"{len(content)}\r\n\r\n"
+    )
     connection.sendall(head.encode() + content)
     return connection
 

@@ -70,7 +70,9 @@ def ask(connection: socket.socket, request: bytes) -> Answer:
 
 def next_answer(connection: socket.socket) -> Answer:
     data = b""
-    while b"\r\n\r\n" not in data or len((answer := parse(data)).body) < int(answer.headers["content-length"]):
+    while b"\r\n\r\n" not in data or len((answer := parse(data)).body) < int(
+        answer.headers["content-length"]
+    ):
         part = connection.recv(65536)
         assert part, f"the server closed after {data!r}"
         data += part
@@ -93,8 +95,12 @@ def send(port: int, *parts: bytes) -> list[Answer]:
         return list(answers(read_all(connection)))
 
 
-def seconds_until_closed(connection: socket.socket, trickle: bytes = b"", every: float = 0.1) -> tuple[float, bytes]:
-    """How long the server keeps the connection, to which `trickle` is sent again and again, and what it said."""
+def seconds_until_closed(
+    connection: socket.socket, trickle: bytes = b"", every: float = 0.1
+) -> tuple[float, bytes]:
+    """How long the server keeps the connection, to which `trickle` is sent again and again, and
+    what it said.
+    """
     began, said = time.monotonic(), b""
     connection.settimeout(every)
     while time.monotonic() < began + 30:

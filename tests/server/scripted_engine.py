@@ -1,4 +1,6 @@
-"""An `Engine` that says what a test scripts, through the runtime's own text side: real tokenizer, detokenizer, messages."""
+"""An `Engine` that says what a test scripts, through the runtime's own text side: real tokenizer,
+detokenizer, messages.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,18 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from piecework.runtime.tokenizer.tokenizer.output_processor import Generation, GenerationOutput, GenerationRequest
-from piecework.runtime.engine.build.messages import EngineInfo, EngineStats, FinishReason, TokenLogprob, TokenOutput
+from piecework.runtime.engine.build.messages import (
+    EngineInfo,
+    EngineStats,
+    FinishReason,
+    TokenLogprob,
+    TokenOutput,
+)
+from piecework.runtime.tokenizer.tokenizer.output_processor import (
+    Generation,
+    GenerationOutput,
+    GenerationRequest,
+)
 from piecework.runtime.tokenizer.tokenizer.tokenizer import Tokenizer
 from piecework.server.engine.state import EngineState, EngineUnavailable, QueueFull
 
@@ -34,7 +46,9 @@ INFO = EngineInfo(
 
 @dataclass
 class Script:
-    """What the engine does; tests change it. `reply`: the tokens of a sequence, repeated for ever and then cut by its limits."""
+    """What the engine does; tests change it. `reply`: the tokens of a sequence, repeated for ever
+    and then cut by its limits.
+    """
 
     reply: Callable[[GenerationRequest], list[int]]
     delay: float = 0.0
@@ -51,16 +65,26 @@ class Script:
 
 
 class ScriptedEngine:
-    """`requests` came, `running` are under way, `dropped` were closed by their reader before their end."""
+    """`requests` came, `running` are under way, `dropped` were closed by their reader before their
+    end.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.state = EngineState.READY
         self.restarts = self.hangs = 0
         self.silence = 0.0
         self.info: EngineInfo | None = INFO
-        self.stats = EngineStats(kv_tokens_total=4096, kv_tokens_used=1024, kv_tokens_cached=128, running_requests=3, queued_requests=2)
+        self.stats = EngineStats(
+            kv_tokens_total=4096,
+            kv_tokens_used=1024,
+            kv_tokens_cached=128,
+            running_requests=3,
+            queued_requests=2,
+        )
         self.tokenizer = tokenizer
-        self.script = Script(reply=lambda request: tokenizer.encode(REPLY, add_special_tokens=False))
+        self.script = Script(
+            reply=lambda request: tokenizer.encode(REPLY, add_special_tokens=False)
+        )
         self.requests: list[GenerationRequest] = []
         self.running: set[str] = set()
         self.dropped: list[str] = []
@@ -92,7 +116,11 @@ class ScriptedEngine:
                 self.dropped.append(request.rid)
 
     async def abort(self, rid: str | None) -> int:
-        chosen = {request.rid for request in self.requests if request.rid in self.running and (rid is None or request.goes_by(rid))}
+        chosen = {
+            request.rid
+            for request in self.requests
+            if request.rid in self.running and (rid is None or request.goes_by(rid))
+        }
         self._aborted |= chosen
         return len(chosen)
 
@@ -113,13 +141,17 @@ class ScriptedEngine:
         if script.lose_after is not None and count >= script.lose_after:
             raise EngineUnavailable("the engine process ended")
         if script.fail_after is not None and count >= script.fail_after:
-            return TokenOutput(rid=rid, token_ids=[], finish_reason=FinishReason.ERROR, error="it broke")
+            return TokenOutput(
+                rid=rid, token_ids=[], finish_reason=FinishReason.ERROR, error="it broke"
+            )
         return self._tokens(request, count)
 
     def _tokens(self, request: GenerationRequest, count: int) -> TokenOutput:
         """The next tokens, cut at the first that ends the sequence."""
         params, reply = request.params, self.script.reply(request)
-        stops = {*params.stop_token_ids} | (set() if params.ignore_eos else {*self.tokenizer.eos_token_ids})
+        stops = {*params.stop_token_ids} | (
+            set() if params.ignore_eos else {*self.tokenizer.eos_token_ids}
+        )
         tokens: list[int] = []
         reason = FinishReason.LENGTH if params.max_new_tokens == 0 else None
         while reason is None and len(tokens) < self.script.tokens_per_step:
@@ -128,7 +160,9 @@ class ScriptedEngine:
                 reason = FinishReason.STOP
             elif count + len(tokens) >= params.max_new_tokens:
                 reason = FinishReason.LENGTH
-        positions = range(len(request.prompt_ids) + count, len(request.prompt_ids) + count + len(tokens))
+        positions = range(
+            len(request.prompt_ids) + count, len(request.prompt_ids) + count + len(tokens)
+        )
         top = params.logprobs
         return TokenOutput(
             rid=request.rid,
@@ -136,15 +170,23 @@ class ScriptedEngine:
             finish_reason=reason,
             stop_token_id=tokens[-1] if reason is FinishReason.STOP else None,
             cached_tokens=len(request.prompt_ids) // 2,
-            logprobs=None if top is None else [scripted_logprob(t, at, top) for t, at in zip(tokens, positions, strict=True)],
+            logprobs=None
+            if top is None
+            else [scripted_logprob(t, at, top) for t, at in zip(tokens, positions, strict=True)],
             prompt_logprobs=_prompt_logprobs(request) if count == 0 else None,
         )
 
 
 def scripted_logprob(token_id: int, position: int, top: int) -> TokenLogprob:
-    """Made up, and different for each token and position: the token is the second likeliest, after its neighbour."""
+    """Made up, and different for each token and position: the token is the second likeliest, after
+    its neighbour.
+    """
     logprob = -0.01 * token_id - 0.001 * position - 1.0
-    alternatives = [(token_id + 1, logprob + 0.5), (token_id, logprob), *((i, logprob - i) for i in range(1, 100))]
+    alternatives = [
+        (token_id + 1, logprob + 0.5),
+        (token_id, logprob),
+        *((i, logprob - i) for i in range(1, 100)),
+    ]
     return TokenLogprob(token_id=token_id, logprob=logprob, top=alternatives[:top])
 
 
@@ -152,5 +194,8 @@ def _prompt_logprobs(request: GenerationRequest) -> list[TokenLogprob | None] | 
     top, start = request.params.prompt_logprobs, request.params.prompt_logprobs_start
     if top is None:
         return None
-    entries = [scripted_logprob(token, at, top) if at else None for at, token in enumerate(request.prompt_ids)]
+    entries = [
+        scripted_logprob(token, at, top) if at else None
+        for at, token in enumerate(request.prompt_ids)
+    ]
     return entries[start:]

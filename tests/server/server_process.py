@@ -12,25 +12,57 @@ from collections.abc import Iterator, Sequence
 import httpx
 import psutil
 
-PROMPT = {"prompt": [5, 6, 7], "max_tokens": 900, "ignore_eos": True, "stream": True, "temperature": 0}
+PROMPT = {
+    "prompt": [5, 6, 7],
+    "max_tokens": 900,
+    "ignore_eos": True,
+    "stream": True,
+    "temperature": 0,
+}
 IMAGE_FLAGS = ["--num-threads", "1", "--served-model-name", "tiny", "--log-level", "warning"]
-FLAGS = ["--dtype", "float32", "--max-total-tokens", "2048", "--num-threads", "1", "--served-model-name", "tiny", "--log-level", "warning"]
+FLAGS = [
+    "--dtype",
+    "float32",
+    "--max-total-tokens",
+    "2048",
+    "--num-threads",
+    "1",
+    "--served-model-name",
+    "tiny",
+    "--log-level",
+    "warning",
+]
 NO_PIECES = "--disable-piecewise-cuda-graph"
 """No process that compiles beside every server of a test."""
 
 
 class ServerProcess:
-    """A running `piecework serve`; `finish` ends the wait for its exit and gives exit code and output."""
+    """A running `piecework serve`; `finish` ends the wait for its exit and gives exit code and
+    output.
+    """
 
-    def __init__(self, model: str, *flags: str, common: Sequence[str] = FLAGS, launcher: Sequence[str] = ()) -> None:
+    def __init__(
+        self, model: str, *flags: str, common: Sequence[str] = FLAGS, launcher: Sequence[str] = ()
+    ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        served = [sys.executable, "-m", "piecework.server", "serve", "--model-path", model, "--port", str(self.port)]
+        served = [
+            sys.executable,
+            "-m",
+            "piecework",
+            "serve",
+            "--model-path",
+            model,
+            "--port",
+            str(self.port),
+        ]
         command = [*launcher, *served, *common, *flags]
         if common is FLAGS and not any("cuda-graph" in flag for flag in flags):
             command.append(NO_PIECES)
         self.client = httpx.Client(base_url=self.url, timeout=30)
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     def finish(self, seconds: float = 30.0) -> tuple[int, str, str]:
         out, err = self.process.communicate(timeout=seconds)
@@ -46,7 +78,9 @@ class ServerProcess:
     def wait_ready(self, seconds: float = 60.0) -> None:
         end = time.monotonic() + seconds
         while self.status() != 200:
-            assert self.process.poll() is None and time.monotonic() < end, "the server did not become ready"
+            assert self.process.poll() is None and time.monotonic() < end, (
+                "the server did not become ready"
+            )
             time.sleep(0.05)
 
     def engine(self) -> psutil.Process:
@@ -69,7 +103,9 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def serve(model: str, *flags: str, common: Sequence[str] = FLAGS, launcher: Sequence[str] = ()) -> Iterator[ServerProcess]:
+def serve(
+    model: str, *flags: str, common: Sequence[str] = FLAGS, launcher: Sequence[str] = ()
+) -> Iterator[ServerProcess]:
     server = ServerProcess(model, *flags, common=common, launcher=launcher)
     try:
         yield server
@@ -81,7 +117,9 @@ def serve(model: str, *flags: str, common: Sequence[str] = FLAGS, launcher: Sequ
 
 
 @contextlib.contextmanager
-def ready(model: str, *flags: str, common: Sequence[str] = FLAGS, launcher: Sequence[str] = ()) -> Iterator[ServerProcess]:
+def ready(
+    model: str, *flags: str, common: Sequence[str] = FLAGS, launcher: Sequence[str] = ()
+) -> Iterator[ServerProcess]:
     with serve(model, *flags, common=common, launcher=launcher) as server:
         server.wait_ready()
         yield server

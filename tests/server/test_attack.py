@@ -19,7 +19,17 @@ from piecework.cli.main import main
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A vocabulary that is no multiple of 256, and time-outs for the impatient."""
     model = make_tiny_model(tmp_path_factory.mktemp("model"), "qwen3", vocab_size=700)
-    with ready(str(model), "--timeout-header", "2", "--timeout-body", "2", "--timeout-write", "2", "--timeout-keep-alive", "4") as server:
+    with ready(
+        str(model),
+        "--timeout-header",
+        "2",
+        "--timeout-body",
+        "2",
+        "--timeout-write",
+        "2",
+        "--timeout-keep-alive",
+        "4",
+    ) as server:
         yield server
 
 
@@ -29,15 +39,22 @@ def attack(server: ServerProcess, tmp_path: Path, *flags: str) -> tuple[int, dic
     return code, json.loads(result.read_text())
 
 
-def test_attacks_are_counted_timed_and_weighed(server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, result = attack(server, tmp_path, "--attacks", "giant-header,vanishing-numbers", "--max-wait", "5")
+def test_attacks_are_counted_timed_and_weighed(
+    server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, result = attack(
+        server, tmp_path, "--attacks", "giant-header,vanishing-numbers", "--max-wait", "5"
+    )
     header, numbers = result["attacks"]
     out = capsys.readouterr().out
     assert code == 0, out
     assert header["answers"] == {"431": 4} and header["polls"] > 10 and header["failures"] == 0
     assert sum(numbers["answers"].values()) == 120 and set(numbers["answers"]) == {"200", "400"}
     assert numbers["engines"] == [server.engine().pid]
-    assert "| giant-header: a header of 180 MB, four times at once | 4 | 4 x 431 | " in out and out.endswith("PASSED\n")
+    assert (
+        "| giant-header: a header of 180 MB, four times at once | 4 | 4 x 431 | " in out
+        and out.endswith("PASSED\n")
+    )
 
 
 def test_a_goal_that_is_missed_is_exit_code_1(server: ServerProcess, tmp_path: Path) -> None:
@@ -47,16 +64,23 @@ def test_a_goal_that_is_missed_is_exit_code_1(server: ServerProcess, tmp_path: P
 
 @pytest.mark.slow
 def test_mutated_bodies_do_no_harm(server: ServerProcess, tmp_path: Path) -> None:
-    code, result = attack(server, tmp_path, "--attacks", "fuzz", "--requests", "3000", "--max-wait", "10")
+    code, result = attack(
+        server, tmp_path, "--attacks", "fuzz", "--requests", "3000", "--max-wait", "10"
+    )
     assert code == 0, result["failed"]
-    assert result["attacks"][0]["answers"].keys() <= {"200", "400", "404", "405"} and result["attacks"][0]["answers"]["200"] > 200
+    assert (
+        result["attacks"][0]["answers"].keys() <= {"200", "400", "404", "405"}
+        and result["attacks"][0]["answers"]["200"] > 200
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_no_attack_does_harm(server: ServerProcess, tmp_path: Path) -> None:
     # Bounds for a machine that does other things: the effects of a hole are ten times as large.
-    code, result = attack(server, tmp_path, "--attacks", "all", "--max-wait", "5", "--seconds", "20")
+    code, result = attack(
+        server, tmp_path, "--attacks", "all", "--max-wait", "5", "--seconds", "20"
+    )
     assert code == 0, result["failed"]
     answers = {one["name"]: one["answers"] for one in result["attacks"]}
     assert answers.keys() == ATTACKS.keys()

@@ -1,4 +1,6 @@
-"""The whole server as its users meet it: a real process, the real `openai` client, crashes and disconnects included."""
+"""The whole server as its users meet it: a real process, the real `openai` client, crashes and
+disconnects included.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def server(model: str) -> Iterator[ServerProcess]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(server: ServerProcess) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as found:
+    async with openai.AsyncOpenAI(
+        base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60
+    ) as found:
         yield found
 
 
@@ -46,13 +50,20 @@ async def client(server: ServerProcess) -> AsyncIterator[openai.AsyncOpenAI]:
 def expected(model: str) -> list[str]:
     """The same model in this process, without HTTP."""
     llm = LLM(model, dtype="float32", max_total_tokens=4096, num_threads=1)
-    return [done.text for done in llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_new_tokens=60, ignore_eos=True))]
+    return [
+        done.text
+        for done in llm.generate(
+            PROMPTS, SamplingParams(temperature=0.0, max_new_tokens=60, ignore_eos=True)
+        )
+    ]
 
 
 async def streamed(client: openai.AsyncOpenAI, prompt: list[int], **extra: Any) -> str:
     """The text of a streamed completion, its wire shape checked on the way."""
     text, finished = "", 0
-    async for chunk in await client.completions.create(model="tiny", prompt=prompt, stream=True, **{**GREEDY, **extra}):
+    async for chunk in await client.completions.create(
+        model="tiny", prompt=prompt, stream=True, **{**GREEDY, **extra}
+    ):
         assert not finished, "something came after the final chunk"
         text += chunk.choices[0].text
         finished += chunk.choices[0].finish_reason is not None
@@ -62,7 +73,11 @@ async def streamed(client: openai.AsyncOpenAI, prompt: list[int], **extra: Any) 
 
 def figures(server: ServerProcess) -> dict[str, float]:
     """The gauges of /metrics by name."""
-    found = re.findall(r"^piecework:(\w+)\{[^}]*\} ([\d.e+-]+)$", httpx.get(f"{server.url}/metrics").text, re.MULTILINE)
+    found = re.findall(
+        r"^piecework:(\w+)\{[^}]*\} ([\d.e+-]+)$",
+        httpx.get(f"{server.url}/metrics").text,
+        re.MULTILINE,
+    )
     return {name: float(value) for name, value in found}
 
 
@@ -76,23 +91,31 @@ async def until_idle(server: ServerProcess) -> None:
 
 
 async def test_completions_are_the_models(client: openai.AsyncOpenAI, expected: list[str]) -> None:
-    answers = await asyncio.gather(*(client.completions.create(model="tiny", prompt=prompt, **GREEDY) for prompt in PROMPTS))
+    answers = await asyncio.gather(
+        *(client.completions.create(model="tiny", prompt=prompt, **GREEDY) for prompt in PROMPTS)
+    )
     assert [answer.choices[0].text for answer in answers] == expected
-    assert [answer.usage.prompt_tokens for answer in answers if answer.usage] == [len(prompt) for prompt in PROMPTS]
+    assert [answer.usage.prompt_tokens for answer in answers if answer.usage] == [
+        len(prompt) for prompt in PROMPTS
+    ]
 
 
 async def test_streams_are_the_same_text(client: openai.AsyncOpenAI, expected: list[str]) -> None:
     assert await asyncio.gather(*(streamed(client, prompt) for prompt in PROMPTS)) == expected
 
 
-async def test_one_request_may_hold_all_prompts(client: openai.AsyncOpenAI, expected: list[str]) -> None:
+async def test_one_request_may_hold_all_prompts(
+    client: openai.AsyncOpenAI, expected: list[str]
+) -> None:
     answer = await client.completions.create(model="tiny", prompt=PROMPTS, **GREEDY)
     assert [choice.text for choice in answer.choices] == expected
 
 
 async def test_a_seed_gives_the_same_text_alone_and_in_a_crowd(client: openai.AsyncOpenAI) -> None:
     async def seeded(seed: int) -> str:
-        answer = await client.completions.create(model="tiny", prompt=PROMPTS[2], seed=seed, temperature=1.0, max_tokens=40)
+        answer = await client.completions.create(
+            model="tiny", prompt=PROMPTS[2], seed=seed, temperature=1.0, max_tokens=40
+        )
         return str(answer.choices[0].text)
 
     alone = [await seeded(seed) for seed in range(4)]
@@ -102,7 +125,9 @@ async def test_a_seed_gives_the_same_text_alone_and_in_a_crowd(client: openai.As
 
 async def test_a_chat(client: openai.AsyncOpenAI, server: ServerProcess) -> None:
     messages: list[Any] = [{"role": "user", "content": "How many apples?"}]
-    answer = await client.chat.completions.create(model="tiny", messages=messages, temperature=0.0, max_tokens=12, logprobs=True)
+    answer = await client.chat.completions.create(
+        model="tiny", messages=messages, temperature=0.0, max_tokens=12, logprobs=True
+    )
     assert answer.choices[0].message.role == "assistant"
     assert answer.choices[0].logprobs is not None and answer.usage is not None
     assert len(answer.choices[0].logprobs.content or []) == answer.usage.completion_tokens
@@ -116,10 +141,17 @@ async def test_a_repeated_prompt_is_found_in_the_cache(client: openai.AsyncOpenA
     assert answer.usage.prompt_tokens_details.cached_tokens == 64
 
 
-async def test_a_killed_engine_is_a_pause_in_the_stream(client: openai.AsyncOpenAI, server: ServerProcess, model: str) -> None:
+async def test_a_killed_engine_is_a_pause_in_the_stream(
+    client: openai.AsyncOpenAI, server: ServerProcess, model: str
+) -> None:
     long = {"max_tokens": 250}
     llm = LLM(model, dtype="float32", max_total_tokens=4096, num_threads=1)
-    wanted = [done.text for done in llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_new_tokens=250, ignore_eos=True))]
+    wanted = [
+        done.text
+        for done in llm.generate(
+            PROMPTS, SamplingParams(temperature=0.0, max_new_tokens=250, ignore_eos=True)
+        )
+    ]
     before = figures(server)["generation_tokens_total"]
     jobs = [asyncio.create_task(streamed(client, prompt, **long)) for prompt in PROMPTS]
     while figures(server)["generation_tokens_total"] < before + 200:
@@ -129,12 +161,20 @@ async def test_a_killed_engine_is_a_pause_in_the_stream(client: openai.AsyncOpen
     await until_idle(server)
 
 
-async def test_clients_that_leave_at_any_moment_leave_nothing_behind(client: openai.AsyncOpenAI, server: ServerProcess) -> None:
+async def test_clients_that_leave_at_any_moment_leave_nothing_behind(
+    client: openai.AsyncOpenAI, server: ServerProcess
+) -> None:
     choose = random.Random(1)
 
     async def leave_early(number: int) -> None:
         prompt = [choose.randrange(1, 400) for _ in range(choose.randrange(1, 200))]
-        body = {"prompt": prompt, "max_tokens": 400, "ignore_eos": True, "stream": number % 2 == 0, "n": 1 + number % 3}
+        body = {
+            "prompt": prompt,
+            "max_tokens": 400,
+            "ignore_eos": True,
+            "stream": number % 2 == 0,
+            "n": 1 + number % 3,
+        }
         async with httpx.AsyncClient(base_url=server.url) as http:
             job = asyncio.create_task(http.post("/v1/completions", json=body, timeout=60))
             await asyncio.sleep(choose.random() * 0.4)
@@ -147,7 +187,9 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(client: ope
     await until_idle(server)
 
 
-async def test_bad_input_in_a_crowd_disturbs_nobody(client: openai.AsyncOpenAI, server: ServerProcess, expected: list[str]) -> None:
+async def test_bad_input_in_a_crowd_disturbs_nobody(
+    client: openai.AsyncOpenAI, server: ServerProcess, expected: list[str]
+) -> None:
     bad: list[tuple[dict[str, Any], int]] = [
         ({"prompt": [1, 2], "max_tokens": 10**9}, 400),
         ({"prompt": [1] * 5000}, 400),

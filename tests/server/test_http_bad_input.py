@@ -1,4 +1,6 @@
-"""Bad input: each is answered 4xx in OpenAI's error shape that names the parameter, nothing reaches the engine, nothing breaks."""
+"""Bad input: each is answered 4xx in OpenAI's error shape that names the parameter, nothing reaches
+the engine, nothing breaks.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ from piecework.server.http.body import MAX_BODY_BYTES
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
 USER = {"role": "user", "content": "Hi"}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-GOOD: dict[str, dict[str, Any]] = {COMPLETIONS: {"prompt": "Hello"}, CHAT: {"messages": [USER]}, GENERATE: {"text": "Hello"}}
+GOOD: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": "Hello"},
+    CHAT: {"messages": [USER]},
+    GENERATE: {"text": "Hello"},
+}
 JSON = {"Content-Type": "application/json"}
 UNKNOWN_TOKEN = 400
 """The toy tokenizer has fewer tokens, the scripted model has more."""
@@ -118,18 +124,55 @@ FOR_ONE: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role"),
     (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
     (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages[0].content"),
+    (
+        CHAT,
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+            ]
+        },
+        "messages[0].content",
+    ),
     (CHAT, {"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content"),
-    (CHAT, {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]}, "messages[1].tool_calls[0].function"),
+    (
+        CHAT,
+        {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]},
+        "messages[1].tool_calls[0].function",
+    ),
     (CHAT, {"messages": [{**USER, "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
     (CHAT, {"messages": [{**USER, "refusal": "No."}]}, "messages[0].refusal"),
     (CHAT, {"messages": [USER, {"role": "assistant"}]}, "messages[1].content"),
-    (CHAT, {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": []}]}, "messages[1].content"),
-    (CHAT, {"messages": [USER, {"role": "assistant", "content": None, "function_call": CALL["function"]}]}, "messages[1].function_call"),
+    (
+        CHAT,
+        {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": []}]},
+        "messages[1].content",
+    ),
+    (
+        CHAT,
+        {
+            "messages": [
+                USER,
+                {"role": "assistant", "content": None, "function_call": CALL["function"]},
+            ]
+        },
+        "messages[1].function_call",
+    ),
     (CHAT, {"messages": [USER, {"role": "assistant", "audio": {"id": "a"}}]}, "messages[1].audio"),
-    (CHAT, {"messages": [USER, {"role": "assistant", "tool_calls": [{**CALL, "type": "custom"}]}]}, "messages[1].tool_calls[0].type"),
-    (CHAT, {"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}]}, "messages[1].tool_calls"),
-    (CHAT, {"messages": [{"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}]}, "messages[0].content"),
+    (
+        CHAT,
+        {"messages": [USER, {"role": "assistant", "tool_calls": [{**CALL, "type": "custom"}]}]},
+        "messages[1].tool_calls[0].type",
+    ),
+    (
+        CHAT,
+        {"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}]},
+        "messages[1].tool_calls",
+    ),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}]},
+        "messages[0].content",
+    ),
     (CHAT, {"tool_choice": "required"}, "tool_choice"),
     (CHAT, {"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     (CHAT, {"function_call": {"name": "f"}}, "function_call"),
@@ -146,7 +189,11 @@ FOR_ONE: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"top_logprobs": 2}, "top_logprobs"),
     (CHAT, {"logprobs": True, "top_logprobs": 101}, "top_logprobs"),
     (CHAT, {"logprobs": 2}, "logprobs"),
-    (CHAT, {"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+    (
+        CHAT,
+        {"add_generation_prompt": True, "continue_final_message": True},
+        "continue_final_message",
+    ),
     (CHAT, {"chat_template_kwargs": [1]}, "chat_template_kwargs"),
     (GENERATE, {"text": None}, "text"),
     (GENERATE, {"text": ""}, "text"),
@@ -177,12 +224,20 @@ CASES = [
 
 
 @pytest.mark.parametrize(("path", "body", "param"), CASES, ids=lambda value: str(value)[:60])
-async def test_a_bad_parameter_is_named(client: httpx.AsyncClient, scripted: ScriptedEngine, path: str, body: Any, param: str) -> None:
+async def test_a_bad_parameter_is_named(
+    client: httpx.AsyncClient, scripted: ScriptedEngine, path: str, body: Any, param: str
+) -> None:
     given = {**GOOD[path], **body}
-    response = await client.post(path, json={name: value for name, value in given.items() if value is not None})
+    response = await client.post(
+        path, json={name: value for name, value in given.items() if value is not None}
+    )
     assert response.status_code == 400, response.text
     error = response.json()["error"]
-    named = error["param"].rpartition("].")[2] if path == GENERATE and "sampling_params" in body else error["param"]
+    named = (
+        error["param"].rpartition("].")[2]
+        if path == GENERATE and "sampling_params" in body
+        else error["param"]
+    )
     assert named == (param.rpartition("].")[2] if path == GENERATE else param)
     assert error["type"] == "invalid_request_error"
     assert param.partition("[")[0].partition(".")[0] in error["message"]
@@ -197,29 +252,72 @@ async def test_a_good_body_is_taken(client: httpx.AsyncClient, path: str) -> Non
 @pytest.mark.parametrize(
     ("path", "names", "whole"),
     [
-        (COMPLETIONS, ("max_tokens", "max_completion_tokens", "min_tokens", "n", "best_of", "seed", "top_k", "logprobs", "priority"), 2),
+        (
+            COMPLETIONS,
+            (
+                "max_tokens",
+                "max_completion_tokens",
+                "min_tokens",
+                "n",
+                "best_of",
+                "seed",
+                "top_k",
+                "logprobs",
+                "priority",
+            ),
+            2,
+        ),
         (COMPLETIONS, ("stop_token_ids", "prompt"), [5, 6]),
-        (CHAT, ("max_tokens", "max_completion_tokens", "min_tokens", "n", "best_of", "seed", "top_k", "priority"), 2),
+        (
+            CHAT,
+            (
+                "max_tokens",
+                "max_completion_tokens",
+                "min_tokens",
+                "n",
+                "best_of",
+                "seed",
+                "top_k",
+                "priority",
+            ),
+            2,
+        ),
         (GENERATE, ("priority", "logprob_start_len", "top_logprobs_num"), 2),
     ],
     ids=str,
 )
 async def test_a_whole_number_may_be_written_with_a_point(
-    client: httpx.AsyncClient, scripted: ScriptedEngine, path: str, names: tuple[str, ...], whole: Any
+    client: httpx.AsyncClient,
+    scripted: ScriptedEngine,
+    path: str,
+    names: tuple[str, ...],
+    whole: Any,
 ) -> None:
     """To JSON Schema 2.0 is an integer, and 2.5 and true are none."""
     for name in names:
-        given = {**GOOD[path], "best_of": 3, name: [float(part) for part in whole] if isinstance(whole, list) else float(whole)}
+        given = {
+            **GOOD[path],
+            "best_of": 3,
+            name: [float(part) for part in whole] if isinstance(whole, list) else float(whole),
+        }
         assert (await client.post(path, json=given)).status_code == 200, name
         for wrong in (2.5, True):
-            response = await client.post(path, json={**given, name: [wrong] if isinstance(whole, list) else wrong})
+            response = await client.post(
+                path, json={**given, name: [wrong] if isinstance(whole, list) else wrong}
+            )
             assert response.status_code == 400, name
             assert response.json()["error"]["param"].startswith(name)
-    assert all(type(token) is int for request in scripted.requests for token in [*request.prompt_ids, *request.params.stop_token_ids])
+    assert all(
+        type(token) is int
+        for request in scripted.requests
+        for token in [*request.prompt_ids, *request.params.stop_token_ids]
+    )
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, GENERATE])
-async def test_top_p_may_be_zero(client: httpx.AsyncClient, scripted: ScriptedEngine, path: str) -> None:
+async def test_top_p_may_be_zero(
+    client: httpx.AsyncClient, scripted: ScriptedEngine, path: str
+) -> None:
     body = {"sampling_params": {"top_p": 0}} if path == GENERATE else {"top_p": 0}
     assert (await client.post(path, json={**GOOD[path], **body})).status_code == 200
     assert scripted.requests[0].params.greedy
@@ -235,31 +333,55 @@ async def test_an_unknown_model_does_not_exist(client: httpx.AsyncClient, path: 
 
 
 @pytest.mark.parametrize(
-    ("max_tokens", "prompt_tokens"), [(17, CONTEXT_LENGTH - 16), (1, CONTEXT_LENGTH), (None, CONTEXT_LENGTH), (5, 9000)]
+    ("max_tokens", "prompt_tokens"),
+    [(17, CONTEXT_LENGTH - 16), (1, CONTEXT_LENGTH), (None, CONTEXT_LENGTH), (5, 9000)],
 )
-async def test_a_prompt_beyond_the_context_gives_the_numbers(client: httpx.AsyncClient, max_tokens: int | None, prompt_tokens: int) -> None:
+async def test_a_prompt_beyond_the_context_gives_the_numbers(
+    client: httpx.AsyncClient, max_tokens: int | None, prompt_tokens: int
+) -> None:
     ids = [5] * prompt_tokens
     bodies = {
         COMPLETIONS: {"prompt": ids, "max_tokens": max_tokens},
-        GENERATE: {"input_ids": ids, "sampling_params": {} if max_tokens is None else {"max_new_tokens": max_tokens}},
+        GENERATE: {
+            "input_ids": ids,
+            "sampling_params": {} if max_tokens is None else {"max_new_tokens": max_tokens},
+        },
     }
     for path, param in ((COMPLETIONS, "prompt"), (GENERATE, "input_ids")):
         error = error_of(await client.post(path, json=bodies[path]), 400, param)
         assert error["code"] == "context_length_exceeded"
-        numbers = [CONTEXT_LENGTH, prompt_tokens, *([] if max_tokens is None else [max_tokens, prompt_tokens + max_tokens])]
+        numbers = [
+            CONTEXT_LENGTH,
+            prompt_tokens,
+            *([] if max_tokens is None else [max_tokens, prompt_tokens + max_tokens]),
+        ]
         assert all(str(number) in error["message"] for number in numbers)
 
 
-async def test_a_small_cache_limits_the_context(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
+async def test_a_small_cache_limits_the_context(
+    client: httpx.AsyncClient, scripted: ScriptedEngine
+) -> None:
     assert scripted.info is not None
     scripted.info = replace(scripted.info, kv_tokens=64)
-    assert "64" in error_of(await client.post(COMPLETIONS, json={"prompt": [5] * 60, "max_tokens": 5}), 400, "prompt")["message"]
+    assert (
+        "64"
+        in error_of(
+            await client.post(COMPLETIONS, json={"prompt": [5] * 60, "max_tokens": 5}),
+            400,
+            "prompt",
+        )["message"]
+    )
 
 
 async def test_a_chat_beyond_the_context(client: httpx.AsyncClient) -> None:
     long = {"messages": [{"role": "user", "content": "x " * CONTEXT_LENGTH}]}
-    assert error_of(await client.post(CHAT, json=long), 400, "messages")["code"] == "context_length_exceeded"
-    assert error_of(await client.post(CHAT, json={**GOOD[CHAT], "max_tokens": CONTEXT_LENGTH}), 400, "messages")
+    assert (
+        error_of(await client.post(CHAT, json=long), 400, "messages")["code"]
+        == "context_length_exceeded"
+    )
+    assert error_of(
+        await client.post(CHAT, json={**GOOD[CHAT], "max_tokens": CONTEXT_LENGTH}), 400, "messages"
+    )
 
 
 async def test_a_chat_with_a_model_without_template() -> None:
@@ -271,22 +393,30 @@ async def test_a_chat_with_a_model_without_template() -> None:
 
 
 async def test_a_chat_that_becomes_no_text() -> None:
-    async with client_of(make_app(ScriptedEngine(toy_tokenizer(chat_template="{{ '' }}")))) as client:
+    async with client_of(
+        make_app(ScriptedEngine(toy_tokenizer(chat_template="{{ '' }}")))
+    ) as client:
         error_of(await client.post(CHAT, json=GOOD[CHAT]), 400, "messages")
 
 
 @pytest.mark.parametrize(
     "raw",
     [
-        b"{", b"nonsense", b'{"prompt": "x"', b'{"prompt": "x",}', b"{'prompt': 'x'}", b'{"prompt": "\xff"}', b'{"prompt": "\xed\xa0\x80"}',
-        b'{"prompt": "\\ud800"}', b'{"prompt": "x", "temperature": NaN}', b'{"prompt": "x", "temperature": Infinity}', b"[" * 100_000,
-        b'{"a":' * 40_000, b'{"prompt": "x", "seed": ' + b"9" * 10_000 + b"}", b"\x00", b'{"prompt": "x"} trailing', b"",
+        b"{", b"nonsense", b'{"prompt": "x"', b'{"prompt": "x",}', b"{'prompt': 'x'}",
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\xed\xa0\x80"}',
+        b'{"prompt": "\\ud800"}', b'{"prompt": "x", "temperature": NaN}',
+        b'{"prompt": "x", "temperature": Infinity}', b"[" * 100_000,
+        b'{"a":' * 40_000, b'{"prompt": "x", "seed": ' + b"9" * 10_000 + b"}",
+        b"\x00", b'{"prompt": "x"} trailing', b"",
     ],
     ids=lambda raw: repr(raw[:30]),
 )  # fmt: skip
 @pytest.mark.parametrize("path", [COMPLETIONS, GENERATE])
 async def test_a_body_that_is_not_json(client: httpx.AsyncClient, path: str, raw: bytes) -> None:
-    assert error_of(await client.post(path, content=raw, headers=JSON), 400)["code"] == "invalid_json"
+    assert (
+        error_of(await client.post(path, content=raw, headers=JSON), 400)["code"] == "invalid_json"
+    )
 
 
 @pytest.mark.parametrize("raw", [b"[]", b'"x"', b"5", b"null", b"true"])
@@ -296,24 +426,49 @@ async def test_a_body_that_is_no_object(client: httpx.AsyncClient, raw: bytes) -
 
 @pytest.mark.parametrize("number", [b"1e999", b"-1e999"])
 async def test_a_number_beyond_floats(client: httpx.AsyncClient, number: bytes) -> None:
-    error_of(await client.post(COMPLETIONS, content=b'{"prompt": "x", "temperature": ' + number + b"}", headers=JSON), 400, "temperature")
+    error_of(
+        await client.post(
+            COMPLETIONS, content=b'{"prompt": "x", "temperature": ' + number + b"}", headers=JSON
+        ),
+        400,
+        "temperature",
+    )
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "json", "", "\xff"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "json",
+        "",
+        "\xff",
+    ],
+)
 async def test_another_content_type(client: httpx.AsyncClient, kind: str) -> None:
-    response = await client.post(COMPLETIONS, content=b'{"prompt": "x"}', headers={"Content-Type": kind.encode("latin-1")})
+    response = await client.post(
+        COMPLETIONS, content=b'{"prompt": "x"}', headers={"Content-Type": kind.encode("latin-1")}
+    )
     assert "application/json" in error_of(response, 415, "Content-Type")["message"]
 
 
-@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "Application/JSON", "application/vnd.api+json"])
+@pytest.mark.parametrize(
+    "kind", ["application/json; charset=utf-8", "Application/JSON", "application/vnd.api+json"]
+)
 async def test_each_name_of_json_is_taken(client: httpx.AsyncClient, kind: str) -> None:
-    assert (await client.post(COMPLETIONS, content=b'{"prompt": "x"}', headers={"Content-Type": kind})).status_code == 200
+    assert (
+        await client.post(COMPLETIONS, content=b'{"prompt": "x"}', headers={"Content-Type": kind})
+    ).status_code == 200
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, GENERATE, "/v1/tokenize", "/abort_request"])
 async def test_a_body_that_is_too_large(client: httpx.AsyncClient, path: str) -> None:
     body = json.dumps({"prompt": "x" * 10_000_000}).encode()
-    assert str(MAX_BODY_BYTES) in error_of(await client.post(path, content=body, headers=JSON), 413)["message"]
+    assert (
+        str(MAX_BODY_BYTES)
+        in error_of(await client.post(path, content=body, headers=JSON), 413)["message"]
+    )
 
 
 @pytest.mark.parametrize("announced", [False, True])
@@ -338,7 +493,14 @@ async def test_a_body_just_within_the_limit_is_read(client: httpx.AsyncClient) -
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("GET", COMPLETIONS), ("DELETE", CHAT), ("POST", "/health"), ("GET", "/generate"), ("PUT", "/v1/models")]
+    ("method", "path"),
+    [
+        ("GET", COMPLETIONS),
+        ("DELETE", CHAT),
+        ("POST", "/health"),
+        ("GET", "/generate"),
+        ("PUT", "/v1/models"),
+    ],
 )
 async def test_the_wrong_method(client: httpx.AsyncClient, method: str, path: str) -> None:
     response = await client.request(method, path)
@@ -346,7 +508,9 @@ async def test_the_wrong_method(client: httpx.AsyncClient, method: str, path: st
     assert response.headers["allow"]
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/engines", "/v1/completions/x", "/%00", "/v1/models/%ff"])
+@pytest.mark.parametrize(
+    "path", ["/", "/v1", "/v1/engines", "/v1/completions/x", "/%00", "/v1/models/%ff"]
+)
 async def test_an_unknown_path(client: httpx.AsyncClient, path: str) -> None:
     response = await client.get(path)
     error_of(response, 404, "model" if "models" in path else None)
@@ -372,5 +536,7 @@ async def test_an_unknown_path(client: httpx.AsyncClient, path: str) -> None:
     ],
     ids=lambda value: str(value)[:60],
 )
-async def test_bad_input_elsewhere(client: httpx.AsyncClient, path: str, body: dict[str, Any], param: str) -> None:
+async def test_bad_input_elsewhere(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any], param: str
+) -> None:
     error_of(await client.post(path, json=body), 400, param)

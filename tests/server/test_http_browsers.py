@@ -9,48 +9,66 @@ import pytest
 from http_fixtures import client_of, make_app, serve
 from scripted_engine import ScriptedEngine
 
-from piecework.runtime.config import EngineConfig
 from piecework.cli.flags import ServerConfig
+from piecework.runtime.config import EngineConfig
 
 ORIGIN, OTHER = "https://chat.example", "https://evil.example"
 KEY = "secret"
 COMPLETIONS = "/v1/completions"
-PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang"}
+PREFLIGHT = {
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang",
+}
 
 
 def allowed(response: httpx.Response) -> str | None:
     return response.headers.get("access-control-allow-origin")
 
 
-async def ask(app: Any, method: str, path: str, origin: str = ORIGIN, **request: Any) -> httpx.Response:
+async def ask(
+    app: Any, method: str, path: str, origin: str = ORIGIN, **request: Any
+) -> httpx.Response:
     headers = {"Origin": origin, **request.pop("headers", {})}
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://test") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://test"
+    ) as client:
         return await client.request(method, path, headers=headers, **request)
 
 
-async def test_a_preflight_passes_without_the_key_that_the_request_itself_needs(scripted: ScriptedEngine) -> None:
+async def test_a_preflight_passes_without_the_key_that_the_request_itself_needs(
+    scripted: ScriptedEngine,
+) -> None:
     app = make_app(scripted, api_key=KEY, cors_origins=ORIGIN)
     asked = await ask(app, "OPTIONS", COMPLETIONS, headers=PREFLIGHT)
     assert (asked.status_code, allowed(asked)) == (200, ORIGIN)
     assert "authorization" in asked.headers["access-control-allow-headers"].lower()
     assert "POST" in asked.headers["access-control-allow-methods"]
     assert (await ask(app, "POST", COMPLETIONS, json={"prompt": "x"})).status_code == 401
-    answer = await ask(app, "POST", COMPLETIONS, json={"prompt": "x"}, headers={"Authorization": f"Bearer {KEY}"})
+    answer = await ask(
+        app, "POST", COMPLETIONS, json={"prompt": "x"}, headers={"Authorization": f"Bearer {KEY}"}
+    )
     assert (answer.status_code, allowed(answer)) == (200, ORIGIN)
 
 
-async def test_other_origins_and_servers_without_the_flag_allow_nothing(scripted: ScriptedEngine) -> None:
+async def test_other_origins_and_servers_without_the_flag_allow_nothing(
+    scripted: ScriptedEngine,
+) -> None:
     app = make_app(scripted, cors_origins=f"{ORIGIN}, http://localhost:5173")
     assert allowed(await ask(app, "GET", "/v1/models", OTHER)) is None
     assert (await ask(app, "OPTIONS", COMPLETIONS, OTHER, headers=PREFLIGHT)).status_code == 400
-    assert allowed(await ask(app, "GET", "/v1/models", "http://localhost:5173")) == "http://localhost:5173"
+    assert (
+        allowed(await ask(app, "GET", "/v1/models", "http://localhost:5173"))
+        == "http://localhost:5173"
+    )
     plain = make_app(scripted)
     assert allowed(await ask(plain, "GET", "/v1/models")) is None
     assert (await ask(plain, "OPTIONS", COMPLETIONS, headers=PREFLIGHT)).status_code == 405
 
 
 async def test_a_star_allows_every_origin(scripted: ScriptedEngine) -> None:
-    assert allowed(await ask(make_app(scripted, cors_origins="*"), "GET", "/v1/models", OTHER)) == "*"
+    assert (
+        allowed(await ask(make_app(scripted, cors_origins="*"), "GET", "/v1/models", OTHER)) == "*"
+    )
 
 
 async def test_errors_carry_the_headers_too(scripted: ScriptedEngine) -> None:
@@ -63,14 +81,21 @@ async def test_errors_carry_the_headers_too(scripted: ScriptedEngine) -> None:
         (400, "POST", COMPLETIONS, {"json": {}}),
         (404, "GET", "/nowhere", {}),
         (405, "GET", COMPLETIONS, {}),
-        (413, "POST", COMPLETIONS, {"content": b" " * 2**23, "headers": {"Content-Type": "application/json"}}),
+        (
+            413,
+            "POST",
+            COMPLETIONS,
+            {"content": b" " * 2**23, "headers": {"Content-Type": "application/json"}},
+        ),
         (415, "POST", COMPLETIONS, {"content": b"x"}),
     ]
     for status, method, path, request in cases:
         answer = await ask(app, method, path, **request)
         assert (answer.status_code, allowed(answer)) == (status, ORIGIN)
         assert "x-request-id" in answer.headers["access-control-expose-headers"].lower()
-    locked = await ask(make_app(scripted, cors_origins=ORIGIN, api_key=KEY), "POST", COMPLETIONS, **good)
+    locked = await ask(
+        make_app(scripted, cors_origins=ORIGIN, api_key=KEY), "POST", COMPLETIONS, **good
+    )
     assert (locked.status_code, allowed(locked)) == (401, ORIGIN)
     scripted.script.room = 0
     full = await ask(app, "POST", COMPLETIONS, **good)
@@ -82,12 +107,20 @@ async def test_errors_carry_the_headers_too(scripted: ScriptedEngine) -> None:
 
 
 async def test_streams_carry_the_headers_too(scripted: ScriptedEngine) -> None:
-    answer = await ask(make_app(scripted, cors_origins=ORIGIN), "POST", COMPLETIONS, json={"prompt": "x", "stream": True})
+    answer = await ask(
+        make_app(scripted, cors_origins=ORIGIN),
+        "POST",
+        COMPLETIONS,
+        json={"prompt": "x", "stream": True},
+    )
     assert allowed(answer) == ORIGIN
     assert answer.text.endswith("data: [DONE]\n\n")
 
 
-@pytest.mark.parametrize("wrong", ["chat.example", "https://a.example/path", "https://*.example", "https://a.example,,x", "null"])
+@pytest.mark.parametrize(
+    "wrong",
+    ["chat.example", "https://a.example/path", "https://*.example", "https://a.example,,x", "null"],
+)
 def test_what_no_browser_sends_as_an_origin_is_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match=r"--cors-origins: .* is no origin"):
         ServerConfig(cors_origins=wrong, engine=EngineConfig())

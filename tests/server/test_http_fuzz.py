@@ -1,4 +1,6 @@
-"""Whatever a client sends, the answer is 2xx or 4xx in the right shape: never a server error, never a sequence left behind."""
+"""Whatever a client sends, the answer is 2xx or 4xx in the right shape: never a server error, never
+a sequence left behind.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from toy_tokenizer import toy_tokenizer
 
 from piecework.bench.fuzz_bodies import HOSTILE, TEXT_SEEDS
 from piecework.server.native.protocol import GenerateBody, NativeSampling
-from piecework.server.openai.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from piecework.server.openai.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 
 # One application for all examples: building one takes longer than a request.
 ENGINE = ScriptedEngine(toy_tokenizer())
@@ -36,17 +43,27 @@ NUMBERS = (
 )
 SCALARS = st.none() | st.booleans() | NUMBERS | st.text(max_size=20) | st.sampled_from(HOSTILE)
 NAMES = st.text(max_size=8)
-VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=8)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=8,
+)
 MESSAGES = st.lists(
     st.fixed_dictionaries(
-        {"role": st.sampled_from(["system", "user", "assistant", "tool", "developer", "king"]), "content": st.text(max_size=10) | VALUES},
+        {
+            "role": st.sampled_from(["system", "user", "assistant", "tool", "developer", "king"]),
+            "content": st.text(max_size=10) | VALUES,
+        },
         optional={"name": SCALARS},
     ),
     max_size=3,
 )
 IDS = st.lists(st.integers(0, 340), max_size=5)
 LIKELY = {
-    "prompt": st.text(max_size=20) | IDS | st.lists(st.text(max_size=5), max_size=3) | st.lists(IDS, max_size=3),
+    "prompt": st.text(max_size=20)
+    | IDS
+    | st.lists(st.text(max_size=5), max_size=3)
+    | st.lists(IDS, max_size=3),
     "text": st.text(max_size=20) | st.lists(st.text(max_size=5), max_size=3),
     "input_ids": IDS | st.lists(IDS, max_size=3),
     "tokens": IDS | st.lists(IDS, max_size=3),
@@ -55,7 +72,9 @@ LIKELY = {
     "n": st.integers(0, 3),
     "best_of": st.integers(0, 4),
     "stop": st.text(max_size=3) | st.lists(st.text(max_size=3), max_size=3),
-    "logit_bias": st.dictionaries(st.integers(-1, 340).map(str) | st.text(max_size=3), NUMBERS, max_size=3),
+    "logit_bias": st.dictionaries(
+        st.integers(-1, 340).map(str) | st.text(max_size=3), NUMBERS, max_size=3
+    ),
     "logprobs": st.booleans() | st.integers(-1, 4),
     "rid": st.sampled_from(["a", "b", ["a", "b"], ["a", "a"]]),
     "model": st.sampled_from(["toy", "default", "x"]),
@@ -70,18 +89,24 @@ GOOD = {path: TEXT_SEEDS[path][0] for path in MODELS}
 def members(model: type[BaseModel]) -> st.SearchStrategy[dict[str, Any]]:
     """A few members of a model: likely values, small numbers, or anything."""
     pairs = st.sampled_from(sorted(model.model_fields)).flatmap(
-        lambda name: st.tuples(st.just(name), LIKELY.get(name, st.nothing()) | SMALL | FLOATS | st.booleans() | VALUES)
+        lambda name: st.tuples(
+            st.just(name), LIKELY.get(name, st.nothing()) | SMALL | FLOATS | st.booleans() | VALUES
+        )
     )
     return st.lists(pairs, max_size=4).map(dict)
 
 
 SAMPLING = members(NativeSampling)
-REQUESTS = st.sampled_from(sorted(MODELS)).flatmap(lambda path: st.tuples(st.just(path), members(MODELS[path]), SAMPLING | VALUES))
+REQUESTS = st.sampled_from(sorted(MODELS)).flatmap(
+    lambda path: st.tuples(st.just(path), members(MODELS[path]), SAMPLING | VALUES)
+)
 
 
 async def post(path: str, content: bytes) -> httpx.Response:
     async with client_of(APP) as client:
-        return await asyncio.wait_for(client.post(path, content=content, headers={"Content-Type": "application/json"}), 20)
+        return await asyncio.wait_for(
+            client.post(path, content=content, headers={"Content-Type": "application/json"}), 20
+        )
 
 
 def check(response: httpx.Response) -> None:
@@ -107,7 +132,10 @@ def test_any_object_is_answered(request: tuple[str, dict[str, Any], Any]) -> Non
 
 
 @settings(max_examples=150, deadline=None)
-@given(path=st.sampled_from(sorted(MODELS)), content=st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).encode()))
+@given(
+    path=st.sampled_from(sorted(MODELS)),
+    content=st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).encode()),
+)
 def test_any_bytes_are_answered(path: str, content: bytes) -> None:
     response = asyncio.run(post(path, content))
     check(response)

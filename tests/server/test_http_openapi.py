@@ -1,4 +1,6 @@
-"""`/openapi.json` declares what is really asked and answered, and `/docs` shows it without anything from elsewhere."""
+"""`/openapi.json` declares what is really asked and answered, and `/docs` shows it without anything
+from elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +14,85 @@ from declared import check_answer, check_request, validate
 from http_fixtures import client_of, make_app
 from scripted_engine import ScriptedEngine
 
-from piecework.server.page.docs import render
 from piecework.server.engine.supervisor import EngineState
+from piecework.server.page.docs import render
 
 USER = {"role": "user", "content": "Hi"}
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
-STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+STREAMED: dict[str, Any] = {
+    "stream": True,
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+}
 GOOD: list[tuple[str, str, Any]] = [
     ("POST", CHAT, {"messages": [USER], "max_tokens": 3}),
-    ("POST", CHAT, {"messages": [USER], "max_tokens": 3, "n": 2, "logprobs": True, "top_logprobs": 2, "temperature": 0, "stop": ["x"]}),
+    (
+        "POST",
+        CHAT,
+        {
+            "messages": [USER],
+            "max_tokens": 3,
+            "n": 2,
+            "logprobs": True,
+            "top_logprobs": 2,
+            "temperature": 0,
+            "stop": ["x"],
+        },
+    ),
     ("POST", CHAT, {"messages": [USER], "max_tokens": 3, "logprobs": True, "n": 2, **STREAMED}),
-    ("POST", CHAT, {"messages": [USER, {"role": "assistant", "content": None, "refusal": "No."}], "max_tokens": 3, "stream": True}),
+    (
+        "POST",
+        CHAT,
+        {
+            "messages": [USER, {"role": "assistant", "content": None, "refusal": "No."}],
+            "max_tokens": 3,
+            "stream": True,
+        },
+    ),
     ("POST", COMPLETIONS, {"prompt": "Hello", "max_tokens": 3}),
-    ("POST", COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 3, "logprobs": 2, "echo": True, "logit_bias": {"5": 1}}),
-    ("POST", COMPLETIONS, {"prompt": [5, 6], "max_tokens": 3, "logprobs": 2, "echo": True, **STREAMED}),
+    (
+        "POST",
+        COMPLETIONS,
+        {
+            "prompt": ["a", "b"],
+            "max_tokens": 3,
+            "logprobs": 2,
+            "echo": True,
+            "logit_bias": {"5": 1},
+        },
+    ),
+    (
+        "POST",
+        COMPLETIONS,
+        {"prompt": [5, 6], "max_tokens": 3, "logprobs": 2, "echo": True, **STREAMED},
+    ),
     ("POST", GENERATE, {"text": "Hello"}),
-    ("POST", GENERATE, {"text": "Hello", "sampling_params": {"max_new_tokens": 3, "stop": ["there"]}, "rid": "a"}),
-    ("POST", GENERATE, {"input_ids": [[5], [6]], "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2,
-                        "return_text_in_logprobs": True, "sampling_params": [{"max_new_tokens": 2}, {"max_new_tokens": None}]}),
-    ("POST", GENERATE, {"text": ["a", "b"], "return_logprob": True, "stream": True, "sampling_params": {"max_new_tokens": 3}}),
+    (
+        "POST",
+        GENERATE,
+        {"text": "Hello", "sampling_params": {"max_new_tokens": 3, "stop": ["there"]}, "rid": "a"},
+    ),
+    (
+        "POST",
+        GENERATE,
+        {
+            "input_ids": [[5], [6]],
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "top_logprobs_num": 2,
+            "return_text_in_logprobs": True,
+            "sampling_params": [{"max_new_tokens": 2}, {"max_new_tokens": None}],
+        },
+    ),
+    (
+        "POST",
+        GENERATE,
+        {
+            "text": ["a", "b"],
+            "return_logprob": True,
+            "stream": True,
+            "sampling_params": {"max_new_tokens": 3},
+        },
+    ),
     ("POST", "/v1/tokenize", {"prompt": "Hello"}),
     ("POST", "/v1/tokenize", {"prompt": ["Hello", "a"]}),
     ("POST", "/v1/tokenize", {"messages": [USER]}),
@@ -38,9 +100,23 @@ GOOD: list[tuple[str, str, Any]] = [
     ("POST", "/v1/detokenize", {"tokens": [[5], [6]]}),
     ("POST", "/abort_request", {"rid": "none"}),
     ("POST", "/flush_cache", None),
-    *(("GET", path, None) for path in ("/v1/models", "/v1/models/{model_id}", "/health", "/ready", "/health_generate", "/metrics",
-                                       "/version", "/model_info", "/get_model_info", "/server_info", "/get_server_info")),
-]  # fmt: skip
+    *(
+        ("GET", path, None)
+        for path in (
+            "/v1/models",
+            "/v1/models/{model_id}",
+            "/health",
+            "/ready",
+            "/health_generate",
+            "/metrics",
+            "/version",
+            "/model_info",
+            "/get_model_info",
+            "/server_info",
+            "/get_server_info",
+        )
+    ),
+]
 
 
 async def document_of(client: httpx.AsyncClient) -> dict[str, Any]:
@@ -53,7 +129,9 @@ async def ask(client: httpx.AsyncClient, method: str, path: str, body: Any) -> h
 
 
 @pytest.mark.parametrize(("method", "path", "body"), GOOD, ids=str)
-async def test_answers_are_as_declared(client: httpx.AsyncClient, scripted: ScriptedEngine, method: str, path: str, body: Any) -> None:
+async def test_answers_are_as_declared(
+    client: httpx.AsyncClient, scripted: ScriptedEngine, method: str, path: str, body: Any
+) -> None:
     document = await document_of(client)
     response = await ask(client, method, path, body)
     assert response.status_code == 200, response.text
@@ -62,8 +140,14 @@ async def test_answers_are_as_declared(client: httpx.AsyncClient, scripted: Scri
         check_request(document, method, path, body)
 
 
-async def test_answers_of_every_operation_are_held_to_the_document(client: httpx.AsyncClient) -> None:
-    declared = {(method.upper(), path) for path, operations in (await document_of(client))["paths"].items() for method in operations}
+async def test_answers_of_every_operation_are_held_to_the_document(
+    client: httpx.AsyncClient,
+) -> None:
+    declared = {
+        (method.upper(), path)
+        for path, operations in (await document_of(client))["paths"].items()
+        for method in operations
+    }
     assert declared == {(method, path) for method, path, _ in GOOD}
 
 
@@ -71,7 +155,11 @@ async def test_errors_are_as_declared(client: httpx.AsyncClient, scripted: Scrip
     document = await document_of(client)
     for path in (CHAT, COMPLETIONS, GENERATE, "/v1/tokenize", "/v1/detokenize"):
         wrong = [await client.post(path, json={}), await client.post(path, content=b"x")]
-        wrong.append(await client.post(path, content=b" " * 2**23, headers={"Content-Type": "application/json"}))
+        wrong.append(
+            await client.post(
+                path, content=b" " * 2**23, headers={"Content-Type": "application/json"}
+            )
+        )
         assert [response.status_code for response in wrong] == [400, 415, 413]
         for response in wrong:
             check_answer(document, "POST", path, response)
@@ -93,9 +181,15 @@ async def test_errors_are_as_declared(client: httpx.AsyncClient, scripted: Scrip
 async def test_a_member_that_is_not_declared_would_be_found(client: httpx.AsyncClient) -> None:
     document = await document_of(client)
     answer = (await client.post(COMPLETIONS, json={"prompt": "x"})).json()
-    schema = document["paths"][COMPLETIONS]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+    schema = document["paths"][COMPLETIONS]["post"]["responses"]["200"]["content"][
+        "application/json"
+    ]["schema"]
     validate(document, schema, answer)
-    for wrong in ({**answer, "more": 1}, {**answer, "id": 5}, {name: value for name, value in answer.items() if name != "usage"}):
+    for wrong in (
+        {**answer, "more": 1},
+        {**answer, "id": 5},
+        {name: value for name, value in answer.items() if name != "usage"},
+    ):
         with pytest.raises(jsonschema.ValidationError):
             validate(document, schema, wrong)
 
@@ -104,26 +198,39 @@ def references(part: Any) -> list[str]:
     if isinstance(part, dict):
         own = [part["$ref"]] if isinstance(part.get("$ref"), str) else []
         return own + [found for value in part.values() for found in references(value)]
-    return [found for value in part for found in references(value)] if isinstance(part, list) else []
+    return (
+        [found for value in part for found in references(value)] if isinstance(part, list) else []
+    )
 
 
-async def test_nothing_is_declared_that_is_never_answered_or_is_not_there(client: httpx.AsyncClient) -> None:
+async def test_nothing_is_declared_that_is_never_answered_or_is_not_there(
+    client: httpx.AsyncClient,
+) -> None:
     document = await document_of(client)
     names = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
     assert set(references(document)) == names
     statuses = {
-        status for operations in document["paths"].values() for operation in operations.values() for status in operation["responses"]
+        status
+        for operations in document["paths"].values()
+        for operation in operations.values()
+        for status in operation["responses"]
     }
     assert statuses == {"200", "400", "404", "413", "415", "500", "503", "default"}
 
 
 async def test_a_key_is_declared_where_one_is_needed(scripted: ScriptedEngine) -> None:
-    async with client_of(make_app(scripted, api_key="k"), headers={"Authorization": "Bearer k"}) as client:
+    async with client_of(
+        make_app(scripted, api_key="k"), headers={"Authorization": "Bearer k"}
+    ) as client:
         document = await document_of(client)
-        assert document["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
+        assert document["components"]["securitySchemes"] == {
+            "key": {"type": "http", "scheme": "bearer"}
+        }
         assert document["paths"][CHAT]["post"]["security"] == [{"key": []}]
         assert "security" not in document["paths"]["/health"]["get"]
-        refused = await client.post(CHAT, json={"messages": [USER]}, headers={"Authorization": "Bearer x"})
+        refused = await client.post(
+            CHAT, json={"messages": [USER]}, headers={"Authorization": "Bearer x"}
+        )
         check_answer(document, "POST", CHAT, refused)
 
 
@@ -150,7 +257,9 @@ class Page(HTMLParser):
         self.text += data
 
 
-async def test_the_page_shows_every_endpoint_and_needs_nothing_from_elsewhere(client: httpx.AsyncClient) -> None:
+async def test_the_page_shows_every_endpoint_and_needs_nothing_from_elsewhere(
+    client: httpx.AsyncClient,
+) -> None:
     document = await document_of(client)
     answer = await client.get("/docs")
     page = Page(answer.text)
@@ -170,10 +279,29 @@ async def test_the_page_shows_every_endpoint_and_needs_nothing_from_elsewhere(cl
 
 def test_what_a_document_says_cannot_become_html() -> None:
     evil = "<script>alert('x')</script>\"'"
-    schemas = {evil: {"description": evil, "properties": {evil: {"type": evil, "default": evil, "description": evil, "enum": [evil]}}}}
-    responses = {evil: {"description": evil, "content": {evil: {"schema": {"$ref": f"#/components/schemas/{evil}"}}}}}
+    schemas = {
+        evil: {
+            "description": evil,
+            "properties": {
+                evil: {"type": evil, "default": evil, "description": evil, "enum": [evil]}
+            },
+        }
+    }
+    responses = {
+        evil: {
+            "description": evil,
+            "content": {evil: {"schema": {"$ref": f"#/components/schemas/{evil}"}}},
+        }
+    }
     operation = {"summary": evil, "description": evil, "responses": responses}
-    page = Page(render({"info": {"title": evil, "version": evil, "description": evil}, "paths": {evil: {"get": operation}},
-                        "components": {"schemas": schemas}}))  # fmt: skip
+    page = Page(
+        render(
+            {
+                "info": {"title": evil, "version": evil, "description": evil},
+                "paths": {evil: {"get": operation}},
+                "components": {"schemas": schemas},
+            }
+        )
+    )
     assert "script" not in page.tags
     assert page.links == {f"#{evil}", "openapi.json"} and page.anchors == {f"#{evil}"}

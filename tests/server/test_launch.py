@@ -45,33 +45,72 @@ def test_health_tells_loading_from_ready_and_the_summary_what_is_served(model: s
         server.process.send_signal(signal.SIGINT)
         code, out, err = server.finish()
     assert code == 0
-    assert f"serves tiny at {server.url}" in out and "LlamaForCausalLM, float32 on cpu, " in out and " attention, weights " in out
+    assert (
+        f"serves tiny at {server.url}" in out
+        and "LlamaForCausalLM, float32 on cpu, " in out
+        and " attention, weights " in out
+    )
     assert "2,048 tokens in pages of" in out and f"curl {server.url}/v1/" in out
     told = re.search(r"ready after (\S+) s\)", out), re.search(r"start-up +(.*)", out)
     assert told[0] and told[1], out
     phases = dict(phase.removesuffix(" s").rsplit(" ", 1) for phase in told[1][1].split(", "))
-    assert "processes" in phases and sum(map(float, phases.values())) == pytest.approx(float(told[0][1]), abs=0.06 * len(phases))
+    assert "processes" in phases and sum(map(float, phases.values())) == pytest.approx(
+        float(told[0][1]), abs=0.06 * len(phases)
+    )
     assert "Traceback" not in err
 
 
 def test_what_the_machine_makes_other_than_expected_has_a_line_in_the_summary() -> None:
     info = replace(INFO, remarks={"threads": "2: the control group's CPU quota is 2.5"})
-    assert "  threads         2: the control group's CPU quota is 2.5\n" in summary(ServerConfig(), info, 30000, 1.0, chat=True)
+    assert "  threads         2: the control group's CPU quota is 2.5\n" in summary(
+        ServerConfig(), info, 30000, 1.0, chat=True
+    )
 
 
 def test_a_command_line_of_vllm_serves_what_it_means(model: str) -> None:
-    flags = ["--max-model-len", "1k", "--max-num-seqs", "3", "--block-size", "32", "--tensor-parallel-size", "1", "--enforce-eager"]
+    flags = [
+        "--max-model-len",
+        "1k",
+        "--max-num-seqs",
+        "3",
+        "--block-size",
+        "32",
+        "--tensor-parallel-size",
+        "1",
+        "--enforce-eager",
+    ]
     with ready(model, *flags, "--no-enable-prefix-caching", "--disable-log-requests") as server:
         told = server.client.get("/server_info").json()
-    assert (told["context_length"], told["max_running_requests"], told["page_size"]) == (1000, 3, 32)
+    assert (told["context_length"], told["max_running_requests"], told["page_size"]) == (
+        1000,
+        3,
+        32,
+    )
     assert told["disable_cuda_graph"] and told["disable_radix_cache"]
     assert told["graphs"]["decode_backend"] == told["graphs"]["prefill_backend"] == "disabled"
 
 
-def test_graphs_show_in_the_summary_and_in_server_info(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_show_in_the_summary_and_in_server_info(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path))
-    flags = ["--piecewise-cuda-graph", "--piecewise-cuda-graph-compiler", "eager", "--piecewise-cuda-graph-tokens", "4,8"]
-    with ready(model, *flags, "--cuda-graph-backend-decode", "full", "--cuda-graph-bs", "1,2", "--startup", "full") as server:
+    flags = [
+        "--piecewise-cuda-graph",
+        "--piecewise-cuda-graph-compiler",
+        "eager",
+        "--piecewise-cuda-graph-tokens",
+        "4,8",
+    ]
+    with ready(
+        model,
+        *flags,
+        "--cuda-graph-backend-decode",
+        "full",
+        "--cuda-graph-bs",
+        "1,2",
+        "--startup",
+        "full",
+    ) as server:
         info = server.client.get("/server_info").json()
         graphs = info["graphs"]
         assert server.client.post("/v1/completions", json=PROMPT).status_code == 200
@@ -80,9 +119,19 @@ def test_graphs_show_in_the_summary_and_in_server_info(model: str, tmp_path: Pat
         _, out, err = server.finish()
     assert "\r" not in err, "progress bars are for terminals"
     assert {"weights", "memory", "pieces"} <= info["start_seconds"].keys()
-    assert (graphs["prefill_sizes"], graphs["decode_sizes"], graphs["distinct_pieces"]) == ([4, 8], [1, 2], 3)
-    assert "prefill piecewise, decode full; 3 distinct pieces; 2 sizes up to 8 tokens; 2 sizes up to 2 requests" in out
-    assert "num_graph_replays_total" in metrics and 'num_graph_replays_total{model_name="tiny"} 0.0' not in metrics
+    assert (graphs["prefill_sizes"], graphs["decode_sizes"], graphs["distinct_pieces"]) == (
+        [4, 8],
+        [1, 2],
+        3,
+    )
+    assert (
+        "prefill piecewise, decode full; 3 distinct pieces; 2 sizes up to 8 tokens; 2 sizes up to "
+        "2 requests" in out
+    )
+    assert (
+        "num_graph_replays_total" in metrics
+        and 'num_graph_replays_total{model_name="tiny"} 0.0' not in metrics
+    )
 
 
 def test_a_signal_lets_running_requests_finish_and_takes_no_new_ones(model: str) -> None:
@@ -129,7 +178,9 @@ def test_an_engine_that_cannot_start_is_one_line(model: str) -> None:
     with serve(model, "--max-total-tokens", str(10**12)) as server:
         code, out, err = server.finish(60)
     assert (code, out) == (2, "")
-    assert err.splitlines()[-1].startswith("piecework serve: error: --max-total-tokens 1000000000000 takes ")
+    assert err.splitlines()[-1].startswith(
+        "piecework serve: error: --max-total-tokens 1000000000000 takes "
+    )
     assert "Traceback" not in err
 
 
@@ -152,7 +203,9 @@ def test_a_port_in_use_is_one_line_and_costs_no_load(model: str) -> None:
             code, out, err = server.finish(10)
     assert (code, out) == (2, "")
     assert (
-        err == f"piecework serve: error: port {flags[1]} of 127.0.0.1 is in use; choose another with --port, or stop what listens there\n"
+        err
+        == f"piecework serve: error: port {flags[1]} of 127.0.0.1 is in use; choose another with "
+        "--port, or stop what listens there\n"
     )
 
 

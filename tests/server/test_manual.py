@@ -12,15 +12,15 @@ from fastapi import FastAPI
 from http_fixtures import make_app
 from scripted_engine import ScriptedEngine
 
+from piecework.cli.flags import ServerConfig
+from piecework.cli.output_config import OutputConfig
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.runtime.foreign_names import SAME
-from piecework.cli.flags import ServerConfig
 from piecework.server.images.client import ImageClient
 from piecework.server.images.config import ImageServerConfig
 from piecework.server.images.protocol import ImagesRequest
 from piecework.server.images.service import create_image_app
-from piecework.cli.output_config import OutputConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
 MANUAL, DIFFUSION = (DOCS / "serving.md").read_text(), (DOCS / "diffusion.md").read_text()
@@ -31,7 +31,12 @@ def section(title: str, manual: str = MANUAL) -> str:
 
 
 def flags_of(*configs: type) -> set[str]:
-    return {f"--{item.name.replace('_', '-')}" for config in configs for item in fields(config) if item.metadata}
+    return {
+        f"--{item.name.replace('_', '-')}"
+        for config in configs
+        for item in fields(config)
+        if item.metadata
+    }
 
 
 def flags_named(manual: str, title: str = "Flags") -> set[str]:
@@ -46,9 +51,15 @@ def test_flags() -> None:
 def test_foreign_names_and_what_is_taken_without_effect() -> None:
     told = section("Coming from vLLM or SGLang")
     rows = dict(re.findall(r"^\| `(--[a-z-]+)[^|]*\| `(--[a-z-]+)", told, re.M))
-    same = {f"--{name.replace('_', '-')}": f"--{own.replace('_', '-')}" for name, own in SAME.items()}
+    same = {
+        f"--{name.replace('_', '-')}": f"--{own.replace('_', '-')}" for name, own in SAME.items()
+    }
     assert same.items() <= rows.items()
-    assert rows.keys() - same.keys() == {"--no-enable-prefix-caching", "--no-async-scheduling", "--dtype"}
+    assert rows.keys() - same.keys() == {
+        "--no-enable-prefix-caching",
+        "--no-async-scheduling",
+        "--dtype",
+    }
 
 
 def test_flags_of_generate() -> None:
@@ -62,7 +73,9 @@ def test_flags_of_a_server_of_images() -> None:
 @pytest.fixture
 async def image_app() -> AsyncIterator[FastAPI]:
     engine = ImageClient(DiffusionConfig(model_path="models/toy"))
-    yield create_image_app(engine, ImageServerConfig(engine=DiffusionConfig(model_path="models/toy")))
+    yield create_image_app(
+        engine, ImageServerConfig(engine=DiffusionConfig(model_path="models/toy"))
+    )
     await engine.stop()
 
 
@@ -76,7 +89,11 @@ def assert_metrics(app: FastAPI, manual: str) -> None:
     exposed = app.state.serving.metrics.exposition().decode()
     families = re.findall(r"^# TYPE piecework:(\w+) ", exposed, re.M)
     metrics = {name.removesuffix("_total") for name in families if not name.endswith("_created")}
-    named = {name for row in re.findall(r"^\| (`\w.*?) \|", section("Metrics", manual), re.M) for name in re.findall(r"`(\w+)`", row)}
+    named = {
+        name
+        for row in re.findall(r"^\| (`\w.*?) \|", section("Metrics", manual), re.M)
+        for name in re.findall(r"`(\w+)`", row)
+    }
     assert named == metrics
 
 

@@ -1,4 +1,6 @@
-"""A server that is told to stop ends in time, whatever its threads, its clients and its event loop do."""
+"""A server that is told to stop ends in time, whatever its threads, its clients and its event loop
+do.
+"""
 
 from __future__ import annotations
 
@@ -58,13 +60,29 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @contextlib.contextmanager
-def server_with(fault: str, model: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def server_with(
+    fault: str, model: str, folder: Path
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A server with this in its web process, once it is ready."""
     script = folder / "server.py"
-    script.write_text(f"import sys, time\nfrom piecework.cli.main import main\n{fault}\nsys.exit(main(sys.argv[1:]))\n")
+    script.write_text(
+        "import sys, time\nfrom piecework.cli.main import "
+        f"main\n{fault}\nsys.exit(main(sys.argv[1:]))\n"
+    )
     port = free_port()
-    flags = ["serve", "--model-path", model, "--port", str(port), "--drain-timeout", str(DRAIN), *FLAGS]
-    server = subprocess.Popen([sys.executable, str(script), *flags], stderr=subprocess.PIPE, text=True)
+    flags = [
+        "serve",
+        "--model-path",
+        model,
+        "--port",
+        str(port),
+        "--drain-timeout",
+        str(DRAIN),
+        *FLAGS,
+    ]
+    server = subprocess.Popen(
+        [sys.executable, str(script), *flags], stderr=subprocess.PIPE, text=True
+    )
     children: list[psutil.Process] = []
     try:
         for _ in range(600):
@@ -75,7 +93,9 @@ def server_with(fault: str, model: str, folder: Path) -> Iterator[tuple[subproce
             time.sleep(0.1)
         children = psutil.Process(server.pid).children(recursive=True)
         yield server, port
-        assert not psutil.wait_procs(children, timeout=20)[1], "the engine, or what compiles for it, is still there"
+        assert not psutil.wait_procs(children, timeout=20)[1], (
+            "the engine, or what compiles for it, is still there"
+        )
     finally:
         server.kill()
         server.communicate()
@@ -87,7 +107,10 @@ def server_with(fault: str, model: str, folder: Path) -> Iterator[tuple[subproce
 def post(port: int, body: str, path: str) -> socket.socket:
     """A client that sends a request and reads nothing."""
     client = socket.create_connection(("127.0.0.1", port))
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+        f"{len(body)}\r\n\r\n"
+    )
     client.sendall(head.encode() + body.encode())
     return client
 
@@ -99,7 +122,9 @@ def stopped_in(server: subprocess.Popen[str]) -> float:
     return time.monotonic() - began
 
 
-def test_a_server_that_is_killed_leaves_no_process(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_killed_leaves_no_process(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not even the one that compiles for the engine."""
     monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path))
     with server_with("", model, tmp_path) as (server, _):
@@ -111,7 +136,9 @@ def test_a_server_that_is_killed_leaves_no_process(model: str, tmp_path: Path, m
         assert not psutil.wait_procs(family, timeout=20)[1]
 
 
-def test_threads_that_tokenise_for_clients_that_are_gone_are_not_waited_for(model: str, tmp_path: Path) -> None:
+def test_threads_that_tokenise_for_clients_that_are_gone_are_not_waited_for(
+    model: str, tmp_path: Path
+) -> None:
     with server_with(BUSY_THREADS, model, tmp_path) as (server, port):
         clients = [post(port, f'{{"prompt": "{"a" * 100_000}"}}', "/tokenize") for _ in range(8)]
         assert server.stderr is not None
@@ -123,7 +150,9 @@ def test_threads_that_tokenise_for_clients_that_are_gone_are_not_waited_for(mode
 
 
 @pytest.mark.parametrize(("fault", "code"), [(STUCK_LOOP, 0), (STUCK_INTERPRETER, -signal.SIGALRM)])
-def test_a_process_in_which_nothing_goes_on_any_more_ends_too(fault: str, code: int, model: str, tmp_path: Path) -> None:
+def test_a_process_in_which_nothing_goes_on_any_more_ends_too(
+    fault: str, code: int, model: str, tmp_path: Path
+) -> None:
     with server_with(fault, model, tmp_path) as (server, _):
         assert stopped_in(server) < BOUND + SLACK
         assert server.returncode == code

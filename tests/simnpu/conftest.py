@@ -1,8 +1,10 @@
-"""The `simnpu` fixture, and a child pytest process for its tests when tests of other folders run beside them.
+"""The `simnpu` fixture, and a child pytest process for its tests when tests of other folders run
+beside them.
 
-A process that has the simulated device has `torch.npu`, `torch_npu` and an accelerator that is not there otherwise, and
-cannot lose them again. So tests that use the fixture run in one child process, and their reports are passed on; the rest
-of the suite sees nothing. When only this folder's tests are asked for, they run in place, where a debugger reaches them.
+A process that has the simulated device has `torch.npu`, `torch_npu` and an accelerator that is not
+there otherwise, and cannot lose them again. So tests that use the fixture run in one child process,
+and their reports are passed on; the rest of the suite sees nothing. When only this folder's tests
+are asked for, they run in place, where a debugger reaches them.
 """
 
 from __future__ import annotations
@@ -38,9 +40,11 @@ child_output = pytest.StashKey[str]()
 
 @pytest.fixture(scope="session")
 def simnpu() -> Simulator:
-    """A simulated Ascend device: `device="npu"`, `torch.npu` and `import torch_npu` work as with torch_npu.
+    """A simulated Ascend device: `device="npu"`, `torch.npu` and `import torch_npu` work as with
+    torch_npu.
 
-    A test asks for the fixture, in a file under tests/simnpu, and uses the device as it would use the real one:
+    A test asks for the fixture, in a file under tests/simnpu, and uses the device as it would use
+    the real one:
 
         def test_replay(simnpu):
             weight, x = torch.randn(4, 4, device="npu"), torch.zeros(2, 4, device="npu")
@@ -51,9 +55,10 @@ def simnpu() -> Simulator:
             graph.replay()
             assert torch.equal(y.cpu(), x.cpu() @ weight.cpu())
 
-    A capture executes nothing and keeps raw addresses; freed memory reads as NaN or -1. Nothing of the device may be touched
-    where a test module is imported: that happens in processes without it. `simnpu` itself is the `Simulator` of
-    simnpu_device/install.py: launches of a graph, strict addresses, limits of memory and graphs, `assert_no_cpu_fallback`.
+    A capture executes nothing and keeps raw addresses; freed memory reads as NaN or -1. Nothing of
+    the device may be touched where a test module is imported: that happens in processes without it.
+    `simnpu` itself is the `Simulator` of simnpu_device/install.py: launches of a graph, strict
+    addresses, limits of memory and graphs, `assert_no_cpu_fallback`.
     """
     reason = build.missing_tools()
     if reason:
@@ -63,9 +68,12 @@ def simnpu() -> Simulator:
 
 @pytest.fixture
 def emptied_simnpu(simnpu: Simulator) -> Simulator:
-    """The device without what earlier tests left to the garbage collector, which captures freeze: for tests that count memory.
+    """The device without what earlier tests left to the garbage collector, which captures freeze:
+    for tests that count memory.
 
-    What others still hold may keep a segment of the allocator from being given back, with free blocks in it."""
+    What others still hold may keep a segment of the allocator from being given back, with free
+    blocks in it.
+    """
     gc.unfreeze()
     gc.collect()
     simnpu.clean_up()
@@ -96,7 +104,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     for report in reports if complete else [*reports, _lost(item)]:
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-    # The test before left set up what it shares with this one, which pytest tears down only after a test of its own.
+    # The test before left set up what it shares with this one, which pytest tears down only after a
+    # test of its own.
     item.session._setupstate.teardown_exact(nextitem)
     return True
 
@@ -105,7 +114,13 @@ def _run_child(session: pytest.Session) -> None:
     """Runs all selected tests that use the device, and keeps their reports by node id."""
     wanted = [item.nodeid for item in session.items if _runs_in_child(item)]
     config, reports = session.config, Reports()
-    options = ["-q", "-p", "no:cacheprovider", f"--rootdir={config.rootpath}", *(["-c", str(config.inipath)] if config.inipath else [])]
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        f"--rootdir={config.rootpath}",
+        *(["-c", str(config.inipath)] if config.inipath else []),
+    ]
     with tempfile.NamedTemporaryFile("r") as file:
         child = subprocess.run(
             [sys.executable, "-m", "pytest", *options, *wanted],
@@ -116,19 +131,26 @@ def _run_child(session: pytest.Session) -> None:
             text=True,
         )
         for line in file:
-            report = config.hook.pytest_report_from_serializable(config=config, data=json.loads(line))
+            report = config.hook.pytest_report_from_serializable(
+                config=config, data=json.loads(line)
+            )
             reports.setdefault(report.nodeid, []).append(report)
     session.stash[child_reports] = reports
     session.stash[child_output] = child.stdout
 
 
 def _lost(item: pytest.Item) -> pytest.TestReport:
-    text = "the child process ended in this test or before it:\n" + item.session.stash[child_output][-4000:]
+    text = (
+        "the child process ended in this test or before it:\n"
+        + item.session.stash[child_output][-4000:]
+    )
     return pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call")
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if REPORTS in os.environ:
         data = item.config.hook.pytest_report_to_serializable(config=item.config, report=report)

@@ -1,4 +1,6 @@
-"""The extension is built once for each torch version and source text, and tests are skipped where it cannot be."""
+"""The extension is built once for each torch version and source text, and tests are skipped where
+it cannot be.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def test_no_ninja_is_named(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "ninja" in (build.missing_tools() or "")
 
 
-def test_a_built_extension_needs_no_tools(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_built_extension_needs_no_tools(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     build.library_path().parent.mkdir(parents=True)
     build.library_path().touch()

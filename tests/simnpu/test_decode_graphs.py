@@ -1,4 +1,6 @@
-"""Decodes as one NPU graph each: lengths that live on the host are updated before each replay, and the CPU's tokens come out."""
+"""Decodes as one NPU graph each: lengths that live on the host are updated before each replay, and
+the CPU's tokens come out.
+"""
 
 from __future__ import annotations
 
@@ -14,37 +16,58 @@ from tiny_models import make_tiny_model
 from piecework.kernels.npu.attention import AscendAttention, AscendDecodePlan
 from piecework.kernels.npu.graph import UpdatedGraph
 from piecework.kernels.npu.platform import NpuPlatform
-from piecework.runtime.graphs import startup as graph_startup
 from piecework.runtime.executor.dummy_batch import dummy_decode
+from piecework.runtime.graphs import startup as graph_startup
 from piecework.runtime.llm import LLM, Completion
 from piecework.runtime.sampling.params import SamplingParams
 
 LAYERS = 2
-PROMPTS = [[(17 * i + 3 * j) % 400 for j in range(length)] for i, length in enumerate([3, 120, 9, 250, 14, 127])]
-PARAMS = [SamplingParams(temperature=0.0, max_new_tokens=5 + 2 * i, ignore_eos=True, logprobs=5) for i in range(len(PROMPTS))]
-"""The sequences end one after another, so that batches of 6, 5, ... 1 decodes come; some of them go on to another page."""
+PROMPTS = [
+    [(17 * i + 3 * j) % 400 for j in range(length)]
+    for i, length in enumerate([3, 120, 9, 250, 14, 127])
+]
+PARAMS = [
+    SamplingParams(temperature=0.0, max_new_tokens=5 + 2 * i, ignore_eos=True, logprobs=5)
+    for i in range(len(PROMPTS))
+]
+"""The sequences end one after another, so that batches of 6, 5, ... 1 decodes come; some of them go
+on to another page.
+"""
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path / "cache"))
-    # Hardware's kernel takes 16 bits alone; the simulated one takes 32, in which answers are compared tightly.
+    # Hardware's kernel takes 16 bits alone; the simulated one takes 32, in which answers are
+    # compared tightly.
     monkeypatch.setattr(AscendAttention, "dtypes", (torch.float32,))
     monkeypatch.setattr(AscendAttention, "head_sizes", (16, 32))
 
 
 def engine(path: Path, device: str, **settings: Any) -> LLM:
-    return LLM(str(path), dtype="float32", device=device, max_total_tokens=4096, context_length=384, num_threads=1, **settings)
+    return LLM(
+        str(path),
+        dtype="float32",
+        device=device,
+        max_total_tokens=4096,
+        context_length=384,
+        num_threads=1,
+        **settings,
+    )
 
 
 def recorded(path: Path, **settings: Any) -> LLM:
-    return engine(path, "npu", **{"cuda_graph_backend_decode": "full", "cuda_graph_bs": "1,2,4", **settings})
+    return engine(
+        path, "npu", **{"cuda_graph_backend_decode": "full", "cuda_graph_bs": "1,2,4", **settings}
+    )
 
 
 def assert_same(ours: list[Completion], eager: list[Completion]) -> None:
     for one, other in zip(ours, eager, strict=True):
         assert one.token_ids == other.token_ids
-        assert [entry.logprob for entry in one.logprobs] == pytest.approx([entry.logprob for entry in other.logprobs], abs=1e-4)
+        assert [entry.logprob for entry in one.logprobs] == pytest.approx(
+            [entry.logprob for entry in other.logprobs], abs=1e-4
+        )
 
 
 def fused_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,20 +78,33 @@ def fused_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
-def test_every_batch_size_equals_the_cpu(tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch, architecture: str) -> None:
+def test_every_batch_size_equals_the_cpu(
+    tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch, architecture: str
+) -> None:
     fused_only(monkeypatch)
     path = make_tiny_model(tmp_path / "model", architecture, num_hidden_layers=LAYERS)
     llm = recorded(path)
     info = llm.info.graphs
-    assert (info.decode_backend, info.decode_sizes, info.failed_sizes, info.num_graphs) == ("full", [1, 2, 4], {}, 3)
+    assert (info.decode_backend, info.decode_sizes, info.failed_sizes, info.num_graphs) == (
+        "full",
+        [1, 2, 4],
+        {},
+        3,
+    )
     with simnpu.strict_addresses():
         assert_same(llm.generate(PROMPTS, PARAMS), engine(path, "cpu").generate(PROMPTS, PARAMS))
     stats = llm.scheduler.stats()
-    assert stats.graph_replays_total >= 6 and stats.padded_tokens_total > 0 and stats.graph_fallbacks_total.keys() == {"too_long"}
+    assert (
+        stats.graph_replays_total >= 6
+        and stats.padded_tokens_total > 0
+        and stats.graph_fallbacks_total.keys() == {"too_long"}
+    )
 
 
 @pytest.mark.parametrize("pieces", ["piecewise", "breakable"])
-def test_beside_graphs_of_prefills(tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch, pieces: str) -> None:
+def test_beside_graphs_of_prefills(
+    tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch, pieces: str
+) -> None:
     fused_only(monkeypatch)
     monkeypatch.setattr(graph_startup, "start", CompiledHere)
     path = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS)
@@ -80,9 +116,16 @@ def test_beside_graphs_of_prefills(tmp_path: Path, simnpu: Any, monkeypatch: pyt
         assert_same(llm.generate(PROMPTS, PARAMS), engine(path, "cpu").generate(PROMPTS, PARAMS))
 
 
-@pytest.mark.parametrize("settings", [{"page_size": 16}, {"architecture": "mistral", "sliding_window": 24}], ids=str)
-def test_where_the_fused_kernel_does_not_reach(tmp_path: Path, simnpu: Any, settings: dict[str, Any]) -> None:
-    page_size, config = settings.get("page_size"), {name: value for name, value in settings.items() if name != "page_size"}
+@pytest.mark.parametrize(
+    "settings", [{"page_size": 16}, {"architecture": "mistral", "sliding_window": 24}], ids=str
+)
+def test_where_the_fused_kernel_does_not_reach(
+    tmp_path: Path, simnpu: Any, settings: dict[str, Any]
+) -> None:
+    page_size, config = (
+        settings.get("page_size"),
+        {name: value for name, value in settings.items() if name != "page_size"},
+    )
     path = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS, **config)
     llm = recorded(path, page_size=page_size)
     assert (llm.info.graphs.decode_sizes, llm.info.graphs.failed_sizes) == ([1, 2, 4], {})
@@ -90,17 +133,25 @@ def test_where_the_fused_kernel_does_not_reach(tmp_path: Path, simnpu: Any, sett
 
 
 def test_decodes_are_recorded_without_a_word(tmp_path: Path, simnpu: Any) -> None:
-    info = engine(make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS), "npu", max_running_requests=4).info.graphs
+    info = engine(
+        make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS), "npu", max_running_requests=4
+    ).info.graphs
     assert (info.decode_backend, info.decode_sizes) == ("full", [1, 2, 4])
 
 
-def test_a_replay_is_launched_before_its_lengths_are_updated(tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_is_launched_before_its_lengths_are_updated(
+    tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS)
     llm, calls = recorded(path), []
     replay, update = torch.npu.NPUGraph.replay, torch.npu.NPUGraph.update
-    monkeypatch.setattr(torch.npu.NPUGraph, "replay", lambda graph: calls.append("replay") or replay(graph))
     monkeypatch.setattr(
-        torch.npu.NPUGraph, "update", lambda graph, cpu_update_input: calls.append("update") or update(graph, cpu_update_input)
+        torch.npu.NPUGraph, "replay", lambda graph: calls.append("replay") or replay(graph)
+    )
+    monkeypatch.setattr(
+        torch.npu.NPUGraph,
+        "update",
+        lambda graph, cpu_update_input: calls.append("update") or update(graph, cpu_update_input),
     )
     with simnpu.strict_addresses():
         assert_same(llm.generate(PROMPTS, PARAMS), engine(path, "cpu").generate(PROMPTS, PARAMS))
@@ -115,14 +166,21 @@ def test_a_replay_waits_for_nothing(tmp_path: Path, simnpu: Any) -> None:
     decode._backend.update_plan(decode._plan, step.metadata, 4)
     with simnpu.no_waiting(), torch.no_grad():
         for size in (4, 4, 2, 1, 4):
-            assert decode.graphs.replay(size, [step.input_ids[:size], step.positions[:size]]) is not None
+            assert (
+                decode.graphs.replay(size, [step.input_ids[:size], step.positions[:size]])
+                is not None
+            )
 
 
 class TestSeeded:
     """Mistakes that hardware would punish, seeded in our own code."""
 
     def test_replay_without_update(
-        self, tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self,
+        tmp_path: Path,
+        simnpu: Any,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         monkeypatch.setattr(UpdatedGraph, "replay", lambda graph: graph._graph.replay())
         path = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS)
@@ -133,7 +191,11 @@ class TestSeeded:
         assert_same(llm.generate(PROMPTS, PARAMS), engine(path, "cpu").generate(PROMPTS, PARAMS))
 
     def test_one_update_missing_while_serving(
-        self, tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self,
+        tmp_path: Path,
+        simnpu: Any,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         path = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS)
         llm = recorded(path)
@@ -144,7 +206,12 @@ class TestSeeded:
 
     @pytest.mark.parametrize("failing", range(LAYERS))
     def test_an_update_that_fails_ends_its_replay_and_the_step_runs_without(
-        self, tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch, failing: int, caplog: pytest.LogCaptureFixture
+        self,
+        tmp_path: Path,
+        simnpu: Any,
+        monkeypatch: pytest.MonkeyPatch,
+        failing: int,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         path = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS)
         llm = recorded(path)
@@ -159,10 +226,17 @@ class TestSeeded:
         monkeypatch.setattr(graphs, "graph_task_update_begin", failing_begin)
         assert_same(llm.generate(PROMPTS, PARAMS), engine(path, "cpu").generate(PROMPTS, PARAMS))
         now = llm.scheduler._runner.info().graphs  # type: ignore[attr-defined]
-        assert list(now.failed_sizes.values()) == ["replay_failed"] and "no memory for an update" in caplog.text
+        assert (
+            list(now.failed_sizes.values()) == ["replay_failed"]
+            and "no memory for an update" in caplog.text
+        )
 
     def test_updated_while_the_last_replay_runs(
-        self, tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self,
+        tmp_path: Path,
+        simnpu: Any,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         monkeypatch.setattr(torch.npu.Stream, "wait_event", lambda stream, event: None)
         path = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS)
@@ -171,7 +245,11 @@ class TestSeeded:
         assert "a replay of it still runs" in caplog.text
 
     def test_updates_that_wait_for_the_replay_that_waits_for_them(
-        self, tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self,
+        tmp_path: Path,
+        simnpu: Any,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         def crossed(graph: UpdatedGraph) -> None:
             graph._graph.replay()
@@ -185,16 +263,26 @@ class TestSeeded:
         assert llm.info.graphs.failed_sizes == dict.fromkeys(["1", "2", "4"], "capture_failed")
         assert "hardware would hang" in caplog.text
 
-    def test_lengths_of_the_capture_are_remembered(self, tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Attention launched where torch_npu's dispatch mode does not see it: nothing is updated, and nothing hangs."""
+    def test_lengths_of_the_capture_are_remembered(
+        self, tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Attention launched where torch_npu's dispatch mode does not see it: nothing is updated,
+        and nothing hangs.
+        """
         monkeypatch.setattr(UpdatedGraph, "dispatch_mode", torch.no_grad())
         path = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS)
         llm = recorded(path)
         assert llm.info.graphs.failed_sizes == dict.fromkeys(["1", "2", "4"], "wrong_result")
         assert_same(llm.generate(PROMPTS, PARAMS), engine(path, "cpu").generate(PROMPTS, PARAMS))
 
-    def test_a_name_that_the_kernel_was_not_given(self, tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_name_that_the_kernel_was_not_given(
+        self, tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """torch_npu ignores it without a word."""
-        monkeypatch.setattr(AscendDecodePlan, "host_arguments", lambda plan, count: {"actual_seq_kvlen": plan.seq_lens[:count]})
+        monkeypatch.setattr(
+            AscendDecodePlan,
+            "host_arguments",
+            lambda plan, count: {"actual_seq_kvlen": plan.seq_lens[:count]},
+        )
         llm = recorded(make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS))
         assert llm.info.graphs.failed_sizes == dict.fromkeys(["1", "2", "4"], "wrong_result")

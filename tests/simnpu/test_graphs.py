@@ -68,7 +68,9 @@ def test_several_results_can_be_captured(simnpu: Any) -> None:
     graph, (values, indices) = capture(lambda: x.topk(2))
     x.copy_(torch.randn(3, 5))
     graph.replay()
-    assert torch.equal(values.cpu(), x.cpu().topk(2).values) and torch.equal(indices.cpu(), x.cpu().topk(2).indices)
+    assert torch.equal(values.cpu(), x.cpu().topk(2).values) and torch.equal(
+        indices.cpu(), x.cpu().topk(2).indices
+    )
 
 
 def test_is_current_stream_capturing(simnpu: Any) -> None:
@@ -115,7 +117,9 @@ def test_a_swallowed_error_still_invalidates_the_capture(simnpu: Any) -> None:
 
 
 def test_after_an_invalidated_capture_the_stream_stays_current(simnpu: Any) -> None:
-    """torch_npu's graph.__exit__ ends the capture first, and what that raises keeps it from restoring the stream."""
+    """torch_npu's graph.__exit__ ends the capture first, and what that raises keeps it from
+    restoring the stream.
+    """
     x = torch.ones(4, device="npu")
     with pytest.raises(RuntimeError, match="invalidated"):
         capture(lambda: x.sum().item())
@@ -123,7 +127,9 @@ def test_after_an_invalidated_capture_the_stream_stays_current(simnpu: Any) -> N
 
 
 @pytest.mark.parametrize("error_mode", ["global", "thread_local"])
-def test_other_threads_may_wait_only_if_the_capture_is_thread_local(simnpu: Any, error_mode: str) -> None:
+def test_other_threads_may_wait_only_if_the_capture_is_thread_local(
+    simnpu: Any, error_mode: str
+) -> None:
     x, failures = torch.ones(4, device="npu"), []
 
     def wait() -> None:
@@ -231,7 +237,10 @@ def test_graphs_run_out_of_streams(simnpu: Any) -> None:
 
 def test_out_of_memory_in_a_capture(emptied_simnpu: Any) -> None:
     x = torch.ones(4, device="npu")
-    with emptied_simnpu.limits(total_memory=torch.npu.memory_reserved() + 2**22), pytest.raises(torch.OutOfMemoryError):
+    with (
+        emptied_simnpu.limits(total_memory=torch.npu.memory_reserved() + 2**22),
+        pytest.raises(torch.OutOfMemoryError),
+    ):
         capture(lambda: x.expand(2**22, 4) + 1)
     graph, y = capture(lambda: x + 1)
     graph.replay()

@@ -1,4 +1,6 @@
-"""The simulated torch.npu has torch_npu's interface: the committed extract holds for all that it offers."""
+"""The simulated torch.npu has torch_npu's interface: the committed extract holds for all that it
+offers.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,11 @@ def test_nothing_is_offered_that_torch_npu_has_not(simnpu: Any) -> None:
 
 
 def test_ops_have_the_extracts_schemas(simnpu: Any) -> None:
-    schemas = {schema.name: str(schema) for schema in torch._C._jit_get_all_schemas() if schema.name.startswith(("npu::", "atb::"))}
+    schemas = {
+        schema.name: str(schema)
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith(("npu::", "atb::"))
+    }
     assert schemas == npu_contract.contract()["ops"]
 
 
@@ -61,14 +67,18 @@ def test_torch_npu_can_be_imported(simnpu: Any) -> None:
 
 
 def test_dispatch_is_torch_npus_where_it_matters(simnpu: Any) -> None:
-    """Ops that torch_npu has a kernel for are launched whole; the ones it lacks are known to run on the CPU."""
+    """Ops that torch_npu has a kernel for are launched whole; the ones it lacks are known to run on
+    the CPU.
+    """
     for name in npu_contract.contract()["native_over_fallback"]:
         assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "PrivateUse1")
 
 
 def test_graphs_have_the_attributes_that_we_use(simnpu: Any) -> None:
     graph = torch.npu.NPUGraph()
-    assert all(hasattr(graph, name) for name in npu_contract.contract()["attributes"]["torch.npu.NPUGraph"])
+    assert all(
+        hasattr(graph, name) for name in npu_contract.contract()["attributes"]["torch.npu.NPUGraph"]
+    )
 
 
 def test_the_ops_that_are_updated_are_torch_npus(simnpu: Any) -> None:

@@ -1,4 +1,6 @@
-"""The KV cache gets what steps and graphs leave of the memory: all graphs fit beside it, and little stays unused."""
+"""The KV cache gets what steps and graphs leave of the memory: all graphs fit beside it, and little
+stays unused.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ from tiny_models import make_tiny_model
 
 from piecework.kernels.npu.attention import AscendAttention
 from piecework.kernels.npu.platform import NpuPlatform
-from piecework.runtime.graphs import startup as graph_startup
 from piecework.runtime.executor import model_runner
-from piecework.runtime.llm import LLM
 from piecework.runtime.executor.memory_profile import memory_beside_steps
+from piecework.runtime.graphs import startup as graph_startup
+from piecework.runtime.llm import LLM
 
 MEMORY = 96 * 2**20
 """What the device has for one engine here: the cache could fill all of it."""
@@ -32,15 +34,23 @@ def here(tmp_path: Path, emptied_simnpu: Any, monkeypatch: pytest.MonkeyPatch) -
 
 def engine(folder: Path, simnpu: Any, **settings: Any) -> LLM:
     """With a wide vocabulary, so that sampling takes memory too."""
-    path = make_tiny_model(folder / "model", num_hidden_layers=2, vocab_size=4096, max_position_embeddings=8192)
-    fixed: dict[str, Any] = {"chunked_prefill_size": 256, "max_running_requests": 96, "cuda_graph_bs": "1,4,16,64,96"}
+    path = make_tiny_model(
+        folder / "model", num_hidden_layers=2, vocab_size=4096, max_position_embeddings=8192
+    )
+    fixed: dict[str, Any] = {
+        "chunked_prefill_size": 256,
+        "max_running_requests": 96,
+        "cuda_graph_bs": "1,4,16,64,96",
+    }
     fixed |= settings
     with simnpu.limits(total_memory=torch.npu.memory_reserved() + MEMORY):
         return LLM(str(path), device="npu", dtype="float32", num_threads=1, **fixed)
 
 
 @pytest.mark.parametrize("backend", ["piecewise", "breakable", "disabled"])
-def test_every_graph_fits_beside_a_cache_that_takes_the_rest(tmp_path: Path, simnpu: Any, backend: str) -> None:
+def test_every_graph_fits_beside_a_cache_that_takes_the_rest(
+    tmp_path: Path, simnpu: Any, backend: str
+) -> None:
     llm = engine(tmp_path, simnpu, cuda_graph_backend_prefill=backend)
     graphs = llm.info.graphs
     assert graphs.failed_sizes == {} and graphs.decode_sizes == [1, 4, 16, 64, 96]
@@ -48,7 +58,9 @@ def test_every_graph_fits_beside_a_cache_that_takes_the_rest(tmp_path: Path, sim
     assert llm.info.kv_bytes > 0.7 * MEMORY
 
 
-def test_the_trial_leaves_nothing_behind(tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trial_leaves_nothing_behind(
+    tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held: list[tuple[int, int, int]] = []
 
     def twice(*arguments: Any) -> int:
@@ -66,5 +78,8 @@ def test_the_trial_leaves_nothing_behind(tmp_path: Path, simnpu: Any, monkeypatc
 
 
 def test_steps_that_do_not_fit_name_what_makes_them_smaller(tmp_path: Path, simnpu: Any) -> None:
-    with pytest.raises(ValueError, match=r"too little memory for steps of 256 tokens and 4096 requests: lower --chunked"):
+    with pytest.raises(
+        ValueError,
+        match=r"too little memory for steps of 256 tokens and 4096 requests: lower --chunked",
+    ):
         engine(tmp_path, simnpu, max_running_requests=4096)

@@ -18,7 +18,9 @@ def test_rms_norm(simnpu: Any, dtype: torch.dtype) -> None:
     x, gamma = torch.randn(3, 8, dtype=dtype), torch.rand(8, dtype=dtype)
     y, rstd = torch.ops.npu.npu_rms_norm(x.npu(), gamma.npu(), 1e-5)
     torch.testing.assert_close(y.cpu(), F.rms_norm(x.float(), (8,), gamma.float(), 1e-5).to(dtype))
-    torch.testing.assert_close(rstd.cpu(), (x.float().square().mean(-1, keepdim=True) + 1e-5).rsqrt())
+    torch.testing.assert_close(
+        rstd.cpu(), (x.float().square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    )
 
 
 def test_add_rms_norm(simnpu: Any) -> None:
@@ -39,8 +41,14 @@ def test_rotary_mul_turns_pairs(simnpu: Any, mode: str) -> None:
     repeated = angles.repeat(1, 2) if mode == "half" else angles.repeat_interleave(2, 1)
     cos, sin = repeated.cos()[None, :, None], repeated.sin()[None, :, None]
     y = torch.ops.npu.npu_rotary_mul(x.npu(), cos.npu(), sin.npu(), rotary_mode=mode).cpu()
-    pairs = (lambda t: torch.complex(*t.chunk(2, -1))) if mode == "half" else (lambda t: torch.complex(t[..., ::2], t[..., 1::2]))
-    torch.testing.assert_close(pairs(y), pairs(x) * torch.polar(torch.ones(5, 4), angles)[None, :, None])
+    pairs = (
+        (lambda t: torch.complex(*t.chunk(2, -1)))
+        if mode == "half"
+        else (lambda t: torch.complex(t[..., ::2], t[..., 1::2]))
+    )
+    torch.testing.assert_close(
+        pairs(y), pairs(x) * torch.polar(torch.ones(5, 4), angles)[None, :, None]
+    )
 
 
 def test_rotary_mul_wants_four_dimensions(simnpu: Any) -> None:
@@ -57,7 +65,14 @@ class Cache:
         self.keys, self.values = torch.randn(2, 9, page, KV_HEADS, HEAD_SIZE)
         self.mask = torch.ones(2048, 2048, dtype=torch.bool).triu(1).npu()
 
-    def attend(self, query: torch.Tensor, new: list[int], lengths: list[int], pages: torch.Tensor, **changes: Any) -> torch.Tensor:
+    def attend(
+        self,
+        query: torch.Tensor,
+        new: list[int],
+        lengths: list[int],
+        pages: torch.Tensor,
+        **changes: Any,
+    ) -> torch.Tensor:
         options: dict[str, Any] = {
             "atten_mask": self.mask,
             "actual_seq_lengths": torch.tensor(new).cumsum(0).tolist(),
@@ -74,30 +89,49 @@ class Cache:
         out, _ = torch.ops.npu.npu_fused_infer_attention_score(query.npu(), keys, values, **options)
         return out.cpu()
 
-    def expected(self, query: torch.Tensor, new: list[int], lengths: list[int], pages: torch.Tensor) -> torch.Tensor:
+    def expected(
+        self, query: torch.Tensor, new: list[int], lengths: list[int], pages: torch.Tensor
+    ) -> torch.Tensor:
         parts, begin = [], 0
         for count, length, row in zip(new, lengths, pages, strict=True):
-            keys, values = (c[row].flatten(0, 1)[:length].repeat_interleave(HEADS // KV_HEADS, 1) for c in (self.keys, self.values))
+            keys, values = (
+                c[row].flatten(0, 1)[:length].repeat_interleave(HEADS // KV_HEADS, 1)
+                for c in (self.keys, self.values)
+            )
             seen = torch.arange(length)[None] <= torch.arange(length - count, length)[:, None]
-            heads = (tensor.transpose(0, 1) for tensor in (query[begin : begin + count], keys, values))
+            heads = (
+                tensor.transpose(0, 1) for tensor in (query[begin : begin + count], keys, values)
+            )
             parts.append(F.scaled_dot_product_attention(*heads, attn_mask=seen).transpose(0, 1))
             begin += count
         return torch.cat(parts)
 
 
 @settings(max_examples=8, deadline=None)
-@given(requests=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 250)), min_size=1, max_size=4), swapped=st.booleans())
+@given(
+    requests=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 250)), min_size=1, max_size=4),
+    swapped=st.booleans(),
+)
 def test_fused_attention(simnpu: Any, requests: list[tuple[int, int]], swapped: bool) -> None:
     cache, new = Cache(), [count for count, _ in requests]
-    lengths, pages = [count + before for count, before in requests], torch.arange(8, dtype=torch.int32).view(4, 2)[: len(new)]
+    lengths, pages = (
+        [count + before for count, before in requests],
+        torch.arange(8, dtype=torch.int32).view(4, 2)[: len(new)],
+    )
     query = torch.randn(sum(new), HEADS, HEAD_SIZE)
     if swapped:
         cache.keys, cache.values = cache.values, cache.keys
-    torch.testing.assert_close(cache.attend(query, new, lengths, pages), cache.expected(query, new, lengths, pages))
+    torch.testing.assert_close(
+        cache.attend(query, new, lengths, pages), cache.expected(query, new, lengths, pages)
+    )
 
 
 def test_fused_attention_of_a_cache_with_heads_before_tokens(simnpu: Any) -> None:
-    cache, query, pages = Cache(), torch.randn(3, HEADS, HEAD_SIZE), torch.tensor([[2]], dtype=torch.int32)
+    cache, query, pages = (
+        Cache(),
+        torch.randn(3, HEADS, HEAD_SIZE),
+        torch.tensor([[2]], dtype=torch.int32),
+    )
     out, lse = torch.ops.npu.npu_fused_infer_attention_score(
         query.npu(),
         cache.keys.transpose(1, 2).npu(),
@@ -134,14 +168,26 @@ def test_fused_attention_of_a_cache_with_heads_before_tokens(simnpu: Any) -> Non
 )
 def test_fused_attention_refuses(simnpu: Any, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
-        Cache().attend(torch.randn(3, HEADS, HEAD_SIZE), [3], [5], torch.tensor([[2]], dtype=torch.int32), **changes)
+        Cache().attend(
+            torch.randn(3, HEADS, HEAD_SIZE),
+            [3],
+            [5],
+            torch.tensor([[2]], dtype=torch.int32),
+            **changes,
+        )
 
 
 def test_fused_attention_refuses_a_mask_upside_down(simnpu: Any) -> None:
     cache = Cache()
     mask = torch.ones(2048, 2048, dtype=torch.bool).tril().npu()
     with pytest.raises(RuntimeError, match="above the diagonal"):
-        cache.attend(torch.randn(3, HEADS, HEAD_SIZE), [3], [5], torch.tensor([[2]], dtype=torch.int32), atten_mask=mask)
+        cache.attend(
+            torch.randn(3, HEADS, HEAD_SIZE),
+            [3],
+            [5],
+            torch.tensor([[2]], dtype=torch.int32),
+            atten_mask=mask,
+        )
 
 
 def test_fused_attention_refuses_int64_pages(simnpu: Any) -> None:
@@ -151,13 +197,17 @@ def test_fused_attention_refuses_int64_pages(simnpu: Any) -> None:
 
 def test_prefill_needs_pages_of_128_tokens(simnpu: Any) -> None:
     with pytest.raises(RuntimeError, match="multiple of 128"):
-        Cache(16).attend(torch.randn(3, HEADS, HEAD_SIZE), [3], [5], torch.tensor([[2]], dtype=torch.int32))
+        Cache(16).attend(
+            torch.randn(3, HEADS, HEAD_SIZE), [3], [5], torch.tensor([[2]], dtype=torch.int32)
+        )
 
 
 def test_decode_needs_pages_of_sixteens_only(simnpu: Any) -> None:
     cache, pages = Cache(16), torch.tensor([[2, 4], [1, 3]], dtype=torch.int32)
     query = torch.randn(2, HEADS, HEAD_SIZE)
-    torch.testing.assert_close(cache.attend(query, [1, 1], [17, 3], pages), cache.expected(query, [1, 1], [17, 3], pages))
+    torch.testing.assert_close(
+        cache.attend(query, [1, 1], [17, 3], pages), cache.expected(query, [1, 1], [17, 3], pages)
+    )
 
 
 def test_paged_attention(simnpu: Any) -> None:
@@ -165,7 +215,15 @@ def test_paged_attention(simnpu: Any) -> None:
     query, out = torch.randn(2, HEADS, HEAD_SIZE), torch.empty(2, HEADS, HEAD_SIZE, device="npu")
     lengths = torch.tensor([129, 3], dtype=torch.int32)
     torch.ops.atb._npu_paged_attention(
-        query.npu(), cache.keys.npu(), cache.values.npu(), KV_HEADS, HEADS, HEAD_SIZE**-0.5, pages.npu(), lengths, out
+        query.npu(),
+        cache.keys.npu(),
+        cache.values.npu(),
+        KV_HEADS,
+        HEADS,
+        HEAD_SIZE**-0.5,
+        pages.npu(),
+        lengths,
+        out,
     )
     torch.testing.assert_close(out.cpu(), cache.expected(query, [1, 1], [129, 3], pages))
 
@@ -173,7 +231,10 @@ def test_paged_attention(simnpu: Any) -> None:
 def test_reshape_and_cache(simnpu: Any) -> None:
     cache = Cache()
     keys, values = cache.keys.npu(), cache.values.npu()
-    key, value, slots = *torch.randn(2, 3, KV_HEADS, HEAD_SIZE), torch.tensor([130, 5, 1151], dtype=torch.int32)
+    key, value, slots = (
+        *torch.randn(2, 3, KV_HEADS, HEAD_SIZE),
+        torch.tensor([130, 5, 1151], dtype=torch.int32),
+    )
     torch.ops.atb._npu_reshape_and_cache(key.npu(), value.npu(), keys, values, slots.npu())
     cache.keys.flatten(0, 1)[slots.long()], cache.values.flatten(0, 1)[slots.long()] = key, value
     assert torch.equal(keys.cpu(), cache.keys) and torch.equal(values.cpu(), cache.values)
@@ -184,7 +245,9 @@ def test_reshape_and_cache_refuses_a_slot_that_is_not(simnpu: Any) -> None:
     for slot in (-1, 9 * PAGE):
         slots = torch.tensor([slot], dtype=torch.int32, device="npu")
         with pytest.raises(RuntimeError, match="no such slot"):
-            torch.ops.atb._npu_reshape_and_cache(token, token, cache.keys.npu(), cache.values.npu(), slots)
+            torch.ops.atb._npu_reshape_and_cache(
+                token, token, cache.keys.npu(), cache.values.npu(), slots
+            )
 
 
 def test_ops_have_no_cpu_kernel(simnpu: Any) -> None:
@@ -199,6 +262,8 @@ def test_ops_can_be_traced_where_torch_npu_has_meta_kernels(simnpu: Any) -> None
         targets.extend(str(node.target) for node in graph_module.graph.nodes)
         return graph_module.forward
 
-    compiled = torch.compile(lambda x: torch.ops.npu.npu_swiglu(x) + 1, backend=backend, fullgraph=True)
+    compiled = torch.compile(
+        lambda x: torch.ops.npu.npu_swiglu(x) + 1, backend=backend, fullgraph=True
+    )
     assert compiled(torch.zeros(3, 8, device="npu")).shape == (3, 4)
     assert "npu.npu_swiglu" in targets

@@ -1,4 +1,6 @@
-"""Pieces of a model captured as graphs on the simulated NPU give the answers of the CPU, and bugs give others."""
+"""Pieces of a model captured as graphs on the simulated NPU give the answers of the CPU, and bugs
+give others.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,17 @@ import toy_llama
 from toy_llama import CapturedPieces, Step, ToyLlama
 
 SIZES = [16, 4, 8]
-STEPS = [([0, 0], [9, 5]), ([9, 5], [1, 1]), ([10], [3]), ([13, 6], [1, 7]), ([120], [16]), ([136, 13], [1, 1])]
-"""(tokens before, new tokens) of each request; sizes come in changing order, one request grows over a page's end."""
+STEPS = [
+    ([0, 0], [9, 5]),
+    ([9, 5], [1, 1]),
+    ([10], [3]),
+    ([13, 6], [1, 7]),
+    ([120], [16]),
+    ([136, 13], [1, 1]),
+]
+"""(tokens before, new tokens) of each request; sizes come in changing order, one request grows over
+a page's end.
+"""
 
 
 class Machine:
@@ -23,7 +34,10 @@ class Machine:
         self.model = ToyLlama().to(device)
         shape = (toy_llama.PAGES, toy_llama.PAGE_SIZE, toy_llama.HEADS_KV, toy_llama.HEAD_SIZE)
         generator = torch.Generator().manual_seed(1)
-        random = [[torch.randn(shape, generator=generator) for _ in range(2)] for _ in range(toy_llama.LAYERS)]
+        random = [
+            [torch.randn(shape, generator=generator) for _ in range(2)]
+            for _ in range(toy_llama.LAYERS)
+        ]
         self.caches = [(k.to(device), v.to(device)) for k, v in random]
 
     def step(self, before: list[int], new: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,7 +46,10 @@ class Machine:
         positions = torch.cat([torch.arange(b, b + n) for b, n in zip(before, new, strict=True)])
         pages = torch.arange(1, 1 + 4 * len(new), dtype=torch.int32).view(len(new), 4)
         rows = torch.repeat_interleave(torch.arange(len(new)), torch.tensor(new))
-        slots = pages[rows, positions // toy_llama.PAGE_SIZE] * toy_llama.PAGE_SIZE + positions % toy_llama.PAGE_SIZE
+        slots = (
+            pages[rows, positions // toy_llama.PAGE_SIZE] * toy_llama.PAGE_SIZE
+            + positions % toy_llama.PAGE_SIZE
+        )
         toy_llama.Attention.step = Step(
             query_lens=new,
             seq_lens=[b + n for b, n in zip(before, new, strict=True)],
@@ -43,8 +60,11 @@ class Machine:
         return torch.randint(toy_llama.VOCABULARY, (sum(new),), generator=generator), positions
 
 
-def capture(npu: Machine, simnpu: Any, attend: toy_llama.Attend = toy_llama.attend_into_buffer) -> CapturedPieces:
-    # Pieces in between run attention once on what the capture left; its tokens go to page 0, which no request has.
+def capture(
+    npu: Machine, simnpu: Any, attend: toy_llama.Attend = toy_llama.attend_into_buffer
+) -> CapturedPieces:
+    # Pieces in between run attention once on what the capture left; its tokens go to page 0, which
+    # no request has.
     npu.step([0], [1])
     assert toy_llama.Attention.step is not None
     toy_llama.Attention.step.slots.zero_()
@@ -62,7 +82,9 @@ def test_replay_at_three_sizes_equals_cpu(simnpu: Any) -> None:
     with simnpu.strict_addresses():
         for before, new in STEPS:
             want = expected(cpu, before, new)
-            torch.testing.assert_close(pieces.run(*npu.step(before, new)).cpu(), want, rtol=0, atol=1e-5)
+            torch.testing.assert_close(
+                pieces.run(*npu.step(before, new)).cpu(), want, rtol=0, atol=1e-5
+            )
     for ours, theirs in zip(npu.caches, cpu.caches, strict=True):
         torch.testing.assert_close(ours[0][1:].cpu(), theirs[0][1:], rtol=0, atol=1e-5)
         torch.testing.assert_close(ours[1][1:].cpu(), theirs[1][1:], rtol=0, atol=1e-5)
@@ -106,7 +128,9 @@ def test_capture_order_and_sizes_share_memory(emptied_simnpu: Any) -> None:
     npu = Machine("npu")
     before = torch.npu.memory_reserved()
     capture(npu, emptied_simnpu)
-    assert torch.npu.memory_reserved() - before <= 2 * 2**21, "three sizes fit the largest one's memory"
+    assert torch.npu.memory_reserved() - before <= 2 * 2**21, (
+        "three sizes fit the largest one's memory"
+    )
 
 
 def test_dynamo_traces_the_model_once_for_all_sizes(simnpu: Any) -> None:
@@ -124,4 +148,6 @@ def test_dynamo_traces_the_model_once_for_all_sizes(simnpu: Any) -> None:
         hidden = compiled(ids.npu(), positions.npu()).cpu()
         torch.testing.assert_close(hidden, expected(cpu, before, new), rtol=0, atol=1e-5)
     (graph,) = graphs
-    assert sum("toy.attention" in str(node.target) for node in graph.graph.nodes) == toy_llama.LAYERS
+    assert (
+        sum("toy.attention" in str(node.target) for node in graph.graph.nodes) == toy_llama.LAYERS
+    )

@@ -1,4 +1,6 @@
-"""Our Llama on the simulated NPU: traced, cut, captured over several sizes, replayed with other inputs, equal to the CPU."""
+"""Our Llama on the simulated NPU: traced, cut, captured over several sizes, replayed with other
+inputs, equal to the CPU.
+"""
 
 from __future__ import annotations
 
@@ -62,10 +64,15 @@ class Machine:
             parameter.normal_(0, 0.3)
         self.model.to(self.device)
         shape = (PAGES, PAGE_SIZE, CONFIG.num_kv_heads, CONFIG.head_dim)
-        self.caches = [[torch.zeros(shape, device=self.device) for _ in range(CONFIG.num_layers)] for _ in range(2)]
+        self.caches = [
+            [torch.zeros(shape, device=self.device) for _ in range(CONFIG.num_layers)]
+            for _ in range(2)
+        ]
 
     def run(self, forward: Any, before: int, new: int) -> torch.Tensor:
-        """Hidden states of new tokens, on the CPU; `forward` takes ids and positions on the device."""
+        """Hidden states of new tokens, on the CPU; `forward` takes ids and positions on the
+        device.
+        """
         generator = torch.Generator().manual_seed(before)
         ids = torch.randint(CONFIG.vocab_size, (new,), generator=generator).to(self.device)
         positions = torch.arange(before, before + new)
@@ -77,13 +84,20 @@ class Machine:
     def context(self, slots: torch.Tensor, length: int) -> Iterator[None]:
         pages = torch.arange(1, PAGES)[None]
         metadata = AttentionMetadata(
-            query_lens=[len(slots)], seq_lens=[length], block_table=pages.to(self.device), slot_mapping=slots.to(self.device)
+            query_lens=[len(slots)],
+            seq_lens=[length],
+            block_table=pages.to(self.device),
+            slot_mapping=slots.to(self.device),
         )
         backend = TorchAttention()
         plan = backend.plan(metadata, PAGE_SIZE)
         layers = self.model.attention_layers()
         k_cache, v_cache = self.caches
-        with forward_context(ForwardContext(backend=backend, plan=plan, layers=layers, k_cache=k_cache, v_cache=v_cache)):
+        with forward_context(
+            ForwardContext(
+                backend=backend, plan=plan, layers=layers, k_cache=k_cache, v_cache=v_cache
+            )
+        ):
             yield
 
     @contextmanager
@@ -99,14 +113,28 @@ def npu(simnpu: Any) -> Machine:
 
 
 def in_pieces(npu: Machine, folder: Path) -> PiecewiseForward:
-    installer = Installer(platform=npu.platform, compiler=piece_compiler(None, npu.platform), cache=CompileCache(folder), max_tokens=128)
-    return installer.install(npu.model, [torch.arange(6, device="npu"), torch.arange(6, device="npu")])[0]
+    installer = Installer(
+        platform=npu.platform,
+        compiler=piece_compiler(None, npu.platform),
+        cache=CompileCache(folder),
+        max_tokens=128,
+    )
+    return installer.install(
+        npu.model, [torch.arange(6, device="npu"), torch.arange(6, device="npu")]
+    )[0]
 
 
 def captured(npu: Machine, forward: Recordable) -> Graphs:
     buffers = [torch.zeros(max(SIZES), dtype=torch.int64, device="npu") for _ in range(2)]
     npu.platform.padding_limit = 8.0
-    graphs = Graphs(forward, npu.platform, buffers=buffers, sizes=SIZES, dummy_step=npu.dummy_step, eager=npu.model)
+    graphs = Graphs(
+        forward,
+        npu.platform,
+        buffers=buffers,
+        sizes=SIZES,
+        dummy_step=npu.dummy_step,
+        eager=npu.model,
+    )
     for size in graphs.pending():
         graphs.capture(size)
     return graphs
@@ -149,7 +177,9 @@ def test_a_breakable_capture_at_three_sizes_equals_the_cpu(npu: Machine, simnpu:
 def test_pieces_without_graphs_equal_the_cpu(npu: Machine, tmp_path: Path) -> None:
     cpu, pieces = Machine(CpuPlatform()), in_pieces(npu, tmp_path)
     for before, new in STEPS:
-        torch.testing.assert_close(npu.run(pieces, before, new), cpu.run(cpu.model, before, new), rtol=0, atol=1e-4)
+        torch.testing.assert_close(
+            npu.run(pieces, before, new), cpu.run(cpu.model, before, new), rtol=0, atol=1e-4
+        )
 
 
 def test_no_op_of_a_piece_falls_to_the_cpu(npu: Machine, simnpu: Any) -> None:
@@ -161,7 +191,9 @@ def test_no_op_of_a_piece_falls_to_the_cpu(npu: Machine, simnpu: Any) -> None:
         simnpu.assert_no_cpu_fallback(fx.GraphModule(torch.nn.Module(), graph))
 
 
-def test_out_of_graphs_disables_sizes_and_the_rest_is_right(npu: Machine, simnpu: Any, tmp_path: Path) -> None:
+def test_out_of_graphs_disables_sizes_and_the_rest_is_right(
+    npu: Machine, simnpu: Any, tmp_path: Path
+) -> None:
     pieces = in_pieces(npu, tmp_path)
     with simnpu.limits(graph_limit=simnpu.live_graphs + 2 * (CONFIG.num_layers + 1)):
         graphs = captured(npu, pieces)
@@ -170,7 +202,9 @@ def test_out_of_graphs_disables_sizes_and_the_rest_is_right(npu: Machine, simnpu
     check_every_step(npu, graphs)
 
 
-def test_a_size_without_memory_is_disabled_and_the_rest_is_right(emptied_simnpu: Any, npu: Machine, tmp_path: Path) -> None:
+def test_a_size_without_memory_is_disabled_and_the_rest_is_right(
+    emptied_simnpu: Any, npu: Machine, tmp_path: Path
+) -> None:
     pieces = in_pieces(npu, tmp_path)
     with emptied_simnpu.limits(total_memory=torch.npu.memory_reserved()):
         graphs = captured(npu, pieces)

@@ -26,7 +26,9 @@ def test_the_pool_of_an_invalidated_capture_keeps_recording(simnpu: Any) -> None
     lost.reset()
 
 
-def test_the_memory_of_an_invalidated_capture_comes_back_when_the_allocator_is_told(emptied_simnpu: Any) -> None:
+def test_the_memory_of_an_invalidated_capture_comes_back_when_the_allocator_is_told(
+    emptied_simnpu: Any,
+) -> None:
     import torch_npu
 
     pool, before = torch.npu.graph_pool_handle(), torch.npu.memory_reserved()
@@ -40,7 +42,9 @@ def test_the_memory_of_an_invalidated_capture_comes_back_when_the_allocator_is_t
     assert torch.npu.memory_reserved() == before
 
 
-def test_the_allocator_asks_the_graph_of_an_invalidated_capture_which_must_live(simnpu: Any) -> None:
+def test_the_allocator_asks_the_graph_of_an_invalidated_capture_which_must_live(
+    simnpu: Any,
+) -> None:
     x = torch.ones(4, device="npu")
     lost = invalidated(torch.npu.graph_pool_handle())
     capture(lambda: x + 1)

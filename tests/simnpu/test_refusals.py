@@ -1,4 +1,6 @@
-"""What an NPU refuses has another way, and the start says which: heads that the fused kernel does not take, graphs at a level without."""
+"""What an NPU refuses has another way, and the start says which: heads that the fused kernel does
+not take, graphs at a level without.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,21 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def engine(path: Path, device: str, **settings: Any) -> LLM:
-    fixed: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 4096, "context_length": 384, "num_threads": 1}
+    fixed: dict[str, Any] = {
+        "dtype": "float32",
+        "max_total_tokens": 4096,
+        "context_length": 384,
+        "num_threads": 1,
+    }
     return LLM(str(path), device=device, **fixed, **settings)
 
 
 def assert_same(ours: list[Completion], expected: list[Completion]) -> None:
     for one, other in zip(ours, expected, strict=True):
         assert one.token_ids == other.token_ids
-        assert [entry.logprob for entry in one.logprobs] == pytest.approx([entry.logprob for entry in other.logprobs], abs=1e-4)
+        assert [entry.logprob for entry in one.logprobs] == pytest.approx(
+            [entry.logprob for entry in other.logprobs], abs=1e-4
+        )
 
 
 @pytest.mark.parametrize("decode", ["disabled", "full"])
@@ -42,7 +51,13 @@ def test_heads_that_the_fused_kernel_refuses_go_through_plain_torch(
     tmp_path: Path, simnpu: Any, size: int, fused: bool, decode: str
 ) -> None:
     path = make_tiny_model(tmp_path / "model", "qwen3", num_hidden_layers=2, head_dim=size)
-    llm = engine(path, "npu", cuda_graph_backend_decode=decode, cuda_graph_bs="4", disable_piecewise_cuda_graph=True)
+    llm = engine(
+        path,
+        "npu",
+        cuda_graph_backend_decode=decode,
+        cuda_graph_bs="4",
+        disable_piecewise_cuda_graph=True,
+    )
     assert llm.info.graphs.failed_sizes == {}
     assert_same(llm.generate(PROMPTS, PARAMS), engine(path, "cpu").generate(PROMPTS, PARAMS))
     remark = llm.info.remarks.get("attention", "")
@@ -71,18 +86,28 @@ def test_where_the_queue_of_launches_forbids_graphs_none_is_tried_and_one_line_s
     path = make_tiny_model(tmp_path / "model", num_hidden_layers=2)
     llm = engine(path, "npu")
     graphs = llm.info.graphs
-    assert (graphs.prefill_backend, graphs.decode_backend, graphs.failed_sizes) == ("disabled", "disabled", {})
-    assert llm.info.remarks["task queue"].startswith("TASK_QUEUE_ENABLE=2, at which torch_npu records no graphs")
+    assert (graphs.prefill_backend, graphs.decode_backend, graphs.failed_sizes) == (
+        "disabled",
+        "disabled",
+        {},
+    )
+    assert llm.info.remarks["task queue"].startswith(
+        "TASK_QUEUE_ENABLE=2, at which torch_npu records no graphs"
+    )
     assert "export TASK_QUEUE_ENABLE=1" in llm.info.remarks["task queue"] and not caplog.records
     monkeypatch.delenv("TASK_QUEUE_ENABLE")
     assert_same(llm.generate(PROMPTS, PARAMS), engine(path, "cpu").generate(PROMPTS, PARAMS))
 
 
 @pytest.mark.parametrize(
-    "environment", [{}, {"TASK_QUEUE_ENABLE": "0"}, {"TASK_QUEUE_ENABLE": "2", "ASCEND_LAUNCH_BLOCKING": "1"}], ids=str
+    "environment",
+    [{}, {"TASK_QUEUE_ENABLE": "0"}, {"TASK_QUEUE_ENABLE": "2", "ASCEND_LAUNCH_BLOCKING": "1"}],
+    ids=str,
 )
 @pytest.mark.parametrize("asks", [True, False])
-def test_other_levels_allow_graphs(simnpu: Any, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], asks: bool) -> None:
+def test_other_levels_allow_graphs(
+    simnpu: Any, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], asks: bool
+) -> None:
     """Also where torch_npu cannot be asked and the environment alone tells."""
     if not asks:
         monkeypatch.delattr(torch.npu, "get_task_queue_enable")

@@ -1,4 +1,6 @@
-"""Tokens are chosen on an NPU without float64 and without a wait, and they are those that a CPU chooses."""
+"""Tokens are chosen on an NPU without float64 and without a wait, and they are those that a CPU
+chooses.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 1.2, "top_k": 40},
     {"temperature": 1.0, "min_p": 0.02, "top_k": 2000},
     {"temperature": 1.0, "top_p": 0.0},
-    {"temperature": 2.0, "top_p": 0.999, "logprobs": 2, "repetition_penalty": 1.2, "presence_penalty": 0.5, "logit_bias": {3: 2.0}},
+    {
+        "temperature": 2.0,
+        "top_p": 0.999,
+        "logprobs": 2,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.5,
+        "logit_bias": {3: 2.0},
+    },
     {"temperature": 1.0, "min_new_tokens": 3, "stop_token_ids": [1, 2]},
 ]
 
@@ -34,20 +43,31 @@ def npu_ops(simnpu: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("vocab", [700, 5000, 49_152])
 @pytest.mark.parametrize("flatness", [0.05, 3.0])
-def test_tokens_are_the_cpus_and_the_launch_never_waits(npu_ops: Any, vocab: int, flatness: float) -> None:
-    requests = [request(seed=number, output=[5], **KINDS[number % len(KINDS)]) for number in range(8 * len(KINDS))]
-    logits = torch.randn(len(requests), vocab, generator=torch.Generator().manual_seed(vocab)) * flatness
+def test_tokens_are_the_cpus_and_the_launch_never_waits(
+    npu_ops: Any, vocab: int, flatness: float
+) -> None:
+    requests = [
+        request(seed=number, output=[5], **KINDS[number % len(KINDS)])
+        for number in range(8 * len(KINDS))
+    ]
+    logits = (
+        torch.randn(len(requests), vocab, generator=torch.Generator().manual_seed(vocab)) * flatness
+    )
     on_device = logits.npu()
     torch.npu.synchronize()
     before = npu_ops.waits
     with npu_ops.no_waiting():
         samples = sample(on_device, requests)
     assert npu_ops.waits == before
-    assert [result.token for result in samples.read()] == [result.token for result in sample(logits, requests).read()]
+    assert [result.token for result in samples.read()] == [
+        result.token for result in sample(logits, requests).read()
+    ]
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
-def test_rows_that_are_not_finite_give_no_token_and_others_theirs(npu_ops: Any, broken: float) -> None:
+def test_rows_that_are_not_finite_give_no_token_and_others_theirs(
+    npu_ops: Any, broken: float
+) -> None:
     requests = [request(seed=number, **kind) for number, kind in enumerate(KINDS)]
     logits = torch.randn(len(requests), 1500, generator=torch.Generator().manual_seed(1))
     expected = [result.token for result in sample(logits.clone(), requests).read()]
@@ -59,14 +79,28 @@ def test_rows_that_are_not_finite_give_no_token_and_others_theirs(npu_ops: Any, 
     assert all(0 <= token < 1500 for token in samples.tokens.tolist())
 
 
-@pytest.mark.parametrize("filters", [(0, 1.0, 0.0), (50, 1.0, 0.0), (0, 0.9, 0.0), (300, 0.8, 0.01)], ids=str)
-def test_every_number_of_a_grid_draws_a_share_as_its_definition_says(filters: tuple[int, float, float]) -> None:
-    """In plain torch: a few numbers of the grid that lie within rounding of a token's end may draw its neighbour, no others."""
+@pytest.mark.parametrize(
+    "filters", [(0, 1.0, 0.0), (50, 1.0, 0.0), (0, 0.9, 0.0), (300, 0.8, 0.01)], ids=str
+)
+def test_every_number_of_a_grid_draws_a_share_as_its_definition_says(
+    filters: tuple[int, float, float],
+) -> None:
+    """In plain torch: a few numbers of the grid that lie within rounding of a token's end may draw
+    its neighbour, no others.
+    """
     vocab, steps = 3000, 20_000
-    probs = (torch.randn(vocab, generator=torch.Generator().manual_seed(9)) * 3).softmax(-1).expand(steps, -1)
+    probs = (
+        (torch.randn(vocab, generator=torch.Generator().manual_seed(9)) * 3)
+        .softmax(-1)
+        .expand(steps, -1)
+    )
     top_k, top_p, min_p = filters
     uniform = (torch.arange(steps, dtype=torch.float64) / steps * 2**24).floor() / 2**24
-    columns = torch.full((steps,), top_k or vocab), torch.full((steps,), top_p), torch.full((steps,), min_p)
+    columns = (
+        torch.full((steps,), top_k or vocab),
+        torch.full((steps,), top_p),
+        torch.full((steps,), min_p),
+    )
     drawn = sampling.sample_filtered(probs, *columns, uniform.float())
     expected = reference.sample_filtered(probs, *columns, uniform)
     assert (drawn != expected).sum() <= steps * 2.0**-12

@@ -1,6 +1,8 @@
-"""Each mistake that Ascend hardware punishes is caught on the simulated NPU, and its correct form passes.
+"""Each mistake that Ascend hardware punishes is caught on the simulated NPU, and its correct form
+passes.
 
-Two more, an output in a fresh tensor and a result of one size overwritten by another, are seeded in test_pieces.py.
+Two more, an output in a fresh tensor and a result of one size overwritten by another, are seeded in
+test_pieces.py.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ def capture(function: Callable[[], Any], **options: Any) -> tuple[Any, Any]:
 
 
 def caches() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros(4, PAGE, KV_HEADS, HEAD_SIZE, device="npu"), torch.zeros(4, PAGE, KV_HEADS, HEAD_SIZE, device="npu")
+    return torch.zeros(4, PAGE, KV_HEADS, HEAD_SIZE, device="npu"), torch.zeros(
+        4, PAGE, KV_HEADS, HEAD_SIZE, device="npu"
+    )
 
 
 @pytest.mark.parametrize("captured", [False, True])
@@ -48,17 +52,24 @@ def test_cache_locations_must_be_int32(simnpu: Any, dtype: torch.dtype, captured
 def test_cache_locations_must_lie_on_the_device(simnpu: Any) -> None:
     token = torch.ones(2, KV_HEADS, HEAD_SIZE, device="npu")
     with pytest.raises(RuntimeError, match="slot_indices is on cpu"):
-        torch.ops.atb._npu_reshape_and_cache(token, token, *caches(), torch.zeros(2, dtype=torch.int32))
+        torch.ops.atb._npu_reshape_and_cache(
+            token, token, *caches(), torch.zeros(2, dtype=torch.int32)
+        )
 
 
 @pytest.mark.parametrize("device", ["cpu", "npu"])
 def test_decode_lengths_must_lie_on_the_host(simnpu: Any, device: str) -> None:
-    query, out = torch.ones(1, HEADS, HEAD_SIZE, device="npu"), torch.empty(1, HEADS, HEAD_SIZE, device="npu")
+    query, out = (
+        torch.ones(1, HEADS, HEAD_SIZE, device="npu"),
+        torch.empty(1, HEADS, HEAD_SIZE, device="npu"),
+    )
     pages = torch.tensor([[1]], dtype=torch.int32, device="npu")
     lengths = torch.tensor([3], dtype=torch.int32, device=device)
 
     def decode() -> None:
-        torch.ops.atb._npu_paged_attention(query, *caches(), KV_HEADS, HEADS, 1.0, pages, lengths, out)
+        torch.ops.atb._npu_paged_attention(
+            query, *caches(), KV_HEADS, HEADS, 1.0, pages, lengths, out
+        )
 
     if device == "npu":
         with pytest.raises(RuntimeError, match="context_lens must be a host tensor"):
@@ -89,13 +100,18 @@ def test_attention_lengths_on_the_device_cannot_be_captured(simnpu: Any) -> None
     lengths = torch.tensor([3], device="npu")
     # The allocator goes on asking a graph whose capture was lost, so it must not die.
     lost = torch.npu.NPUGraph()
-    with pytest.raises(RuntimeError, match="invalidated by reading a value of the device"), torch.npu.graph(lost):
+    with (
+        pytest.raises(RuntimeError, match="invalidated by reading a value of the device"),
+        torch.npu.graph(lost),
+    ):
         attend(lengths)
     capture(lambda: attend([3]))
 
 
 def test_attention_lengths_on_the_device_make_the_host_wait(simnpu: Any) -> None:
-    """Outside of a capture torch turns them into a list without a word, so a step that must not wait asks for the proof."""
+    """Outside of a capture torch turns them into a list without a word, so a step that must not
+    wait asks for the proof.
+    """
     lengths = torch.tensor([3], device="npu")
     with simnpu.no_waiting():
         with pytest.raises(RuntimeError, match="waits for the device"):
@@ -122,7 +138,9 @@ def test_attention_lengths_on_the_device_make_the_host_wait(simnpu: Any) -> None
     ],
     ids=lambda read: None,
 )
-def test_waiting_for_the_device_in_a_capture(simnpu: Any, read: Callable[[torch.Tensor], Any]) -> None:
+def test_waiting_for_the_device_in_a_capture(
+    simnpu: Any, read: Callable[[torch.Tensor], Any]
+) -> None:
     x = torch.ones(4, device="npu")
     read(x)
     with pytest.raises(RuntimeError, match="invalidated"):
@@ -159,7 +177,9 @@ def library(simnpu: Any) -> Iterator[torch.library.Library]:
     yield library
 
 
-def test_an_op_not_registered_for_private_use_1(simnpu: Any, library: torch.library.Library) -> None:
+def test_an_op_not_registered_for_private_use_1(
+    simnpu: Any, library: torch.library.Library
+) -> None:
     x = torch.ones(4, device="npu")
     with pytest.raises(NotImplementedError, match="no kernel is registered for PrivateUse1"):
         torch.ops.seeded_bugs.increment(x)
@@ -168,13 +188,18 @@ def test_an_op_not_registered_for_private_use_1(simnpu: Any, library: torch.libr
 
 
 def test_replay_without_update(simnpu: Any) -> None:
-    query, out = torch.ones(1, HEADS, HEAD_SIZE, device="npu"), torch.empty(1, HEADS, HEAD_SIZE, device="npu")
+    query, out = (
+        torch.ones(1, HEADS, HEAD_SIZE, device="npu"),
+        torch.empty(1, HEADS, HEAD_SIZE, device="npu"),
+    )
     pages, (keys, values) = torch.tensor([[1]], dtype=torch.int32, device="npu"), caches()
     values[1, :4] = torch.tensor([1.0, 3.0, 5.0, 7.0], device="npu")[:, None, None]
 
     def decode() -> None:
         lengths = torch.tensor([1], dtype=torch.int32)
-        torch.ops.atb._npu_paged_attention(query, keys, values, KV_HEADS, HEADS, 1.0, pages, lengths, out)
+        torch.ops.atb._npu_paged_attention(
+            query, keys, values, KV_HEADS, HEADS, 1.0, pages, lengths, out
+        )
 
     graph, _ = capture(decode, auto_dispatch_capture=True)
     with simnpu.limits(hang_seconds=0.05), pytest.raises(RuntimeError, match="hardware would hang"):
@@ -186,11 +211,18 @@ def test_replay_without_update(simnpu: Any) -> None:
 
 
 def test_lengths_captured_without_auto_dispatch_stay_what_they_were(simnpu: Any) -> None:
-    query, out = torch.ones(1, HEADS, HEAD_SIZE, device="npu"), torch.empty(1, HEADS, HEAD_SIZE, device="npu")
+    query, out = (
+        torch.ones(1, HEADS, HEAD_SIZE, device="npu"),
+        torch.empty(1, HEADS, HEAD_SIZE, device="npu"),
+    )
     pages, (keys, values) = torch.tensor([[1]], dtype=torch.int32, device="npu"), caches()
     values[1, :4] = torch.tensor([1.0, 3.0, 5.0, 7.0], device="npu")[:, None, None]
     lengths = torch.tensor([1], dtype=torch.int32)
-    graph, _ = capture(lambda: torch.ops.atb._npu_paged_attention(query, keys, values, KV_HEADS, HEADS, 1.0, pages, lengths, out))
+    graph, _ = capture(
+        lambda: torch.ops.atb._npu_paged_attention(
+            query, keys, values, KV_HEADS, HEADS, 1.0, pages, lengths, out
+        )
+    )
     lengths.fill_(4)
     graph.replay()
     torch.testing.assert_close(out.cpu(), torch.full((1, HEADS, HEAD_SIZE), 1.0))
@@ -205,7 +237,10 @@ def test_an_input_that_was_freed_after_the_capture(simnpu: Any, dropped: bool) -
     graph.replay()
     assert y.isnan().all() if dropped else (y == 2).all()
     if dropped:
-        with simnpu.strict_addresses(), pytest.raises(RuntimeError, match="freed after the capture"):
+        with (
+            simnpu.strict_addresses(),
+            pytest.raises(RuntimeError, match="freed after the capture"),
+        ):
             graph.replay()
 
 

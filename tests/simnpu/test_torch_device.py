@@ -1,4 +1,6 @@
-"""The simulated NPU is a torch device: tensors, modules, compilers and custom ops work on it and compute what the CPU does."""
+"""The simulated NPU is a torch device: tensors, modules, compilers and custom ops work on it and
+compute what the CPU does.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +49,19 @@ WITH_ONE_INPUT: dict[str, Function] = {
     "bfloat16": lambda x: x.bfloat16() @ x.bfloat16().t(),
     "matmul": lambda x: x.view(2, 2, 8) @ x.view(2, 8, 2),
     "einsum": lambda x: torch.einsum("ij,kj->ik", x, x),
-    "attention": lambda x: F.scaled_dot_product_attention(*[x.view(1, 2, 2, 8)] * 3, is_causal=True),
+    "attention": lambda x: F.scaled_dot_product_attention(
+        *[x.view(1, 2, 2, 8)] * 3, is_causal=True
+    ),
     "nonzero": lambda x: torch.nonzero(x > 0),
     "item": lambda x: torch.tensor(x.sum().item()),
     "list": lambda x: torch.tensor(x.tolist()),
     "triangle": lambda x: x.tril() + x.triu(1),
     "arange": lambda x: torch.arange(4, device=x.device) * x[:, 0],
-    "factories": lambda x: torch.zeros_like(x) + torch.ones(8, device=x.device) + torch.full((4, 1), 3.0, device=x.device),
+    "factories": lambda x: (
+        torch.zeros_like(x)
+        + torch.ones(8, device=x.device)
+        + torch.full((4, 1), 3.0, device=x.device)
+    ),
 }
 
 
@@ -64,7 +72,9 @@ def tensors(value: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", WITH_ONE_INPUT)
 def test_computes_what_the_cpu_does(simnpu: Any, name: str) -> None:
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(3))
-    for ours, theirs in zip(tensors(WITH_ONE_INPUT[name](x.to("npu"))), tensors(WITH_ONE_INPUT[name](x)), strict=True):
+    for ours, theirs in zip(
+        tensors(WITH_ONE_INPUT[name](x.to("npu"))), tensors(WITH_ONE_INPUT[name](x)), strict=True
+    ):
         torch.testing.assert_close(ours, theirs)
 
 
@@ -128,7 +138,12 @@ def test_torch_compile(simnpu: Any, backend: str) -> None:
         return graph_module.forward
 
     weight = torch.randn(8, 8, device="npu")
-    compiled = torch.compile(lambda x: F.silu(x @ weight) + 1, backend=ours if backend == "ours" else backend, fullgraph=True, dynamic=True)
+    compiled = torch.compile(
+        lambda x: F.silu(x @ weight) + 1,
+        backend=ours if backend == "ours" else backend,
+        fullgraph=True,
+        dynamic=True,
+    )
     for size in (3, 5):
         x = torch.randn(size, 8)
         torch.testing.assert_close(compiled(x.npu()).cpu(), F.silu(x @ weight.cpu()) + 1)
@@ -177,9 +192,13 @@ def test_memory_is_poisoned_when_it_is_freed(simnpu: Any) -> None:
 def test_memory_is_counted(emptied_simnpu: Any) -> None:
     allocated, (free, total) = torch.npu.memory_allocated(), torch.npu.mem_get_info()
     steps = (torch.npu.memory_reserved() - allocated) // 2**21 + 1
-    x = torch.empty(steps * 2**21 + 2**20, dtype=torch.uint8, device="npu")  # more than any block that is free
+    x = torch.empty(
+        steps * 2**21 + 2**20, dtype=torch.uint8, device="npu"
+    )  # more than any block that is free
     assert torch.npu.memory_allocated() == allocated + x.nbytes <= torch.npu.max_memory_allocated()
-    assert torch.npu.mem_get_info() == (free - (steps + 1) * 2**21, total), "memory is taken in steps of 2 MiB"
+    assert torch.npu.mem_get_info() == (free - (steps + 1) * 2**21, total), (
+        "memory is taken in steps of 2 MiB"
+    )
     del x
     torch.npu.empty_cache()
     assert torch.npu.memory_allocated() == allocated and torch.npu.mem_get_info() == (free, total)
@@ -208,7 +227,14 @@ def test_no_waiting_allows_launches_and_copies_that_do_not_block(simnpu: Any) ->
     x, numbers = torch.ones(4, device="npu"), torch.tensor([1.0, 2, 3, 4]).pin_memory()
     with simnpu.no_waiting():
         y = x.add(numbers.to("npu", non_blocking=True)).relu()
-        for wait in (y.cpu, y.sum().item, y.nonzero, torch.npu.synchronize, lambda: numbers.to("npu"), lambda: x[torch.tensor([0])]):
+        for wait in (
+            y.cpu,
+            y.sum().item,
+            y.nonzero,
+            torch.npu.synchronize,
+            lambda: numbers.to("npu"),
+            lambda: x[torch.tensor([0])],
+        ):
             with pytest.raises(RuntimeError, match="waits for the device"):
                 wait()
     assert y.tolist() == [2, 3, 4, 5]
@@ -242,7 +268,10 @@ def test_an_event_that_is_done_is_not_waited_for(simnpu: Any) -> None:
     open_.synchronize()
 
 
-@pytest.mark.parametrize("compute", [lambda x: x.double(), lambda x: torch.zeros(2, dtype=torch.float64, device="npu") + 1])
+@pytest.mark.parametrize(
+    "compute",
+    [lambda x: x.double(), lambda x: torch.zeros(2, dtype=torch.float64, device="npu") + 1],
+)
 def test_float64_is_not_computed(simnpu: Any, compute: Any) -> None:
     with pytest.raises(RuntimeError, match="float64"):
         compute(torch.ones(2, device="npu"))

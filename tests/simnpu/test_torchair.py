@@ -1,4 +1,6 @@
-"""On an NPU torch.compile goes through torchair: called as its signature says, with fixed shapes, for each class of blocks once."""
+"""On an NPU torch.compile goes through torchair: called as its signature says, with fixed shapes,
+for each class of blocks once.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +18,33 @@ from piecework.kernels.npu.platform import NpuPlatform
 
 
 class StandIn:
-    """What torchair offers, with its keyword-only signature; its backend keeps the graphs and runs them as they are."""
+    """What torchair offers, with its keyword-only signature; its backend keeps the graphs and runs
+    them as they are.
+    """
 
     def __init__(self) -> None:
         self.configs: list[Any] = []
         self.graphs: list[torch.fx.GraphModule] = []
         self.shapes: list[list[tuple[int, ...]]] = []
 
-    def get_npu_backend(self, *, compiler_config: Any = None, custom_decompositions: Any = None) -> Callable[..., Any]:
+    def get_npu_backend(
+        self, *, compiler_config: Any = None, custom_decompositions: Any = None
+    ) -> Callable[..., Any]:
         self.configs.append(compiler_config)
         return self.compile
 
     def compile(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         self.graphs.append(graph)
-        self.shapes.append([tuple(value.shape) for value in inputs if isinstance(value, torch.Tensor) and value.dim() == 3])
-        assert all(type(size) is int for shape in self.shapes[-1] for size in shape), "a size that is not fixed"
+        self.shapes.append(
+            [
+                tuple(value.shape)
+                for value in inputs
+                if isinstance(value, torch.Tensor) and value.dim() == 3
+            ]
+        )
+        assert all(type(size) is int for shape in self.shapes[-1] for size in shape), (
+            "a size that is not fixed"
+        )
         return graph.forward
 
 
@@ -41,7 +55,10 @@ class CompilerConfig:
 @pytest.fixture
 def torchair(simnpu: Any, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     stand_in = StandIn()
-    modules = {name: ModuleType(name) for name in ("torchair", "torchair.configs", "torchair.configs.compiler_config")}
+    modules = {
+        name: ModuleType(name)
+        for name in ("torchair", "torchair.configs", "torchair.configs.compiler_config")
+    }
     vars(modules["torchair"])["get_npu_backend"] = stand_in.get_npu_backend
     vars(modules["torchair.configs.compiler_config"])["CompilerConfig"] = CompilerConfig
     for name, module in modules.items():
@@ -84,7 +101,9 @@ def test_blocks_on_the_npu_are_compiled_by_torchair(torchair: StandIn) -> None:
         x = torch.randn(1, length, 8)
         assert torch.allclose(model(x.to("npu")).cpu(), expected(x), atol=1e-5)
     assert compiled.regions == {"Block": 3}
-    assert torchair.shapes == [[(1, 5, 8)], [(1, 7, 8)], [(1, 9, 8)]], "each shape for itself, and once for all blocks"
+    assert torchair.shapes == [[(1, 5, 8)], [(1, 7, 8)], [(1, 9, 8)]], (
+        "each shape for itself, and once for all blocks"
+    )
 
 
 @torch.no_grad()

@@ -1,4 +1,6 @@
-"""Updates of a captured graph's lengths: before its replay or while it runs, in the right order of streams."""
+"""Updates of a captured graph's lengths: before its replay or while it runs, in the right order of
+streams.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ class Decode:
     def __init__(self) -> None:
         self.keys, self.values = torch.randn(2, 6, 16, 2, 8)
         self.pages = torch.tensor([[1, 2], [4, 3]], dtype=torch.int32)
-        self.query, self.out = torch.zeros(2, 4, 8, device="npu"), torch.zeros(2, 4, 8, device="npu")
+        self.query, self.out = (
+            torch.zeros(2, 4, 8, device="npu"),
+            torch.zeros(2, 4, 8, device="npu"),
+        )
         self.device = [tensor.npu() for tensor in (self.keys, self.values, self.pages)]
         self.graph, _ = capture(self.launch, auto_dispatch_capture=True)
 
@@ -48,16 +53,26 @@ class Decode:
         torch.ops.atb._npu_paged_attention(first, keys, values, 2, 4, 0.5, pages, lengths, self.out)
 
     def update(self, lengths: list[int]) -> None:
-        self.graph.update([{"actual_seq_lengths_kv": lengths}, {"context_lens": torch.tensor(lengths, dtype=torch.int32)}])
+        self.graph.update(
+            [
+                {"actual_seq_lengths_kv": lengths},
+                {"context_lens": torch.tensor(lengths, dtype=torch.int32)},
+            ]
+        )
 
     def expected(self, lengths: list[int]) -> torch.Tensor:
         query = self.query.cpu()
         for _ in range(2):
-            query = torch.stack([self._attend(query[b], self.pages[b], length) for b, length in enumerate(lengths)])
+            query = torch.stack(
+                [self._attend(query[b], self.pages[b], length) for b, length in enumerate(lengths)]
+            )
         return query
 
     def _attend(self, query: torch.Tensor, pages: torch.Tensor, length: int) -> torch.Tensor:
-        keys, values = (cache[pages].flatten(0, 1)[:length].transpose(0, 1) for cache in (self.keys, self.values))
+        keys, values = (
+            cache[pages].flatten(0, 1)[:length].transpose(0, 1)
+            for cache in (self.keys, self.values)
+        )
         scores = torch.einsum("ngd,nld->ngl", query.view(2, 2, 8), keys) * 0.5
         return torch.einsum("ngl,nld->ngd", scores.softmax(-1), values).reshape(4, 8)
 
@@ -105,7 +120,9 @@ def test_a_replay_may_be_launched_before_its_update(simnpu: Any) -> None:
     for lengths in LENGTHS:
         decode.query.copy_(torch.randn(2, 4, 8))
         with simnpu.no_waiting():
-            torch.npu.NPUGraph().graph_dispatch_mode.update_stream.wait_stream(torch.npu.current_stream())
+            torch.npu.NPUGraph().graph_dispatch_mode.update_stream.wait_stream(
+                torch.npu.current_stream()
+            )
             decode.graph.replay()
             decode.update(lengths)
         torch.testing.assert_close(decode.out.cpu(), decode.expected(lengths), rtol=0, atol=1e-5)
@@ -122,7 +139,11 @@ def test_lengths_must_not_reach_the_replay_before(simnpu: Any) -> None:
 
 @pytest.mark.parametrize("through", ["the stream", "another stream"])
 def test_an_update_that_waits_for_its_own_replay_hangs(simnpu: Any, through: str) -> None:
-    decode, updates, other = Decode(), torch.npu.NPUGraph().graph_dispatch_mode.update_stream, torch.npu.Stream()
+    decode, updates, other = (
+        Decode(),
+        torch.npu.NPUGraph().graph_dispatch_mode.update_stream,
+        torch.npu.Stream(),
+    )
     decode.graph.replay()
     if through == "another stream":
         other.wait_stream(torch.npu.current_stream())

@@ -21,7 +21,9 @@ ROW = (HEADS + 2 * HEADS_KV) * HEAD_SIZE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What attention reads. Lengths are on the host; `slots` [T] and `pages` [B, pages] are int32 on the device."""
+    """What attention reads. Lengths are on the host; `slots` [T] and `pages` [B, pages] are int32
+    on the device.
+    """
 
     query_lens: list[int]
     seq_lens: list[int]
@@ -31,7 +33,9 @@ class Step:
 
 
 class Attention:
-    """The toy op `toy::attention(q, k, v, out, layer)`: stores k and v, writes causal attention of the step into `out`."""
+    """The toy op `toy::attention(q, k, v, out, layer)`: stores k and v, writes causal attention of
+    the step into `out`.
+    """
 
     step: Step | None = None
 
@@ -42,12 +46,21 @@ class Attention:
         begin, caches = 0, [cache.view(-1, HEADS_KV, HEAD_SIZE) for cache in step.caches[layer]]
         for tokens, cache_ in zip((k, v), caches, strict=True):
             cache_[step.slots.long()] = tokens[: len(step.slots)]
-        for new, length, pages in zip(step.query_lens, step.seq_lens, step.pages.tolist(), strict=True):
-            slots = torch.tensor([pages[i // PAGE_SIZE] * PAGE_SIZE + i % PAGE_SIZE for i in range(length)])
-            keys, values = (cache_[slots].repeat_interleave(HEADS // HEADS_KV, 1).transpose(0, 1) for cache_ in caches)
+        for new, length, pages in zip(
+            step.query_lens, step.seq_lens, step.pages.tolist(), strict=True
+        ):
+            slots = torch.tensor(
+                [pages[i // PAGE_SIZE] * PAGE_SIZE + i % PAGE_SIZE for i in range(length)]
+            )
+            keys, values = (
+                cache_[slots].repeat_interleave(HEADS // HEADS_KV, 1).transpose(0, 1)
+                for cache_ in caches
+            )
             before = torch.ones(new, length, dtype=torch.bool).tril(length - new)
             query = q[begin : begin + new].transpose(0, 1)
-            out[begin : begin + new] = F.scaled_dot_product_attention(query, keys, values, attn_mask=before).transpose(0, 1)
+            out[begin : begin + new] = F.scaled_dot_product_attention(
+                query, keys, values, attn_mask=before
+            ).transpose(0, 1)
             begin += new
 
     @classmethod
@@ -92,7 +105,9 @@ def define_attention() -> torch.library.Library:
 
 
 class Between(NamedTuple):
-    """What a piece hands on: attention's inputs, the buffer for its output, all [T, heads, D], and the residual [T, hidden]."""
+    """What a piece hands on: attention's inputs, the buffer for its output, all [T, heads, D], and
+    the residual [T, hidden].
+    """
 
     q: Tensor
     k: Tensor
@@ -105,8 +120,14 @@ class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.before, self.after = nn.RMSNorm(HIDDEN), nn.RMSNorm(HIDDEN)
-        self.qkv, self.o = nn.Linear(HIDDEN, ROW, bias=False), nn.Linear(HEADS * HEAD_SIZE, HIDDEN, bias=False)
-        self.gate_up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN, bias=False), nn.Linear(2 * HIDDEN, HIDDEN, bias=False)
+        self.qkv, self.o = (
+            nn.Linear(HIDDEN, ROW, bias=False),
+            nn.Linear(HEADS * HEAD_SIZE, HIDDEN, bias=False),
+        )
+        self.gate_up, self.down = (
+            nn.Linear(HIDDEN, 4 * HIDDEN, bias=False),
+            nn.Linear(2 * HIDDEN, HIDDEN, bias=False),
+        )
 
     def begin(self, residual: Tensor, cos: Tensor, sin: Tensor) -> Between:
         heads = self.qkv(self.before(residual)).view(-1, HEADS + 2 * HEADS_KV, HEAD_SIZE)
@@ -126,7 +147,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class ToyLlama(nn.Module):
-    """Two layers; `piece` gives what lies between two attentions. Weights depend on nothing but the class."""
+    """Two layers; `piece` gives what lies between two attentions. Weights depend on nothing but the
+    class.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -137,14 +160,25 @@ class ToyLlama(nn.Module):
             torch.manual_seed(0)
             self.embedding, self.norm = nn.Embedding(VOCABULARY, HIDDEN), nn.RMSNorm(HIDDEN)
             self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
-        angles = torch.outer(torch.arange(MAX_TOKENS), 10000 ** -(torch.arange(0, HEAD_SIZE, 2) / HEAD_SIZE)).repeat(1, 2)
+        angles = torch.outer(
+            torch.arange(MAX_TOKENS), 10000 ** -(torch.arange(0, HEAD_SIZE, 2) / HEAD_SIZE)
+        ).repeat(1, 2)
         self.register_buffer("cos", angles.cos()[:, None])
         self.register_buffer("sin", angles.sin()[:, None])
         self.requires_grad_(False)
 
-    def piece(self, index: int, ids: Tensor, positions: Tensor, attended: Tensor | None, residual: Tensor | None) -> Any:
+    def piece(
+        self,
+        index: int,
+        ids: Tensor,
+        positions: Tensor,
+        attended: Tensor | None,
+        residual: Tensor | None,
+    ) -> Any:
         """`Between` for the attention of layer `index`, or the last hidden states [T, hidden]."""
-        residual = self.embedding(ids) if index == 0 else self.layers[index - 1].end(attended, residual)
+        residual = (
+            self.embedding(ids) if index == 0 else self.layers[index - 1].end(attended, residual)
+        )
         if index == LAYERS:
             return self.norm(residual)
         return self.layers[index].begin(residual, self.cos[positions], self.sin[positions])
@@ -162,34 +196,50 @@ Attend = Callable[[Between, int], Tensor]
 
 
 def attend_into_buffer(between: Between, layer: int) -> Tensor:
-    """Right: the result goes into the buffer that the piece before allocated, whose address the next piece knows."""
+    """Right: the result goes into the buffer that the piece before allocated, whose address the
+    next piece knows.
+    """
     torch.ops.toy.attention(*between[:4], layer)
     return between.out
 
 
 def attend_into_fresh_tensor(between: Between, layer: int) -> Tensor:
-    """Wrong under graphs: each step's result lies at another address than the one the next piece was captured with."""
+    """Wrong under graphs: each step's result lies at another address than the one the next piece
+    was captured with.
+    """
     fresh = torch.empty_like(between.q)
     torch.ops.toy.attention(between.q, between.k, between.v, fresh, layer)
     return fresh
 
 
 class CapturedPieces:
-    """The pieces of a model as graphs: one for each piece and size, in one pool, captured from the largest size down."""
+    """The pieces of a model as graphs: one for each piece and size, in one pool, captured from the
+    largest size down.
+    """
 
-    def __init__(self, model: ToyLlama, sizes: list[int], weak: Callable[[Tensor], Tensor], attend: Attend = attend_into_buffer) -> None:
+    def __init__(
+        self,
+        model: ToyLlama,
+        sizes: list[int],
+        weak: Callable[[Tensor], Tensor],
+        attend: Attend = attend_into_buffer,
+    ) -> None:
         self.model, self.attend, self.weak = model, attend, weak
         self.ids = torch.zeros(max(sizes), dtype=torch.int64, device="npu")
         self.positions = torch.zeros_like(self.ids)
         self.pool, self.stream = torch.npu.graph_pool_handle(), torch.npu.Stream()
-        self.graphs: dict[int, list[tuple[Any, Any]]] = {size: self._capture(size) for size in sorted(sizes, reverse=True)}
+        self.graphs: dict[int, list[tuple[Any, Any]]] = {
+            size: self._capture(size) for size in sorted(sizes, reverse=True)
+        }
 
     def _capture(self, size: int) -> list[tuple[Any, Any]]:
         captured, attended, residual = [], None, None
         for index in range(LAYERS + 1):
             graph = torch.npu.NPUGraph()
             with torch.npu.graph(graph, pool=self.pool, stream=self.stream):
-                output = self.model.piece(index, self.ids[:size], self.positions[:size], attended, residual)
+                output = self.model.piece(
+                    index, self.ids[:size], self.positions[:size], attended, residual
+                )
             if index == LAYERS:
                 captured.append((graph, self.weak(output)))
             else:
@@ -198,7 +248,9 @@ class CapturedPieces:
         return captured
 
     def run(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """The hidden states [T, hidden] as the graphs' own memory: the next run of any size may write over them."""
+        """The hidden states [T, hidden] as the graphs' own memory: the next run of any size may
+        write over them.
+        """
         tokens = len(ids)
         size = min(size for size in self.graphs if size >= tokens)
         for buffer, values in ((self.ids, ids), (self.positions, positions)):

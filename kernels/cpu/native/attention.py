@@ -1,6 +1,7 @@
 """Paged attention by the C++ kernels, as an attention backend.
 
-Shapes as in `kernels.attention`: T tokens, B requests, H query heads, K key/value heads, D head size, S tokens in a page.
+Shapes as in `kernels.attention`: T tokens, B requests, H query heads, K key/value heads, D head
+size, S tokens in a page.
 """
 
 from __future__ import annotations
@@ -34,12 +35,16 @@ class AttentionCall(ctypes.Structure):
 
 @dataclass(slots=True)
 class NativePlan:
-    """What the layers of a step share. `torch_plan`: made where a layer's tensors are of another kind."""
+    """What the layers of a step share. `torch_plan`: made where a layer's tensors are of another
+    kind.
+    """
 
     metadata: AttentionMetadata
     page_size: int
     tensors: tuple[torch.Tensor, ...]
-    """Those that `call` points to: slots, table, and [2, B] int32 new tokens and all tokens of each request."""
+    """Those that `call` points to: slots, table, and [2, B] int32 new tokens and all tokens of each
+    request.
+    """
     call: AttentionCall
     """With the figures of the step; each layer writes its own."""
     torch_plan: TorchPlan | None = field(default=None)
@@ -48,8 +53,8 @@ class NativePlan:
 class NativeAttention(TorchAttention):
     """One call of C++ a layer: stores keys and values, and attends to whole pages where they lie.
 
-    Threads share requests, heads, blocks of queries, and stretches of long contexts. Tensors of other kinds than bfloat16 and
-    float32, and plans of graphs, go to plain torch.
+    Threads share requests, heads, blocks of queries, and stretches of long contexts. Tensors of
+    other kinds than bfloat16 and float32, and plans of graphs, go to plain torch.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -86,16 +91,26 @@ class NativeAttention(TorchAttention):
     ) -> None:
         function = self._functions.get(q.dtype)
         if function is None or not isinstance(plan, NativePlan):
-            super().run(q, k, v, out, k_cache, v_cache, self._torch_plan(plan), scale=scale, window=window)
+            super().run(
+                q, k, v, out, k_cache, v_cache, self._torch_plan(plan), scale=scale, window=window
+            )
             return
         call, (_, heads, head_size) = plan.call, q.shape
-        # Heads of a token must lie side by side; tokens may lie apart, as those of a fused projection do.
+        # Heads of a token must lie side by side; tokens may lie apart, as those of a fused
+        # projection do.
         side_by_side = (head_size, 1)
         if not q.stride()[1:] == k.stride()[1:] == v.stride()[1:] == side_by_side:
             q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        assert out.stride()[1:] == side_by_side and k_cache.is_contiguous() and v_cache.is_contiguous()
+        assert (
+            out.stride()[1:] == side_by_side and k_cache.is_contiguous() and v_cache.is_contiguous()
+        )
         call.q, call.k, call.v, call.out = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
-        call.q_stride, call.k_stride, call.v_stride, call.out_stride = q.stride(0), k.stride(0), v.stride(0), out.stride(0)
+        call.q_stride, call.k_stride, call.v_stride, call.out_stride = (
+            q.stride(0),
+            k.stride(0),
+            v.stride(0),
+            out.stride(0),
+        )
         call.k_cache, call.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
         call.heads, call.kv_heads, call.head_size = heads, k.shape[1], head_size
         call.window, call.scale = window or 0, scale

@@ -1,7 +1,9 @@
-"""The C++ kernels: compiled once for this machine's CPU with its own compiler, kept on disk, loaded by ctypes.
+"""The C++ kernels: compiled once for this machine's CPU with its own compiler, kept on disk, loaded
+by ctypes.
 
-They know C and OpenMP alone, no torch header, so that a build takes a second or two. OpenMP's library is the one that
-torch has loaded, where it can be found: two of them would each keep threads that wait for work on all cores.
+They know C and OpenMP alone, no torch header, so that a build takes a second or two. OpenMP's
+library is the one that torch has loaded, where it can be found: two of them would each keep threads
+that wait for work on all cores.
 """
 
 from __future__ import annotations
@@ -29,7 +31,15 @@ from ..cores import choose_threads
 logger = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).parent
-_FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+_FLAGS = [
+    "-O3",
+    "-std=c++17",
+    "-fPIC",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+]
 _BUILD_SECONDS = 120
 _BUILD_BYTES = 4 * 2**20
 """More than the kernels and what they are made of take on disk."""
@@ -45,7 +55,14 @@ class Variant(NamedTuple):
 
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
-_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
+_AVX512 = (
+    *_AVX2,
+    "-mavx512f",
+    "-mavx512bw",
+    "-mavx512dq",
+    "-mavx512vl",
+    "-mprefer-vector-width=512",
+)
 _HAS_AVX2 = frozenset({"avx2", "fma", "f16c"})
 _HAS_AVX512 = _HAS_AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 
@@ -68,7 +85,16 @@ def instruction_sets() -> frozenset[str]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return frozenset()
-    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), []))
+    return frozenset(
+        next(
+            (
+                line.partition(":")[2].split()
+                for line in lines
+                if line.startswith(("flags", "Features"))
+            ),
+            [],
+        )
+    )
 
 
 def runnable_variants() -> list[Variant]:
@@ -79,30 +105,46 @@ def runnable_variants() -> list[Variant]:
 
 @cache
 def load_kernels() -> ctypes.CDLL | None:
-    """The best for this CPU that its compiler can make, built if they are not there yet; None, with one warning, where none can be.
+    """The best for this CPU that its compiler can make, built if they are not there yet; None, with
+    one warning, where none can be.
 
     Where they cannot be kept they are built in a temporary folder, for this process alone.
     """
     try:
         return _load_best(kernels_folder())
     except UnusableFolder as error:
-        obstacle = f"{error}; PIECEWORK_KERNELS_DIR names another folder for them, PIECEWORK_CACHE_DIR one for all that is kept"
+        obstacle = (
+            f"{error}; PIECEWORK_KERNELS_DIR names another folder for them, "
+            "PIECEWORK_CACHE_DIR one for all that is kept"
+        )
     except (OSError, subprocess.SubprocessError) as error:
-        logger.warning("no native CPU kernels, plain torch runs instead (install g++ or clang++, or name one in $CXX): %s", error)
+        logger.warning(
+            "no native CPU kernels, plain torch runs instead (install g++ or clang++, or name one "
+            "in $CXX): %s",
+            error,
+        )
         return None
     try:
         # What is loaded needs no file any more.
-        with tempfile.TemporaryDirectory(prefix="piecework-kernels-", ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(
+            prefix="piecework-kernels-", ignore_cleanup_errors=True
+        ) as folder:
             kernels = _load_best(Path(folder))
     except (OSError, subprocess.SubprocessError) as error:
-        logger.warning("no native CPU kernels, plain torch runs instead (nor in a temporary folder: %s): %s", error, obstacle)
+        logger.warning(
+            "no native CPU kernels, plain torch runs instead (nor in a temporary folder: %s): %s",
+            error,
+            obstacle,
+        )
         return None
     logger.warning("the CPU kernels are built anew at each start: %s", obstacle)
     return kernels
 
 
 def _load_best(folder: Path) -> ctypes.CDLL:
-    """The best that can be made. Raises `UnusableFolder`, for which no variant is at fault, or what hindered the best."""
+    """The best that can be made. Raises `UnusableFolder`, for which no variant is at fault, or what
+    hindered the best.
+    """
     best, *others = runnable_variants()
     obstacle: OSError | None = None
     # One for every CPU is no substitute for vectors, which plain torch has.
@@ -115,7 +157,9 @@ def _load_best(folder: Path) -> ctypes.CDLL:
             obstacle = obstacle or error
             continue
         if obstacle:
-            logger.warning("the CPU kernels are %s instead of %s: %s", variant.name, best.name, obstacle)
+            logger.warning(
+                "the CPU kernels are %s instead of %s: %s", variant.name, best.name, obstacle
+            )
         return kernels
     assert obstacle is not None
     raise obstacle
@@ -124,13 +168,23 @@ def _load_best(folder: Path) -> ctypes.CDLL:
 def load_variant(variant: Variant, folder: Path | None = None) -> ctypes.CDLL:
     """One variant, which this CPU must be able to run, from `folder` or where kernels are kept.
 
-    Raises `OSError` where the compiler cannot build it, `UnusableFolder` where the folder is the reason, `subprocess.TimeoutExpired`.
+    Raises `OSError` where the compiler cannot build it, `UnusableFolder` where the folder is the
+    reason, `subprocess.TimeoutExpired`.
     """
     assert variant.needs <= instruction_sets(), f"this CPU cannot run {variant.name}"
     folder = folder or kernels_folder()
     compiler = _compiler()
     openmp = _loaded_openmp()
-    made_from = [torch.__version__, variant.name, variant.flags, _FLAGS, compiler, version_of(compiler), openmp, _sources()]
+    made_from = [
+        torch.__version__,
+        variant.name,
+        variant.flags,
+        _FLAGS,
+        compiler,
+        version_of(compiler),
+        openmp,
+        _sources(),
+    ]
     key = hashlib.sha256(repr(made_from).encode()).hexdigest()
     library = folder / f"{variant.name}-{key[:32]}.so"
     if (kept := _load_whole(library)) is not None:
@@ -155,7 +209,10 @@ def _load_whole(library: Path) -> ctypes.CDLL | None:
 
 
 def _build(compiler: str, variant: Variant, openmp: str | None, library: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder, ThreadPoolExecutor(choose_threads().number) as pool:
+    with (
+        tempfile.TemporaryDirectory(dir=library.parent) as folder,
+        ThreadPoolExecutor(choose_threads().number) as pool,
+    ):
         # Its own temporary files lie there too: one folder, of which it is known that it has room.
         environment = os.environ | {"TMPDIR": folder, "LC_ALL": "C"}
         # Older compilers do not know all flags.
@@ -164,15 +221,31 @@ def _build(compiler: str, variant: Variant, openmp: str | None, library: Path) -
         flags = [*_FLAGS, *variant.flags]
         sources = sorted(_SOURCES.glob("*.cpp"))
         objects = [f"{folder}/{source.stem}.o" for source in sources]
-        commands = [[compiler, *flags, "-c", str(source), "-o", made] for source, made in zip(sources, objects, strict=True)]
+        commands = [
+            [compiler, *flags, "-c", str(source), "-o", made]
+            for source, made in zip(sources, objects, strict=True)
+        ]
         list(pool.map(_run, commands, [environment] * len(commands)))
         unfinished = f"{folder}/{library.name}"
-        _run([compiler, *flags, "-shared", *objects, *([openmp] if openmp else []), "-o", unfinished], environment)
+        _run(
+            [
+                compiler,
+                *flags,
+                "-shared",
+                *objects,
+                *([openmp] if openmp else []),
+                "-o",
+                unfinished,
+            ],
+            environment,
+        )
         os.replace(unfinished, library)
 
 
 def _run(command: list[str], environment: dict[str, str]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS, env=environment)
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=_BUILD_SECONDS, env=environment
+    )
     if result.returncode == 0:
         return
     if full := next((reason for reason in _FULL if reason in result.stderr), None):
@@ -197,4 +270,8 @@ def _loaded_openmp() -> str | None:
 
 
 def _sources() -> list[tuple[str, str]]:
-    return sorted((path.name, path.read_text()) for path in _SOURCES.iterdir() if path.suffix in (".cpp", ".h"))
+    return sorted(
+        (path.name, path.read_text())
+        for path in _SOURCES.iterdir()
+        if path.suffix in (".cpp", ".h")
+    )

@@ -1,4 +1,6 @@
-"""Linear layers by the C++ kernels: `piecework::linear`, on weights packed in panels (weights.h)."""
+"""Linear layers by the C++ kernels: `piecework::linear`, on weights packed in panels
+(weights.h).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ _GROUPS = {Layout.BF16: (2, 4 * PANEL), Layout.Q8: (32, 34 * PANEL), Layout.Q4: 
 """Columns of a group, and its bytes in a panel."""
 _ROW_POWERS_BYTES = 4 * PANEL
 """At the end of a panel."""
-_KINDS = {"bfloat16": (Layout.BF16, 0), "Q8_0": (Layout.Q8, 1), "Q4_1": (Layout.Q4, 2), "Q4_0": (Layout.Q4, 3)}
+_KINDS = {
+    "bfloat16": (Layout.BF16, 0),
+    "Q8_0": (Layout.Q8, 1),
+    "Q4_1": (Layout.Q4, 2),
+    "Q4_0": (Layout.Q4, 3),
+}
 """Layout, and the number by which `piecework_pack` knows the kind."""
 
 
@@ -40,28 +47,42 @@ class LinearStruct(ctypes.Structure):
     ]
 
 
-def linear_struct(weight: torch.Tensor, bias: torch.Tensor | None, columns: int, rows: int, layout: int) -> LinearStruct:
+def linear_struct(
+    weight: torch.Tensor, bias: torch.Tensor | None, columns: int, rows: int, layout: int
+) -> LinearStruct:
     """Points into the tensors, which must outlive it."""
-    return LinearStruct(weight.data_ptr(), None if bias is None else bias.data_ptr(), rows, columns, layout)
+    return LinearStruct(
+        weight.data_ptr(), None if bias is None else bias.data_ptr(), rows, columns, layout
+    )
 
 
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define("linear(Tensor x, Tensor weight, Tensor? bias, int out_features, int layout) -> Tensor")  # type: ignore[no-untyped-call]
+_LIBRARY.define(
+    "linear(Tensor x, Tensor weight, Tensor? bias, int out_features, int layout) -> Tensor"
+)  # type: ignore[no-untyped-call]
 
 
-def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out_features: int, layout: int) -> torch.Tensor:
+def _linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out_features: int, layout: int
+) -> torch.Tensor:
     library = load_kernels()
     assert library is not None and x.dtype == torch.bfloat16 and x.dim() == 2
     if x.stride(1) != 1:
         x = x.contiguous()
     out = x.new_empty(x.shape[0], out_features)
     struct = linear_struct(weight, bias, x.shape[1], out_features, layout)
-    pointers = ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(x.stride(0)), ctypes.c_void_p(out.data_ptr())
+    pointers = (
+        ctypes.c_void_p(x.data_ptr()),
+        ctypes.c_int64(x.stride(0)),
+        ctypes.c_void_p(out.data_ptr()),
+    )
     library.piecework_linear(ctypes.byref(struct), *pointers, x.shape[0], torch.get_num_threads())
     return out
 
 
-def _linear_meta(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out_features: int, layout: int) -> torch.Tensor:
+def _linear_meta(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out_features: int, layout: int
+) -> torch.Tensor:
     return x.new_empty(x.shape[0], out_features)
 
 
@@ -95,7 +116,12 @@ class NativeLinear:
         rows = list(chain.from_iterable(_row_addresses(part) for part in parts))
         packed = torch.empty(self.packed_shape(layout, columns, len(rows)), dtype=torch.uint8)
         addresses = torch.tensor(rows, dtype=torch.int64)
-        pointers = ctypes.c_void_p(addresses.data_ptr()), len(rows), columns, ctypes.c_void_p(packed.data_ptr())
+        pointers = (
+            ctypes.c_void_p(addresses.data_ptr()),
+            len(rows),
+            columns,
+            ctypes.c_void_p(packed.data_ptr()),
+        )
         self._library.piecework_pack(number, *pointers, torch.get_num_threads())
         return packed
 

@@ -1,4 +1,6 @@
-"""What chooses tokens by the C++ kernels, the other ops by plain torch: all ops of `kernels.reference`, with its very results."""
+"""What chooses tokens by the C++ kernels, the other ops by plain torch: all ops of
+`kernels.reference`, with its very results.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ import torch
 from ...reference import add_rms_norm, rms_norm, rotary_embedding, silu_and_mul
 from .build import load_kernels
 
-__all__ = ["add_rms_norm", "argmax", "rms_norm", "rotary_embedding", "sample_filtered", "silu_and_mul"]
+__all__ = [
+    "add_rms_norm",
+    "argmax",
+    "rms_norm",
+    "rotary_embedding",
+    "sample_filtered",
+    "silu_and_mul",
+]
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
@@ -21,7 +30,11 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
 
 
 def sample_filtered(
-    probs: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor, uniform: torch.Tensor
+    probs: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    uniform: torch.Tensor,
 ) -> torch.Tensor:
     """As `kernels.reference.sample_filtered`."""
     library = load_kernels()
@@ -36,12 +49,20 @@ def likeliest(library: ctypes.CDLL, logits: torch.Tensor) -> torch.Tensor:
 
 def draw(library: ctypes.CDLL, probs: torch.Tensor, *filters: torch.Tensor) -> torch.Tensor:
     """`sample_filtered` by given kernels; `filters` in the dtypes of the reference."""
-    return _tokens(library.piecework_sample_filtered, probs, *(column.contiguous() for column in filters))
+    return _tokens(
+        library.piecework_sample_filtered, probs, *(column.contiguous() for column in filters)
+    )
 
 
 def _tokens(function: Any, rows: torch.Tensor, *columns: torch.Tensor) -> torch.Tensor:
     assert rows.dtype == torch.float32 and rows.stride(1) == 1
     tokens = torch.empty(len(rows), dtype=torch.int64)
     pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (*columns, tokens)]
-    function(ctypes.c_void_p(rows.data_ptr()), ctypes.c_int64(rows.stride(0)), *rows.shape, *pointers, torch.get_num_threads())
+    function(
+        ctypes.c_void_p(rows.data_ptr()),
+        ctypes.c_int64(rows.stride(0)),
+        *rows.shape,
+        *pointers,
+        torch.get_num_threads(),
+    )
     return tokens

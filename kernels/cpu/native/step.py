@@ -1,4 +1,5 @@
-"""Decode steps of a Llama-shaped model in one native call: the model's own weights, read where they lie.
+"""Decode steps of a Llama-shaped model in one native call: the model's own weights, read where they
+lie.
 
 T tokens, B requests, N hidden size.
 """
@@ -30,33 +31,65 @@ class _Layer(ctypes.Structure):
 class _Model(ctypes.Structure):
     _fields_ = [
         *((name, _POINTER) for name in ("layers", "embedding", "norm", "cos", "signed_sin")),
-        *((name, _INT) for name in ("num_layers", "hidden", "intermediate", "heads", "kv_heads", "head_size", "page_size")),
+        *(
+            (name, _INT)
+            for name in (
+                "num_layers",
+                "hidden",
+                "intermediate",
+                "heads",
+                "kv_heads",
+                "head_size",
+                "page_size",
+            )
+        ),
         ("eps", _FLOAT),
     ]
 
 
 class _Step(ctypes.Structure):
     _fields_ = [
-        *((name, _POINTER) for name in ("model", "ids", "positions", "slots", "table", "query_lens", "seq_lens", "out")),
+        *(
+            (name, _POINTER)
+            for name in (
+                "model",
+                "ids",
+                "positions",
+                "slots",
+                "table",
+                "query_lens",
+                "seq_lens",
+                "out",
+            )
+        ),
         *(("table_stride", _LONG), ("requests", _INT), ("tokens", _INT)),
     ]
 
 
 class NativeStep:
-    """The forward of small steps of a model whose weights are packed. The model and the cache must outlive it unmoved.
+    """The forward of small steps of a model whose weights are packed. The model and the cache must
+    outlive it unmoved.
 
-    `k_cache`, `v_cache`: one tensor [P, S, K, D] a layer; `specs`: what has the `scale` and `window` of each layer.
+    `k_cache`, `v_cache`: one tensor [P, S, K, D] a layer; `specs`: what has the `scale` and
+    `window` of each layer.
     """
 
     max_tokens = 64
 
     def __init__(
-        self, library: ctypes.CDLL, model: Any, specs: Sequence[Any], k_cache: Sequence[torch.Tensor], v_cache: Sequence[torch.Tensor]
+        self,
+        library: ctypes.CDLL,
+        model: Any,
+        specs: Sequence[Any],
+        k_cache: Sequence[torch.Tensor],
+        v_cache: Sequence[torch.Tensor],
     ) -> None:
         self._step = library.piecework_step
         self._owners = (model, k_cache, v_cache)
         decoder = model.model
-        layers = [_layer(*parts) for parts in zip(decoder.layers, specs, k_cache, v_cache, strict=True)]
+        layers = [
+            _layer(*parts) for parts in zip(decoder.layers, specs, k_cache, v_cache, strict=True)
+        ]
         self._layers = (_Layer * len(layers))(*layers)
         self._hidden = decoder.embed_tokens.weight.shape[1]
         first = decoder.layers[0].self_attn
@@ -64,21 +97,44 @@ class NativeStep:
             ctypes.addressof(self._layers),
             *(
                 part.data_ptr()
-                for part in (decoder.embed_tokens.weight, decoder.norm.weight, decoder.rotary.cos, decoder.rotary.signed_sin)
+                for part in (
+                    decoder.embed_tokens.weight,
+                    decoder.norm.weight,
+                    decoder.rotary.cos,
+                    decoder.rotary.signed_sin,
+                )
             ),
             *(len(layers), self._hidden, decoder.layers[0].mlp.down_proj.in_features),
             *(first.num_heads, first.num_kv_heads, first.head_dim, k_cache[0].shape[1]),
             decoder.norm.eps,
         )
 
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
-        """input_ids, positions [T] int64, T up to `max_tokens`, to hidden states [T, N]; keys and values go to their slots."""
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        """input_ids, positions [T] int64, T up to `max_tokens`, to hidden states [T, N]; keys and
+        values go to their slots.
+        """
         out = torch.empty(input_ids.shape[0], self._hidden, dtype=torch.bfloat16)
-        table, slots = metadata.block_table.to(torch.int64).contiguous(), metadata.slot_mapping.to(torch.int64).contiguous()
+        table, slots = (
+            metadata.block_table.to(torch.int64).contiguous(),
+            metadata.slot_mapping.to(torch.int64).contiguous(),
+        )
         lens = torch.tensor([metadata.query_lens, metadata.seq_lens], dtype=torch.int32)
         step = _Step(
             ctypes.addressof(self._model),
-            *(part.data_ptr() for part in (input_ids.contiguous(), positions.contiguous(), slots, table, lens[0], lens[1], out)),
+            *(
+                part.data_ptr()
+                for part in (
+                    input_ids.contiguous(),
+                    positions.contiguous(),
+                    slots,
+                    table,
+                    lens[0],
+                    lens[1],
+                    out,
+                )
+            ),
             *(table.stride(0), lens.shape[1], out.shape[0]),
         )
         self._step(ctypes.byref(step), torch.get_num_threads())
@@ -86,38 +142,69 @@ class NativeStep:
 
 
 def make_native_step(
-    model: nn.Module, specs: Sequence[Any], k_cache: Sequence[torch.Tensor], v_cache: Sequence[torch.Tensor]
+    model: nn.Module,
+    specs: Sequence[Any],
+    k_cache: Sequence[torch.Tensor],
+    v_cache: Sequence[torch.Tensor],
 ) -> NativeStep | None:
-    """None for what the kernels do not know: weights that are not packed, shapes that are not Llama's, no kernels."""
+    """None for what the kernels do not know: weights that are not packed, shapes that are not
+    Llama's, no kernels.
+    """
     library = load_kernels()
-    return NativeStep(library, model, specs, k_cache, v_cache) if library is not None and is_known(model) else None
+    return (
+        NativeStep(library, model, specs, k_cache, v_cache)
+        if library is not None and is_known(model)
+        else None
+    )
 
 
 def is_known(model: Any) -> bool:
-    """Whether it is a decoder of Llama's shape with packed weights, in bfloat16, whose gates and ups lie in panels of their own."""
+    """Whether it is a decoder of Llama's shape with packed weights, in bfloat16, whose gates and
+    ups lie in panels of their own.
+    """
     if {name for name, _ in model.named_children()} != {"model", "lm_head"}:
         return False
     first = model.model.layers[0]
     linears = [part for layer in model.model.layers for part in _linears_of(layer)]
     packed = {id(linear.weight) for linear in (*linears, model.lm_head)}
-    others = [tensor for tensor in (*model.parameters(), *model.buffers()) if id(tensor) not in packed]
+    others = [
+        tensor for tensor in (*model.parameters(), *model.buffers()) if id(tensor) not in packed
+    ]
     return (
         all(linear.layout is not None for linear in linears)
-        and all(tensor.dtype == torch.bfloat16 and tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in others)
+        and all(
+            tensor.dtype == torch.bfloat16
+            and tensor.is_contiguous()
+            and tensor.device.type == "cpu"
+            for tensor in others
+        )
         and first.self_attn.head_dim % 2 == 0
         and first.mlp.down_proj.in_features % PANEL == 0
     )
 
 
 def _linears_of(layer: Any) -> tuple[Any, ...]:
-    return layer.self_attn.qkv_proj, layer.self_attn.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj
+    return (
+        layer.self_attn.qkv_proj,
+        layer.self_attn.o_proj,
+        layer.mlp.gate_up_proj,
+        layer.mlp.down_proj,
+    )
 
 
 def _layer(layer: Any, spec: Any, k_cache: torch.Tensor, v_cache: torch.Tensor) -> _Layer:
     attention = layer.self_attn
-    norms = (layer.input_layernorm, layer.post_attention_layernorm, attention.q_norm, attention.k_norm)
+    norms = (
+        layer.input_layernorm,
+        layer.post_attention_layernorm,
+        attention.q_norm,
+        attention.k_norm,
+    )
     return _Layer(
         *(None if norm is None else norm.weight.data_ptr() for norm in norms),
-        *(linear_struct(part.weight, part.bias, part.in_features, part.out_features, part.layout) for part in _linears_of(layer)),
+        *(
+            linear_struct(part.weight, part.bias, part.in_features, part.out_features, part.layout)
+            for part in _linears_of(layer)
+        ),
         *(k_cache.data_ptr(), v_cache.data_ptr(), spec.scale, spec.window or 0),
     )

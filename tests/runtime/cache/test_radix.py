@@ -1,4 +1,6 @@
-"""The radix tree: finds the longest cached prefix, never frees what is locked, evicts the least recently used first."""
+"""The radix tree: finds the longest cached prefix, never frees what is locked, evicts the least
+recently used first.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ def array(tokens: list[int]) -> np.ndarray:
 
 
 def put(cache: RadixCache, allocator: PageAllocator, tokens: list[int], page_size: int) -> Node:
-    """Insert as a request does: match, lock, allocate the rest, insert, unlock; returns the node."""
+    """Insert as a request does: match, lock, allocate the rest, insert, unlock; returns the
+    node.
+    """
     known, held = cache.match(array(tokens))
     cache.lock(held)
     rest = allocator.allocate(len(tokens) // page_size - len(known))
@@ -44,9 +48,14 @@ def test_it_finds_what_a_list_of_prefixes_finds(data: st.DataObject, page_size: 
         in_tree = [page for entry in cache.nodes() for page in entry.pages]
         assert sorted(in_tree) == sorted(allocator.owned())
         assert cache.total_pages == len(in_tree)
-        assert cache.evictable_pages == sum(len(entry.pages) for entry in cache.nodes() if entry.lock_count == 0)
+        assert cache.evictable_pages == sum(
+            len(entry.pages) for entry in cache.nodes() if entry.lock_count == 0
+        )
     held = cache.total_pages - cache.evictable_pages
-    assert cache.evict(10_000) == allocator.num_pages - allocator.free_pages - held or cache.evictable_pages == 0
+    assert (
+        cache.evict(10_000) == allocator.num_pages - allocator.free_pages - held
+        or cache.evictable_pages == 0
+    )
     assert (cache.evictable_pages, cache.total_pages) == (0, held)
     for node in locked:
         cache.unlock(node)

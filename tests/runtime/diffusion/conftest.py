@@ -41,7 +41,9 @@ def pixart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     pipeline = PixArtSigmaPipeline(
         tokenizer=t5_tokenizer(),
-        text_encoder=T5EncoderModel(T5Config(vocab_size=VOCAB_SIZE, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)),
+        text_encoder=T5EncoderModel(
+            T5Config(vocab_size=VOCAB_SIZE, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+        ),
         vae=AutoencoderKL(block_out_channels=(4,), norm_num_groups=2, latent_channels=4),
         transformer=transformer,
         scheduler=DPMSolverMultistepScheduler(),
@@ -132,7 +134,9 @@ def ltx(tmp_path_factory: pytest.TempPathFactory) -> Path:
             patch_size=1,
         ),
         scheduler=FlowMatchEulerDiscreteScheduler(),
-        text_encoder=T5EncoderModel(T5Config(vocab_size=VOCAB_SIZE, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)),
+        text_encoder=T5EncoderModel(
+            T5Config(vocab_size=VOCAB_SIZE, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+        ),
         tokenizer=t5_tokenizer(),
     )
     pipeline.save_pretrained(path)

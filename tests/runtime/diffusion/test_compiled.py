@@ -16,13 +16,23 @@ from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.platform import CompileOptions
 from piecework.runtime.diffusion.params import DiffusionParams
 
-ASKED: dict[str, Any] = {"prompt": "a photo of a red fox", "seed": 3, "width": 64, "height": 64, "num_inference_steps": 4}
+ASKED: dict[str, Any] = {
+    "prompt": "a photo of a red fox",
+    "seed": 3,
+    "width": 64,
+    "height": 64,
+    "num_inference_steps": 4,
+}
 BLOCKS = {
     "flux": {"FluxTransformerBlock": 2, "FluxSingleTransformerBlock": 2},
     "qwen-image": {"QwenImageTransformerBlock": 2},
     "wan": {"WanTransformerBlock": 4},
 }
-WHOLE = {"flux": {"FluxTransformer2DModel": 1}, "qwen-image": {"QwenImageTransformer2DModel": 1}, "wan": {"WanTransformer3DModel": 2}}
+WHOLE = {
+    "flux": {"FluxTransformer2DModel": 1},
+    "qwen-image": {"QwenImageTransformer2DModel": 1},
+    "wan": {"WanTransformer3DModel": 2},
+}
 
 
 def asked(family: str, **other: Any) -> dict[str, Any]:
@@ -47,7 +57,9 @@ def as_traced(self: CpuPlatform) -> CompileOptions:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("regional", [True, False])
-def test_the_flags_reach_every_transformer(pipeline_folder: Folder, family: str, regional: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_flags_reach_every_transformer(
+    pipeline_folder: Folder, family: str, regional: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(CpuPlatform, "compile_options", as_traced)
     expected = pixels(load(pipeline_folder(family)), **asked(family))
     model = load(pipeline_folder(family), enable_torch_compile=True, regional_compile=regional)
@@ -62,7 +74,9 @@ def test_the_flags_reach_every_transformer(pipeline_folder: Folder, family: str,
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_resolutions_after_the_second_compile_nothing(pipeline_folder: Folder, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolutions_after_the_second_compile_nothing(
+    pipeline_folder: Folder, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(CpuPlatform, "compile_options", as_traced)
     model = load(pipeline_folder(family), enable_torch_compile=True, regional_compile=True)
     model.warm_up(DiffusionParams(**asked(family)))
@@ -93,7 +107,9 @@ def test_a_compiler_that_fails_is_left_out(
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("regional", [True, False])
-def test_inductor_gives_the_same_pixels(pipeline_folder: Folder, family: str, regional: bool) -> None:
+def test_inductor_gives_the_same_pixels(
+    pipeline_folder: Folder, family: str, regional: bool
+) -> None:
     expected = pixels(load(pipeline_folder(family)), **asked(family))
     model = load(pipeline_folder(family), enable_torch_compile=True, regional_compile=regional)
     assert np.abs(pixels(model, **asked(family)) - expected).max() < 1e-3

@@ -1,4 +1,6 @@
-"""The engine process of a diffusion pipeline before it is ready: what it warms up, and what it then says of itself."""
+"""The engine process of a diffusion pipeline before it is ready: what it warms up, and what it then
+says of itself.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,15 @@ from piecework.runtime.engine.build.messages import DiffusionInfo
 
 
 def start(folder: Folder, **settings: object) -> DiffusionInfo:
-    config = DiffusionConfig(model_path=str(folder("flux")), num_threads=1, max_batch_size=2, **settings)  # type: ignore[arg-type]
+    config = DiffusionConfig(
+        model_path=str(folder("flux")), num_threads=1, max_batch_size=2, **settings
+    )  # type: ignore[arg-type]
     return DiffusionProcess(config, None, None).ready().info
 
 
-def test_every_size_of_an_image_and_of_a_batch_is_warmed_up(pipeline_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_size_of_an_image_and_of_a_batch_is_warmed_up(
+    pipeline_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     warmed: list[tuple[int | None, int | None, int]] = []
     plain = DiffusionModel.warm_up
 
@@ -37,16 +43,23 @@ def test_nothing_is_warmed_up_unasked(pipeline_folder: Folder) -> None:
 
 
 def test_a_size_that_cannot_be_made_is_the_users_to_mend(pipeline_folder: Folder) -> None:
-    with pytest.raises(ValueError, match=r"--warmup-resolutions: width must be a multiple of 16.*choose 32 or 48"):
+    with pytest.raises(
+        ValueError, match=r"--warmup-resolutions: width must be a multiple of 16.*choose 32 or 48"
+    ):
         start(pipeline_folder, warmup=True, warmup_resolutions="33x32")
 
 
 def test_a_size_that_no_request_may_have_is_not_warmed_up(pipeline_folder: Folder) -> None:
-    with pytest.raises(ValueError, match=r"--warmup-resolutions: width times height is 1,536 pixels, more than the 1,024"):
+    with pytest.raises(
+        ValueError,
+        match=r"--warmup-resolutions: width times height is 1,536 pixels, more than the 1,024",
+    ):
         start(pipeline_folder, warmup=True, warmup_resolutions="32x32,48x32", max_image_pixels=1024)
 
 
-def test_a_warm_up_that_does_not_fit_the_memory_is_left_out(pipeline_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warm_up_that_does_not_fit_the_memory_is_left_out(
+    pipeline_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*arguments: object) -> float:
         raise OutOfMemory("the device is out of memory")
 

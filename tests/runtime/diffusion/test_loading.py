@@ -56,23 +56,37 @@ def deepen(folder: Path) -> None:
         (without_part("tokenizer_2"), "lacks its tokenizer_2"),
         (without_part("scheduler"), "lacks its scheduler"),
         (without_file("vae/diffusion_pytorch_model.safetensors"), "lacks the weights of its vae"),
-        (without_file("text_encoder_2/model.safetensors"), "lacks the weights of its text_encoder_2"),
+        (
+            without_file("text_encoder_2/model.safetensors"),
+            "lacks the weights of its text_encoder_2",
+        ),
         (without_file("vae/config.json"), "lacks the configuration of its vae"),
         (edit_index(_class_name="NoSuchPipeline"), "needs NoSuchPipeline"),
         (edit_index(_class_name=3), "names no pipeline class"),
         (edit_index(transformer=[None, None]), "has no transformer"),
         (lambda folder: (folder / "model_index.json").write_text("{"), "is not valid JSON"),
         (spoil, "cannot be loaded"),
-        (write("vae/diffusion_pytorch_model.safetensors", b"abc"), r"vae/diffusion_pytorch_model.safetensors cannot be read"),
-        (write("transformer/diffusion_pytorch_model.safetensors", b"\xff" * 100), r"transformer/.*safetensors cannot be read"),
+        (
+            write("vae/diffusion_pytorch_model.safetensors", b"abc"),
+            r"vae/diffusion_pytorch_model.safetensors cannot be read",
+        ),
+        (
+            write("transformer/diffusion_pytorch_model.safetensors", b"\xff" * 100),
+            r"transformer/.*safetensors cannot be read",
+        ),
         (edit_index(vae=[]), "vae should name a library and a class"),
         (edit_index(vae=["diffusers"]), "vae should name a library and a class"),
-        (edit_index(_class_name="FluxTransformer2DModel"), "names FluxTransformer2DModel, which is no pipeline"),
+        (
+            edit_index(_class_name="FluxTransformer2DModel"),
+            "names FluxTransformer2DModel, which is no pipeline",
+        ),
         (edit_index(_class_name="utils"), "names utils, which is no pipeline"),
         (deepen, r"files of its transformer lack (single_)?transformer_blocks\."),
     ],
 )
-def test_a_damaged_folder_is_one_line(pipeline_folder: Folder, tmp_path: Path, change: Callable[[Path], None], text: str) -> None:
+def test_a_damaged_folder_is_one_line(
+    pipeline_folder: Folder, tmp_path: Path, change: Callable[[Path], None], text: str
+) -> None:
     folder = tmp_path / "damaged"
     shutil.copytree(pipeline_folder("flux"), folder)
     change(folder)
@@ -102,7 +116,9 @@ def test_precisions(tmp_path: Path, pipeline_folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_folder_is_the_same_for_the_same_arguments(family: str, tmp_path: Path, pipeline_folder: Folder) -> None:
+def test_a_folder_is_the_same_for_the_same_arguments(
+    family: str, tmp_path: Path, pipeline_folder: Folder
+) -> None:
     again = make_pipeline_folder(tmp_path / "again", family)
     first = pipeline_folder(family)
     names = sorted(path.relative_to(first) for path in first.rglob("*") if path.is_file())
@@ -114,7 +130,10 @@ def test_a_folder_is_the_same_for_the_same_arguments(family: str, tmp_path: Path
 
 def test_the_number_of_blocks_is_a_choice(tmp_path: Path) -> None:
     model = load(make_pipeline_folder(tmp_path / "wan", "wan", Size(blocks=5, heads=3, head_dim=8)))
-    assert [len(transformer.blocks) for transformer in model.family.transformers().values()] == [5, 5]  # type: ignore[arg-type]
+    assert [len(transformer.blocks) for transformer in model.family.transformers().values()] == [
+        5,
+        5,
+    ]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

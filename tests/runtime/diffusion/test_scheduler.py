@@ -1,4 +1,6 @@
-"""The scheduler of images: order, turns, cancels, and what becomes of errors; images are those that are made alone."""
+"""The scheduler of images: order, turns, cancels, and what becomes of errors; images are those that
+are made alone.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,13 @@ def model(pipeline_folder: Folder) -> DiffusionModel:
 
 
 def asked(rid: str, **changes: Any) -> GenerateImage:
-    settings: dict[str, Any] = {"prompt": "a fox", "num_inference_steps": 2, "num_frames": 1, **SMALL, **changes}
+    settings: dict[str, Any] = {
+        "prompt": "a fox",
+        "num_inference_steps": 2,
+        "num_frames": 1,
+        **SMALL,
+        **changes,
+    }
     return GenerateImage(rid=rid, params=DiffusionParams(**settings))
 
 
@@ -51,7 +59,9 @@ def image_of(output: ImageOutput) -> np.ndarray:
     return np.frombuffer(output.pixels, np.uint8).reshape(output.height, output.width, 3)
 
 
-def shapes_of_batches(model: DiffusionModel, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int]]:
+def shapes_of_batches(
+    model: DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[Any, int]]:
     """Filled with the size and the number of states of each forward."""
     seen: list[tuple[Any, int]] = []
     plain = model.denoise
@@ -64,33 +74,51 @@ def shapes_of_batches(model: DiffusionModel, monkeypatch: pytest.MonkeyPatch) ->
     return seen
 
 
-JOBS = st.lists(st.tuples(st.sampled_from([(32, 32), (48, 32), (32, 48)]), st.integers(1, 3), st.integers(0, 3)), min_size=1, max_size=6)
+JOBS = st.lists(
+    st.tuples(
+        st.sampled_from([(32, 32), (48, 32), (32, 48)]), st.integers(1, 3), st.integers(0, 3)
+    ),
+    min_size=1,
+    max_size=6,
+)
 
 
 @settings(max_examples=8)
-@given(jobs=JOBS, gone=st.sets(st.integers(0, 5)), moments=st.lists(st.integers(0, 3), min_size=6, max_size=6))
+@given(
+    jobs=JOBS,
+    gone=st.sets(st.integers(0, 5)),
+    moments=st.lists(st.integers(0, 3), min_size=6, max_size=6),
+)
 def test_any_mix_of_sizes_steps_and_cancels_gives_the_images_made_alone(
     model: DiffusionModel, jobs: list[Any], gone: set[int], moments: list[int]
 ) -> None:
     """Requests come between any two steps, and some leave two steps later."""
     scheduler, outputs = ImageScheduler(model), list[ImageOutput]()
     for number, ((width, height), steps, seed) in enumerate(jobs):
-        scheduler.add(asked(str(number), width=width, height=height, num_inference_steps=steps, seed=seed))
+        scheduler.add(
+            asked(str(number), width=width, height=height, num_inference_steps=steps, seed=seed)
+        )
         for _ in range(moments[number]):
             outputs += scheduler.step().outputs if scheduler.has_work else []
         if number in gone:
             scheduler.abort([str(number)])
     outputs += finish(scheduler).values()
     done = {output.rid: output for output in outputs}
-    assert len(done) == len(outputs) and {str(n) for n in range(len(jobs)) if n not in gone} <= set(done)
+    assert len(done) == len(outputs) and {str(n) for n in range(len(jobs)) if n not in gone} <= set(
+        done
+    )
     for rid, output in done.items():
         (width, height), steps, seed = jobs[int(rid)]
-        alone = pixels(model, prompt="a fox", width=width, height=height, num_inference_steps=steps, seed=seed)[0]
+        alone = pixels(
+            model, prompt="a fox", width=width, height=height, num_inference_steps=steps, seed=seed
+        )[0]
         assert np.abs(image_of(output) / 255 - alone).max() <= 1.01 / 255
     assert not scheduler.stats().running_requests and not scheduler.stats().queued_requests
 
 
-def test_requests_of_one_size_share_forwards_and_sizes_take_turns(model: DiffusionModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_of_one_size_share_forwards_and_sizes_take_turns(
+    model: DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = shapes_of_batches(model, monkeypatch)
     scheduler = ImageScheduler(model)
     for rid in ("a", "b"):
@@ -104,7 +132,9 @@ def test_requests_of_one_size_share_forwards_and_sizes_take_turns(model: Diffusi
     assert seen == [((48, 32), 1), ((32, 48), 1)] * 2
 
 
-def test_one_that_comes_later_joins_the_next_step(model: DiffusionModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_comes_later_joins_the_next_step(
+    model: DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = shapes_of_batches(model, monkeypatch)
     scheduler = ImageScheduler(model)
     scheduler.add(asked("first", num_inference_steps=4))
@@ -121,7 +151,11 @@ def test_a_bad_request_is_answered_at_once_however_many_wait(model: DiffusionMod
         scheduler.add(asked(str(number)))
     scheduler.add(asked("bad", width=33))
     (output,) = scheduler.step().outputs
-    assert (output.rid, output.param, output.code) == ("bad", "width", "invalid_value") and "choose 32 or 48" in (output.error or "")
+    assert (output.rid, output.param, output.code) == (
+        "bad",
+        "width",
+        "invalid_value",
+    ) and "choose 32 or 48" in (output.error or "")
     assert len(finish(scheduler)) == 5
 
 
@@ -136,7 +170,9 @@ def failing(model: DiffusionModel, monkeypatch: pytest.MonkeyPatch, is_too_much:
     monkeypatch.setattr(model.pipeline.transformer, "forward", forward)
 
 
-def test_what_does_not_fit_side_by_side_is_made_one_at_a_time(model: DiffusionModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_side_by_side_is_made_one_at_a_time(
+    model: DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     failing(model, monkeypatch, lambda latents: len(latents) > 1)
     scheduler = ImageScheduler(model)
     for rid in ("a", "b", "c"):
@@ -148,7 +184,9 @@ def test_what_does_not_fit_side_by_side_is_made_one_at_a_time(model: DiffusionMo
     assert len(outputs) == 3
 
 
-def test_what_does_not_fit_at_all_is_refused_and_the_others_go_on(model: DiffusionModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_at_all_is_refused_and_the_others_go_on(
+    model: DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     failing(model, monkeypatch, lambda latents: latents.shape[1] > 4)
     scheduler = ImageScheduler(model)
     scheduler.add(asked("large", width=64))
@@ -158,7 +196,9 @@ def test_what_does_not_fit_at_all_is_refused_and_the_others_go_on(model: Diffusi
     assert outputs["small"].finish_reason is FinishReason.STOP
 
 
-def test_what_a_pipeline_raises_ends_one_image_alone(model: DiffusionModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_pipeline_raises_ends_one_image_alone(
+    model: DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the middle of a step that it shares with another, and when its prompt is encoded."""
     plain_predict, plain_encode = model.family.predict, model.family.encode_text  # type: ignore[union-attr]
 
@@ -178,7 +218,10 @@ def test_what_a_pipeline_raises_ends_one_image_alone(model: DiffusionModel, monk
     for seed in (12, 13, 14, 15):
         scheduler.add(asked(str(seed), seed=seed))
     outputs = finish(scheduler)
-    assert [outputs[rid].error for rid in ("13", "14")] == ["the pipeline failed with RuntimeError", "the pipeline failed with TypeError"]
+    assert [outputs[rid].error for rid in ("13", "14")] == [
+        "the pipeline failed with RuntimeError",
+        "the pipeline failed with TypeError",
+    ]
     assert [outputs[rid].code for rid in ("13", "14")] == [None, None]
     for seed in (12, 15):
         alone = pixels(model, prompt="a fox", num_inference_steps=2, seed=seed, **SMALL)[0]
@@ -209,7 +252,9 @@ def test_an_image_that_cannot_be_checked_or_written_down_ends_alone(
     assert outputs["12"].finish_reason is FinishReason.STOP
 
 
-def test_a_broken_device_is_not_taken_for_a_request_s_fault(model: DiffusionModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_device_is_not_taken_for_a_request_s_fault(
+    model: DiffusionModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*arguments: Any) -> Any:
         monkeypatch.setattr(type(model.platform), "synchronize", broken)
         raise RuntimeError("device-side assert triggered")
@@ -224,8 +269,12 @@ def test_a_broken_device_is_not_taken_for_a_request_s_fault(model: DiffusionMode
         finish(scheduler)
 
 
-def test_a_server_makes_no_image_of_which_a_step_would_hold_up_all_others(model: DiffusionModel, pixart: Path) -> None:
-    """Four times the pipeline's own 1024x1024, or a megapixel where its own size is small, or as many as it was told."""
+def test_a_server_makes_no_image_of_which_a_step_would_hold_up_all_others(
+    model: DiffusionModel, pixart: Path
+) -> None:
+    """Four times the pipeline's own 1024x1024, or a megapixel where its own size is small, or as
+    many as it was told.
+    """
     small = {"num_threads": 1, "max_image_pixels": 32 * 32}
     for each, fits, too_large in (
         (model, (2048, 2048), (2048, 2064)),

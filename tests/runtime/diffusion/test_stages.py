@@ -21,16 +21,31 @@ SIZE: dict[str, Any] = {"width": 96, "height": 64, "num_inference_steps": 4}
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("flux", {"guidance_scale": 3.5}, {}),
     ("flux", {"guidance_scale": 1.5}, {}),
-    ("qwen-image", {"negative_prompt": "blurry", "guidance_scale": 4.0}, {"true_cfg_scale": 4.0, "guidance_scale": None}),
+    (
+        "qwen-image",
+        {"negative_prompt": "blurry", "guidance_scale": 4.0},
+        {"true_cfg_scale": 4.0, "guidance_scale": None},
+    ),
     ("qwen-image", {"guidance_scale": 1.0}, {"true_cfg_scale": 1.0, "guidance_scale": None}),
-    ("wan", {"negative_prompt": "blurry", "guidance_scale": 4.0, "guidance_scale_2": 2.0, "num_frames": 5}, {}),
+    (
+        "wan",
+        {
+            "negative_prompt": "blurry",
+            "guidance_scale": 4.0,
+            "guidance_scale_2": 2.0,
+            "num_frames": 5,
+        },
+        {},
+    ),
     ("wan", {"guidance_scale": 1.0, "num_frames": 1}, {}),
 ]
 """Family, parameters, and how diffusers calls those that it names otherwise."""
 
 
 @pytest.mark.parametrize(("family", "asked", "renamed"), CASES)
-def test_pixels_are_diffusers(pipeline_folder: Folder, family: str, asked: dict[str, Any], renamed: dict[str, Any]) -> None:
+def test_pixels_are_diffusers(
+    pipeline_folder: Folder, family: str, asked: dict[str, Any], renamed: dict[str, Any]
+) -> None:
     expected = reference(pipeline_folder(family), 7, prompt=PROMPT, **SIZE, **(asked | renamed))
     ours = pixels(load(pipeline_folder(family)), prompt=PROMPT, seed=7, **SIZE, **asked)
     assert ours.shape == expected.shape and ours.dtype == np.float32
@@ -45,7 +60,10 @@ def test_seed_and_prompt_matter(pipeline_folder: Folder, family: str) -> None:
     first = pixels(model, prompt=PROMPT, seed=1, **SIZE, **frames)
     assert np.array_equal(first, pixels(model, prompt=PROMPT, seed=1, **SIZE, **frames))
     assert np.abs(first - pixels(model, prompt=PROMPT, seed=2, **SIZE, **frames)).max() > 0.02
-    assert np.abs(first - pixels(model, prompt="two sailing boats", seed=1, **SIZE, **frames)).max() > 0.02
+    assert (
+        np.abs(first - pixels(model, prompt="two sailing boats", seed=1, **SIZE, **frames)).max()
+        > 0.02
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -56,8 +74,16 @@ def test_states_may_join_and_leave_between_steps(pipeline_folder: Folder, family
     size = {"width": 64, "height": 64, **frames}
     asked = [
         DiffusionParams(prompt=PROMPT, seed=1, num_inference_steps=5, **size),
-        DiffusionParams(prompt="a robot", seed=2, num_inference_steps=3, guidance_scale=2.0, **size),
-        DiffusionParams(prompt="a calm sea at dusk, oil painting", seed=3, num_inference_steps=4, guidance_scale=1.0, **size),
+        DiffusionParams(
+            prompt="a robot", seed=2, num_inference_steps=3, guidance_scale=2.0, **size
+        ),
+        DiffusionParams(
+            prompt="a calm sea at dusk, oil painting",
+            seed=3,
+            num_inference_steps=4,
+            guidance_scale=1.0,
+            **size,
+        ),
     ]
     alone = [state.pixels for each in asked for state in run(model, each)]
     clock = Clock(model.platform)
@@ -90,7 +116,9 @@ def test_every_stage_and_step_is_timed_on_an_idle_device(pipeline_folder: Folder
     platform = CountingPlatform()
     clock = Clock(platform)
     model.generate([DiffusionParams(prompt=PROMPT, **SIZE)], clock, lambda done, total: None)
-    assert list(clock.stages) == list(Stage) and all(duration > 0 for duration in clock.stages.values())
+    assert list(clock.stages) == list(Stage) and all(
+        duration > 0 for duration in clock.stages.values()
+    )
     assert len(clock.steps) == SIZE["num_inference_steps"]
     assert sum(clock.steps) <= clock.stages[Stage.DENOISING]
     others = len(Stage) - 1
@@ -114,19 +142,30 @@ def test_steps_are_told_and_can_be_stopped(pipeline_folder: Folder) -> None:
 
 def test_outputs_of_one_request_encode_their_prompt_once(pipeline_folder: Folder) -> None:
     model = load(pipeline_folder("flux"))
-    first, second = run(model, *(DiffusionParams(prompt=PROMPT, seed=seed, group="g", **SIZE) for seed in (1, 2)))
+    first, second = run(
+        model, *(DiffusionParams(prompt=PROMPT, seed=seed, group="g", **SIZE) for seed in (1, 2))
+    )
     assert first.text is second.text
     assert first.pixels is not None and second.pixels is not None
     assert np.abs(first.pixels - second.pixels).max() > 0.02
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_prompt_that_is_too_long_is_cut_with_a_warning(pipeline_folder: Folder, family: str) -> None:
+def test_a_prompt_that_is_too_long_is_cut_with_a_warning(
+    pipeline_folder: Folder, family: str
+) -> None:
     model = load(pipeline_folder(family))
     frames = {"num_frames": 1} if family == "wan" else {}
-    (short,) = run(model, DiffusionParams(prompt=PROMPT, width=64, height=64, num_inference_steps=2, **frames))
+    (short,) = run(
+        model, DiffusionParams(prompt=PROMPT, width=64, height=64, num_inference_steps=2, **frames)
+    )
     assert short.warnings == []
-    (state,) = run(model, DiffusionParams(prompt="mountains " * 3000, width=64, height=64, num_inference_steps=2, **frames))
+    (state,) = run(
+        model,
+        DiffusionParams(
+            prompt="mountains " * 3000, width=64, height=64, num_inference_steps=2, **frames
+        ),
+    )
     assert state.pixels is not None
     assert state.warnings and all("reads the first" in warning for warning in state.warnings)
 
@@ -134,7 +173,12 @@ def test_a_prompt_that_is_too_long_is_cut_with_a_warning(pipeline_folder: Folder
 @pytest.mark.parametrize(
     ("family", "asked", "param", "text"),
     [
-        ("flux", {"width": 100}, "width", "multiple of 16 for this pipeline's VAE, got 100; choose 96 or 112"),
+        (
+            "flux",
+            {"width": 100},
+            "width",
+            "multiple of 16 for this pipeline's VAE, got 100; choose 96 or 112",
+        ),
         ("wan", {"height": 8}, "height", "choose 16"),
         ("wan", {"num_frames": 6}, "num_frames", "choose 5 or 9"),
         ("qwen-image", {"num_inference_steps": 1}, "num_inference_steps", "at least 2"),
@@ -146,7 +190,10 @@ def test_what_a_pipeline_cannot_make_names_the_parameter(
     pipeline_folder: Folder, family: str, asked: dict[str, Any], param: str, text: str
 ) -> None:
     with pytest.raises(InvalidParams, match=text) as raised:
-        run(load(pipeline_folder(family)), DiffusionParams(prompt=PROMPT, **({"width": 64, "height": 64} | asked)))
+        run(
+            load(pipeline_folder(family)),
+            DiffusionParams(prompt=PROMPT, **({"width": 64, "height": 64} | asked)),
+        )
     assert raised.value.param == param and str(raised.value).startswith(param)
 
 
@@ -169,16 +216,28 @@ def test_what_no_pipeline_can_make_names_the_parameter(asked: dict[str, Any], pa
 
 
 @pytest.mark.parametrize("family", ["qwen-image", "wan"])
-def test_a_negative_prompt_that_is_cut_off_is_told_too(family: str, pipeline_folder: Folder) -> None:
+def test_a_negative_prompt_that_is_cut_off_is_told_too(
+    family: str, pipeline_folder: Folder
+) -> None:
     model = load(pipeline_folder(family))
-    asked: dict[str, Any] = {"width": 32, "height": 32, "num_frames": 1, "num_inference_steps": 2, "guidance_scale": 3.0}
+    asked: dict[str, Any] = {
+        "width": 32,
+        "height": 32,
+        "num_frames": 1,
+        "num_inference_steps": 2,
+        "guidance_scale": 3.0,
+    }
     (state,) = run(model, DiffusionParams(prompt=PROMPT, negative_prompt="a fox " * 600, **asked))
     (warning,) = state.warnings
     assert "of the negative prompt's" in warning and "cut off" in warning
 
 
 @pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
 )
 def test_out_of_memory_is_one_line_and_the_model_goes_on(
     pipeline_folder: Folder, error: RuntimeError, monkeypatch: pytest.MonkeyPatch
@@ -196,7 +255,9 @@ def test_out_of_memory_is_one_line_and_the_model_goes_on(
     assert state.pixels is not None
 
 
-def test_another_error_of_the_device_is_not_taken_for_it(pipeline_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_error_of_the_device_is_not_taken_for_it(
+    pipeline_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*arguments: Any, **named: Any) -> None:
         raise RuntimeError("an illegal memory access")
 

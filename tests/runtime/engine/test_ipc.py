@@ -10,7 +10,26 @@ from hypothesis import strategies as st
 
 from piecework.runtime.diffusion.params import DiffusionParams
 from piecework.runtime.engine.build.ipc import decode, encode
-from piecework.runtime.engine.build.messages import CacheFlushed, DiffusionInfo, DiffusionReady, EngineChanged, EngineInfo, EngineReady, EngineStats, FromEngine, GenerateImage, GenerateRequest, GraphInfo, ImageOutput, ImageStats, ImageStep, StepOutput, ToEngine, TokenLogprob, TokenOutput
+from piecework.runtime.engine.build.messages import (
+    CacheFlushed,
+    DiffusionInfo,
+    DiffusionReady,
+    EngineChanged,
+    EngineInfo,
+    EngineReady,
+    EngineStats,
+    FromEngine,
+    GenerateImage,
+    GenerateRequest,
+    GraphInfo,
+    ImageOutput,
+    ImageStats,
+    ImageStep,
+    StepOutput,
+    ToEngine,
+    TokenLogprob,
+    TokenOutput,
+)
 from piecework.runtime.sampling.params import SamplingParams
 
 MESSAGES = [*get_args(ToEngine), *get_args(FromEngine)]
@@ -32,9 +51,18 @@ PARAMS = st.builds(
 )
 INTEGERS = st.integers(-(2**63), 2**64 - 1)
 NUMBERS = st.floats(allow_nan=False)
-LOGPROB = st.builds(TokenLogprob, token_id=INTEGERS, logprob=NUMBERS, top=st.lists(st.tuples(INTEGERS, NUMBERS), max_size=3))
+LOGPROB = st.builds(
+    TokenLogprob,
+    token_id=INTEGERS,
+    logprob=NUMBERS,
+    top=st.lists(st.tuples(INTEGERS, NUMBERS), max_size=3),
+)
 NUMBERED = st.dictionaries(st.text(max_size=5), INTEGERS, max_size=3)
-STATS = st.builds(EngineStats, **dict.fromkeys(EngineStats.__dataclass_fields__, INTEGERS) | {"graph_fallbacks_total": NUMBERED})
+STATS = st.builds(
+    EngineStats,
+    **dict.fromkeys(EngineStats.__dataclass_fields__, INTEGERS)
+    | {"graph_fallbacks_total": NUMBERED},
+)
 OUTPUT = st.builds(
     TokenOutput,
     token_ids=st.lists(INTEGERS, max_size=3),
@@ -120,5 +148,8 @@ def test_every_message_comes_through(kind: type, data: st.DataObject) -> None:
 
 def test_a_token_costs_few_bytes() -> None:
     """One step of 32 requests: the wire must not be what a step waits for."""
-    output = StepOutput(outputs=[TokenOutput(rid=f"cmpl-{i:032x}-0", token_ids=[i]) for i in range(32)], stats=EngineStats())
+    output = StepOutput(
+        outputs=[TokenOutput(rid=f"cmpl-{i:032x}-0", token_ids=[i]) for i in range(32)],
+        stats=EngineStats(),
+    )
     assert sum(map(len, encode(output))) < 32 * 200

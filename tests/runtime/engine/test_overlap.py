@@ -1,4 +1,6 @@
-"""Overlapped steps: the same tokens as without, whatever the requests ask for, and nothing waits that need not."""
+"""Overlapped steps: the same tokens as without, whatever the requests ask for, and nothing waits
+that need not.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,16 @@ from toy_runner import EOS, VOCAB, ToyRunner, continuation, make_scheduler
 
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.staging import HostCopy
+from piecework.runtime.engine.build.core import Scheduler
+from piecework.runtime.engine.build.messages import (
+    FinishReason,
+    GenerateRequest,
+    TokenLogprob,
+    TokenOutput,
+)
 from piecework.runtime.executor.batch import Batch
 from piecework.runtime.llm import LLM
-from piecework.runtime.engine.build.messages import FinishReason, GenerateRequest, TokenLogprob, TokenOutput
 from piecework.runtime.sampling.params import SamplingParams
-from piecework.runtime.engine.build.core import Scheduler
 
 
 class Answer:
@@ -64,7 +71,9 @@ def serve(
     aborts: dict[int, list[str]] | None = None,
     flushes: frozenset[int] = frozenset(),
 ) -> dict[str, Answer]:
-    """Answers by request; requests arrive, and are aborted, before the step of their number. Pages are checked after each."""
+    """Answers by request; requests arrive, and are aborted, before the step of their number. Pages
+    are checked after each.
+    """
     answers: dict[str, Answer] = {}
     gone: set[str] = set()
     for number in range(5000):
@@ -84,7 +93,11 @@ def serve(
             scheduler.check()
         elif number > max((step for step, _ in arrivals), default=0):
             stats = scheduler.stats()
-            assert (stats.running_requests, stats.queued_requests, stats.kv_tokens_used) == (0, 0, 0)
+            assert (stats.running_requests, stats.queued_requests, stats.kv_tokens_used) == (
+                0,
+                0,
+                0,
+            )
             assert scheduler._in_flight is None
             assert all(answer.end is not None for rid, answer in answers.items() if rid not in gone)
             return answers
@@ -111,13 +124,17 @@ def sampling_params(draw: st.DrawFn) -> SamplingParams:
         wanted["repetition_penalty"] = draw(st.sampled_from([1.0, 1.7, 0.6]))
         wanted["presence_penalty"] = draw(st.sampled_from([0.0, 1.3]))
         wanted["frequency_penalty"] = draw(st.sampled_from([0.0, 0.7]))
-        wanted["logit_bias"] = draw(st.dictionaries(st.integers(0, VOCAB - 1), st.sampled_from([-50.0, 2.5]), max_size=3))
+        wanted["logit_bias"] = draw(
+            st.dictionaries(st.integers(0, VOCAB - 1), st.sampled_from([-50.0, 2.5]), max_size=3)
+        )
     return SamplingParams(**wanted)
 
 
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 jobs_of_several = st.lists(
-    st.tuples(prompts, sampling_params(), st.integers(0, 8), st.integers(-1, 1), st.integers(0, 3)), min_size=1, max_size=10
+    st.tuples(prompts, sampling_params(), st.integers(0, 8), st.integers(-1, 1), st.integers(0, 3)),
+    min_size=1,
+    max_size=10,
 )
 sizes_of_all_kinds = st.fixed_dictionaries(
     {
@@ -130,7 +147,9 @@ sizes_of_all_kinds = st.fixed_dictionaries(
 )
 
 
-def arrivals_of(jobs: list[tuple[list[int], SamplingParams, int, int, int]]) -> list[tuple[int, GenerateRequest]]:
+def arrivals_of(
+    jobs: list[tuple[list[int], SamplingParams, int, int, int]],
+) -> list[tuple[int, GenerateRequest]]:
     """Some resume from tokens that were delivered before."""
     return [
         (
@@ -150,16 +169,22 @@ def arrivals_of(jobs: list[tuple[list[int], SamplingParams, int, int, int]]) -> 
 
 @settings(deadline=None, max_examples=250)
 @given(jobs=jobs_of_several, sizes=sizes_of_all_kinds)
-def test_answers_are_those_of_steps_one_after_another(jobs: list[Any], sizes: dict[str, Any]) -> None:
+def test_answers_are_those_of_steps_one_after_another(
+    jobs: list[Any], sizes: dict[str, Any]
+) -> None:
     arrivals = arrivals_of(jobs)
-    assert serve(scheduler_of(True, **sizes), arrivals) == serve(scheduler_of(False, **sizes), arrivals)
+    assert serve(scheduler_of(True, **sizes), arrivals) == serve(
+        scheduler_of(False, **sizes), arrivals
+    )
 
 
 @settings(deadline=None, max_examples=120)
 @given(
     jobs=jobs_of_several,
     sizes=sizes_of_all_kinds,
-    aborts=st.dictionaries(st.integers(0, 25), st.lists(st.integers(0, 9).map("r{}".format), max_size=3), max_size=6),
+    aborts=st.dictionaries(
+        st.integers(0, 25), st.lists(st.integers(0, 9).map("r{}".format), max_size=3), max_size=6
+    ),
     flushes=st.frozensets(st.integers(0, 25), max_size=4),
 )
 def test_aborts_at_any_moment_change_no_other_answer(
@@ -179,18 +204,30 @@ def test_aborts_at_any_moment_change_no_other_answer(
 @given(sizes=sizes_of_all_kinds, params=sampling_params(), count=st.integers(2, 5))
 def test_samples_of_one_prompt(sizes: dict[str, Any], params: SamplingParams, count: int) -> None:
     arrivals = [
-        (0, GenerateRequest(rid=f"r{n}", input_ids=[1, 2, 1, 2, 0] * 3, params=params, arrival_time=float(n))) for n in range(count)
+        (
+            0,
+            GenerateRequest(
+                rid=f"r{n}", input_ids=[1, 2, 1, 2, 0] * 3, params=params, arrival_time=float(n)
+            ),
+        )
+        for n in range(count)
     ]
-    assert serve(scheduler_of(True, **sizes), arrivals) == serve(scheduler_of(False, **sizes), arrivals)
+    assert serve(scheduler_of(True, **sizes), arrivals) == serve(
+        scheduler_of(False, **sizes), arrivals
+    )
 
 
 def greedy(rid: str, prompt: list[int], count: int, **kwargs: Any) -> GenerateRequest:
     stop, later = kwargs.pop("stop", []), kwargs.pop("arrival_time", 0.0)
-    params = SamplingParams(temperature=0.0, max_new_tokens=count, ignore_eos=True, stop_token_ids=stop, **kwargs)
+    params = SamplingParams(
+        temperature=0.0, max_new_tokens=count, ignore_eos=True, stop_token_ids=stop, **kwargs
+    )
     return GenerateRequest(rid=rid, input_ids=prompt, params=params, arrival_time=later)
 
 
-def test_a_step_is_launched_before_the_one_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_launched_before_the_one_before_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     events: list[str] = []
     forward, wait = ToyRunner.forward, HostCopy.wait
 
@@ -212,7 +249,11 @@ def test_a_step_is_launched_before_the_one_before_it_is_read(monkeypatch: pytest
     assert events == ["launch", "launch", "read", "launch", "read", "launch", "read", "read"]
     assert delivered == [[], *([[token]] for token in continuation([1, 2, 3], 4))]
     stats = scheduler.stats()
-    assert (stats.steps_total, stats.overlapped_steps_total, stats.discarded_tokens_total) == (4, 3, 0)
+    assert (stats.steps_total, stats.overlapped_steps_total, stats.discarded_tokens_total) == (
+        4,
+        3,
+        0,
+    )
 
 
 def test_a_stop_token_is_found_one_step_late_and_nothing_of_that_step_is_delivered() -> None:
@@ -239,27 +280,43 @@ def test_pages_of_a_request_that_stopped_serve_another_while_its_last_step_is_in
     scheduler, _ = make_scheduler(num_pages=6, page_size=4, overlap=True, share_prefixes=False)
     whole = continuation([3] * 9, 6)
     stop = next(token for token in whole if token not in whole[: whole.index(token)])
-    arrivals = [(0, greedy("first", [3] * 9, 6, stop=[stop])), (1, greedy("second", [4] * 15, 4, arrival_time=1.0))]
+    arrivals = [
+        (0, greedy("first", [3] * 9, 6, stop=[stop])),
+        (1, greedy("second", [4] * 15, 4, arrival_time=1.0)),
+    ]
     answers = serve(scheduler, arrivals)
     assert answers["first"].tokens == whole[: whole.index(stop) + 1]
     assert answers["second"].tokens == continuation([4] * 15, 4)
 
 
 def test_nobody_gives_way_before_the_step_in_flight_is_read() -> None:
-    """Where pages run out, an end that is in flight is waited for, rather than that a request starts over."""
+    """Where pages run out, an end that is in flight is waited for, rather than that a request
+    starts over.
+    """
     scheduler, _ = make_scheduler(num_pages=7, page_size=4, overlap=True, share_prefixes=False)
-    # The first takes the last free page for its last token; while that is in flight the second needs one too.
-    arrivals = [(0, greedy("ends", [1] * 8, 2)), (0, greedy("goes on", [2] * 11, 6, arrival_time=1.0))]
+    # The first takes the last free page for its last token; while that is in flight the second
+    # needs one too.
+    arrivals = [
+        (0, greedy("ends", [1] * 8, 2)),
+        (0, greedy("goes on", [2] * 11, 6, arrival_time=1.0)),
+    ]
     answers = serve(scheduler, arrivals)
-    assert answers["ends"].tokens == continuation([1] * 8, 2) and answers["goes on"].tokens == continuation([2] * 11, 6)
+    assert answers["ends"].tokens == continuation([1] * 8, 2) and answers[
+        "goes on"
+    ].tokens == continuation([2] * 11, 6)
     assert scheduler.stats().preemptions_total == 0
 
 
 def test_preempted_requests_lose_nothing() -> None:
     scheduler, _ = make_scheduler(num_pages=11, page_size=4, overlap=True)
-    answers = serve(scheduler, [(0, greedy(f"r{i}", [i, i + 1, i + 2], 25, arrival_time=float(i))) for i in range(3)])
+    answers = serve(
+        scheduler,
+        [(0, greedy(f"r{i}", [i, i + 1, i + 2], 25, arrival_time=float(i))) for i in range(3)],
+    )
     assert scheduler.stats().preemptions_total > 0
-    assert {rid: answer.tokens for rid, answer in answers.items()} == {f"r{i}": continuation([i, i + 1, i + 2], 25) for i in range(3)}
+    assert {rid: answer.tokens for rid, answer in answers.items()} == {
+        f"r{i}": continuation([i, i + 1, i + 2], 25) for i in range(3)
+    }
 
 
 def test_a_step_that_nobody_waits_for_is_dropped() -> None:
@@ -275,30 +332,47 @@ def test_a_step_that_nobody_waits_for_is_dropped() -> None:
 
 @pytest.mark.parametrize("count", [0, 5])
 def test_a_request_that_is_aborted_in_flight_is_given_nothing(count: int) -> None:
-    """Neither its token nor, where it wanted none, the end of its prompt; the other's answer is whole."""
+    """Neither its token nor, where it wanted none, the end of its prompt; the other's answer is
+    whole.
+    """
     scheduler, _ = make_scheduler(overlap=True)
     scheduler.add(greedy("gone", [1, 2], count))
     scheduler.add(greedy("other", [3, 4], 5, arrival_time=1.0))
     assert scheduler.step().outputs == []
     scheduler.abort(["gone"])
     scheduler.check()
-    outputs = [output for _ in range(6) if scheduler.has_work for output in scheduler.step().outputs]
-    assert [(output.rid, *output.token_ids) for output in outputs] == [("other", token) for token in continuation([3, 4], 5)]
+    outputs = [
+        output for _ in range(6) if scheduler.has_work for output in scheduler.step().outputs
+    ]
+    assert [(output.rid, *output.token_ids) for output in outputs] == [
+        ("other", token) for token in continuation([3, 4], 5)
+    ]
 
 
 def test_the_end_of_sequence_token_ends_it_too() -> None:
-    prompt = next([a, b] for a in range(VOCAB) for b in range(VOCAB) if EOS in continuation([a, b], 6)[1:5])
+    prompt = next(
+        [a, b] for a in range(VOCAB) for b in range(VOCAB) if EOS in continuation([a, b], 6)[1:5]
+    )
     whole = continuation(prompt, 6)
     scheduler, _ = make_scheduler(overlap=True)
     params = SamplingParams(temperature=0.0, max_new_tokens=6)
-    (answer,) = serve(scheduler, [(0, GenerateRequest(rid="r", input_ids=prompt, params=params))]).values()
-    assert answer.tokens == whole[: whole.index(EOS) + 1] and answer.end == (FinishReason.STOP, EOS, None)
+    (answer,) = serve(
+        scheduler, [(0, GenerateRequest(rid="r", input_ids=prompt, params=params))]
+    ).values()
+    assert answer.tokens == whole[: whole.index(EOS) + 1] and answer.end == (
+        FinishReason.STOP,
+        EOS,
+        None,
+    )
 
 
 def test_a_model_gives_the_same_text(tmp_path: Path) -> None:
     """Greedy, sampled, penalised and stopped sequences of a real engine."""
     path = make_tiny_model(tmp_path / "model")
-    prompts = [[(17 * i + 3 * j) % 400 for j in range(length)] for i, length in enumerate([3, 40, 9, 90, 14, 3, 61, 5])]
+    prompts = [
+        [(17 * i + 3 * j) % 400 for j in range(length)]
+        for i, length in enumerate([3, 40, 9, 90, 14, 3, 61, 5])
+    ]
     params = [
         SamplingParams(
             temperature=0.9 * (i % 2),
@@ -312,13 +386,29 @@ def test_a_model_gives_the_same_text(tmp_path: Path) -> None:
         )
         for i in range(len(prompts))
     ]
-    shared: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_total_tokens": 320, "chunked_prefill_size": 48, "num_threads": 1}
-    one_by_one, overlapped = (LLM(str(path), disable_overlap_schedule=disabled, **shared) for disabled in (True, False))
+    shared: dict[str, Any] = {
+        "dtype": "float32",
+        "device": "cpu",
+        "max_total_tokens": 320,
+        "chunked_prefill_size": 48,
+        "num_threads": 1,
+    }
+    one_by_one, overlapped = (
+        LLM(str(path), disable_overlap_schedule=disabled, **shared) for disabled in (True, False)
+    )
     assert (one_by_one.info.overlap_schedule, overlapped.info.overlap_schedule) == (False, True)
-    for ours, expected in zip(overlapped.generate(prompts, params), one_by_one.generate(prompts, params), strict=True):
+    for ours, expected in zip(
+        overlapped.generate(prompts, params), one_by_one.generate(prompts, params), strict=True
+    ):
         assert ours.token_ids == expected.token_ids and ours.finish_reason == expected.finish_reason
-        assert [e.logprob for e in ours.logprobs] == pytest.approx([e.logprob for e in expected.logprobs], abs=1e-4)
-    assert overlapped.scheduler.stats().overlapped_steps_total > 0 == one_by_one.scheduler.stats().overlapped_steps_total
+        assert [e.logprob for e in ours.logprobs] == pytest.approx(
+            [e.logprob for e in expected.logprobs], abs=1e-4
+        )
+    assert (
+        overlapped.scheduler.stats().overlapped_steps_total
+        > 0
+        == one_by_one.scheduler.stats().overlapped_steps_total
+    )
     overlapped.scheduler.check()
     assert not overlapped.scheduler.has_work
 
@@ -326,19 +416,41 @@ def test_a_model_gives_the_same_text(tmp_path: Path) -> None:
 def test_on_a_cpu_steps_do_not_overlap_unless_asked_to(tmp_path: Path) -> None:
     """There the host is the device: what is launched is done."""
     assert not CpuPlatform.runs_beside_host
-    llm = LLM(str(make_tiny_model(tmp_path / "model")), dtype="float32", device="cpu", max_total_tokens=256, num_threads=1)
+    llm = LLM(
+        str(make_tiny_model(tmp_path / "model")),
+        dtype="float32",
+        device="cpu",
+        max_total_tokens=256,
+        num_threads=1,
+    )
     assert not llm.info.overlap_schedule
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")
-@pytest.mark.parametrize("graphs", [{"disable_cuda_graph": True}, {"cuda_graph_backend_decode": "full"}], ids=str)
-def test_a_launch_never_waits_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphs: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "graphs", [{"disable_cuda_graph": True}, {"cuda_graph_backend_decode": "full"}], ids=str
+)
+def test_a_launch_never_waits_for_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphs: dict[str, Any]
+) -> None:
     path = make_tiny_model(tmp_path / "model")
-    shared: dict[str, Any] = {"dtype": "float32", "device": "cuda", "max_total_tokens": 4096, "max_running_requests": 8, **graphs}
-    prompts = [[(17 * i + 3 * j) % 400 for j in range(length)] for i, length in enumerate([3, 40, 9, 90])]
-    params = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True, frequency_penalty=0.5, logprobs=2)
-    one_by_one, overlapped = (LLM(str(path), disable_overlap_schedule=disabled, **shared) for disabled in (True, None))
+    shared: dict[str, Any] = {
+        "dtype": "float32",
+        "device": "cuda",
+        "max_total_tokens": 4096,
+        "max_running_requests": 8,
+        **graphs,
+    }
+    prompts = [
+        [(17 * i + 3 * j) % 400 for j in range(length)] for i, length in enumerate([3, 40, 9, 90])
+    ]
+    params = SamplingParams(
+        temperature=0.0, max_new_tokens=12, ignore_eos=True, frequency_penalty=0.5, logprobs=2
+    )
+    one_by_one, overlapped = (
+        LLM(str(path), disable_overlap_schedule=disabled, **shared) for disabled in (True, None)
+    )
     expected = one_by_one.generate(prompts, params)
     # Kernels are compiled and memory is found at the first steps.
     overlapped.generate(prompts, params)

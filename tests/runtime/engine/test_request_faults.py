@@ -1,4 +1,6 @@
-"""What goes wrong in the engine for one request ends that request; the others get their tokens, and no page is lost."""
+"""What goes wrong in the engine for one request ends that request; the others get their tokens, and
+no page is lost.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_runner import ToyRunner, continuation, make_scheduler
 
+from piecework.runtime.engine.build.core import Scheduler
+from piecework.runtime.engine.build.messages import FinishReason, GenerateRequest, TokenOutput
 from piecework.runtime.executor import step as launch
 from piecework.runtime.executor.step import LaunchedStep
-from piecework.runtime.engine.build.messages import FinishReason, GenerateRequest, TokenOutput
 from piecework.runtime.sampling.params import SamplingParams
-from piecework.runtime.engine.build.core import Scheduler
 
 BAD = "bad"
 PLACES = ["batch", "forward", "sampling", "reading", "output"]
@@ -22,7 +24,11 @@ Guilty = Callable[[list[Any]], bool]
 
 
 def request(rid: str, prompt: list[int], count: int) -> GenerateRequest:
-    return GenerateRequest(rid=rid, input_ids=prompt, params=SamplingParams(temperature=0.0, max_new_tokens=count, ignore_eos=True))
+    return GenerateRequest(
+        rid=rid,
+        input_ids=prompt,
+        params=SamplingParams(temperature=0.0, max_new_tokens=count, ignore_eos=True),
+    )
 
 
 def seed(place: str, guilty: Guilty, patch: pytest.MonkeyPatch) -> None:
@@ -38,21 +44,37 @@ def seed(place: str, guilty: Guilty, patch: pytest.MonkeyPatch) -> None:
 
     match place:
         case "batch":
-            patch.setattr(launch, "build_batch", failing(launch.build_batch, lambda scheduled, *_: [entry.request for entry in scheduled]))
+            patch.setattr(
+                launch,
+                "build_batch",
+                failing(
+                    launch.build_batch, lambda scheduled, *_: [entry.request for entry in scheduled]
+                ),
+            )
         case "forward":
             requests_of = lambda runner, batch: [entry.request for entry in batch.scheduled]  # noqa: E731
             patch.setattr(ToyRunner, "forward", failing(ToyRunner.forward, requests_of))
         case "sampling":
-            patch.setattr(launch, "sample", failing(launch.sample, lambda logits, requests, *_: requests))
+            patch.setattr(
+                launch, "sample", failing(launch.sample, lambda logits, requests, *_: requests)
+            )
         case "reading":
             requests_of = lambda step: [entry.request for entry in step.scheduled]  # noqa: E731
             patch.setattr(LaunchedStep, "read", failing(LaunchedStep.read, requests_of))
         case "output":
-            patch.setattr(Scheduler, "_output", failing(Scheduler._output, lambda scheduler, request, sampled: [request]))
+            patch.setattr(
+                Scheduler,
+                "_output",
+                failing(Scheduler._output, lambda scheduler, request, sampled: [request]),
+            )
 
 
-def serve(scheduler: Scheduler, requests: list[GenerateRequest], apart: int = 0) -> dict[str, list[TokenOutput]]:
-    """The outputs of each; a request comes every `apart` steps. Pages are checked after every step."""
+def serve(
+    scheduler: Scheduler, requests: list[GenerateRequest], apart: int = 0
+) -> dict[str, list[TokenOutput]]:
+    """The outputs of each; a request comes every `apart` steps. Pages are checked after every
+    step.
+    """
     outputs: dict[str, list[TokenOutput]] = {message.rid: [] for message in requests}
     waiting = list(requests)
     for step in range(5000):
@@ -81,14 +103,26 @@ def tokens(outputs: list[TokenOutput]) -> list[int]:
     apart=st.integers(0, 3),
 )
 def test_a_fault_of_one_request_ends_it_and_no_other(
-    place: str, overlap: bool, share: bool, prompts: list[list[int]], good_tokens: int, budget: int, apart: int
+    place: str,
+    overlap: bool,
+    share: bool,
+    prompts: list[list[int]],
+    good_tokens: int,
+    budget: int,
+    apart: int,
 ) -> None:
     """Wherever it strikes, at its first token or later, and however requests come."""
-    scheduler, _ = make_scheduler(num_pages=60, token_budget=budget, share_prefixes=share, overlap=overlap)
+    scheduler, _ = make_scheduler(
+        num_pages=60, token_budget=budget, share_prefixes=share, overlap=overlap
+    )
     requests = [request(f"r{index}", prompt, 8) for index, prompt in enumerate(prompts)]
     requests.insert(len(requests) // 2, request(BAD, [0, 1, 2], 8))
     with pytest.MonkeyPatch.context() as patch:
-        seed(place, lambda found: any(each.rid == BAD and each.num_output >= good_tokens for each in found), patch)
+        seed(
+            place,
+            lambda found: any(each.rid == BAD and each.num_output >= good_tokens for each in found),
+            patch,
+        )
         outputs = serve(scheduler, requests, apart)
     bad = outputs.pop(BAD)
     assert bad[-1].finish_reason is FinishReason.ERROR and "IndexError" in (bad[-1].error or "")
@@ -102,12 +136,18 @@ def test_a_fault_of_one_request_ends_it_and_no_other(
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("place", PLACES[:-1])
-def test_a_fault_that_only_a_crowd_meets_ends_nobody(place: str, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_that_only_a_crowd_meets_ends_nobody(
+    place: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seed(place, lambda found: len(found) > 2, monkeypatch)
     scheduler, _ = make_scheduler(overlap=overlap)
     prompts = [[index, 1, 2] for index in range(5)]
-    outputs = serve(scheduler, [request(f"r{index}", prompt, 6) for index, prompt in enumerate(prompts)])
-    assert [tokens(outputs[f"r{index}"]) for index in range(5)] == [continuation(prompt, 6) for prompt in prompts]
+    outputs = serve(
+        scheduler, [request(f"r{index}", prompt, 6) for index, prompt in enumerate(prompts)]
+    )
+    assert [tokens(outputs[f"r{index}"]) for index in range(5)] == [
+        continuation(prompt, 6) for prompt in prompts
+    ]
 
 
 def test_what_a_broken_device_raises_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,6 @@
-"""The scheduler: every request gets its own tokens whatever the budget, the crowd and the shortage of pages; no page is lost."""
+"""The scheduler: every request gets its own tokens whatever the budget, the crowd and the shortage
+of pages; no page is lost.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_runner import VOCAB, ToyRunner, continuation, make_scheduler
 
-from piecework.runtime.executor.batch import Batch
-from piecework.runtime.engine.build.messages import FinishReason, GenerateRequest, TokenOutput
-from piecework.runtime.sampling.params import SamplingParams
 from piecework.runtime.engine.build.core import Scheduler
+from piecework.runtime.engine.build.messages import FinishReason, GenerateRequest, TokenOutput
+from piecework.runtime.executor.batch import Batch
+from piecework.runtime.sampling.params import SamplingParams
 
 
 def request(rid: str, prompt: list[int], count: int, **kwargs: object) -> GenerateRequest:
@@ -46,7 +48,11 @@ prompts = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 
 @settings(deadline=None, max_examples=150)
 @given(
-    jobs=st.lists(st.tuples(prompts, st.integers(1, 20), st.integers(0, 6), st.integers(-1, 1)), min_size=1, max_size=12),
+    jobs=st.lists(
+        st.tuples(prompts, st.integers(1, 20), st.integers(0, 6), st.integers(-1, 1)),
+        min_size=1,
+        max_size=12,
+    ),
     num_pages=st.integers(17, 40),
     page_size=st.sampled_from([1, 4, 16]),
     token_budget=st.integers(1, 48),
@@ -54,11 +60,22 @@ prompts = st.lists(st.integers(0, 2), min_size=1, max_size=40)
     share=st.booleans(),
 )
 def test_every_request_gets_its_own_tokens(
-    jobs: list[tuple[list[int], int, int, int]], num_pages: int, page_size: int, token_budget: int, max_running: int, share: bool
+    jobs: list[tuple[list[int], int, int, int]],
+    num_pages: int,
+    page_size: int,
+    token_budget: int,
+    max_running: int,
+    share: bool,
 ) -> None:
-    """Prompts over three tokens share prefixes often; few pages force preemption; requests arrive at different steps."""
+    """Prompts over three tokens share prefixes often; few pages force preemption; requests arrive
+    at different steps.
+    """
     scheduler, _ = make_scheduler(
-        num_pages=num_pages, page_size=page_size, token_budget=token_budget, max_running_requests=max_running, share_prefixes=share
+        num_pages=num_pages,
+        page_size=page_size,
+        token_budget=token_budget,
+        max_running_requests=max_running,
+        share_prefixes=share,
     )
     got: dict[str, list[int]] = {}
     pending = [
@@ -87,11 +104,17 @@ def test_every_request_gets_its_own_tokens(
 def test_aborted_requests_leave_nothing_behind(data: st.DataObject) -> None:
     scheduler, _ = make_scheduler(num_pages=20, token_budget=16, max_running_requests=4)
     for i in range(8):
-        scheduler.add(request(f"r{i}", data.draw(prompts), data.draw(st.integers(1, 12)), arrival_time=float(i)))
+        scheduler.add(
+            request(
+                f"r{i}", data.draw(prompts), data.draw(st.integers(1, 12)), arrival_time=float(i)
+            )
+        )
     seen: list[str] = []
     gone: set[str] = set()
     while scheduler.has_work:
-        victims = data.draw(st.lists(st.sampled_from([f"r{i}" for i in range(8)] + ["unknown"]), max_size=2))
+        victims = data.draw(
+            st.lists(st.sampled_from([f"r{i}" for i in range(8)] + ["unknown"]), max_size=2)
+        )
         gone |= set(victims)
         scheduler.abort(victims)
         scheduler.check()
@@ -180,7 +203,13 @@ def test_a_resumed_request_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "words"), [([], "empty"), ([1, VOCAB], "outside of 0 to 100"), ([-1], "outside of 0 to 100"), ([1] * 300, "300 tokens")]
+    ("prompt", "words"),
+    [
+        ([], "empty"),
+        ([1, VOCAB], "outside of 0 to 100"),
+        ([-1], "outside of 0 to 100"),
+        ([1] * 300, "300 tokens"),
+    ],
 )
 def test_a_request_that_cannot_run_is_answered(prompt: list[int], words: str) -> None:
     scheduler, _ = make_scheduler()
@@ -193,7 +222,9 @@ def test_a_request_that_cannot_run_is_answered(prompt: list[int], words: str) ->
 def test_a_stop_token_ends_the_request_and_comes_last() -> None:
     scheduler, _ = make_scheduler()
     whole = continuation([9, 8], 10)
-    params = SamplingParams(temperature=0.0, max_new_tokens=10, ignore_eos=True, stop_token_ids=[whole[4]])
+    params = SamplingParams(
+        temperature=0.0, max_new_tokens=10, ignore_eos=True, stop_token_ids=[whole[4]]
+    )
     scheduler.add(GenerateRequest(rid="r", input_ids=[9, 8], params=params))
     outputs = drain(scheduler)["r"]
     first = whole.index(whole[4])
@@ -255,7 +286,9 @@ class BrokenRunner(ToyRunner):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_logits_of_nan_end_their_request_alone_and_nobody_finds_what_it_computed(overlap: bool) -> None:
+def test_logits_of_nan_end_their_request_alone_and_nobody_finds_what_it_computed(
+    overlap: bool,
+) -> None:
     scheduler, runner = make_scheduler(overlap=overlap, runner_class=BrokenRunner)
     scheduler.add(request("good", [1, 2, 3], 20))
     scheduler.add(request("bad", [99, *range(40)], 20))

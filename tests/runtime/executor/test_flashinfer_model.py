@@ -1,4 +1,6 @@
-"""A whole model on the flashinfer backend gives the tokens of torch's attention: over a stand-in here, over flashinfer on a GPU."""
+"""A whole model on the flashinfer backend gives the tokens of torch's attention: over a stand-in
+here, over flashinfer on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from piecework.kernels.attention import AttentionBackend
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.cuda import attention
 from piecework.kernels.cuda.attention import FlashInferAttention
-from piecework.runtime.graphs import startup as graph_startup
 from piecework.runtime.executor import model_runner
+from piecework.runtime.graphs import startup as graph_startup
 from piecework.runtime.llm import LLM
 from piecework.runtime.sampling.params import SamplingParams
 
@@ -25,7 +27,13 @@ PROMPTS = [[5, 6, 7], list(range(20, 90)), [9], list(range(20, 50))]
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True)
 
 
-def store(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor) -> None:
+def store(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
     k_cache.flatten(0, 1).index_copy_(0, slots, k)
     v_cache.flatten(0, 1).index_copy_(0, slots, v)
 
@@ -48,7 +56,13 @@ def on_flashinfer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def make(model: Path, **settings: Any) -> LLM:
-    defaults = {"device": "cpu", "dtype": "float32", "max_total_tokens": 1024, "context_length": 128, "chunked_prefill_size": 48}
+    defaults = {
+        "device": "cpu",
+        "dtype": "float32",
+        "max_total_tokens": 1024,
+        "context_length": 128,
+        "chunked_prefill_size": 48,
+    }
     return LLM(str(model), **defaults | settings)
 
 
@@ -61,7 +75,12 @@ def generated(llm: LLM) -> list[list[int]]:
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The window of the Mistral is shorter than its longest prompt."""
     overrides = {"sliding_window": 16} if request.param == "mistral" else {}
-    return make_tiny_model(tmp_path_factory.mktemp("models") / request.param, request.param, num_hidden_layers=2, **overrides)
+    return make_tiny_model(
+        tmp_path_factory.mktemp("models") / request.param,
+        request.param,
+        num_hidden_layers=2,
+        **overrides,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -69,28 +88,55 @@ def expected(model: Path) -> list[list[int]]:
     return generated(make(model, attention_backend="torch"))
 
 
-def test_tokens_are_those_of_torch(model: Path, expected: list[list[int]], on_flashinfer: None) -> None:
+def test_tokens_are_those_of_torch(
+    model: Path, expected: list[list[int]], on_flashinfer: None
+) -> None:
     assert generated(make(model)) == expected
 
 
-def test_so_are_those_of_recorded_decodes(model: Path, expected: list[list[int]], on_flashinfer: None) -> None:
+def test_so_are_those_of_recorded_decodes(
+    model: Path, expected: list[list[int]], on_flashinfer: None
+) -> None:
     llm = make(model, cuda_graph_backend_decode="full", cuda_graph_bs="1,2,4")
     assert generated(llm) == expected
-    assert llm.info.graphs.decode_sizes == [1, 2, 4] and llm.scheduler.stats().graph_replays_total > 5
+    assert (
+        llm.info.graphs.decode_sizes == [1, 2, 4] and llm.scheduler.stats().graph_replays_total > 5
+    )
 
 
-def test_so_are_those_of_pieces(model: Path, expected: list[list[int]], on_flashinfer: None) -> None:
-    llm = make(model, piecewise_cuda_graph=True, piecewise_cuda_graph_compiler="eager", piecewise_cuda_graph_tokens="16,48", startup="full")
+def test_so_are_those_of_pieces(
+    model: Path, expected: list[list[int]], on_flashinfer: None
+) -> None:
+    llm = make(
+        model,
+        piecewise_cuda_graph=True,
+        piecewise_cuda_graph_compiler="eager",
+        piecewise_cuda_graph_tokens="16,48",
+        startup="full",
+    )
     assert generated(llm) == expected
     assert llm.info.graphs.prefill_sizes == [16, 48]
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available() or importlib.util.find_spec("flashinfer") is None, reason="no NVIDIA GPU with flashinfer")
-@pytest.mark.parametrize("settings", [{"disable_cuda_graph": True}, {"piecewise_cuda_graph": True}], ids=["no graphs", "graphs"])
-def test_tokens_on_the_gpu_are_mostly_those_of_torch(settings: dict[str, Any], tmp_path: Path) -> None:
-    """In bfloat16 near ties fall either way, and one changes what follows: the first token of every answer is compared."""
-    folder = make_tiny_model(tmp_path / "model", hidden_size=512, num_attention_heads=8, head_dim=64, num_hidden_layers=2)
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or importlib.util.find_spec("flashinfer") is None,
+    reason="no NVIDIA GPU with flashinfer",
+)
+@pytest.mark.parametrize(
+    "settings",
+    [{"disable_cuda_graph": True}, {"piecewise_cuda_graph": True}],
+    ids=["no graphs", "graphs"],
+)
+def test_tokens_on_the_gpu_are_mostly_those_of_torch(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """In bfloat16 near ties fall either way, and one changes what follows: the first token of every
+    answer is compared.
+    """
+    folder = make_tiny_model(
+        tmp_path / "model", hidden_size=512, num_attention_heads=8, head_dim=64, num_hidden_layers=2
+    )
     common = {"device": "cuda", "dtype": "bfloat16", "startup": "full"}
     on_torch = generated(make(folder, attention_backend="torch", disable_cuda_graph=True, **common))
     on_flashinfer = generated(make(folder, attention_backend="flashinfer", **common, **settings))

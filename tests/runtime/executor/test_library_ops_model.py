@@ -1,4 +1,6 @@
-"""A whole model whose norms and activations are a library's gives the same tokens with pieces and recorded decodes as without graphs."""
+"""A whole model whose norms and activations are a library's gives the same tokens with pieces and
+recorded decodes as without graphs.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,11 @@ from piecework.kernels.cuda import ops as cuda_ops
 from piecework.kernels.cuda.attention import FlashInferAttention
 from piecework.kernels.cuda.libraries import LibraryOps
 from piecework.kernels.cuda.ops import Libraries
-from piecework.runtime.graphs import startup as graph_startup
 from piecework.runtime.executor import model_runner
 from piecework.runtime.executor.dummy_batch import dummy_prefill
-from piecework.runtime.llm import LLM
 from piecework.runtime.executor.model_runner import ModelRunner
+from piecework.runtime.graphs import startup as graph_startup
+from piecework.runtime.llm import LLM
 from piecework.runtime.sampling.params import SamplingParams
 
 PROMPTS = [[5, 6, 7], list(range(20, 90)), [9], list(range(20, 50))]
@@ -43,7 +45,13 @@ IMPLEMENTATIONS = {
 }
 
 
-def store(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor) -> None:
+def store(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
     k_cache.flatten(0, 1).index_copy_(0, slots, k)
     v_cache.flatten(0, 1).index_copy_(0, slots, v)
 
@@ -53,7 +61,9 @@ class LibrariesOnCpu(CpuPlatform):
     padding_limit = 4.0
 
     def make_attention_backend(self, name: str) -> AttentionBackend:
-        return super().make_attention_backend(name) if name == "torch" else FlashInferAttention(store)
+        return (
+            super().make_attention_backend(name) if name == "torch" else FlashInferAttention(store)
+        )
 
 
 @pytest.fixture
@@ -65,10 +75,16 @@ def libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[
     monkeypatch.setattr(attention, "_library", lambda: flashinfer_standin)
     monkeypatch.setattr(attention, "_WORKSPACE_BYTES", 1024)
     found = [library_ops_standin.sgl_kernel(), library_ops_standin.flashinfer()]
-    monkeypatch.setattr(cuda_libraries, "load", {library.name: library for library in found}.__getitem__)
+    monkeypatch.setattr(
+        cuda_libraries, "load", {library.name: library for library in found}.__getitem__
+    )
     monkeypatch.setattr(cuda_ops, "_libraries", Libraries(found, TriedHere()))
     for name in ("rms_norm", "silu_and_mul"):
-        monkeypatch.setattr(cuda_ops.triton_ops, name, lambda *given, n=name: pytest.fail(f"no library has taken {n}"))
+        monkeypatch.setattr(
+            cuda_ops.triton_ops,
+            name,
+            lambda *given, n=name: pytest.fail(f"no library has taken {n}"),
+        )
     library = torch.library.Library("piecework", "FRAGMENT")
     for name, implementation in IMPLEMENTATIONS.items():
         library.impl(name, implementation, "CPU")
@@ -81,11 +97,19 @@ def libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With norms of queries and keys."""
-    return make_tiny_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3", num_hidden_layers=2)
+    return make_tiny_model(
+        tmp_path_factory.mktemp("models") / "qwen3", "qwen3", num_hidden_layers=2
+    )
 
 
 def make(model: Path, **settings: Any) -> LLM:
-    defaults = {"device": "cpu", "dtype": "bfloat16", "max_total_tokens": 1024, "context_length": 128, "chunked_prefill_size": 48}
+    defaults = {
+        "device": "cpu",
+        "dtype": "bfloat16",
+        "max_total_tokens": 1024,
+        "context_length": 128,
+        "chunked_prefill_size": 48,
+    }
     return LLM(str(model), **defaults | settings)
 
 
@@ -102,16 +126,25 @@ def test_tokens_with_graphs_are_those_without(model: Path, libraries: list[Libra
 
     decodes = make(model, cuda_graph_backend_decode="full", cuda_graph_bs="1,2,4")
     assert generated(decodes) == expected
-    assert decodes.info.graphs.decode_sizes == [1, 2, 4] and decodes.scheduler.stats().graph_replays_total > 5
+    assert (
+        decodes.info.graphs.decode_sizes == [1, 2, 4]
+        and decodes.scheduler.stats().graph_replays_total > 5
+    )
 
-    pieces = {"piecewise_cuda_graph": True, "piecewise_cuda_graph_compiler": "eager", "piecewise_cuda_graph_tokens": "16,48"}
+    pieces = {
+        "piecewise_cuda_graph": True,
+        "piecewise_cuda_graph_compiler": "eager",
+        "piecewise_cuda_graph_tokens": "16,48",
+    }
     prefills = make(model, startup="full", **pieces)
     before = len(sgl)
     assert generated(prefills) == expected
     assert prefills.info.graphs.prefill_sizes == [16, 48] and len(sgl) > before
 
 
-def test_hidden_states_are_those_of_the_definition_but_for_rounding(model: Path, libraries: list[LibraryOps]) -> None:
+def test_hidden_states_are_those_of_the_definition_but_for_rounding(
+    model: Path, libraries: list[LibraryOps]
+) -> None:
     runner = make(model, attention_backend="torch", disable_cuda_graph=True).scheduler._runner
     assert isinstance(runner, ModelRunner)
     step = dummy_prefill(33, 1, runner.platform, 16)

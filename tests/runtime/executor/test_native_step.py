@@ -1,4 +1,6 @@
-"""Decodes in one native call give what the model gives op by op, for every architecture and batch size."""
+"""Decodes in one native call give what the model gives op by op, for every architecture and batch
+size.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,19 @@ from piecework.kernels.paged_attention import TorchAttention
 from piecework.runtime.executor.forward_context import PagedAttention
 from piecework.runtime.layers.attention import register_attention
 from piecework.runtime.llm import LLM
-from piecework.runtime.sampling.params import SamplingParams
 from piecework.runtime.loader.loader import load_model
+from piecework.runtime.sampling.params import SamplingParams
 
 PAGE, PAGES = 16, 80
 SHAPES: list[dict[str, Any]] = [
     {"architecture": "llama"},
-    {"architecture": "llama", "num_key_value_heads": 1, "hidden_size": 52, "head_dim": 26, "intermediate_size": 96},
+    {
+        "architecture": "llama",
+        "num_key_value_heads": 1,
+        "hidden_size": 52,
+        "head_dim": 26,
+        "intermediate_size": 96,
+    },
     {"architecture": "mistral", "sliding_window": 20},
     {"architecture": "qwen2", "tie_word_embeddings": True},
     {"architecture": "qwen3"},
@@ -36,21 +44,39 @@ class Case:
     """One model's weights and a cache of random keys and values, which both ways start from."""
 
     def __init__(self, path: Path) -> None:
-        self.model, self.config, _ = load_model(str(path), torch.bfloat16, torch.device("cpu"), progress=False, kernels=native_linear())
+        self.model, self.config, _ = load_model(
+            str(path), torch.bfloat16, torch.device("cpu"), progress=False, kernels=native_linear()
+        )
         register_attention("CPU")
         generator = torch.Generator().manual_seed(0)
-        shape = (2, self.config.num_layers, PAGES, PAGE, self.config.num_kv_heads, self.config.head_dim)
+        shape = (
+            2,
+            self.config.num_layers,
+            PAGES,
+            PAGE,
+            self.config.num_kv_heads,
+            self.config.head_dim,
+        )
         self.cache = torch.randn(shape, generator=generator).to(torch.bfloat16)
 
-    def step(self, lens: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor, AttentionMetadata]:
-        """Ids, positions and the rest of a step of requests with (new, past) tokens; pages are dealt one after another."""
+    def step(
+        self, lens: list[tuple[int, int]]
+    ) -> tuple[torch.Tensor, torch.Tensor, AttentionMetadata]:
+        """Ids, positions and the rest of a step of requests with (new, past) tokens; pages are
+        dealt one after another.
+        """
         generator = torch.Generator().manual_seed(len(lens))
         width = max(-(-(new + past) // PAGE) for new, past in lens)
         table = torch.arange(1, 1 + len(lens) * width).view(len(lens), width)
         positions = [torch.arange(past, past + new) for new, past in lens]
-        slots = [row[where // PAGE] * PAGE + where % PAGE for row, where in zip(table, positions, strict=True)]
+        slots = [
+            row[where // PAGE] * PAGE + where % PAGE
+            for row, where in zip(table, positions, strict=True)
+        ]
         news, alls = [new for new, _ in lens], [new + past for new, past in lens]
-        metadata = AttentionMetadata(query_lens=news, seq_lens=alls, block_table=table, slot_mapping=torch.cat(slots))
+        metadata = AttentionMetadata(
+            query_lens=news, seq_lens=alls, block_table=table, slot_mapping=torch.cat(slots)
+        )
         ids = torch.randint(self.config.vocab_size, (sum(news),), generator=generator)
         return ids, torch.cat(positions), metadata
 
@@ -58,14 +84,26 @@ class Case:
         ids, positions, metadata = self.step(lens)
         cache = self.cache.clone()
         attention = PagedAttention(
-            backend=TorchAttention(), layers=self.model.attention_layers(), k_cache=list(cache[0]), v_cache=list(cache[1]), page_size=PAGE
+            backend=TorchAttention(),
+            layers=self.model.attention_layers(),
+            k_cache=list(cache[0]),
+            v_cache=list(cache[1]),
+            page_size=PAGE,
         )
         with torch.inference_mode(), attention.step(metadata):
             return self.model.compute_logits(self.model(ids, positions)), cache
 
-    def native(self, lens: list[tuple[int, int]], variant: build.Variant) -> tuple[torch.Tensor, torch.Tensor]:
+    def native(
+        self, lens: list[tuple[int, int]], variant: build.Variant
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         cache = self.cache.clone()
-        kernels = NativeStep(build.load_variant(variant), self.model, self.model.attention_layers(), list(cache[0]), list(cache[1]))
+        kernels = NativeStep(
+            build.load_variant(variant),
+            self.model,
+            self.model.attention_layers(),
+            list(cache[0]),
+            list(cache[1]),
+        )
         return self.model.compute_logits(kernels.forward(*self.step(lens))), cache
 
 
@@ -77,9 +115,18 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize("variant", native_variants(), ids=lambda variant: variant.name)
 @pytest.mark.parametrize(
     "lens",
-    [[(1, 0)], [(1, 1100)], [(1, 15 + 3 * i) for i in range(7)], [(1, 40)] * 20, [(1, i % 15) for i in range(64)], [(5, 20), (1, 16)]],
+    [
+        [(1, 0)],
+        [(1, 1100)],
+        [(1, 15 + 3 * i) for i in range(7)],
+        [(1, 40)] * 20,
+        [(1, i % 15) for i in range(64)],
+        [(5, 20), (1, 16)],
+    ],
 )
-def test_it_is_the_forward_op_by_op(case: Case, lens: list[tuple[int, int]], variant: build.Variant) -> None:
+def test_it_is_the_forward_op_by_op(
+    case: Case, lens: list[tuple[int, int]], variant: build.Variant
+) -> None:
     (eager, eager_cache), (native, cache) = case.eager(lens), case.native(lens, variant)
     assert (native.log_softmax(-1) - eager.log_softmax(-1)).abs().mean() < 0.03
     # The first layer sees the same numbers: its keys are equal but for the order of sums.
@@ -89,7 +136,9 @@ def test_it_is_the_forward_op_by_op(case: Case, lens: list[tuple[int, int]], var
 
 @pytest.mark.parametrize("way", [0, 1, 2], ids=["floats", "dots", "halves"])
 @pytest.mark.parametrize("lens", [[(1, 40)] * 20, [(1, i % 15) for i in range(64)]])
-def test_every_way_of_products_is_the_forward_op_by_op(case: Case, lens: list[tuple[int, int]], way: int) -> None:
+def test_every_way_of_products_is_the_forward_op_by_op(
+    case: Case, lens: list[tuple[int, int]], way: int
+) -> None:
     """`Way` of linear.h, of which a CPU takes the fastest."""
     best = native_variants()[0]
     if not build.load_variant(best).piecework_choose_way(way):
@@ -106,7 +155,13 @@ def test_every_way_of_products_is_the_forward_op_by_op(case: Case, lens: list[tu
 def test_other_models_are_refused(tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path)
     with pytest.raises(ValueError, match="needs a bfloat16 model"):
-        LLM(str(path), dtype="float32", cuda_graph_backend_decode="native", max_total_tokens=1024, context_length=128)
+        LLM(
+            str(path),
+            dtype="float32",
+            cuda_graph_backend_decode="native",
+            max_total_tokens=1024,
+            context_length=128,
+        )
     load = partial(load_model, device=torch.device("cpu"), progress=False)
     assert not is_known(load(str(path), torch.float32).model)
     assert not is_known(load(str(path), torch.bfloat16).model)
@@ -116,8 +171,12 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
     assert not is_known(load(str(odd), torch.bfloat16, kernels=native_linear()).model)
 
 
-@pytest.mark.skipif(not build.runnable_variants()[0].needs, reason="decodes run op by op on this CPU")
-def test_decodes_of_an_engine_go_through_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    not build.runnable_variants()[0].needs, reason="decodes run op by op on this CPU"
+)
+def test_decodes_of_an_engine_go_through_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes = []
     forward = NativeStep.forward
 
@@ -127,7 +186,12 @@ def test_decodes_of_an_engine_go_through_it(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(NativeStep, "forward", counted)
     path = make_tiny_model(tmp_path)
-    settings: dict[str, Any] = {"dtype": "bfloat16", "max_total_tokens": 4096, "context_length": 128, "num_threads": 1}
+    settings: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "max_total_tokens": 4096,
+        "context_length": 128,
+        "num_threads": 1,
+    }
     native = {"cuda_graph_backend_decode": "native", **settings}
     prompts = [[5, 6, 7 + i] for i in range(40)]
     params = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True, logprobs=1)

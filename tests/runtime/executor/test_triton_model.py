@@ -1,4 +1,6 @@
-"""A whole model on Triton's attention and ops gives the tokens of plain torch: eagerly, in pieces, and with recorded decodes."""
+"""A whole model on Triton's attention and ops gives the tokens of plain torch: eagerly, in pieces,
+and with recorded decodes.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ from piecework.kernels.cuda import ops as cuda_ops
 from piecework.kernels.staging import HostCopy
 from piecework.kernels.triton import ops as triton_ops
 from piecework.kernels.triton.attention import Blocks, TritonAttention
-from piecework.runtime.executor import model_runner
-from piecework.runtime.graphs.compile_pieces import install, installer
-from piecework.runtime.executor.dummy_batch import dummy_prefill
-from piecework.runtime.llm import LLM
 from piecework.runtime.engine.build.messages import GenerateRequest
-from piecework.runtime.model_config import ModelConfig
+from piecework.runtime.executor import model_runner
+from piecework.runtime.executor.dummy_batch import dummy_prefill
 from piecework.runtime.executor.model_runner import ModelRunner
+from piecework.runtime.graphs.compile_pieces import install, installer
+from piecework.runtime.llm import LLM
+from piecework.runtime.model_config import ModelConfig
 from piecework.runtime.sampling.params import SamplingParams
 
 PROMPTS = [[5, 6, 7], list(range(20, 60)), [9]]
@@ -46,7 +48,9 @@ class TritonOnCpu(CpuPlatform):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3", num_hidden_layers=2)
+    return make_tiny_model(
+        tmp_path_factory.mktemp("models") / "qwen3", "qwen3", num_hidden_layers=2
+    )
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +72,13 @@ def on_triton(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
 
 
 def make(model: Path, **settings: Any) -> LLM:
-    defaults = {"device": "cpu", "dtype": "float32", "max_total_tokens": 512, "context_length": 128, "chunked_prefill_size": 48}
+    defaults = {
+        "device": "cpu",
+        "dtype": "float32",
+        "max_total_tokens": 512,
+        "context_length": 128,
+        "chunked_prefill_size": 48,
+    }
     return LLM(str(model), **defaults | settings)
 
 
@@ -86,12 +96,16 @@ def generated(llm: LLM) -> list[list[int]]:
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="Triton compiles for the GPU here")
-def test_tokens_are_those_of_plain_torch(model: Path, expected: list[list[int]], on_triton: None) -> None:
+def test_tokens_are_those_of_plain_torch(
+    model: Path, expected: list[list[int]], on_triton: None
+) -> None:
     assert tokens(model) == expected
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="Triton compiles for the GPU here")
-def test_so_are_those_of_recorded_decodes(model: Path, expected: list[list[int]], on_triton: None) -> None:
+def test_so_are_those_of_recorded_decodes(
+    model: Path, expected: list[list[int]], on_triton: None
+) -> None:
     llm = make(model, cuda_graph_backend_decode="full", cuda_graph_bs="4")
     assert generated(llm) == expected
     assert llm.scheduler.stats().graph_replays_total > 0
@@ -101,12 +115,19 @@ def test_so_are_those_of_recorded_decodes(model: Path, expected: list[list[int]]
 def test_a_model_is_traced_with_its_ops_whole(model: Path, on_triton: None) -> None:
     runner = make(model).scheduler._runner
     assert isinstance(runner, ModelRunner)
-    pieces, _ = install(installer(replace(runner.config, piecewise_cuda_graph_compiler="eager"), runner.platform), *of(runner))
+    pieces, _ = install(
+        installer(replace(runner.config, piecewise_cuda_graph_compiler="eager"), runner.platform),
+        *of(runner),
+    )
     found = {op for piece in pieces.plan.pieces for op in piece.ops}
-    assert {f"piecework.{name}" for name in OPS} <= {op.removesuffix(".default") for op in found}, found
+    assert {f"piecework.{name}" for name in OPS} <= {op.removesuffix(".default") for op in found}, (
+        found
+    )
     step = dummy_prefill(9, 1, runner.platform, 16)
     with torch.no_grad(), runner.graphs._attention.step(step.metadata):
-        torch.testing.assert_close(pieces(step.input_ids, step.positions), runner.model(step.input_ids, step.positions))
+        torch.testing.assert_close(
+            pieces(step.input_ids, step.positions), runner.model(step.input_ids, step.positions)
+        )
 
 
 @pytest.mark.gpu
@@ -122,7 +143,9 @@ def test_a_model_is_traced_with_its_ops_whole(model: Path, on_triton: None) -> N
     ],
     ids=["no graphs", "piecewise", "breakable", "torch's attention"],
 )
-def test_tokens_on_the_gpu_are_those_of_the_cpu(architecture: str, settings: dict[str, Any], tmp_path: Path) -> None:
+def test_tokens_on_the_gpu_are_those_of_the_cpu(
+    architecture: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
     """In float32; the window of the Mistral is shorter than its longest prompt."""
     overrides = {"sliding_window": 16} if architecture == "mistral" else {}
     folder = make_tiny_model(tmp_path / architecture, architecture, **overrides)
@@ -132,12 +155,23 @@ def test_tokens_on_the_gpu_are_those_of_the_cpu(architecture: str, settings: dic
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="no NVIDIA GPU")
-@pytest.mark.parametrize("settings", [{"disable_cuda_graph": True}, {"piecewise_cuda_graph": True}], ids=["no graphs", "graphs"])
-def test_a_step_waits_for_the_device_once(settings: dict[str, Any], model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To read its tokens, behind an event; torch warns of every other way to wait when it is asked to, and of events never."""
+@pytest.mark.parametrize(
+    "settings",
+    [{"disable_cuda_graph": True}, {"piecewise_cuda_graph": True}],
+    ids=["no graphs", "graphs"],
+)
+def test_a_step_waits_for_the_device_once(
+    settings: dict[str, Any], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To read its tokens, behind an event; torch warns of every other way to wait when it is asked
+    to, and of events never.
+    """
     llm = make(model, device="cuda", startup="full", **settings)
     generated(llm)
-    sampled = [SamplingParams(max_new_tokens=3, ignore_eos=True, seed=1, top_p=top_p) for top_p in (1.0, 0.9)]
+    sampled = [
+        SamplingParams(max_new_tokens=3, ignore_eos=True, seed=1, top_p=top_p)
+        for top_p in (1.0, 0.9)
+    ]
     for number, params in enumerate([GREEDY, *sampled]):
         llm.scheduler.add(GenerateRequest(rid=str(number), input_ids=PROMPTS[1], params=params))
     steps, read = 0, []
@@ -152,5 +186,7 @@ def test_a_step_waits_for_the_device_once(settings: dict[str, Any], model: Path,
                 steps += 1
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert [str(warning.message) for warning in caught if "synchroniz" in str(warning.message)] == []
+    assert [
+        str(warning.message) for warning in caught if "synchroniz" in str(warning.message)
+    ] == []
     assert 0 < len(read) <= steps

@@ -1,4 +1,6 @@
-"""The steps before the first request: every kind of attention is among them, and they leave the cache as it was."""
+"""The steps before the first request: every kind of attention is among them, and they leave the
+cache as it was.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from piecework.kernels import ops, reference
 from piecework.kernels.attention import AttentionMetadata
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.paged_attention import TorchAttention
-from piecework.runtime.executor import model_runner
 from piecework.runtime.config import EngineConfig
+from piecework.runtime.executor import model_runner
 from piecework.runtime.executor.model_runner import ModelRunner
 
 
@@ -37,10 +39,19 @@ def test_it_runs_each_kind_of_step_and_stores_nothing_where_requests_will(
     sampled: list[tuple[int, ...]] = []
     monkeypatch.setattr(ops, "_versions", {})
     draw = reference.sample_filtered
-    monkeypatch.setattr(reference, "sample_filtered", lambda probs, *filters: sampled.append(probs.shape) or draw(probs, *filters))
+    monkeypatch.setattr(
+        reference,
+        "sample_filtered",
+        lambda probs, *filters: sampled.append(probs.shape) or draw(probs, *filters),
+    )
     monkeypatch.setattr(model_runner, "detect", lambda device: Compiling())
     folder = make_tiny_model(tmp_path / "model", num_hidden_layers=1)
-    runner = ModelRunner(EngineConfig(model_path=str(folder), context_length=context, max_total_tokens=512, device="cpu"), progress=False)
+    runner = ModelRunner(
+        EngineConfig(
+            model_path=str(folder), context_length=context, max_total_tokens=512, device="cpu"
+        ),
+        progress=False,
+    )
     prefills = [seq for new, seq in planned if max(new) > 1]
     decodes = [seq for new, seq in planned if max(new) == 1]
     assert sampled == [(1, runner.model_config.vocab_size)]

@@ -1,4 +1,6 @@
-"""Whatever becomes of the compiling process, the engine neither traces nor compiles: it loads what is there, and says what is not."""
+"""Whatever becomes of the compiling process, the engine neither traces nor compiles: it loads what
+is there, and says what is not.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,13 @@ from piecework.compilation.cache import CompileCache
 from piecework.compilation.compiler import EagerCompiler, InductorCompiler
 from piecework.compilation.piece_store import weight_bytes
 from piecework.kernels.cpu.platform import CpuPlatform
-from piecework.runtime.graphs import compile_process, startup as graph_startup
-from piecework.runtime.graphs.compile_process import CompileProcess
 from piecework.runtime.config import Backend, EngineConfig
+from piecework.runtime.graphs import compile_process
+from piecework.runtime.graphs import startup as graph_startup
+from piecework.runtime.graphs.compile_process import CompileProcess
 from piecework.runtime.llm import LLM, Completion
-from piecework.runtime.sampling.params import SamplingParams
 from piecework.runtime.loader.loader import empty_model, hollow_model
+from piecework.runtime.sampling.params import SamplingParams
 
 FAULTY = Path(__file__).parent / "faulty_compile.py"
 PROMPTS = [[7, 9, 11] * 5, [3]]
@@ -70,12 +73,22 @@ def only_loads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def engine(path: Path, **others: Any) -> LLM:
-    settings = {"dtype": "float32", "max_total_tokens": 512, "context_length": 128, "num_threads": 1}
+    settings = {
+        "dtype": "float32",
+        "max_total_tokens": 512,
+        "context_length": 128,
+        "num_threads": 1,
+    }
     return LLM(str(path), **settings | others)
 
 
 def in_pieces(path: Path) -> LLM:
-    return engine(path, piecewise_cuda_graph=True, piecewise_cuda_graph_compiler="eager", cuda_graph_backend_decode="disabled")
+    return engine(
+        path,
+        piecewise_cuda_graph=True,
+        piecewise_cuda_graph_compiler="eager",
+        cuda_graph_backend_decode="disabled",
+    )
 
 
 def seed(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
@@ -83,12 +96,19 @@ def seed(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
 
 
 def check(llm: LLM, expected: list[Completion]) -> None:
-    assert [completion.token_ids for completion in llm.generate(PROMPTS, GREEDY)] == [completion.token_ids for completion in expected]
+    assert [completion.token_ids for completion in llm.generate(PROMPTS, GREEDY)] == [
+        completion.token_ids for completion in expected
+    ]
 
 
 @pytest.mark.parametrize("fault", NO_PIECES)
 def test_without_pieces_steps_stay_eager_with_one_line_and_a_reason_that_is_counted(
-    path: Path, expected: list[Completion], only_loads: None, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    path: Path,
+    expected: list[Completion],
+    only_loads: None,
+    fault: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     seed(monkeypatch, fault)
     traced = torch._dynamo.convert_frame.FRAME_COUNTER
@@ -103,24 +123,39 @@ def test_without_pieces_steps_stay_eager_with_one_line_and_a_reason_that_is_coun
 
 
 def test_a_piece_that_cannot_be_compiled_runs_as_traced_and_no_later_start_tries_it_again(
-    path: Path, expected: list[Completion], only_loads: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    path: Path,
+    expected: list[Completion],
+    only_loads: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     seed(monkeypatch, "one piece")
     for _ in range(2):
         caplog.clear()
         llm = in_pieces(path)
         check(llm, expected)
-        assert llm.info.graphs.distinct_pieces == 3 and llm.scheduler.stats().graph_fallbacks_total == {}
-        (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING and "piece" in record.getMessage()]
+        assert (
+            llm.info.graphs.distinct_pieces == 3
+            and llm.scheduler.stats().graph_fallbacks_total == {}
+        )
+        (line,) = [
+            record.getMessage()
+            for record in caplog.records
+            if record.levelno >= logging.WARNING and "piece" in record.getMessage()
+        ]
         assert "piece 1 of 3" in line and "an op without a lowering" in line
         # The second start finds all of it, also what cannot be compiled.
-        monkeypatch.setattr(graph_startup, "start", lambda *_: pytest.fail("a compiling process was started"))
+        monkeypatch.setattr(
+            graph_startup, "start", lambda *_: pytest.fail("a compiling process was started")
+        )
 
 
 def test_what_the_pieces_depend_on_is_told_to_the_compiling_process(
     path: Path, own_cache: Path, only_loads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine that has the memory to pack the hollow model's weights, which share one address, and not the real model's."""
+    """A machine that has the memory to pack the hollow model's weights, which share one address,
+    and not the real model's.
+    """
     asked: list[int] = []
 
     def packs_linear(platform: CpuPlatform, weight_bytes: int) -> bool:
@@ -129,20 +164,31 @@ def test_what_the_pieces_depend_on_is_told_to_the_compiling_process(
 
     monkeypatch.setattr(CpuPlatform, "packs_linear", packs_linear)
     llm = in_pieces(path)
-    assert llm.info.graphs.distinct_pieces == 3, "the process has made what the engine looks for, or this would be 0"
+    assert llm.info.graphs.distinct_pieces == 3, (
+        "the process has made what the engine looks for, or this would be 0"
+    )
     assert asked == [llm.info.weight_bytes]
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_hollow_model_weighs_what_the_real_one_does(tmp_path: Path, tied: bool) -> None:
-    llm = engine(make_tiny_model(tmp_path / "model", tie_word_embeddings=tied), disable_cuda_graph=True)
+    llm = engine(
+        make_tiny_model(tmp_path / "model", tie_word_embeddings=tied), disable_cuda_graph=True
+    )
     config, device = llm.scheduler._runner.model_config, torch.device("cpu")  # type: ignore[attr-defined]
-    real, hollow = empty_model(config, torch.float32, device), hollow_model(config, torch.float32, device)
+    real, hollow = (
+        empty_model(config, torch.float32, device),
+        hollow_model(config, torch.float32, device),
+    )
     assert weight_bytes(real) == weight_bytes(hollow) == llm.info.weight_bytes
 
 
-def test_a_compiling_process_that_is_stopped_leaves_no_child(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_process, "COMMAND", (sys.executable, "-c", "import time; time.sleep(600)"))
+def test_a_compiling_process_that_is_stopped_leaves_no_child(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        compile_process, "COMMAND", (sys.executable, "-c", "import time; time.sleep(600)")
+    )
     process = CompileProcess("{}")
     assert process.poll() is None
     process.stop()
@@ -174,17 +220,32 @@ def test_without_a_cpp_compiler_no_process_is_started_and_one_line_says_what_to_
         monkeypatch.setattr(shutil, "which", lambda name: None)
     else:
         monkeypatch.setenv("CXX", wanted)
-    monkeypatch.setattr(graph_startup, "start", lambda *_: pytest.fail("a compiling process was started"))
-    llm = engine(path, piecewise_cuda_graph=True, piecewise_cuda_graph_compiler="inductor", attention_backend="torch")
+    monkeypatch.setattr(
+        graph_startup, "start", lambda *_: pytest.fail("a compiling process was started")
+    )
+    llm = engine(
+        path,
+        piecewise_cuda_graph=True,
+        piecewise_cuda_graph_compiler="inductor",
+        attention_backend="torch",
+    )
     check(llm, expected)
     assert set(llm.scheduler.stats().graph_fallbacks_total) == {"compile_failed"}
     (line,) = [record.getMessage() for record in caplog.records if "pieces" in record.getMessage()]
     assert (wanted or "g++") in line and "install" in line and "$CXX" in line
 
 
-def test_a_server_runs_in_pieces_unless_told_otherwise_and_a_script_does_not(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_runs_in_pieces_unless_told_otherwise_and_a_script_does_not(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert EngineConfig().prefill_backend is Backend.PIECEWISE
-    for off in ({"disable_piecewise_cuda_graph": True}, {"disable_cuda_graph": True}, {"cuda_graph_backend_prefill": "disabled"}):
+    for off in (
+        {"disable_piecewise_cuda_graph": True},
+        {"disable_cuda_graph": True},
+        {"cuda_graph_backend_prefill": "disabled"},
+    ):
         assert EngineConfig(**off).prefill_backend is Backend.DISABLED
-    monkeypatch.setattr(graph_startup, "start", lambda *_: pytest.fail("a compiling process was started"))
+    monkeypatch.setattr(
+        graph_startup, "start", lambda *_: pytest.fail("a compiling process was started")
+    )
     assert engine(path).info.graphs.prefill_backend == "disabled"

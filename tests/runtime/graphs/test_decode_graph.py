@@ -1,4 +1,6 @@
-"""Full graphs of decodes: the same tokens and log-probabilities as eager at captured batch sizes, padded ones and all others."""
+"""Full graphs of decodes: the same tokens and log-probabilities as eager at captured batch sizes,
+padded ones and all others.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ from piecework.runtime.llm import LLM, Completion
 from piecework.runtime.sampling.params import SamplingParams
 
 PROMPTS = [[(17 * i + 3 * j) % 400 for j in range(3 + 5 * i)] for i in range(6)]
-PARAMS = [SamplingParams(temperature=0.0, max_new_tokens=5 + 2 * i, ignore_eos=True, logprobs=5) for i in range(6)]
+PARAMS = [
+    SamplingParams(temperature=0.0, max_new_tokens=5 + 2 * i, ignore_eos=True, logprobs=5)
+    for i in range(6)
+]
 """The sequences end one after another, so that batches of 6, 5, ... 1 decodes come."""
 
 
@@ -29,28 +34,47 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def engine(path: Path, **settings: Any) -> LLM:
-    return LLM(str(path), dtype="float32", max_total_tokens=1024, context_length=128, num_threads=1, **settings)
+    return LLM(
+        str(path),
+        dtype="float32",
+        max_total_tokens=1024,
+        context_length=128,
+        num_threads=1,
+        **settings,
+    )
 
 
 def recorded(path: Path, **settings: Any) -> LLM:
-    return engine(path, **{"cuda_graph_backend_decode": "full", "cuda_graph_bs": "1,2,4", **settings})
+    return engine(
+        path, **{"cuda_graph_backend_decode": "full", "cuda_graph_bs": "1,2,4", **settings}
+    )
 
 
 def assert_same(ours: list[Completion], eager: list[Completion]) -> None:
     for one, other in zip(ours, eager, strict=True):
         assert one.token_ids == other.token_ids
-        assert [entry.logprob for entry in one.logprobs] == pytest.approx([entry.logprob for entry in other.logprobs], abs=1e-4)
+        assert [entry.logprob for entry in one.logprobs] == pytest.approx(
+            [entry.logprob for entry in other.logprobs], abs=1e-4
+        )
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("in_pieces", [False, True], ids=["of the model", "of its pieces"])
 @pytest.mark.parametrize("padding", [1.0, 2.0], ids=["exact sizes", "padded"])
 def test_decode_graphs_give_what_eager_gives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, in_pieces: bool, padding: float
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    architecture: str,
+    in_pieces: bool,
+    padding: float,
 ) -> None:
     monkeypatch.setattr(CpuPlatform, "padding_limit", padding)
     path = make_tiny_model(tmp_path / "model", architecture)
-    settings = {"piecewise_cuda_graph": True, "piecewise_cuda_graph_compiler": "eager"} if in_pieces else {}
+    settings = (
+        {"piecewise_cuda_graph": True, "piecewise_cuda_graph_compiler": "eager"}
+        if in_pieces
+        else {}
+    )
     llm = recorded(path, **settings)
     assert llm.info.graphs.decode_sizes == [1, 2, 4]
     assert_same(llm.generate(PROMPTS, PARAMS), engine(path).generate(PROMPTS, PARAMS))
@@ -80,12 +104,17 @@ def test_a_batch_size_whose_capture_fails_runs_without_it(
     monkeypatch.setattr(Graphs, "_record", fails_at_2)
     path = make_tiny_model(tmp_path / "model")
     llm = recorded(path)
-    assert (llm.info.graphs.decode_sizes, llm.info.graphs.failed_sizes) == ([1, 4], {"2": "capture_failed"})
+    assert (llm.info.graphs.decode_sizes, llm.info.graphs.failed_sizes) == (
+        [1, 4],
+        {"2": "capture_failed"},
+    )
     assert "2 requests run without a graph" in caplog.text
     assert_same(llm.generate(PROMPTS, PARAMS), engine(path).generate(PROMPTS, PARAMS))
 
 
-def test_a_plan_that_forgets_the_lengths_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_forgets_the_lengths_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Seeded: the plan that is updated in place forgets the lengths of the step."""
     update = TorchAttention.update_plan
 
@@ -107,7 +136,11 @@ def test_without_a_word_a_cpu_records_no_decodes(tmp_path: Path) -> None:
 def test_no_graphs_of_any_kind(tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path / "model")
     info = recorded(path, piecewise_cuda_graph=True, disable_cuda_graph=True).info
-    assert (info.graphs.prefill_backend, info.graphs.decode_backend, info.graphs.num_graphs) == ("disabled", "disabled", 0)
+    assert (info.graphs.prefill_backend, info.graphs.decode_backend, info.graphs.num_graphs) == (
+        "disabled",
+        "disabled",
+        0,
+    )
 
 
 def test_captures_write_to_no_page_that_a_request_may_hold(tmp_path: Path) -> None:

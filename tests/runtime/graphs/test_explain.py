@@ -11,12 +11,18 @@ import torch
 from gguf_models import Kind, write_gguf
 from tiny_models import make_tiny_model
 
+from piecework.cli.main import main
 from piecework.runtime.config import EngineConfig
-from piecework.runtime.graphs.explain import Explanation, explain, lengths_of_file, lengths_of_prompts, padding_rows
+from piecework.runtime.graphs.explain import (
+    Explanation,
+    explain,
+    lengths_of_file,
+    lengths_of_prompts,
+    padding_rows,
+)
 from piecework.runtime.graphs.explain_text import lines
 from piecework.runtime.llm import LLM
 from piecework.runtime.sampling.params import SamplingParams
-from piecework.cli.main import main
 
 LAYERS = 3
 
@@ -28,11 +34,18 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", params=["llama", "mistral", "qwen2", "qwen3"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), request.param, num_hidden_layers=LAYERS)
+    return make_tiny_model(
+        tmp_path_factory.mktemp("model"), request.param, num_hidden_layers=LAYERS
+    )
 
 
 def config(path: Path, **settings: object) -> EngineConfig:
-    shared = {"model_path": str(path), "dtype": "float32", "max_total_tokens": 256, "num_threads": 1}
+    shared = {
+        "model_path": str(path),
+        "dtype": "float32",
+        "max_total_tokens": 256,
+        "num_threads": 1,
+    }
     return EngineConfig(**shared | {"piecewise_cuda_graph_compiler": "eager", **settings})  # type: ignore[arg-type]
 
 
@@ -43,9 +56,21 @@ def check_pieces(told: Explanation) -> None:
 
 
 def test_pieces_captures_and_memory(folder: Path) -> None:
-    told = explain(config(folder, piecewise_cuda_graph_tokens="4,16", cuda_graph_backend_decode="full", cuda_graph_bs="1,2"))
+    told = explain(
+        config(
+            folder,
+            piecewise_cuda_graph_tokens="4,16",
+            cuda_graph_backend_decode="full",
+            cuda_graph_bs="1,2",
+        )
+    )
     check_pieces(told)
-    assert {(capture.phase, capture.size) for capture in told.captures} == {("prefill", 4), ("prefill", 16), ("decode", 1), ("decode", 2)}
+    assert {(capture.phase, capture.size) for capture in told.captures} == {
+        ("prefill", 4),
+        ("prefill", 16),
+        ("decode", 1),
+        ("decode", 2),
+    }
     assert all(capture.seconds is not None and capture.failed is None for capture in told.captures)
     assert told.num_graphs == 2 * (LAYERS + 1) + 2
     assert told.graph_bytes > 0 and told.trace_seconds > 0
@@ -60,7 +85,13 @@ def test_a_gguf_file(tmp_path: Path) -> None:
 
 
 def test_projections_in_bfloat16_that_read_packed_weights_are_captured(tmp_path: Path) -> None:
-    told = explain(config(make_tiny_model(tmp_path / "model"), dtype="bfloat16", piecewise_cuda_graph_tokens="4,16"))
+    told = explain(
+        config(
+            make_tiny_model(tmp_path / "model"),
+            dtype="bfloat16",
+            piecewise_cuda_graph_tokens="4,16",
+        )
+    )
     assert [capture.failed for capture in told.captures] == [None, None]
 
 
@@ -80,19 +111,25 @@ def test_padding_is_of_the_steps_that_the_server_has_had(tmp_path: Path) -> None
 
 
 def test_padding_is_of_chunks_where_prompts_are_longer() -> None:
-    (given, *_) = padding_rows(EngineConfig(chunked_prefill_size=100, piecewise_cuda_graph_tokens="50,80"), {230: 2, 40: 1})
+    (given, *_) = padding_rows(
+        EngineConfig(chunked_prefill_size=100, piecewise_cuda_graph_tokens="50,80"), {230: 2, 40: 1}
+    )
     # Chunks of 100 are above the largest size, and run unpadded.
     assert given.share == pytest.approx((2 * 20 + 10) / (2 * 230 + 40 + 50))
     assert given.longer == pytest.approx(4 / 7)
 
 
-@pytest.mark.parametrize(("text", "counts"), [("7 7, 8", {7: 2, 8: 1}), ('{"7": 2, "8": 1}', {7: 2, 8: 1})])
+@pytest.mark.parametrize(
+    ("text", "counts"), [("7 7, 8", {7: 2, 8: 1}), ('{"7": 2, "8": 1}', {7: 2, 8: 1})]
+)
 def test_lengths_of_a_file(tmp_path: Path, text: str, counts: dict[int, int]) -> None:
     (tmp_path / "lengths").write_text(text)
     assert lengths_of_file(str(tmp_path / "lengths")).counts == counts
 
 
-@pytest.mark.parametrize("text", ["", "seven", "0", "-1", "{}", '{"7": 0}', '{"7": "x"}', "{", "1.5"])
+@pytest.mark.parametrize(
+    "text", ["", "seven", "0", "-1", "{}", '{"7": 0}', '{"7": "x"}', "{", "1.5"]
+)
 def test_lengths_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "lengths").write_text(text)
     with pytest.raises(ValueError, match="--lengths"):
@@ -102,7 +139,9 @@ def test_lengths_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
 def test_lengths_of_prompts_are_those_of_the_models_tokenizer(tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path / "model")
     prompts = ["one", "two apples", "two apples"]
-    expected = LLM(str(path), dtype="float32", max_total_tokens=256, num_threads=1).generate(prompts, SamplingParams(max_new_tokens=1))
+    expected = LLM(str(path), dtype="float32", max_total_tokens=256, num_threads=1).generate(
+        prompts, SamplingParams(max_new_tokens=1)
+    )
     found = lengths_of_prompts(config(path), "three", prompts)
     assert sorted(found.counts) == sorted({len(done.prompt_ids) for done in expected})
     assert sum(found.counts.values()) == 3
@@ -112,13 +151,27 @@ def test_lengths_of_prompts_are_those_of_the_models_tokenizer(tmp_path: Path) ->
 
 
 def command(path: Path, *flags: str) -> int:
-    return main(["explain", "--model-path", str(path), "--piecewise-cuda-graph-compiler", "eager", "--num-threads", "1", *flags])
+    return main(
+        [
+            "explain",
+            "--model-path",
+            str(path),
+            "--piecewise-cuda-graph-compiler",
+            "eager",
+            "--num-threads",
+            "1",
+            *flags,
+        ]
+    )
 
 
 def test_the_command_prints_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = make_tiny_model(tmp_path / "model")
     (tmp_path / "lengths").write_text("5 6 7 200")
-    assert command(path, "--lengths", str(tmp_path / "lengths"), "--svg", str(tmp_path / "cut.svg")) == 0
+    assert (
+        command(path, "--lengths", str(tmp_path / "lengths"), "--svg", str(tmp_path / "cut.svg"))
+        == 0
+    )
     printed = capsys.readouterr().out
     assert "4 pieces, 3 of them distinct, cut at 3 x piecework::attention" in printed
     assert "2 x  piece 1, then piecework::attention" in printed
@@ -126,14 +179,30 @@ def test_the_command_prints_tables(tmp_path: Path, capsys: pytest.CaptureFixture
     assert ElementTree.parse(tmp_path / "cut.svg")
 
 
-def test_the_command_reads_a_data_set_and_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reads_a_data_set_and_prints_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = make_tiny_model(tmp_path / "model")
-    rows = [json.dumps({"question": f"How many are {i} apples?", "answer": f"#### {i}"}) for i in range(8)]
+    rows = [
+        json.dumps({"question": f"How many are {i} apples?", "answer": f"#### {i}"})
+        for i in range(8)
+    ]
     (tmp_path / "questions.jsonl").write_text("\n".join(rows))
-    assert command(path, "--dataset", "gsm8k", "--data-path", str(tmp_path / "questions.jsonl"), "--json") == 0
+    assert (
+        command(
+            path, "--dataset", "gsm8k", "--data-path", str(tmp_path / "questions.jsonl"), "--json"
+        )
+        == 0
+    )
     told = json.loads(capsys.readouterr().out)
     assert sum(told["lengths"]["counts"].values()) == 8
-    assert [row["name"] for row in told["padding"]] == ["default", "auto:4", "auto:8", "auto:16", "auto:32"]
+    assert [row["name"] for row in told["padding"]] == [
+        "default",
+        "auto:4",
+        "auto:8",
+        "auto:16",
+        "auto:32",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -146,12 +215,18 @@ def test_the_command_reads_a_data_set_and_prints_json(tmp_path: Path, capsys: py
         (["--piecewise-cuda-graph-tokens", "x"], "--piecewise-cuda-graph-tokens"),
     ],
 )
-def test_what_the_user_can_mend_is_one_line(tmp_path: Path, flags: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_user_can_mend_is_one_line(
+    tmp_path: Path, flags: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = make_tiny_model(tmp_path)
     capsys.readouterr()
     assert command(path, *flags) == 2
     printed = capsys.readouterr().err
-    assert printed.startswith("piecework explain: error: ") and printed.count("\n") == 1 and error in printed
+    assert (
+        printed.startswith("piecework explain: error: ")
+        and printed.count("\n") == 1
+        and error in printed
+    )
 
 
 def test_a_model_that_cannot_be_traced_is_told_in_one_line(
@@ -168,5 +243,7 @@ def test_a_model_that_cannot_be_traced_is_told_in_one_line(
 
 def test_text_of_a_long_list_is_shortened(tmp_path: Path) -> None:
     (tmp_path / "lengths").write_text(" ".join(map(str, range(1, 200))))
-    told = explain(config(make_tiny_model(tmp_path / "model")), lengths_of_file(str(tmp_path / "lengths")))
+    told = explain(
+        config(make_tiny_model(tmp_path / "model")), lengths_of_file(str(tmp_path / "lengths"))
+    )
     assert max(map(len, lines(told))) < 200

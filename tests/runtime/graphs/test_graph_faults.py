@@ -1,4 +1,6 @@
-"""Whatever goes wrong around graphs, and whenever a request comes, the answers are eager's; nothing is traced while serving."""
+"""Whatever goes wrong around graphs, and whenever a request comes, the answers are eager's; nothing
+is traced while serving.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +24,22 @@ from piecework.compilation.compiler import EagerCompiler
 from piecework.compilation.plan import Plan
 from piecework.compilation.recording import Recorder
 from piecework.kernels.cpu.platform import CpuPlatform
-from piecework.runtime.graphs import startup as graph_startup
-from piecework.runtime.executor import model_runner
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.engine.build.build import Engine, build_engine
-from piecework.runtime.engine.build.text_process import EngineProcess
 from piecework.runtime.engine.build.ipc import decode, encode
-from piecework.runtime.llm import LLM, Completion
 from piecework.runtime.engine.build.messages import GenerateRequest, Shutdown, StepOutput
+from piecework.runtime.engine.build.text_process import EngineProcess
+from piecework.runtime.executor import model_runner
+from piecework.runtime.graphs import startup as graph_startup
+from piecework.runtime.llm import LLM, Completion
 from piecework.runtime.sampling.params import SamplingParams
 
 SIZES = [4, 16, 33]
 AROUND = [size + offset for size in SIZES for offset in (-1, 0, 1)]
 PROMPTS = [[(17 * i + 3 * j) % 400 for j in range(length)] for i, length in enumerate(AROUND)]
-PARAMS = SamplingParams(temperature=0.0, max_new_tokens=4, ignore_eos=True, logprobs=5, prompt_logprobs=0)
+PARAMS = SamplingParams(
+    temperature=0.0, max_new_tokens=4, ignore_eos=True, logprobs=5, prompt_logprobs=0
+)
 LAYERS = 2
 
 
@@ -69,7 +73,12 @@ def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settings(**others: Any) -> dict[str, Any]:
-    return {"dtype": "float32", "max_total_tokens": 512, "context_length": 128, "num_threads": 1} | others
+    return {
+        "dtype": "float32",
+        "max_total_tokens": 512,
+        "context_length": 128,
+        "num_threads": 1,
+    } | others
 
 
 def engine(path: Path, **others: Any) -> LLM:
@@ -78,13 +87,20 @@ def engine(path: Path, **others: Any) -> LLM:
 
 def pieces(**others: Any) -> dict[str, Any]:
     sizes = ",".join(map(str, SIZES))
-    flags = {"piecewise_cuda_graph": True, "piecewise_cuda_graph_compiler": "eager", "piecewise_cuda_graph_tokens": sizes}
+    flags = {
+        "piecewise_cuda_graph": True,
+        "piecewise_cuda_graph_compiler": "eager",
+        "piecewise_cuda_graph_tokens": sizes,
+    }
     return flags | {"cuda_graph_backend_decode": "disabled"} | others
 
 
 def assert_same(ours: Completion, eager: Completion) -> None:
     assert ours.token_ids == eager.token_ids
-    said, wanted = ([entry.logprob for entry in [*(c.prompt_logprobs or []), *c.logprobs] if entry is not None] for c in (ours, eager))
+    said, wanted = (
+        [entry.logprob for entry in [*(c.prompt_logprobs or []), *c.logprobs] if entry is not None]
+        for c in (ours, eager)
+    )
     assert said == pytest.approx(wanted, abs=1e-4)
 
 
@@ -112,9 +128,15 @@ def logits(llm: LLM, prompt: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
-@pytest.mark.parametrize("platform", [CpuPlatform, RecordingPlatform], ids=["called again", "recorded"])
+@pytest.mark.parametrize(
+    "platform", [CpuPlatform, RecordingPlatform], ids=["called again", "recorded"]
+)
 def test_logits_with_graphs_are_those_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled_here: None, architecture: str, platform: type[CpuPlatform]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    compiled_here: None,
+    architecture: str,
+    platform: type[CpuPlatform],
 ) -> None:
     path = make_tiny_model(tmp_path / "model", architecture, num_hidden_layers=LAYERS)
     eager = engine(path, disable_radix_cache=True)
@@ -125,17 +147,29 @@ def test_logits_with_graphs_are_those_without(
     assert llm.info.graphs.prefill_sizes == SIZES
     for prompt in PROMPTS:
         torch.testing.assert_close(logits(llm, prompt), logits(eager, prompt), rtol=0, atol=1e-4)
-    assert llm.scheduler.stats().graph_replays_total == len(PROMPTS) - 1, "all but the one above the largest size"
+    assert llm.scheduler.stats().graph_replays_total == len(PROMPTS) - 1, (
+        "all but the one above the largest size"
+    )
 
 
 # Captures that fail
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no capture today"), torch.OutOfMemoryError("out of memory")], ids=["fails", "no memory"])
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("no capture today"), torch.OutOfMemoryError("out of memory")],
+    ids=["fails", "no memory"],
+)
 @pytest.mark.parametrize("piece", range(LAYERS + 1))
 @pytest.mark.parametrize("number", range(len(SIZES)))
 def test_a_capture_that_fails_at_a_size_and_a_piece(
-    path: Path, expected: list[Completion], recording: RecordingPlatform, compiled_here: None, error: Exception, piece: int, number: int
+    path: Path,
+    expected: list[Completion],
+    recording: RecordingPlatform,
+    compiled_here: None,
+    error: Exception,
+    piece: int,
+    number: int,
 ) -> None:
     # A failed capture ends its size, so the captures before it are those of whole sizes.
     recording.fail_at = {number * (LAYERS + 1) + piece: error}
@@ -145,7 +179,9 @@ def test_a_capture_that_fails_at_a_size_and_a_piece(
     check_answers(llm, expected)
 
 
-def test_no_capture_succeeds(path: Path, expected: list[Completion], recording: RecordingPlatform, compiled_here: None) -> None:
+def test_no_capture_succeeds(
+    path: Path, expected: list[Completion], recording: RecordingPlatform, compiled_here: None
+) -> None:
     recording.fail_at = dict.fromkeys(range(100), torch.OutOfMemoryError("out of memory"))
     llm = engine(path, **pieces())
     assert llm.info.graphs.failed_sizes == dict.fromkeys(map(str, SIZES), "out_of_memory")
@@ -167,7 +203,11 @@ def test_a_wrong_graph_of_a_piece_is_found_out(
 
     def wrong(recorder: Recorder, work: Callable[[], Any], label: str) -> list[torch.Tensor]:
         is_wrong = label == f"piece {2 * piece}"
-        return graph(recorder, (lambda: [output * 1.1 + 0.3 for output in work()]) if is_wrong else work, label)
+        return graph(
+            recorder,
+            (lambda: [output * 1.1 + 0.3 for output in work()]) if is_wrong else work,
+            label,
+        )
 
     monkeypatch.setattr(Recorder, "graph", wrong)
     llm = engine(path, **pieces())
@@ -176,7 +216,9 @@ def test_a_wrong_graph_of_a_piece_is_found_out(
     check_answers(llm, expected)
 
 
-@pytest.mark.parametrize("platform", [CpuPlatform, RecordingPlatform], ids=["unrecorded", "recorded"])
+@pytest.mark.parametrize(
+    "platform", [CpuPlatform, RecordingPlatform], ids=["unrecorded", "recorded"]
+)
 @pytest.mark.parametrize("piece", range(LAYERS + 1))
 def test_a_piece_that_is_compiled_wrong_is_found_out(
     path: Path,
@@ -187,16 +229,23 @@ def test_a_piece_that_is_compiled_wrong_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Seeded: what the compiler made of one piece computes something else, with graphs and without."""
+    """Seeded: what the compiler made of one piece computes something else, with graphs and
+    without.
+    """
     monkeypatch.setattr(model_runner, "detect", lambda name: platform())
     load, loaded = EagerCompiler.load, []
 
     def wrong(compiler: EagerCompiler, file: Path) -> Any:
         run = load(compiler, file)
         loaded.append(file)
-        return (lambda inputs: [output * 1.1 + 0.3 for output in run(inputs)]) if len(loaded) % 3 == piece else run
+        return (
+            (lambda inputs: [output * 1.1 + 0.3 for output in run(inputs)])
+            if len(loaded) % 3 == piece
+            else run
+        )
 
-    # From here on the engine loads what CompiledHere has put into the cache, each of three pieces once.
+    # From here on the engine loads what CompiledHere has put into the cache, each of three pieces
+    # once.
     monkeypatch.setattr(EagerCompiler, "load", wrong)
     llm = engine(path, **pieces(piecewise_cuda_graph_tokens=None))
     check_answers(llm, expected)
@@ -209,12 +258,18 @@ def test_a_piece_that_is_compiled_wrong_is_found_out(
 
 @pytest.mark.parametrize("damage", [b"", b"garbage", None], ids=["empty", "garbage", "half"])
 def test_a_cache_whose_every_file_is_damaged_is_made_anew(
-    path: Path, expected: list[Completion], own_cache: Path, compiled_here: None, damage: bytes | None
+    path: Path,
+    expected: list[Completion],
+    own_cache: Path,
+    compiled_here: None,
+    damage: bytes | None,
 ) -> None:
     engine(path, **pieces())
     for file in own_cache.iterdir():
         if file.is_file():
-            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2] if damage is None else damage)
+            file.write_bytes(
+                file.read_bytes()[: file.stat().st_size // 2] if damage is None else damage
+            )
     llm = engine(path, **pieces())
     assert llm.info.graphs.distinct_pieces == 3
     assert len(CompileCache(own_cache).entries()) == 4
@@ -233,9 +288,14 @@ def test_a_cache_that_is_emptied_between_compiling_and_loading(
     check_answers(engine(path, **pieces()), expected)
 
 
-def test_two_engines_start_on_one_cache(path: Path, expected: list[Completion], own_cache: Path) -> None:
+def test_two_engines_start_on_one_cache(
+    path: Path, expected: list[Completion], own_cache: Path
+) -> None:
     """Their compiling processes, real ones, run at the same time."""
-    engines = [build_engine(EngineConfig(model_path=str(path), **settings(**pieces())), progress=False) for _ in range(2)]
+    engines = [
+        build_engine(EngineConfig(model_path=str(path), **settings(**pieces())), progress=False)
+        for _ in range(2)
+    ]
     for found in engines:
         found.startup.complete()
     # The plan is another one where other tests of this process have registered split ops of theirs.
@@ -250,7 +310,9 @@ def test_two_engines_start_on_one_cache(path: Path, expected: list[Completion], 
 
 
 class Inbox:
-    """The engine process's sockets in one: requests come at given looks into it, and Shutdown once all are answered."""
+    """The engine process's sockets in one: requests come at given looks into it, and Shutdown once
+    all are answered.
+    """
 
     def __init__(self, arrivals: list[tuple[int, list[int]]]) -> None:
         self._arrivals, self._looks = list(arrivals), 0
@@ -269,7 +331,11 @@ class Inbox:
         self._looks += 1
         while self._arrivals and self._arrivals[0][0] < self._looks:
             prompt, rid = self._arrivals.pop(0)[1], str(self._sent)
-            self._due.append(GenerateRequest(rid=rid, input_ids=prompt, params=PARAMS, arrival_time=float(self._looks)))
+            self._due.append(
+                GenerateRequest(
+                    rid=rid, input_ids=prompt, params=PARAMS, arrival_time=float(self._looks)
+                )
+            )
             self._sent += 1
         if not self._open and not self.startup_pending():
             self._due.append(Shutdown())
@@ -288,7 +354,10 @@ class Inbox:
 
 def look_when_done(path: Path) -> int:
     """How many looks into the inbox it takes until all is captured."""
-    config = EngineConfig(model_path=str(path), **settings(**pieces(cuda_graph_backend_decode="full", cuda_graph_bs="1,2")))
+    config = EngineConfig(
+        model_path=str(path),
+        **settings(**pieces(cuda_graph_backend_decode="full", cuda_graph_bs="1,2")),
+    )
     inbox = Inbox([])
     inbox.serve(build_engine(config, progress=False))
     return inbox._looks
@@ -310,37 +379,60 @@ def test_a_request_at_each_moment_of_the_start_up(
         raise AssertionError("traced in the process that serves")
 
     monkeypatch.setattr(compilation_install, "trace", traced)
-    flags = pieces(cuda_graph_backend_decode="full", cuda_graph_bs="1,2", cuda_graph_backend_prefill=backend)
-    config = EngineConfig(model_path=str(path), **settings(**flags | {"piecewise_cuda_graph": False}))
+    flags = pieces(
+        cuda_graph_backend_decode="full", cuda_graph_bs="1,2", cuda_graph_backend_prefill=backend
+    )
+    config = EngineConfig(
+        model_path=str(path), **settings(**flags | {"piecewise_cuda_graph": False})
+    )
     for moment in range(moments):
         found = build_engine(config, progress=False)
         # A second one while the first is decoding.
-        arrivals = [(moment, PROMPTS[moment % len(PROMPTS)]), (moment + 2, PROMPTS[(moment + 4) % len(PROMPTS)])]
+        arrivals = [
+            (moment, PROMPTS[moment % len(PROMPTS)]),
+            (moment + 2, PROMPTS[(moment + 4) % len(PROMPTS)]),
+        ]
         tokens = Inbox(arrivals).serve(found)
         for number, (_, prompt) in enumerate(arrivals):
-            assert tokens[str(number)] == expected[PROMPTS.index(prompt)].token_ids, f"at moment {moment}"
+            assert tokens[str(number)] == expected[PROMPTS.index(prompt)].token_ids, (
+                f"at moment {moment}"
+            )
         graphs = found.runner.info().graphs
-        assert (graphs.prefill_sizes, graphs.decode_sizes, graphs.failed_sizes) == (SIZES, [1, 2], {})
+        assert (graphs.prefill_sizes, graphs.decode_sizes, graphs.failed_sizes) == (
+            SIZES,
+            [1, 2],
+            {},
+        )
 
 
 # Nothing is traced or compiled while serving
 
 
-def test_nothing_is_traced_or_compiled_in_the_process_that_serves(path: Path, own_cache: Path) -> None:
-    """A whole cold start and steps of many lengths: tracing and compiling have run in the other process alone."""
+def test_nothing_is_traced_or_compiled_in_the_process_that_serves(
+    path: Path, own_cache: Path
+) -> None:
+    """A whole cold start and steps of many lengths: tracing and compiling have run in the other
+    process alone.
+    """
     program = (
-        "import sys, json, torch\nfrom piecework.runtime.llm import LLM\nfrom piecework.runtime.sampling.params import SamplingParams\n"
+        "import sys, json, torch\nfrom piecework.runtime.llm import LLM\nfrom "
+        "piecework.runtime.sampling.params import SamplingParams\n"
         f"llm = LLM({str(path)!r}, **{settings(**pieces())!r})\n"
         "params = SamplingParams(temperature=0.0, max_new_tokens=3, ignore_eos=True)\n"
-        "for length in (1, 2, 3, 5, 8, 16, 17, 40, 63, 64, 65, 100): llm.generate([[7] * length], params)\n"
+        "for length in (1, 2, 3, 5, 8, 16, 17, 40, 63, 64, 65, 100): llm.generate([[7] * length], "
+        "params)\n"
         "stats = llm.scheduler.stats()\n"
         "import torch._dynamo\n"
-        "seen, compiler = torch._dynamo.convert_frame.FRAME_COUNTER, 'torch._inductor.compile_fx' in sys.modules\n"
+        "seen, compiler = torch._dynamo.convert_frame.FRAME_COUNTER, 'torch._inductor.compile_fx' "
+        "in sys.modules\n"
         "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2))\n"
         "counts = torch._dynamo.convert_frame.FRAME_COUNTER > seen\n"
-        "print(json.dumps([seen, compiler, counts, stats.piecewise_steps_total, stats.steps_total, llm.info.graphs.prefill_sizes]))"
+        "print(json.dumps([seen, compiler, counts, stats.piecewise_steps_total, stats.steps_total, "
+        "llm.info.graphs.prefill_sizes]))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     seen, compiler, counts, in_pieces, steps, sizes = json.loads(done.stdout)
     assert (seen, compiler, sizes) == (0, False, SIZES)
@@ -353,19 +445,29 @@ def test_nothing_is_traced_or_compiled_in_the_process_that_serves(path: Path, ow
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_plan_that_calls_a_piece_with_another_layer_s_weights_is_found_out(
-    path: Path, compiled_here: None, dtype: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    path: Path,
+    compiled_here: None,
+    dtype: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     read = Plan.from_json
 
     def mixed_up(data: dict[str, Any]) -> Plan:
         plan = read(data)
         other = {"layers.0.mlp": "layers.1.mlp", "layers.1.mlp": "layers.0.mlp"}
-        names = {n: next((name.replace(a, b) for a, b in other.items() if a in name), name) for n, name in plan.weights.items()}
+        names = {
+            n: next((name.replace(a, b) for a, b in other.items() if a in name), name)
+            for n, name in plan.weights.items()
+        }
         assert names != plan.weights
         return replace(plan, weights=names)
 
     monkeypatch.setattr(Plan, "from_json", mixed_up)
-    llm = engine(path, **pieces(piecewise_cuda_graph_tokens=None) | {"dtype": dtype, "attention_backend": "torch"})
+    llm = engine(
+        path,
+        **pieces(piecewise_cuda_graph_tokens=None) | {"dtype": dtype, "attention_backend": "torch"},
+    )
     assert llm.info.graphs.distinct_pieces == 0
     assert "what was traced differs from the model" in caplog.text
 

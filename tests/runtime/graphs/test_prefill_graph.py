@@ -1,4 +1,6 @@
-"""Steps in pieces: the same tokens and log-probabilities as eager, at captured sizes and beside them, and eager where pieces fail."""
+"""Steps in pieces: the same tokens and log-probabilities as eager, at captured sizes and beside
+them, and eager where pieces fail.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,18 @@ from piecework.compilation import install as compilation_install
 from piecework.compilation.capture import Graphs
 from piecework.compilation.errors import CaptureError, TraceError
 from piecework.kernels.cpu.platform import CpuPlatform
-from piecework.runtime.graphs import startup as graph_startup
-from piecework.runtime.executor import model_runner
 from piecework.runtime.config import EngineConfig
+from piecework.runtime.executor import model_runner
+from piecework.runtime.graphs import startup as graph_startup
 from piecework.runtime.llm import LLM, Completion
 from piecework.runtime.sampling.params import SamplingParams
 
 SIZES = (4, 16, 33)
 LENGTHS = [length + offset for length in SIZES for offset in (-1, 0, 1)]
 PROMPTS = [[(17 * i + 3 * j) % 400 for j in range(length)] for i, length in enumerate(LENGTHS)]
-PARAMS = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True, logprobs=5, prompt_logprobs=0)
+PARAMS = SamplingParams(
+    temperature=0.0, max_new_tokens=6, ignore_eos=True, logprobs=5, prompt_logprobs=0
+)
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +46,9 @@ def engine(path: Path, **settings: Any) -> LLM:
 
 
 def in_pieces(path: Path, **settings: Any) -> LLM:
-    return engine(path, piecewise_cuda_graph=True, **{"piecewise_cuda_graph_compiler": "eager", **settings})
+    return engine(
+        path, piecewise_cuda_graph=True, **{"piecewise_cuda_graph_compiler": "eager", **settings}
+    )
 
 
 def graph_of(llm: LLM) -> Any:
@@ -52,17 +58,31 @@ def graph_of(llm: LLM) -> Any:
 def assert_same(ours: list[Completion], eager: list[Completion]) -> None:
     for one, other in zip(ours, eager, strict=True):
         assert one.token_ids == other.token_ids
-        said = [entry.logprob for entry in [*(one.prompt_logprobs or []), *one.logprobs] if entry is not None]
-        wanted = [entry.logprob for entry in [*(other.prompt_logprobs or []), *other.logprobs] if entry is not None]
+        said = [
+            entry.logprob
+            for entry in [*(one.prompt_logprobs or []), *one.logprobs]
+            if entry is not None
+        ]
+        wanted = [
+            entry.logprob
+            for entry in [*(other.prompt_logprobs or []), *other.logprobs]
+            if entry is not None
+        ]
         assert said == pytest.approx(wanted, abs=1e-4)
 
 
 # Unpadded steps run the same pieces, whatever the family.
 @pytest.mark.parametrize(
     ("sizes", "architecture"),
-    [*(("4,16,33", family) for family in ("llama", "mistral", "qwen2", "qwen3")), (None, "llama"), (None, "qwen3")],
+    [
+        *(("4,16,33", family) for family in ("llama", "mistral", "qwen2", "qwen3")),
+        (None, "llama"),
+        (None, "qwen3"),
+    ],
 )
-def test_pieces_give_what_eager_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, sizes: str | None) -> None:
+def test_pieces_give_what_eager_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, sizes: str | None
+) -> None:
     monkeypatch.setattr(graph_startup, "start", CompiledHere)
     path = make_tiny_model(tmp_path / "model", architecture)
     llm = in_pieces(path, piecewise_cuda_graph_tokens=sizes)
@@ -81,12 +101,16 @@ def test_equal_layers_are_one_piece(tmp_path: Path) -> None:
     assert shallow == deep == 3
 
 
-def test_a_second_start_traces_and_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_start_traces_and_compiles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = make_tiny_model(tmp_path / "model")
     first = in_pieces(path).generate(PROMPTS, PARAMS)
 
     def needless(*_: Any) -> None:
-        raise AssertionError("traced, or a compiling process started, although the cache holds all of it")
+        raise AssertionError(
+            "traced, or a compiling process started, although the cache holds all of it"
+        )
 
     monkeypatch.setattr(compilation_install, "trace", needless)
     monkeypatch.setattr(graph_startup, "start", needless)
@@ -122,7 +146,9 @@ def test_a_cache_folder_that_cannot_be_leaves_steps_eager(
 
 
 @pytest.mark.usefixtures("compiled_here")
-def test_a_size_whose_capture_fails_runs_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_whose_capture_fails_runs_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = make_tiny_model(tmp_path / "model")
     record = Graphs._record
 
@@ -156,13 +182,22 @@ def test_auto_sizes_are_the_lengths_that_an_earlier_run_has_seen(tmp_path: Path)
         first.generate([prompt], SamplingParams(temperature=0.0, max_new_tokens=1))
     assert dict(lengths_of(first).counts) == dict.fromkeys(LENGTHS, 1)
     first.scheduler._runner.close()  # type: ignore[attr-defined]
-    assert in_pieces(path, piecewise_cuda_graph_tokens="auto:3").info.graphs.prefill_sizes == [5, 17, 34]
+    assert in_pieces(path, piecewise_cuda_graph_tokens="auto:3").info.graphs.prefill_sizes == [
+        5,
+        17,
+        34,
+    ]
 
 
-def test_captures_stay_within_the_devices_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_captures_stay_within_the_devices_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Two layers are three graphs a size."""
     monkeypatch.setattr(CpuPlatform, "graph_budget", 7)
-    llm = in_pieces(make_tiny_model(tmp_path / "model", num_hidden_layers=2), piecewise_cuda_graph_tokens="4,16,33")
+    llm = in_pieces(
+        make_tiny_model(tmp_path / "model", num_hidden_layers=2),
+        piecewise_cuda_graph_tokens="4,16,33",
+    )
     assert llm.info.graphs.num_graphs == 6
     assert "2 of 3 sizes are captured: the device holds 7 graphs, a size takes 3" in caplog.text
 
@@ -179,7 +214,11 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> RecordingPlatform:
 
 @pytest.mark.parametrize(("budget", "prefill_sizes"), [(9, [16, 33]), (8, [33]), (3, [])])
 def test_graphs_of_decodes_count_in_the_devices_budget(
-    tmp_path: Path, recording: RecordingPlatform, monkeypatch: pytest.MonkeyPatch, budget: int, prefill_sizes: list[int]
+    tmp_path: Path,
+    recording: RecordingPlatform,
+    monkeypatch: pytest.MonkeyPatch,
+    budget: int,
+    prefill_sizes: list[int],
 ) -> None:
     """Three batch sizes are three graphs; two layers are three graphs a size."""
     monkeypatch.setattr(recording, "graph_budget", budget, raising=False)
@@ -193,23 +232,35 @@ def test_graphs_of_decodes_count_in_the_devices_budget(
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("backend", ["piecewise", "breakable", "disabled"])
 @pytest.mark.usefixtures("compiled_here")
-def test_recorded_steps_give_what_eager_gives(tmp_path: Path, architecture: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_steps_give_what_eager_gives(
+    tmp_path: Path, architecture: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = make_tiny_model(tmp_path / "model", architecture)
     expected = engine(path).generate(PROMPTS, PARAMS)
     platform = RecordingPlatform()
     monkeypatch.setattr(model_runner, "detect", lambda name: platform)
-    settings = {"cuda_graph_backend_prefill": backend, "piecewise_cuda_graph_compiler": "eager", "piecewise_cuda_graph_tokens": "4,16,64"}
+    settings = {
+        "cuda_graph_backend_prefill": backend,
+        "piecewise_cuda_graph_compiler": "eager",
+        "piecewise_cuda_graph_tokens": "4,16,64",
+    }
     llm = engine(path, context_length=128, cuda_graph_bs="1,4,16", **settings)
     assert_same(llm.generate(PROMPTS, PARAMS), expected)
     graphs, stats = llm.info.graphs, llm.scheduler.stats()
-    assert (graphs.prefill_sizes, graphs.decode_sizes) == ([] if backend == "disabled" else [4, 16, 64], [1, 4, 16])
+    assert (graphs.prefill_sizes, graphs.decode_sizes) == (
+        [] if backend == "disabled" else [4, 16, 64],
+        [1, 4, 16],
+    )
     assert (graphs.failed_sizes, graphs.distinct_pieces) == ({}, 3 if backend == "piecewise" else 0)
     # Nine prompts at once are more tokens than the largest size; all their decodes are recorded.
     assert stats.graph_replays_total >= stats.steps_total - 3
 
 
 def test_a_model_that_cannot_be_traced_is_recorded_as_it_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recording: RecordingPlatform, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    recording: RecordingPlatform,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fails(*_: Any) -> None:
         raise TraceError("no way")
@@ -229,19 +280,29 @@ def test_the_largest_size_comes_first_and_then_the_one_that_was_used_most(
 ) -> None:
     order: list[int] = []
     capture = Graphs.capture
-    monkeypatch.setattr(Graphs, "capture", lambda graphs, size: (order.append(size), capture(graphs, size))[1])
+    monkeypatch.setattr(
+        Graphs, "capture", lambda graphs, size: (order.append(size), capture(graphs, size))[1]
+    )
     path = make_tiny_model(tmp_path / "model")
     first = engine(path, disable_cuda_graph=True)
     for count, length in ((3, 4), (1, 13), (5, 30)):
         for seed in range(count):
-            first.generate([[(seed + 7 * length + i) % 400 for i in range(length)]], SamplingParams(temperature=0.0, max_new_tokens=1))
+            first.generate(
+                [[(seed + 7 * length + i) % 400 for i in range(length)]],
+                SamplingParams(temperature=0.0, max_new_tokens=1),
+            )
     first.scheduler._runner.close()  # type: ignore[attr-defined]
-    in_pieces(path, piecewise_cuda_graph_tokens="4,8,16,32,64", cuda_graph_backend_decode="disabled")
+    in_pieces(
+        path, piecewise_cuda_graph_tokens="4,8,16,32,64", cuda_graph_backend_decode="disabled"
+    )
     assert order == [64, 32, 4, 16, 8]
 
 
 def test_breakable_on_a_device_without_graphs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--cuda-graph-backend-prefill breakable needs a device that records graphs"):
+    with pytest.raises(
+        ValueError,
+        match="--cuda-graph-backend-prefill breakable needs a device that records graphs",
+    ):
         engine(make_tiny_model(tmp_path / "model"), cuda_graph_backend_prefill="breakable")
 
 
@@ -253,7 +314,12 @@ def test_two_prefill_backends_at_once_are_refused() -> None:
 @pytest.mark.slow
 def test_inductors_pieces_give_what_eager_gives(tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path / "model", "qwen3")
-    llm = in_pieces(path, piecewise_cuda_graph_compiler="inductor", piecewise_cuda_graph_tokens="16")
+    llm = in_pieces(
+        path, piecewise_cuda_graph_compiler="inductor", piecewise_cuda_graph_tokens="16"
+    )
     # One prompt a step: a CPU replays a size for a step of that very size.
-    assert_same([llm.generate([prompt], PARAMS)[0] for prompt in PROMPTS], engine(path).generate(PROMPTS, PARAMS))
+    assert_same(
+        [llm.generate([prompt], PARAMS)[0] for prompt in PROMPTS],
+        engine(path).generate(PROMPTS, PARAMS),
+    )
     assert llm.scheduler.stats().graph_replays_total > 0

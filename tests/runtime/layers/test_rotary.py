@@ -1,4 +1,6 @@
-"""Rotary frequencies and tables: transformers' for every type of scaling, by hand where there is a formula to check."""
+"""Rotary frequencies and tables: transformers' for every type of scaling, by hand where there is a
+formula to check.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,20 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from piecework.runtime.layers.rotary import Rotary, inverse_frequencies
 from piecework.runtime.model_config import ModelConfig
 
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 SCALINGS: dict[str, dict[str, Any]] = {"default": {}, "linear": {"factor": 4.0}, "llama3": LLAMA3}
 
 
 def config(rope_type: str = "default", rope_scaling: dict[str, Any] | None = None) -> ModelConfig:
     return ModelConfig(
-        architecture="LlamaForCausalLM", vocab_size=8, hidden_size=64, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=64,
-        intermediate_size=8, rms_norm_eps=1e-5, max_position_embeddings=300, rope_theta=5e5, rope_type=rope_type,
+        architecture="LlamaForCausalLM", vocab_size=8, hidden_size=64, num_layers=1, num_heads=1,
+        num_kv_heads=1, head_dim=64, intermediate_size=8, rms_norm_eps=1e-5,
+        max_position_embeddings=300, rope_theta=5e5, rope_type=rope_type,
         rope_scaling=rope_scaling or {},
     )  # fmt: skip
 

@@ -1,4 +1,6 @@
-"""A path that holds no model that we serve is told why, in one line, before torch is imported or a weight read."""
+"""A path that holds no model that we serve is told why, in one line, before torch is imported or a
+weight read.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,16 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 
-from piecework.runtime.tokenizer.tokenizer.tokenizer import load_tokenizer
 from piecework.runtime.loader.check import check_model
 from piecework.runtime.loader.files import read_header
 from piecework.runtime.loader.gguf_header import architecture_and_context
 from piecework.runtime.loader.loader import load_model
 from piecework.runtime.loader.resolve import resolve_model_path
+from piecework.runtime.tokenizer.tokenizer.tokenizer import load_tokenizer
 
-POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 269060552\n"
+POINTER = (
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 269060552\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +56,17 @@ def only(folder: Path, *names: str) -> None:
 
 def as_adapter(folder: Path) -> None:
     only(folder, "adapter_config.json", "adapter_model.safetensors", "README.md")
-    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "Qwen/Qwen3-0.6B", "peft_type": "LORA"}))
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"base_model_name_or_path": "Qwen/Qwen3-0.6B", "peft_type": "LORA"})
+    )
 
 
 def as_float8(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     name = "model.layers.0.mlp.up_proj.weight"
-    save_file({**weights, name: weights[name].to(torch.float8_e4m3fn)}, folder / "model.safetensors")
+    save_file(
+        {**weights, name: weights[name].to(torch.float8_e4m3fn)}, folder / "model.safetensors"
+    )
 
 
 def as_integers(folder: Path) -> None:
@@ -97,25 +105,59 @@ def write(folder: Path, content: bytes) -> None:
 
 
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a LoRA adapter": (as_adapter, r"holds a LoRA adapter for Qwen/Qwen3-0\.6B, no model; merge it"),
+    "a LoRA adapter": (
+        as_adapter,
+        r"holds a LoRA adapter for Qwen/Qwen3-0\.6B, no model; merge it",
+    ),
     "an adapter beside a config": (as_adapter_with_a_config, "a LoRA adapter, no model"),
-    "a git-lfs pointer": (lambda f: write(f, POINTER), r"model\.safetensors is a git-lfs pointer .* lfs pull"),
-    "float8 without a config": (as_float8, r"up_proj\.weight as float8, but config\.json has no quantization_config"),
-    "integers": (as_integers, r"up_proj\.weight as I32, but config\.json has no quantization_config"),
-    "quantised": (lambda f: edit_config(f, quantization_config={"quant_method": "fp8"}), "quantised by fp8 are not supported"),
-    "pytorch_model.bin": (lambda f: only(f, "config.json", "pytorch_model.bin"), r"in pytorch_model\.bin, .* save_pretrained"),
+    "a git-lfs pointer": (
+        lambda f: write(f, POINTER),
+        r"model\.safetensors is a git-lfs pointer .* lfs pull",
+    ),
+    "float8 without a config": (
+        as_float8,
+        r"up_proj\.weight as float8, but config\.json has no quantization_config",
+    ),
+    "integers": (
+        as_integers,
+        r"up_proj\.weight as I32, but config\.json has no quantization_config",
+    ),
+    "quantised": (
+        lambda f: edit_config(f, quantization_config={"quant_method": "fp8"}),
+        "quantised by fp8 are not supported",
+    ),
+    "pytorch_model.bin": (
+        lambda f: only(f, "config.json", "pytorch_model.bin"),
+        r"in pytorch_model\.bin, .* save_pretrained",
+    ),
     "nothing": (lambda f: only(f), "is empty"),
-    "no weights": (lambda f: only(f, "config.json", "tokenizer.json"), r"has no \.safetensors files"),
+    "no weights": (
+        lambda f: only(f, "config.json", "tokenizer.json"),
+        r"has no \.safetensors files",
+    ),
     "no config": (lambda f: (f / "config.json").unlink(), r"has no config\.json"),
     "several GGUF files": (
         as_files_of_llama_cpp,
-        r"m\.Q4_0\.gguf, m\.Q4_1\.gguf, m\.Q5_0\.gguf and 1 more; name the file to serve: .*/m\.Q4_0\.gguf$",
+        r"m\.Q4_0\.gguf, m\.Q4_1\.gguf, m\.Q5_0\.gguf and 1 more; name the file to serve: "
+        r".*/m\.Q4_0\.gguf$",
     ),
-    "missing shards": (as_shards, r"lacks model-00002-of-00003\S+, model-00003-of-00003\S+ of 3 files that its index names"),
-    "a file cut off": (cut_off, r"model\.safetensors is cut off or broken: it has [\d,]+ of [\d,]+ bytes; fetch it again"),
-    "a file of noise": (lambda f: write(f, b"\xff" * 500), "cut off or broken: it does not begin with a header"),
+    "missing shards": (
+        as_shards,
+        r"lacks model-00002-of-00003\S+, model-00003-of-00003\S+ of 3 files that its index names",
+    ),
+    "a file cut off": (
+        cut_off,
+        r"model\.safetensors is cut off or broken: it has [\d,]+ of [\d,]+ bytes; fetch it again",
+    ),
+    "a file of noise": (
+        lambda f: write(f, b"\xff" * 500),
+        "cut off or broken: it does not begin with a header",
+    ),
     "an empty file": (lambda f: write(f, b""), "cut off or broken"),
-    "an architecture": (lambda f: edit_config(f, architectures=["GPT2LMHeadModel"]), "'GPT2LMHeadModel' is not supported"),
+    "an architecture": (
+        lambda f: edit_config(f, architectures=["GPT2LMHeadModel"]),
+        "'GPT2LMHeadModel' is not supported",
+    ),
 }
 
 
@@ -123,7 +165,10 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_a_folder_that_is_no_model_is_told_why(folder: Path, name: str) -> None:
     fault, reason = FAULTS[name]
     fault(folder)
-    for attempt in (check, lambda path: load_model(str(path), torch.float32, torch.device("cpu"), False)):
+    for attempt in (
+        check,
+        lambda path: load_model(str(path), torch.float32, torch.device("cpu"), False),
+    ):
         with pytest.raises(ValueError, match=reason) as error:
             attempt(folder)
         assert str(folder) in str(error.value) and "\n" not in str(error.value)
@@ -147,7 +192,9 @@ def test_one_file_of_a_model_names_the_folder(folder: Path) -> None:
         check(folder / "model.safetensors")
 
 
-def test_a_context_beyond_the_model_s_is_refused_before_the_weights_are_looked_at(folder: Path) -> None:
+def test_a_context_beyond_the_model_s_is_refused_before_the_weights_are_looked_at(
+    folder: Path,
+) -> None:
     (folder / "model.safetensors").unlink()
     edit_config(folder, max_position_embeddings=512)
     with pytest.raises(ValueError, match=r"lacks|has no \.safetensors"):
@@ -169,12 +216,19 @@ def test_a_gguf_file_is_judged_by_its_first_metadata(folder: Path) -> None:
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(begin=st.binary(max_size=64), version=st.integers(0, 4), end=st.integers(0, 400))
-def test_a_gguf_file_of_whatever_bytes_is_left_to_its_reader(folder: Path, begin: bytes, version: int, end: int) -> None:
+def test_a_gguf_file_of_whatever_bytes_is_left_to_its_reader(
+    folder: Path, begin: bytes, version: int, end: int
+) -> None:
     path = folder / "m.gguf"
     if not path.is_file():
         write_gguf(folder, path, "llama", Kind.F16)
     whole = path.read_bytes()
-    for content in (begin, b"GGUF" + version.to_bytes(4, "little") + begin, whole[:end], whole[:24] + begin):
+    for content in (
+        begin,
+        b"GGUF" + version.to_bytes(4, "little") + begin,
+        whole[:end],
+        whole[:24] + begin,
+    ):
         other = folder / "other.gguf"
         other.write_bytes(content)
         found = architecture_and_context(other)
@@ -182,14 +236,24 @@ def test_a_gguf_file_of_whatever_bytes_is_left_to_its_reader(folder: Path, begin
 
 
 NESTED = "[" * 100_000
-JSON = st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=3), max_leaves=5)
+JSON = st.recursive(
+    st.none() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=5,
+)
 HEADERS = st.dictionaries(
-    st.sampled_from(["a", "__metadata__"]), st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets"]), JSON) | JSON
+    st.sampled_from(["a", "__metadata__"]),
+    st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets"]), JSON) | JSON,
 )
 
 
-@given(st.binary(max_size=80) | (HEADERS.map(json.dumps) | st.just(NESTED)).map(lambda text: text.encode()))
-def test_a_header_of_whatever_an_attacker_writes_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
+@given(
+    st.binary(max_size=80)
+    | (HEADERS.map(json.dumps) | st.just(NESTED)).map(lambda text: text.encode())
+)
+def test_a_header_of_whatever_an_attacker_writes_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, text: bytes
+) -> None:
     path = tmp_path_factory.getbasetemp() / "header.safetensors"
     for content in (text, len(text).to_bytes(8, "little") + text, b"\xff" * 8 + text):
         path.write_bytes(content)
@@ -201,13 +265,24 @@ def test_a_header_of_whatever_an_attacker_writes_is_read_or_refused(tmp_path_fac
 
 def test_an_index_names_files_of_its_folder_only(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "other.safetensors").write_bytes(b"")
-    for name in ("../other.safetensors", str(tmp_path / "other.safetensors"), "sub/a.safetensors", 5):
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-        with pytest.raises(ValueError, match="outside of the folder" if isinstance(name, str) else "lacks 5"):
+    for name in (
+        "../other.safetensors",
+        str(tmp_path / "other.safetensors"),
+        "sub/a.safetensors",
+        5,
+    ):
+        (folder / "model.safetensors.index.json").write_text(
+            json.dumps({"weight_map": {"a": name}})
+        )
+        with pytest.raises(
+            ValueError, match="outside of the folder" if isinstance(name, str) else "lacks 5"
+        ):
             check(folder)
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "adapter_config.json"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors.index.json", "adapter_config.json"]
+)
 def test_json_that_is_nested_without_end_is_refused(folder: Path, name: str) -> None:
     if name == "adapter_config.json":
         as_adapter(folder)
@@ -217,14 +292,21 @@ def test_json_that_is_nested_without_end_is_refused(folder: Path, name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model", "m.gguf"])
-def test_a_pointer_in_the_place_of_a_tokenizer_or_a_gguf_file_is_told(folder: Path, name: str) -> None:
+def test_a_pointer_in_the_place_of_a_tokenizer_or_a_gguf_file_is_told(
+    folder: Path, name: str
+) -> None:
     (folder / "tokenizer.json").unlink()
     (folder / name).write_bytes(POINTER)
-    with pytest.raises(ValueError, match=f"{name} is a git-lfs pointer and not the file itself; run: git -C {folder} lfs pull"):
+    with pytest.raises(
+        ValueError,
+        match=f"{name} is a git-lfs pointer and not the file itself; run: git -C {folder} lfs pull",
+    ):
         check(folder / name) if name.endswith(".gguf") else load_tokenizer(str(folder))
 
 
-def test_a_folder_that_cannot_be_read_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_read_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(_: object) -> list[str]:
         raise PermissionError(13, "Permission denied")
 
@@ -236,9 +318,13 @@ def test_a_folder_that_cannot_be_read_is_told(folder: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("command", ["serve", "explain"])
-@pytest.mark.parametrize("fault", ["an architecture", "a context", "a LoRA adapter", "a file cut off"])
+@pytest.mark.parametrize(
+    "fault", ["an architecture", "a context", "a LoRA adapter", "a file cut off"]
+)
 def test_a_refusal_imports_nothing_heavy(folder: Path, command: str, fault: str) -> None:
-    """So it takes a tenth of a second, and no model that is refused costs the load of its weights."""
+    """So it takes a tenth of a second, and no model that is refused costs the load of its
+    weights.
+    """
     argv = [command, str(folder)]
     if fault == "a context":
         argv += ["--context-length", "99999"]
@@ -246,7 +332,8 @@ def test_a_refusal_imports_nothing_heavy(folder: Path, command: str, fault: str)
         FAULTS[fault][0](folder)
     code = (
         f"import sys\nfrom piecework.cli.main import main\ncode = main({argv!r})\n"
-        "heavy = {'torch', 'transformers', 'fastapi', 'uvicorn', 'pydantic', 'numpy', 'zmq'} & set(sys.modules)\n"
+        "heavy = {'torch', 'transformers', 'fastapi', 'uvicorn', 'pydantic', 'numpy', 'zmq'} & "
+        "set(sys.modules)\n"
         "sys.exit(f'imported {sorted(heavy)}' if heavy else code)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -1,4 +1,6 @@
-"""GGUF files: every storage format gives the values it stands for, under the right names and in the right order of rows."""
+"""GGUF files: every storage format gives the values it stands for, under the right names and in the
+right order of rows.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,16 @@ from hypothesis import strategies as st
 from tiny_models import make_tiny_model
 
 from piecework.runtime.layers.rotary import inverse_frequencies
-from piecework.runtime.model_config import ModelConfig
 from piecework.runtime.loader.gguf import list_tensors
 from piecework.runtime.loader.gguf_reader import open_gguf
 from piecework.runtime.loader.loader import checkpoint_targets, load_model
+from piecework.runtime.model_config import ModelConfig
 
 SETTINGS: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
 CONFIG = ModelConfig(
-    architecture="LlamaForCausalLM", vocab_size=512, hidden_size=256, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=64,
-    intermediate_size=256, rms_norm_eps=1e-5, max_position_embeddings=64, rope_theta=1e4,
+    architecture="LlamaForCausalLM", vocab_size=512, hidden_size=256, num_layers=1, num_heads=4,
+    num_kv_heads=2, head_dim=64, intermediate_size=256, rms_norm_eps=1e-5,
+    max_position_embeddings=64, rope_theta=1e4,
 )  # fmt: skip
 
 
@@ -38,7 +41,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"), "llama", **SETTINGS)
 
 
-@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.TQ2_0])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Kind.F32,
+        Kind.F16,
+        Kind.BF16,
+        Kind.Q8_0,
+        Kind.Q4_0,
+        Kind.Q4_1,
+        Kind.Q5_0,
+        Kind.Q5_1,
+        Kind.TQ2_0,
+    ],
+)
 def test_a_format_gives_its_values(folder: Path, tmp_path: Path, kind: Kind) -> None:
     held = write_gguf(folder, tmp_path / "model.gguf", "llama", kind)
     for dtype in (torch.float32, torch.bfloat16):
@@ -54,18 +70,27 @@ K_QUANTS = [Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_NL, 
 @pytest.mark.parametrize("kind", K_QUANTS)
 @settings(deadline=None, max_examples=5)
 @given(seed=st.integers(0, 1000), rows=st.integers(1, 1100))
-def test_k_quants_are_read(tmp_path_factory: pytest.TempPathFactory, kind: Kind, seed: int, rows: int) -> None:
-    """There is no quantiser for them in Python, so random blocks stand in: whatever they hold must come out.
+def test_k_quants_are_read(
+    tmp_path_factory: pytest.TempPathFactory, kind: Kind, seed: int, rows: int
+) -> None:
+    """There is no quantiser for them in Python, so random blocks stand in: whatever they hold must
+    come out.
 
     A row is one block, so that 1,024 rows are what is dequantised at once.
     """
     path = tmp_path_factory.mktemp("k") / "model.gguf"
-    blocks = np.random.default_rng(seed).integers(0, 256, (rows, gguf.GGML_QUANT_SIZES[kind][1] * 256 // gguf.GGML_QUANT_SIZES[kind][0]))
+    blocks = np.random.default_rng(seed).integers(
+        0, 256, (rows, gguf.GGML_QUANT_SIZES[kind][1] * 256 // gguf.GGML_QUANT_SIZES[kind][0])
+    )
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tensor("token_embd.weight", blocks.astype(np.uint8), raw_dtype=kind)
     finish(writer)
     (tensor,) = list_tensors(open_gguf(path), CONFIG)
-    assert (tensor.file, tensor.name, tensor.shape) == (path, "model.embed_tokens.weight", (rows, 256))
+    assert (tensor.file, tensor.name, tensor.shape) == (
+        path,
+        "model.embed_tokens.weight",
+        (rows, 256),
+    )
     values = torch.empty(tensor.shape)
     tensor.copy_to(values)
     expected = torch.from_numpy(gguf.quants.dequantize(blocks.astype(np.uint8), kind))
@@ -82,42 +107,67 @@ ARCHITECTURES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("architecture", "changes"), ARCHITECTURES)
-def test_a_file_is_the_same_model_as_its_folder(tmp_path: Path, architecture: str, changes: dict[str, Any]) -> None:
+def test_a_file_is_the_same_model_as_its_folder(
+    tmp_path: Path, architecture: str, changes: dict[str, Any]
+) -> None:
     folder = make_tiny_model(tmp_path / "model", architecture, **changes)
     write_gguf(folder, tmp_path / "model.gguf", architecture, Kind.F32)
     ours, theirs = load(tmp_path / "model.gguf"), load(folder)
     assert set(ours) == set(theirs)
     assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
-    read, wanted = ModelConfig.from_gguf(open_gguf(tmp_path / "model.gguf"), eos_token_ids=[2]), ModelConfig.from_pretrained(folder)
+    read, wanted = (
+        ModelConfig.from_gguf(open_gguf(tmp_path / "model.gguf"), eos_token_ids=[2]),
+        ModelConfig.from_pretrained(folder),
+    )
     for name in ModelConfig.__dataclass_fields__.keys() - {"dtype", "rms_norm_eps"}:
         assert getattr(read, name) == getattr(wanted, name), name
     assert read.rms_norm_eps == pytest.approx(wanted.rms_norm_eps)
 
 
 def test_stored_rope_factors_are_llama_3s_scaling(tmp_path: Path) -> None:
-    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    scaling = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
     rope = {"rope_type": "llama3", "rope_theta": 1e4, **scaling}
-    scaled = ModelConfig.from_pretrained(make_tiny_model(tmp_path / "model", "llama", rope_parameters=rope))
+    scaled = ModelConfig.from_pretrained(
+        make_tiny_model(tmp_path / "model", "llama", rope_parameters=rope)
+    )
     frequencies = inverse_frequencies(scaled)
     factors = (inverse_frequencies(replace(scaled, rope_type="default")) / frequencies).tolist()
     write_gguf(tmp_path / "model", tmp_path / "model.gguf", "llama", Kind.F32, rope_factors=factors)
-    config = load_model(str(tmp_path / "model.gguf"), torch.float32, torch.device("cpu"), False).config
+    config = load_model(
+        str(tmp_path / "model.gguf"), torch.float32, torch.device("cpu"), False
+    ).config
     torch.testing.assert_close(inverse_frequencies(config), frequencies)
 
 
 def test_linear_rope_scaling_is_read(folder: Path, tmp_path: Path) -> None:
-    write_gguf(folder, tmp_path / "model.gguf", "llama", Kind.F32, rope__scaling__type="linear", rope__scaling__factor=4.0)
+    write_gguf(
+        folder,
+        tmp_path / "model.gguf",
+        "llama",
+        Kind.F32,
+        rope__scaling__type="linear",
+        rope__scaling__factor=4.0,
+    )
     config = ModelConfig.from_gguf(open_gguf(tmp_path / "model.gguf"), eos_token_ids=[])
     assert (config.rope_type, config.rope_scaling) == ("linear", {"factor": 4.0})
 
 
 def test_the_tokens_that_end_a_text_come_from_the_file(folder: Path, tmp_path: Path) -> None:
     write_gguf(folder, tmp_path / "model.gguf", "llama", Kind.F16)
-    assert load_model(str(tmp_path / "model.gguf"), torch.float32, torch.device("cpu"), False).config.eos_token_ids == [2]
+    assert load_model(
+        str(tmp_path / "model.gguf"), torch.float32, torch.device("cpu"), False
+    ).config.eos_token_ids == [2]
 
 
 @pytest.mark.parametrize("keep", [0, 10, 200, 0.5, 0.99])
-def test_a_file_that_is_cut_off_is_one_clear_error(folder: Path, tmp_path: Path, keep: float) -> None:
+def test_a_file_that_is_cut_off_is_one_clear_error(
+    folder: Path, tmp_path: Path, keep: float
+) -> None:
     write_gguf(folder, tmp_path / "model.gguf", "llama", Kind.Q8_0)
     data = (tmp_path / "model.gguf").read_bytes()
     cut = tmp_path / "cut.gguf"
@@ -130,7 +180,9 @@ def test_a_file_that_is_cut_off_is_one_clear_error(folder: Path, tmp_path: Path,
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("whole")
-    small = make_tiny_model(directory / "model", "llama", num_hidden_layers=1, max_position_embeddings=64)
+    small = make_tiny_model(
+        directory / "model", "llama", num_hidden_layers=1, max_position_embeddings=64
+    )
     write_gguf(small, directory / "model.gguf", "llama", Kind.Q8_0)
     return directory / "model.gguf"
 
@@ -140,7 +192,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(damage=st.dictionaries(st.integers(0, 2000), st.integers(0, 255), min_size=1, max_size=4))
 def test_a_damaged_file_loads_or_is_one_clear_error(whole: Path, damage: dict[int, int]) -> None:
     content = bytearray(whole.read_bytes())
-    # Its value stands behind the key and a type of four bytes. Billions of positions would only take long to make.
+    # Its value stands behind the key and a type of four bytes. Billions of positions would only
+    # take long to make.
     context_length = content.index(b"llama.context_length") + len("llama.context_length") + 4
     for place, byte in damage.items():
         if not context_length <= place < context_length + 4:
@@ -155,13 +208,22 @@ def test_a_damaged_file_loads_or_is_one_clear_error(whole: Path, damage: dict[in
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "a missing key": ({"context_length": None}, "llama.context_length must be a whole number, got None; convert"),
-    "numbers by layer": ({"attention__head_count": [4]}, r"llama.attention.head_count must be a whole number, got \[4\]"),
+    "a missing key": (
+        {"context_length": None},
+        "llama.context_length must be a whole number, got None; convert",
+    ),
+    "numbers by layer": (
+        {"attention__head_count": [4]},
+        r"llama.attention.head_count must be a whole number, got \[4\]",
+    ),
     "part of a head": ({"rope__dimension_count": 32}, "rope.dimension_count"),
     "half a layer": ({"block_count": 1.5}, r"llama.block_count must be a whole number, got 1\.5"),
     "experts": ({"expert_count": 8}, "mixtures of experts are not supported"),
     "yarn": ({"rope__scaling__type": "yarn"}, "'yarn' is not supported"),
-    "linear without a factor": ({"rope__scaling__type": "linear"}, "'linear' needs a positive factor"),
+    "linear without a factor": (
+        {"rope__scaling__type": "linear"},
+        "'linear' needs a positive factor",
+    ),
 }
 
 
@@ -197,5 +259,7 @@ def test_a_format_that_cannot_be_read_is_named(folder: Path, tmp_path: Path) -> 
     # Behind the name: number of dimensions (4 bytes), two dimensions (8 each), format.
     place = content.index(name) + len(name) + 4 + 16
     path.write_bytes(content[:place] + Kind.I32.to_bytes(4, "little") + content[place + 4 :])
-    with pytest.raises(ValueError, match=r"blk\.0\.attn_q\.weight is stored as I32, which cannot be read"):
+    with pytest.raises(
+        ValueError, match=r"blk\.0\.attn_q\.weight is stored as I32, which cannot be read"
+    ):
         load(path)

@@ -1,4 +1,6 @@
-"""Model folders: whole and sharded ones load; broken ones are one clear line that names what is wrong."""
+"""Model folders: whole and sharded ones load; broken ones are one clear line that names what is
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,15 @@ from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 
-from piecework.runtime.model_config import ModelConfig
-from piecework.runtime.loader.loader import checkpoint_targets, empty_model, hollow_model, load_model, random_model
+from piecework.runtime.loader.loader import (
+    checkpoint_targets,
+    empty_model,
+    hollow_model,
+    load_model,
+    random_model,
+)
 from piecework.runtime.loader.resolve import ALIASES, Packaged, resolve_model_path
+from piecework.runtime.model_config import ModelConfig
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -57,7 +65,9 @@ def test_a_sharded_folder_loads_like_a_whole_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
-def test_every_weight_takes_its_place_in_the_dtype_that_is_asked_for(tmp_path: Path, architecture: str) -> None:
+def test_every_weight_takes_its_place_in_the_dtype_that_is_asked_for(
+    tmp_path: Path, architecture: str
+) -> None:
     loaded = load(make_tiny_model(tmp_path, architecture), torch.bfloat16)
     stored = load_file(tmp_path / "model.safetensors")
     assert loaded.keys() == stored.keys()
@@ -69,19 +79,28 @@ def test_a_tied_head_is_the_embedding_whatever_the_file_holds(tmp_path: Path) ->
     edit_weights(tmp_path, lambda tensors: tensors.update({"lm_head.weight": torch.ones(512, 64)}))
     model = load_model(str(tmp_path), torch.float32, torch.device("cpu"), False).model
     assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
-    assert torch.equal(model.lm_head.weight, load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"])
+    assert torch.equal(
+        model.lm_head.weight, load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    )
 
 
 def test_rotary_tables_of_old_checkpoints_are_passed_over(tmp_path: Path) -> None:
     whole = load(make_tiny_model(tmp_path))
-    edit_weights(tmp_path, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}))
+    edit_weights(
+        tmp_path,
+        lambda tensors: tensors.update(
+            {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+        ),
+    )
     assert load(tmp_path).keys() == whole.keys()
 
 
 def test_weights_under_a_second_name_are_passed_over(tmp_path: Path) -> None:
     """Mistral's folders hold the same weights again, with other names of the tensors."""
     make_tiny_model(tmp_path, "mistral")
-    save_file({"layers.0.attention.wq.weight": torch.zeros(64, 64)}, tmp_path / "consolidated.safetensors")
+    save_file(
+        {"layers.0.attention.wq.weight": torch.zeros(64, 64)}, tmp_path / "consolidated.safetensors"
+    )
     assert len(load(tmp_path)) == len(load_file(tmp_path / "model.safetensors"))
 
 
@@ -97,23 +116,51 @@ BREAKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), "has no config.json"),
     "config is no JSON": (lambda f: (f / "config.json").write_text("{"), "not valid JSON"),
     "config is a list": (lambda f: (f / "config.json").write_text("[]"), "it names no model"),
-    "architecture": (lambda f: edit_config(f, architectures=["BertModel"]), "'BertModel' is not supported; supported: Llama"),
-    "rope": (lambda f: edit_config(f, rope_parameters={"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}), "'yarn' is not supported"),
+    "architecture": (
+        lambda f: edit_config(f, architectures=["BertModel"]),
+        "'BertModel' is not supported; supported: Llama",
+    ),
+    "rope": (
+        lambda f: edit_config(
+            f, rope_parameters={"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}
+        ),
+        "'yarn' is not supported",
+    ),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "has no .safetensors files"),
-    "cut off": (lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:9000]), "cut off or broken"),
-    "not safetensors": (lambda f: (f / "model.safetensors").write_bytes(b"junk"), r"model\.safetensors is cut off or broken"),
+    "cut off": (
+        lambda f: (f / "model.safetensors").write_bytes(
+            (f / "model.safetensors").read_bytes()[:9000]
+        ),
+        "cut off or broken",
+    ),
+    "not safetensors": (
+        lambda f: (f / "model.safetensors").write_bytes(b"junk"),
+        r"model\.safetensors is cut off or broken",
+    ),
     "another size": (
         lambda f: edit_config(f, intermediate_size=128),
         r"model\.safetensors: the tensor \S+ has shape .* asks for .*128",
     ),
-    "more layers": (lambda f: edit_config(f, num_hidden_layers=9), r"lacks 54 tensors, such as model\.layers\.3"),
+    "more layers": (
+        lambda f: edit_config(f, num_hidden_layers=9),
+        r"lacks 54 tensors, such as model\.layers\.3",
+    ),
     "fewer layers": (
         lambda f: edit_config(f, num_hidden_layers=1),
         r"model\.safetensors holds a tensor .* no place for, 'model\.layers\.1",
     ),
-    "a tensor is missing": (lambda f: edit_weights(f, drop_embedding), r"lacks 1 tensors, such as model\.embed_tokens\.weight"),
-    "a tensor too many": (lambda f: edit_weights(f, add_scales), r"no place for, 'model\.layers\.0\.mlp\.up_proj\.scales"),
-    "index": (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "index.json is broken"),
+    "a tensor is missing": (
+        lambda f: edit_weights(f, drop_embedding),
+        r"lacks 1 tensors, such as model\.embed_tokens\.weight",
+    ),
+    "a tensor too many": (
+        lambda f: edit_weights(f, add_scales),
+        r"no place for, 'model\.layers\.0\.mlp\.up_proj\.scales",
+    ),
+    "index": (
+        lambda f: (f / "model.safetensors.index.json").write_text("{}"),
+        "index.json is broken",
+    ),
 }
 
 
@@ -140,9 +187,15 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("stream", "asked"), [(Terminal, True), (Terminal, False), (io.StringIO, True)])
+@pytest.mark.parametrize(
+    ("stream", "asked"), [(Terminal, True), (Terminal, False), (io.StringIO, True)]
+)
 def test_progress_is_drawn_on_a_terminal_when_asked_and_never_into_a_file(
-    stream: type[io.StringIO], asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stream: type[io.StringIO],
+    asked: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     make_tiny_model(tmp_path)
     capsys.readouterr()
@@ -170,35 +223,65 @@ def test_a_folder_and_a_gguf_file_are_their_own_paths(tmp_path: Path) -> None:
     assert resolve_model_path(str(tmp_path / "m.gguf")) == str(tmp_path / "m.gguf")
 
 
-def test_an_alias_is_found_without_importing_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_alias_is_found_without_importing_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "packed_model"
     package.mkdir()
     (package / "__init__.py").write_text("raise ImportError('needs a tool that is not there')")
     (package / "x.gguf").write_bytes(b"")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(ALIASES, "packed", Packaged("packed_model", "x.gguf", "pip install packed-model"))
+    monkeypatch.setitem(
+        ALIASES, "packed", Packaged("packed_model", "x.gguf", "pip install packed-model")
+    )
     assert resolve_model_path("packed") == str(package / "x.gguf")
 
 
 def test_an_alias_without_its_package_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ALIASES, "absent", Packaged("no_such_package", "x.gguf", "pip install no-such-package"))
+    monkeypatch.setitem(
+        ALIASES, "absent", Packaged("no_such_package", "x.gguf", "pip install no-such-package")
+    )
     with pytest.raises(ValueError, match="run: pip install no-such-package"):
         resolve_model_path("absent")
 
 
 def test_a_hub_id_without_a_network_is_one_clear_line() -> None:
-    script = "from piecework.runtime.loader.resolve import resolve_model_path\nresolve_model_path('nobody/nothing')"
-    offline = {"HF_HUB_OFFLINE": "1", "PATH": "", "HOME": "/nonexistent", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=offline, check=False)
+    script = (
+        "from piecework.runtime.loader.resolve import "
+        "resolve_model_path\nresolve_model_path('nobody/nothing')"
+    )
+    offline = {
+        "HF_HUB_OFFLINE": "1",
+        "PATH": "",
+        "HOME": "/nonexistent",
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=offline, check=False
+    )
     assert "ValueError: nobody/nothing is no local folder and cannot be fetched" in done.stderr
 
 
-def test_a_hub_id_is_fetched_without_second_copies_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = ["config.json", "model-00001-of-00002.safetensors", "consolidated.safetensors", "original/params.json", "pytorch_model.bin"]
+def test_a_hub_id_is_fetched_without_second_copies_of_the_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = [
+        "config.json",
+        "model-00001-of-00002.safetensors",
+        "consolidated.safetensors",
+        "original/params.json",
+        "pytorch_model.bin",
+    ]
 
-    def snapshot_download(repository: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+    def snapshot_download(
+        repository: str, *, allow_patterns: list[str], ignore_patterns: list[str]
+    ) -> str:
         assert repository == "owner/model"
-        fetched = list(filter_repo_objects(files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns))
+        fetched = list(
+            filter_repo_objects(
+                files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+            )
+        )
         assert fetched == ["config.json", "model-00001-of-00002.safetensors"]
         return "/cache/owner/model"
 
@@ -210,23 +293,47 @@ def test_random_weights_need_the_configuration_alone(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model", "qwen3")
     shapes = {name: tensor.shape for name, tensor in load(folder).items()}
     (folder / "model.safetensors").unlink()
-    models = [random_model(str(folder), torch.bfloat16, torch.device("cpu")).model for _ in range(2)]
+    models = [
+        random_model(str(folder), torch.bfloat16, torch.device("cpu")).model for _ in range(2)
+    ]
     first, second = (checkpoint_targets(model) for model in models)
     assert {name: tensor.shape for name, tensor in first.items()} == shapes
     assert all(torch.equal(first[name], second[name]) and first[name].any() for name in shapes)
     # Drawn, not filled with one number: two layers differ.
-    assert not torch.equal(first["model.layers.0.mlp.down_proj.weight"], first["model.layers.1.mlp.down_proj.weight"])
+    assert not torch.equal(
+        first["model.layers.0.mlp.down_proj.weight"], first["model.layers.1.mlp.down_proj.weight"]
+    )
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_hollow_model_looks_like_the_real_one_and_takes_the_memory_of_one_weight(tied: bool, tmp_path: Path) -> None:
-    config = ModelConfig.from_pretrained(make_tiny_model(tmp_path / "model", "qwen2", tie_word_embeddings=tied))
-    hollow, real = (make(config, torch.bfloat16, torch.device("cpu")) for make in (hollow_model, empty_model))
+def test_a_hollow_model_looks_like_the_real_one_and_takes_the_memory_of_one_weight(
+    tied: bool, tmp_path: Path
+) -> None:
+    config = ModelConfig.from_pretrained(
+        make_tiny_model(tmp_path / "model", "qwen2", tie_word_embeddings=tied)
+    )
+    hollow, real = (
+        make(config, torch.bfloat16, torch.device("cpu")) for make in (hollow_model, empty_model)
+    )
     described = [
-        {name: (tensor.shape, tensor.stride(), tensor.dtype, type(tensor)) for name, tensor in model.state_dict(keep_vars=True).items()}
-        | {name: (buffer.shape, buffer.stride(), buffer.dtype, type(buffer)) for name, buffer in model.named_buffers()}
+        {
+            name: (tensor.shape, tensor.stride(), tensor.dtype, type(tensor))
+            for name, tensor in model.state_dict(keep_vars=True).items()
+        }
+        | {
+            name: (buffer.shape, buffer.stride(), buffer.dtype, type(buffer))
+            for name, buffer in model.named_buffers()
+        }
         for model in (hollow, real)
     ]
     assert described[0] == described[1]
     assert (hollow.lm_head.weight is hollow.model.embed_tokens.weight) == tied
-    assert len({tensor.untyped_storage().data_ptr() for tensor in [*hollow.parameters(), *hollow.buffers()]}) == 1
+    assert (
+        len(
+            {
+                tensor.untyped_storage().data_ptr()
+                for tensor in [*hollow.parameters(), *hollow.buffers()]
+            }
+        )
+        == 1
+    )

@@ -1,4 +1,6 @@
-"""Each architecture against transformers on tiny random weights, in float32: the same logits however the tokens are scheduled."""
+"""Each architecture against transformers on tiny random weights, in float32: the same logits
+however the tokens are scheduled.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ from transformers import AutoModelForCausalLM
 
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.engine.build.build import build_engine
-from piecework.runtime.llm import LLM
-from piecework.runtime.engine.build.messages import GenerateRequest, TokenLogprob
-from piecework.runtime.sampling.params import SamplingParams
 from piecework.runtime.engine.build.core import Scheduler
+from piecework.runtime.engine.build.messages import GenerateRequest, TokenLogprob
+from piecework.runtime.llm import LLM
+from piecework.runtime.sampling.params import SamplingParams
 
 TOLERANCE = 1e-4
 LLAMA3_ROPE = {
@@ -31,16 +33,24 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama-rope-llama3": ("llama", {"rope_parameters": LLAMA3_ROPE}),
-    "llama-rope-linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}),
+    "llama-rope-linear": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
+    ),
     "llama-head-dim": ("llama", {"head_dim": 8}),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral-window": ("mistral", {"sliding_window": 24}),
     "qwen2": ("qwen2", {}),
-    "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
+    "qwen2-window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+    ),
     "qwen3": ("qwen3", {}),
     "qwen3-tied-bias": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
 }
-PROMPTS = [[(31 * i + 7 * j * j) % 500 for j in range(length)] for i, length in enumerate((90, 33, 7, 51))]
+PROMPTS = [
+    [(31 * i + 7 * j * j) % 500 for j in range(length)] for i, length in enumerate((90, 33, 7, 51))
+]
 
 
 class Case:
@@ -48,7 +58,9 @@ class Case:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+        self.reference = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
 
     @torch.inference_mode()
     def logprobs(self, tokens: list[int]) -> torch.Tensor:
@@ -56,7 +68,13 @@ class Case:
         return self.reference(torch.tensor([tokens])).logits[0].float().log_softmax(-1)
 
     def scheduler(self, **settings: Any) -> Scheduler:
-        config = EngineConfig(model_path=str(self.path), dtype="float32", max_total_tokens=4096, num_threads=1, **settings)
+        config = EngineConfig(
+            model_path=str(self.path),
+            dtype="float32",
+            max_total_tokens=4096,
+            num_threads=1,
+            **settings,
+        )
         return build_engine(config, progress=False).scheduler
 
 
@@ -66,12 +84,18 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Case(make_tiny_model(tmp_path_factory.mktemp("model"), architecture, **overrides))
 
 
-def run(scheduler: Scheduler, prompts: list[list[int]], params: SamplingParams) -> list[tuple[list[int], list[TokenLogprob | None]]]:
-    """Tokens of each prompt, and what the model said of every position: the prompt's, then the output's."""
+def run(
+    scheduler: Scheduler, prompts: list[list[int]], params: SamplingParams
+) -> list[tuple[list[int], list[TokenLogprob | None]]]:
+    """Tokens of each prompt, and what the model said of every position: the prompt's, then the
+    output's.
+    """
     tokens: dict[str, list[int]] = {str(i): [] for i in range(len(prompts))}
     said: dict[str, list[TokenLogprob | None]] = {str(i): [] for i in range(len(prompts))}
     for i, prompt in enumerate(prompts):
-        scheduler.add(GenerateRequest(rid=str(i), input_ids=prompt, params=params, arrival_time=float(i)))
+        scheduler.add(
+            GenerateRequest(rid=str(i), input_ids=prompt, params=params, arrival_time=float(i))
+        )
     while scheduler.has_work:
         for output in scheduler.step().outputs:
             tokens[output.rid] += output.token_ids
@@ -80,24 +104,34 @@ def run(scheduler: Scheduler, prompts: list[list[int]], params: SamplingParams) 
     return [(tokens[rid], said[rid]) for rid in tokens]
 
 
-def assert_same(case: Case, prompt: list[int], tokens: list[int], said: list[TokenLogprob | None], skip: int = 0) -> None:
-    """Every log-probability that was given, of the token itself and of the likeliest others, is transformers'."""
+def assert_same(
+    case: Case, prompt: list[int], tokens: list[int], said: list[TokenLogprob | None], skip: int = 0
+) -> None:
+    """Every log-probability that was given, of the token itself and of the likeliest others, is
+    transformers'.
+    """
     expected = case.logprobs(prompt + tokens)
     for position, entry in enumerate(said, start=skip):
         if entry is not None:
-            assert entry.logprob == pytest.approx(float(expected[position - 1, entry.token_id]), abs=TOLERANCE)
+            assert entry.logprob == pytest.approx(
+                float(expected[position - 1, entry.token_id]), abs=TOLERANCE
+            )
             assert [value for _, value in entry.top] == pytest.approx(
                 expected[position - 1].topk(len(entry.top))[0].tolist(), abs=TOLERANCE
             )
 
 
-ALL = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True, logprobs=20, prompt_logprobs=20)
+ALL = SamplingParams(
+    temperature=0.0, max_new_tokens=8, ignore_eos=True, logprobs=20, prompt_logprobs=20
+)
 
 
 @pytest.mark.parametrize("chunk", [512, 13], ids=["whole", "chunked"])
 def test_prompt_and_output_logprobs(case: Case, chunk: int) -> None:
     """A crowd of prompts: prefill whole or in chunks beside decodes of others."""
-    for prompt, (tokens, said) in zip(PROMPTS, run(case.scheduler(chunked_prefill_size=chunk), PROMPTS, ALL), strict=True):
+    for prompt, (tokens, said) in zip(
+        PROMPTS, run(case.scheduler(chunked_prefill_size=chunk), PROMPTS, ALL), strict=True
+    ):
         assert len(said) == len(prompt) + 8
         assert_same(case, prompt, tokens, said)
 
@@ -128,7 +162,9 @@ def test_bfloat16_stays_close(case: Case) -> None:
     with torch.inference_mode():
         expected = reference(torch.tensor([PROMPTS[0]])).logits[0].float().log_softmax(-1)
     case.reference.to(torch.float32)
-    said = torch.tensor([entry.logprob for entry in (done.prompt_logprobs or [])[1:] if entry is not None])
+    said = torch.tensor(
+        [entry.logprob for entry in (done.prompt_logprobs or [])[1:] if entry is not None]
+    )
     wanted = expected[:-1].gather(1, torch.tensor(PROMPTS[0][1:])[:, None])[:, 0]
     # Weights this large make logits of order 10, whose bf16 step is 0.06.
     assert (said - wanted).abs().mean() < 0.15

@@ -1,4 +1,6 @@
-"""The real SmolLM2-135M from its GGUF file, against transformers on the same dequantised weights."""
+"""The real SmolLM2-135M from its GGUF file, against transformers on the same dequantised
+weights.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,18 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from piecework.runtime.llm import LLM
-from piecework.runtime.sampling.params import SamplingParams
 from piecework.runtime.loader.loader import checkpoint_targets, load_model
 from piecework.runtime.loader.resolve import resolve_model_path
+from piecework.runtime.sampling.params import SamplingParams
 
 TEXTS = [
-    "Question: Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. "
-    "How many clips did Natalia sell altogether in April and May?\nAnswer: Natalia sold 48/2 = 24 clips in May.\n"
+    "Question: Natalia sold clips to 48 of her friends in April, and then she sold half as many "
+    "clips in May. "
+    "How many clips did Natalia sell altogether in April and May?\nAnswer: Natalia sold 48/2 = 24 "
+    "clips in May.\n"
     "Natalia sold 48+24 = 72 clips altogether in April and May.\n#### 72",
-    "def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a\n",
+    "def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    "
+    "return a\n",
     "Die Würde des Menschen ist unantastbar. 你好,世界! 1234567890",
 ]
 
@@ -35,10 +40,13 @@ def path() -> str:
 
 
 def reference(path: str, dtype: torch.dtype) -> Any:
-    """transformers' Llama with the values that the file holds. The numbers are those of the model's published config.json."""
+    """transformers' Llama with the values that the file holds. The numbers are those of the model's
+    published config.json.
+    """
     config = LlamaConfig(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
-        max_position_embeddings=8192, rms_norm_eps=1e-5, tie_word_embeddings=True,
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+        num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=8192,
+        rms_norm_eps=1e-5, tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 1e5},
     )  # fmt: skip
     # Built in the dtype, not cast to it: a cast would round the rotary frequencies too.
@@ -50,10 +58,17 @@ def reference(path: str, dtype: torch.dtype) -> Any:
 
 
 def said_by(texts: Sequence[str] = TEXTS, **settings: Any) -> tuple[torch.Tensor, list[list[int]]]:
-    """Log-probabilities of the prompts' tokens but the first of each, and the prompts' token ids."""
+    """Log-probabilities of the prompts' tokens but the first of each, and the prompts' token
+    ids.
+    """
     llm = LLM("smollm2-135m", max_total_tokens=1024, num_threads=1, **settings)
     completions = llm.generate(list(texts), SamplingParams(max_new_tokens=0, prompt_logprobs=0))
-    said = [entry.logprob for done in completions for entry in (done.prompt_logprobs or [])[1:] if entry is not None]
+    said = [
+        entry.logprob
+        for done in completions
+        for entry in (done.prompt_logprobs or [])[1:]
+        if entry is not None
+    ]
     return torch.tensor(said), [done.prompt_ids for done in completions]
 
 
@@ -71,21 +86,28 @@ def said_by_transformers(path: str, dtype: torch.dtype, prompts: list[list[int]]
     [({"dtype": "float32"}, 1e-3), ({"dtype": "bfloat16", "attention_backend": "torch"}, 0.02)],
     ids=["float32", "bfloat16 in plain torch"],
 )
-def test_prompt_logprobs_are_those_of_transformers(path: str, settings: dict[str, Any], tolerance: float) -> None:
+def test_prompt_logprobs_are_those_of_transformers(
+    path: str, settings: dict[str, Any], tolerance: float
+) -> None:
     said, prompts = said_by(**settings)
     wanted = said_by_transformers(path, getattr(torch, settings["dtype"]), prompts)
     assert (said - wanted).abs().mean() < tolerance
 
 
 @pytest.mark.parametrize("quantization", ["auto", "none"])
-def test_the_default_is_as_near_to_float32_as_transformers_in_bfloat16(path: str, quantization: str) -> None:
-    """Two ways to round differ by more than either errs; what counts is the distance from what the file's numbers give.
+def test_the_default_is_as_near_to_float32_as_transformers_in_bfloat16(
+    path: str, quantization: str
+) -> None:
+    """Two ways to round differ by more than either errs; what counts is the distance from what the
+    file's numbers give.
 
     Over a thousand tokens: the mean of 170 differs by a sixth from one CPU's kernels to another's.
     """
     prose = (Path(__file__).parents[3] / "LICENSE").read_text()
     said, prompts = said_by([*TEXTS, prose[:2500], prose[6000:8500]], quantization=quantization)
-    exact, rounded = (said_by_transformers(path, dtype, prompts) for dtype in (torch.float32, torch.bfloat16))
+    exact, rounded = (
+        said_by_transformers(path, dtype, prompts) for dtype in (torch.float32, torch.bfloat16)
+    )
     assert (said - exact).abs().mean() < 1.1 * (rounded - exact).abs().mean()
 
 
@@ -100,13 +122,20 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / wei
 
 
 def test_loading_needs_little_more_memory_than_the_weights(path: str) -> None:
-    """Beside them are in memory: the pages of the file, a third of the weights' size, and what is being dequantised."""
-    done = subprocess.run([sys.executable, "-c", PEAK, path], capture_output=True, text=True, check=True)
+    """Beside them are in memory: the pages of the file, a third of the weights' size, and what is
+    being dequantised.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, path], capture_output=True, text=True, check=True
+    )
     assert float(done.stdout) < 2.0
 
 
 def test_it_answers_a_question(path: str) -> None:
     llm = LLM("smollm2-135m", max_total_tokens=1024, num_threads=1)
-    done = llm.chat([{"role": "user", "content": "What is the capital of France?"}], SamplingParams(temperature=0.0, max_new_tokens=30))
+    done = llm.chat(
+        [{"role": "user", "content": "What is the capital of France?"}],
+        SamplingParams(temperature=0.0, max_new_tokens=30),
+    )
     assert "Paris" in done.text
     assert done.finish_reason == "stop"

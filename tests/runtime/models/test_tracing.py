@@ -17,12 +17,22 @@ LAYERS = 4
 
 
 class MeanAttention:
-    """In attention's place, and as little of it: each token's values, its queries and what is cached left aside."""
+    """In attention's place, and as little of it: each token's values, its queries and what is
+    cached left aside.
+    """
 
     def plan(self, metadata: Any, page_size: int) -> None:
         return None
 
-    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, *_: Any, **__: Any) -> None:
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        *_: Any,
+        **__: Any,
+    ) -> None:
         out.copy_((v + k).mean(1, keepdim=True) + q)
 
 
@@ -58,7 +68,9 @@ class Traced:
 @pytest.fixture(scope="module", params=["llama", "mistral", "qwen2", "qwen3"])
 def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Traced:
     torch._dynamo.reset()
-    return Traced(make_tiny_model(tmp_path_factory.mktemp("model"), request.param, num_hidden_layers=LAYERS))
+    return Traced(
+        make_tiny_model(tmp_path_factory.mktemp("model"), request.param, num_hidden_layers=LAYERS)
+    )
 
 
 def test_one_graph_serves_every_number_of_tokens(traced: Traced) -> None:
@@ -69,13 +81,19 @@ def test_one_graph_serves_every_number_of_tokens(traced: Traced) -> None:
 
 
 def pieces(graph: torch.fx.Graph) -> list[list[tuple[Any, ...]]]:
-    """What is called between two attentions, with the constants that it is called with, but no names."""
+    """What is called between two attentions, with the constants that it is called with, but no
+    names.
+    """
     found: list[list[tuple[Any, ...]]] = [[]]
     for node in graph.nodes:
         if node.target is torch.ops.piecework.attention:
             found.append([])
         elif node.op not in ("placeholder", "output"):
-            constants = [argument for argument in torch.utils._pytree.tree_leaves((node.args, node.kwargs)) if not is_node(argument)]
+            constants = [
+                argument
+                for argument in torch.utils._pytree.tree_leaves((node.args, node.kwargs))
+                if not is_node(argument)
+            ]
             found[-1].append((node.op, node.target, *map(repr, constants)))
     return found
 
@@ -95,5 +113,7 @@ def test_equal_layers_are_equal_pieces(traced: Traced) -> None:
 def test_a_number_that_is_no_shape_is_a_constant(traced: Traced) -> None:
     """A number that came in from outside would have to be read from the device at every step."""
     traced.results(7)
-    values = [node.meta["example_value"] for node in traced.graphs[0].nodes if node.op == "placeholder"]
+    values = [
+        node.meta["example_value"] for node in traced.graphs[0].nodes if node.op == "placeholder"
+    ]
     assert all(isinstance(value, torch.SymInt) or value.ndim > 0 for value in values)

@@ -14,13 +14,15 @@ from tiny_models import make_tiny_model
 from piecework.kernels.cpu.native.linear import Layout, native_linear
 from piecework.runtime.layers.linear import Linear
 from piecework.runtime.llm import LLM
-from piecework.runtime.sampling.params import SamplingParams
 from piecework.runtime.loader.loader import Loaded, hollow_model, load_model
+from piecework.runtime.sampling.params import SamplingParams
 
 CPU = torch.device("cpu")
 
 
-def write_gguf(path: Path, kinds: dict[str, str], default: str = "Q4_1", *, tied: bool = True) -> Path:
+def write_gguf(
+    path: Path, kinds: dict[str, str], default: str = "Q4_1", *, tied: bool = True
+) -> Path:
     """A Llama of random weights; `kinds`: the formats of tensors by a part of their name."""
     writer = gguf.GGUFWriter(path, "llama")
     hidden, inner, heads, kv_heads, layers, vocab = 64, 96, 4, 2, 2, 160
@@ -48,7 +50,11 @@ def write_gguf(path: Path, kinds: dict[str, str], default: str = "Q4_1", *, tied
             "attn_v": (hidden // 2, hidden),
             "attn_output": (hidden, hidden),
         }
-        block |= {"ffn_gate": (inner, hidden), "ffn_up": (inner, hidden), "ffn_down": (hidden, inner)}
+        block |= {
+            "ffn_gate": (inner, hidden),
+            "ffn_up": (inner, hidden),
+            "ffn_down": (hidden, inner),
+        }
         shapes |= {f"blk.{i}.{name}": shape for name, shape in block.items()}
     random = np.random.default_rng(0)
     for name, shape in shapes.items():
@@ -56,7 +62,10 @@ def write_gguf(path: Path, kinds: dict[str, str], default: str = "Q4_1", *, tied
         tensor = gguf.GGMLQuantizationType[kind]
         numbers = random.normal(0, 0.1, shape).astype(np.float32)
         writer.add_tensor(f"{name}.weight", gguf.quants.quantize(numbers, tensor), raw_dtype=tensor)
-    for name in ["output_norm", *(f"blk.{i}.{norm}" for i in range(layers) for norm in ("attn_norm", "ffn_norm"))]:
+    for name in [
+        "output_norm",
+        *(f"blk.{i}.{norm}" for i in range(layers) for norm in ("attn_norm", "ffn_norm")),
+    ]:
         writer.add_tensor(f"{name}.weight", random.uniform(0.5, 1.5, hidden).astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -70,7 +79,9 @@ def load(path: Path, **settings: Any) -> Loaded:
 
 
 def layers_of(loaded: Loaded) -> dict[str, Linear]:
-    return {name: module for name, module in loaded.model.named_modules() if isinstance(module, Linear)}
+    return {
+        name: module for name, module in loaded.model.named_modules() if isinstance(module, Linear)
+    }
 
 
 def assert_same_layers(packed: Loaded, path: Path) -> None:
@@ -96,10 +107,18 @@ def test_quantised_weights_stay_in_their_bits(kind: str, tied: bool, tmp_path: P
 
 
 def test_parts_of_several_kinds_are_widened(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "model.gguf", {"attn_v": "Q8_0", "ffn_down": "Q5_0", "token_embd": "F16"})
+    path = write_gguf(
+        tmp_path / "model.gguf", {"attn_v": "Q8_0", "ffn_down": "Q5_0", "token_embd": "F16"}
+    )
     loaded = load(path, keep_quantized=True)
     kinds = {name.rpartition(".")[2]: kind for name, kind in loaded.kinds.items()}
-    assert kinds == {"qkv_proj": "bfloat16", "o_proj": "Q4_1", "gate_up_proj": "Q4_1", "down_proj": "bfloat16", "lm_head": "bfloat16"}
+    assert kinds == {
+        "qkv_proj": "bfloat16",
+        "o_proj": "Q4_1",
+        "gate_up_proj": "Q4_1",
+        "down_proj": "bfloat16",
+        "lm_head": "bfloat16",
+    }
     assert_same_layers(loaded, path)
 
 
@@ -116,7 +135,10 @@ def test_a_hollow_model_has_the_shapes_of_the_packed_one(tied: bool, tmp_path: P
     loaded = load(path, keep_quantized=True)
     hollow = hollow_model(loaded.config, torch.bfloat16, CPU, native_linear(), loaded.kinds)
     described = [
-        {name: (tensor.shape, tensor.stride(), tensor.dtype, type(tensor)) for name, tensor in model.state_dict(keep_vars=True).items()}
+        {
+            name: (tensor.shape, tensor.stride(), tensor.dtype, type(tensor))
+            for name, tensor in model.state_dict(keep_vars=True).items()
+        }
         for model in (hollow, loaded.model)
     ]
     assert described[0] == described[1]
@@ -138,7 +160,15 @@ def test_graphs_on_and_off_agree_on_quantised_weights(tmp_path: Path) -> None:
     prompts = [[5, 6, 7], list(range(20, 60)), [9]]
     params = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True, logprobs=1)
     found = []
-    for settings in ({"disable_cuda_graph": True}, {"piecewise_cuda_graph": True, "piecewise_cuda_graph_compiler": "eager"}):
+    for settings in (
+        {"disable_cuda_graph": True},
+        {"piecewise_cuda_graph": True, "piecewise_cuda_graph_compiler": "eager"},
+    ):
         llm = LLM(str(path), max_total_tokens=2048, context_length=128, num_threads=1, **settings)
-        found.append([[entry.logprob for entry in output.logprobs] for output in llm.generate(prompts, params)])
+        found.append(
+            [
+                [entry.logprob for entry in output.logprobs]
+                for output in llm.generate(prompts, params)
+            ]
+        )
     assert np.allclose(found[0], found[1], atol=0.05)

@@ -1,4 +1,6 @@
-"""Penalties, bias and bans of a batch: each row as its own definition says, whether or not the host knows its last token."""
+"""Penalties, bias and bans of a batch: each row as its own definition says, whether or not the host
+knows its last token.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from piecework.runtime.sampling.logits_processors import adjust
 from piecework.runtime.engine.build.messages import GenerateRequest
 from piecework.runtime.engine.build.request import Request
+from piecework.runtime.sampling.logits_processors import adjust
 from piecework.runtime.sampling.params import SamplingParams
 from piecework.runtime.sampling.token_counts import TokenCounts
 
@@ -25,7 +27,9 @@ params = st.builds(
     repetition_penalty=st.sampled_from([1.0, 1.7, 0.6]),
     presence_penalty=st.sampled_from([0.0, 1.3, -0.5]),
     frequency_penalty=st.sampled_from([0.0, 0.7]),
-    logit_bias=st.dictionaries(st.integers(0, VOCAB - 1), st.sampled_from([-100.0, 2.5]), max_size=2),
+    logit_bias=st.dictionaries(
+        st.integers(0, VOCAB - 1), st.sampled_from([-100.0, 2.5]), max_size=2
+    ),
     min_new_tokens=st.sampled_from([0, 3]),
     stop_token_ids=st.sampled_from([[], [2, 5]]),
 )
@@ -37,11 +41,17 @@ def request(prompt: list[int], output: list[int], params: SamplingParams) -> Req
     return Request(message, seed=0, stop_ids=frozenset(params.stop_token_ids), max_tokens=10_000)
 
 
-def adjusted(row: list[float], prompt: list[int], output: list[int], params: SamplingParams) -> list[float]:
+def adjusted(
+    row: list[float], prompt: list[int], output: list[int], params: SamplingParams
+) -> list[float]:
     """A row of logits by the definitions, number by number."""
     row = row.copy()
     for token in {*prompt, *output}:
-        row[token] = row[token] / params.repetition_penalty if row[token] > 0 else row[token] * params.repetition_penalty
+        row[token] = (
+            row[token] / params.repetition_penalty
+            if row[token] > 0
+            else row[token] * params.repetition_penalty
+        )
     for token, count in Counter(output).items():
         row[token] -= params.presence_penalty + params.frequency_penalty * count
     for token, bias in params.logit_bias.items():
@@ -64,19 +74,27 @@ def test_repetition_penalty_covers_prompt_and_output() -> None:
 
 def test_presence_and_frequency_penalties_cover_the_output_only() -> None:
     logits = torch.zeros(1, 4)
-    adjust(logits, [request([3, 3], [0, 0, 1], SamplingParams(presence_penalty=0.5, frequency_penalty=0.25))])
+    adjust(
+        logits,
+        [request([3, 3], [0, 0, 1], SamplingParams(presence_penalty=0.5, frequency_penalty=0.25))],
+    )
     assert logits.tolist() == [[-1.0, -0.75, 0.0, 0.0]]
 
 
 @given(st.lists(sequences, min_size=1, max_size=5))
-def test_every_row_of_a_batch_is_adjusted_as_defined(batch: list[tuple[list[int], list[int], SamplingParams]]) -> None:
+def test_every_row_of_a_batch_is_adjusted_as_defined(
+    batch: list[tuple[list[int], list[int], SamplingParams]],
+) -> None:
     logits = some_logits(len(batch))
     want = [adjusted(row, *sequence) for row, sequence in zip(logits.tolist(), batch, strict=True)]
     adjust(logits, [request(*sequence) for sequence in batch])
     np.testing.assert_allclose(logits.numpy(), want, rtol=1e-6, atol=1e-6)
 
 
-@given(st.lists(st.tuples(sequences, st.none() | st.integers(0, VOCAB - 1)), min_size=1, max_size=5), st.randoms())
+@given(
+    st.lists(st.tuples(sequences, st.none() | st.integers(0, VOCAB - 1)), min_size=1, max_size=5),
+    st.randoms(),
+)
 def test_a_pending_token_counts_like_one_that_is_known(
     batch: list[tuple[tuple[list[int], list[int], SamplingParams], int | None]], random: Random
 ) -> None:
@@ -99,7 +117,18 @@ def test_a_pending_token_counts_like_one_that_is_known(
 def test_an_end_token_outside_of_the_vocabulary_bans_nothing_of_another_row(stop: int) -> None:
     logits = some_logits(3)
     params = SamplingParams(min_new_tokens=5)
-    adjust(logits, [Request(GenerateRequest(rid="r", input_ids=[1], params=params), seed=0, stop_ids=frozenset({stop}), max_tokens=10)] * 3)
+    adjust(
+        logits,
+        [
+            Request(
+                GenerateRequest(rid="r", input_ids=[1], params=params),
+                seed=0,
+                stop_ids=frozenset({stop}),
+                max_tokens=10,
+            )
+        ]
+        * 3,
+    )
     assert torch.equal(logits, some_logits(3))
 
 
@@ -111,7 +140,9 @@ def test_tokens_are_counted_as_they_come(prompt: list[int], parts: list[list[int
         output = np.concatenate((output, np.array(part, np.int64)))
         ids, times = counts.of(output)
         occurring = Counter(output.tolist())
-        assert dict(zip(ids.tolist(), times.tolist(), strict=True)) == {token: occurring[token] for token in {*prompt, *output.tolist()}}
+        assert dict(zip(ids.tolist(), times.tolist(), strict=True)) == {
+            token: occurring[token] for token in {*prompt, *output.tolist()}
+        }
 
 
 @pytest.mark.parametrize("wanted", [{}, {"temperature": 0.0}])

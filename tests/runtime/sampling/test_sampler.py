@@ -1,4 +1,6 @@
-"""The sampler: the right distribution, the same token alone and in a crowd, and every parameter as its definition says."""
+"""The sampler: the right distribution, the same token alone and in a crowd, and every parameter as
+its definition says.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,22 @@ from hypothesis import strategies as st
 
 from piecework.runtime.engine.build.messages import GenerateRequest
 from piecework.runtime.engine.build.request import Request
-from piecework.runtime.sampling.sampler import NO_TOKEN, _pick, _split, sample, uniform
 from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.sampling.sampler import NO_TOKEN, _pick, _split, sample, uniform
 
 
-def request(seed: int = 0, prompt: list[int] | None = None, output: list[int] | None = None, **params: Any) -> Request:
-    message = GenerateRequest(rid="r", input_ids=prompt or [1, 2, 3], output_ids=output or [], params=SamplingParams(**params))
-    return Request(message, seed=seed, stop_ids=frozenset(message.params.stop_token_ids), max_tokens=10_000)
+def request(
+    seed: int = 0, prompt: list[int] | None = None, output: list[int] | None = None, **params: Any
+) -> Request:
+    message = GenerateRequest(
+        rid="r",
+        input_ids=prompt or [1, 2, 3],
+        output_ids=output or [],
+        params=SamplingParams(**params),
+    )
+    return Request(
+        message, seed=seed, stop_ids=frozenset(message.params.stop_token_ids), max_tokens=10_000
+    )
 
 
 def tokens(logits: torch.Tensor, requests: list[Request]) -> list[int]:
@@ -40,15 +51,21 @@ def test_temperature_zero_takes_the_likeliest() -> None:
     assert tokens(LOGITS[None], [request(temperature=0.0)]) == [0]
 
 
-@pytest.mark.parametrize("others", [{}, {"top_k": 3}, {"min_p": 0.01}, {"temperature": 100.0}], ids=str)
+@pytest.mark.parametrize(
+    "others", [{}, {"top_k": 3}, {"min_p": 0.01}, {"temperature": 100.0}], ids=str
+)
 def test_top_p_zero_takes_the_likeliest(others: dict[str, Any]) -> None:
-    drawn = tokens(LOGITS.expand(500, -1), [request(seed=seed, top_p=0.0, **others) for seed in range(500)])
+    drawn = tokens(
+        LOGITS.expand(500, -1), [request(seed=seed, top_p=0.0, **others) for seed in range(500)]
+    )
     assert set(drawn) == {0}
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_plain_sampling_follows_the_softmax(temperature: float) -> None:
-    assert torch.allclose(frequencies(LOGITS, temperature=temperature), (LOGITS / temperature).softmax(-1), atol=0.017)
+    assert torch.allclose(
+        frequencies(LOGITS, temperature=temperature), (LOGITS / temperature).softmax(-1), atol=0.017
+    )
 
 
 def test_top_k_keeps_k_and_their_proportions() -> None:
@@ -91,8 +108,18 @@ def test_a_request_gets_the_same_token_alone_and_in_a_crowd(data: st.DataObject)
             "frequency_penalty": st.sampled_from([0.0, 0.5]),
         }
     )
-    requests = [request(seed=i, output=[i % vocab], **data.draw(settings_of)) for i in range(data.draw(st.integers(2, 6)))]
-    logits = torch.randn(len(requests), vocab, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99)))) * 3
+    requests = [
+        request(seed=i, output=[i % vocab], **data.draw(settings_of))
+        for i in range(data.draw(st.integers(2, 6)))
+    ]
+    logits = (
+        torch.randn(
+            len(requests),
+            vocab,
+            generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99))),
+        )
+        * 3
+    )
     together = tokens(logits, requests)
     assert together == [tokens(logits[i : i + 1], [one])[0] for i, one in enumerate(requests)]
 
@@ -105,7 +132,10 @@ def test_another_position_draws_another_number() -> None:
 
 def test_uniform_numbers_are_uniform_over_seeds_and_positions() -> None:
     positions = np.arange(100_000, dtype=np.uint64)
-    for numbers in (uniform(np.zeros_like(positions), positions), uniform(positions, np.zeros_like(positions))):
+    for numbers in (
+        uniform(np.zeros_like(positions), positions),
+        uniform(positions, np.zeros_like(positions)),
+    ):
         assert abs(numbers.mean() - 0.5) < 0.005
         assert np.abs(np.histogram(numbers, 10, (0, 1))[0] / 100_000 - 0.1).max() < 0.005
 
@@ -117,18 +147,24 @@ def test_stop_tokens_cannot_be_sampled_before_min_new_tokens() -> None:
 
 
 def test_logprobs_are_the_models_own_before_temperature_and_bias() -> None:
-    (result,) = sample(LOGITS[None].clone(), [request(temperature=0.0, logit_bias={3: 100.0}, logprobs=2)]).read()
+    (result,) = sample(
+        LOGITS[None].clone(), [request(temperature=0.0, logit_bias={3: 100.0}, logprobs=2)]
+    ).read()
     expected = LOGITS.log_softmax(-1)
     assert result.token == 3 and result.logprob is not None
     assert result.logprob.logprob == pytest.approx(float(expected[3]), abs=1e-6)
     assert [token for token, _ in result.logprob.top] == [0, 1]
-    assert [value for _, value in result.logprob.top] == pytest.approx(expected[:2].tolist(), abs=1e-6)
+    assert [value for _, value in result.logprob.top] == pytest.approx(
+        expected[:2].tolist(), abs=1e-6
+    )
 
 
 def test_a_likely_token_is_never_lost_at_the_end_of_the_range() -> None:
     """The largest number below 1 still picks a token that has probability."""
     weights = torch.tensor([[0.3, 0.7, 0.0]])
-    assert _pick(weights, torch.from_numpy(_split(np.array([np.nextafter(1.0, 0.0)])))).tolist() == [1]
+    assert _pick(
+        weights, torch.from_numpy(_split(np.array([np.nextafter(1.0, 0.0)])))
+    ).tolist() == [1]
 
 
 @pytest.mark.parametrize("vocab", [1000, 151_936])
@@ -152,7 +188,13 @@ def test_blocks_are_chosen_by_their_sums_to_a_few_steps_of_float32() -> None:
     ends = ends[:-1] / ends[-1]
     for shift, offset in ((-1, 0), (1, 1)):
         numbers = (ends + shift * 2.0**-22).float()
-        block = _pick(weights.expand(len(numbers), -1), torch.stack((numbers, torch.full_like(numbers, 0.5)), 1)) // 256
+        block = (
+            _pick(
+                weights.expand(len(numbers), -1),
+                torch.stack((numbers, torch.full_like(numbers, 0.5)), 1),
+            )
+            // 256
+        )
         assert torch.equal(block, torch.arange(len(ends)) + offset)
 
 
@@ -161,7 +203,9 @@ def test_blocks_are_chosen_by_their_sums_to_a_few_steps_of_float32() -> None:
 def test_a_number_is_split_into_bits_of_their_own(numbers: list[int]) -> None:
     halves = _split(np.array(numbers, np.float64) * 2.0**-53)
     assert halves.dtype == np.float32 and (halves < 1).all()
-    assert [(int(a * 2**24), int(b * 2**24)) for a, b in halves] == [(n >> 29, (n >> 5) & (2**24 - 1)) for n in numbers]
+    assert [(int(a * 2**24), int(b * 2**24)) for a, b in halves] == [
+        (n >> 29, (n >> 5) & (2**24 - 1)) for n in numbers
+    ]
 
 
 KINDS: list[dict[str, Any]] = [
@@ -174,14 +218,20 @@ KINDS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("broken", [float("nan"), -float("nan"), float("inf")])
 @pytest.mark.parametrize("vocab", [700, 1500])
-def test_logits_that_are_not_finite_give_no_token_and_others_theirs(broken: float, vocab: int) -> None:
+def test_logits_that_are_not_finite_give_no_token_and_others_theirs(
+    broken: float, vocab: int
+) -> None:
     requests = [request(seed=i, logprobs=1, **kind) for i, kind in enumerate(KINDS * 2)]
     logits = torch.randn(len(requests), vocab, generator=torch.Generator().manual_seed(1))
     expected = tokens(logits, requests)
     logits[: len(KINDS), vocab - 1] = broken
     samples = sample(logits.clone(), requests)
-    assert [result.token for result in samples.read()] == [NO_TOKEN] * len(KINDS) + expected[len(KINDS) :]
-    assert all(0 <= token < vocab for token in samples.tokens.tolist()), "the next step reads a row of the embedding for each"
+    assert [result.token for result in samples.read()] == [NO_TOKEN] * len(KINDS) + expected[
+        len(KINDS) :
+    ]
+    assert all(0 <= token < vocab for token in samples.tokens.tolist()), (
+        "the next step reads a row of the embedding for each"
+    )
 
 
 tiny_numbers = st.sampled_from([5e-324, 1e-310, 1e-46, 1e-45, 1e-40, 1.2e-38, 1e-7, 1.1e-6])
@@ -208,8 +258,12 @@ def number(low: float, high: float) -> st.SearchStrategy[float]:
     scale=st.sampled_from([0.0, 1.0, 1e4, 1e30]),
     seed=st.integers(0, 99),
 )
-def test_parameters_are_refused_or_give_a_token_of_the_vocabulary(params: dict[str, Any], scale: float, seed: int) -> None:
-    """Checked in the format in which they are computed: what vanishes or overflows in float32 cannot make a NaN."""
+def test_parameters_are_refused_or_give_a_token_of_the_vocabulary(
+    params: dict[str, Any], scale: float, seed: int
+) -> None:
+    """Checked in the format in which they are computed: what vanishes or overflows in float32
+    cannot make a NaN.
+    """
     try:
         one = request(seed=seed, output=[5, 5, 600], **params)
     except ValueError:
@@ -219,5 +273,7 @@ def test_parameters_are_refused_or_give_a_token_of_the_vocabulary(params: dict[s
 
 
 @pytest.mark.parametrize("temperature", [1e-310, 1e-46, 1e-40, 1e-38])
-def test_a_temperature_that_float32_cannot_divide_by_takes_the_likeliest(temperature: float) -> None:
+def test_a_temperature_that_float32_cannot_divide_by_takes_the_likeliest(
+    temperature: float,
+) -> None:
     assert tokens(LOGITS[None], [request(temperature=temperature)]) == [0]

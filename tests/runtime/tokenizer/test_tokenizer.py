@@ -29,29 +29,65 @@ from transformers import AutoTokenizer, LlamaTokenizer, Qwen2Tokenizer
 
 from piecework.runtime.tokenizer.tokenizer.tokenizer import Tokenizer, TokenizerData, load_tokenizer
 
-TEXTS = ["", " ", TEXT, "a<|im_end|>b <think>x", "  two  blanks ", "</s>x<s> y", "\n\n", "日本語 😀"]
-CHATML_CONFIG = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
-LLAMA_CONFIG = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "tokenizer_class": "PreTrainedTokenizerFast"}
+TEXTS = [
+    "",
+    " ",
+    TEXT,
+    "a<|im_end|>b <think>x",
+    "  two  blanks ",
+    "</s>x<s> y",
+    "\n\n",
+    "日本語 😀",
+]
+CHATML_CONFIG = {
+    "bos_token": "<|im_start|>",
+    "eos_token": "<|im_end|>",
+    "tokenizer_class": "PreTrainedTokenizerFast",
+}
+LLAMA_CONFIG = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "tokenizer_class": "PreTrainedTokenizerFast",
+}
 
 
 def assert_same_as_transformers(folder: Path) -> None:
     ours, theirs = load_tokenizer(str(folder)), AutoTokenizer.from_pretrained(folder)
     for text in TEXTS:
         for special in (True, False):
-            assert ours.encode(text, add_special_tokens=special) == theirs.encode(text, add_special_tokens=special), (text, special)
+            assert ours.encode(text, add_special_tokens=special) == theirs.encode(
+                text, add_special_tokens=special
+            ), (text, special)
     assert ours.eos_token_ids[:1] == [theirs.eos_token_id]
     assert ours.bos_token_id == theirs.bos_token_id
     assert ours.vocab_size == len(theirs)
     assert ours.special_token_ids >= set(theirs.all_special_ids)
 
 
-@pytest.mark.parametrize("flags", [{}, {"add_bos_token": True}, {"add_bos_token": False}, {"add_bos_token": True, "add_eos_token": True}])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"add_bos_token": True},
+        {"add_bos_token": False},
+        {"add_bos_token": True, "add_eos_token": True},
+    ],
+)
 @pytest.mark.parametrize("processor", ["none", "byte level", "bos"])
-def test_special_tokens_around_a_text_are_transformers_ones(tmp_path: Path, flags: dict[str, bool], processor: str) -> None:
+def test_special_tokens_around_a_text_are_transformers_ones(
+    tmp_path: Path, flags: dict[str, bool], processor: str
+) -> None:
     backend = byte_level()
     if processor != "none":
-        backend.post_processor = processors.ByteLevel(trim_offsets=False) if processor == "byte level" else begin_with(backend, SPECIAL[1])
-    assert_same_as_transformers(write_folder(tmp_path, backend, tokenizer_config={**CHATML_CONFIG, **flags}))
+        backend.post_processor = (
+            processors.ByteLevel(trim_offsets=False)
+            if processor == "byte level"
+            else begin_with(backend, SPECIAL[1])
+        )
+    assert_same_as_transformers(
+        write_folder(tmp_path, backend, tokenizer_config={**CHATML_CONFIG, **flags})
+    )
 
 
 @pytest.mark.parametrize("prefix", [True, False])
@@ -62,7 +98,9 @@ def test_a_sentencepiece_folder_encodes_as_in_transformers(tmp_path: Path, prefi
 
 
 @pytest.mark.parametrize("tokenizer_class", [LlamaTokenizer, Qwen2Tokenizer])
-def test_a_folder_saved_by_transformers_encodes_as_there(tmp_path: Path, tokenizer_class: type) -> None:
+def test_a_folder_saved_by_transformers_encodes_as_there(
+    tmp_path: Path, tokenizer_class: type
+) -> None:
     backend = byte_fallback() if tokenizer_class is LlamaTokenizer else byte_level()
     merges = [tuple(merge) for merge in json.loads(backend.to_str())["model"]["merges"]]
     saved = tokenizer_class(vocab=backend.get_vocab(), merges=merges, add_bos_token=True)
@@ -130,7 +168,11 @@ def test_another_tokenizer_ends_texts_as_the_model_does_too(tmp_path: Path) -> N
 
 
 def test_a_folder_without_tokenizer_json_is_converted(tmp_path: Path) -> None:
-    saved = write_folder(tmp_path / "saved", byte_level(), tokenizer_config={**CHATML_CONFIG, "tokenizer_class": "GPT2Tokenizer"})
+    saved = write_folder(
+        tmp_path / "saved",
+        byte_level(),
+        tokenizer_config={**CHATML_CONFIG, "tokenizer_class": "GPT2Tokenizer"},
+    )
     byte_level().model.save(str(saved))
     expected = load_tokenizer(str(saved)).encode(TEXT)
     (saved / "tokenizer.json").unlink()
@@ -149,7 +191,11 @@ def test_limits_in_tokenizer_json_do_not_cut_prompts(tmp_path: Path) -> None:
 
 
 def test_loading_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "model", byte_level(), tokenizer_config={**CHATML_CONFIG, "chat_template": CHATML})
+    folder = write_folder(
+        tmp_path / "model",
+        byte_level(),
+        tokenizer_config={**CHATML_CONFIG, "chat_template": CHATML},
+    )
     file = write_byte_level_gguf(tmp_path / "model.gguf", byte_level(), pre="smollm")
     program = f"""
 import sys
@@ -160,11 +206,18 @@ for path in ({str(folder)!r}, {str(file)!r}):
     assert tokenizer.encode(tokenizer.apply_chat_template([{{"role": "user", "content": "hi"}}]))
 print("torch" in sys.modules, "transformers" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["False", "False"]
 
 
-BACKENDS = {"byte level": byte_level(), "byte fallback": byte_fallback(), "word piece": word_piece(), "word level": word_level()}
+BACKENDS = {
+    "byte level": byte_level(),
+    "byte fallback": byte_fallback(),
+    "word piece": word_piece(),
+    "word level": word_level(),
+}
 
 
 def tokenizer_of(backend: Backend, **fields: Any) -> Tokenizer:
@@ -176,14 +229,20 @@ def tokenizer_of(backend: Backend, **fields: Any) -> Tokenizer:
 def test_any_ids_decode_as_in_the_library(name: str, data: st.DataObject, skip: bool) -> None:
     backend = BACKENDS[name]
     ids = data.draw(st.lists(st.integers(0, backend.get_vocab_size() + 3)))
-    assert tokenizer_of(backend).decode(ids, skip_special_tokens=skip) == backend.decode(ids, skip_special_tokens=skip)
+    assert tokenizer_of(backend).decode(ids, skip_special_tokens=skip) == backend.decode(
+        ids, skip_special_tokens=skip
+    )
 
 
 @given(text=st.text(), prefix=st.booleans(), skip=st.booleans())
-def test_sentencepiece_ids_of_any_text_decode_as_in_the_library(text: str, prefix: bool, skip: bool) -> None:
+def test_sentencepiece_ids_of_any_text_decode_as_in_the_library(
+    text: str, prefix: bool, skip: bool
+) -> None:
     backend = BACKENDS["byte fallback"] if prefix else byte_fallback(prefix=False)
     ids = backend.encode(text).ids
-    assert tokenizer_of(backend).decode(ids, skip_special_tokens=skip) == backend.decode(ids, skip_special_tokens=skip)
+    assert tokenizer_of(backend).decode(ids, skip_special_tokens=skip) == backend.decode(
+        ids, skip_special_tokens=skip
+    )
 
 
 @pytest.mark.parametrize("name", ["byte level", "byte fallback"])
@@ -202,7 +261,9 @@ def test_token_bytes_are_the_text_in_pieces(text: str) -> None:
 
 def test_token_bytes_of_sentencepiece_and_added_tokens() -> None:
     tokenizer = tokenizer_of(byte_fallback())
-    ids = {token: tokenizer.backend.token_to_id(token) for token in ("▁the", "<0xE2>", "</s>", "東")}
+    ids = {
+        token: tokenizer.backend.token_to_id(token) for token in ("▁the", "<0xE2>", "</s>", "東")
+    }
     assert {token: tokenizer.token_bytes(token_id) for token, token_id in ids.items()} == {
         "▁the": b" the",
         "<0xE2>": b"\xe2",
@@ -233,7 +294,10 @@ def test_vocab_size_counts_added_tokens(count: int) -> None:
     backend.add_tokens([f"<new{index}>" for index in range(count)])
     tokenizer = tokenizer_of(backend)
     assert tokenizer.vocab_size == size + count
-    assert backend.id_to_token(tokenizer.vocab_size - 1) is not None and backend.id_to_token(tokenizer.vocab_size) is None
+    assert (
+        backend.id_to_token(tokenizer.vocab_size - 1) is not None
+        and backend.id_to_token(tokenizer.vocab_size) is None
+    )
 
 
 def test_a_folder_without_a_tokenizer_says_what_to_give(tmp_path: Path) -> None:
@@ -241,7 +305,9 @@ def test_a_folder_without_a_tokenizer_says_what_to_give(tmp_path: Path) -> None:
         load_tokenizer(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+)
 def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
     write_folder(tmp_path, byte_level())
     (tmp_path / name).write_text('{"version": ')

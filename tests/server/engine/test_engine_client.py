@@ -1,4 +1,6 @@
-"""The engine client with a real engine process: crashes, disconnects, overload and stops lose nothing and leak nothing."""
+"""The engine client with a real engine process: crashes, disconnects, overload and stops lose
+nothing and leak nothing.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,14 @@ import pytest_asyncio
 from tiny_models import EOS_ID, make_tiny_model
 
 from piecework.runtime.config import EngineConfig
-from piecework.runtime.tokenizer.tokenizer.output_processor import GenerationOutput, GenerationRequest, TextOptions
-from piecework.runtime.llm import LLM
 from piecework.runtime.engine.build.messages import FinishReason
+from piecework.runtime.llm import LLM
 from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.tokenizer.tokenizer.output_processor import (
+    GenerationOutput,
+    GenerationRequest,
+    TextOptions,
+)
 from piecework.runtime.tokenizer.tokenizer.tokenizer import load_tokenizer
 from piecework.server.engine import supervisor as engine_supervisor
 from piecework.server.engine.client import EngineClient
@@ -39,13 +45,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def config(model: str, **changes: object) -> EngineConfig:
-    settings: dict[str, object] = {"dtype": "float32", "max_total_tokens": 4096, "num_threads": 1, "max_running_requests": 4}
+    settings: dict[str, object] = {
+        "dtype": "float32",
+        "max_total_tokens": 4096,
+        "num_threads": 1,
+        "max_running_requests": 4,
+    }
     # No process that compiles beside every engine.
     return EngineConfig(model_path=model, **{"piecewise_cuda_graph": False, **settings, **changes})  # type: ignore[arg-type]
 
 
 async def start(model: str) -> EngineClient:
-    client = EngineClient(config(model), load_tokenizer(model), max_queued_requests=64, log_level="warning")
+    client = EngineClient(
+        config(model), load_tokenizer(model), max_queued_requests=64, log_level="warning"
+    )
     await client.start()
     assert await client.wait_ready(), client.failure
     return client
@@ -64,7 +77,11 @@ async def test_the_tokenizers_own_end_token_reaches_the_engine(tmp_path: Path) -
     try:
         likely = SamplingParams(temperature=0.0, max_new_tokens=9, logit_bias={EOS_ID: 100.0})
         (*_, last) = await collect(client, request("r", [5, 6], likely))
-        assert (last.finish_reason, last.matched_stop, last.completion_tokens) == (FinishReason.STOP, EOS_ID, 1)
+        assert (last.finish_reason, last.matched_stop, last.completion_tokens) == (
+            FinishReason.STOP,
+            EOS_ID,
+            1,
+        )
     finally:
         await client.stop()
 
@@ -78,12 +95,18 @@ async def own_engine(model: str) -> AsyncIterator[EngineClient]:
 
 
 def params(i: int, count: int = 120) -> SamplingParams:
-    return SamplingParams(max_new_tokens=count, ignore_eos=True, temperature=0.0 if i % 2 else 0.9, seed=i)
+    return SamplingParams(
+        max_new_tokens=count, ignore_eos=True, temperature=0.0 if i % 2 else 0.9, seed=i
+    )
 
 
-def request(rid: str, prompt: list[int], sampling: SamplingParams, *belongs_to: str, **text: object) -> GenerationRequest:
+def request(
+    rid: str, prompt: list[int], sampling: SamplingParams, *belongs_to: str, **text: object
+) -> GenerationRequest:
     options = TextOptions(**text)  # type: ignore[arg-type]
-    return GenerationRequest(rid=rid, prompt_ids=prompt, params=sampling, text=options, belongs_to=frozenset(belongs_to))
+    return GenerationRequest(
+        rid=rid, prompt_ids=prompt, params=sampling, text=options, belongs_to=frozenset(belongs_to)
+    )
 
 
 async def collect(client: EngineClient, wanted: GenerationRequest) -> list[GenerationOutput]:
@@ -113,18 +136,31 @@ async def assert_nothing_left(client: EngineClient) -> None:
 def undisturbed(model: str) -> list[list[int]]:
     """What the same requests give in one process, without a crash."""
     llm = LLM(model, dtype="float32", max_total_tokens=4096, num_threads=1)
-    return [done.token_ids for done in llm.generate(PROMPTS, [params(i) for i in range(len(PROMPTS))])]
+    return [
+        done.token_ids for done in llm.generate(PROMPTS, [params(i) for i in range(len(PROMPTS))])
+    ]
 
 
-async def test_outputs_are_those_of_the_scheduler_in_process(engine: EngineClient, undisturbed: list[list[int]]) -> None:
-    results = await asyncio.gather(*(collect(engine, request(f"r{i}", p, params(i))) for i, p in enumerate(PROMPTS)))
+async def test_outputs_are_those_of_the_scheduler_in_process(
+    engine: EngineClient, undisturbed: list[list[int]]
+) -> None:
+    results = await asyncio.gather(
+        *(collect(engine, request(f"r{i}", p, params(i))) for i, p in enumerate(PROMPTS))
+    )
     assert [tokens(outputs) for outputs in results] == undisturbed
     await assert_nothing_left(engine)
 
 
-async def test_killed_engine_loses_no_request_and_repeats_no_token(own_engine: EngineClient, undisturbed: list[list[int]]) -> None:
-    """Greedy and seeded requests, running and queued ones, while their outputs are being streamed."""
-    jobs = [asyncio.create_task(collect(own_engine, request(f"r{i}", p, params(i)))) for i, p in enumerate(PROMPTS)]
+async def test_killed_engine_loses_no_request_and_repeats_no_token(
+    own_engine: EngineClient, undisturbed: list[list[int]]
+) -> None:
+    """Greedy and seeded requests, running and queued ones, while their outputs are being
+    streamed.
+    """
+    jobs = [
+        asyncio.create_task(collect(own_engine, request(f"r{i}", p, params(i))))
+        for i, p in enumerate(PROMPTS)
+    ]
     await until(lambda: own_engine.stats.generation_tokens_total > 40)
     assert own_engine.engine_pid is not None
     os.kill(own_engine.engine_pid, signal.SIGKILL)
@@ -141,7 +177,9 @@ async def test_killed_engine_loses_no_request_and_repeats_no_token(own_engine: E
 async def test_three_crashes_in_a_minute_give_up(own_engine: EngineClient) -> None:
     job = asyncio.create_task(collect(own_engine, request("r", [1, 2, 3], params(1, 100_000))))
     for crash in range(engine_supervisor.CRASH_LIMIT):
-        await until(lambda: own_engine.state is EngineState.READY and own_engine.engine_pid is not None)
+        await until(
+            lambda: own_engine.state is EngineState.READY and own_engine.engine_pid is not None
+        )
         os.kill(own_engine.engine_pid or 0, signal.SIGKILL)
         await until(lambda crash=crash: own_engine.restarts > crash or own_engine.failed.is_set())
     await asyncio.wait_for(own_engine.failed.wait(), 10)
@@ -151,14 +189,19 @@ async def test_three_crashes_in_a_minute_give_up(own_engine: EngineClient) -> No
         await collect(own_engine, request("late", [1], params(1)))
 
 
-async def test_an_engine_that_is_never_ready_is_given_up_however_long_it_takes(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_is_never_ready_is_given_up_however_long_it_takes(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engine_supervisor, "CRASH_WINDOW", 0.0)
     command = (sys.executable, "-c", "raise SystemExit(3)")
     client = EngineClient(config(model), load_tokenizer(model), log_level="error", command=command)
     await client.start()
     try:
         assert not await asyncio.wait_for(client.wait_ready(), 30)
-        assert client.failure == "the engine process ended 3 times before it was ready, last with exit code 3"
+        assert (
+            client.failure
+            == "the engine process ended 3 times before it was ready, last with exit code 3"
+        )
     finally:
         await client.stop()
 
@@ -186,14 +229,22 @@ async def test_a_request_that_kills_the_engine_is_found_and_the_others_go_on(
 ) -> None:
     script = tmp_path / "poisoned.py"
     script.write_text(POISONED_ENGINE)
-    client = EngineClient(config(model), load_tokenizer(model), log_level="warning", command=(sys.executable, str(script)))
+    client = EngineClient(
+        config(model),
+        load_tokenizer(model),
+        log_level="warning",
+        command=(sys.executable, str(script)),
+    )
     await client.start()
     try:
         assert await client.wait_ready()
         healthy = asyncio.create_task(collect(client, request("healthy", [1, 2], params(1, 1000))))
         await until(lambda: client.stats.generation_tokens_total > 5)
         prompts = [[5, 6], [5, POISON], [7, 8]]
-        jobs = [asyncio.create_task(collect(client, request(f"r{i}", prompt, params(1, 4)))) for i, prompt in enumerate(prompts)]
+        jobs = [
+            asyncio.create_task(collect(client, request(f"r{i}", prompt, params(1, 4))))
+            for i, prompt in enumerate(prompts)
+        ]
         first, poison, third = [(await job)[-1] for job in jobs]
         assert poison.finish_reason is FinishReason.ERROR and "twice" in (poison.error or "")
         assert first.completion_tokens == third.completion_tokens == 4
@@ -213,7 +264,10 @@ async def test_a_consumer_that_leaves_frees_its_request(engine: EngineClient) ->
 
 
 async def test_a_cancelled_consumer_frees_its_request_while_queued(engine: EngineClient) -> None:
-    jobs = [asyncio.create_task(collect(engine, request(f"r{i}", [1, 2], params(1, 3000)))) for i in range(12)]
+    jobs = [
+        asyncio.create_task(collect(engine, request(f"r{i}", [1, 2], params(1, 3000))))
+        for i in range(12)
+    ]
     await until(lambda: engine.stats.queued_requests > 0)
     for job in jobs:
         job.cancel()
@@ -221,8 +275,13 @@ async def test_a_cancelled_consumer_frees_its_request_while_queued(engine: Engin
     await assert_nothing_left(engine)
 
 
-async def test_abort_by_id_ends_the_parts_of_a_request_and_no_stranger(engine: EngineClient) -> None:
-    wanted = [request("a-0", [1, 2], params(1, 3000), "a"), request("a-1", [1, 2], params(1, 3000), "a")]
+async def test_abort_by_id_ends_the_parts_of_a_request_and_no_stranger(
+    engine: EngineClient,
+) -> None:
+    wanted = [
+        request("a-0", [1, 2], params(1, 3000), "a"),
+        request("a-1", [1, 2], params(1, 3000), "a"),
+    ]
     strangers = [request(rid, [1, 2], params(1, 3000)) for rid in ("ab-0", "a-2")]
     jobs = [asyncio.create_task(collect(engine, job)) for job in wanted + strangers]
     await until(lambda: engine.stats.running_requests == 4)
@@ -238,7 +297,9 @@ async def test_abort_by_id_ends_the_parts_of_a_request_and_no_stranger(engine: E
 
 async def test_a_stop_string_ends_the_request_in_the_engine_too(engine: EngineClient) -> None:
     greedy = SamplingParams(max_new_tokens=3000, temperature=0.0, ignore_eos=True)
-    text = "".join(output.text for output in await collect(engine, request("a", [4, 5, 6], params(1, 60))))
+    text = "".join(
+        output.text for output in await collect(engine, request("a", [4, 5, 6], params(1, 60)))
+    )
     stop = text[20:24]
     outputs = await collect(engine, request("b", [4, 5, 6], greedy, stop=[stop]))
     assert "".join(output.text for output in outputs) == text[: text.index(stop)]
@@ -249,16 +310,25 @@ async def test_a_stop_string_ends_the_request_in_the_engine_too(engine: EngineCl
 async def test_pieces_come_in_while_requests_are_served(
     model: str, undisturbed: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cold start compiles beside the serving: before, while and after the pieces come in, the tokens are the same."""
+    """A cold start compiles beside the serving: before, while and after the pieces come in, the
+    tokens are the same.
+    """
     monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path))
-    graphs = {"piecewise_cuda_graph": True, "piecewise_cuda_graph_compiler": "eager", "piecewise_cuda_graph_tokens": "1,2,4,8"}
+    graphs = {
+        "piecewise_cuda_graph": True,
+        "piecewise_cuda_graph_compiler": "eager",
+        "piecewise_cuda_graph_tokens": "1,2,4,8",
+    }
     client = EngineClient(config(model, **graphs), load_tokenizer(model), log_level="warning")
     await client.start()
     try:
         assert await client.wait_ready(), client.failure
         ends = time.monotonic() + 120
         for attempt in itertools.count():
-            jobs = [collect(client, request(f"{attempt}-{i}", p, params(i))) for i, p in enumerate(PROMPTS)]
+            jobs = [
+                collect(client, request(f"{attempt}-{i}", p, params(i)))
+                for i, p in enumerate(PROMPTS)
+            ]
             assert [tokens(outputs) for outputs in await asyncio.gather(*jobs)] == undisturbed
             if attempt == 0:
                 assert client.stats.piecewise_steps_total < client.stats.steps_total
@@ -270,11 +340,19 @@ async def test_pieces_come_in_while_requests_are_served(
 
 
 async def test_more_requests_than_places_are_refused(model: str) -> None:
-    client = EngineClient(config(model, max_running_requests=1), load_tokenizer(model), max_queued_requests=2, log_level="warning")
+    client = EngineClient(
+        config(model, max_running_requests=1),
+        load_tokenizer(model),
+        max_queued_requests=2,
+        log_level="warning",
+    )
     await client.start()
     try:
         assert await client.wait_ready()
-        jobs = [asyncio.create_task(collect(client, request(f"r{i}", [1, 2], params(1, 300)))) for i in range(3)]
+        jobs = [
+            asyncio.create_task(collect(client, request(f"r{i}", [1, 2], params(1, 300))))
+            for i in range(3)
+        ]
         await asyncio.sleep(0)
         with pytest.raises(QueueFull):
             await collect(client, request("too many", [1], params(1)))
@@ -327,7 +405,8 @@ async def test_the_engine_ends_with_the_process_that_started_it(model: str, tmp_
         "from piecework.runtime.tokenizer.tokenizer import load_tokenizer\n"
         "from piecework.server.engine.client import EngineClient\n"
         "async def main():\n"
-        f"    config = EngineConfig(model_path={model!r}, max_total_tokens=512, disable_cuda_graph=True)\n"
+        f"    config = EngineConfig(model_path={model!r}, max_total_tokens=512, "
+        "disable_cuda_graph=True)\n"
         f"    client = EngineClient(config, load_tokenizer({model!r}))\n"
         "    await client.start()\n"
         "    await client.wait_ready()\n"

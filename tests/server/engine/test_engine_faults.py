@@ -1,4 +1,6 @@
-"""A fault of this process or of the engine in one request ends that request; and a server without an engine always ends."""
+"""A fault of this process or of the engine in one request ends that request; and a server without
+an engine always ends.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,12 @@ from piecework.server.engine.state import EngineState
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 FAULTY_TOKEN = 77
-BODY = {"prompt": [5, 6, 7], "ignore_eos": True, "temperature": 0, "logit_bias": {str(FAULTY_TOKEN): -100}}
+BODY = {
+    "prompt": [5, 6, 7],
+    "ignore_eos": True,
+    "temperature": 0,
+    "logit_bias": {str(FAULTY_TOKEN): -100},
+}
 FAULTY = {**BODY, "max_tokens": 40, "logit_bias": {str(FAULTY_TOKEN): 100}}
 """Gets nothing but the token that cannot be detokenised."""
 
@@ -57,9 +64,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def engine_of(model: str, tokenizer: Tokenizer | None = None, **settings: Any) -> EngineClient:
     config = EngineConfig(
-        model_path=model, dtype="float32", max_total_tokens=4096, num_threads=1, max_running_requests=8, disable_cuda_graph=True
+        model_path=model,
+        dtype="float32",
+        max_total_tokens=4096,
+        num_threads=1,
+        max_running_requests=8,
+        disable_cuda_graph=True,
     )
-    return EngineClient(config, tokenizer or FaultyTokenizer.of(model), log_level="warning", **settings)
+    return EngineClient(
+        config, tokenizer or FaultyTokenizer.of(model), log_level="warning", **settings
+    )
 
 
 @contextlib.asynccontextmanager
@@ -101,7 +115,9 @@ async def assert_untouched(engine: EngineClient, client: httpx.AsyncClient) -> N
     await until(lambda: engine.stats.running_requests == engine.stats.kv_tokens_used == 0)
 
 
-async def test_a_token_that_cannot_be_detokenised_ends_its_request_and_no_other(engine: EngineClient) -> None:
+async def test_a_token_that_cannot_be_detokenised_ends_its_request_and_no_other(
+    engine: EngineClient,
+) -> None:
     """More often than an engine may crash."""
     async with http(engine) as client:
         healthy = asyncio.create_task(complete(client, {**BODY, "max_tokens": 1500}))
@@ -114,10 +130,16 @@ async def test_a_token_that_cannot_be_detokenised_ends_its_request_and_no_other(
         await assert_untouched(engine, client)
 
 
-async def test_a_stream_whose_next_token_cannot_be_detokenised_ends_with_an_error(engine: EngineClient, monkeypatch: Any) -> None:
+async def test_a_stream_whose_next_token_cannot_be_detokenised_ends_with_an_error(
+    engine: EngineClient, monkeypatch: Any
+) -> None:
     """The engine is told: what is left of the request is computed for nobody."""
     plain, calls = FaultyTokenizer.token_bytes, iter(range(10**6))
-    monkeypatch.setattr(FaultyTokenizer, "token_bytes", lambda self, token: plain(self, FAULTY_TOKEN if next(calls) > 20 else token))
+    monkeypatch.setattr(
+        FaultyTokenizer,
+        "token_bytes",
+        lambda self, token: plain(self, FAULTY_TOKEN if next(calls) > 20 else token),
+    )
     async with http(engine) as client:
         answer = await complete(client, {**BODY, "max_tokens": 3000, "stream": True})
         monkeypatch.undo()
@@ -130,19 +152,28 @@ async def test_a_stream_whose_next_token_cannot_be_detokenised_ends_with_an_erro
 
 
 async def test_a_request_that_cannot_be_sent_is_its_own_error(engine: EngineClient) -> None:
-    """A lone surrogate has no bytes; were the request kept, the next life of the engine could not begin."""
+    """A lone surrogate has no bytes; were the request kept, the next life of the engine could not
+    begin.
+    """
     async with http(engine) as client:
         body = b'{"rid": "\\ud800", "input_ids": [5], "sampling_params": {"max_new_tokens": 1}}'
-        answer = await client.post("/generate", content=body, headers={"Content-Type": "application/json"})
+        answer = await client.post(
+            "/generate", content=body, headers={"Content-Type": "application/json"}
+        )
         assert answer.status_code in (400, 500)
         assert not engine._requests
         await assert_untouched(engine, client)
 
 
-async def test_requests_that_cannot_be_given_to_the_next_life_end_and_the_others_go_on(model: str, monkeypatch: Any) -> None:
+async def test_requests_that_cannot_be_given_to_the_next_life_end_and_the_others_go_on(
+    model: str, monkeypatch: Any
+) -> None:
     plain = engine_client._Stream.to_message
     async with running(model) as engine, http(engine) as client:
-        jobs = [asyncio.create_task(complete(client, {**BODY, "max_tokens": count})) for count in (1500, 1501)]
+        jobs = [
+            asyncio.create_task(complete(client, {**BODY, "max_tokens": count}))
+            for count in (1500, 1501)
+        ]
         await until(lambda: engine.stats.generation_tokens_total > 5)
 
         def to_message(self: Any) -> Any:
@@ -160,13 +191,14 @@ async def test_requests_that_cannot_be_given_to_the_next_life_end_and_the_others
 CHATTY_ENGINE = """
 import sys
 import msgspec
-from piecework.runtime import engine_process, process
+from piecework.runtime.engine import process, text_process
 from piecework.runtime.engine.messages import StepOutput
 
-plain_send = engine_process.EngineProcess._send
+plain_send = text_process.EngineProcess._send
 
 def send(self, message):
-    if isinstance(message, StepOutput) and any(67 in output.token_ids for output in message.outputs):
+    outputs = message.outputs if isinstance(message, StepOutput) else []
+    if any(67 in output.token_ids for output in outputs):
         # What the request with this token gets cannot be read by the other side.
         fields = msgspec.to_builtins(message)
         for output in fields["outputs"]:
@@ -176,24 +208,33 @@ def send(self, message):
     else:
         plain_send(self, message)
 
-engine_process.EngineProcess._send = send
-sys.exit(process.run_engine(lambda: engine_process.build))
+text_process.EngineProcess._send = send
+sys.exit(process.run_engine(lambda: text_process.build))
 """
 
 
-async def test_a_message_that_cannot_be_read_ends_the_requests_that_it_names(model: str, tmp_path: Path) -> None:
+async def test_a_message_that_cannot_be_read_ends_the_requests_that_it_names(
+    model: str, tmp_path: Path
+) -> None:
     """And a message that nobody knows ends none."""
     script = tmp_path / "chatty.py"
     script.write_text(CHATTY_ENGINE)
-    async with running(model, command=(sys.executable, str(script))) as engine, http(engine) as client:
+    async with (
+        running(model, command=(sys.executable, str(script))) as engine,
+        http(engine) as client,
+    ):
         for _ in range(4):
-            error = error_of(await complete(client, {**BODY, "max_tokens": 40, "logit_bias": {"67": 100}}), 500)
+            error = error_of(
+                await complete(client, {**BODY, "max_tokens": 40, "logit_bias": {"67": 100}}), 500
+            )
             assert error["code"] == "engine_error"
         await assert_untouched(engine, client)
 
 
 @pytest.mark.parametrize("place", ["end", "interrupted"])
-async def test_an_engine_is_given_up_whatever_goes_wrong_on_the_way(model: str, place: str, monkeypatch: Any) -> None:
+async def test_an_engine_is_given_up_whatever_goes_wrong_on_the_way(
+    model: str, place: str, monkeypatch: Any
+) -> None:
     def fail(*arguments: object) -> None:
         raise RuntimeError("not even this works")
 
@@ -233,12 +274,16 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-async def test_a_server_whose_engine_is_gone_ends_though_its_requests_cannot_be_told(model: str, tmp_path: Path) -> None:
+async def test_a_server_whose_engine_is_gone_ends_though_its_requests_cannot_be_told(
+    model: str, tmp_path: Path
+) -> None:
     script = tmp_path / "server.py"
     script.write_text(SERVER_THAT_CANNOT_TELL)
     port = free_port()
     flags = ["serve", "--model-path", model, "--port", str(port), *FLAGS]
-    server = subprocess.Popen([sys.executable, str(script), *flags], stderr=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        [sys.executable, str(script), *flags], stderr=subprocess.PIPE, text=True
+    )
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             await until_ready(client)

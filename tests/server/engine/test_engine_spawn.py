@@ -1,4 +1,6 @@
-"""Engine processes that wait for their job: they end with the block that started them, and without a word on Ctrl-C."""
+"""Engine processes that wait for their job: they end with the block that started them, and without
+a word on Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def test_signals_are_held_back_until_the_process_ignores_them() -> None:
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
-@pytest.mark.parametrize("command", [LANGUAGE_MODEL, DIFFUSION_PIPELINE], ids=["language model", "diffusion pipeline"])
+@pytest.mark.parametrize(
+    "command", [LANGUAGE_MODEL, DIFFUSION_PIPELINE], ids=["language model", "diffusion pipeline"]
+)
 def test_without_a_job_it_ends_when_its_parent_does(command: tuple[str, ...]) -> None:
     process = spawn(command)
     assert process.stdin is not None
@@ -46,8 +50,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def serve(model: Path, port: int) -> subprocess.Popen[str]:
     """In a process group of its own, as a terminal starts it."""
-    command = [sys.executable, "-m", "piecework.server", "serve", "--model-path", str(model), "--port", str(port), "--disable-cuda-graph"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    command = [
+        sys.executable,
+        "-m",
+        "piecework",
+        "serve",
+        "--model-path",
+        str(model),
+        "--port",
+        str(port),
+        "--disable-cuda-graph",
+    ]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
 
 
 def nobody_is_left(group: int) -> bool:
@@ -70,8 +86,13 @@ def test_a_start_that_fails_leaves_no_process(model: Path) -> None:
     assert nobody_is_left(process.pid)
 
 
-@pytest.mark.parametrize(("number", "seconds"), [(signal.SIGINT, 0.0), (signal.SIGINT, 0.2), (signal.SIGINT, 0.8), (signal.SIGTERM, 0.4)])
-def test_a_signal_while_it_starts_ends_all_without_a_traceback(model: Path, number: signal.Signals, seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("number", "seconds"),
+    [(signal.SIGINT, 0.0), (signal.SIGINT, 0.2), (signal.SIGINT, 0.8), (signal.SIGTERM, 0.4)],
+)
+def test_a_signal_while_it_starts_ends_all_without_a_traceback(
+    model: Path, number: signal.Signals, seconds: float
+) -> None:
     """Whatever the processes import just then."""
     process = serve(model, 0)
     while not psutil.Process(process.pid).children():

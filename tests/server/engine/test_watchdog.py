@@ -1,4 +1,6 @@
-"""An engine process that hangs is found, told, ended and started again, and nothing is lost; one that is slow is left alone."""
+"""An engine process that hangs is found, told, ended and started again, and nothing is lost; one
+that is slow is left alone.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,18 @@ from diffusion_pipelines import Folder
 from http_fixtures import client_of, error_of, make_app
 from tiny_models import make_tiny_model
 
+from piecework.cli.flags import ServerConfig
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.runtime.engine.build.messages import CacheFlushed, EngineAlive
 from piecework.runtime.tokenizer.tokenizer.tokenizer import load_tokenizer
 from piecework.server.engine import watchdog as watchdog_module
-from piecework.cli.flags import ServerConfig
 from piecework.server.engine.client import EngineClient
 from piecework.server.engine.state import EngineState
+from piecework.server.engine.watchdog import Watchdog
 from piecework.server.images.client import ImageClient
 from piecework.server.images.config import ImageServerConfig
 from piecework.server.images.service import create_image_app
-from piecework.server.engine.watchdog import Watchdog
 
 TIMEOUT = 4.0
 BODY = {"prompt": [5, 6, 7], "ignore_eos": True, "temperature": 0}
@@ -41,11 +43,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @contextlib.asynccontextmanager
-async def running(model: str, timeout: float = TIMEOUT, **settings: Any) -> AsyncIterator[EngineClient]:
+async def running(
+    model: str, timeout: float = TIMEOUT, **settings: Any
+) -> AsyncIterator[EngineClient]:
     config = EngineConfig(
-        model_path=model, dtype="float32", max_total_tokens=4096, num_threads=1, max_running_requests=8, disable_cuda_graph=True
+        model_path=model,
+        dtype="float32",
+        max_total_tokens=4096,
+        num_threads=1,
+        max_running_requests=8,
+        disable_cuda_graph=True,
     )
-    client = EngineClient(config, load_tokenizer(model), log_level="warning", watchdog_timeout=timeout, **settings)
+    client = EngineClient(
+        config, load_tokenizer(model), log_level="warning", watchdog_timeout=timeout, **settings
+    )
     await client.start()
     try:
         assert await client.wait_ready(), client.failure
@@ -57,11 +68,14 @@ async def running(model: str, timeout: float = TIMEOUT, **settings: Any) -> Asyn
 def script(folder: Path, fault: str) -> tuple[str, ...]:
     """The command of an engine process with this in it."""
     file = folder / "engine.py"
-    file.write_text(f"import os, signal, sys, time\nfrom piecework.runtime import engine_process, process\n{fault}\n{_RUN}")
+    file.write_text(
+        "import os, signal, sys, time\nfrom piecework.runtime.engine import process, text_process\n"
+        f"{fault}\n{_RUN}"
+    )
     return (sys.executable, str(file))
 
 
-_RUN = "sys.exit(process.run_engine(lambda: engine_process.build))\n"
+_RUN = "sys.exit(process.run_engine(lambda: text_process.build))\n"
 
 
 async def until(condition: Any, seconds: float = 60.0) -> None:
@@ -77,7 +91,9 @@ def stop(engine: EngineClient | ImageClient) -> int:
     return pid
 
 
-async def test_a_stopped_engine_is_not_healthy_then_killed_and_no_token_is_lost(model: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stopped_engine_is_not_healthy_then_killed_and_no_token_is_lost(
+    model: str, caplog: pytest.LogCaptureFixture
+) -> None:
     body = {**BODY, "max_tokens": 1000}
     async with running(model) as engine, client_of(make_app(engine)) as client:  # type: ignore[arg-type]
         expected = (await client.post("/v1/completions", json=body)).json()["choices"]
@@ -87,11 +103,16 @@ async def test_a_stopped_engine_is_not_healthy_then_killed_and_no_token_is_lost(
         pid = stop(engine)
         await until(lambda: engine.state is EngineState.UNRESPONSIVE)
         health = await client.get("/health")
-        assert health.status_code == 503 and "unresponsive" in health.text and psutil.pid_exists(pid)
+        assert (
+            health.status_code == 503 and "unresponsive" in health.text and psutil.pid_exists(pid)
+        )
         assert "piecework:engine_silence_seconds" in (await client.get("/metrics")).text
         assert [(await job).json()["choices"] for job in jobs] == [expected] * 3
         assert (engine.restarts, engine.hangs) == (1, 1) and not psutil.pid_exists(pid)
-        assert 'num_watchdog_restarts_total{model_name="toy"} 1.0' in (await client.get("/metrics")).text
+        assert (
+            'num_watchdog_restarts_total{model_name="toy"} 1.0'
+            in (await client.get("/metrics")).text
+        )
     (line,) = [record.getMessage() for record in caplog.records if "hangs" in record.getMessage()]
     assert "computing a step" in line and "--watchdog-timeout" in line
 
@@ -128,9 +149,14 @@ attention.layer_begins = slow
 """
 
 
-async def test_a_step_longer_than_the_timeout_is_no_hang_where_layer_follows_layer(tmp_path: Path) -> None:
+async def test_a_step_longer_than_the_timeout_is_no_hang_where_layer_follows_layer(
+    tmp_path: Path,
+) -> None:
     deep = str(make_tiny_model(tmp_path / "deep", "llama", num_hidden_layers=6))
-    async with running(deep, command=script(tmp_path, SLOW_LAYERS)) as engine, client_of(make_app(engine)) as client:  # type: ignore[arg-type]
+    async with (
+        running(deep, command=script(tmp_path, SLOW_LAYERS)) as engine,
+        client_of(make_app(engine)) as client,
+    ):  # type: ignore[arg-type]
         began = time.monotonic()
         answer = await client.post("/v1/completions", json={**BODY, "max_tokens": 1})
         assert answer.status_code == 200 and time.monotonic() - began > 2 * TIMEOUT
@@ -159,9 +185,15 @@ async def test_a_request_that_hangs_the_engine_again_and_again_is_answered(
     model: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """And the place where it hangs is printed."""
-    async with running(model, command=script(tmp_path, HANGING_STEP)) as engine, client_of(make_app(engine)) as client:  # type: ignore[arg-type]
+    async with (
+        running(model, command=script(tmp_path, HANGING_STEP)) as engine,
+        client_of(make_app(engine)) as client,
+    ):  # type: ignore[arg-type]
         bad, good = await asyncio.gather(
-            *(client.post("/v1/completions", json={**BODY, "prompt": prompt, "max_tokens": 4}) for prompt in ([400], [401]))
+            *(
+                client.post("/v1/completions", json={**BODY, "prompt": prompt, "max_tokens": 4})
+                for prompt in ([400], [401])
+            )
         )
         assert "hung again" in error_of(bad, 500)["message"]
         assert good.status_code == 200
@@ -169,9 +201,15 @@ async def test_a_request_that_hangs_the_engine_again_and_again_is_answered(
     assert " in stuck" in capfd.readouterr().err
 
 
-async def test_a_process_that_is_stopped_while_it_starts_is_started_again(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_is_stopped_while_it_starts_is_started_again(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(watchdog_module, "_BUILD_PATIENCE", 1)
-    client = EngineClient(EngineConfig(model_path=model, max_total_tokens=512), load_tokenizer(model), watchdog_timeout=TIMEOUT)
+    client = EngineClient(
+        EngineConfig(model_path=model, max_total_tokens=512),
+        load_tokenizer(model),
+        watchdog_timeout=TIMEOUT,
+    )
     await client.start()
     try:
         await until(lambda: client.engine_pid is not None)
@@ -185,9 +223,17 @@ async def test_a_process_that_is_stopped_while_it_starts_is_started_again(model:
 @pytest.mark.slow
 async def test_an_engine_that_always_hangs_is_given_up(model: str, tmp_path: Path) -> None:
     """However long the watchdog waits each time."""
-    fault = "engine_process.EngineProcess._receive = lambda self: time.sleep(600)"
-    config = EngineConfig(model_path=model, max_total_tokens=512, num_threads=1, disable_cuda_graph=True)
-    client = EngineClient(config, load_tokenizer(model), log_level="error", watchdog_timeout=3.0, command=script(tmp_path, fault))
+    fault = "text_process.EngineProcess._receive = lambda self: time.sleep(600)"
+    config = EngineConfig(
+        model_path=model, max_total_tokens=512, num_threads=1, disable_cuda_graph=True
+    )
+    client = EngineClient(
+        config,
+        load_tokenizer(model),
+        log_level="error",
+        watchdog_timeout=3.0,
+        command=script(tmp_path, fault),
+    )
     await client.start()
     try:
         await asyncio.wait_for(client.failed.wait(), 120)
@@ -197,15 +243,22 @@ async def test_an_engine_that_always_hangs_is_given_up(model: str, tmp_path: Pat
 
 
 @pytest.mark.slow
-async def test_a_stopped_engine_of_images_is_replaced_and_the_image_is_made(pipeline_folder: Folder) -> None:
-    config = ImageServerConfig(engine=DiffusionConfig(model_path=str(pipeline_folder("flux")), num_threads=1))
+async def test_a_stopped_engine_of_images_is_replaced_and_the_image_is_made(
+    pipeline_folder: Folder,
+) -> None:
+    config = ImageServerConfig(
+        engine=DiffusionConfig(model_path=str(pipeline_folder("flux")), num_threads=1)
+    )
     engine = ImageClient(config.engine, log_level="error", watchdog_timeout=TIMEOUT)
     await engine.start()
     try:
         assert await engine.wait_ready(), engine.failure
         async with client_of(create_image_app(engine, config)) as client:
             stop(engine)
-            answer = await client.post("/v1/images/generations", json={"prompt": "a fox", "size": "32x32", "num_inference_steps": 1})
+            answer = await client.post(
+                "/v1/images/generations",
+                json={"prompt": "a fox", "size": "32x32", "num_inference_steps": 1},
+            )
             assert answer.status_code == 200 and engine.hangs == 1
     finally:
         await engine.stop()
@@ -227,7 +280,9 @@ async def test_a_process_that_builds_shows_life_by_using_the_processor() -> None
     working, sleeping = Watchdog(3.0), Watchdog(3.0)
     for watchdog in (working, sleeping):
         watchdog.begin()
-    resting = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(600)")
+    resting = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "import time; time.sleep(600)"
+    )
     watches = [
         asyncio.create_task(watchdog.watch(lambda pid=pid: pid, lambda: None))  # type: ignore[misc]
         for watchdog, pid in ((working, os.getpid()), (sleeping, resting.pid))

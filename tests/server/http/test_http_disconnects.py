@@ -1,4 +1,6 @@
-"""A client that goes away, at whatever moment, ends its sequences; one that reads slowly finds them merged."""
+"""A client that goes away, at whatever moment, ends its sequences; one that reads slowly finds them
+merged.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from http_fixtures import MODEL, make_app, post, wait_for
 from scripted_engine import ScriptedEngine
 from starlette.types import Message
 
-from piecework.runtime.tokenizer.tokenizer.output_processor import GenerationRequest
 from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.tokenizer.tokenizer.output_processor import GenerationRequest
 from piecework.server.collector import SequenceGroup
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -37,7 +39,9 @@ def reset(connection: socket.socket) -> None:
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("moment", ["queued", "running"])
 @pytest.mark.parametrize("leave", [socket.socket.close, reset], ids=["close", "reset"])
-def test_leaving_ends_the_sequences(url: str, scripted: ScriptedEngine, path: str, stream: bool, moment: str, leave: Any) -> None:
+def test_leaving_ends_the_sequences(
+    url: str, scripted: ScriptedEngine, path: str, stream: bool, moment: str, leave: Any
+) -> None:
     scripted.script.held = moment == "queued"
     scripted.script.delay = 0.02
     connection = post(url, path, {**BODIES[path], "stream": stream})
@@ -47,13 +51,19 @@ def test_leaving_ends_the_sequences(url: str, scripted: ScriptedEngine, path: st
     leave(connection)
     wait_for(lambda: not scripted.running)
     assert len(scripted.dropped) == 2
-    assert f'piecework:num_aborted_requests_total{{model_name="{MODEL}"}} 2.0' in httpx.get(f"{url}/metrics").text
+    assert (
+        f'piecework:num_aborted_requests_total{{model_name="{MODEL}"}} 2.0'
+        in httpx.get(f"{url}/metrics").text
+    )
 
 
 def test_leaving_in_the_middle_of_the_body(url: str, scripted: ScriptedEngine) -> None:
     address = httpx.URL(url)
     with closing(socket.create_connection((address.host, address.port or 80))) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 100\r\n\r\n{"
+        )
     assert httpx.get(f"{url}/health").status_code == 200
     assert scripted.requests == []
 
@@ -63,7 +73,11 @@ def test_others_go_on_when_one_leaves(url: str, scripted: ScriptedEngine) -> Non
     leaver = post(url, "/v1/completions", {"prompt": "Hello", "max_tokens": 200})
     answers: list[httpx.Response] = []
     thread = threading.Thread(
-        target=lambda: answers.append(httpx.post(f"{url}/v1/completions", json={"prompt": "Hello", "max_tokens": 20}, timeout=20))
+        target=lambda: answers.append(
+            httpx.post(
+                f"{url}/v1/completions", json={"prompt": "Hello", "max_tokens": 20}, timeout=20
+            )
+        )
     )
     thread.start()
     wait_for(lambda: len(scripted.running) == 2)
@@ -76,14 +90,21 @@ def test_others_go_on_when_one_leaves(url: str, scripted: ScriptedEngine) -> Non
 def test_a_connection_serves_many_requests(url: str, scripted: ScriptedEngine) -> None:
     with httpx.Client(base_url=url) as client:
         for stream in (False, True, False):
-            assert client.post("/v1/completions", json={"prompt": "Hello", "stream": stream}).status_code == 200
+            assert (
+                client.post(
+                    "/v1/completions", json={"prompt": "Hello", "stream": stream}
+                ).status_code
+                == 200
+            )
     assert scripted.dropped == []
 
 
 def test_too_large_a_body_does_not_break_the_connection(url: str) -> None:
     with httpx.Client(base_url=url, timeout=20) as client:
         for _ in range(2):
-            assert client.post("/v1/completions", json={"prompt": "x" * 10_000_000}).status_code == 413
+            assert (
+                client.post("/v1/completions", json={"prompt": "x" * 10_000_000}).status_code == 413
+            )
             assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
 
 
@@ -104,11 +125,15 @@ async def test_a_slow_reader_finds_the_pieces_merged(scripted: ScriptedEngine) -
         assert sum(len(output.token_ids) for output in outputs) == 50
         assert sum(len(output.logprobs or []) for output in outputs) == 50
         assert outputs[-1].finish_reason == "length"
-        assert "".join(output.text for output in outputs) == scripted.tokenizer.decode([i for output in outputs for i in output.token_ids])
+        assert "".join(output.text for output in outputs) == scripted.tokenizer.decode(
+            [i for output in outputs for i in output.token_ids]
+        )
 
 
 async def test_a_client_whose_connection_is_stuck_stalls_nothing(scripted: ScriptedEngine) -> None:
-    """The first body message is not taken: the engine must run to the end all the same, and leaving must end the request."""
+    """The first body message is not taken: the engine must run to the end all the same, and leaving
+    must end the request.
+    """
     app = make_app(scripted)
     body = json.dumps({"prompt": "Hello", "max_tokens": 50, "stream": True}).encode()
     gone, sent = asyncio.Event(), []
@@ -126,8 +151,9 @@ async def test_a_client_whose_connection_is_stuck_stalls_nothing(scripted: Scrip
             await asyncio.Event().wait()
 
     scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "root_path": "", "query_string": b"",
-        "path": "/v1/completions", "raw_path": b"/v1/completions", "headers": [(b"content-type", b"application/json")],
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
+        "root_path": "", "query_string": b"", "path": "/v1/completions",
+        "raw_path": b"/v1/completions", "headers": [(b"content-type", b"application/json")],
     }  # fmt: skip
     task = asyncio.create_task(app(scope, receive, send))
     while not sent or scripted.running:

@@ -1,4 +1,6 @@
-"""No body of up to the size limit keeps the event loop or takes memory out of proportion, and none costs what is refused anyway."""
+"""No body of up to the size limit keeps the event loop or takes memory out of proportion, and none
+costs what is refused anyway.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,20 @@ import pytest
 from http_fixtures import client_of, error_of, make_app, post, wait_for
 from scripted_engine import CONTEXT_LENGTH, ScriptedEngine
 
-from piecework.runtime.tokenizer.tokenizer.output_processor import Generation, GenerationRequest, TextOptions
 from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.tokenizer.tokenizer.output_processor import (
+    Generation,
+    GenerationRequest,
+    TextOptions,
+)
 from piecework.server.http import body as bodies
 from piecework.server.http.body import MAX_BODY_BYTES
 
 JSON = {"Content-Type": "application/json"}
 LONGEST_HOLD = 3.0
-"""Seconds that nothing else may wait, on a machine that may be busy; without the bounds it is 10 to 30."""
+"""Seconds that nothing else may wait, on a machine that may be busy; without the bounds it is 10 to
+30.
+"""
 MOST_MEMORY = 300e6
 
 
@@ -37,10 +45,19 @@ def filled(before: str, item: str, after: str) -> bytes:
 HEAVY: dict[str, tuple[str, bytes]] = {
     "wrong_messages": ("/v1/chat/completions", filled('{"messages":[', "1", "]}")),
     "empty_messages": ("/v1/chat/completions", filled('{"messages":[', "{}", "]}")),
-    "right_messages": ("/v1/chat/completions", filled('{"messages":[', '{"role":"user","content":""}', "]}")),
-    "wrong_parts": ("/v1/chat/completions", filled('{"messages":[{"role":"user","content":[', "{}", "]}]}")),
+    "right_messages": (
+        "/v1/chat/completions",
+        filled('{"messages":[', '{"role":"user","content":""}', "]}"),
+    ),
+    "wrong_parts": (
+        "/v1/chat/completions",
+        filled('{"messages":[{"role":"user","content":[', "{}", "]}]}"),
+    ),
     "stop_token_ids": ("/v1/completions", filled('{"prompt":"x","stop_token_ids":[', '"a"', "]}")),
-    "right_stop_token_ids": ("/v1/completions", filled('{"prompt":"x","stop_token_ids":[', "5", "]}")),
+    "right_stop_token_ids": (
+        "/v1/completions",
+        filled('{"prompt":"x","stop_token_ids":[', "5", "]}"),
+    ),
     "stops": ("/v1/completions", filled('{"prompt":"x","stop":[', '"a"', "]}")),
     "prompts": ("/v1/completions", filled('{"prompt":[', '"a"', "]}")),
     "id_lists": ("/v1/completions", filled('{"prompt":[', "[5]", "]}")),
@@ -54,17 +71,28 @@ HEAVY: dict[str, tuple[str, bytes]] = {
     "tokenize_texts": ("/v1/tokenize", filled('{"prompt":[', '"a"', "]}")),
     "members": ("/v1/completions", filled('{"prompt":"x",', '"a":1', ',"max_tokens":"x"}')),
     "nested": ("/v1/completions", filled('{"prompt":"","x":[', "[" * 99 + "]" * 99, "]}")),
-    "long_text": ("/v1/completions", json.dumps({"prompt": "the quick brown fox " * 200_000}).encode()),
+    "long_text": (
+        "/v1/completions",
+        json.dumps({"prompt": "the quick brown fox " * 200_000}).encode(),
+    ),
     "long_word": ("/generate", json.dumps({"text": "a" * 4_000_000}).encode()),
-    "long_message": ("/v1/chat/completions", json.dumps({"messages": [{"role": "user", "content": "x " * 2_000_000}]}).encode()),
+    "long_message": (
+        "/v1/chat/completions",
+        json.dumps({"messages": [{"role": "user", "content": "x " * 2_000_000}]}).encode(),
+    ),
     "long_to_tokenize": ("/v1/tokenize", json.dumps({"prompt": "x " * 2_000_000}).encode()),
-    "biases": ("/v1/completions", json.dumps({"prompt": "x", "logit_bias": {str(i): 1 for i in range(300_000)}}).encode()),
+    "biases": (
+        "/v1/completions",
+        json.dumps({"prompt": "x", "logit_bias": {str(i): 1 for i in range(300_000)}}).encode(),
+    ),
 }
 
 
 @asynccontextmanager
 async def watched() -> AsyncIterator[Callable[[], tuple[float, float]]]:
-    """Yields what tells the longest time that the event loop was held, in seconds, and by how many bytes memory has grown at most."""
+    """Yields what tells the longest time that the event loop was held, in seconds, and by how many
+    bytes memory has grown at most.
+    """
     process = psutil.Process()
     gc.collect()
     before = process.memory_info().rss
@@ -84,7 +112,9 @@ async def watched() -> AsyncIterator[Callable[[], tuple[float, float]]]:
 
 
 @pytest.mark.parametrize("name", HEAVY)
-async def test_a_heavy_body_is_refused_before_it_costs(client: httpx.AsyncClient, name: str) -> None:
+async def test_a_heavy_body_is_refused_before_it_costs(
+    client: httpx.AsyncClient, name: str
+) -> None:
     path, content = HEAVY[name]
     assert len(content) <= MAX_BODY_BYTES
     async with watched() as cost:
@@ -92,7 +122,11 @@ async def test_a_heavy_body_is_refused_before_it_costs(client: httpx.AsyncClient
         error_of_any(await client.post(path, content=content, headers=JSON))
         took = time.perf_counter() - began
         held, memory = cost()
-    assert (held < LONGEST_HOLD, memory < MOST_MEMORY, took < 10.0) == (True,) * 3, (held, memory, took)
+    assert (held < LONGEST_HOLD, memory < MOST_MEMORY, took < 10.0) == (True,) * 3, (
+        held,
+        memory,
+        took,
+    )
 
 
 def error_of_any(answer: httpx.Response) -> None:
@@ -100,10 +134,14 @@ def error_of_any(answer: httpx.Response) -> None:
 
 
 async def test_many_heavy_bodies_at_once_do_not_add_up(client: httpx.AsyncClient) -> None:
-    """Each is parsed in a turn of its own, and whoever asks for something small is answered between two of them."""
+    """Each is parsed in a turn of its own, and whoever asks for something small is answered between
+    two of them.
+    """
     path, content = HEAVY["empty_messages"]
     async with watched() as cost:
-        answers = await asyncio.gather(*[client.post(path, content=content, headers=JSON) for _ in range(8)])
+        answers = await asyncio.gather(
+            *[client.post(path, content=content, headers=JSON) for _ in range(8)]
+        )
         held, _ = cost()
     assert {answer.status_code for answer in answers} == {400}
     assert held < LONGEST_HOLD
@@ -115,7 +153,10 @@ async def test_large_bodies_are_bounded_together_and_small_ones_are_still_taken(
     monkeypatch.setattr(bodies, "MAX_LARGE_BYTES", 5 * 2**17)
     scripted.script.held = True
     large = json.dumps({"prompt": "x", "user": "y" * 2**18}).encode()
-    waiting = [asyncio.create_task(client.post("/v1/completions", content=large, headers=JSON)) for _ in range(2)]
+    waiting = [
+        asyncio.create_task(client.post("/v1/completions", content=large, headers=JSON))
+        for _ in range(2)
+    ]
     while len(scripted.running) < 2:
         await asyncio.sleep(0.005)
     refused = await client.post("/v1/completions", content=large, headers=JSON)
@@ -126,14 +167,21 @@ async def test_large_bodies_are_bounded_together_and_small_ones_are_still_taken(
         await asyncio.sleep(0.005)
     scripted.script.held = False
     assert {(await task).status_code for task in [*waiting, small]} == {200}
-    assert (await client.post("/v1/completions", content=large, headers=JSON)).status_code == 200, "what ended takes room still"
+    assert (await client.post("/v1/completions", content=large, headers=JSON)).status_code == 200, (
+        "what ended takes room still"
+    )
 
 
 async def test_what_stands_inside_of_strings_is_no_structure(client: httpx.AsyncClient) -> None:
     code = '{"a": [1, 2, "\\\\\\" {"], "b": {}} ' * 20_000
-    for content in (json.dumps({"tokens": [5], "user": code}), json.dumps({"tokens": [5], code: "["})):
+    for content in (
+        json.dumps({"tokens": [5], "user": code}),
+        json.dumps({"tokens": [5], code: "["}),
+    ):
         assert content.count("{") > bodies.MAX_STRUCTURE / 3
-        assert (await client.post("/v1/detokenize", content=content, headers=JSON)).status_code == 200
+        assert (
+            await client.post("/v1/detokenize", content=content, headers=JSON)
+        ).status_code == 200
     deep = await client.post("/v1/detokenize", content=HEAVY["nested"][1], headers=JSON)
     assert error_of(deep, 400)["code"] == "body_too_complex"
 
@@ -141,9 +189,13 @@ async def test_what_stands_inside_of_strings_is_no_structure(client: httpx.Async
 # Stop strings
 
 
-def test_a_sequence_costs_the_same_before_it_runs_whatever_its_stop_strings(scripted: ScriptedEngine) -> None:
+def test_a_sequence_costs_the_same_before_it_runs_whatever_its_stop_strings(
+    scripted: ScriptedEngine,
+) -> None:
     def seconds(stops: list[str]) -> float:
-        asked = GenerationRequest(rid="r", prompt_ids=[5], params=SamplingParams(), text=TextOptions(stop=stops))
+        asked = GenerationRequest(
+            rid="r", prompt_ids=[5], params=SamplingParams(), text=TextOptions(stop=stops)
+        )
         began = time.perf_counter()
         for _ in range(128):
             Generation(asked, scripted.tokenizer)
@@ -154,7 +206,10 @@ def test_a_sequence_costs_the_same_before_it_runs_whatever_its_stop_strings(scri
 
 
 async def test_stop_strings_are_bounded_together(client: httpx.AsyncClient) -> None:
-    answer = await client.post("/v1/completions", json={"prompt": "x", "n": 128, "stop": [f"{i:02}" + "a" * 1022 for i in range(64)]})
+    answer = await client.post(
+        "/v1/completions",
+        json={"prompt": "x", "n": 128, "stop": [f"{i:02}" + "a" * 1022 for i in range(64)]},
+    )
     assert "8192 characters" in error_of(answer, 400, "stop")["message"]
 
 
@@ -198,7 +253,9 @@ async def test_a_prompt_that_cannot_fit_is_refused_from_its_beginning(
 
 async def test_a_long_text_that_fits_is_tokenised_whole(scripted: ScriptedEngine) -> None:
     """Many characters, few tokens: counting slices must not refuse it, nor change its tokens."""
-    text = "<|im_start|>" * (CONTEXT_LENGTH - 20) * 12  # more than the inline bound only as characters
+    text = (
+        "<|im_start|>" * (CONTEXT_LENGTH - 20) * 12
+    )  # more than the inline bound only as characters
     text = text[: 12 * (CONTEXT_LENGTH - 20)]
     async with client_of(make_app(scripted)) as client:
         answer = await client.post("/v1/completions", json={"prompt": text, "max_tokens": 1})
@@ -219,8 +276,12 @@ async def test_the_queue_is_checked_before_anything_is_tokenised(
     assert encoded == []
 
 
-async def test_what_the_queue_can_never_hold_is_no_matter_of_trying_again(client: httpx.AsyncClient, encoded: list[int]) -> None:
-    error = error_of(await client.post("/v1/completions", json={"prompt": ["a"] * 500, "n": 3}), 400, "prompt")
+async def test_what_the_queue_can_never_hold_is_no_matter_of_trying_again(
+    client: httpx.AsyncClient, encoded: list[int]
+) -> None:
+    error = error_of(
+        await client.post("/v1/completions", json={"prompt": ["a"] * 500, "n": 3}), 400, "prompt"
+    )
     assert error["code"] == "too_many_sequences" and encoded == []
 
 
@@ -248,9 +309,23 @@ def test_what_a_gone_client_would_have_had_tokenised_is_dropped(
     assert httpx.get(f"{url}/health").status_code == 200
 
 
-async def test_log_probabilities_of_prompts_are_bounded(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
+async def test_log_probabilities_of_prompts_are_bounded(
+    client: httpx.AsyncClient, scripted: ScriptedEngine
+) -> None:
     body = {"prompt": "word " * 40, "echo": True, "logprobs": 100, "max_tokens": 1, "n": 128}
-    assert error_of(await client.post("/v1/completions", json=body), 400, "logprobs")["code"] == "too_many_logprobs"
-    native = {"text": "word " * 40, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 100, "sampling_params": {"n": 128}}
-    assert error_of(await client.post("/generate", json=native), 400, "top_logprobs_num")["code"] == "too_many_logprobs"
+    assert (
+        error_of(await client.post("/v1/completions", json=body), 400, "logprobs")["code"]
+        == "too_many_logprobs"
+    )
+    native = {
+        "text": "word " * 40,
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": 100,
+        "sampling_params": {"n": 128},
+    }
+    assert (
+        error_of(await client.post("/generate", json=native), 400, "top_logprobs_num")["code"]
+        == "too_many_logprobs"
+    )
     assert scripted.requests == []

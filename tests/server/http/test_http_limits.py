@@ -1,4 +1,6 @@
-"""No client, whatever it sends, leaves out, or leaves unread, takes a connection, memory or the server from the others."""
+"""No client, whatever it sends, leaves out, or leaves unread, takes a connection, memory or the
+server from the others.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,16 @@ MIB = 2**20
 MOST = 6
 """Connections of the small server."""
 LIMITS = [
-    *("--timeout-header", "1", "--timeout-body", "1", "--timeout-write", "1", "--timeout-keep-alive", "2"),
+    *(
+        "--timeout-header",
+        "1",
+        "--timeout-body",
+        "1",
+        "--timeout-write",
+        "1",
+        "--timeout-keep-alive",
+        "2",
+    ),
     *("--max-header-bytes", "8192", "--max-header-count", "50", "--max-unfinished-bodies", "8"),
 ]
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -34,7 +45,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def server(model: str) -> Iterator[ServerProcess]:
     with ready(model, *LIMITS) as server:
-        assert server.client.post("/v1/completions", content=BODY, headers={"Content-Type": "application/json"}).status_code == 200
+        assert (
+            server.client.post(
+                "/v1/completions", content=BODY, headers={"Content-Type": "application/json"}
+            ).status_code
+            == 200
+        )
         yield server
 
 
@@ -47,7 +63,9 @@ def still_serves(server: ServerProcess) -> Iterator[None]:
 
 def send_one(port: int, request: bytes) -> bytes:
     with connect(port) as connection:
-        connection.sendall(request.replace(b"Host: test\r\n", b"Host: test\r\nConnection: close\r\n"))
+        connection.sendall(
+            request.replace(b"Host: test\r\n", b"Host: test\r\nConnection: close\r\n")
+        )
         return read_all(connection)
 
 
@@ -58,8 +76,14 @@ def memory(server: ServerProcess) -> int:
 
 def test_a_header_without_end_is_refused_before_it_takes_memory(server: ServerProcess) -> None:
     before = memory(server)
-    (answer,) = send(server.port, b"GET /health HTTP/1.1\r\nHost: test\r\nX-Long: ", *[b"a" * MIB] * 180)
-    assert (answer.status, answer.code, answer.headers["connection"]) == (431, "headers_too_large", "close")
+    (answer,) = send(
+        server.port, b"GET /health HTTP/1.1\r\nHost: test\r\nX-Long: ", *[b"a" * MIB] * 180
+    )
+    assert (answer.status, answer.code, answer.headers["connection"]) == (
+        431,
+        "headers_too_large",
+        "close",
+    )
     assert "x-request-id" in answer.headers
     assert memory(server) < before + 20 * MIB
 
@@ -80,9 +104,13 @@ def test_a_long_url_is_refused(server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize(
-    "beginning", [b"GET /health HTTP/1.1\r\nX-Slow: ", b"GET /hea", b"\r\n"], ids=["header", "request line", "empty lines"]
+    "beginning",
+    [b"GET /health HTTP/1.1\r\nX-Slow: ", b"GET /hea", b"\r\n"],
+    ids=["header", "request line", "empty lines"],
 )
-def test_headers_that_do_not_end_are_timed_out_though_bytes_keep_coming(server: ServerProcess, beginning: bytes) -> None:
+def test_headers_that_do_not_end_are_timed_out_though_bytes_keep_coming(
+    server: ServerProcess, beginning: bytes
+) -> None:
     with connect(server.port) as connection:
         connection.sendall(beginning)
         seconds, said = seconds_until_closed(connection, b"\r\n" if beginning == b"\r\n" else b"a")
@@ -91,7 +119,9 @@ def test_headers_that_do_not_end_are_timed_out_though_bytes_keep_coming(server: 
 
 
 @pytest.mark.parametrize(
-    "framing", [b"Content-Length: 4000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nFFFFF\r\n"], ids=["length", "chunked"]
+    "framing",
+    [b"Content-Length: 4000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nFFFFF\r\n"],
+    ids=["length", "chunked"],
 )
 def test_a_body_that_trickles_is_timed_out(server: ServerProcess, framing: bytes) -> None:
     with connect(server.port) as connection:
@@ -113,7 +143,9 @@ def test_a_slow_body_that_goes_on_is_answered(server: ServerProcess) -> None:
 
 def test_a_body_that_nobody_reads_is_timed_out_too(server: ServerProcess) -> None:
     with connect(server.port) as connection:
-        connection.sendall(b"POST /nothing HTTP/1.1\r\n" + HEAD + b"Content-Length: 4000000\r\n\r\n")
+        connection.sendall(
+            b"POST /nothing HTTP/1.1\r\n" + HEAD + b"Content-Length: 4000000\r\n\r\n"
+        )
         seconds, said = seconds_until_closed(connection, b" ")
     assert seconds < 10
     assert parse(said).status == 404 and not parse(said).rest
@@ -150,7 +182,8 @@ def test_half_bodies_together_are_bounded(server: ServerProcess) -> None:
 
 
 def test_a_client_that_reads_nothing_is_cut_off(server: ServerProcess) -> None:
-    # Prompts that are echoed with their log-probabilities give an answer of megabytes, far more than sockets hold.
+    # Prompts that are echoed with their log-probabilities give an answer of megabytes, far more
+    # than sockets hold.
     prompts = [[7] * 1500] * 16
     body = json.dumps({"prompt": prompts, "echo": True, "logprobs": 5, "max_tokens": 1}).encode()
     with connect(server.port, receive_buffer=4096) as connection:
@@ -158,7 +191,9 @@ def test_a_client_that_reads_nothing_is_cut_off(server: ServerProcess) -> None:
         connection.recv(1)
         wait_for(lambda: not has_connection(server, connection.getsockname()[1]), 30)
         # What the kernel kept for it is gone, too.
-        wait_for(lambda: connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET)
+        wait_for(
+            lambda: connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
+        )
         said = parse(b"H" + read_all(connection))
     assert said.status == 200
     assert len(said.body) < int(said.headers["content-length"])
@@ -175,7 +210,9 @@ def test_trailers_and_chunk_extensions_are_bounded(server: ServerProcess) -> Non
     assert (answer.status, answer.code) == (400, "invalid_http")
     (answer,) = send(server.port, CHUNKED + b"1;extension=", *[b"a" * MIB] * 40)
     assert (answer.status, answer.code) == (400, "invalid_http")
-    (answer,) = send(server.port, CHUNKED + b"0\r\n" + b"".join(b"X-%d: a\r\n" % number for number in range(60)))
+    (answer,) = send(
+        server.port, CHUNKED + b"0\r\n" + b"".join(b"X-%d: a\r\n" % number for number in range(60))
+    )
     assert (answer.status, answer.code) == (431, "headers_too_large")
     assert memory(server) < before + 20 * MIB
 
@@ -195,7 +232,12 @@ def test_chunks_are_bounded_by_their_number(server: ServerProcess) -> None:
 
 def test_pipelined_requests_are_answered_in_order_and_are_bounded(server: ServerProcess) -> None:
     before = memory(server)
-    got = send(server.port, post() + b"GET /version HTTP/1.1\r\n\r\n" * 5 + b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n")
+    got = send(
+        server.port,
+        post()
+        + b"GET /version HTTP/1.1\r\n\r\n" * 5
+        + b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n",
+    )
     assert ["choices" in answer.body.decode() for answer in got] == [True] + [False] * 6
     assert b"version" in got[1].body and b"status" in got[-1].body
     got = send(server.port, *[b"GET /health HTTP/1.1\r\n\r\n" * 50_000] * 4)
@@ -206,7 +248,10 @@ def test_pipelined_requests_are_answered_in_order_and_are_bounded(server: Server
 @pytest.mark.parametrize("upgrade", [b"h2c", b"websocket"])
 def test_a_wish_for_another_protocol_is_passed_over(server: ServerProcess, upgrade: bytes) -> None:
     # As Java's HttpClient sends every first request.
-    more = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %s\r\nHTTP2-Settings: AAMAAABk\r\n" % upgrade
+    more = (
+        b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %s\r\nHTTP2-Settings: AAMAAABk\r\n"
+        % upgrade
+    )
     with connect(server.port) as connection:
         for _ in range(2):
             assert ask(connection, post(more=more)).status == 200
@@ -224,9 +269,20 @@ def test_a_wish_for_another_protocol_is_passed_over(server: ServerProcess, upgra
         (CHUNKED + b"zz\r\n", 400),
         (b"GET /health HTTP/1.1\r\nNo colon\r\n\r\n", 400),
     ],
-    ids=["connect", "connect path", "http2", "tls", "bytes", "two lengths", "bad chunk", "bad header"],
+    ids=[
+        "connect",
+        "connect path",
+        "http2",
+        "tls",
+        "bytes",
+        "two lengths",
+        "bad chunk",
+        "bad header",
+    ],
 )
-def test_what_is_no_request_is_an_error_in_the_usual_shape(server: ServerProcess, request_bytes: bytes, status: int) -> None:
+def test_what_is_no_request_is_an_error_in_the_usual_shape(
+    server: ServerProcess, request_bytes: bytes, status: int
+) -> None:
     (answer,) = send(server.port, request_bytes)
     assert answer.status == status and answer.code
 
@@ -239,7 +295,11 @@ def test_bytes_behind_a_request_do_not_break_its_answer(server: ServerProcess) -
 
 
 def test_a_refused_body_that_waited_for_leave_ends_the_connection(server: ServerProcess) -> None:
-    request = b"POST /v1/completions HTTP/1.1\r\n" + HEAD + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+    request = (
+        b"POST /v1/completions HTTP/1.1\r\n"
+        + HEAD
+        + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+    )
     (answer,) = send(server.port, request % (5 * MIB))
     assert answer.status == 413
     with connect(server.port) as connection:
@@ -249,7 +309,9 @@ def test_a_refused_body_that_waited_for_leave_ends_the_connection(server: Server
 
 
 def test_a_body_too_large_is_told_so_though_all_of_it_is_sent(server: ServerProcess) -> None:
-    answer = server.client.post("/v1/completions", content=b" " * 20 * MIB, headers={"Content-Type": "application/json"})
+    answer = server.client.post(
+        "/v1/completions", content=b" " * 20 * MIB, headers={"Content-Type": "application/json"}
+    )
     assert answer.status_code == 413
     assert server.status() == 200
 
@@ -258,7 +320,9 @@ def test_a_refusal_is_counted(server: ServerProcess) -> None:
     def errors() -> float:
         lines = server.client.get("/metrics").text.splitlines()
         return sum(
-            float(line.split()[-1]) for line in lines if line.startswith("piecework:num_errors_total{") and "invalid_request" in line
+            float(line.split()[-1])
+            for line in lines
+            if line.startswith("piecework:num_errors_total{") and "invalid_request" in line
         )
 
     before = errors()
@@ -288,18 +352,25 @@ def open_many(port: int, count: int, data: bytes) -> Iterator[list[socket.socket
 def test_connections_without_a_request_give_way(small: ServerProcess, sent: bytes) -> None:
     with open_many(small.port, 200, sent) as connections:
         assert parse(send_one(small.port, post())).status == 200
-        assert parse(send_one(small.port, b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n")).status == 200
+        assert (
+            parse(send_one(small.port, b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n")).status == 200
+        )
         assert read_all(connections[0]) == b""
 
 
-def test_where_all_are_busy_monitoring_is_answered_and_everything_else_refused(small: ServerProcess) -> None:
+def test_where_all_are_busy_monitoring_is_answered_and_everything_else_refused(
+    small: ServerProcess,
+) -> None:
     half = post(body=BODY)[:-1]
     with open_many(small.port, 100, half) as connections:
         refused = parse(send_one(small.port, post()))
         assert (refused.status, refused.code) == (503, "too_busy")
         assert refused.headers["connection"] == "close" and "retry-after" in refused.headers
         for path in (b"/health", b"/ready", b"/metrics"):
-            assert b"200 OK" in send_one(small.port, b"GET %s HTTP/1.1\r\nHost: test\r\n\r\n" % path)[:20]
+            assert (
+                b"200 OK"
+                in send_one(small.port, b"GET %s HTTP/1.1\r\nHost: test\r\n\r\n" % path)[:20]
+            )
         for connection in connections[:MOST]:
             assert ask(connection, BODY[-1:]).status == 200
     assert parse(send_one(small.port, post())).status == 200
@@ -308,4 +379,6 @@ def test_where_all_are_busy_monitoring_is_answered_and_everything_else_refused(s
 def test_the_reserve_cannot_be_kept_by_bodies(small: ServerProcess) -> None:
     half = b"GET /health HTTP/1.1\r\nHost: test\r\nContent-Length: 5\r\n\r\n"
     with open_many(small.port, MOST, post()[:-1]), open_many(small.port, 100, half):
-        assert parse(send_one(small.port, b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n")).status == 200
+        assert (
+            parse(send_one(small.port, b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n")).status == 200
+        )

@@ -1,4 +1,6 @@
-"""What `http_protocol.py` takes of uvicorn beyond its documented interface is there; and connections take no file from the rest."""
+"""What `http_protocol.py` takes of uvicorn beyond its documented interface is there; and
+connections take no file from the rest.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ from raw_http import connect, parse, post, read_all
 from scripted_engine import ScriptedEngine
 from server_process import ready
 from tiny_models import make_tiny_model
-from uvicorn.protocols.http.httptools_impl import FlowControl, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    FlowControl,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from piecework.server.http.limits import HttpLimits, room_for_connections
 from piecework.server.http.protocol import BoundedHttpProtocol
@@ -28,7 +34,11 @@ from piecework.server.launch import http_server
 def attributes(source: Any, owner: str = "self") -> set[str]:
     """The attributes of `owner`, an expression, that a class or function reads, calls or sets."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(source)))
-    return {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == owner}
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == owner
+    }
 
 
 def test_uvicorn_has_every_name_that_is_used_of_it() -> None:
@@ -36,9 +46,17 @@ def test_uvicorn_has_every_name_that_is_used_of_it() -> None:
     theirs = set(dir(HttpToolsProtocol)) | attributes(HttpToolsProtocol)
     own = vars(ours).keys() | attributes(ours.__init__)
     missing = (attributes(ours) - own | attributes(ours, "super()")) - theirs
-    missing |= {f"flow.{name}" for name in attributes(ours, "self.flow") - set(dir(FlowControl)) - attributes(FlowControl)}
-    missing |= {f"cycle.{name}" for name in attributes(ours, "self.cycle") - attributes(RequestResponseCycle)}
-    assert not missing, f"uvicorn {uvicorn.__version__} lacks what http_protocol.py builds on: {sorted(missing)}"
+    missing |= {
+        f"flow.{name}"
+        for name in attributes(ours, "self.flow") - set(dir(FlowControl)) - attributes(FlowControl)
+    }
+    missing |= {
+        f"cycle.{name}"
+        for name in attributes(ours, "self.cycle") - attributes(RequestResponseCycle)
+    }
+    assert not missing, (
+        f"uvicorn {uvicorn.__version__} lacks what http_protocol.py builds on: {sorted(missing)}"
+    )
 
 
 def test_a_flood_of_connections_leaves_files_for_the_server(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ CAPACITY, LIFETIME = 100, 10.0
 
 
 @given(st.lists(st.tuples(st.integers(1, CAPACITY), st.floats(0, 8)), max_size=30))
-def test_the_newest_that_fit_and_have_not_expired_are_there(images: list[tuple[int, float]]) -> None:
+def test_the_newest_that_fit_and_have_not_expired_are_there(
+    images: list[tuple[int, float]],
+) -> None:
     now = 0.0
     store = ImageStore(CAPACITY, LIFETIME, lambda: now)
     put: list[tuple[str, bytes, float]] = []
@@ -24,7 +26,9 @@ def test_the_newest_that_fit_and_have_not_expired_are_there(images: list[tuple[i
     for name, content, since in reversed(put):
         room -= len(content)
         stored = store.get(name)
-        assert (stored.content if stored else None) == (content if room >= 0 and now < since + LIFETIME else None)
+        assert (stored.content if stored else None) == (
+            content if room >= 0 and now < since + LIFETIME else None
+        )
     assert store.size <= CAPACITY
 
 

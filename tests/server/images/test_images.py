@@ -55,18 +55,24 @@ def client(server: ServerProcess) -> OpenAI:
 
 @pytest.fixture
 async def async_client(server: ServerProcess) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=120) as client:
+    async with AsyncOpenAI(
+        base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=120
+    ) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def alone(pipeline_folder: Folder) -> Any:
-    """(prompt, width, height, steps, seed) to the image that the pipeline makes of it by itself: [H, W, 3] bytes."""
+    """(prompt, width, height, steps, seed) to the image that the pipeline makes of it by itself:
+    [H, W, 3] bytes.
+    """
     model = load(pipeline_folder("flux"))
 
     @cache
     def image(prompt: str, width: int, height: int, steps: int, seed: int) -> np.ndarray:
-        made = pixels(model, prompt=prompt, width=width, height=height, num_inference_steps=steps, seed=seed)
+        made = pixels(
+            model, prompt=prompt, width=width, height=height, num_inference_steps=steps, seed=seed
+        )
         return (made[0] * 255).round().astype(np.uint8)
 
     return image
@@ -83,7 +89,11 @@ def assert_same(image: np.ndarray, expected: np.ndarray) -> None:
 
 
 def gauge(server: ServerProcess, name: str) -> float:
-    (line,) = (line for line in server.client.get("/metrics").text.splitlines() if line.startswith(f"piecework:{name}{{"))
+    (line,) = (
+        line
+        for line in server.client.get("/metrics").text.splitlines()
+        if line.startswith(f"piecework:{name}{{")
+    )
     return float(line.rpartition(" ")[2])
 
 
@@ -93,7 +103,9 @@ async def until_idle(server: ServerProcess) -> None:
             await asyncio.sleep(0.05)
 
 
-def test_images_are_those_of_the_pipeline_and_their_seeds_follow_each_other(client: OpenAI, alone: Any) -> None:
+def test_images_are_those_of_the_pipeline_and_their_seeds_follow_each_other(
+    client: OpenAI, alone: Any
+) -> None:
     answer = client.images.generate(prompt="a fox", n=2, size="64x48", extra_body=FAST)
     assert answer.data is not None and answer.size == "64x48"  # type: ignore[comparison-overlap]
     for number, image in enumerate(answer.data):
@@ -103,14 +115,20 @@ def test_images_are_those_of_the_pipeline_and_their_seeds_follow_each_other(clie
 
 
 def test_a_seed_that_was_drawn_gives_the_image_again(client: OpenAI) -> None:
-    first = client.images.generate(prompt="a fox", size="32x32", extra_body={"num_inference_steps": 1}).data[0]  # type: ignore[index]
-    second = client.images.generate(prompt="a fox", size="32x32", extra_body={"num_inference_steps": 1, "seed": first.seed}).data[0]  # type: ignore
+    first = client.images.generate(
+        prompt="a fox", size="32x32", extra_body={"num_inference_steps": 1}
+    ).data[0]  # type: ignore[index]
+    second = client.images.generate(
+        prompt="a fox", size="32x32", extra_body={"num_inference_steps": 1, "seed": first.seed}
+    ).data[0]  # type: ignore
     assert first.b64_json == second.b64_json
 
 
 @pytest.mark.parametrize("kind", ["png", "jpeg", "webp"])
 def test_a_url_is_fetched_without_a_key(client: OpenAI, alone: Any, kind: Any) -> None:
-    answer = client.images.generate(prompt="a fox", size="64x48", response_format="url", output_format=kind, extra_body=FAST)
+    answer = client.images.generate(
+        prompt="a fox", size="64x48", response_format="url", output_format=kind, extra_body=FAST
+    )
     url = answer.data[0].url or ""  # type: ignore[index]
     file = httpx.get(url)
     assert file.headers["content-type"] == f"image/{kind}" and url.endswith(f".{kind}")
@@ -129,13 +147,20 @@ def test_answers_are_as_the_server_declares_them(server: ServerProcess, form: st
     assert made.status_code == 200
     check_answer(document, "POST", PATH, made)
     if form == "url":
-        check_answer(document, "GET", "/v1/images/files/{name}", server.client.get(made.json()["data"][0]["url"]))
+        check_answer(
+            document,
+            "GET",
+            "/v1/images/files/{name}",
+            server.client.get(made.json()["data"][0]["url"]),
+        )
     check_answer(document, "POST", PATH, server.client.post(PATH, json={}))
     assert "422" not in str(document["paths"])
 
 
 def test_what_is_ignored_or_cut_off_is_told(client: OpenAI) -> None:
-    answer = client.images.generate(prompt="a fox " * 300, size="32x32", quality="hd", style="vivid", extra_body=FAST)
+    answer = client.images.generate(
+        prompt="a fox " * 300, size="32x32", quality="hd", style="vivid", extra_body=FAST
+    )
     told = " | ".join(answer.warnings)  # type: ignore[attr-defined]
     assert "quality was ignored" in told and "style was ignored" in told
     assert "text_encoder reads the first" in told and "cut off" in told
@@ -168,22 +193,41 @@ def test_what_is_ignored_or_cut_off_is_told(client: OpenAI) -> None:
         ({"stream": True}, "stream", "leave it out"),
     ],
 )
-def test_bad_input_names_the_parameter_and_the_remedy(server: ServerProcess, changes: dict[str, Any], param: str, says: str) -> None:
-    body = {"prompt": "a fox", "num_inference_steps": 1, **({} if "width" in changes else {"size": "64x64"}), **changes}
+def test_bad_input_names_the_parameter_and_the_remedy(
+    server: ServerProcess, changes: dict[str, Any], param: str, says: str
+) -> None:
+    body = {
+        "prompt": "a fox",
+        "num_inference_steps": 1,
+        **({} if "width" in changes else {"size": "64x64"}),
+        **changes,
+    }
     assert says in error_of(server.client.post(PATH, json=body), 400, param)["message"]
 
 
 def test_the_rest_of_the_server_is_there(server: ServerProcess, client: OpenAI) -> None:
-    assert [model.id for model in client.models.list().data] == ["tiny"] and client.models.retrieve("tiny").id == "tiny"
-    assert server.client.get("/ready").status_code == server.client.get("/version").status_code == 200
+    assert [model.id for model in client.models.list().data] == ["tiny"] and client.models.retrieve(
+        "tiny"
+    ).id == "tiny"
+    assert (
+        server.client.get("/ready").status_code == server.client.get("/version").status_code == 200
+    )
     error_of(httpx.get(f"{server.url}/v1/models"), 401)
     error = error_of(server.client.post("/v1/chat/completions", json={}), 404)
-    assert "/v1/chat/completions" in error["message"] and "POST /v1/images/generations" in error["message"]
+    assert (
+        "/v1/chat/completions" in error["message"]
+        and "POST /v1/images/generations" in error["message"]
+    )
     error_of(server.client.post(PATH, json={"prompt": "a fox", "model": "other"}), 404, "model")
-    assert server.client.get("/health", headers={"X-Request-Id": "mine"}).headers["x-request-id"] == "mine"
+    assert (
+        server.client.get("/health", headers={"X-Request-Id": "mine"}).headers["x-request-id"]
+        == "mine"
+    )
 
 
-async def test_fifty_at_once_with_cancels_lose_nothing(server: ServerProcess, async_client: AsyncOpenAI, alone: Any) -> None:
+async def test_fifty_at_once_with_cancels_lose_nothing(
+    server: ServerProcess, async_client: AsyncOpenAI, alone: Any
+) -> None:
     """Two shapes, different numbers of steps; every third client leaves at some moment."""
 
     async def ask(number: int) -> Any:
@@ -209,10 +253,14 @@ async def test_fifty_at_once_with_cancels_lose_nothing(server: ServerProcess, as
     assert gauge(server, "num_requests_total") >= gauge(server, "num_images_total")
 
 
-async def test_a_client_that_leaves_ends_its_image_at_the_next_step(server: ServerProcess, async_client: AsyncOpenAI) -> None:
+async def test_a_client_that_leaves_ends_its_image_at_the_next_step(
+    server: ServerProcess, async_client: AsyncOpenAI
+) -> None:
     before = gauge(server, "num_steps_total")
     extra = {"num_inference_steps": 1000}
-    job = asyncio.create_task(async_client.images.generate(prompt="a fox", size="256x256", extra_body=extra))
+    job = asyncio.create_task(
+        async_client.images.generate(prompt="a fox", size="256x256", extra_body=extra)
+    )
     async with asyncio.timeout(30):
         while gauge(server, "num_steps_total") < before + 2:
             await asyncio.sleep(0.02)
@@ -224,15 +272,21 @@ async def test_a_client_that_leaves_ends_its_image_at_the_next_step(server: Serv
 
 async def test_more_than_may_wait_are_told_to_come_again(server: ServerProcess) -> None:
     body = {"prompt": "a fox", "n": 10, "size": "32x32", "num_inference_steps": 3}
-    async with httpx.AsyncClient(base_url=server.url, headers=server.client.headers, timeout=60) as client:
+    async with httpx.AsyncClient(
+        base_url=server.url, headers=server.client.headers, timeout=60
+    ) as client:
         answers = await asyncio.gather(*(client.post(PATH, json=body) for _ in range(8)))
     refused = [answer for answer in answers if answer.status_code == 503]
     assert refused and all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
-    assert all(len(answer.json()["data"]) == 10 for answer in answers if answer not in refused) and len(refused) < len(answers)
+    assert all(
+        len(answer.json()["data"]) == 10 for answer in answers if answer not in refused
+    ) and len(refused) < len(answers)
     await until_idle(server)
 
 
-async def test_a_killed_engine_loses_no_image(server: ServerProcess, async_client: AsyncOpenAI, alone: Any) -> None:
+async def test_a_killed_engine_loses_no_image(
+    server: ServerProcess, async_client: AsyncOpenAI, alone: Any
+) -> None:
     async def ask(seed: int) -> np.ndarray:
         extra = {"num_inference_steps": 20, "seed": seed}
         answer = await async_client.images.generate(prompt="a fox", size="48x48", extra_body=extra)  # type: ignore[arg-type]
@@ -275,11 +329,15 @@ sys.exit(process.run_engine(lambda: engine_process.build))
 
 
 @pytest.fixture
-async def faulty(pipeline_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[httpx.AsyncClient]:
+async def faulty(
+    pipeline_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[httpx.AsyncClient]:
     """The application over an engine that ends at one seed, and has no memory for one width."""
     script = tmp_path / "faulty.py"
     script.write_text(FAULTY_ENGINE)
-    config = ImageServerConfig(engine=DiffusionConfig(model_path=str(pipeline_folder("flux")), num_threads=1))
+    config = ImageServerConfig(
+        engine=DiffusionConfig(model_path=str(pipeline_folder("flux")), num_threads=1)
+    )
     engine = ImageClient(config.engine, log_level="error", command=(sys.executable, str(script)))
     await engine.start()
     try:
@@ -291,23 +349,33 @@ async def faulty(pipeline_folder: Folder, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-async def test_memory_that_does_not_suffice_is_told_and_the_server_goes_on(faulty: httpx.AsyncClient) -> None:
+async def test_memory_that_does_not_suffice_is_told_and_the_server_goes_on(
+    faulty: httpx.AsyncClient,
+) -> None:
     body = {"prompt": "a fox", "num_inference_steps": 1}
-    large, small = await asyncio.gather(*(faulty.post(PATH, json={**body, "size": size}) for size in (f"{TOO_WIDE}x32", "32x32")))
+    large, small = await asyncio.gather(
+        *(faulty.post(PATH, json={**body, "size": size}) for size in (f"{TOO_WIDE}x32", "32x32"))
+    )
     error = error_of(large, 400, "size")
     assert error["code"] == "out_of_memory" and "ask for a smaller width" in error["message"]
     assert small.status_code == 200
 
 
 @pytest.mark.slow
-async def test_an_image_that_ends_the_engine_is_found_and_the_others_are_made(faulty: httpx.AsyncClient) -> None:
+async def test_an_image_that_ends_the_engine_is_found_and_the_others_are_made(
+    faulty: httpx.AsyncClient,
+) -> None:
     body = {"prompt": "a fox", "size": "32x32", "num_inference_steps": 1}
-    answers = await asyncio.gather(*(faulty.post(PATH, json={**body, "seed": seed}) for seed in (1, POISON, 2)))
+    answers = await asyncio.gather(
+        *(faulty.post(PATH, json={**body, "seed": seed}) for seed in (1, POISON, 2))
+    )
     assert [answer.status_code for answer in answers] == [200, 500, 200]
     assert "ended twice" in error_of(answers[1], 500)["message"]
 
 
-async def test_an_image_for_which_the_engine_is_killed_is_not_made_for_ever(faulty: httpx.AsyncClient) -> None:
+async def test_an_image_for_which_the_engine_is_killed_is_not_made_for_ever(
+    faulty: httpx.AsyncClient,
+) -> None:
     """Once from outside may be chance; a third time there is none."""
     body = {"prompt": "a fox", "size": "32x32", "num_inference_steps": 1}
     answer = await faulty.post(PATH, json={**body, "seed": HOG})
@@ -318,16 +386,23 @@ async def test_an_image_for_which_the_engine_is_killed_is_not_made_for_ever(faul
 async def test_an_image_that_ends_it_for_want_of_memory_is_found_at_once(
     faulty: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As often as it is asked for: what a request does is no fault of the engine's, which is started again each time."""
+    """As often as it is asked for: what a request does is no fault of the engine's, which is
+    started again each time.
+    """
     monkeypatch.setattr(suspects, "count_oom_kills", count().__next__)
     body = {"prompt": "a fox", "size": "32x32", "num_inference_steps": 1}
     for _ in range(2):
-        assert "memory was short" in error_of(await faulty.post(PATH, json={**body, "seed": HOG}), 500)["message"]
+        assert (
+            "memory was short"
+            in error_of(await faulty.post(PATH, json={**body, "seed": HOG}), 500)["message"]
+        )
     assert (await faulty.post(PATH, json=body)).status_code == 200
 
 
 @pytest.mark.slow
-def test_a_folder_that_lacks_a_part_is_one_line_and_exit_code_2(pipeline_folder: Folder, tmp_path: Path) -> None:
+def test_a_folder_that_lacks_a_part_is_one_line_and_exit_code_2(
+    pipeline_folder: Folder, tmp_path: Path
+) -> None:
     folder = tmp_path / "flux"
     shutil.copytree(pipeline_folder("flux"), folder)
     shutil.rmtree(folder / "transformer")

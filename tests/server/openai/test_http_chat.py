@@ -24,50 +24,76 @@ async def chat(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
 
 
 async def stream(client: httpx.AsyncClient, **body: Any) -> list[dict[str, Any]]:
-    return events(await client.post(PATH, json={"messages": [USER], "max_tokens": 4, "stream": True, **body}))
+    return events(
+        await client.post(PATH, json={"messages": [USER], "max_tokens": 4, "stream": True, **body})
+    )
 
 
 def prompt_text(engine: ScriptedEngine) -> str:
     return engine.tokenizer.decode(engine.requests[-1].prompt_ids, skip_special_tokens=False)
 
 
-async def test_an_answer_has_exactly_openais_members(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
+async def test_an_answer_has_exactly_openais_members(
+    client: httpx.AsyncClient, scripted: ScriptedEngine
+) -> None:
     answer = await chat(client)
     assert re.fullmatch(r"chatcmpl-[0-9a-f]{32}", answer["id"])
     assert set(answer) == HEAD | {"choices", "usage"}
     assert (answer["object"], answer["model"]) == ("chat.completion", MODEL)
     text = scripted.tokenizer.decode(scripted.tokenizer.encode(REPLY)[:4])
     message = {"role": "assistant", "content": text, "refusal": None}
-    assert answer["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}]
+    assert answer["choices"] == [
+        {"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}
+    ]
     assert answer["usage"]["prompt_tokens"] == len(scripted.requests[0].prompt_ids)
 
 
-async def test_the_default_length_is_what_the_context_has_left(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
+async def test_the_default_length_is_what_the_context_has_left(
+    client: httpx.AsyncClient, scripted: ScriptedEngine
+) -> None:
     usage = (await chat(client, max_tokens=None))["usage"]
     assert usage["total_tokens"] == CONTEXT_LENGTH
     assert usage["completion_tokens"] == scripted.requests[0].params.max_new_tokens
 
 
-async def test_messages_become_the_models_prompt(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
+async def test_messages_become_the_models_prompt(
+    client: httpx.AsyncClient, scripted: ScriptedEngine
+) -> None:
     system = {"role": "developer", "content": "Be brief."}
-    parts = {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}
+    parts = {
+        "role": "user",
+        "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}],
+    }
     await chat(client, messages=[system, USER, {"role": "assistant", "content": "Yes?"}, parts])
     turns = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Yes?"), ("user", "one\ntwo")]
     expected = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
     assert prompt_text(scripted) == expected + "<|im_start|>assistant\n"
 
 
-async def test_what_unmodified_clients_send_and_changes_nothing_is_taken(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
+async def test_what_unmodified_clients_send_and_changes_nothing_is_taken(
+    client: httpx.AsyncClient, scripted: ScriptedEngine
+) -> None:
     plain = await chat(client)
     harmless: dict[str, Any] = {
-        "tool_choice": "none", "function_call": "auto", "modalities": ["text"], "tools": [], "parallel_tool_calls": True, "store": True,
-        "metadata": {"a": "b"}, "service_tier": "auto", "user": "me", "safety_identifier": "x", "prompt_cache_key": "y",
-        "prompt_cache_retention": "24h", "prediction": {"type": "content", "content": "Hello"}, "verbosity": "medium", "audio": None,
-        "reasoning_effort": None, "web_search_options": None, "response_format": {"type": "text"}, "stream": False,
+        "tool_choice": "none", "function_call": "auto", "modalities": ["text"], "tools": [],
+        "parallel_tool_calls": True, "store": True, "metadata": {"a": "b"}, "service_tier": "auto",
+        "user": "me", "safety_identifier": "x", "prompt_cache_key": "y",
+        "prompt_cache_retention": "24h", "prediction": {"type": "content", "content": "Hello"},
+        "verbosity": "medium", "audio": None, "reasoning_effort": None, "web_search_options": None,
+        "response_format": {"type": "text"}, "stream": False,
     }  # fmt: skip
     assert (await chat(client, **harmless))["choices"] == plain["choices"]
     assert scripted.requests[0].prompt_ids == scripted.requests[1].prompt_ids
-    assert events(await client.post(PATH, json={"messages": [USER], "stream": True, "stream_options": {"include_obfuscation": False}}))
+    assert events(
+        await client.post(
+            PATH,
+            json={
+                "messages": [USER],
+                "stream": True,
+                "stream_options": {"include_obfuscation": False},
+            },
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +103,14 @@ async def test_what_unmodified_clients_send_and_changes_nothing_is_taken(client:
         {"role": "assistant", "refusal": "I cannot."},
         {"role": "assistant", "content": "", "refusal": "I cannot."},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot."}]},
-        {"role": "assistant", "content": "I cannot.", "refusal": None, "tool_calls": None, "function_call": None, "audio": None},
+        {
+            "role": "assistant",
+            "content": "I cannot.",
+            "refusal": None,
+            "tool_calls": None,
+            "function_call": None,
+            "audio": None,
+        },
     ],
 )
 async def test_a_refusal_in_the_history_is_what_the_assistant_said(
@@ -89,7 +122,8 @@ async def test_a_refusal_in_the_history_is_what_the_assistant_said(
 
 TOOL_TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
-    "{% if m.tool_calls %}{% for c in m.tool_calls %}<{{ c.function.name }} {{ c.function.arguments | tojson }} {{ c.id }}>"
+    "{% if m.tool_calls %}{% for c in m.tool_calls %}<{{ c.function.name }} {{ "
+    "c.function.arguments | tojson }} {{ c.id }}>"
     "{% endfor %}{% endif %}"
     "{% if m.tool_call_id %}({{ m.tool_call_id }}){% endif %}{% endfor %}"
 )
@@ -97,7 +131,10 @@ TOOL_TEMPLATE = (
 
 def calling(*arguments: Any) -> dict[str, Any]:
     functions = [{"name": f"f{i}", "arguments": given} for i, given in enumerate(arguments)]
-    calls = [{"id": f"c{i}", "type": "function", "function": function} for i, function in enumerate(functions)]
+    calls = [
+        {"id": f"c{i}", "type": "function", "function": function}
+        for i, function in enumerate(functions)
+    ]
     return {"role": "assistant", "content": None, "tool_calls": calls}
 
 
@@ -111,16 +148,30 @@ async def test_tool_calls_of_the_history_reach_a_template_that_knows_them() -> N
     assert prompt_text(engine) == f"[user]Hi[assistant]{calls}[tool]42(c0)"
 
 
-async def test_tool_calls_that_a_template_leaves_out_are_refused_by_their_name(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
-    error = error_of(await client.post(PATH, json={"messages": [USER, calling("{}"), USER]}), 400, "messages[1].tool_calls")
+async def test_tool_calls_that_a_template_leaves_out_are_refused_by_their_name(
+    client: httpx.AsyncClient, scripted: ScriptedEngine
+) -> None:
+    error = error_of(
+        await client.post(PATH, json={"messages": [USER, calling("{}"), USER]}),
+        400,
+        "messages[1].tool_calls",
+    )
     assert "chat template leaves tool calls out" in error["message"]
     # That the name occurs elsewhere does not make the call visible.
     told = [{"role": "user", "content": "call f0"}, calling("{}"), USER]
     error_of(await client.post(PATH, json={"messages": told}), 400, "messages[1].tool_calls")
-    first_only = ScriptedEngine(toy_tokenizer(chat_template=TOOL_TEMPLATE.replace("in m.tool_calls", "in m.tool_calls[:1]")))
+    first_only = ScriptedEngine(
+        toy_tokenizer(chat_template=TOOL_TEMPLATE.replace("in m.tool_calls", "in m.tool_calls[:1]"))
+    )
     async with client_of(make_app(first_only)) as other:
-        error_of(await other.post(PATH, json={"messages": [USER, calling("{}", "{}")]}), 400, "messages[1].tool_calls")
-        assert (await other.post(PATH, json={"messages": [USER, calling("{}")], "max_tokens": 1})).status_code == 200
+        error_of(
+            await other.post(PATH, json={"messages": [USER, calling("{}", "{}")]}),
+            400,
+            "messages[1].tool_calls",
+        )
+        assert (
+            await other.post(PATH, json={"messages": [USER, calling("{}")], "max_tokens": 1})
+        ).status_code == 200
     assert scripted.requests == []
 
 
@@ -130,16 +181,22 @@ async def test_arguments_that_would_be_millions_of_objects_are_not_parsed() -> N
         for arguments in ('{"a": [' + "[]," * 200_000 + "1]}", '{"a": ' + "[" * 150_000):
             error_of(await client.post(PATH, json={"messages": [USER, calling(arguments)]}), 400)
         deep = '{"a": ' + "[" * 5000 + "]" * 5000 + "}"
-        assert (await client.post(PATH, json={"messages": [USER, calling(deep)], "max_tokens": 1})).status_code in (200, 400)
+        assert (
+            await client.post(PATH, json={"messages": [USER, calling(deep)], "max_tokens": 1})
+        ).status_code in (200, 400)
 
 
-async def test_the_template_brings_its_own_special_tokens(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
+async def test_the_template_brings_its_own_special_tokens(
+    client: httpx.AsyncClient, scripted: ScriptedEngine
+) -> None:
     await chat(client)
     start = scripted.tokenizer.encode("<|im_start|>", add_special_tokens=False)
     assert scripted.requests[0].prompt_ids[: len(start)] == start
 
 
-async def test_the_final_message_may_be_continued(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
+async def test_the_final_message_may_be_continued(
+    client: httpx.AsyncClient, scripted: ScriptedEngine
+) -> None:
     messages = [USER, {"role": "assistant", "content": "The answer"}]
     await chat(client, messages=messages, continue_final_message=True)
     assert prompt_text(scripted).endswith("<|im_start|>assistant\nThe answer")
@@ -148,11 +205,15 @@ async def test_the_final_message_may_be_continued(client: httpx.AsyncClient, scr
 
 
 async def test_template_arguments_reach_the_template(client: httpx.AsyncClient) -> None:
-    response = await client.post(PATH, json={"messages": [USER], "chat_template_kwargs": {"shout": True}})
+    response = await client.post(
+        PATH, json={"messages": [USER], "chat_template_kwargs": {"shout": True}}
+    )
     assert "no shouting" in error_of(response, 400, "messages")["message"]
 
 
-async def test_logprobs_have_bytes_and_alternatives(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
+async def test_logprobs_have_bytes_and_alternatives(
+    client: httpx.AsyncClient, scripted: ScriptedEngine
+) -> None:
     (choice,) = (await chat(client, logprobs=True, top_logprobs=2, max_tokens=1))["choices"]
     token = scripted.tokenizer.encode(REPLY)[0]
     entry = scripted_logprob(token, len(scripted.requests[0].prompt_ids), 2)
@@ -161,17 +222,27 @@ async def test_logprobs_have_bytes_and_alternatives(client: httpx.AsyncClient, s
         raw = scripted.tokenizer.token_bytes(token_id)
         return {"token": raw.decode(), "logprob": logprob, "bytes": list(raw)}
 
-    content = [{**wire(token, entry.logprob), "top_logprobs": [wire(*alternative) for alternative in entry.top]}]
+    content = [
+        {
+            **wire(token, entry.logprob),
+            "top_logprobs": [wire(*alternative) for alternative in entry.top],
+        }
+    ]
     assert choice["logprobs"] == {"content": content, "refusal": None}
 
 
-async def test_part_of_a_character_is_told_by_its_bytes(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
+async def test_part_of_a_character_is_told_by_its_bytes(
+    client: httpx.AsyncClient, scripted: ScriptedEngine
+) -> None:
     ids = scripted.tokenizer.encode("\N{SNOWMAN}")
     assert len(ids) == 3
     scripted.script.reply = lambda request: ids
     (choice,) = (await chat(client, logprobs=True, max_tokens=3))["choices"]
     assert choice["message"]["content"] == "\N{SNOWMAN}"
-    assert bytes(byte for entry in choice["logprobs"]["content"] for byte in entry["bytes"]).decode() == "\N{SNOWMAN}"
+    assert (
+        bytes(byte for entry in choice["logprobs"]["content"] for byte in entry["bytes"]).decode()
+        == "\N{SNOWMAN}"
+    )
     assert choice["logprobs"]["content"][0]["token"] == "\N{REPLACEMENT CHARACTER}"
 
 
@@ -182,33 +253,67 @@ async def test_a_character_cut_off_by_max_tokens_is_no_text_and_its_bytes_are_to
     scripted.script.reply = lambda request: ids
     answer = await chat(client, logprobs=True, max_tokens=5)
     chunks = await stream(client, logprobs=True, max_tokens=5)
-    (whole,), pieces = answer["choices"], [choice for chunk in chunks for choice in chunk["choices"]]
-    assert "".join(piece["delta"].get("content", "") for piece in pieces) == whole["message"]["content"] == "\N{SNOWMAN}"
-    told = [entry for piece in pieces if piece["logprobs"] for entry in piece["logprobs"]["content"]]
+    (whole,), pieces = (
+        answer["choices"],
+        [choice for chunk in chunks for choice in chunk["choices"]],
+    )
+    assert (
+        "".join(piece["delta"].get("content", "") for piece in pieces)
+        == whole["message"]["content"]
+        == "\N{SNOWMAN}"
+    )
+    told = [
+        entry for piece in pieces if piece["logprobs"] for entry in piece["logprobs"]["content"]
+    ]
     assert told == whole["logprobs"]["content"]
-    assert bytes(byte for entry in told for byte in entry["bytes"]) == ("\N{SNOWMAN}" * 2).encode()[:5]
+    assert (
+        bytes(byte for entry in told for byte in entry["bytes"]) == ("\N{SNOWMAN}" * 2).encode()[:5]
+    )
     assert answer["usage"]["completion_tokens"] == 5
 
 
 @pytest.mark.parametrize("n", [1, 3])
-async def test_a_stream_begins_with_the_role_and_ends_with_the_reason(client: httpx.AsyncClient, scripted: ScriptedEngine, n: int) -> None:
+async def test_a_stream_begins_with_the_role_and_ends_with_the_reason(
+    client: httpx.AsyncClient, scripted: ScriptedEngine, n: int
+) -> None:
     chunks = await stream(client, n=n)
-    assert all(set(chunk) == HEAD | {"choices"} and chunk["object"] == "chat.completion.chunk" for chunk in chunks)
+    assert all(
+        set(chunk) == HEAD | {"choices"} and chunk["object"] == "chat.completion.chunk"
+        for chunk in chunks
+    )
     text = scripted.tokenizer.decode(scripted.tokenizer.encode(REPLY)[:4])
     for index in range(n):
-        first, *middle, last = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
-        assert first == {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-        assert all(set(piece["delta"]) == {"content"} and piece["finish_reason"] is None for piece in middle)
+        first, *middle, last = [
+            choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index
+        ]
+        assert first == {
+            "index": index,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        assert all(
+            set(piece["delta"]) == {"content"} and piece["finish_reason"] is None
+            for piece in middle
+        )
         assert "".join(piece["delta"]["content"] for piece in middle) == text
         assert last == {"index": index, "delta": {}, "logprobs": None, "finish_reason": "length"}
 
 
-async def test_a_stream_has_the_logprobs_of_every_token(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
+async def test_a_stream_has_the_logprobs_of_every_token(
+    client: httpx.AsyncClient, scripted: ScriptedEngine
+) -> None:
     # Tokens without text of their own must not be lost: these four are a character and a third.
     scripted.script.reply = lambda request: scripted.tokenizer.encode("\N{SNOWMAN}")
     (whole,) = (await chat(client, logprobs=True, top_logprobs=1))["choices"]
-    pieces = [choice["logprobs"] for chunk in await stream(client, logprobs=True, top_logprobs=1) for choice in chunk["choices"]]
-    assert [entry for piece in pieces if piece for entry in piece["content"]] == whole["logprobs"]["content"]
+    pieces = [
+        choice["logprobs"]
+        for chunk in await stream(client, logprobs=True, top_logprobs=1)
+        for choice in chunk["choices"]
+    ]
+    assert [entry for piece in pieces if piece for entry in piece["content"]] == whole["logprobs"][
+        "content"
+    ]
 
 
 async def test_usage_on_a_stream(client: httpx.AsyncClient) -> None:
@@ -217,20 +322,39 @@ async def test_usage_on_a_stream(client: httpx.AsyncClient) -> None:
     assert (last["choices"], last["usage"]) == ([], (await chat(client, n=2))["usage"])
 
 
-async def test_usage_on_every_chunk_counts_no_token_before_it_is_told(client: httpx.AsyncClient) -> None:
-    chunks = await stream(client, stream_options={"include_usage": True, "continuous_usage_stats": True})
+async def test_usage_on_every_chunk_counts_no_token_before_it_is_told(
+    client: httpx.AsyncClient,
+) -> None:
+    chunks = await stream(
+        client, stream_options={"include_usage": True, "continuous_usage_stats": True}
+    )
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [0, 1, 2, 3, 4, 4, 4]
-    assert len({(chunk["usage"]["prompt_tokens"], str(chunk["usage"]["prompt_tokens_details"])) for chunk in chunks}) == 1
+    assert (
+        len(
+            {
+                (chunk["usage"]["prompt_tokens"], str(chunk["usage"]["prompt_tokens_details"]))
+                for chunk in chunks
+            }
+        )
+        == 1
+    )
 
 
 async def test_no_stop_string_shows_in_a_stream(client: httpx.AsyncClient) -> None:
     chunks = await stream(client, stop=["old friend"], max_tokens=30)
-    assert "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]) == "Hello there, "
+    assert (
+        "".join(
+            choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]
+        )
+        == "Hello there, "
+    )
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_best_of_works_for_chats_too(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
+async def test_best_of_works_for_chats_too(
+    client: httpx.AsyncClient, scripted: ScriptedEngine
+) -> None:
     scripted.script.reply = lambda request: [90 if request.params.seed == 5 else 40]
     (choice,) = (await chat(client, best_of=2, seed=5, max_tokens=2))["choices"]
     assert choice["message"]["content"] == scripted.tokenizer.decode([40, 40])

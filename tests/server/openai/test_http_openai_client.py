@@ -1,4 +1,6 @@
-"""The `openai` client against a real server: sync and async, whole and streamed, raw answers, errors."""
+"""The `openai` client against a real server: sync and async, whole and streamed, raw answers,
+errors.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def sync_client(url: str) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 async def async_client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=20) as client:
+    async with openai.AsyncOpenAI(
+        base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=20
+    ) as client:
         yield client
 
 
@@ -36,9 +40,15 @@ def reply(engine: ScriptedEngine, count: int) -> str:
 
 
 def test_a_chat(sync_client: openai.OpenAI, scripted: ScriptedEngine) -> None:
-    answer = sync_client.chat.completions.create(model=MODEL, messages=MESSAGES, max_completion_tokens=5, logprobs=True, top_logprobs=2)
+    answer = sync_client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, max_completion_tokens=5, logprobs=True, top_logprobs=2
+    )
     (choice,) = answer.choices
-    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", reply(scripted, 5), "length")
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == (
+        "assistant",
+        reply(scripted, 5),
+        "length",
+    )
     assert choice.logprobs is not None
     assert choice.logprobs.content is not None
     assert [len(entry.top_logprobs) for entry in choice.logprobs.content] == [2] * 5
@@ -50,7 +60,12 @@ def test_a_chat(sync_client: openai.OpenAI, scripted: ScriptedEngine) -> None:
 def test_a_streamed_chat(sync_client: openai.OpenAI, scripted: ScriptedEngine) -> None:
     chunks = list(
         sync_client.chat.completions.create(
-            model=MODEL, messages=MESSAGES, max_tokens=5, n=2, stream=True, stream_options={"include_usage": True}
+            model=MODEL,
+            messages=MESSAGES,
+            max_tokens=5,
+            n=2,
+            stream=True,
+            stream_options={"include_usage": True},
         )
     )
     for index in range(2):
@@ -63,7 +78,10 @@ def test_a_streamed_chat(sync_client: openai.OpenAI, scripted: ScriptedEngine) -
 
 
 def test_the_streaming_helper(sync_client: openai.OpenAI, scripted: ScriptedEngine) -> None:
-    scripted.script.reply = lambda request: [*scripted.tokenizer.encode("Hello"), *scripted.tokenizer.eos_token_ids]
+    scripted.script.reply = lambda request: [
+        *scripted.tokenizer.encode("Hello"),
+        *scripted.tokenizer.eos_token_ids,
+    ]
     with sync_client.chat.completions.stream(model=MODEL, messages=MESSAGES) as stream:
         pieces = [event.delta for event in stream if event.type == "content.delta"]
     assert "".join(pieces) == stream.get_final_completion().choices[0].message.content == "Hello"
@@ -71,15 +89,23 @@ def test_the_streaming_helper(sync_client: openai.OpenAI, scripted: ScriptedEngi
 
 def test_completions(sync_client: openai.OpenAI, scripted: ScriptedEngine) -> None:
     prompts = ["Hello", "The"]
-    answer = sync_client.completions.create(model=MODEL, prompt=prompts, max_tokens=4, logprobs=1, echo=True, extra_body={"top_k": 5})
-    assert [choice.text for choice in answer.choices] == [prompt + reply(scripted, 4) for prompt in prompts]
+    answer = sync_client.completions.create(
+        model=MODEL, prompt=prompts, max_tokens=4, logprobs=1, echo=True, extra_body={"top_k": 5}
+    )
+    assert [choice.text for choice in answer.choices] == [
+        prompt + reply(scripted, 4) for prompt in prompts
+    ]
     assert answer.choices[0].logprobs is not None
-    assert len(answer.choices[0].logprobs.tokens or []) == len(scripted.tokenizer.encode("Hello")) + 4
+    assert (
+        len(answer.choices[0].logprobs.tokens or []) == len(scripted.tokenizer.encode("Hello")) + 4
+    )
     assert scripted.requests[0].params.top_k == 5
 
 
 def test_streamed_completions(sync_client: openai.OpenAI, scripted: ScriptedEngine) -> None:
-    chunks = list(sync_client.completions.create(model=MODEL, prompt=[5, 6, 7], max_tokens=4, stream=True))
+    chunks = list(
+        sync_client.completions.create(model=MODEL, prompt=[5, 6, 7], max_tokens=4, stream=True)
+    )
     assert "".join(chunk.choices[0].text for chunk in chunks) == reply(scripted, 4)
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, None, "length"]
 
@@ -90,27 +116,41 @@ def test_models(sync_client: openai.OpenAI) -> None:
 
 
 async def test_the_async_client(async_client: openai.AsyncOpenAI, scripted: ScriptedEngine) -> None:
-    answer = await async_client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=3)
+    answer = await async_client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, max_tokens=3
+    )
     assert answer.choices[0].message.content == reply(scripted, 3)
-    stream = await async_client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=3, stream=True)
-    assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == reply(scripted, 3)
-    pieces = await async_client.completions.create(model=MODEL, prompt="Hello", max_tokens=3, stream=True)
+    stream = await async_client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, max_tokens=3, stream=True
+    )
+    assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == reply(
+        scripted, 3
+    )
+    pieces = await async_client.completions.create(
+        model=MODEL, prompt="Hello", max_tokens=3, stream=True
+    )
     assert "".join([chunk.choices[0].text async for chunk in pieces]) == reply(scripted, 3)
 
 
 def test_raw_answers(sync_client: openai.OpenAI) -> None:
     headers = {"X-Request-Id": "mine"}
-    raw = sync_client.chat.completions.with_raw_response.create(model=MODEL, messages=MESSAGES, max_tokens=1, extra_headers=headers)
+    raw = sync_client.chat.completions.with_raw_response.create(
+        model=MODEL, messages=MESSAGES, max_tokens=1, extra_headers=headers
+    )
     assert raw.headers["content-type"] == "application/json"
     assert raw.request_id == "mine"
     assert raw.parse().object == "chat.completion"
-    with sync_client.completions.with_streaming_response.create(model=MODEL, prompt="Hello", max_tokens=2, stream=True) as response:
+    with sync_client.completions.with_streaming_response.create(
+        model=MODEL, prompt="Hello", max_tokens=2, stream=True
+    ) as response:
         assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
         lines = [line for line in response.iter_lines() if line]
     assert lines[-1] == "data: [DONE]"
 
 
-def test_errors_are_of_the_clients_kinds(sync_client: openai.OpenAI, url: str, scripted: ScriptedEngine) -> None:
+def test_errors_are_of_the_clients_kinds(
+    sync_client: openai.OpenAI, url: str, scripted: ScriptedEngine
+) -> None:
     with pytest.raises(openai.NotFoundError, match="gpt-17"):
         sync_client.chat.completions.create(model="gpt-17", messages=MESSAGES)
     with pytest.raises(openai.BadRequestError) as bad:
@@ -123,7 +163,9 @@ def test_errors_are_of_the_clients_kinds(sync_client: openai.OpenAI, url: str, s
         sync_client.completions.create(model=MODEL, prompt="x")
 
 
-def test_an_error_in_a_stream_is_raised(sync_client: openai.OpenAI, scripted: ScriptedEngine) -> None:
+def test_an_error_in_a_stream_is_raised(
+    sync_client: openai.OpenAI, scripted: ScriptedEngine
+) -> None:
     scripted.script.fail_after = 2
     stream = sync_client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
     with pytest.raises(openai.APIError, match="it broke"):
@@ -132,7 +174,10 @@ def test_an_error_in_a_stream_is_raised(sync_client: openai.OpenAI, scripted: Sc
 
 def test_a_full_queue_is_tried_again(url: str, scripted: ScriptedEngine) -> None:
     scripted.script.room = 0
-    with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=1) as client, pytest.raises(openai.InternalServerError) as full:
+    with (
+        openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=1) as client,
+        pytest.raises(openai.InternalServerError) as full,
+    ):
         client.completions.create(model=MODEL, prompt="x")
     assert full.value.status_code == 503
     assert full.value.response.headers["retry-after"] == "1"

@@ -21,7 +21,9 @@ FLAGS = ["-O1", "-fvisibility=hidden"]
 
 
 def missing_tools() -> str | None:
-    """Why the extension cannot be built here, or None. A build that exists already needs no tools."""
+    """Why the extension cannot be built here, or None. A build that exists already needs no
+    tools.
+    """
     if library_path().exists():
         return None
     if shutil.which(cpp_extension.get_cxx_compiler()) is None:
@@ -34,7 +36,9 @@ def missing_tools() -> str | None:
 
 
 def library_path() -> Path:
-    """Where the built extension lies: under the user's cache folder, named by torch, Python and the sources' hash."""
+    """Where the built extension lies: under the user's cache folder, named by torch, Python and the
+    sources' hash.
+    """
     digest = hashlib.sha256(" ".join(FLAGS).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
@@ -44,7 +48,9 @@ def library_path() -> Path:
 
 
 def load() -> ModuleType:
-    """The extension, built first if need be. Two processes may build at once: each loads its own, one is kept."""
+    """The extension, built first if need be. Two processes may build at once: each loads its own,
+    one is kept.
+    """
     library = library_path()
     return _import(library) if library.exists() else _build(library)
 

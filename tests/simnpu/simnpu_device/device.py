@@ -56,7 +56,9 @@ _level: int | None = None
 
 
 def get_task_queue_enable() -> int:
-    """The level of the queue of launches: the environment's, unless one was set; 0 where launches block."""
+    """The level of the queue of launches: the environment's, unless one was set; 0 where launches
+    block.
+    """
     if os.environ.get("ASCEND_LAUNCH_BLOCKING") == "1":
         return 0
     return int(os.environ.get("TASK_QUEUE_ENABLE", "1")) if _level is None else _level

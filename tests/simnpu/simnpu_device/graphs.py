@@ -1,4 +1,6 @@
-"""NPUGraph and its capture context, with torch_npu's signatures, order of steps and ways to fail."""
+"""NPUGraph and its capture context, with torch_npu's signatures, order of steps and ways to
+fail.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ UPDATABLE: dict[str, dict[int, str]] = {
     "npu_fused_infer_attention_score.default": {},
     "_npu_paged_attention.default": {7: "context_lens"},
 }
-"""Ops whose lengths `update` replaces: those passed by keyword under their names, those passed by position under these."""
+"""Ops whose lengths `update` replaces: those passed by keyword under their names, those passed by
+position under these.
+"""
 
 
 def is_current_stream_capturing() -> bool:
@@ -60,7 +64,9 @@ class _Record(NamedTuple):
 
 
 class _DispatchMode(TorchDispatchMode):
-    """Wraps updatable launches of a capture in a task group behind an event, which only `update` records, on a stream of its own."""
+    """Wraps updatable launches of a capture in a task group behind an event, which only `update`
+    records, on a stream of its own.
+    """
 
     update_stream: Stream
 
@@ -83,7 +89,9 @@ class _DispatchMode(TorchDispatchMode):
         graph_task_group_begin(stream)
         result = func(*args, **kwargs)
         group = graph_task_group_end(stream)
-        self.graph_dispatch_records.append(_Record(event, group, func, list(tree_map(_hold, args)), tree_map(_hold, kwargs)))
+        self.graph_dispatch_records.append(
+            _Record(event, group, func, list(tree_map(_hold, args)), tree_map(_hold, kwargs))
+        )
         return result
 
     def update(self, cpu_update_input: list[dict[str, Any]]) -> None:
@@ -92,7 +100,8 @@ class _DispatchMode(TorchDispatchMode):
             cpu_update_input = cpu_update_input * len(records)
         if len(cpu_update_input) != len(records):
             raise RuntimeError(
-                f"Currently, there are {len(records)} operators that need to be updated by capture, and there are only "
+                f"Currently, there are {len(records)} operators that need to be updated by "
+                "capture, and there are only "
                 f"{len(cpu_update_input)} elements in the incoming cpu_update_input list"
             )
         with StreamContext(self.update_stream):
@@ -136,19 +145,26 @@ def make_graph_class() -> type:
             self._replays: list[tuple[int, int]] = []
             self._updates = 0
 
-        def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global") -> None:
+        def capture_begin(
+            self, pool: PoolId | None = None, capture_error_mode: str = "global"
+        ) -> None:
             if get_task_queue_enable() == 2:
-                raise RuntimeError("Do not support TASK_QUEUE_ENABLE = 2 during NPU graph capture, please export TASK_QUEUE_ENABLE=1/0.")
+                raise RuntimeError(
+                    "Do not support TASK_QUEUE_ENABLE = 2 during NPU graph capture, please export "
+                    "TASK_QUEUE_ENABLE=1/0."
+                )
             super().capture_begin(pool, capture_error_mode)
 
         def capture_end(self) -> None:
             super().capture_end()
 
         def replay(self) -> None:
-            """It stops before the first launch whose update has not come, and goes on when it comes.
+            """It stops before the first launch whose update has not come, and goes on when it
+            comes.
 
-            Meanwhile whatever is launched behind it, on its stream or on one that waits for that, waits for the update too, and so
-            does whoever waits for the device: where hardware would hang, RuntimeError after `hang_seconds`.
+            Meanwhile whatever is launched behind it, on its stream or on one that waits for that,
+            waits for the update too, and so does whoever waits for the device: where hardware would
+            hang, RuntimeError after `hang_seconds`.
             """
             super().replay()
             self._replays.append((current_stream().npu_stream, extension().record_event()))
@@ -161,19 +177,29 @@ def make_graph_class() -> type:
             return pool
 
         def update(self, cpu_update_input: list[dict[str, Any]]) -> None:
-            """New lengths for the first replay that has none, under way or not: a dict for each updatable launch in order, or one for all.
+            """New lengths for the first replay that has none, under way or not: a dict for each
+            updatable launch in order, or one for all.
 
-            Raises RuntimeError where hardware may give them to the replay before: neither has the host waited for that, nor the stream
-            of the updates.
+            Raises RuntimeError where hardware may give them to the replay before: neither has the
+            host waited for that, nor the stream of the updates.
             """
             if not self.auto_dispatch_capture:
                 raise RuntimeError(
                     "The current graph configuration does not support update,"
                     "Try to capture by setting auto_dispatch_capture=True during capture"
                 )
-            stream, number = self._replays[self._updates - 1] if 0 < self._updates <= len(self._replays) else (0, 0)
-            if not extension().is_event_done(number) and not stands_behind(self.graph_dispatch_mode.update_stream, stream, number):
-                raise RuntimeError("simnpu: a graph is updated while, as far as the host and its streams know, a replay of it still runs")
+            stream, number = (
+                self._replays[self._updates - 1]
+                if 0 < self._updates <= len(self._replays)
+                else (0, 0)
+            )
+            if not extension().is_event_done(number) and not stands_behind(
+                self.graph_dispatch_mode.update_stream, stream, number
+            ):
+                raise RuntimeError(
+                    "simnpu: a graph is updated while, as far as the host and its streams know, a "
+                    "replay of it still runs"
+                )
             self.graph_dispatch_mode.update(cpu_update_input)
             self._updates += 1
 
@@ -181,9 +207,11 @@ def make_graph_class() -> type:
 
 
 class graph:
-    """Captures what the block launches. A failing block still ends the capture, and an invalidated capture raises there.
+    """Captures what the block launches. A failing block still ends the capture, and an invalidated
+    capture raises there.
 
-    As in torch_npu, where ending the capture raises, the stream (and the dispatch mode) of the block stay current.
+    As in torch_npu, where ending the capture raises, the stream (and the dispatch mode) of the
+    block stay current.
     """
 
     default_capture_stream: Stream | None = None
@@ -213,7 +241,12 @@ class graph:
             self.npu_graph.graph_dispatch_mode.__enter__()
         self.npu_graph.capture_begin(self.pool, capture_error_mode=self.capture_error_mode)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.npu_graph.capture_end()
         if self.npu_graph.auto_dispatch_capture:
             self.npu_graph.graph_dispatch_mode.__exit__(kind, error, trace)

@@ -1,4 +1,6 @@
-"""Puts the simulated NPU in place: device `npu`, `torch.npu`, `import torch_npu`, the ops, and the simulator's own controls."""
+"""Puts the simulated NPU in place: device `npu`, `torch.npu`, `import torch_npu`, the ops, and the
+simulator's own controls.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ TORCH_ASKS_FOR = ("_is_in_bad_fork", "_lazy_init")
 
 
 class Simulator:
-    """What a test may ask of the simulated NPU beyond torch_npu's interface; the `simnpu` fixture gives it."""
+    """What a test may ask of the simulated NPU beyond torch_npu's interface; the `simnpu` fixture
+    gives it.
+    """
 
     assert_no_cpu_fallback = staticmethod(assert_no_cpu_fallback)
 
@@ -56,7 +60,9 @@ class Simulator:
 
     @contextmanager
     def limits(self, **settings: float) -> Iterator[None]:
-        """Inside, other limits hold: `total_memory` bytes, `graph_limit` graphs, `hang_seconds` that a replay waits for its update."""
+        """Inside, other limits hold: `total_memory` bytes, `graph_limit` graphs, `hang_seconds`
+        that a replay waits for its update.
+        """
         before = {name: getattr(extension().settings, name) for name in settings}
         try:
             for name, value in settings.items():
@@ -73,7 +79,9 @@ class Simulator:
 
     @contextmanager
     def no_waiting(self) -> Iterator[None]:
-        """Inside, whatever makes the host wait for the device raises RuntimeError: reading its values, synchronizing."""
+        """Inside, whatever makes the host wait for the device raises RuntimeError: reading its
+        values, synchronizing.
+        """
         extension().forbid_waiting(True)
         try:
             yield
@@ -81,18 +89,24 @@ class Simulator:
             extension().forbid_waiting(False)
 
     def clean_up(self) -> None:
-        """Ends what a test may leave behind: a capture, a pool that records, an update, a current stream."""
+        """Ends what a test may leave behind: a capture, a pool that records, an update, a current
+        stream.
+        """
         extension().abort_capture()
         extension().empty_cache()
 
 
 @cache
 def install() -> Simulator:
-    """Builds and registers the device, once in a process: torch can name a PrivateUse1 backend only once."""
+    """Builds and registers the device, once in a process: torch can name a PrivateUse1 backend only
+    once.
+    """
     assert not hasattr(torch, "npu"), "this process has a torch.npu already"
     extension()
     torch.utils.rename_privateuse1_backend("npu")
-    npu, package, compiled = (_module(name) for name in ("torch_npu.npu", "torch_npu", "torch_npu._C"))
+    npu, package, compiled = (
+        _module(name) for name in ("torch_npu.npu", "torch_npu", "torch_npu._C")
+    )
     for module in TORCH_NPU:
         for name, value in vars(module).items():
             if f"torch.npu.{name}" in contract()["python"] or name in TORCH_ASKS_FOR:
@@ -101,9 +115,15 @@ def install() -> Simulator:
     compiled._weak_ref_tensor = extension().weak_reference  # type: ignore[attr-defined]
     compiled._npu_endAllocateToPool = lambda device, pool: extension().end_recording(pool)  # type: ignore[attr-defined]
     compiled._npu_releasePool = lambda device, pool: extension().release_pool(pool)  # type: ignore[attr-defined]
-    package.npu, package._C, package.__version__ = npu, compiled, f"{contract()['torch_npu']}+simulated"  # type: ignore[attr-defined]
+    package.npu, package._C, package.__version__ = (
+        npu,
+        compiled,
+        f"{contract()['torch_npu']}+simulated",
+    )  # type: ignore[attr-defined]
     torch._register_device_module("npu", npu)
-    torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
+    torch.utils.generate_methods_for_privateuse1_backend(
+        for_tensor=True, for_module=True, for_storage=True
+    )
     extension().set_cpu_fallbacks(set(contract()["cpu_fallback"]))
     extension().register_launch(list(contract()["native_over_fallback"]))
     _define_ops(package)
@@ -126,7 +146,9 @@ def _libraries() -> dict[str, torch.library.Library]:
 
 
 def _define_ops(package: ModuleType) -> None:
-    """torch.ops.npu and torch.ops.atb with torch_npu's schemas, and the same functions in torch_npu."""
+    """torch.ops.npu and torch.ops.atb with torch_npu's schemas, and the same functions in
+    torch_npu.
+    """
     extension().set_host_arguments(ops.HOST_ARGUMENTS)
     for full_name, kernel in ops.KERNELS.items():
         namespace, name = full_name.split("::")
@@ -139,12 +161,16 @@ def _define_ops(package: ModuleType) -> None:
 
 
 def _for_launches_only(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel computes on the host for the device; called on host tensors the op has no kernel, as in torch_npu."""
+    """The kernel computes on the host for the device; called on host tensors the op has no kernel,
+    as in torch_npu.
+    """
 
     @wraps(kernel)
     def checked(*args: Any, **kwargs: Any) -> Any:
         if not extension().is_executing():
-            raise NotImplementedError(f"Could not run '{name}' with arguments from the 'CPU' backend")
+            raise NotImplementedError(
+                f"Could not run '{name}' with arguments from the 'CPU' backend"
+            )
         return kernel(*args, **kwargs)
 
     return checked

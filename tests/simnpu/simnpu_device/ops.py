@@ -1,8 +1,10 @@
-"""The meaning of the npu and atb ops that a server of language models calls, in plain torch on the device's bytes.
+"""The meaning of the npu and atb ops that a server of language models calls, in plain torch on the
+device's bytes.
 
-Shapes: T tokens, B requests, N query heads, K key/value heads, D head size, P pages, S tokens in a page.
-Sources: the op documentation in torch_npu 2.13's `_op_plugin_docs.py`, and for the T == actual_seq_lengths[-1] rule the
-behaviour that vllm-ascend pads for. float32 attention is allowed here, which hardware rejects: tests compare tightly.
+Shapes: T tokens, B requests, N query heads, K key/value heads, D head size, P pages, S tokens in a
+page. Sources: the op documentation in torch_npu 2.13's `_op_plugin_docs.py`, and for the T ==
+actual_seq_lengths[-1] rule the behaviour that vllm-ascend pads for. float32 attention is allowed
+here, which hardware rejects: tests compare tightly.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def npu_rms_norm(input: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[T
     return (wide * rstd * gamma.float()).to(input.dtype), rstd
 
 
-def npu_add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
+def npu_add_rms_norm(
+    x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6
+) -> tuple[Tensor, Tensor, Tensor]:
     """(normalised x1 + x2, reciprocal root of the mean square, x1 + x2)."""
     total = x1 + x2
     return (*npu_rms_norm(total, gamma, epsilon), total)
@@ -44,9 +48,16 @@ def npu_swiglu(input: Tensor, dim: int = -1) -> Tensor:
     return torch.nn.functional.silu(gate) * up
 
 
-def npu_rotary_mul(input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None) -> Tensor:
-    """input * r1 + rotated(input) * r2; `r1` the cosines, `r2` the sines, all of four dimensions."""
-    _check(input.dim() == r1.dim() == r2.dim() == 4, "npu_rotary_mul: input, r1 and r2 must have 4 dimensions")
+def npu_rotary_mul(
+    input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None
+) -> Tensor:
+    """input * r1 + rotated(input) * r2; `r1` the cosines, `r2` the sines, all of four
+    dimensions.
+    """
+    _check(
+        input.dim() == r1.dim() == r2.dim() == 4,
+        "npu_rotary_mul: input, r1 and r2 must have 4 dimensions",
+    )
     if rotate is not None:
         rotated = input @ rotate
     elif rotary_mode == "half":
@@ -58,12 +69,25 @@ def npu_rotary_mul(input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "ha
     return input * r1 + rotated * r2
 
 
-def npu_reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_indices: Tensor) -> None:
-    """Stores key and value [T, K, D] at slots [T] (page * S + offset) of the caches [P, S, K, D]."""
-    _check(slot_indices.dtype == torch.int32, f"_npu_reshape_and_cache: slot_indices must be int32, got {slot_indices.dtype}")
-    _check(len(slot_indices) == len(key) == len(value), "_npu_reshape_and_cache: one slot for each token")
+def npu_reshape_and_cache(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_indices: Tensor
+) -> None:
+    """Stores key and value [T, K, D] at slots [T] (page * S + offset) of the caches [P, S, K,
+    D].
+    """
+    _check(
+        slot_indices.dtype == torch.int32,
+        f"_npu_reshape_and_cache: slot_indices must be int32, got {slot_indices.dtype}",
+    )
+    _check(
+        len(slot_indices) == len(key) == len(value),
+        "_npu_reshape_and_cache: one slot for each token",
+    )
     slots = slot_indices.long()
-    _check(bool(((slots >= 0) & (slots < key_cache.shape[0] * key_cache.shape[1])).all()), "_npu_reshape_and_cache: no such slot")
+    _check(
+        bool(((slots >= 0) & (slots < key_cache.shape[0] * key_cache.shape[1])).all()),
+        "_npu_reshape_and_cache: no such slot",
+    )
     key_cache.flatten(0, 1)[slots] = key
     value_cache.flatten(0, 1)[slots] = value
 
@@ -81,13 +105,22 @@ def npu_paged_attention(
     *,
     workspace: Tensor | None = None,
 ) -> None:
-    """Decoding: one query [B, N, D] a request over its `context_lens` [B] (on the host) tokens in caches [P, S, K, D]."""
+    """Decoding: one query [B, N, D] a request over its `context_lens` [B] (on the host) tokens in
+    caches [P, S, K, D].
+    """
     _check(context_lens.dtype == torch.int32, "_npu_paged_attention: context_lens must be int32")
     _check(block_table.dtype == torch.int32, "_npu_paged_attention: block_table must be int32")
-    _check(query.shape[1] == num_heads and key_cache.shape[2] == num_kv_heads, "_npu_paged_attention: wrong number of heads")
+    _check(
+        query.shape[1] == num_heads and key_cache.shape[2] == num_kv_heads,
+        "_npu_paged_attention: wrong number of heads",
+    )
     for request, length in enumerate(context_lens.tolist()):
-        key, value = (_read_pages(cache, block_table[request], length) for cache in (key_cache, value_cache))
-        out[request] = _attention(query[request : request + 1], key, value, scale_value, causal=False)[0][0]
+        key, value = (
+            _read_pages(cache, block_table[request], length) for cache in (key_cache, value_cache)
+        )
+        out[request] = _attention(
+            query[request : request + 1], key, value, scale_value, causal=False
+        )[0][0]
 
 
 def npu_fused_infer_attention_score(
@@ -108,14 +141,18 @@ def npu_fused_infer_attention_score(
     softmax_lse_flag: bool = False,
     **others: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of query [T, N, D] over paged caches [P, S, K * D] or [P, K, S, D]: (output [T, N, D], log-sum-exp).
+    """Attention of query [T, N, D] over paged caches [P, S, K * D] or [P, K, S, D]: (output [T, N,
+    D], log-sum-exp).
 
-    `actual_seq_lengths` are running totals of the requests' new tokens, `actual_seq_lengths_kv` each request's own length.
-    `sparse_mode` 3 is causal with the last query on the last key and needs the 2048 x 2048 mask; 0 without mask is full.
+    `actual_seq_lengths` are running totals of the requests' new tokens, `actual_seq_lengths_kv`
+    each request's own length. `sparse_mode` 3 is causal with the last query on the last key and
+    needs the 2048 x 2048 mask; 0 without mask is full.
     """
     heads_kv = num_key_value_heads or num_heads
     caches = [_pages_of_tokens(cache, heads_kv, block_size) for cache in (key, value)]
-    ends, lengths, pages = _check_paged_tnd(query, actual_seq_lengths, actual_seq_lengths_kv, block_table, input_layout, num_heads)
+    ends, lengths, pages = _check_paged_tnd(
+        query, actual_seq_lengths, actual_seq_lengths_kv, block_table, input_layout, num_heads
+    )
     _check_block_size(block_size, prefill=len(query) > len(ends))
     _check_head_size(query.shape[2])
     _check_mask(sparse_mode, atten_mask)
@@ -124,7 +161,9 @@ def npu_fused_infer_attention_score(
     begin = 0
     for request, (end, length) in enumerate(zip(ends, lengths, strict=True)):
         keys, values = (_read_pages(cache, pages[request], length) for cache in caches)
-        out[begin:end], sums = _attention(query[begin:end], keys, values, scale, causal=sparse_mode == 3)
+        out[begin:end], sums = _attention(
+            query[begin:end], keys, values, scale, causal=sparse_mode == 3
+        )
         if softmax_lse_flag:
             lse[begin:end, :, 0] = sums
         begin = end
@@ -132,16 +171,38 @@ def npu_fused_infer_attention_score(
 
 
 def _check_paged_tnd(
-    query: Tensor, ends: list[int] | None, lengths: list[int] | None, pages: Tensor | None, layout: str, num_heads: int
+    query: Tensor,
+    ends: list[int] | None,
+    lengths: list[int] | None,
+    pages: Tensor | None,
+    layout: str,
+    num_heads: int,
 ) -> tuple[list[int], list[int], Tensor]:
     name = "npu_fused_infer_attention_score"
-    _check(layout == "TND" and pages is not None, f"{name}: the simulator knows layout TND with a block_table only")
-    _check(bool(ends) and bool(lengths), f"{name}: TND needs actual_seq_lengths and actual_seq_lengths_kv")
+    _check(
+        layout == "TND" and pages is not None,
+        f"{name}: the simulator knows layout TND with a block_table only",
+    )
+    _check(
+        bool(ends) and bool(lengths),
+        f"{name}: TND needs actual_seq_lengths and actual_seq_lengths_kv",
+    )
     assert pages is not None and ends and lengths
-    _check(pages.dtype == torch.int32 and pages.dim() == 2, f"{name}: block_table must be int32 [B, pages]")
-    _check(len(ends) == len(lengths) == len(pages), f"{name}: one length and one row of block_table for each request")
-    _check(query.dim() == 3 and query.shape[1] == num_heads, f"{name}: query must be [T, num_heads, D]")
-    _check(ends == sorted(ends) and ends[-1] == len(query), f"{name}: actual_seq_lengths must rise to T = {len(query)}, got {ends}")
+    _check(
+        pages.dtype == torch.int32 and pages.dim() == 2,
+        f"{name}: block_table must be int32 [B, pages]",
+    )
+    _check(
+        len(ends) == len(lengths) == len(pages),
+        f"{name}: one length and one row of block_table for each request",
+    )
+    _check(
+        query.dim() == 3 and query.shape[1] == num_heads, f"{name}: query must be [T, num_heads, D]"
+    )
+    _check(
+        ends == sorted(ends) and ends[-1] == len(query),
+        f"{name}: actual_seq_lengths must rise to T = {len(query)}, got {ends}",
+    )
     return ends, lengths, pages
 
 
@@ -149,7 +210,8 @@ def _check_block_size(block_size: int, *, prefill: bool) -> None:
     unit = 128 if prefill else 16
     _check(
         0 < block_size <= 512 and block_size % unit == 0,
-        f"npu_fused_infer_attention_score: block_size must be a multiple of {unit} up to 512, got {block_size}",
+        f"npu_fused_infer_attention_score: block_size must be a multiple of {unit} up to 512, got "
+        f"{block_size}",
     )
 
 
@@ -157,7 +219,8 @@ def _check_head_size(size: int) -> None:
     """Those of toys, up to 32, are allowed here, which hardware rejects."""
     _check(
         size in (64, 128, 192) or size <= 32,
-        f"When layout is TND, queryD({size}), keyD({size}) and valueD({size}) must be same equal 192/128/64",
+        f"When layout is TND, queryD({size}), keyD({size}) and valueD({size}) must be same equal "
+        "192/128/64",
     )
 
 
@@ -167,9 +230,15 @@ def _check_mask(sparse_mode: int, mask: Tensor | None) -> None:
     if sparse_mode == 0:
         _check(mask is None, f"{name}: the simulator knows sparse_mode 0 without atten_mask only")
         return
-    _check(mask is not None and mask.shape[-2:] == (2048, 2048), f"{name}: sparse_mode 3 needs an atten_mask of 2048 x 2048")
+    _check(
+        mask is not None and mask.shape[-2:] == (2048, 2048),
+        f"{name}: sparse_mode 3 needs an atten_mask of 2048 x 2048",
+    )
     assert mask is not None
-    _check(mask.dtype in (torch.bool, torch.int8, torch.uint8), f"{name}: atten_mask must be bool, int8 or uint8")
+    _check(
+        mask.dtype in (torch.bool, torch.int8, torch.uint8),
+        f"{name}: atten_mask must be bool, int8 or uint8",
+    )
     _check(
         extension().is_trial() or torch.equal(mask.reshape(2048, 2048).bool(), _causal_mask()),
         f"{name}: atten_mask must be true above the diagonal and false elsewhere",
@@ -186,7 +255,8 @@ def _pages_of_tokens(cache: Tensor, heads: int, block_size: int) -> Tensor:
     pages = cache.transpose(1, 2) if cache.dim() == 4 else cache.unflatten(2, (heads, -1))
     _check(
         pages.shape[1] == block_size and pages.shape[2] == heads,
-        f"npu_fused_infer_attention_score: a cache of {list(cache.shape)} has not block_size {block_size} and {heads} heads",
+        f"npu_fused_infer_attention_score: a cache of {list(cache.shape)} has not block_size "
+        f"{block_size} and {heads} heads",
     )
     return pages
 
@@ -194,22 +264,33 @@ def _pages_of_tokens(cache: Tensor, heads: int, block_size: int) -> Tensor:
 def _read_pages(cache: Tensor, pages: Tensor, length: int) -> Tensor:
     """The first `length` tokens [length, K, D] that lie in `pages` of a cache [P, S, K, D]."""
     needed = -(-length // cache.shape[1])
-    _check(needed <= len(pages), f"the block table has {len(pages)} pages a request, {length} tokens need {needed}")
+    _check(
+        needed <= len(pages),
+        f"the block table has {len(pages)} pages a request, {length} tokens need {needed}",
+    )
     return cache[pages[:needed].long()].flatten(0, 1)[:length]
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, scale: float, *, causal: bool) -> tuple[Tensor, Tensor]:
-    """(output [T, N, D], log-sum-exp [T, N]) of query [T, N, D] over key and value [L, K, D], in float32 inside."""
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, *, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """(output [T, N, D], log-sum-exp [T, N]) of query [T, N, D] over key and value [L, K, D], in
+    float32 inside.
+    """
     groups = query.shape[1] // key.shape[1]
     key, value = (tensor.float().repeat_interleave(groups, 1) for tensor in (key, value))
     scores = torch.einsum("tnd,lnd->tnl", query.float(), key) * scale
     if causal:
         after = torch.ones(len(query), len(key), dtype=torch.bool).triu(len(key) - len(query) + 1)
         scores = scores.masked_fill(after[:, None], float("-inf"))
-    return torch.einsum("tnl,lnd->tnd", scores.softmax(-1), value).to(query.dtype), scores.logsumexp(-1)
+    return torch.einsum("tnl,lnd->tnd", scores.softmax(-1), value).to(
+        query.dtype
+    ), scores.logsumexp(-1)
 
 
-def _attention_shapes(query: Tensor, key: Tensor, value: Tensor, **others: Any) -> tuple[Tensor, Tensor]:
+def _attention_shapes(
+    query: Tensor, key: Tensor, value: Tensor, **others: Any
+) -> tuple[Tensor, Tensor]:
     shape = (query.shape[0], query.shape[1], 1) if others.get("softmax_lse_flag") else (0,)
     return torch.empty_like(query), query.new_empty(shape, dtype=torch.float32)
 

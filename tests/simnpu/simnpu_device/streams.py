@@ -1,7 +1,8 @@
 """Streams and events of the simulated NPU, as torch.npu has them.
 
-Work runs in program order whatever stream it is on, but for what stands behind a replay that waits for an update. What streams
-have waited for is kept all the same: an update must stand behind the last replay of its graph.
+Work runs in program order whatever stream it is on, but for what stands behind a replay that waits
+for an update. What streams have waited for is kept all the same: an update must stand behind the
+last replay of its graph.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ class Stream:
     """A stream; capturing is per stream, and never on the default one."""
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
-        self.npu_stream: int = kwargs["stream_id"] if "stream_id" in kwargs else extension().new_stream()
+        self.npu_stream: int = (
+            kwargs["stream_id"] if "stream_id" in kwargs else extension().new_stream()
+        )
         self.device = torch.device("npu", 0)
 
     def __eq__(self, other: object) -> bool:
@@ -50,21 +53,29 @@ class Stream:
 
 
 _seen: dict[int, dict[int, int]] = {}
-"""By stream, then by stream that it has waited for, directly or through others: the number of the last event there."""
+"""By stream, then by stream that it has waited for, directly or through others: the number of the
+last event there.
+"""
 
 
 def stands_behind(stream: Stream, other: int, number: int) -> bool:
-    """Whether what is launched on `stream` runs after the event `number` of the stream `other`, as far as streams have waited."""
+    """Whether what is launched on `stream` runs after the event `number` of the stream `other`, as
+    far as streams have waited.
+    """
     return _seen.get(stream.npu_stream, {}).get(other, 0) >= number
 
 
 class Event:
-    """A point in a stream. Recorded on a capturing stream, it brings the stream that waits for it into the capture.
+    """A point in a stream. Recorded on a capturing stream, it brings the stream that waits for it
+    into the capture.
 
-    It is done once the host has waited for it, or for something later; one that was never recorded always is.
+    It is done once the host has waited for it, or for something later; one that was never recorded
+    always is.
     """
 
-    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> None:
         self._captured = False
         self._seconds: float | None = None
         self._number = 0
@@ -85,7 +96,9 @@ class Event:
             extension().join_capture(own)
         extension().stand_behind(self._stalled_by, own)
         seen = _seen.setdefault(own, {})
-        seen.update({other: max(number, seen.get(other, 0)) for other, number in self._after.items()})
+        seen.update(
+            {other: max(number, seen.get(other, 0)) for other, number in self._after.items()}
+        )
 
     def query(self) -> bool:
         done: bool = extension().is_event_done(self._number)
@@ -96,12 +109,16 @@ class Event:
             extension().wait_for_event(self._number)
 
     def elapsed_time(self, end_event: Event) -> float:
-        assert self._seconds is not None and end_event._seconds is not None, "both events must be recorded"
+        assert self._seconds is not None and end_event._seconds is not None, (
+            "both events must be recorded"
+        )
         return (end_event._seconds - self._seconds) * 1e3
 
 
 class ExternalEvent:
-    """An event that a graph waits for and another stream records; a graph resets it for its next replay."""
+    """An event that a graph waits for and another stream records; a graph resets it for its next
+    replay.
+    """
 
     def __init__(self) -> None:
         self._event = extension().ExternalEvent()
@@ -128,7 +145,12 @@ class StreamContext:
         if self.stream is not None:
             extension().set_current_stream(self.stream.npu_stream)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         extension().set_current_stream(self._before)
 
 

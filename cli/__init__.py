@@ -1,0 +1,1 @@
+"""The `piecework` command, a file a subcommand."""

@@ -1,0 +1,88 @@
+"""`piecework bench gsm8k`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ...bench.target import Target
+from .flags import (
+    add_gsm8k_file,
+    add_measurement,
+    add_target,
+    count,
+    given,
+    positive,
+)
+
+_TEXT = """\
+Few-shot GSM8K, with the prompts, stops and answer extraction of SGLang's few_shot_gsm8k, and its
+four lines at the end:
+Accuracy, Invalid (share of answers without a number), Latency, Output throughput (by the tokens
+that the server counts).
+The examples are the first --num-shots questions of the file, and the questions are counted from its
+start too, as there.
+Temperature is 0. A request that fails counts as wrong; failures are listed, and the exit code is
+then 1.
+"""
+_EXAMPLES = """\
+examples:
+  %(prog)s --num-questions 200
+  %(prog)s --base-url http://127.0.0.1:8000 --api chat --parallel 32 --data-path test.jsonl
+  %(prog)s --base-url http://127.0.0.1:30000 --compare http://127.0.0.1:8000 --json result.json
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = add_measurement(
+        subparsers,
+        "gsm8k",
+        "few-shot GSM8K accuracy of one server or two",
+        _TEXT,
+        _EXAMPLES,
+        _run,
+    )
+    add_target(parser)
+    parser.add_argument(
+        "--compare",
+        metavar="URL",
+        help="ask a second server the same afterwards; tells the paired difference in accuracy",
+    )
+    group = parser.add_argument_group("questions")
+    add_gsm8k_file(group)
+    group.add_argument(
+        "--num-shots",
+        type=count,
+        default=5,
+        metavar="N",
+        help="worked examples before each question; default: 5",
+    )
+    group.add_argument(
+        "--num-questions", type=positive, default=200, metavar="N", help="default: 200"
+    )
+    group.add_argument(
+        "--max-new-tokens",
+        type=positive,
+        default=512,
+        metavar="N",
+        help="longest answer in tokens; default: 512",
+    )
+    group.add_argument(
+        "--parallel",
+        type=positive,
+        default=128,
+        metavar="N",
+        help="requests under way at once; default: 128",
+    )
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from ...bench.gsm8k import Gsm8kSettings, run
+    from ...bench.report import Report
+
+    return run(
+        given(Target, arguments),
+        given(Gsm8kSettings, arguments),
+        arguments.compare,
+        Report(arguments.json),
+    )

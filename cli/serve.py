@@ -1,0 +1,116 @@
+"""`piecework serve`: one server for what the model path holds."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from typing import Any
+
+from ..runtime.config import EngineConfig
+from ..runtime.diffusion.config import DiffusionConfig
+from ..server.api_key import take_api_key
+from ..server.config import ServerConfig
+from ..server.engine.spawn import DIFFUSION_PIPELINE, LANGUAGE_MODEL, spawned
+from ..server.images.config import ImageServerConfig
+from .flags import (
+    ArgumentParser,
+    add_config_arguments,
+    check_model,
+    given,
+    refuse_flags,
+    server_config,
+)
+from .foreign_flags import add_foreign_flags
+
+_BEGAN = time.perf_counter()
+_TEXT: tuple[type, ...] = (EngineConfig, ServerConfig)
+_IMAGES: tuple[type, ...] = (DiffusionConfig, ImageServerConfig)
+
+
+def add_parser(commands: Any) -> None:
+    serve = commands.add_parser(
+        "serve",
+        help="serve a language model or a diffusion pipeline through the OpenAI API",
+        add_help=False,
+    )
+    _describe(serve, *_TEXT, *_IMAGES)
+    serve.set_defaults(func=_serve, parser=serve)
+
+
+def _describe(serve: ArgumentParser, *configs: type) -> None:
+    serve.usage = "%(prog)s [MODEL] [flags]"
+    serve.description = (
+        "Serve a language model through the OpenAI API and SGLang's native one, or a diffusion "
+        "pipeline (a folder with model_index.json) "
+        "through OpenAI's images API. Without flags: a small language model on this machine only."
+    )
+    serve.epilog = (
+        "`%(prog)s FOLDER --help` shows the flags for what FOLDER holds: a language model or a "
+        "diffusion pipeline. "
+        "Flags of vLLM and SGLang that mean the same are understood too. "
+        "The server answers /health with 503 while the model loads, and with 200 once it is ready. "
+        "SIGTERM or Ctrl-C lets running requests finish; a second one ends at once."
+    )
+    serve.add_model_argument()
+    serve.add_argument("-h", "--help", action=_ServeHelp, nargs=0, help="show this and end")
+    add_config_arguments(serve, *configs)
+    add_foreign_flags(serve)
+
+
+class _ServeHelp(argparse.Action):
+    """Shows only the flags for what MODEL before `--help` is; for a language model where there is
+    none.
+    """
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: Any
+    ) -> None:
+        from ..runtime.loader.resolve import is_pipeline
+
+        model = getattr(namespace, "model", getattr(namespace, "model_path", ""))
+        shown = ArgumentParser(prog=parser.prog, add_help=False)
+        _describe(shown, *(_IMAGES if is_pipeline(model) else _TEXT))
+        shown.print_help()
+        parser.exit()
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    key = take_api_key(os.environ)
+    if key is not None and not {"api_key", "api_key_file"} & vars(arguments).keys():
+        arguments.api_key = key
+    config = _serving_config(arguments)
+    # While it imports what engines need, this process imports the web stack, and reads the
+    # tokenizer.
+    with spawned(
+        LANGUAGE_MODEL if isinstance(config, ServerConfig) else DIFFUSION_PIPELINE
+    ) as process:
+        if isinstance(config, ServerConfig):
+            check_model(config.engine)
+        from ..server.launch import serve
+
+        return serve(config, process, _BEGAN)
+
+
+def _serving_config(arguments: argparse.Namespace) -> ServerConfig | ImageServerConfig:
+    """The settings for what the model path holds. Raises `ValueError` for flags that are for
+    something else.
+    """
+    from ..runtime.loader.resolve import find_model, is_pipeline
+
+    model_path = getattr(arguments, "model_path", EngineConfig().model_path)
+    if is_pipeline(find_model(model_path)):
+        refuse_flags(
+            arguments,
+            _TEXT,
+            _IMAGES,
+            f"is for language models, and {model_path} holds a diffusion pipeline",
+        )
+        return ImageServerConfig(
+            engine=DiffusionConfig(**given(arguments, DiffusionConfig)),
+            **given(arguments, ImageServerConfig),
+        )
+    refuse_flags(
+        arguments, _IMAGES, _TEXT, f"is for diffusion pipelines, and {model_path} holds none"
+    )
+    return server_config(arguments)

@@ -1,0 +1,1 @@
+"""The engine process: its loop, its scheduler, its messages."""

@@ -1,0 +1,1 @@
+"""A step on one device: batch tensors, the model's forward, memory."""

@@ -1,0 +1,1 @@
+"""Which graphs run a step, and how they come in."""

@@ -1,0 +1,1 @@
+"""Model folders, files and hub ids become weights."""

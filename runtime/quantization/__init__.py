@@ -1,0 +1,1 @@
+"""How weights are kept and multiplied."""

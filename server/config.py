@@ -1,0 +1,147 @@
+"""The settings of the HTTP server."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..runtime.config import EngineConfig, option
+from .api_key import checked_key, read_api_key
+from .http.limits import HttpLimits
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+SERVER = "server"
+_LEAST_WATCHDOG = 3
+"""Seconds: an engine gives a sign of life every second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommonServerConfig(HttpLimits):
+    """Settings of one server, its engine's included, that do not depend on what it serves. Raises
+    `ValueError` with a remedy.
+    """
+
+    host: str = option(
+        "127.0.0.1",
+        "address to listen on; 0.0.0.0 takes requests from other machines",
+        group=SERVER,
+        metavar="ADDRESS",
+    )
+    port: int = option(30000, "port to listen on; 0 takes a free one", group=SERVER, metavar="N")
+    api_key: str | None = option(
+        None,
+        "requests must carry this key as `Authorization: Bearer KEY`; /health stays open; every "
+        "user of this machine sees a flag: "
+        "give it by --api-key-file or PIECEWORK_API_KEY instead; default: no key",
+        group=SERVER,
+        metavar="KEY",
+    )
+    api_key_file: str | None = option(
+        None,
+        "a file that holds the key, instead of --api-key; default: none",
+        group=SERVER,
+        metavar="FILE",
+    )
+    cors_origins: str = option(
+        "",
+        "origins (https://a.example,http://localhost:5173) whose pages may call this server from a "
+        "browser, * for all; default: none",
+        group=SERVER,
+        metavar="LIST",
+    )
+    served_model_name: str = option(
+        "",
+        "the model's name in requests and in /v1/models; default: the last part of --model-path",
+        group=SERVER,
+        metavar="NAME",
+    )
+    max_queued_requests: int = option(
+        512,
+        "requests that may wait beyond those running; more are answered 503 with Retry-After",
+        group=SERVER,
+        metavar="N",
+    )
+    drain_timeout: float = option(
+        30.0,
+        "seconds that running requests get to finish when the server is told to stop",
+        group=SERVER,
+        metavar="SECONDS",
+    )
+    watchdog_timeout: float = option(
+        300.0,
+        "seconds without a sign of life after which the engine process is taken to hang, and is "
+        "started again; 0: never",
+        group=SERVER,
+        metavar="SECONDS",
+    )
+    log_level: str = option(
+        "info",
+        "how much to log; debug logs every HTTP request too",
+        group=SERVER,
+        choices=LOG_LEVELS,
+    )
+    engine: Any
+
+    def __post_init__(self) -> None:
+        HttpLimits.__post_init__(self)
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"--port must lie between 0 and 65535, got {self.port}")
+        if self.max_queued_requests < 0:
+            raise ValueError(
+                f"--max-queued-requests must be at least 0, got {self.max_queued_requests}"
+            )
+        if not 0 <= self.drain_timeout < float("inf"):
+            raise ValueError(f"--drain-timeout must be 0 or more seconds, got {self.drain_timeout}")
+        if self.watchdog_timeout != 0 and not _LEAST_WATCHDOG <= self.watchdog_timeout < float(
+            "inf"
+        ):
+            raise ValueError(
+                "--watchdog-timeout must be 0, which watches nothing, or at least "
+                f"{_LEAST_WATCHDOG} seconds, got {self.watchdog_timeout}"
+            )
+        if self.log_level not in LOG_LEVELS:
+            raise ValueError(
+                f"--log-level must be one of {', '.join(LOG_LEVELS)}, got {self.log_level}"
+            )
+        if self.api_key is not None and self.api_key_file is not None:
+            raise ValueError("--api-key and --api-key-file both give a key; leave one of them out")
+        if self.api_key is not None:
+            object.__setattr__(self, "api_key", checked_key(self.api_key, "--api-key"))
+        if self.api_key_file is not None:
+            object.__setattr__(self, "api_key", read_api_key(self.api_key_file))
+            object.__setattr__(self, "api_key_file", None)
+        parse_origins(self.cors_origins)
+        if not self.served_model_name:
+            object.__setattr__(self, "served_model_name", _last_name(self.engine.model_path))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig(CommonServerConfig):
+    """Settings of a server of a language model."""
+
+    chat_template: str | None = option(
+        None,
+        "Jinja template that turns a chat into a prompt, or a file with it; default: the model's "
+        "own",
+        group=SERVER,
+        metavar="FILE",
+    )
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+
+def parse_origins(text: str) -> list[str]:
+    """What `--cors-origins` lists. Raises `ValueError` for what no browser sends as its origin."""
+    origins = [origin.strip() for origin in text.split(",") if origin.strip()]
+    for origin in origins:
+        if origin != "*" and re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s*]+", origin) is None:
+            raise ValueError(
+                f"--cors-origins: {origin!r} is no origin such as https://a.example or "
+                "http://localhost:5173, without a path"
+            )
+    return origins
+
+
+def _last_name(model_path: str) -> str:
+    return os.path.basename(os.path.abspath(model_path)).removesuffix(".gguf") or model_path

@@ -1,0 +1,1 @@
+"""The only door to the runtime: an engine process, kept alive, and what it has been asked."""

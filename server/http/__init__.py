@@ -1,0 +1,1 @@
+"""HTTP with bounds: connections, headers, bodies."""
