@@ -1,7 +1,7 @@
 """HTTP/1.1 connections with bounds: uvicorn's, and what no client may do to them.
 
 Every name of uvicorn's class that is used, beyond what asyncio calls, is used in this file;
-`tests/server/http/test_http_protocol.py` says which is missing where a release of uvicorn changes them.
+`tests/server/http/test_http_protocol.py` names what a release of uvicorn lacks.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import socket
 import struct
 import uuid
+from collections import deque
 from collections.abc import Sequence
 from enum import Enum
 from http import HTTPStatus
@@ -17,7 +18,7 @@ from typing import Any
 
 import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ..errors import (
     ApiError,
@@ -82,7 +83,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._limits = connections.limits
         self._reading = Awaited.REQUEST
         self._refused = False
-        self._answers_due = 0
+        self._unanswered: deque[RequestResponseCycle] = deque()
         self._upgrade_asked = False
         self._head_bytes = self._field_bytes = self._body_bytes = self._payload_bytes = (
             self._chunks
@@ -99,7 +100,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def give_way(self) -> None:
         self._refused = True
-        self.transport.abort()
+        self._abort()
 
     def drop_body(self) -> None:
         self._refuse(
@@ -125,6 +126,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._peers.leave(self)
+        self._tell_applications()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -192,20 +194,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             self._upgrade_asked = True
             return
-        if self._answers_due > MAX_PIPELINED:
+        if len(self._unanswered) > MAX_PIPELINED:
             raise _Refused(
                 InvalidRequest(
                     f"More than {MAX_PIPELINED} requests wait on this connection; read the answers "
                     "first."
                 )
             )
-        crowded = self._answers_due == 0 and self._peers.crowded
+        crowded = not self._unanswered and self._peers.crowded
         if crowded and not self._is_monitoring(method):
             raise _Refused(_crowded())
         super().on_headers_complete()
         if crowded:
             self.cycle.keep_alive = False
-        self._answers_due += 1
+        self._unanswered.append(self.cycle)
         self._reading = Awaited.BODY
         self._timed = None
         self._body_bytes = self._payload_bytes = self._chunks = 0
@@ -227,16 +229,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._peers.release(self)
 
     def on_response_complete(self) -> None:
-        self._answers_due -= 1
+        self._unanswered.popleft()
         super().on_response_complete()
         self._unset_keepalive_if_required()
         if self.has_unsent:
             self._watch_reader()
         # Without "100 Continue" the client may leave its body out: what comes next could be that or
         # another request.
-        unsure = (
-            self._reading is Awaited.BODY and self.expect_100_continue and self._answers_due == 0
-        )
+        unsure = self._reading is Awaited.BODY and self.expect_100_continue and not self._unanswered
         if self._refused or unsure:
             self._linger()
         self._restart_clock()
@@ -329,17 +329,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.pipeline.clear()
         if (
             self._reading is Awaited.BODY
-            and self._answers_due == 1
+            and len(self._unanswered) == 1
             and not self.cycle.response_started
         ):
-            # The application sees that its client is gone, and says nothing more.
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-            self._answers_due = 0
+            self._tell_applications()
             self._write_error(error)
-        elif self._reading is not Awaited.BODY and self._answers_due == 0:
+        elif self._reading is not Awaited.BODY and not self._unanswered:
             self._write_error(error)
-        if self._answers_due == 0:
+        if not self._unanswered:
             self._linger()
 
     def _write_error(self, error: ApiError) -> None:
@@ -362,14 +359,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """What the client must send in time. While earlier requests are answered nothing has to
         come behind them.
         """
-        if self._reading is Awaited.BODY and self._answers_due <= 1 and not self._refused:
+        if self._reading is Awaited.BODY and len(self._unanswered) <= 1 and not self._refused:
             return Awaited.BODY
-        return self._reading if self._answers_due == 0 else Awaited.NOTHING
+        return self._reading if not self._unanswered else Awaited.NOTHING
 
     def _restart_clock(self) -> None:
         """Set the timer where something else is awaited than before."""
         awaited = self._awaited()
-        self._peers.set_waiting(self, self._answers_due == 0)
+        self._peers.set_waiting(self, not self._unanswered)
         if awaited is self._timed:
             return
         self._timed, self._timed_bytes = awaited, self._body_bytes
@@ -412,7 +409,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             case Awaited.REQUEST:
                 self.transport.close()
             case _:
-                self.transport.abort()
+                self._abort()
         self._restart_clock()
 
     def _body_goes_on(self) -> bool:
@@ -446,7 +443,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.transport.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER
         )
+        self._abort()
+
+    def _abort(self) -> None:
+        self._tell_applications()
         self.transport.abort()
+
+    def _tell_applications(self) -> None:
+        """Their client is gone, and they say nothing more: what they wrote would raise."""
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._unanswered.clear()
 
 
 def _answer(error: ApiError, headers: Sequence[tuple[bytes, bytes]]) -> bytes:

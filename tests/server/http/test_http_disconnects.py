@@ -19,7 +19,7 @@ from scripted_engine import ScriptedEngine
 from starlette.types import Message
 
 from piecework.runtime.sampling.params import SamplingParams
-from piecework.runtime.tokenizer.tokenizer.output_processor import GenerationRequest
+from piecework.runtime.tokenizer.output_processor import GenerationRequest
 from piecework.server.collector import SequenceGroup
 
 BODIES: dict[str, dict[str, Any]] = {

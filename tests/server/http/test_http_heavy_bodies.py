@@ -20,7 +20,7 @@ from http_fixtures import client_of, error_of, make_app, post, wait_for
 from scripted_engine import CONTEXT_LENGTH, ScriptedEngine
 
 from piecework.runtime.sampling.params import SamplingParams
-from piecework.runtime.tokenizer.tokenizer.output_processor import (
+from piecework.runtime.tokenizer.output_processor import (
     Generation,
     GenerationRequest,
     TextOptions,

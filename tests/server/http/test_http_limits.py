@@ -245,6 +245,25 @@ def test_pipelined_requests_are_answered_in_order_and_are_bounded(server: Server
     assert memory(server) < before + 30 * MIB
 
 
+def test_a_request_ends_with_its_client_though_another_waits_behind_it(
+    server: ServerProcess,
+) -> None:
+    body = json.dumps({"prompt": [7], "max_tokens": 1500, "ignore_eos": True}).encode()
+
+    def figure(name: str) -> float:
+        lines = server.client.get("/metrics").text.splitlines()
+        return next(
+            float(line.split()[-1]) for line in lines if line.startswith(f"piecework:{name}")
+        )
+
+    before = figure("num_aborted_requests_total")
+    with connect(server.port) as connection:
+        connection.sendall(post(body=body) * 2)
+        wait_for(lambda: figure("num_running_reqs") == 1)
+    wait_for(lambda: figure("num_running_reqs") == 0)
+    assert figure("num_aborted_requests_total") == before + 1
+
+
 @pytest.mark.parametrize("upgrade", [b"h2c", b"websocket"])
 def test_a_wish_for_another_protocol_is_passed_over(server: ServerProcess, upgrade: bytes) -> None:
     # As Java's HttpClient sends every first request.
