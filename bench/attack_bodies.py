@@ -97,7 +97,7 @@ async def _nesting(arena: Arena) -> None:
             '{"chat_template_kwargs": {"a": ',
             "[",
             "]",
-            '}, "messages": [{"role": "user", "content": "Hi"}]}',
+            '}, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}',
         ),
         (GENERATE, '{"text": "Hi", "sampling_params": ', '{"a":', "}", "}"),
     ):
