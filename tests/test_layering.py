@@ -30,8 +30,8 @@ WIRE_MODULES = {"runtime/engine/ipc.py", "runtime/engine/process.py"}
 SERVING = {"piecework.runtime.engine.text_process", "piecework.runtime.llm"}
 MAKERS = {"piecework.compilation.install", "piecework.runtime.graphs.compile_pieces"}
 """What traces and compiles language models, which no process does that serves one."""
-MAX_FILE_LINES = 520
-MAX_FUNCTION_LINES = 80
+MAX_FILE_LINES = 550
+MAX_FUNCTION_LINES = 130
 NOT_PACKAGED = {"tests", "docs", "docker", "build", "dist"}
 
 Check = Callable[[Path], list[str]]
@@ -227,7 +227,7 @@ def packages_that_must_not_be(root: Path) -> list[str]:
 GOOD_TREE = {
     "pyproject.toml": "[tool.setuptools]\npackages = "
     '["piecework", "piecework.cli", "piecework.kernels", "piecework.runtime", '
-    '"piecework.server"]\n',
+    '"piecework.runtime.engine", "piecework.server"]\n',
     "__init__.py": '"""The root."""\n\n\ndef lazy():\n    from .runtime.llm import LLM\n',
     "kernels/platform.py": '"""A floor."""\n\nimport torch\n',
     "runtime/llm.py": '"""A floor."""\n\nfrom ..kernels.platform import Platform\nfrom . import '

@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import inspect
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,7 +64,7 @@ def surface() -> dict[str, Any]:
         "commands": dict(commands(build_parser(), "piecework")),
         "defaults": {
             config.__name__: {
-                item.name: repr(item.default)
+                item.name: re.sub(r" at 0x[0-9a-f]+", "", repr(item.default))
                 for item in dataclasses.fields(config)
                 if item.name != "engine"
             }

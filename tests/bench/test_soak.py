@@ -30,7 +30,7 @@ from piecework.bench.server_state import resident_bytes
 from piecework.bench.soak import SoakSettings, run
 from piecework.bench.soak_requests import Fate, Mix
 from piecework.bench.target import Api, Target
-from piecework.runtime.engine.build.messages import EngineStats
+from piecework.runtime.engine.messages import EngineStats
 
 CALM = Mix(
     apis=tuple(Api), disconnect_rate=0.0, abort_rate=0.0, max_prompt_words=30, max_new_tokens=8

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tiny_models import EOS_ID, make_tiny_model
 
-from piecework.runtime.engine.build.ipc import decode, encode
-from piecework.runtime.engine.build.messages import FinishReason, GenerateRequest
+from piecework.runtime.engine.ipc import decode, encode
+from piecework.runtime.engine.messages import FinishReason, GenerateRequest
 from piecework.runtime.llm import LLM
 from piecework.runtime.model_config import ModelConfig
 from piecework.runtime.sampling.params import SamplingParams

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from piecework.runtime.cache.kv_cache import KVCache
-from piecework.runtime.engine.build.core import Scheduler
+from piecework.runtime.engine.core import Scheduler
 from piecework.runtime.executor.batch import Batch
 from piecework.runtime.graphs.graph_runner import GraphCounts
 

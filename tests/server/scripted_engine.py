@@ -9,19 +9,19 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from piecework.runtime.engine.build.messages import (
+from piecework.runtime.engine.messages import (
     EngineInfo,
     EngineStats,
     FinishReason,
     TokenLogprob,
     TokenOutput,
 )
-from piecework.runtime.tokenizer.tokenizer.output_processor import (
+from piecework.runtime.tokenizer.output_processor import (
     Generation,
     GenerationOutput,
     GenerationRequest,
 )
-from piecework.runtime.tokenizer.tokenizer.tokenizer import Tokenizer
+from piecework.runtime.tokenizer.tokenizer import Tokenizer
 from piecework.server.engine.state import EngineState, EngineUnavailable, QueueFull
 
 CONTEXT_LENGTH = 256

@@ -11,6 +11,7 @@ from server_process import ready
 from tiny_models import make_tiny_model
 
 from piecework.cli import main as cli
+from piecework.cli import serve as serve_command
 from piecework.cli.flags import ServerConfig
 from piecework.runtime.config import EngineConfig
 from piecework.server.api_key import take_api_key
@@ -92,9 +93,9 @@ def test_a_flag_goes_before_the_variable(
         seen.append(made.api_key)
         return made  # type: ignore[return-value]
 
-    original = cli._serving_config
-    monkeypatch.setattr(cli, "_serving_config", config)
-    monkeypatch.setattr(cli, "spawned", begin)
+    original = serve_command._serving_config
+    monkeypatch.setattr(serve_command, "_serving_config", config)
+    monkeypatch.setattr(serve_command, "spawned", begin)
     monkeypatch.setenv("PIECEWORK_API_KEY", "variable")
     given = [write(tmp_path, b"file\n") if flag == "FILE" else flag for flag in flags]
     assert cli.main(["serve", *given]) == 2

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from scripted_engine import CONTEXT_LENGTH, INFO, ScriptedEngine
 
 from piecework import __version__
-from piecework.runtime.engine.build.messages import EngineStats, GraphInfo
+from piecework.runtime.engine.messages import EngineStats, GraphInfo
 from piecework.server import operations
 from piecework.server.engine.state import EngineState
 

@@ -7,7 +7,7 @@ from functools import cache
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from piecework.runtime.tokenizer.tokenizer.tokenizer import Tokenizer, TokenizerData
+from piecework.runtime.tokenizer.tokenizer import Tokenizer, TokenizerData
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + "

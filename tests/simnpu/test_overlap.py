@@ -13,7 +13,7 @@ from compiled_here import CompiledHere
 from tiny_models import make_tiny_model
 
 from piecework.kernels.npu.attention import AscendAttention
-from piecework.runtime.engine.build.core import Scheduler
+from piecework.runtime.engine.core import Scheduler
 from piecework.runtime.executor.step import LaunchedStep
 from piecework.runtime.graphs import startup as graph_startup
 from piecework.runtime.llm import LLM

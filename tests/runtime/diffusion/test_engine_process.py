@@ -11,7 +11,7 @@ from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.runtime.diffusion.engine_process import DiffusionProcess
 from piecework.runtime.diffusion.model import DiffusionModel, OutOfMemory
 from piecework.runtime.diffusion.params import DiffusionParams
-from piecework.runtime.engine.build.messages import DiffusionInfo
+from piecework.runtime.engine.messages import DiffusionInfo
 
 
 def start(folder: Folder, **settings: object) -> DiffusionInfo:

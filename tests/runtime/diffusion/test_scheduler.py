@@ -21,7 +21,7 @@ from piecework.runtime.diffusion.model import DiffusionModel
 from piecework.runtime.diffusion.params import DiffusionParams
 from piecework.runtime.diffusion.scheduler import ImageScheduler
 from piecework.runtime.diffusion.state import State
-from piecework.runtime.engine.build.messages import FinishReason, GenerateImage, ImageOutput
+from piecework.runtime.engine.messages import FinishReason, GenerateImage, ImageOutput
 
 SMALL = {"width": 32, "height": 32}
 

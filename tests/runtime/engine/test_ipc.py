@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piecework.runtime.diffusion.params import DiffusionParams
-from piecework.runtime.engine.build.ipc import decode, encode
-from piecework.runtime.engine.build.messages import (
+from piecework.runtime.engine.ipc import decode, encode
+from piecework.runtime.engine.messages import (
     CacheFlushed,
     DiffusionInfo,
     DiffusionReady,

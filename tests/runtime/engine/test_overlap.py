@@ -16,8 +16,8 @@ from toy_runner import EOS, VOCAB, ToyRunner, continuation, make_scheduler
 
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.staging import HostCopy
-from piecework.runtime.engine.build.core import Scheduler
-from piecework.runtime.engine.build.messages import (
+from piecework.runtime.engine.core import Scheduler
+from piecework.runtime.engine.messages import (
     FinishReason,
     GenerateRequest,
     TokenLogprob,

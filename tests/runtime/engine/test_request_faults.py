@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_runner import ToyRunner, continuation, make_scheduler
 
-from piecework.runtime.engine.build.core import Scheduler
-from piecework.runtime.engine.build.messages import FinishReason, GenerateRequest, TokenOutput
+from piecework.runtime.engine.core import Scheduler
+from piecework.runtime.engine.messages import FinishReason, GenerateRequest, TokenOutput
 from piecework.runtime.executor import step as launch
 from piecework.runtime.executor.step import LaunchedStep
 from piecework.runtime.sampling.params import SamplingParams

@@ -22,7 +22,7 @@ from piecework.kernels.cuda import ops as cuda_ops
 from piecework.kernels.staging import HostCopy
 from piecework.kernels.triton import ops as triton_ops
 from piecework.kernels.triton.attention import Blocks, TritonAttention
-from piecework.runtime.engine.build.messages import GenerateRequest
+from piecework.runtime.engine.messages import GenerateRequest
 from piecework.runtime.executor import model_runner
 from piecework.runtime.executor.dummy_batch import dummy_prefill
 from piecework.runtime.executor.model_runner import ModelRunner

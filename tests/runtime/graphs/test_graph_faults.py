@@ -25,10 +25,10 @@ from piecework.compilation.plan import Plan
 from piecework.compilation.recording import Recorder
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.runtime.config import EngineConfig
-from piecework.runtime.engine.build.build import Engine, build_engine
-from piecework.runtime.engine.build.ipc import decode, encode
-from piecework.runtime.engine.build.messages import GenerateRequest, Shutdown, StepOutput
-from piecework.runtime.engine.build.text_process import EngineProcess
+from piecework.runtime.engine.build import Engine, build_engine
+from piecework.runtime.engine.ipc import decode, encode
+from piecework.runtime.engine.messages import GenerateRequest, Shutdown, StepOutput
+from piecework.runtime.engine.text_process import EngineProcess
 from piecework.runtime.executor import model_runner
 from piecework.runtime.graphs import startup as graph_startup
 from piecework.runtime.llm import LLM, Completion

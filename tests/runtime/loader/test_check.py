@@ -24,7 +24,7 @@ from piecework.runtime.loader.files import read_header
 from piecework.runtime.loader.gguf_header import architecture_and_context
 from piecework.runtime.loader.loader import load_model
 from piecework.runtime.loader.resolve import resolve_model_path
-from piecework.runtime.tokenizer.tokenizer.tokenizer import load_tokenizer
+from piecework.runtime.tokenizer.tokenizer import load_tokenizer
 
 POINTER = (
     b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 269060552\n"

@@ -13,9 +13,9 @@ from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM
 
 from piecework.runtime.config import EngineConfig
-from piecework.runtime.engine.build.build import build_engine
-from piecework.runtime.engine.build.core import Scheduler
-from piecework.runtime.engine.build.messages import GenerateRequest, TokenLogprob
+from piecework.runtime.engine.build import build_engine
+from piecework.runtime.engine.core import Scheduler
+from piecework.runtime.engine.messages import GenerateRequest, TokenLogprob
 from piecework.runtime.llm import LLM
 from piecework.runtime.sampling.params import SamplingParams
 

@@ -13,8 +13,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from piecework.runtime.engine.build.messages import GenerateRequest
-from piecework.runtime.engine.build.request import Request
+from piecework.runtime.engine.messages import GenerateRequest
+from piecework.runtime.engine.request import Request
 from piecework.runtime.sampling.logits_processors import adjust
 from piecework.runtime.sampling.params import SamplingParams
 from piecework.runtime.sampling.token_counts import TokenCounts

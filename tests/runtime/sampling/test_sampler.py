@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from piecework.runtime.engine.build.messages import GenerateRequest
-from piecework.runtime.engine.build.request import Request
+from piecework.runtime.engine.messages import GenerateRequest
+from piecework.runtime.engine.request import Request
 from piecework.runtime.sampling.params import SamplingParams
 from piecework.runtime.sampling.sampler import NO_TOKEN, _pick, _split, sample, uniform
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tiny_tokenizers import CHATML, SPECIAL, byte_level, write_folder
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from piecework.runtime.tokenizer.tokenizer.chat_template import ChatTemplates
-from piecework.runtime.tokenizer.tokenizer.tokenizer import (
+from piecework.runtime.tokenizer.chat_template import ChatTemplates
+from piecework.runtime.tokenizer.tokenizer import (
     ChatTemplateError,
     Tokenizer,
     TokenizerData,

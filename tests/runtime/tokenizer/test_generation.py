@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizers import byte_level
 
-from piecework.runtime.engine.build.messages import FinishReason, TokenLogprob, TokenOutput
+from piecework.runtime.engine.messages import FinishReason, TokenLogprob, TokenOutput
 from piecework.runtime.sampling.params import SamplingParams
-from piecework.runtime.tokenizer.tokenizer.output_processor import (
+from piecework.runtime.tokenizer.output_processor import (
     Generation,
     GenerationOutput,
     GenerationRequest,
     TextOptions,
     merge,
 )
-from piecework.runtime.tokenizer.tokenizer.tokenizer import Tokenizer, TokenizerData
+from piecework.runtime.tokenizer.tokenizer import Tokenizer, TokenizerData
 
 TOKENIZER = Tokenizer(TokenizerData(backend=byte_level()))
 IM_END = TOKENIZER.backend.token_to_id("<|im_end|>")

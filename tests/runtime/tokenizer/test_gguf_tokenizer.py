@@ -26,7 +26,7 @@ from tiny_tokenizers import (
 )
 
 from piecework.runtime.loader.gguf_reader import metadata, open_gguf
-from piecework.runtime.tokenizer.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from piecework.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 ORIGINAL = byte_level()
 

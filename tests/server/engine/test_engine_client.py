@@ -21,15 +21,15 @@ import pytest_asyncio
 from tiny_models import EOS_ID, make_tiny_model
 
 from piecework.runtime.config import EngineConfig
-from piecework.runtime.engine.build.messages import FinishReason
+from piecework.runtime.engine.messages import FinishReason
 from piecework.runtime.llm import LLM
 from piecework.runtime.sampling.params import SamplingParams
-from piecework.runtime.tokenizer.tokenizer.output_processor import (
+from piecework.runtime.tokenizer.output_processor import (
     GenerationOutput,
     GenerationRequest,
     TextOptions,
 )
-from piecework.runtime.tokenizer.tokenizer.tokenizer import load_tokenizer
+from piecework.runtime.tokenizer.tokenizer import load_tokenizer
 from piecework.server.engine import supervisor as engine_supervisor
 from piecework.server.engine.client import EngineClient
 from piecework.server.engine.state import EngineState, EngineUnavailable, QueueFull
@@ -209,7 +209,7 @@ async def test_an_engine_that_is_never_ready_is_given_up_however_long_it_takes(
 POISON = 500
 POISONED_ENGINE = f"""
 import os, sys
-from piecework.runtime import engine_process, process
+from piecework.runtime.engine import process, text_process
 from piecework.runtime.engine.core import Scheduler
 
 plain_step = Scheduler.step
@@ -220,7 +220,7 @@ def step(self):
     return plain_step(self)
 
 Scheduler.step = step
-sys.exit(process.run_engine(lambda: engine_process.build))
+sys.exit(process.run_engine(lambda: text_process.build))
 """
 
 

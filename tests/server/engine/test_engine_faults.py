@@ -23,7 +23,7 @@ from server_process import FLAGS, free_port
 from tiny_models import make_tiny_model
 
 from piecework.runtime.config import EngineConfig
-from piecework.runtime.tokenizer.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from piecework.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from piecework.server.engine import client as engine_client
 from piecework.server.engine.client import EngineClient
 from piecework.server.engine.state import EngineState
@@ -263,13 +263,13 @@ async def test_an_engine_process_that_cannot_be_started_is_given_up(model: str) 
 
 SERVER_THAT_CANNOT_TELL = """
 import sys
-from piecework.server import engine_client
+from piecework.server.engine import client
 from piecework.cli.main import main
 
 def end(self, reason, error):
     raise RuntimeError("not even this works")
 
-engine_client._Stream.end = end
+client._Stream.end = end
 sys.exit(main(sys.argv[1:]))
 """
 

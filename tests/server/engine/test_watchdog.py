@@ -23,8 +23,8 @@ from tiny_models import make_tiny_model
 from piecework.cli.flags import ServerConfig
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.diffusion.config import DiffusionConfig
-from piecework.runtime.engine.build.messages import CacheFlushed, EngineAlive
-from piecework.runtime.tokenizer.tokenizer.tokenizer import load_tokenizer
+from piecework.runtime.engine.messages import CacheFlushed, EngineAlive
+from piecework.runtime.tokenizer.tokenizer import load_tokenizer
 from piecework.server.engine import watchdog as watchdog_module
 from piecework.server.engine.client import EngineClient
 from piecework.server.engine.state import EngineState
@@ -136,7 +136,7 @@ async def test_an_idle_engine_is_heard_for_longer_than_the_timeout(model: str) -
 
 
 SLOW_LAYERS = """
-from piecework.runtime import forward_context
+from piecework.runtime.executor import forward_context
 from piecework.runtime.layers import attention
 
 plain = attention.layer_begins

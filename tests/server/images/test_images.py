@@ -308,7 +308,7 @@ async def test_a_killed_engine_loses_no_image(
 FAULTY_ENGINE = f"""
 import os, signal, sys
 import torch
-from piecework.runtime import process
+from piecework.runtime.engine import process
 from piecework.runtime.diffusion import engine_process
 from piecework.runtime.diffusion.flux import Flux
 
