@@ -105,7 +105,7 @@ class EngineConfig:
     )
     dtype: str = option(
         "auto",
-        "number format of weights, activations and KV cache; auto: the model's, on CPU bfloat16",
+        "number format of weights, activations and KV cache; auto: bfloat16",
         group=MODEL,
         choices=DTYPES,
     )
