@@ -338,15 +338,15 @@ def _tokens(
         for number, length in enumerate((3, 100, 41)):
             rid = f"{repeat}-{number}"
             answers[rid] = []
-            engine.scheduler.add(
+            engine.core.add(
                 GenerateRequest(rid=rid, input_ids=list(range(5, 5 + length)), params=params)
             )
-        while engine.scheduler.has_work:
-            for output in engine.scheduler.step().outputs:
+        while engine.core.has_work:
+            for output in engine.core.step().outputs:
                 answers[output.rid] += output.token_ids
     failed, replays = (
         engine.runner.graphs.info().failed_sizes,
-        engine.scheduler.stats().graph_replays_total,
+        engine.core.stats().graph_replays_total,
     )
     close(engine)
     # Without its graphs an engine answers right, too.

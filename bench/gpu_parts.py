@@ -146,13 +146,13 @@ def load(settings: dict[str, Any], scale: Scale, folder: Path, device: str) -> d
     prompts = gsm8k_prompts(scale, engine.runner.vocab_size)
     # Kernels are chosen and compiled at the first steps of each shape.
     _serve(engine, prompts[: scale.concurrency], scale.concurrency, min(4, scale.output_len))
-    engine.scheduler.flush_cache()
-    before = engine.scheduler.stats()
+    engine.core.flush_cache()
+    before = engine.core.stats()
     engine.runner.platform.synchronize()
     began = time.perf_counter()
     tokens = _serve(engine, prompts, scale.concurrency, scale.output_len)
     seconds = time.perf_counter() - began
-    after = engine.scheduler.stats()
+    after = engine.core.stats()
     return {
         "seconds": seconds,
         "requests_per_second": len(prompts) / seconds,
@@ -229,9 +229,9 @@ def _serve(engine: Engine, prompts: list[list[int]], concurrency: int, output_le
     running = tokens = 0
     while waiting or running:
         while waiting and running < concurrency:
-            engine.scheduler.add(waiting.pop())
+            engine.core.add(waiting.pop())
             running += 1
-        for output in engine.scheduler.step().outputs:
+        for output in engine.core.step().outputs:
             tokens += len(output.token_ids)
             if output.error is not None:
                 raise RuntimeError(output.error)

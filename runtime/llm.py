@@ -83,7 +83,7 @@ class LLM:
             weights=self.config.load_format != "dummy",
         )
         self.tokenizer = load_tokenizer(path, self.config.tokenizer_path)
-        self.scheduler, runner, startup = build_engine(self.config, progress=progress)
+        self.core, runner, startup = build_engine(self.config, progress=progress)
         # There is no loop here that could bring pieces in between batches.
         startup.complete(progress=progress)
         self.info = runner.info()
@@ -140,7 +140,7 @@ class LLM:
             arrival_time=time.monotonic(),
         )
         generation = Generation(request, self.tokenizer)
-        self.scheduler.add(generation.to_message())
+        self.core.add(generation.to_message())
         return generation
 
     def _run(self, generations: dict[str, Generation]) -> Iterator[tuple[str, GenerationOutput]]:
@@ -149,7 +149,7 @@ class LLM:
         """
         live = set(generations)
         while live:
-            for output in self.scheduler.step().outputs:
+            for output in self.core.step().outputs:
                 if output.rid not in live:
                     continue
                 generation = generations[output.rid]
@@ -157,7 +157,7 @@ class LLM:
                 if generation.finished:
                     live.discard(output.rid)
                     if output.finish_reason is None:
-                        self.scheduler.abort([output.rid])
+                        self.core.abort([output.rid])
 
 
 def _listed(prompts: str | Sequence[int] | Sequence[str | list[int]]) -> list[str | list[int]]:

@@ -1,4 +1,4 @@
-"""Puts an engine together: a model runner, its KV cache and a scheduler, in the process that
+"""Puts an engine together: a model runner, its KV cache and a core, in the process that
 calls.
 """
 
@@ -11,7 +11,7 @@ from ..cache.kv_cache import KVCache
 from ..config import EngineConfig
 from ..executor.model_runner import ModelRunner
 from ..graphs.startup import GraphStartup
-from .core import Scheduler
+from .core import EngineCore
 
 
 class Engine(NamedTuple):
@@ -19,13 +19,13 @@ class Engine(NamedTuple):
     the end.
     """
 
-    scheduler: Scheduler
+    core: EngineCore
     runner: ModelRunner
     startup: GraphStartup
 
 
 def build_engine(config: EngineConfig, *, progress: bool = True) -> Engine:
-    """A scheduler that is ready to serve. Raises `ValueError` that the user can mend."""
+    """A core that is ready to serve. Raises `ValueError` that the user can mend."""
     runner = ModelRunner(config, progress=progress)
     startup = GraphStartup(runner)
     if config.startup == "full":
@@ -35,7 +35,7 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> Engine:
         resolved.chunked_prefill_size and resolved.max_running_requests and resolved.context_length
     )
     seeds = random.Random(config.random_seed)
-    scheduler = Scheduler(
+    core = EngineCore(
         runner,
         KVCache(
             runner.pool.num_pages,
@@ -48,4 +48,4 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> Engine:
         draw_seed=lambda: seeds.getrandbits(64),
         overlap=runner.overlap_schedule,
     )
-    return Engine(scheduler, runner, startup)
+    return Engine(core, runner, startup)

@@ -19,16 +19,16 @@ import torch
 
 from ..cache.kv_cache import KVCache
 from ..executor.batch import Scheduled
-from ..executor.step import LaunchedStep, Runner
+from ..executor.step import PendingStep, Runner
 from ..sampling.sampler import NO_TOKEN, Sampled
 from .messages import EngineStats, FinishReason, GenerateRequest, StepOutput, TokenOutput
 from .request import Request
-from .scheduler import Planner, StepInFlight
+from .scheduler import Scheduler, StepInFlight
 
 logger = logging.getLogger(__name__)
 
 
-class Scheduler:
+class EngineCore:
     """Holds every request of an engine from arrival to its last token. `overlap`: whether steps
     overlap.
 
@@ -50,18 +50,18 @@ class Scheduler:
     ) -> None:
         self._runner = runner
         self._cache = cache
-        self._planner = Planner(
+        self._scheduler = Scheduler(
             cache, token_budget=token_budget, max_running_requests=max_running_requests
         )
         self._context_length = context_length
         self._draw_seed = draw_seed
         self._overlap = overlap
-        self._in_flight: LaunchedStep | None = None
+        self._in_flight: PendingStep | None = None
         self._outputs: list[TokenOutput] = []
         """To be told with this step."""
         self._at_work: list[Request] = []
         """Whom what is done just now is done for."""
-        self._suspects: list[Request] = []
+        self._quarantine: list[Request] = []
         """Who is computed alone, because a step of several raised."""
         self._last_fault = ""
         self._generated_tokens = self._discarded_tokens = self._steps = self._overlapped_steps = 0
@@ -69,12 +69,12 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         # A step in flight is of use to a request that runs, or it is dropped.
-        return bool(self._planner.running or self._planner.waiting or self._outputs)
+        return bool(self._scheduler.running or self._scheduler.waiting or self._outputs)
 
     def add(self, message: GenerateRequest) -> None:
         """Queue a request; one that can never run is answered with an error at the next step."""
         try:
-            self._planner.add(self._admit(message))
+            self._scheduler.add(self._admit(message))
         except Exception as error:
             if not isinstance(error, ValueError):
                 logger.exception("request %s cannot be taken", message.rid)
@@ -92,8 +92,10 @@ class Scheduler:
     def abort(self, rids: Iterable[str]) -> None:
         """Free these requests at once; they deliver nothing more."""
         gone = set(rids)
-        for request in [r for r in self._planner.running + self._planner.waiting if r.rid in gone]:
-            self._planner.remove(request)
+        for request in [
+            r for r in self._scheduler.running + self._scheduler.waiting if r.rid in gone
+        ]:
+            self._scheduler.remove(request)
         self._drop_useless_step()
 
     def flush_cache(self) -> int:
@@ -114,24 +116,24 @@ class Scheduler:
         return StepOutput(outputs=outputs, stats=self.stats())
 
     def _advance(self) -> None:
-        self._suspects = [request for request in self._suspects if not request.finished]
+        self._quarantine = [request for request in self._quarantine if not request.finished]
         before, self._in_flight = self._in_flight, None
-        if self._suspects:
-            # Nothing is in flight: it was withdrawn when they came under suspicion, and since then
+        if self._quarantine:
+            # Nothing is in flight: it was withdrawn when they came into quarantine, and since then
             # each step was read at once.
-            scheduled = self._planner.plan_alone(self._suspects[0])
+            scheduled = self._scheduler.plan_alone(self._quarantine[0])
         else:
             try:
-                scheduled = self._planner.plan(in_flight=before is not None)
+                scheduled = self._scheduler.plan(in_flight=before is not None)
             except StepInFlight:
                 assert before is not None
                 self._deliver(before)
                 before = None
-                scheduled = self._planner.plan(in_flight=False)
+                scheduled = self._scheduler.plan(in_flight=False)
         launched = self._launch(scheduled, before) if scheduled else None
         if before is not None:
             self._deliver(before)
-        if launched is not None and (self._suspects or not self._overlap):
+        if launched is not None and (self._quarantine or not self._overlap):
             self._deliver(launched)
             launched = None
         self._in_flight = launched
@@ -146,7 +148,7 @@ class Scheduler:
             raise error
         self._runner.synchronize()
         self._in_flight = None
-        self._planner.withdraw()
+        self._scheduler.withdraw()
         told, self._last_fault = self._last_fault, repr(error)
         logger.error(
             "a step of %d requests failed: %r",
@@ -163,25 +165,25 @@ class Scheduler:
                 )
             )
         else:
-            self._suspects = at_work
+            self._quarantine = at_work
 
     def stats(self) -> EngineStats:
-        graphs, planner = self._runner.graph_counts(), self._planner
+        graphs, scheduler = self._runner.graph_counts(), self._scheduler
         return EngineStats(
             piecewise_steps_total=graphs.piecewise_steps,
             graph_replays_total=graphs.replays,
             padded_tokens_total=graphs.padded_tokens,
             graph_fallbacks_total=dict(graphs.fallbacks),
-            running_requests=len(planner.running),
-            queued_requests=len(planner.waiting),
+            running_requests=len(scheduler.running),
+            queued_requests=len(scheduler.waiting),
             kv_tokens_used=self._cache.used_tokens,
             kv_tokens_cached=self._cache.cached_tokens,
             kv_tokens_total=self._cache.total_tokens,
-            prompt_tokens_total=planner.prompt_tokens,
-            cached_tokens_total=planner.cached_tokens,
+            prompt_tokens_total=scheduler.prompt_tokens,
+            cached_tokens_total=scheduler.cached_tokens,
             generation_tokens_total=self._generated_tokens,
             discarded_tokens_total=self._discarded_tokens,
-            preemptions_total=planner.preemptions,
+            preemptions_total=scheduler.preemptions,
             steps_total=self._steps,
             overlapped_steps_total=self._overlapped_steps,
         )
@@ -190,15 +192,17 @@ class Scheduler:
         """Assert that every page has exactly one owner, that what waits holds none, and that what
         is pending is in flight.
         """
-        assert not any(request.pages or request.num_pending for request in self._planner.waiting)
+        assert not any(
+            request.pages or request.num_placeholders for request in self._scheduler.waiting
+        )
         assert self._in_flight is None or self._in_flight.is_of_use
         coming = [] if self._in_flight is None else self._in_flight.samplers
-        for request in self._planner.running:
-            assert request.num_pending == sum(request is sampler for sampler in coming)
+        for request in self._scheduler.running:
+            assert request.num_placeholders == sum(request is sampler for sampler in coming)
             assert request.num_computed <= request.num_known, (
                 "a token is computed that the host does not know"
             )
-        self._cache.check(self._planner.running)
+        self._cache.check(self._scheduler.running)
 
     def _admit(self, message: GenerateRequest) -> Request:
         length = len(message.input_ids) + len(message.output_ids)
@@ -232,9 +236,9 @@ class Scheduler:
 
     # Launching
 
-    def _launch(self, scheduled: list[Scheduled], before: LaunchedStep | None) -> LaunchedStep:
+    def _launch(self, scheduled: list[Scheduled], before: PendingStep | None) -> PendingStep:
         self._at_work = [request for request, _ in scheduled]
-        launched = LaunchedStep(self._runner, scheduled, self._cache.page_size, before)
+        launched = PendingStep(self._runner, scheduled, self._cache.page_size, before)
         self._steps += 1
         self._overlapped_steps += before is not None
         for request, num_new in scheduled:
@@ -245,7 +249,7 @@ class Scheduler:
                 # one.
                 self._cache.share(request)
         for row, request in enumerate(launched.samplers):
-            request.expect(row)
+            request.add_placeholder(row)
         return launched
 
     def _drop_useless_step(self) -> None:
@@ -256,7 +260,7 @@ class Scheduler:
 
     # Delivering
 
-    def _deliver(self, step: LaunchedStep) -> None:
+    def _deliver(self, step: PendingStep) -> None:
         """What a step gave the requests that have not ended or been aborted since it was
         launched.
         """
@@ -274,8 +278,8 @@ class Scheduler:
         ]:
             self._at_work = [request]
             self._outputs.append(self._output(request, sampled))
-            if request in self._suspects:
-                self._suspects.remove(request)
+            if request in self._quarantine:
+                self._quarantine.remove(request)
 
     def _output(self, request: Request, sampled: Sampled | None) -> TokenOutput:
         if sampled is not None and sampled.token == NO_TOKEN:
@@ -300,12 +304,12 @@ class Scheduler:
             prompt_logprobs=request.prompt_logprobs if due else None,
         )
         if reason is not None:
-            self._planner.remove(request)
+            self._scheduler.remove(request)
         return output
 
     def _fail(self, request: Request, error: str) -> TokenOutput:
         """End a request that cannot go on."""
-        self._planner.remove(request)
+        self._scheduler.remove(request)
         # What it has computed may be as broken, and whoever begins alike would find it.
         self._cache.flush()
         return TokenOutput(

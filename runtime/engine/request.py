@@ -15,9 +15,9 @@ class Request:
     """Tokens [0, num_computed) have their keys and values in `pages`; the rest is to be computed.
 
     A request decodes when one token is left, the one sampled last; before that it prefills. The
-    last `num_pending` tokens are sampled by steps that have been launched, so the device knows them
-    and the host does not yet. `shared_pages` of its pages, from the front, belong to the prefix
-    tree and are held by the lock on `node`.
+    last `num_placeholders` tokens stand for those that a step in flight samples: the device knows
+    them and the host does not yet. `shared_pages` of its pages, from the front, belong to the
+    prefix tree and are held by the lock on `node`.
     """
 
     def __init__(
@@ -33,12 +33,12 @@ class Request:
         """Length, prompt included, at which the request ends."""
         self.num_prompt = len(message.input_ids)
         self.num_tokens = self.num_prompt + len(message.output_ids)
-        """Length with all tokens that are pending."""
-        self.num_pending = 0
+        """Length with the placeholders."""
+        self.num_placeholders = 0
         self.sampled_row = 0
-        """Where the last token that is pending stands among those that its step samples."""
+        """Where the last placeholder's token stands among those that its step samples."""
         self.finished = False
-        """It has ended or was aborted: what is still pending is of no use."""
+        """It has ended or was aborted: what a step in flight gives it is of no use."""
         self.num_computed = 0
         """How far it is computed, by steps that have been launched."""
         self.pages: list[int] = []
@@ -58,7 +58,7 @@ class Request:
     @property
     def num_known(self) -> int:
         """Length as far as the host knows the tokens."""
-        return self.num_tokens - self.num_pending
+        return self.num_tokens - self.num_placeholders
 
     @property
     def tokens(self) -> npt.NDArray[np.int64]:
@@ -71,14 +71,14 @@ class Request:
 
     @property
     def num_output(self) -> int:
-        """Tokens after the prompt, with those that are pending."""
+        """Tokens after the prompt, placeholders included."""
         return self.num_tokens - self.num_prompt
 
     @property
     def awaits_end(self) -> bool:
-        """Whether nothing is left to compute: what is pending ends it, whatever it is."""
+        """Whether nothing is left to compute: the token in flight ends it, whatever it is."""
         return self.num_computed == self.num_tokens or (
-            self.num_pending > 0 and self.num_tokens >= self.max_tokens
+            self.num_placeholders > 0 and self.num_tokens >= self.max_tokens
         )
 
     @property
@@ -95,25 +95,25 @@ class Request:
         return self._counts.of(self.output_tokens)
 
     def span(self, begin: int, end: int) -> npt.NDArray[np.int64]:
-        """Tokens [begin, end), with 0 for one that is pending."""
+        """Tokens [begin, end), with 0 for a placeholder."""
         return self._tokens[begin:end]
 
-    def expect(self, row: int) -> None:
+    def add_placeholder(self, row: int) -> None:
         """A step that was launched samples one more token, the one in this row."""
         if self.num_tokens == len(self._tokens):
             self._tokens = np.concatenate((self._tokens, np.empty_like(self._tokens)))
         self._tokens[self.num_tokens] = 0
         self.num_tokens += 1
-        self.num_pending += 1
+        self.num_placeholders += 1
         self.sampled_row = row
 
-    def forget_pending(self) -> None:
-        """No step that was launched will tell its tokens."""
-        self.num_tokens -= self.num_pending
-        self.num_pending = 0
+    def drop_placeholders(self) -> None:
+        """The step in flight will not be read."""
+        self.num_tokens -= self.num_placeholders
+        self.num_placeholders = 0
         self.num_computed = min(self.num_computed, self.num_tokens)
 
     def resolve(self, token: int) -> None:
-        """The first token that is pending is this one."""
-        self._tokens[self.num_tokens - self.num_pending] = token
-        self.num_pending -= 1
+        """The first placeholder is this token."""
+        self._tokens[self.num_tokens - self.num_placeholders] = token
+        self.num_placeholders -= 1

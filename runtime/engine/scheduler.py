@@ -15,7 +15,7 @@ class StepInFlight(Exception):
     """A running request would have to give way while a step is in flight."""
 
 
-class Planner:
+class Scheduler:
     """Every request of an engine from arrival to its end, those that wait and those that run, each
     in order.
     """
@@ -78,7 +78,7 @@ class Planner:
         will not be read.
         """
         for request in list(self.running):
-            request.forget_pending()
+            request.drop_placeholders()
             self._in_flight = False
             self._preempt(request)
 

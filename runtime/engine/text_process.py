@@ -29,7 +29,7 @@ class EngineProcess:
     """Receives messages, steps the scheduler, sends what it delivers."""
 
     def __init__(self, engine: Engine, inbox: Any, outbox: Any) -> None:
-        self._scheduler, self._runner, self._startup = engine
+        self._core, self._runner, self._startup = engine
         self._inbox = inbox
         self._outbox = outbox
         self._running = True
@@ -43,13 +43,13 @@ class EngineProcess:
         while self._running:
             self._receive()
             self._heart.beat(
-                "computing a step" if self._scheduler.has_work else "bringing graphs in",
+                "computing a step" if self._core.has_work else "bringing graphs in",
                 may_build=self._startup.pending,
             )
-            if self._scheduler.has_work:
-                self._send(self._scheduler.step())
+            if self._core.has_work:
+                self._send(self._core.step())
             if self._startup.pending:
-                self._startup.advance(busy=self._scheduler.has_work)
+                self._startup.advance(busy=self._core.has_work)
                 if not self._startup.pending:
                     self._send(EngineChanged(info=self._runner.info()))
         self._startup.stop()
@@ -57,10 +57,10 @@ class EngineProcess:
 
     def _receive(self) -> None:
         """Take every message that is there; wait for one where there is nothing else to do."""
-        if not self._scheduler.has_work:
+        if not self._core.has_work:
             self._runner.rest()
-        patience = 0 if self._scheduler.has_work else _STARTUP_POLL_MS
-        if not self._scheduler.has_work and not self._startup.pending:
+        patience = 0 if self._core.has_work else _STARTUP_POLL_MS
+        if not self._core.has_work and not self._startup.pending:
             self._heart.beat("waiting for requests")
             while not self._inbox.poll(BEAT_MS):
                 self._heart.beat("waiting for requests")
@@ -71,13 +71,13 @@ class EngineProcess:
     def _handle(self, message: Any) -> None:
         match message:
             case GenerateRequest():
-                self._scheduler.add(message)
+                self._core.add(message)
             case AbortRequests(rids=rids):
-                self._scheduler.abort(rids)
+                self._core.abort(rids)
                 # No step may follow: without this the figures would stay as they were.
-                self._send(StepOutput(outputs=[], stats=self._scheduler.stats()))
+                self._send(StepOutput(outputs=[], stats=self._core.stats()))
             case FlushCache():
-                self._send(CacheFlushed(freed_tokens=self._scheduler.flush_cache()))
+                self._send(CacheFlushed(freed_tokens=self._core.flush_cache()))
             case Shutdown():
                 self._running = False
 

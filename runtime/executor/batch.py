@@ -59,8 +59,8 @@ def build_batch(
 ) -> Batch:
     """Lay the scheduled tokens out one request after another.
 
-    `sampled` [N] int64: what the step in flight samples, from which tokens that are pending are
-    taken, on the device.
+    `sampled` [N] int64: what the step in flight samples; placeholders take their tokens from it, on
+    the device.
     """
     query_lens = [num_new for _, num_new in scheduled]
     seq_lens = [request.num_computed + num_new for request, num_new in scheduled]
@@ -74,7 +74,7 @@ def build_batch(
         table[row, : len(request.pages)] = request.pages
         if seq_len == request.num_tokens and request.params.max_new_tokens > 0:
             ending.append(row)
-        if request.num_pending:
+        if request.num_placeholders:
             pending.append(row)
     input_ids = np.concatenate(
         [

@@ -13,7 +13,7 @@ from ...kernels.platform import Platform
 from ..cache.allocator import RESERVED_PAGE
 
 
-class DummyStep(NamedTuple):
+class DummyBatch(NamedTuple):
     """`input_ids`, `positions` [T] int64."""
 
     input_ids: torch.Tensor
@@ -21,7 +21,7 @@ class DummyStep(NamedTuple):
     metadata: AttentionMetadata
 
 
-def dummy_prefill(num_tokens: int, seed: int, platform: Platform, page_size: int) -> DummyStep:
+def dummy_prefill(num_tokens: int, seed: int, platform: Platform, page_size: int) -> DummyBatch:
     """Prompts of a page each, all alike, the last one shorter if `num_tokens` says so. Another seed
     gives other tokens.
 
@@ -33,7 +33,7 @@ def dummy_prefill(num_tokens: int, seed: int, platform: Platform, page_size: int
     return _step(torch.arange(num_tokens) % page_size, lens, lens, seed, platform, page_size)
 
 
-def dummy_decode(batch_size: int, seed: int, platform: Platform, page_size: int) -> DummyStep:
+def dummy_decode(batch_size: int, seed: int, platform: Platform, page_size: int) -> DummyBatch:
     """One token each of `batch_size` requests of 1, 2, ... tokens, up to a page and from 1 again;
     each sees those before it.
 
@@ -51,9 +51,9 @@ def _step(
     seed: int,
     platform: Platform,
     page_size: int,
-) -> DummyStep:
+) -> DummyBatch:
     device = platform.device()
-    return DummyStep(
+    return DummyBatch(
         ((7 * positions + 13 * seed) % 97).to(device),
         positions.to(device),
         AttentionMetadata(

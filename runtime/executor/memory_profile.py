@@ -12,22 +12,22 @@ from ...compilation.histogram import LengthHistogram
 from ...compilation.whole import BreakableForward
 from ...kernels.platform import Platform
 from ..config import Backend, EngineConfig
-from ..graphs.graph_runner import StepGraphs
+from ..graphs.graph_runner import GraphRunner
 from ..models.llama import LlamaForCausalLM
 from .forward_context import PagedAttention
-from .warm_up import made_up_step, sample
+from .warm_up import run_dummy_batch, sample
 
 logger = logging.getLogger(__name__)
 
-TRIAL_PAGES = 2
-"""Pages of the cache that the trial runs on: all of it stores to the reserved one."""
+PROFILE_PAGES = 2
+"""Pages of the cache that the profile runs on: all of it stores to the reserved one."""
 _HEADROOM = 0.03
-"""Share of the memory that stays free: what real steps take beyond made-up ones, and fragments
+"""Share of the memory that stays free: what real steps take beyond dummy ones, and fragments
 between allocations.
 """
 
 
-def memory_beside_steps(
+def profile_memory(
     model: LlamaForCausalLM,
     platform: Platform,
     config: EngineConfig,
@@ -39,11 +39,11 @@ def memory_beside_steps(
 
     The largest steps run, eagerly, and the two largest sizes of each kind of graph are captured:
     the others share their memory, and each is taken to need beside it what the second needed.
-    `attention` is over a cache of `TRIAL_PAGES`. Nothing stays of the trial. Raises `ValueError`
+    `attention` is over a cache of `PROFILE_PAGES`. Nothing of it stays. Raises `ValueError`
     with a remedy where the largest steps do not fit.
     """
     try:
-        return _tried_out(model, platform, config, attention, seen)
+        return _profile(model, platform, config, attention, seen)
     except Exception as error:
         if not platform.is_out_of_memory(error):
             raise
@@ -53,14 +53,14 @@ def memory_beside_steps(
             "lower --chunked-prefill-size or --max-running-requests, or choose a smaller model"
         ) from error
     finally:
-        # The first capture has taken all that was alive out of the collector's sight, the trial's
-        # graphs among it.
+        # The first capture has taken all that was alive out of the collector's sight, these graphs
+        # among it.
         gc.unfreeze()
         gc.collect()
         platform.empty_cache()
 
 
-def _tried_out(
+def _profile(
     model: LlamaForCausalLM,
     platform: Platform,
     config: EngineConfig,
@@ -70,7 +70,7 @@ def _tried_out(
     before = platform.memory().free
     _run_largest_steps(model, platform, config, attention)
     platform.end_trials()
-    graphs = StepGraphs(model, platform, config, attention, seen)
+    graphs = GraphRunner(model, platform, config, attention, seen)
     # Pieces take what the model takes that is recorded as it runs, which needs no compiler.
     graphs.use(BreakableForward(model) if graphs.prefill is not None else None)
     to_come = sum(_capture_two(phase, platform) for phase in graphs.phases())
@@ -96,9 +96,11 @@ def _run_largest_steps(
     """
     assert config.chunked_prefill_size and config.max_running_requests and config.context_length
     length = min(config.chunked_prefill_size, config.context_length)
-    made_up_step(model, attention, platform, [length], [length])
+    run_dummy_batch(model, attention, platform, [length], [length])
     rows = config.max_running_requests
-    sample(model.compute_logits(made_up_step(model, attention, platform, [1] * rows, [1] * rows)))
+    sample(
+        model.compute_logits(run_dummy_batch(model, attention, platform, [1] * rows, [1] * rows))
+    )
     platform.synchronize()
 
 

@@ -14,7 +14,7 @@ from ..cache.pool import KVPool, KVShape, page_bytes
 from ..config import EngineConfig, resolve_cache, resolve_steps
 from ..engine.messages import EngineInfo
 from ..engine.start_clock import StartClock
-from ..graphs.graph_runner import GraphCounts, StepGraphs
+from ..graphs.graph_runner import GraphCounts, GraphRunner
 from ..graphs.pieces import seen_lengths
 from ..layers.attention import register_attention
 from ..loader.check import check_model
@@ -24,7 +24,7 @@ from ..model_config import ModelConfig
 from ..quantization.packing import PLAIN
 from .batch import Batch
 from .forward_context import PagedAttention
-from .memory_profile import TRIAL_PAGES, memory_beside_steps
+from .memory_profile import PROFILE_PAGES, profile_memory
 from .warm_up import warm_up
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class ModelRunner:
                     self.model, attention, self.platform, longest=self.config.context_length or 1
                 )
         self.platform.end_trials()
-        self.graphs = StepGraphs(
+        self.graphs = GraphRunner(
             self.model, self.platform, self.config, attention, self.seen_lengths
         )
         self.vocab_size = self.model_config.vocab_size
@@ -172,10 +172,8 @@ class ModelRunner:
     def _size_cache(self, config: EngineConfig, backend: AttentionBackend) -> EngineConfig:
         assert config.page_size is not None
         if config.max_total_tokens is None and config.mem_fraction_static is None:
-            attention = self._attention(backend, self._make_pool(TRIAL_PAGES, config.page_size))
-            free = memory_beside_steps(
-                self.model, self.platform, config, attention, self.seen_lengths
-            )
+            attention = self._attention(backend, self._make_pool(PROFILE_PAGES, config.page_size))
+            free = profile_memory(self.model, self.platform, config, attention, self.seen_lengths)
         else:
             free = self.platform.memory().free
         resolved = resolve_cache(

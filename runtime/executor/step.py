@@ -45,7 +45,7 @@ class Runner(Protocol):
         ...
 
 
-class LaunchedStep:
+class PendingStep:
     """One step, which the device runs while the host goes on. `samplers`: who gets a token;
     `scored`: who only wanted log-probabilities.
     """
@@ -55,7 +55,7 @@ class LaunchedStep:
         runner: Runner,
         scheduled: list[Scheduled],
         page_size: int,
-        before: LaunchedStep | None,
+        before: PendingStep | None,
     ) -> None:
         """`before`: the step in flight, whose tokens this one begins with."""
         sampled = (

@@ -1,4 +1,4 @@
-"""Runs made-up steps of every kind once, so that kernels are compiled and chosen before the first
+"""Runs dummy batches of every kind once, so that kernels are compiled and chosen before the first
 request.
 """
 
@@ -34,7 +34,7 @@ def warm_up(
         ([1], [longest]),
         ([1] * _MANY, [1] * _MANY),
     ):
-        hidden = made_up_step(model, attention, platform, query_lens, seq_lens)
+        hidden = run_dummy_batch(model, attention, platform, query_lens, seq_lens)
         logits = model.compute_logits(hidden[:1])
         logits.argmax(-1)
     sample(logits)
@@ -51,7 +51,7 @@ def sample(logits: torch.Tensor) -> None:
     ops.sample_filtered(logits.softmax(-1), top_k, top_p, min_p, uniform)
 
 
-def made_up_step(
+def run_dummy_batch(
     model: LlamaForCausalLM,
     attention: PagedAttention,
     platform: Platform,

@@ -36,7 +36,7 @@ class GraphCounts(NamedTuple):
     fallbacks: Mapping[str, int] = {}
 
 
-class StepGraphs:
+class GraphRunner:
     """Runs the steps of one model, eagerly where neither phase has a graph. Raises `ValueError` for
     what the device cannot do.
 

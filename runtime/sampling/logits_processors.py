@@ -34,7 +34,7 @@ def _penalise(logits: torch.Tensor, requests: list[Request], sampled: torch.Tens
     index, counts, parameters = to_device(
         _tokens_of(requests, rows, logits.shape[1]), logits.device
     )
-    pending = [row for row in rows if requests[row].num_pending]
+    pending = [row for row in rows if requests[row].num_placeholders]
     if pending:
         assert sampled is not None
         index, counts = _count_pending(

@@ -64,7 +64,7 @@ def test_graphs_on_and_off_give_the_same_tokens(
         **settings,
     )
     ours = graphs.generate(PROMPTS, PARAMS)
-    stats = graphs.scheduler.stats()
+    stats = graphs.core.stats()
     assert (
         graphs.info.graphs.failed_sizes == {}
         and stats.piecewise_steps_total > 0
@@ -72,9 +72,5 @@ def test_graphs_on_and_off_give_the_same_tokens(
     )
     eager = LLM(path, disable_piecewise_cuda_graph=True, disable_cuda_graph=True, **settings)
     theirs = eager.generate(PROMPTS, PARAMS)
-    assert (
-        eager.scheduler.stats().graph_replays_total
-        == eager.scheduler.stats().piecewise_steps_total
-        == 0
-    )
+    assert eager.core.stats().graph_replays_total == eager.core.stats().piecewise_steps_total == 0
     assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]

@@ -1,5 +1,5 @@
-"""A model for tests of the scheduler: its next token depends on every token before, read back from
-a paged cache.
+"""A model for tests of the engine core: its next token depends on every token before, read back
+from a paged cache.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from piecework.runtime.cache.kv_cache import KVCache
-from piecework.runtime.engine.core import Scheduler
+from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.executor.batch import Batch
 from piecework.runtime.graphs.graph_runner import GraphCounts
 
@@ -76,7 +76,7 @@ class ToyRunner:
         return GraphCounts()
 
 
-def make_scheduler(
+def make_core(
     *,
     num_pages: int = 65,
     page_size: int = 4,
@@ -86,9 +86,9 @@ def make_scheduler(
     share_prefixes: bool = True,
     overlap: bool = False,
     runner_class: type[ToyRunner] = ToyRunner,
-) -> tuple[Scheduler, ToyRunner]:
+) -> tuple[EngineCore, ToyRunner]:
     runner = runner_class(num_pages, page_size)
-    scheduler = Scheduler(
+    core = EngineCore(
         runner,
         KVCache(num_pages, page_size, share_prefixes=share_prefixes),
         token_budget=token_budget,
@@ -97,4 +97,4 @@ def make_scheduler(
         draw_seed=lambda: 1,
         overlap=overlap,
     )
-    return scheduler, runner
+    return core, runner

@@ -93,7 +93,7 @@ def test_every_batch_size_equals_the_cpu(
     )
     with simnpu.strict_addresses():
         assert_same(llm.generate(PROMPTS, PARAMS), engine(path, "cpu").generate(PROMPTS, PARAMS))
-    stats = llm.scheduler.stats()
+    stats = llm.core.stats()
     assert (
         stats.graph_replays_total >= 6
         and stats.padded_tokens_total > 0
@@ -160,7 +160,7 @@ def test_a_replay_is_launched_before_its_lengths_are_updated(
 
 def test_a_replay_waits_for_nothing(tmp_path: Path, simnpu: Any) -> None:
     llm = recorded(make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS))
-    decode = llm.scheduler._runner.graphs.decode  # type: ignore[attr-defined]
+    decode = llm.core._runner.graphs.decode  # type: ignore[attr-defined]
     platform = NpuPlatform()
     step = dummy_decode(3, 5, platform, 128)
     decode._backend.update_plan(decode._plan, step.metadata, 4)
@@ -225,7 +225,7 @@ class TestSeeded:
 
         monkeypatch.setattr(graphs, "graph_task_update_begin", failing_begin)
         assert_same(llm.generate(PROMPTS, PARAMS), engine(path, "cpu").generate(PROMPTS, PARAMS))
-        now = llm.scheduler._runner.info().graphs  # type: ignore[attr-defined]
+        now = llm.core._runner.info().graphs  # type: ignore[attr-defined]
         assert (
             list(now.failed_sizes.values()) == ["replay_failed"]
             and "no memory for an update" in caplog.text

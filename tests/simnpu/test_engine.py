@@ -94,7 +94,7 @@ def test_every_size_and_its_neighbours_equal_the_cpu(
         assert_same([llm.generate([prompt], PARAMS)[0] for prompt in PROMPTS], expected)
         # A crowd: mixed steps, and prompts whose beginnings are in the prefix tree by now.
         assert_same(llm.generate(PROMPTS, PARAMS), expected)
-    stats = llm.scheduler.stats()
+    stats = llm.core.stats()
     assert stats.graph_replays_total > len(AROUND) and stats.padded_tokens_total > 0
 
 
@@ -153,7 +153,7 @@ def test_debug_finds_a_weight_that_moved(
     assert (llm.info.graphs.prefill_sizes, llm.info.graphs.decode_sizes) == ([16], [1])
     params = SamplingParams(temperature=0.0, max_new_tokens=3 if decodes else 1, ignore_eos=True)
     llm.generate([PROMPTS[3]], params)
-    runner: Any = llm.scheduler._runner
+    runner: Any = llm.core._runner
     weight = next(iter(runner.model.parameters()))
     weight.data = weight.data.clone()
     llm.generate([PROMPTS[4]], params)

@@ -13,8 +13,8 @@ from compiled_here import CompiledHere
 from tiny_models import make_tiny_model
 
 from piecework.kernels.npu.attention import AscendAttention
-from piecework.runtime.engine.core import Scheduler
-from piecework.runtime.executor.step import LaunchedStep
+from piecework.runtime.engine.core import EngineCore
+from piecework.runtime.executor.step import PendingStep
 from piecework.runtime.graphs import startup as graph_startup
 from piecework.runtime.llm import LLM
 from piecework.runtime.sampling.params import SamplingParams
@@ -70,9 +70,9 @@ def engine(path: Path, device: str, **settings: Any) -> LLM:
 
 
 def launch_without_waiting(simnpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = Scheduler._launch
+    launch = EngineCore._launch
 
-    def checked(*arguments: Any) -> LaunchedStep:
+    def checked(*arguments: Any) -> PendingStep:
         try:
             with simnpu.no_waiting():
                 return launch(*arguments)
@@ -80,7 +80,7 @@ def launch_without_waiting(simnpu: Any, monkeypatch: pytest.MonkeyPatch) -> None
             # The scheduler would take it for the fault of a request, and try again.
             pytest.fail(str(error))
 
-    monkeypatch.setattr(Scheduler, "_launch", checked)
+    monkeypatch.setattr(EngineCore, "_launch", checked)
 
 
 def assert_same(llm: LLM, path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_launch_never_waits(
     llm.generate([[1]], SamplingParams(max_new_tokens=1))
     launch_without_waiting(simnpu, monkeypatch)
     assert_same(llm, path)
-    stats = llm.scheduler.stats()
+    stats = llm.core.stats()
     assert stats.steps_total - stats.overlapped_steps_total == 2, (
         "a step after the first was launched with nothing in flight"
     )
@@ -125,10 +125,10 @@ def test_recorded_decodes_never_wait(
     llm = engine(path, "npu", cuda_graph_backend_decode="full", cuda_graph_bs="1,2,4,8")
     launch_without_waiting(simnpu, monkeypatch)
     assert_same(llm, path)
-    stats = llm.scheduler.stats()
+    stats = llm.core.stats()
     assert (
         stats.graph_replays_total > 0
-        and not llm.scheduler._runner.graph_counts().fallbacks.keys() & {"replay_failed"}
+        and not llm.core._runner.graph_counts().fallbacks.keys() & {"replay_failed"}
     )
     assert stats.steps_total - stats.overlapped_steps_total == 1
 
@@ -137,7 +137,7 @@ def test_without_overlap_every_step_is_read_before_the_next(tmp_path: Path, simn
     path = make_tiny_model(tmp_path / "model", num_hidden_layers=2)
     llm = engine(path, "npu", disable_overlap_schedule=True, cuda_graph_backend_decode="disabled")
     assert_same(llm, path)
-    stats = llm.scheduler.stats()
+    stats = llm.core.stats()
     assert (stats.overlapped_steps_total, stats.discarded_tokens_total) == (0, 0)
 
 
@@ -151,16 +151,16 @@ def test_numbers_that_are_read_too_early_are_found_out(
     path = make_tiny_model(tmp_path / "model", num_hidden_layers=2)
     llm = engine(path, "npu", cuda_graph_backend_decode="disabled")
     llm.generate([[1]], SamplingParams(max_new_tokens=1))
-    build = LaunchedStep.__init__
+    build = PendingStep.__init__
 
-    def hasty(step: LaunchedStep, *arguments: Any) -> None:
+    def hasty(step: PendingStep, *arguments: Any) -> None:
         build(step, *arguments)
         if read == "samples" and step.samples is not None:
             step.samples.tokens.tolist()
         elif step._prompt_rows:
             step.read()
 
-    monkeypatch.setattr(LaunchedStep, "__init__", hasty)
+    monkeypatch.setattr(PendingStep, "__init__", hasty)
     launch_without_waiting(simnpu, monkeypatch)
     with pytest.raises(pytest.fail.Exception, match="waits for the device"):
         llm.generate(PROMPTS, PARAMS)

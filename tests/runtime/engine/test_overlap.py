@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import make_tiny_model
-from toy_runner import EOS, VOCAB, ToyRunner, continuation, make_scheduler
+from toy_runner import EOS, VOCAB, ToyRunner, continuation, make_core
 
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.staging import HostCopy
-from piecework.runtime.engine.core import Scheduler
+from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.engine.messages import (
     FinishReason,
     GenerateRequest,
@@ -59,14 +59,14 @@ class VariedRunner(ToyRunner):
         return ((hidden * 7919 + torch.arange(VOCAB) * 104_729) % 1009) / 250.0
 
 
-def scheduler_of(overlap: bool, **sizes: Any) -> Scheduler:
-    scheduler, _ = make_scheduler(overlap=overlap, **sizes)
-    scheduler._runner = VariedRunner(sizes["num_pages"], sizes["page_size"])
-    return scheduler
+def core_of(overlap: bool, **sizes: Any) -> EngineCore:
+    core, _ = make_core(overlap=overlap, **sizes)
+    core._runner = VariedRunner(sizes["num_pages"], sizes["page_size"])
+    return core
 
 
 def serve(
-    scheduler: Scheduler,
+    core: EngineCore,
     arrivals: list[tuple[int, GenerateRequest]],
     aborts: dict[int, list[str]] | None = None,
     flushes: frozenset[int] = frozenset(),
@@ -78,27 +78,27 @@ def serve(
     gone: set[str] = set()
     for number in range(5000):
         for message in [message for step, message in arrivals if step == number]:
-            scheduler.add(message)
+            core.add(message)
             answers[message.rid] = Answer()
         victims = (aborts or {}).get(number, [])
-        scheduler.abort(victims)
+        core.abort(victims)
         gone |= answers.keys() & victims
         if number in flushes:
-            scheduler.flush_cache()
-        scheduler.check()
-        if scheduler.has_work:
-            for output in scheduler.step().outputs:
+            core.flush_cache()
+        core.check()
+        if core.has_work:
+            for output in core.step().outputs:
                 assert output.rid not in gone or output.error is not None
                 answers[output.rid].add(output)
-            scheduler.check()
+            core.check()
         elif number > max((step for step, _ in arrivals), default=0):
-            stats = scheduler.stats()
+            stats = core.stats()
             assert (stats.running_requests, stats.queued_requests, stats.kv_tokens_used) == (
                 0,
                 0,
                 0,
             )
-            assert scheduler._in_flight is None
+            assert core._in_flight is None
             assert all(answer.end is not None for rid, answer in answers.items() if rid not in gone)
             return answers
     raise AssertionError("the scheduler does not come to an end")
@@ -173,9 +173,7 @@ def test_answers_are_those_of_steps_one_after_another(
     jobs: list[Any], sizes: dict[str, Any]
 ) -> None:
     arrivals = arrivals_of(jobs)
-    assert serve(scheduler_of(True, **sizes), arrivals) == serve(
-        scheduler_of(False, **sizes), arrivals
-    )
+    assert serve(core_of(True, **sizes), arrivals) == serve(core_of(False, **sizes), arrivals)
 
 
 @settings(deadline=None, max_examples=120)
@@ -191,8 +189,8 @@ def test_aborts_at_any_moment_change_no_other_answer(
     jobs: list[Any], sizes: dict[str, Any], aborts: dict[int, list[str]], flushes: frozenset[int]
 ) -> None:
     arrivals = arrivals_of(jobs)
-    whole = serve(scheduler_of(False, **sizes), arrivals)
-    answers = serve(scheduler_of(True, **sizes), arrivals, aborts, flushes)
+    whole = serve(core_of(False, **sizes), arrivals)
+    answers = serve(core_of(True, **sizes), arrivals, aborts, flushes)
     for rid, answer in answers.items():
         if answer.end is not None:
             assert answer == whole[rid]
@@ -212,9 +210,7 @@ def test_samples_of_one_prompt(sizes: dict[str, Any], params: SamplingParams, co
         )
         for n in range(count)
     ]
-    assert serve(scheduler_of(True, **sizes), arrivals) == serve(
-        scheduler_of(False, **sizes), arrivals
-    )
+    assert serve(core_of(True, **sizes), arrivals) == serve(core_of(False, **sizes), arrivals)
 
 
 def greedy(rid: str, prompt: list[int], count: int, **kwargs: Any) -> GenerateRequest:
@@ -241,14 +237,14 @@ def test_a_step_is_launched_before_the_one_before_it_is_read(
 
     monkeypatch.setattr(ToyRunner, "forward", launched)
     monkeypatch.setattr(HostCopy, "wait", read)
-    scheduler, _ = make_scheduler(overlap=True)
-    scheduler.add(greedy("r", [1, 2, 3], 4))
+    core, _ = make_core(overlap=True)
+    core.add(greedy("r", [1, 2, 3], 4))
     delivered = []
-    while scheduler.has_work:
-        delivered.append([output.token_ids for output in scheduler.step().outputs])
+    while core.has_work:
+        delivered.append([output.token_ids for output in core.step().outputs])
     assert events == ["launch", "launch", "read", "launch", "read", "launch", "read", "read"]
     assert delivered == [[], *([[token]] for token in continuation([1, 2, 3], 4))]
-    stats = scheduler.stats()
+    stats = core.stats()
     assert (stats.steps_total, stats.overlapped_steps_total, stats.discarded_tokens_total) == (
         4,
         3,
@@ -257,34 +253,34 @@ def test_a_step_is_launched_before_the_one_before_it_is_read(
 
 
 def test_a_stop_token_is_found_one_step_late_and_nothing_of_that_step_is_delivered() -> None:
-    scheduler, runner = make_scheduler(overlap=True)
+    core, runner = make_core(overlap=True)
     whole = continuation([9, 8], 10)
     first = whole.index(whole[4])
-    (answer,) = serve(scheduler, [(0, greedy("r", [9, 8], 10, stop=[whole[4]]))]).values()
+    (answer,) = serve(core, [(0, greedy("r", [9, 8], 10, stop=[whole[4]]))]).values()
     assert answer.tokens == whole[: first + 1] and answer.end == (FinishReason.STOP, whole[4], None)
     assert len(runner.step_tokens) == first + 2
-    stats = scheduler.stats()
+    stats = core.stats()
     assert (stats.generation_tokens_total, stats.discarded_tokens_total) == (first + 1, 1)
 
 
 def test_an_end_by_length_is_foreseen() -> None:
     """No step is spent on a request whose last token is in flight, be it its only one."""
     for count in (0, 1, 5):
-        scheduler, runner = make_scheduler(overlap=True)
-        serve(scheduler, [(0, greedy("r", [1] * 8, count))])
+        core, runner = make_core(overlap=True)
+        serve(core, [(0, greedy("r", [1] * 8, count))])
         assert runner.step_tokens == [8] + [1] * max(0, count - 1)
 
 
 def test_pages_of_a_request_that_stopped_serve_another_while_its_last_step_is_in_flight() -> None:
     """Each request fills the whole cache but for the page of the other's first tokens."""
-    scheduler, _ = make_scheduler(num_pages=6, page_size=4, overlap=True, share_prefixes=False)
+    core, _ = make_core(num_pages=6, page_size=4, overlap=True, share_prefixes=False)
     whole = continuation([3] * 9, 6)
     stop = next(token for token in whole if token not in whole[: whole.index(token)])
     arrivals = [
         (0, greedy("first", [3] * 9, 6, stop=[stop])),
         (1, greedy("second", [4] * 15, 4, arrival_time=1.0)),
     ]
-    answers = serve(scheduler, arrivals)
+    answers = serve(core, arrivals)
     assert answers["first"].tokens == whole[: whole.index(stop) + 1]
     assert answers["second"].tokens == continuation([4] * 15, 4)
 
@@ -293,41 +289,41 @@ def test_nobody_gives_way_before_the_step_in_flight_is_read() -> None:
     """Where pages run out, an end that is in flight is waited for, rather than that a request
     starts over.
     """
-    scheduler, _ = make_scheduler(num_pages=7, page_size=4, overlap=True, share_prefixes=False)
+    core, _ = make_core(num_pages=7, page_size=4, overlap=True, share_prefixes=False)
     # The first takes the last free page for its last token; while that is in flight the second
     # needs one too.
     arrivals = [
         (0, greedy("ends", [1] * 8, 2)),
         (0, greedy("goes on", [2] * 11, 6, arrival_time=1.0)),
     ]
-    answers = serve(scheduler, arrivals)
+    answers = serve(core, arrivals)
     assert answers["ends"].tokens == continuation([1] * 8, 2) and answers[
         "goes on"
     ].tokens == continuation([2] * 11, 6)
-    assert scheduler.stats().preemptions_total == 0
+    assert core.stats().preemptions_total == 0
 
 
 def test_preempted_requests_lose_nothing() -> None:
-    scheduler, _ = make_scheduler(num_pages=11, page_size=4, overlap=True)
+    core, _ = make_core(num_pages=11, page_size=4, overlap=True)
     answers = serve(
-        scheduler,
+        core,
         [(0, greedy(f"r{i}", [i, i + 1, i + 2], 25, arrival_time=float(i))) for i in range(3)],
     )
-    assert scheduler.stats().preemptions_total > 0
+    assert core.stats().preemptions_total > 0
     assert {rid: answer.tokens for rid, answer in answers.items()} == {
         f"r{i}": continuation([i, i + 1, i + 2], 25) for i in range(3)
     }
 
 
 def test_a_step_that_nobody_waits_for_is_dropped() -> None:
-    scheduler, _ = make_scheduler(overlap=True)
-    scheduler.add(greedy("r", [1, 2], 9))
-    scheduler.step()
-    scheduler.step()
-    scheduler.abort(["r"])
-    assert not scheduler.has_work and scheduler.stats().discarded_tokens_total == 1
-    scheduler.check()
-    assert scheduler.flush_cache() == 0 or scheduler.stats().kv_tokens_cached == 0
+    core, _ = make_core(overlap=True)
+    core.add(greedy("r", [1, 2], 9))
+    core.step()
+    core.step()
+    core.abort(["r"])
+    assert not core.has_work and core.stats().discarded_tokens_total == 1
+    core.check()
+    assert core.flush_cache() == 0 or core.stats().kv_tokens_cached == 0
 
 
 @pytest.mark.parametrize("count", [0, 5])
@@ -335,15 +331,13 @@ def test_a_request_that_is_aborted_in_flight_is_given_nothing(count: int) -> Non
     """Neither its token nor, where it wanted none, the end of its prompt; the other's answer is
     whole.
     """
-    scheduler, _ = make_scheduler(overlap=True)
-    scheduler.add(greedy("gone", [1, 2], count))
-    scheduler.add(greedy("other", [3, 4], 5, arrival_time=1.0))
-    assert scheduler.step().outputs == []
-    scheduler.abort(["gone"])
-    scheduler.check()
-    outputs = [
-        output for _ in range(6) if scheduler.has_work for output in scheduler.step().outputs
-    ]
+    core, _ = make_core(overlap=True)
+    core.add(greedy("gone", [1, 2], count))
+    core.add(greedy("other", [3, 4], 5, arrival_time=1.0))
+    assert core.step().outputs == []
+    core.abort(["gone"])
+    core.check()
+    outputs = [output for _ in range(6) if core.has_work for output in core.step().outputs]
     assert [(output.rid, *output.token_ids) for output in outputs] == [
         ("other", token) for token in continuation([3, 4], 5)
     ]
@@ -354,10 +348,10 @@ def test_the_end_of_sequence_token_ends_it_too() -> None:
         [a, b] for a in range(VOCAB) for b in range(VOCAB) if EOS in continuation([a, b], 6)[1:5]
     )
     whole = continuation(prompt, 6)
-    scheduler, _ = make_scheduler(overlap=True)
+    core, _ = make_core(overlap=True)
     params = SamplingParams(temperature=0.0, max_new_tokens=6)
     (answer,) = serve(
-        scheduler, [(0, GenerateRequest(rid="r", input_ids=prompt, params=params))]
+        core, [(0, GenerateRequest(rid="r", input_ids=prompt, params=params))]
     ).values()
     assert answer.tokens == whole[: whole.index(EOS) + 1] and answer.end == (
         FinishReason.STOP,
@@ -405,12 +399,12 @@ def test_a_model_gives_the_same_text(tmp_path: Path) -> None:
             [e.logprob for e in expected.logprobs], abs=1e-4
         )
     assert (
-        overlapped.scheduler.stats().overlapped_steps_total
+        overlapped.core.stats().overlapped_steps_total
         > 0
-        == one_by_one.scheduler.stats().overlapped_steps_total
+        == one_by_one.core.stats().overlapped_steps_total
     )
-    overlapped.scheduler.check()
-    assert not overlapped.scheduler.has_work
+    overlapped.core.check()
+    assert not overlapped.core.has_work
 
 
 def test_on_a_cpu_steps_do_not_overlap_unless_asked_to(tmp_path: Path) -> None:
@@ -454,7 +448,7 @@ def test_a_launch_never_waits_for_a_gpu(
     expected = one_by_one.generate(prompts, params)
     # Kernels are compiled and memory is found at the first steps.
     overlapped.generate(prompts, params)
-    launch = Scheduler._launch
+    launch = EngineCore._launch
 
     def checked(*arguments: Any) -> Any:
         torch.cuda.set_sync_debug_mode("error")
@@ -463,7 +457,7 @@ def test_a_launch_never_waits_for_a_gpu(
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(Scheduler, "_launch", checked)
+    monkeypatch.setattr(EngineCore, "_launch", checked)
     ours = overlapped.generate(prompts, params)
     assert [one.token_ids for one in ours] == [one.token_ids for one in expected]
-    assert overlapped.scheduler.stats().overlapped_steps_total > 0
+    assert overlapped.core.stats().overlapped_steps_total > 0

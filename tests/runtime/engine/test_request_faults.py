@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_runner import ToyRunner, continuation, make_scheduler
+from toy_runner import ToyRunner, continuation, make_core
 
-from piecework.runtime.engine.core import Scheduler
+from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.engine.messages import FinishReason, GenerateRequest, TokenOutput
 from piecework.runtime.executor import step as launch
-from piecework.runtime.executor.step import LaunchedStep
+from piecework.runtime.executor.step import PendingStep
 from piecework.runtime.sampling.params import SamplingParams
 
 BAD = "bad"
@@ -60,17 +60,17 @@ def seed(place: str, guilty: Guilty, patch: pytest.MonkeyPatch) -> None:
             )
         case "reading":
             requests_of = lambda step: [entry.request for entry in step.scheduled]  # noqa: E731
-            patch.setattr(LaunchedStep, "read", failing(LaunchedStep.read, requests_of))
+            patch.setattr(PendingStep, "read", failing(PendingStep.read, requests_of))
         case "output":
             patch.setattr(
-                Scheduler,
+                EngineCore,
                 "_output",
-                failing(Scheduler._output, lambda scheduler, request, sampled: [request]),
+                failing(EngineCore._output, lambda core, request, sampled: [request]),
             )
 
 
 def serve(
-    scheduler: Scheduler, requests: list[GenerateRequest], apart: int = 0
+    core: EngineCore, requests: list[GenerateRequest], apart: int = 0
 ) -> dict[str, list[TokenOutput]]:
     """The outputs of each; a request comes every `apart` steps. Pages are checked after every
     step.
@@ -79,12 +79,12 @@ def serve(
     waiting = list(requests)
     for step in range(5000):
         while waiting and step >= apart * (len(requests) - len(waiting)):
-            scheduler.add(waiting.pop(0))
-        if not waiting and not scheduler.has_work:
+            core.add(waiting.pop(0))
+        if not waiting and not core.has_work:
             return outputs
-        for output in scheduler.step().outputs:
+        for output in core.step().outputs:
             outputs[output.rid].append(output)
-        scheduler.check()
+        core.check()
     raise AssertionError("it does not end")
 
 
@@ -112,9 +112,7 @@ def test_a_fault_of_one_request_ends_it_and_no_other(
     apart: int,
 ) -> None:
     """Wherever it strikes, at its first token or later, and however requests come."""
-    scheduler, _ = make_scheduler(
-        num_pages=60, token_budget=budget, share_prefixes=share, overlap=overlap
-    )
+    core, _ = make_core(num_pages=60, token_budget=budget, share_prefixes=share, overlap=overlap)
     requests = [request(f"r{index}", prompt, 8) for index, prompt in enumerate(prompts)]
     requests.insert(len(requests) // 2, request(BAD, [0, 1, 2], 8))
     with pytest.MonkeyPatch.context() as patch:
@@ -123,14 +121,14 @@ def test_a_fault_of_one_request_ends_it_and_no_other(
             lambda found: any(each.rid == BAD and each.num_output >= good_tokens for each in found),
             patch,
         )
-        outputs = serve(scheduler, requests, apart)
+        outputs = serve(core, requests, apart)
     bad = outputs.pop(BAD)
     assert bad[-1].finish_reason is FinishReason.ERROR and "IndexError" in (bad[-1].error or "")
     whole = continuation([0, 1, 2], 8)
     assert tokens(bad) == whole[: len(tokens(bad))]
     for index, prompt in enumerate(prompts):
         assert tokens(outputs[f"r{index}"]) == continuation(prompt, 8)
-    stats = scheduler.stats()
+    stats = core.stats()
     assert (stats.running_requests, stats.queued_requests, stats.kv_tokens_used) == (0, 0, 0)
 
 
@@ -140,11 +138,9 @@ def test_a_fault_that_only_a_crowd_meets_ends_nobody(
     place: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed(place, lambda found: len(found) > 2, monkeypatch)
-    scheduler, _ = make_scheduler(overlap=overlap)
+    core, _ = make_core(overlap=overlap)
     prompts = [[index, 1, 2] for index in range(5)]
-    outputs = serve(
-        scheduler, [request(f"r{index}", prompt, 6) for index, prompt in enumerate(prompts)]
-    )
+    outputs = serve(core, [request(f"r{index}", prompt, 6) for index, prompt in enumerate(prompts)])
     assert [tokens(outputs[f"r{index}"]) for index in range(5)] == [
         continuation(prompt, 6) for prompt in prompts
     ]
@@ -158,16 +154,16 @@ def test_what_a_broken_device_raises_is_let_through(monkeypatch: pytest.MonkeyPa
 
     seed("forward", lambda found: True, monkeypatch)
     monkeypatch.setattr(ToyRunner, "synchronize", broken)
-    scheduler, _ = make_scheduler()
-    scheduler.add(request("r", [1, 2], 4))
+    core, _ = make_core()
+    core.add(request("r", [1, 2], 4))
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        scheduler.step()
+        core.step()
 
 
 def test_a_request_that_cannot_be_taken_is_answered() -> None:
-    scheduler, _ = make_scheduler()
+    core, _ = make_core()
     params = SamplingParams(temperature=0.0, max_new_tokens=4, ignore_eos=True)
     broken = GenerateRequest(rid=BAD, input_ids=[1, "2"], params=params)  # type: ignore[list-item]
-    outputs = serve(scheduler, [broken, request("r", [1, 2], 4)])
+    outputs = serve(core, [broken, request("r", [1, 2], 4)])
     assert outputs[BAD][-1].finish_reason is FinishReason.ERROR
     assert tokens(outputs["r"]) == continuation([1, 2], 4)

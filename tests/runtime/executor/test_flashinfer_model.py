@@ -99,9 +99,7 @@ def test_so_are_those_of_recorded_decodes(
 ) -> None:
     llm = make(model, cuda_graph_backend_decode="full", cuda_graph_bs="1,2,4")
     assert generated(llm) == expected
-    assert (
-        llm.info.graphs.decode_sizes == [1, 2, 4] and llm.scheduler.stats().graph_replays_total > 5
-    )
+    assert llm.info.graphs.decode_sizes == [1, 2, 4] and llm.core.stats().graph_replays_total > 5
 
 
 def test_so_are_those_of_pieces(

@@ -128,7 +128,7 @@ def test_tokens_with_graphs_are_those_without(model: Path, libraries: list[Libra
     assert generated(decodes) == expected
     assert (
         decodes.info.graphs.decode_sizes == [1, 2, 4]
-        and decodes.scheduler.stats().graph_replays_total > 5
+        and decodes.core.stats().graph_replays_total > 5
     )
 
     pieces = {
@@ -145,7 +145,7 @@ def test_tokens_with_graphs_are_those_without(model: Path, libraries: list[Libra
 def test_hidden_states_are_those_of_the_definition_but_for_rounding(
     model: Path, libraries: list[LibraryOps]
 ) -> None:
-    runner = make(model, attention_backend="torch", disable_cuda_graph=True).scheduler._runner
+    runner = make(model, attention_backend="torch", disable_cuda_graph=True).core._runner
     assert isinstance(runner, ModelRunner)
     step = dummy_prefill(33, 1, runner.platform, 16)
 

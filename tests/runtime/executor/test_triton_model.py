@@ -108,12 +108,12 @@ def test_so_are_those_of_recorded_decodes(
 ) -> None:
     llm = make(model, cuda_graph_backend_decode="full", cuda_graph_bs="4")
     assert generated(llm) == expected
-    assert llm.scheduler.stats().graph_replays_total > 0
+    assert llm.core.stats().graph_replays_total > 0
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="Triton compiles for the GPU here")
 def test_a_model_is_traced_with_its_ops_whole(model: Path, on_triton: None) -> None:
-    runner = make(model).scheduler._runner
+    runner = make(model).core._runner
     assert isinstance(runner, ModelRunner)
     pieces, _ = install(
         installer(replace(runner.config, piecewise_cuda_graph_compiler="eager"), runner.platform),
@@ -173,7 +173,7 @@ def test_a_step_waits_for_the_device_once(
         for top_p in (1.0, 0.9)
     ]
     for number, params in enumerate([GREEDY, *sampled]):
-        llm.scheduler.add(GenerateRequest(rid=str(number), input_ids=PROMPTS[1], params=params))
+        llm.core.add(GenerateRequest(rid=str(number), input_ids=PROMPTS[1], params=params))
     steps, read = 0, []
     wait = HostCopy.wait
     monkeypatch.setattr(HostCopy, "wait", lambda copy: read.append(copy) or wait(copy))
@@ -181,8 +181,8 @@ def test_a_step_waits_for_the_device_once(
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            while llm.scheduler.has_work:
-                llm.scheduler.step()
+            while llm.core.has_work:
+                llm.core.step()
                 steps += 1
     finally:
         torch.cuda.set_sync_debug_mode("default")

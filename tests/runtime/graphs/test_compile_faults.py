@@ -114,7 +114,7 @@ def test_without_pieces_steps_stay_eager_with_one_line_and_a_reason_that_is_coun
     traced = torch._dynamo.convert_frame.FRAME_COUNTER
     llm = in_pieces(path)
     check(llm, expected)
-    stats = llm.scheduler.stats()
+    stats = llm.core.stats()
     reason, text = NO_PIECES[fault]
     assert stats.graph_fallbacks_total == {reason: stats.steps_total}
     (line,) = [record.getMessage() for record in caplog.records if "pieces" in record.getMessage()]
@@ -134,10 +134,7 @@ def test_a_piece_that_cannot_be_compiled_runs_as_traced_and_no_later_start_tries
         caplog.clear()
         llm = in_pieces(path)
         check(llm, expected)
-        assert (
-            llm.info.graphs.distinct_pieces == 3
-            and llm.scheduler.stats().graph_fallbacks_total == {}
-        )
+        assert llm.info.graphs.distinct_pieces == 3 and llm.core.stats().graph_fallbacks_total == {}
         (line,) = [
             record.getMessage()
             for record in caplog.records
@@ -175,7 +172,7 @@ def test_a_hollow_model_weighs_what_the_real_one_does(tmp_path: Path, tied: bool
     llm = engine(
         make_tiny_model(tmp_path / "model", tie_word_embeddings=tied), disable_cuda_graph=True
     )
-    config, device = llm.scheduler._runner.model_config, torch.device("cpu")  # type: ignore[attr-defined]
+    config, device = llm.core._runner.model_config, torch.device("cpu")  # type: ignore[attr-defined]
     real, hollow = (
         empty_model(config, torch.float32, device),
         hollow_model(config, torch.float32, device),
@@ -230,7 +227,7 @@ def test_without_a_cpp_compiler_no_process_is_started_and_one_line_says_what_to_
         attention_backend="torch",
     )
     check(llm, expected)
-    assert set(llm.scheduler.stats().graph_fallbacks_total) == {"compile_failed"}
+    assert set(llm.core.stats().graph_fallbacks_total) == {"compile_failed"}
     (line,) = [record.getMessage() for record in caplog.records if "pieces" in record.getMessage()]
     assert (wanted or "g++") in line and "install" in line and "$CXX" in line
 

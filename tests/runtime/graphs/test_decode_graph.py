@@ -78,7 +78,7 @@ def test_decode_graphs_give_what_eager_gives(
     llm = recorded(path, **settings)
     assert llm.info.graphs.decode_sizes == [1, 2, 4]
     assert_same(llm.generate(PROMPTS, PARAMS), engine(path).generate(PROMPTS, PARAMS))
-    stats = llm.scheduler.stats()
+    stats = llm.core.stats()
     assert stats.graph_replays_total >= (3 if padding == 1.0 else 6)
     assert (stats.padded_tokens_total > 0) == (padding > 1.0)
 
@@ -88,7 +88,7 @@ def test_a_batch_over_the_largest_size_runs_without_a_graph_and_is_counted(tmp_p
     llm = recorded(path, cuda_graph_bs=None, cuda_graph_max_bs=2)
     assert llm.info.graphs.decode_sizes == [1, 2]
     assert_same(llm.generate(PROMPTS, PARAMS), engine(path).generate(PROMPTS, PARAMS))
-    assert llm.scheduler.stats().graph_fallbacks_total["too_long"] > 0
+    assert llm.core.stats().graph_fallbacks_total["too_long"] > 0
 
 
 def test_a_batch_size_whose_capture_fails_runs_without_it(
@@ -145,5 +145,5 @@ def test_no_graphs_of_any_kind(tmp_path: Path) -> None:
 
 def test_captures_write_to_no_page_that_a_request_may_hold(tmp_path: Path) -> None:
     llm = recorded(make_tiny_model(tmp_path / "model"))
-    pool = llm.scheduler._runner.pool  # type: ignore[attr-defined]
+    pool = llm.core._runner.pool  # type: ignore[attr-defined]
     assert not any(part[1:].any() for part in [*pool.k, *pool.v])

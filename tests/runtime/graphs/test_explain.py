@@ -100,7 +100,7 @@ def test_padding_is_of_the_steps_that_the_server_has_had(tmp_path: Path) -> None
     assert explain(config(path)).lengths is None
     llm = LLM(str(path), dtype="float32", max_total_tokens=256, num_threads=1)
     llm.generate([[7] * 10, [9] * 21], SamplingParams(max_new_tokens=1))
-    llm.scheduler._runner.close()  # type: ignore[attr-defined]
+    llm.core._runner.close()  # type: ignore[attr-defined]
     told = explain(config(path, piecewise_cuda_graph_tokens="40"))
     assert told.lengths is not None and told.lengths.counts == {31: 1}
     assert {row.name: row.share for row in told.padding} == pytest.approx(

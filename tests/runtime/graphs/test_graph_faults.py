@@ -114,7 +114,7 @@ def check_answers(llm: LLM, expected: list[Completion]) -> None:
 
 def logits(llm: LLM, prompt: list[int]) -> torch.Tensor:
     """[len(prompt), vocabulary]: of every position, through the engine's own forward."""
-    runner: Any = llm.scheduler._runner
+    runner: Any = llm.core._runner
     forward, kept = runner.forward, []
     runner.forward = lambda batch: (kept.append(forward(batch).clone()), kept[-1])[1]
     try:
@@ -147,7 +147,7 @@ def test_logits_with_graphs_are_those_without(
     assert llm.info.graphs.prefill_sizes == SIZES
     for prompt in PROMPTS:
         torch.testing.assert_close(logits(llm, prompt), logits(eager, prompt), rtol=0, atol=1e-4)
-    assert llm.scheduler.stats().graph_replays_total == len(PROMPTS) - 1, (
+    assert llm.core.stats().graph_replays_total == len(PROMPTS) - 1, (
         "all but the one above the largest size"
     )
 
@@ -421,7 +421,7 @@ def test_nothing_is_traced_or_compiled_in_the_process_that_serves(
         "params = SamplingParams(temperature=0.0, max_new_tokens=3, ignore_eos=True)\n"
         "for length in (1, 2, 3, 5, 8, 16, 17, 40, 63, 64, 65, 100): llm.generate([[7] * length], "
         "params)\n"
-        "stats = llm.scheduler.stats()\n"
+        "stats = llm.core.stats()\n"
         "import torch._dynamo\n"
         "seen, compiler = torch._dynamo.convert_frame.FRAME_COUNTER, 'torch._inductor.compile_fx' "
         "in sys.modules\n"

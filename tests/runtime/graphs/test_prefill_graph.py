@@ -52,7 +52,7 @@ def in_pieces(path: Path, **settings: Any) -> LLM:
 
 
 def graph_of(llm: LLM) -> Any:
-    return llm.scheduler._runner.graphs.prefill  # type: ignore[attr-defined]
+    return llm.core._runner.graphs.prefill  # type: ignore[attr-defined]
 
 
 def assert_same(ours: list[Completion], eager: list[Completion]) -> None:
@@ -89,7 +89,7 @@ def test_pieces_give_what_eager_gives(
     alone = [llm.generate([prompt], PARAMS)[0] for prompt in PROMPTS]
     assert_same(alone, [engine(path).generate([prompt], PARAMS)[0] for prompt in PROMPTS])
     assert_same(llm.generate(PROMPTS, PARAMS), alone)
-    stats = llm.scheduler.stats()
+    stats = llm.core.stats()
     assert stats.piecewise_steps_total == stats.steps_total > len(PROMPTS)
     assert (stats.graph_replays_total > 0) == (sizes is not None)
 
@@ -166,12 +166,12 @@ def test_a_size_whose_capture_fails_runs_without_it(
 @pytest.mark.usefixtures("compiled_here")
 def test_captures_write_to_no_page_that_a_request_may_hold(tmp_path: Path) -> None:
     llm = in_pieces(make_tiny_model(tmp_path / "model"), piecewise_cuda_graph_tokens="4,16,33")
-    pool = llm.scheduler._runner.pool  # type: ignore[attr-defined]
+    pool = llm.core._runner.pool  # type: ignore[attr-defined]
     assert all(torch.count_nonzero(part[1:]) == 0 for part in [*pool.k, *pool.v])
 
 
 def lengths_of(llm: LLM) -> Any:
-    return llm.scheduler._runner.seen_lengths  # type: ignore[attr-defined]
+    return llm.core._runner.seen_lengths  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("compiled_here")
@@ -181,7 +181,7 @@ def test_auto_sizes_are_the_lengths_that_an_earlier_run_has_seen(tmp_path: Path)
     for prompt in PROMPTS:
         first.generate([prompt], SamplingParams(temperature=0.0, max_new_tokens=1))
     assert dict(lengths_of(first).counts) == dict.fromkeys(LENGTHS, 1)
-    first.scheduler._runner.close()  # type: ignore[attr-defined]
+    first.core._runner.close()  # type: ignore[attr-defined]
     assert in_pieces(path, piecewise_cuda_graph_tokens="auto:3").info.graphs.prefill_sizes == [
         5,
         17,
@@ -246,7 +246,7 @@ def test_recorded_steps_give_what_eager_gives(
     }
     llm = engine(path, context_length=128, cuda_graph_bs="1,4,16", **settings)
     assert_same(llm.generate(PROMPTS, PARAMS), expected)
-    graphs, stats = llm.info.graphs, llm.scheduler.stats()
+    graphs, stats = llm.info.graphs, llm.core.stats()
     assert (graphs.prefill_sizes, graphs.decode_sizes) == (
         [] if backend == "disabled" else [4, 16, 64],
         [1, 4, 16],
@@ -291,7 +291,7 @@ def test_the_largest_size_comes_first_and_then_the_one_that_was_used_most(
                 [[(seed + 7 * length + i) % 400 for i in range(length)]],
                 SamplingParams(temperature=0.0, max_new_tokens=1),
             )
-    first.scheduler._runner.close()  # type: ignore[attr-defined]
+    first.core._runner.close()  # type: ignore[attr-defined]
     in_pieces(
         path, piecewise_cuda_graph_tokens="4,8,16,32,64", cuda_graph_backend_decode="disabled"
     )
@@ -322,4 +322,4 @@ def test_inductors_pieces_give_what_eager_gives(tmp_path: Path) -> None:
         [llm.generate([prompt], PARAMS)[0] for prompt in PROMPTS],
         engine(path).generate(PROMPTS, PARAMS),
     )
-    assert llm.scheduler.stats().graph_replays_total > 0
+    assert llm.core.stats().graph_replays_total > 0

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.engine.build import build_engine
-from piecework.runtime.engine.core import Scheduler
+from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.engine.messages import GenerateRequest, TokenLogprob
 from piecework.runtime.llm import LLM
 from piecework.runtime.sampling.params import SamplingParams
@@ -67,7 +67,7 @@ class Case:
         """[len(tokens), vocab]: row p speaks of the token at p + 1."""
         return self.reference(torch.tensor([tokens])).logits[0].float().log_softmax(-1)
 
-    def scheduler(self, **settings: Any) -> Scheduler:
+    def core(self, **settings: Any) -> EngineCore:
         config = EngineConfig(
             model_path=str(self.path),
             dtype="float32",
@@ -75,7 +75,7 @@ class Case:
             num_threads=1,
             **settings,
         )
-        return build_engine(config, progress=False).scheduler
+        return build_engine(config, progress=False).core
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
@@ -85,7 +85,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def run(
-    scheduler: Scheduler, prompts: list[list[int]], params: SamplingParams
+    core: EngineCore, prompts: list[list[int]], params: SamplingParams
 ) -> list[tuple[list[int], list[TokenLogprob | None]]]:
     """Tokens of each prompt, and what the model said of every position: the prompt's, then the
     output's.
@@ -93,14 +93,14 @@ def run(
     tokens: dict[str, list[int]] = {str(i): [] for i in range(len(prompts))}
     said: dict[str, list[TokenLogprob | None]] = {str(i): [] for i in range(len(prompts))}
     for i, prompt in enumerate(prompts):
-        scheduler.add(
+        core.add(
             GenerateRequest(rid=str(i), input_ids=prompt, params=params, arrival_time=float(i))
         )
-    while scheduler.has_work:
-        for output in scheduler.step().outputs:
+    while core.has_work:
+        for output in core.step().outputs:
             tokens[output.rid] += output.token_ids
             said[output.rid] += (output.prompt_logprobs or []) + (output.logprobs or [])
-        scheduler.check()
+        core.check()
     return [(tokens[rid], said[rid]) for rid in tokens]
 
 
@@ -130,26 +130,26 @@ ALL = SamplingParams(
 def test_prompt_and_output_logprobs(case: Case, chunk: int) -> None:
     """A crowd of prompts: prefill whole or in chunks beside decodes of others."""
     for prompt, (tokens, said) in zip(
-        PROMPTS, run(case.scheduler(chunked_prefill_size=chunk), PROMPTS, ALL), strict=True
+        PROMPTS, run(case.core(chunked_prefill_size=chunk), PROMPTS, ALL), strict=True
     ):
         assert len(said) == len(prompt) + 8
         assert_same(case, prompt, tokens, said)
 
 
 def test_a_prefix_hit_gives_the_same_logprobs(case: Case) -> None:
-    scheduler = case.scheduler(page_size=4)
+    core = case.core(page_size=4)
     params = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True, logprobs=20)
-    run(scheduler, PROMPTS[:1], params)
+    run(core, PROMPTS[:1], params)
     longer = PROMPTS[0][:70] + PROMPTS[1]
-    ((tokens, said),) = run(scheduler, [longer], params)
-    assert scheduler.stats().cached_tokens_total == 68
+    ((tokens, said),) = run(core, [longer], params)
+    assert core.stats().cached_tokens_total == 68
     assert_same(case, longer, tokens, said, skip=len(longer))
 
 
 def test_greedy_tokens_are_equal_for_64_steps(case: Case) -> None:
-    scheduler = case.scheduler()
+    core = case.core()
     params = SamplingParams(temperature=0.0, max_new_tokens=64, ignore_eos=True)
-    for prompt, (tokens, _) in zip(PROMPTS, run(scheduler, PROMPTS, params), strict=True):
+    for prompt, (tokens, _) in zip(PROMPTS, run(core, PROMPTS, params), strict=True):
         expected = case.logprobs(prompt + tokens)[len(prompt) - 1 : -1]
         assert tokens == expected.argmax(-1).tolist()
 

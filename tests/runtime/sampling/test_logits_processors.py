@@ -106,7 +106,7 @@ def test_a_pending_token_counts_like_one_that_is_known(
         pending.append(request(prompt, output, params))
         if last is not None:
             sampled[place] = last
-            pending[-1].expect(place)
+            pending[-1].add_placeholder(place)
     want, got = some_logits(len(batch)), some_logits(len(batch))
     adjust(want, known)
     adjust(got, pending, sampled)

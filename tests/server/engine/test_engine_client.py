@@ -210,16 +210,16 @@ POISON = 500
 POISONED_ENGINE = f"""
 import os, sys
 from piecework.runtime.engine import process, text_process
-from piecework.runtime.engine.core import Scheduler
+from piecework.runtime.engine.core import EngineCore
 
-plain_step = Scheduler.step
+plain_step = EngineCore.step
 
 def step(self):
-    if any({POISON} in request.tokens for request in self._planner.waiting):
+    if any({POISON} in request.tokens for request in self._scheduler.waiting):
         os._exit(7)
     return plain_step(self)
 
-Scheduler.step = step
+EngineCore.step = step
 sys.exit(process.run_engine(lambda: text_process.build))
 """
 

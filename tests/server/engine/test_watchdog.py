@@ -164,20 +164,20 @@ async def test_a_step_longer_than_the_timeout_is_no_hang_where_layer_follows_lay
 
 
 HANGING_STEP = """
-from piecework.runtime.engine.core import Scheduler
+from piecework.runtime.engine.core import EngineCore
 
-plain_step = Scheduler.step
+plain_step = EngineCore.step
 
 def stuck():
     while True:
         pass
 
 def step(self):
-    if any(400 in request.tokens for request in self._planner.waiting):
+    if any(400 in request.tokens for request in self._scheduler.waiting):
         stuck()
     return plain_step(self)
 
-Scheduler.step = step
+EngineCore.step = step
 """
 
 

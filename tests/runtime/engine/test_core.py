@@ -1,5 +1,5 @@
-"""The scheduler: every request gets its own tokens whatever the budget, the crowd and the shortage
-of pages; no page is lost.
+"""The engine core: every request gets its own tokens whatever the budget, the crowd and the
+shortage of pages; no page is lost.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_runner import VOCAB, ToyRunner, continuation, make_scheduler
+from toy_runner import VOCAB, ToyRunner, continuation, make_core
 
-from piecework.runtime.engine.core import Scheduler
+from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.engine.messages import FinishReason, GenerateRequest, TokenOutput
 from piecework.runtime.executor.batch import Batch
 from piecework.runtime.sampling.params import SamplingParams
@@ -21,24 +21,24 @@ def request(rid: str, prompt: list[int], count: int, **kwargs: object) -> Genera
     return GenerateRequest(rid=rid, input_ids=prompt, params=params, **kwargs)  # type: ignore[arg-type]
 
 
-def drain(scheduler: Scheduler, limit: int = 10_000) -> dict[str, list[TokenOutput]]:
+def drain(core: EngineCore, limit: int = 10_000) -> dict[str, list[TokenOutput]]:
     """Step until nothing is left, checking the pages after every step."""
     outputs: dict[str, list[TokenOutput]] = {}
     for _ in range(limit):
-        if not scheduler.has_work:
+        if not core.has_work:
             return outputs
-        for output in scheduler.step().outputs:
+        for output in core.step().outputs:
             outputs.setdefault(output.rid, []).append(output)
-        scheduler.check()
-    raise AssertionError(f"not finished after {limit} steps: {scheduler.stats()}")
+        core.check()
+    raise AssertionError(f"not finished after {limit} steps: {core.stats()}")
 
 
 def tokens(outputs: list[TokenOutput]) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
 
 
-def assert_idle(scheduler: Scheduler) -> None:
-    stats = scheduler.stats()
+def assert_idle(core: EngineCore) -> None:
+    stats = core.stats()
     assert (stats.running_requests, stats.queued_requests, stats.kv_tokens_used) == (0, 0, 0)
 
 
@@ -70,7 +70,7 @@ def test_every_request_gets_its_own_tokens(
     """Prompts over three tokens share prefixes often; few pages force preemption; requests arrive
     at different steps.
     """
-    scheduler, _ = make_scheduler(
+    core, _ = make_core(
         num_pages=num_pages,
         page_size=page_size,
         token_budget=token_budget,
@@ -85,15 +85,15 @@ def test_every_request_gets_its_own_tokens(
     capacity = (num_pages - 1) * page_size
     for step in range(5000):
         for _, message in [entry for entry in pending if entry[0] == step]:
-            scheduler.add(message)
-        if step > 6 and not scheduler.has_work:
+            core.add(message)
+        if step > 6 and not core.has_work:
             break
-        for output in scheduler.step().outputs if scheduler.has_work else []:
+        for output in core.step().outputs if core.has_work else []:
             got.setdefault(output.rid, []).extend(output.token_ids)
-        scheduler.check()
+        core.check()
     else:
         raise AssertionError("the scheduler does not come to an end")
-    assert_idle(scheduler)
+    assert_idle(core)
     for i, (prompt, count, _, _) in enumerate(jobs):
         expected = continuation(prompt, count)[: max(0, capacity - len(prompt))]
         assert got.get(f"r{i}", []) == expected
@@ -102,104 +102,104 @@ def test_every_request_gets_its_own_tokens(
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_aborted_requests_leave_nothing_behind(data: st.DataObject) -> None:
-    scheduler, _ = make_scheduler(num_pages=20, token_budget=16, max_running_requests=4)
+    core, _ = make_core(num_pages=20, token_budget=16, max_running_requests=4)
     for i in range(8):
-        scheduler.add(
+        core.add(
             request(
                 f"r{i}", data.draw(prompts), data.draw(st.integers(1, 12)), arrival_time=float(i)
             )
         )
     seen: list[str] = []
     gone: set[str] = set()
-    while scheduler.has_work:
+    while core.has_work:
         victims = data.draw(
             st.lists(st.sampled_from([f"r{i}" for i in range(8)] + ["unknown"]), max_size=2)
         )
         gone |= set(victims)
-        scheduler.abort(victims)
-        scheduler.check()
-        seen = [output.rid for output in scheduler.step().outputs]
+        core.abort(victims)
+        core.check()
+        seen = [output.rid for output in core.step().outputs]
         assert not set(seen) & gone
-    assert_idle(scheduler)
+    assert_idle(core)
 
 
 def test_a_step_stays_within_the_token_budget() -> None:
-    scheduler, runner = make_scheduler(token_budget=10)
+    core, runner = make_core(token_budget=10)
     for i in range(4):
-        scheduler.add(request(f"r{i}", list(range(17 + i)), 3, arrival_time=float(i)))
-    drain(scheduler)
+        core.add(request(f"r{i}", list(range(17 + i)), 3, arrival_time=float(i)))
+    drain(core)
     assert max(runner.step_tokens) == 10
 
 
 def test_decodes_go_on_while_a_long_prompt_is_computed() -> None:
-    scheduler, _ = make_scheduler(token_budget=8)
-    scheduler.add(request("short", [1, 2], 20))
-    scheduler.step()
-    scheduler.add(request("long", [3] * 60, 1, arrival_time=1.0))
-    assert all([output.rid for output in scheduler.step().outputs] == ["short"] for _ in range(6))
+    core, _ = make_core(token_budget=8)
+    core.add(request("short", [1, 2], 20))
+    core.step()
+    core.add(request("long", [3] * 60, 1, arrival_time=1.0))
+    assert all([output.rid for output in core.step().outputs] == ["short"] for _ in range(6))
 
 
 def test_a_prefix_is_computed_once() -> None:
-    scheduler, runner = make_scheduler(token_budget=64)
+    core, runner = make_core(token_budget=64)
     prompt = [i % VOCAB for i in range(40)]
-    scheduler.add(request("first", prompt, 1))
-    drain(scheduler)
-    scheduler.add(request("second", [*prompt, 5], 1, arrival_time=1.0))
-    outputs = drain(scheduler)
+    core.add(request("first", prompt, 1))
+    drain(core)
+    core.add(request("second", [*prompt, 5], 1, arrival_time=1.0))
+    outputs = drain(core)
     assert outputs["second"][0].cached_tokens == 40
     assert runner.step_tokens == [40, 1]
 
 
 def test_requests_that_arrive_together_share_their_prefix() -> None:
-    scheduler, runner = make_scheduler(token_budget=64)
+    core, runner = make_core(token_budget=64)
     prompt = [i % VOCAB for i in range(40)]
     for i in range(4):
-        scheduler.add(request(f"r{i}", [*prompt, i], 1, arrival_time=float(i)))
-    drain(scheduler)
+        core.add(request(f"r{i}", [*prompt, i], 1, arrival_time=float(i)))
+    drain(core)
     assert sum(runner.step_tokens) == 41 + 3
 
 
 def test_no_prefix_is_shared_where_that_is_off() -> None:
-    scheduler, runner = make_scheduler(token_budget=64, share_prefixes=False)
+    core, runner = make_core(token_budget=64, share_prefixes=False)
     for i in range(2):
-        scheduler.add(request(f"r{i}", [3] * 20, 1, arrival_time=float(i)))
-    drain(scheduler)
+        core.add(request(f"r{i}", [3] * 20, 1, arrival_time=float(i)))
+    drain(core)
     assert sum(runner.step_tokens) == 40
-    assert scheduler.stats().kv_tokens_cached == 0
+    assert core.stats().kv_tokens_cached == 0
 
 
 def test_shortage_of_pages_preempts_the_newest_and_loses_nothing() -> None:
-    scheduler, _ = make_scheduler(num_pages=11, page_size=4)
+    core, _ = make_core(num_pages=11, page_size=4)
     for i in range(3):
-        scheduler.add(request(f"r{i}", [i, i + 1, i + 2], 25, arrival_time=float(i)))
+        core.add(request(f"r{i}", [i, i + 1, i + 2], 25, arrival_time=float(i)))
     finished: list[str] = []
     outputs: dict[str, list[int]] = {}
-    while scheduler.has_work:
-        for output in scheduler.step().outputs:
+    while core.has_work:
+        for output in core.step().outputs:
             outputs.setdefault(output.rid, []).extend(output.token_ids)
             if output.finish_reason is not None:
                 finished.append(output.rid)
-        scheduler.check()
-    assert scheduler.stats().preemptions_total > 0
+        core.check()
+    assert core.stats().preemptions_total > 0
     assert finished == ["r0", "r1", "r2"]
     assert outputs == {f"r{i}": continuation([i, i + 1, i + 2], 25) for i in range(3)}
 
 
 def test_a_higher_priority_goes_first() -> None:
-    scheduler, _ = make_scheduler(max_running_requests=1)
-    scheduler.add(request("low", [1], 10, arrival_time=0.0))
-    scheduler.step()
-    scheduler.add(request("high", [2], 2, priority=5, arrival_time=1.0))
-    outputs = [output.rid for _ in range(2) for output in scheduler.step().outputs]
+    core, _ = make_core(max_running_requests=1)
+    core.add(request("low", [1], 10, arrival_time=0.0))
+    core.step()
+    core.add(request("high", [2], 2, priority=5, arrival_time=1.0))
+    outputs = [output.rid for _ in range(2) for output in core.step().outputs]
     assert outputs == ["high", "high"]
-    assert tokens(drain(scheduler)["low"]) == continuation([1], 10)[1:]
+    assert tokens(drain(core)["low"]) == continuation([1], 10)[1:]
 
 
 def test_a_resumed_request_goes_on_where_it_was() -> None:
-    scheduler, _ = make_scheduler()
+    core, _ = make_core()
     whole = continuation([5, 6, 7], 12)
-    scheduler.add(request("resumed", [5, 6, 7], 12, output_ids=whole[:7]))
-    assert tokens(drain(scheduler)["resumed"]) == whole[7:]
+    core.add(request("resumed", [5, 6, 7], 12, output_ids=whole[:7]))
+    assert tokens(drain(core)["resumed"]) == whole[7:]
 
 
 @pytest.mark.parametrize(
@@ -212,30 +212,30 @@ def test_a_resumed_request_goes_on_where_it_was() -> None:
     ],
 )
 def test_a_request_that_cannot_run_is_answered(prompt: list[int], words: str) -> None:
-    scheduler, _ = make_scheduler()
-    scheduler.add(request("bad", prompt, 4))
-    (output,) = drain(scheduler)["bad"]
+    core, _ = make_core()
+    core.add(request("bad", prompt, 4))
+    (output,) = drain(core)["bad"]
     assert output.finish_reason is FinishReason.ERROR
     assert words in (output.error or "")
 
 
 def test_a_stop_token_ends_the_request_and_comes_last() -> None:
-    scheduler, _ = make_scheduler()
+    core, _ = make_core()
     whole = continuation([9, 8], 10)
     params = SamplingParams(
         temperature=0.0, max_new_tokens=10, ignore_eos=True, stop_token_ids=[whole[4]]
     )
-    scheduler.add(GenerateRequest(rid="r", input_ids=[9, 8], params=params))
-    outputs = drain(scheduler)["r"]
+    core.add(GenerateRequest(rid="r", input_ids=[9, 8], params=params))
+    outputs = drain(core)["r"]
     first = whole.index(whole[4])
     assert tokens(outputs) == whole[: first + 1]
     assert (outputs[-1].finish_reason, outputs[-1].stop_token_id) == (FinishReason.STOP, whole[4])
 
 
 def test_the_context_length_ends_a_request() -> None:
-    scheduler, _ = make_scheduler(context_length=12)
-    scheduler.add(request("r", [1] * 8, 100))
-    outputs = drain(scheduler)["r"]
+    core, _ = make_core(context_length=12)
+    core.add(request("r", [1] * 8, 100))
+    outputs = drain(core)["r"]
     assert len(tokens(outputs)) == 4
     assert outputs[-1].finish_reason is FinishReason.LENGTH
 
@@ -243,13 +243,13 @@ def test_the_context_length_ends_a_request() -> None:
 @pytest.mark.parametrize("start", [0, 1, 5, 39])
 @pytest.mark.parametrize("budget", [7, 64])
 def test_prompt_logprobs_cover_the_prompt_once(start: int, budget: int) -> None:
-    scheduler, _ = make_scheduler(token_budget=budget)
+    core, _ = make_core(token_budget=budget)
     prompt = [i % VOCAB for i in range(40)]
-    scheduler.add(request("fill the prefix tree", prompt, 1))
-    drain(scheduler)
+    core.add(request("fill the prefix tree", prompt, 1))
+    drain(core)
     params = SamplingParams(max_new_tokens=0, prompt_logprobs=2, prompt_logprobs_start=start)
-    scheduler.add(GenerateRequest(rid="r", input_ids=prompt, params=params))
-    (output,) = drain(scheduler)["r"]
+    core.add(GenerateRequest(rid="r", input_ids=prompt, params=params))
+    (output,) = drain(core)["r"]
     assert output.finish_reason is FinishReason.LENGTH
     assert output.prompt_logprobs is not None
     ids = [None if entry is None else entry.token_id for entry in output.prompt_logprobs]
@@ -258,14 +258,14 @@ def test_prompt_logprobs_cover_the_prompt_once(start: int, budget: int) -> None:
 
 
 def test_flushing_drops_what_no_request_uses() -> None:
-    scheduler, _ = make_scheduler()
-    scheduler.add(request("done", [1] * 20, 1))
-    drain(scheduler)
-    scheduler.add(request("running", [2] * 20, 10))
-    scheduler.step()
-    assert scheduler.flush_cache() == 20
-    scheduler.check()
-    assert tokens(drain(scheduler)["running"]) == continuation([2] * 20, 10)[1:]
+    core, _ = make_core()
+    core.add(request("done", [1] * 20, 1))
+    drain(core)
+    core.add(request("running", [2] * 20, 10))
+    core.step()
+    assert core.flush_cache() == 20
+    core.check()
+    assert tokens(drain(core)["running"]) == continuation([2] * 20, 10)[1:]
 
 
 class BrokenRunner(ToyRunner):
@@ -289,16 +289,16 @@ class BrokenRunner(ToyRunner):
 def test_logits_of_nan_end_their_request_alone_and_nobody_finds_what_it_computed(
     overlap: bool,
 ) -> None:
-    scheduler, runner = make_scheduler(overlap=overlap, runner_class=BrokenRunner)
-    scheduler.add(request("good", [1, 2, 3], 20))
-    scheduler.add(request("bad", [99, *range(40)], 20))
-    outputs = drain(scheduler)
+    core, runner = make_core(overlap=overlap, runner_class=BrokenRunner)
+    core.add(request("good", [1, 2, 3], 20))
+    core.add(request("bad", [99, *range(40)], 20))
+    outputs = drain(core)
     assert tokens(outputs["good"]) == continuation([1, 2, 3], 20)
     (error,) = outputs["bad"]
     assert (error.finish_reason, error.token_ids) == (FinishReason.ERROR, [])
     assert "not finite" in (error.error or "")
     before = sum(runner.step_tokens)
-    scheduler.add(request("again", [99, *range(40)], 1))
-    drain(scheduler)
+    core.add(request("again", [99, *range(40)], 1))
+    drain(core)
     assert sum(runner.step_tokens) - before >= 41, "pages of a broken request were shared"
-    assert_idle(scheduler)
+    assert_idle(core)

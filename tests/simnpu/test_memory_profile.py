@@ -15,7 +15,7 @@ from tiny_models import make_tiny_model
 from piecework.kernels.npu.attention import AscendAttention
 from piecework.kernels.npu.platform import NpuPlatform
 from piecework.runtime.executor import model_runner
-from piecework.runtime.executor.memory_profile import memory_beside_steps
+from piecework.runtime.executor.memory_profile import profile_memory
 from piecework.runtime.graphs import startup as graph_startup
 from piecework.runtime.llm import LLM
 
@@ -58,20 +58,20 @@ def test_every_graph_fits_beside_a_cache_that_takes_the_rest(
     assert llm.info.kv_bytes > 0.7 * MEMORY
 
 
-def test_the_trial_leaves_nothing_behind(
+def test_the_profile_leaves_nothing_behind(
     tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[tuple[int, int, int]] = []
 
     def twice(*arguments: Any) -> int:
         """The first time attention makes its mask, which it keeps."""
-        memory_beside_steps(*arguments)
+        profile_memory(*arguments)
         held.append((torch.npu.memory_allocated(), torch.npu.memory_reserved(), simnpu.live_graphs))
-        free = memory_beside_steps(*arguments)
+        free = profile_memory(*arguments)
         held.append((torch.npu.memory_allocated(), torch.npu.memory_reserved(), simnpu.live_graphs))
         return free
 
-    monkeypatch.setattr(model_runner, "memory_beside_steps", twice)
+    monkeypatch.setattr(model_runner, "profile_memory", twice)
     engine(tmp_path, simnpu, cuda_graph_backend_prefill="breakable")
     first, second = held
     assert first == second
