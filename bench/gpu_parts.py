@@ -18,7 +18,7 @@ from ..runtime.engine.build import Engine
 from ..runtime.engine.messages import GenerateRequest
 from ..runtime.graphs.compile_process import start
 from ..runtime.model_config import ModelConfig
-from ..runtime.quantization.packing import NOTHING_PACKED
+from ..runtime.quantization.methods import NOTHING_PACKED
 from ..runtime.sampling.params import SamplingParams
 from .gpu_attention import attention
 from .gpu_checks import OFF, correctness

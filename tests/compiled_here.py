@@ -14,7 +14,7 @@ from piecework.runtime.graphs.compile_pieces import install, installer
 from piecework.runtime.graphs.compile_process import Outcome
 from piecework.runtime.loader.loader import empty_model
 from piecework.runtime.model_config import ModelConfig
-from piecework.runtime.quantization.packing import Kinds
+from piecework.runtime.quantization.methods import Kinds
 
 
 class CompiledHere:

@@ -21,7 +21,7 @@ from ..loader.check import check_model
 from ..loader.loader import load_model, random_model
 from ..loader.resolve import resolve_model_path
 from ..model_config import ModelConfig
-from ..quantization.packing import PLAIN
+from ..quantization.methods import PLAIN
 from .batch import Batch
 from .forward_context import PagedAttention
 from .memory_profile import PROFILE_PAGES, profile_memory

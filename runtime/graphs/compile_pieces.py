@@ -37,7 +37,7 @@ from ..layers.attention import register_attention
 from ..loader.loader import hollow_model
 from ..model_config import ModelConfig
 from ..progress import progress_bar
-from ..quantization.packing import NOTHING_PACKED, Kinds
+from ..quantization.methods import NOTHING_PACKED, Kinds
 from .pieces import TRACE_TOKENS, looks_inside, most_tokens, stored_key
 
 _NICENESS = 10

@@ -18,7 +18,7 @@ from ...compilation.capture import Reason
 from ...compilation.torch_private import inductor_changes
 from ..config import EngineConfig
 from ..model_config import ModelConfig
-from ..quantization.packing import Kinds
+from ..quantization.methods import Kinds
 
 COMMAND = (sys.executable, "-m", "piecework.runtime.graphs.compile_pieces")
 _MOST_BYTES = 2**16

@@ -20,7 +20,7 @@ from ...kernels.cache_folder import cache_folder
 from ...kernels.platform import Platform
 from ..config import EngineConfig
 from ..model_config import ModelConfig
-from ..quantization.packing import Kinds
+from ..quantization.methods import Kinds
 
 TRACE_TOKENS = 64
 """Tokens of the example that is traced; any number above 1 gives the same pieces."""

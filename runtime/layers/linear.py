@@ -1,10 +1,16 @@
-"""Layers that are one weight matrix: projections, several of one input fused, and the embedding."""
+"""Layers that are one weight matrix, and the contract of how such a weight is kept."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from ...kernels.linear import LinearKernels
 
 
 def weight(*shape: int) -> nn.Parameter:
@@ -12,29 +18,94 @@ def weight(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape), requires_grad=False)
 
 
+class StoredTensor(NamedTuple):
+    """A tensor of a checkpoint that has not been read yet. `name`: as Hugging Face's call it.
+
+    `copy_to` writes the values into a contiguous tensor of the same shape and any dtype and device;
+    it may be called from any thread, and raises `ValueError` where the file is broken.
+    """
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    copy_to: Callable[[torch.Tensor], None]
+    kind: str | None = None
+    """The quantised format of GGUF that it is stored in, such as "Q4_1"; None for numbers."""
+    blocks: Callable[[], torch.Tensor] | None = None
+    """Gives a quantised one as it is stored: [rows, bytes] uint8."""
+
+
+class LinearMethod(Protocol):
+    """How the weight of one linear layer is loaded, kept and multiplied by; each format of weights
+    is a file of `quantization/`.
+
+        method.create(layer)
+        for part in layer.parts:
+            method.load(layer, part, stored[part])    # from several threads
+        method.finish(layer, kernels)
+        y = method.apply(layer, x)
+    """
+
+    @property
+    def kind(self) -> str:
+        """What the weight is stored as: "bfloat16" for numbers, or a quantised format."""
+        ...
+
+    def create(self, layer: Linear) -> None:
+        """Give the layer a weight to load into, in torch's default dtype and device."""
+        ...
+
+    def load(self, layer: Linear, part: str, tensor: StoredTensor) -> None:
+        """Take the rows of a part of the layer."""
+        ...
+
+    def finish(self, layer: Linear, kernels: LinearKernels | None) -> None:
+        """Bring the whole weight into the form that `apply` reads, packed where the device has
+        kernels for that. On the meta device only its shape.
+        """
+        ...
+
+    def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
+        """x [T, in] to [T, out], by ops that passes can find in a graph."""
+        ...
+
+
 class Linear(nn.Module):
-    """y = x W^T + b: x [T, in], weight [out, in], or packed as the device's own kernels want it."""
+    """y = x W^T + b: x [T, in], weight [out, in], or in the form that `method` keeps it in."""
+
+    weight: nn.Parameter
+    method: LinearMethod
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.weight = weight(out_features, in_features)
+        self.parts = {"": out_features}
         self.bias = weight(out_features) if bias else None
         self.layout: int | None = None
-        self._op: torch._ops.OpOverload | None = None
+        self.op: torch._ops.OpOverload | None = None
 
-    def use_packed(self, packed: torch.Tensor, layout: int, op: torch._ops.OpOverload) -> None:
-        """From now on `packed` is the weight, which `op` knows how to multiply by: see
-        `kernels.linear.LinearKernels`.
+    def rows(self, part: str) -> slice:
+        """Where a part lies in the weight and the bias."""
+        names = list(self.parts)
+        begin = sum(self.parts[name] for name in names[: names.index(part)])
+        return slice(begin, begin + self.parts[part])
+
+    def pack(self, kernels: LinearKernels, kind: str, parts: Sequence[torch.Tensor]) -> None:
+        """From now on the weight is that of `parts` in the device's own layout: see
+        `LinearKernels`.
         """
+        layout = kernels.layout(kind, self.in_features)
+        assert layout is not None
+        if self.weight.is_meta:
+            shape = kernels.packed_shape(layout, self.in_features, self.out_features)
+            packed = torch.empty(shape, dtype=torch.uint8, device="meta")
+        else:
+            packed = kernels.pack(kind, parts)
         self.weight = nn.Parameter(packed, requires_grad=False)
-        self.layout, self._op = layout, op
+        self.layout, self.op = layout, kernels.op
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self._op is None:
-            return F.linear(x, self.weight, self.bias)
-        result: torch.Tensor = self._op(x, self.weight, self.bias, self.out_features, self.layout)
-        return result
+        return self.method.apply(self, x)
 
 
 class FusedLinear(Linear):

@@ -14,9 +14,9 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, ReaderTensor
 from gguf.quants import dequantize
 
+from ..layers.linear import StoredTensor
 from ..model_config import ModelConfig
 from .gguf_reader import FastGGUFReader
-from .stored import StoredTensor
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _BLOCK = {

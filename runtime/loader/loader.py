@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,21 +14,22 @@ import torch
 from torch import nn
 
 from ...kernels.linear import LinearKernels
-from ..layers.linear import FusedLinear
+from ..layers.linear import Linear, StoredTensor
 from ..model_config import ModelConfig
 from ..models.llama import LlamaForCausalLM
 from ..models.registry import build_model
 from ..progress import progress_bar
-from ..quantization.packing import (
+from ..quantization.methods import (
     NOTHING_PACKED,
     Kinds,
     choose_kinds,
-    pack,
-    pack_hollow,
-    packed_names,
+    create_weights,
+    named_linears,
+    packed_kinds,
+    part_name,
+    weight_name,
 )
 from . import safetensors
-from .stored import StoredTensor
 
 _THREADS = 4
 _INITIAL_STD = 0.02
@@ -39,6 +43,13 @@ class Loaded(NamedTuple):
     model: LlamaForCausalLM
     config: ModelConfig
     kinds: Kinds
+
+
+class _Place(NamedTuple):
+    """Where a tensor of a checkpoint belongs."""
+
+    shape: tuple[int, ...]
+    load: Callable[[StoredTensor], None]
 
 
 def load_model(
@@ -62,16 +73,13 @@ def load_model(
     else:
         config = ModelConfig.from_pretrained(path)
         tensors = safetensors.list_tensors(Path(path))
-    model = empty_model(config, dtype, device)
-    kinds = (
-        {}
-        if kernels is None
-        else choose_kinds(model, kernels, tensors, keep_quantized=keep_quantized)
-    )
-    fill(model, tensors, path, progress=progress, leave_out=packed_names(model, kinds))
-    if kernels is not None:
-        pack(model, kernels, kinds, tensors, progress=progress)
-    return Loaded(model, config, kinds)
+    with _allocating(dtype, device):
+        model = build_model(config)
+        kinds = choose_kinds(model, kernels, tensors) if keep_quantized else NOTHING_PACKED
+        create_weights(model, kinds)
+    _fill(model, tensors, path, progress=progress)
+    _finish(model, kernels, progress=progress)
+    return Loaded(model, config, packed_kinds(model))
 
 
 def _open_gguf(path: Path) -> tuple[ModelConfig, Sequence[StoredTensor]]:
@@ -104,104 +112,93 @@ def random_model(
             parameter.data.fill_(1.0)
         else:
             parameter.data.normal_(std=_INITIAL_STD, generator=generator)
-    kinds = {} if kernels is None else choose_kinds(model, kernels, [], keep_quantized=False)
-    if kernels is not None:
-        pack(model, kernels, kinds, [], progress=False)
-    return Loaded(model, config, kinds)
+    _finish(model, kernels, progress=False)
+    return Loaded(model, config, packed_kinds(model))
 
 
-def fill(
-    model: LlamaForCausalLM,
-    tensors: Sequence[StoredTensor],
-    path: str,
-    *,
-    progress: bool,
-    leave_out: Collection[str] = (),
+def _fill(
+    model: LlamaForCausalLM, tensors: Sequence[StoredTensor], path: str, *, progress: bool
 ) -> None:
-    """Copy every tensor to its place, but those to `leave_out`. Raises `ValueError`, before any is
-    read, where they are not the model's.
+    """Load every tensor into its places. Raises `ValueError`, before any is read, where they are
+    not the model's.
     """
-    matched = _matched(
-        checkpoint_targets(model), tensors, path, tied=model.config.tie_word_embeddings
-    )
-    copies = [copy for copy in matched if copy[0].name not in leave_out]
+    loads = _matched(model, tensors, path)
     with ThreadPoolExecutor(_THREADS) as pool:
-        done = pool.map(lambda copy: copy[0].copy_to(copy[1]), copies)
+        done = pool.map(lambda load: load[0].load(load[1]), loads)
         for _ in progress_bar(
             done,
             shown=progress,
             desc="loading weights",
-            total=len(copies),
+            total=len(loads),
             unit=" tensors",
             leave=False,
         ):
             pass
 
 
-def checkpoint_targets(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Where each tensor of a checkpoint belongs: a parameter, or the rows of a fused one that are
-    its own.
-
-    A head that shares the embedding's weight is not there.
-    """
-    seen: set[nn.Parameter] = set()
-    return {
-        name: target
-        for prefix, module in model.named_modules()
-        for name, target in _targets_of(prefix, module, seen)
-    }
+def _finish(model: nn.Module, kernels: LinearKernels | None, *, progress: bool) -> None:
+    """Bring each linear layer's weight into its last form, one after another."""
+    for _, linear in progress_bar(
+        list(named_linears(model)),
+        shown=progress and kernels is not None,
+        desc="packing weights",
+        unit=" layers",
+        leave=False,
+    ):
+        linear.method.finish(linear, kernels)
 
 
-def _targets_of(
-    prefix: str, module: nn.Module, seen: set[nn.Parameter]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    own = [
-        (kind, parameter)
-        for kind, parameter in module.named_parameters(recurse=False)
-        if parameter not in seen
-    ]
-    seen.update(parameter for _, parameter in own)
-    if not isinstance(module, FusedLinear):
-        yield from ((f"{prefix}.{kind}", parameter) for kind, parameter in own)
-        return
-    parent = prefix.rpartition(".")[0]
-    for kind, parameter in own:
-        row = 0
-        for part, rows in module.parts.items():
-            yield f"{parent}.{part}.{kind}", parameter[row : row + rows]
-            row += rows
+def _places(model: LlamaForCausalLM) -> dict[str, list[_Place]]:
+    """By the checkpoint's names. An embedding has two where a head that is packed is tied to it."""
+    places = defaultdict(list)
+    for prefix, module in model.named_modules():
+        if not isinstance(module, Linear):
+            for kind, parameter in module.named_parameters(recurse=False):
+                places[f"{prefix}.{kind}"].append(_copy_place(parameter))
+            continue
+        for part, size in module.parts.items():
+            if module.bias is not None:
+                bias = module.bias[module.rows(part)]
+                places[f"{part_name(prefix, part)}.bias"].append(_copy_place(bias))
+            name = weight_name(model, prefix, part)
+            tied = name in model.tied_weights.values()
+            if not tied or module.weight is not model.get_parameter(name):
+                shape, load = (size, module.in_features), partial(module.method.load, module, part)
+                places[name].append(_Place(shape, load))
+    return places
+
+
+def _copy_place(target: torch.Tensor) -> _Place:
+    return _Place(tuple(target.shape), lambda tensor: tensor.copy_to(target))
 
 
 def _matched(
-    targets: dict[str, torch.Tensor], tensors: Sequence[StoredTensor], path: str, *, tied: bool
-) -> list[tuple[StoredTensor, torch.Tensor]]:
-    """Each tensor with its place."""
-    copies = []
+    model: LlamaForCausalLM, tensors: Sequence[StoredTensor], path: str
+) -> list[tuple[_Place, StoredTensor]]:
+    """Each tensor with its places."""
+    places, loads = _places(model), []
     for tensor in tensors:
-        if tensor.name.endswith(_IGNORED) or (tied and tensor.name == "lm_head.weight"):
+        if tensor.name.endswith(_IGNORED) or tensor.name in model.tied_weights:
             continue
-        target = targets.get(tensor.name)
-        if target is None:
+        if tensor.name not in places:
             raise ValueError(
                 f"{tensor.file} holds a tensor that the model has no place for, {tensor.name!r}; "
                 "it is another kind of model"
             )
-        if target.shape != tensor.shape:
-            shapes = (
-                f"has shape {list(tensor.shape)}, but the model's configuration asks for "
-                f"{list(target.shape)}"
-            )
-            raise ValueError(
-                f"{tensor.file}: the tensor {tensor.name} {shapes}; fetch the model again"
-            )
-        copies.append((tensor, target))
-    missing = sorted(targets.keys() - {tensor.name for tensor in tensors})
+        for place in places[tensor.name]:
+            if place.shape != tensor.shape:
+                raise ValueError(
+                    f"{tensor.file}: the tensor {tensor.name} has shape {list(tensor.shape)}, but "
+                    f"the model's configuration asks for {list(place.shape)}; fetch the model again"
+                )
+            loads.append((place, tensor))
+    missing = sorted(places.keys() - {tensor.name for tensor in tensors})
     if missing:
         raise ValueError(
             f"{path} lacks {len(missing)} tensors, such as {', '.join(missing[:3])}; fetch the "
             "model again"
         )
-    return copies
+    return loads
 
 
 def hollow_model(
@@ -214,9 +211,8 @@ def hollow_model(
     """The model with weights that all lie in one and the same memory, as large as the largest: for
     tracing, which reads none of them.
     """
-    model = empty_model(config, dtype, torch.device("meta"))
-    if kernels is not None:
-        pack_hollow(model, kernels, kinds)
+    model = empty_model(config, dtype, torch.device("meta"), kinds)
+    _finish(model, kernels, progress=False)
     found = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
     memory = torch.empty(
         max(tensor.nbytes for tensor in found.values()), dtype=torch.uint8, device=device
@@ -237,13 +233,24 @@ def _like(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     return nn.Parameter(data, requires_grad=False) if isinstance(tensor, nn.Parameter) else data
 
 
-def empty_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LlamaForCausalLM:
+def empty_model(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, kinds: Kinds = NOTHING_PACKED
+) -> LlamaForCausalLM:
     """The model with uninitialised weights of `dtype` on `device`."""
+    with _allocating(dtype, device):
+        model = build_model(config)
+        create_weights(model, kinds)
+    return model
+
+
+@contextmanager
+def _allocating(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
+    """Inside, tensors are of `dtype` on `device`. Raises `ValueError` where memory is too small."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with device:
-            return build_model(config)
+            yield
     except RuntimeError as error:
         # torch has an exception of its own for this on a GPU, but not on a CPU.
         if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(

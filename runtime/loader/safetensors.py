@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from ..layers.linear import StoredTensor
 from .files import read_header, weight_files
-from .stored import StoredTensor
 
 
 def list_tensors(folder: Path) -> list[StoredTensor]:

@@ -106,8 +106,10 @@ class LlamaForCausalLM(nn.Module):
         self.config = config
         self.model = Decoder(config)
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        self.tied_weights: dict[str, str] = {}
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
+            self.tied_weights = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """input_ids, positions [T] int64 to hidden states [T, hidden], normalised."""

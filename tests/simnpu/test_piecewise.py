@@ -30,8 +30,8 @@ from piecework.kernels.paged_attention import TorchAttention
 from piecework.kernels.platform import Platform
 from piecework.runtime.executor.forward_context import ForwardContext, forward_context
 from piecework.runtime.layers.attention import register_attention
+from piecework.runtime.loader.loader import empty_model
 from piecework.runtime.model_config import ModelConfig
-from piecework.runtime.models.llama import LlamaForCausalLM
 
 SIZES = [4, 8, 16]
 PAGES, PAGE_SIZE = 6, 16
@@ -59,7 +59,7 @@ class Machine:
         self.platform, self.device = platform, torch.device(platform.device_type)
         register_attention(platform.dispatch_key)
         torch.manual_seed(0)
-        self.model = LlamaForCausalLM(CONFIG)
+        self.model = empty_model(CONFIG, torch.float32, torch.device("cpu"))
         for parameter in self.model.parameters():
             parameter.normal_(0, 0.3)
         self.model.to(self.device)

@@ -15,12 +15,13 @@ import torch
 from gguf_models import Kind, finish, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loaded_weights import loaded_weights
 from tiny_models import make_tiny_model
 
 from piecework.runtime.layers.rotary import inverse_frequencies
 from piecework.runtime.loader.gguf import list_tensors
 from piecework.runtime.loader.gguf_reader import open_gguf
-from piecework.runtime.loader.loader import checkpoint_targets, load_model
+from piecework.runtime.loader.loader import load_model
 from piecework.runtime.model_config import ModelConfig
 
 SETTINGS: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
@@ -33,7 +34,7 @@ CONFIG = ModelConfig(
 
 def load(path: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     model = load_model(str(path), dtype, torch.device("cpu"), False).model
-    return checkpoint_targets(model)
+    return loaded_weights(model)
 
 
 @pytest.fixture(scope="module")

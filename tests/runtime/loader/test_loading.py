@@ -16,11 +16,11 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub.utils import filter_repo_objects
+from loaded_weights import loaded_weights
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 
 from piecework.runtime.loader.loader import (
-    checkpoint_targets,
     empty_model,
     hollow_model,
     load_model,
@@ -32,7 +32,7 @@ from piecework.runtime.model_config import ModelConfig
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     model = load_model(str(folder), dtype, torch.device("cpu"), False).model
-    return checkpoint_targets(model)
+    return loaded_weights(model)
 
 
 def edit_config(folder: Path, **changes: object) -> None:
@@ -296,7 +296,7 @@ def test_random_weights_need_the_configuration_alone(tmp_path: Path) -> None:
     models = [
         random_model(str(folder), torch.bfloat16, torch.device("cpu")).model for _ in range(2)
     ]
-    first, second = (checkpoint_targets(model) for model in models)
+    first, second = (loaded_weights(model) for model in models)
     assert {name: tensor.shape for name, tensor in first.items()} == shapes
     assert all(torch.equal(first[name], second[name]) and first[name].any() for name in shapes)
     # Drawn, not filled with one number: two layers differ.

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from loaded_weights import loaded_weights
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from piecework.runtime.llm import LLM
-from piecework.runtime.loader.loader import checkpoint_targets, load_model
+from piecework.runtime.loader.loader import load_model
 from piecework.runtime.loader.resolve import resolve_model_path
 from piecework.runtime.sampling.params import SamplingParams
 
@@ -51,7 +52,7 @@ def reference(path: str, dtype: torch.dtype) -> Any:
     )  # fmt: skip
     # Built in the dtype, not cast to it: a cast would round the rotary frequencies too.
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    weights = checkpoint_targets(load_model(path, torch.float32, torch.device("cpu"), False).model)
+    weights = loaded_weights(load_model(path, torch.float32, torch.device("cpu"), False).model)
     # The head is the embedding, and has no weight of its own in the file.
     assert model.load_state_dict(weights, strict=False) == (["lm_head.weight"], [])
     return model.eval()

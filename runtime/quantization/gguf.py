@@ -1,0 +1,38 @@
+"""Blocks of a GGUF file: the 4 or 8 bits that they hold, packed for the device's own kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ...kernels.linear import LinearKernels
+from ..layers.linear import Linear, StoredTensor
+
+
+class GGUFBlocks:
+    """The `LinearMethod` of one layer whose parts are all stored as `kind`, such as "Q4_1"."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._parts: dict[int, StoredTensor] = {}
+
+    def create(self, layer: Linear) -> None:
+        # The packed weight comes whole, in `finish`.
+        layer.weight = nn.Parameter(torch.empty(0, dtype=torch.uint8), requires_grad=False)
+
+    def load(self, layer: Linear, part: str, tensor: StoredTensor) -> None:
+        # Read by `finish` only, so that one layer's blocks at a time are in memory twice.
+        self._parts[layer.rows(part).start] = tensor
+
+    def finish(self, layer: Linear, kernels: LinearKernels | None) -> None:
+        assert kernels is not None
+        blocks = [tensor.blocks() for _, tensor in sorted(self._parts.items()) if tensor.blocks]
+        layer.pack(kernels, self.kind, blocks)
+        self._parts.clear()
+
+    def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
+        assert layer.op is not None
+        result: torch.Tensor = layer.op(
+            x, layer.weight, layer.bias, layer.out_features, layer.layout
+        )
+        return result
