@@ -10,23 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .loader.files import no_config
+from .models.registry import find_model, model_class
 
 if TYPE_CHECKING:
     from .loader.gguf_reader import FastGGUFReader
 
-MODEL_TYPES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
-"""The architectures that can be served, and the `model_type` that each goes with in a config.json.
-"""
-GGUF_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
 ROPE_PARAMETERS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -35,6 +23,10 @@ ROPE_PARAMETERS: dict[str, tuple[str, ...]] = {
 }
 """Numbers that each type of rope scaling needs. `divided` is GGUF's way to store llama3: the factor
 of each frequency.
+"""
+GGUF_ROPE_FACTORS = "rope_freqs.weight"
+"""A tensor of what each rotary frequency is divided by: Llama 3.1's scaling, worked out by the
+converter.
 """
 _POSITIVE = (
     "vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
@@ -49,7 +41,8 @@ class ModelConfig:
 
     `rope_scaling` holds the parameters of `rope_type` under transformers' names, for `divided` the
     list `factors`. `windows`: one sliding window a layer, None where the layer sees everything
-    before it. `dtype`: the format the weights are stored in.
+    before it. `dtype`: the format the weights are stored in. `extra`: numbers that one architecture
+    alone has, by its `config_fields`.
     """
 
     architecture: str
@@ -73,6 +66,7 @@ class ModelConfig:
     windows: list[int | None] = field(default_factory=list)
     eos_token_ids: list[int] = field(default_factory=list)
     dtype: str = "bfloat16"
+    extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
@@ -109,19 +103,12 @@ class ModelConfig:
             raise ValueError(f"{folder / 'config.json'}: {error}") from None
 
     @classmethod
-    def from_gguf(
-        cls,
-        reader: FastGGUFReader,
-        *,
-        eos_token_ids: list[int],
-        rope_factors: list[float] | None = None,
-    ) -> ModelConfig:
-        """Of a GGUF file's metadata; `rope_factors`: what its rotary frequencies are divided by.
-
-        Raises `ValueError` where a key is missing or the model is not supported.
+    def from_gguf(cls, reader: FastGGUFReader, *, eos_token_ids: list[int]) -> ModelConfig:
+        """Of a GGUF file's metadata. Raises `ValueError` where a key is missing or the model is not
+        supported.
         """
         try:
-            return cls(eos_token_ids=eos_token_ids, **_gguf_fields(reader, rope_factors))
+            return cls(eos_token_ids=eos_token_ids, **_gguf_fields(reader))
         except ValueError as error:
             raise ValueError(f"{reader.path}: {error}") from None
 
@@ -180,10 +167,9 @@ def _read_json(path: Path) -> Any:
 def _architecture(content: Any) -> str:
     match content:
         case {"architectures": [str(architecture), *_], **rest}:
-            _check_supported(architecture)
+            wanted, found = find_model(architecture=architecture).model_type, rest.get("model_type")
         case _:
             raise ValueError('it names no model, having no "architectures"; fetch the model again')
-    wanted, found = MODEL_TYPES[architecture], rest.get("model_type")
     if found != wanted:
         raise ValueError(
             f'{architecture} goes with "model_type": "{wanted}", got {found!r}; fetch the model '
@@ -201,32 +187,10 @@ def _check_unquantised(content: dict[str, Any]) -> None:
         )
 
 
-def _check_supported(architecture: str) -> None:
-    if architecture not in MODEL_TYPES:
-        raise ValueError(
-            f"the architecture {architecture!r} is not supported; supported: "
-            f"{', '.join(MODEL_TYPES)}"
-        )
-
-
-def gguf_architecture(name: str) -> str:
-    """What Hugging Face calls GGUF's `general.architecture`. Raises `ValueError` for one that we do
-    not have.
-    """
-    architecture = GGUF_ARCHITECTURES.get(name, name)
-    _check_supported(architecture)
-    return architecture
-
-
 def _hugging_face_fields(architecture: str, folder: Path) -> dict[str, Any]:
     config = _auto_config(folder)
     _check_plain(config)
     rope = dict(config.rope_parameters or {})
-    # Mistral's projections never have biases, Qwen2's q, k and v always do, whatever else the file
-    # says.
-    biased = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM") and bool(
-        config.attention_bias
-    )
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -242,14 +206,9 @@ def _hugging_face_fields(architecture: str, folder: Path) -> dict[str, Any]:
         "rope_type": rope.pop("rope_type", "default"),
         "rope_scaling": rope,
         "tie_word_embeddings": bool(config.tie_word_embeddings),
-        "qkv_bias": biased or architecture == "Qwen2ForCausalLM",
-        "o_bias": biased,
-        "mlp_bias": architecture == "LlamaForCausalLM" and bool(config.mlp_bias),
-        "qk_norm": architecture == "Qwen3ForCausalLM",
-        "windows": [None] * config.num_hidden_layers
-        if architecture == "LlamaForCausalLM"
-        else _windows(config),
+        "windows": [None] * config.num_hidden_layers,
         "dtype": str(config.dtype or "bfloat16").removeprefix("torch."),
+        **model_class(architecture).config_fields(config),
     }
 
 
@@ -275,8 +234,10 @@ def _check_plain(config: Any) -> None:
         )
 
 
-def _windows(config: Any) -> list[int | None]:
-    """Qwen says for each layer whether it slides; Mistral's slide all, where it has a window."""
+def sliding_windows(config: Any) -> list[int | None]:
+    """One a layer: Qwen says for each whether it slides; Mistral's slide all, where it has a
+    window.
+    """
     count, window = config.num_hidden_layers, getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * count
     return [window if kind == "sliding_attention" else None for kind in kinds]
@@ -298,13 +259,13 @@ def _eos_token_ids(folder: Path) -> list[int]:
     return sorted({token for token in ids if isinstance(token, int)})
 
 
-def _gguf_fields(reader: FastGGUFReader, rope_factors: list[float] | None) -> dict[str, Any]:
+def _gguf_fields(reader: FastGGUFReader) -> dict[str, Any]:
     """Keys: the GGUF specification's "Standardized key-value pairs"."""
     # Machines that only measure have no gguf library.
     from .loader.gguf_reader import metadata
 
     name = metadata(reader, "general.architecture")
-    architecture = gguf_architecture(name)
+    architecture = find_model(gguf=name).architecture
 
     def get(key: str, default: Any = None, kind: type[int] | type[float] = int) -> Any:
         value = metadata(reader, f"{name}.{key}", default)
@@ -338,7 +299,11 @@ def _gguf_fields(reader: FastGGUFReader, rope_factors: list[float] | None) -> di
         )
     if get("expert_count", 0):
         raise ValueError("mixtures of experts are not supported; choose another model")
-    rope_type, rope_scaling = _gguf_rope(reader, name, rope_factors)
+    rope_type, rope_scaling = metadata(reader, f"{name}.rope.scaling.type", "none"), {}
+    if (factors := tensors.get(GGUF_ROPE_FACTORS)) is not None:
+        rope_type, rope_scaling = "divided", {"factors": [float(value) for value in factors.data]}
+    elif rope_type == "linear":
+        rope_scaling = {"factor": metadata(reader, f"{name}.rope.scaling.factor")}
     return {
         "architecture": architecture,
         "vocab_size": int(tensors["token_embd.weight"].shape[1]),
@@ -351,7 +316,7 @@ def _gguf_fields(reader: FastGGUFReader, rope_factors: list[float] | None) -> di
         "rms_norm_eps": get("attention.layer_norm_rms_epsilon", kind=float),
         "max_position_embeddings": get("context_length"),
         "rope_theta": get("rope.freq_base", 10000.0, kind=float),
-        "rope_type": rope_type,
+        "rope_type": "default" if rope_type == "none" else str(rope_type),
         "rope_scaling": rope_scaling,
         "tie_word_embeddings": "output.weight" not in tensors,
         "qkv_bias": "blk.0.attn_q.bias" in tensors,
@@ -360,21 +325,3 @@ def _gguf_fields(reader: FastGGUFReader, rope_factors: list[float] | None) -> di
         "qk_norm": "blk.0.attn_q_norm.weight" in tensors,
         "windows": [None] * num_layers,
     }
-
-
-def _gguf_rope(
-    reader: FastGGUFReader, name: str, factors: list[float] | None
-) -> tuple[str, dict[str, Any]]:
-    """(`rope_type`, `rope_scaling`)."""
-    # Machines that only measure have no gguf library.
-    from .loader.gguf_reader import metadata
-
-    if factors is not None:
-        return "divided", {"factors": factors}
-    match metadata(reader, f"{name}.rope.scaling.type", "none"):
-        case "none":
-            return "default", {}
-        case "linear":
-            return "linear", {"factor": metadata(reader, f"{name}.rope.scaling.factor")}
-        case other:
-            return str(other), {}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..config import check_context_length
-from ..model_config import gguf_architecture, read_config
+from ..model_config import read_config
+from ..models.registry import find_model
 from .files import check_pointer, read_header, weight_files
 from .gguf_header import architecture_and_context
 
@@ -35,7 +36,7 @@ def _gguf_context(path: Path) -> int | None:
     if found is None:
         return None
     try:
-        gguf_architecture(found[0])
+        find_model(gguf=found[0])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return found[1]

@@ -15,113 +15,73 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, ReaderTensor
 from gguf.quants import dequantize
 
 from ..layers.linear import StoredTensor
-from ..model_config import ModelConfig
+from ..model_config import GGUF_ROPE_FACTORS, ModelConfig
+from ..models.registry import model_class
 from .gguf_reader import FastGGUFReader
 
-_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_BLOCK = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _NUMBERS = {
     GGMLQuantizationType.F32,
     GGMLQuantizationType.F16,
     GGMLQuantizationType.BF16,
     GGMLQuantizationType.F64,
 }
-ROPE_FACTORS = "rope_freqs.weight"
-_PERMUTING = ("LlamaForCausalLM", "MistralForCausalLM")
 _PIECE = 2**18
 """Values that are dequantised at once: a multiple of every format's block."""
 
 
-def checkpoint_name(name: str) -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; a name that is not known
-    stays.
+def checkpoint_name(name: str, names: dict[str, str]) -> str:
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`, by a model's `gguf_names`;
+    a name that is not known stays.
     """
     stem, _, kind = name.rpartition(".")
-    if match := re.fullmatch(r"blk\.(\d+)\.(\w+)", stem):
-        return f"model.layers.{match[1]}.{_BLOCK.get(match[2], match[2])}.{kind}"
-    return f"{_TOP.get(stem, stem)}.{kind}"
+    pattern = re.sub(r"^blk\.(\d+)\.", "blk.{}.", stem)
+    numbers = re.findall(r"^blk\.(\d+)\.", stem)
+    return f"{names[pattern].format(*numbers)}.{kind}" if pattern in names else name
 
 
 def list_tensors(reader: FastGGUFReader, config: ModelConfig) -> list[StoredTensor]:
     """Every tensor of a file. Raises `ValueError` for a storage format that the gguf library does
     not read.
     """
-    path, found = reader.path, []
+    model, found = model_class(config.architecture), []
     for tensor in reader.tensors:
-        if tensor.name != ROPE_FACTORS:
-            shape = tuple(int(size) for size in reversed(tensor.shape))
-            heads = _permuted_heads(tensor.name, config)
+        if tensor.name != GGUF_ROPE_FACTORS:
+            heads = _heads(tensor.name, config) if model.gguf_interleaves_heads else None
             quantized = tensor.tensor_type not in _NUMBERS
-            kind, blocks = (
-                (tensor.tensor_type.name, partial(_blocks, tensor, heads))
-                if quantized
-                else (None, None)
-            )
             found.append(
                 StoredTensor(
-                    path,
-                    checkpoint_name(tensor.name),
-                    shape,
-                    partial(_copy, tensor, heads),
-                    kind,
-                    blocks,
+                    file=reader.path,
+                    name=checkpoint_name(tensor.name, model.gguf_names),
+                    shape=tuple(int(size) for size in reversed(tensor.shape)),
+                    copy_to=partial(_copy, tensor, heads),
+                    kind=tensor.tensor_type.name if quantized else None,
+                    blocks=partial(_blocks, tensor, heads) if quantized else None,
                 )
             )
     return found
 
 
-def rope_factors(reader: FastGGUFReader) -> list[float] | None:
-    """What each rotary frequency is divided by (Llama 3.1's scaling, worked out by the converter),
-    or None.
-    """
-    for tensor in reader.tensors:
-        if tensor.name == ROPE_FACTORS:
-            return [float(value) for value in tensor.data]
-    return None
+def _heads(name: str, config: ModelConfig) -> int | None:
+    """How many heads the rows of q or k belong to; None for tensors whose rows are in order."""
+    heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
+    return heads.get(name.split(".")[-2]) if name.startswith("blk.") else None
 
 
-def _permuted_heads(name: str, config: ModelConfig) -> int | None:
-    """How many heads the rows of q and k of a Llama file belong to; None for tensors whose rows are
-    in order.
-    """
-    if config.architecture not in _PERMUTING:
-        return None
-    return (
-        config.num_heads
-        if ".attn_q." in name
-        else config.num_kv_heads
-        if ".attn_k." in name
-        else None
-    )
-
-
-def _copy(tensor: ReaderTensor, permuted_heads: int | None, target: torch.Tensor) -> None:
-    if permuted_heads is None:
+def _copy(tensor: ReaderTensor, heads: int | None, target: torch.Tensor) -> None:
+    if heads is None:
         _dequantise(tensor, target.view(-1))
         return
     stored = torch.empty(target.shape, dtype=target.dtype)
     _dequantise(tensor, stored.view(-1))
-    target.copy_(_in_order(stored, permuted_heads))
+    target.copy_(_in_order(stored, heads))
 
 
-def _blocks(tensor: ReaderTensor, permuted_heads: int | None) -> torch.Tensor:
+def _blocks(tensor: ReaderTensor, heads: int | None) -> torch.Tensor:
     """[rows, bytes] uint8 of a quantised tensor, copied."""
     rows = torch.from_numpy(
         np.array(tensor.data, dtype=np.uint8).reshape(int(tensor.shape[-1]), -1)
     )
-    return rows if permuted_heads is None else _in_order(rows, permuted_heads)
+    return rows if heads is None else _in_order(rows, heads)
 
 
 def _in_order(rows: torch.Tensor, heads: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ from ...kernels.linear import LinearKernels
 from ..layers.linear import Linear, StoredTensor
 from ..model_config import ModelConfig
 from ..models.llama import LlamaForCausalLM
-from ..models.registry import build_model
+from ..models.registry import model_class
 from ..progress import progress_bar
 from ..quantization.methods import (
     NOTHING_PACKED,
@@ -74,7 +74,7 @@ def load_model(
         config = ModelConfig.from_pretrained(path)
         tensors = safetensors.list_tensors(Path(path))
     with _allocating(dtype, device):
-        model = build_model(config)
+        model: LlamaForCausalLM = model_class(config.architecture)(config)
         kinds = choose_kinds(model, kernels, tensors) if keep_quantized else NOTHING_PACKED
         create_weights(model, kinds)
     _fill(model, tensors, path, progress=progress)
@@ -89,9 +89,7 @@ def _open_gguf(path: Path) -> tuple[ModelConfig, Sequence[StoredTensor]]:
     from .gguf_reader import open_gguf
 
     reader = open_gguf(path)
-    config = ModelConfig.from_gguf(
-        reader, eos_token_ids=gguf_eos_token_ids(reader), rope_factors=gguf.rope_factors(reader)
-    )
+    config = ModelConfig.from_gguf(reader, eos_token_ids=gguf_eos_token_ids(reader))
     return config, gguf.list_tensors(reader, config)
 
 
@@ -238,7 +236,7 @@ def empty_model(
 ) -> LlamaForCausalLM:
     """The model with uninitialised weights of `dtype` on `device`."""
     with _allocating(dtype, device):
-        model = build_model(config)
+        model: LlamaForCausalLM = model_class(config.architecture)(config)
         create_weights(model, kinds)
     return model
 

@@ -1,11 +1,13 @@
-"""Llama and the models that differ from it by numbers and switches of `ModelConfig`: Mistral,
-Qwen2, Qwen3.
+"""Llama, and the decoder that Mistral, Qwen2 and Qwen3 share with it: they differ by switches of
+`ModelConfig`, which their files set.
 
 T tokens, H query heads, K key/value heads, D head size. Parameters are named as in the checkpoints,
 fused ones aside.
 """
 
 from __future__ import annotations
+
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -18,6 +20,23 @@ from ..layers.mlp import GatedMLP
 from ..layers.norm import RMSNorm
 from ..layers.rotary import Rotary, Rotation
 from ..model_config import ModelConfig
+
+ARCHITECTURE = "LlamaForCausalLM"
+MODEL_TYPE = "llama"
+GGUF_ARCHITECTURE = "llama"
+_GGUF_BLOCK = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
 
 
 class SelfAttention(nn.Module):
@@ -99,7 +118,31 @@ class Decoder(nn.Module):
 
 
 class LlamaForCausalLM(nn.Module):
-    """A decoder and its output head, which may be the embedding (`tie_word_embeddings`)."""
+    """A decoder and its output head, which may be the embedding (`tie_word_embeddings`).
+
+    Modules are named as in Hugging Face's checkpoints, `gguf_names` has what GGUF calls them.
+    """
+
+    gguf_names: ClassVar = {
+        "token_embd": "model.embed_tokens",
+        "output_norm": "model.norm",
+        "output": "lm_head",
+        **{f"blk.{{}}.{key}": f"model.layers.{{}}.{name}" for key, name in _GGUF_BLOCK.items()},
+    }
+    gguf_interleaves_heads = True
+    """Whether GGUF files hold the rows of q and k in the order of pairs (2i, 2i + 1)."""
+    layers_are_llamas = True
+    """Whether kernels that know Llama's layers may compute a whole decode step; False where layers
+    compute something else.
+    """
+
+    @staticmethod
+    def config_fields(config: Any) -> dict[str, Any]:
+        """The fields of `ModelConfig` that are this architecture's own matter, from transformers'
+        configuration.
+        """
+        biased = bool(config.attention_bias)
+        return {"qkv_bias": biased, "o_bias": biased, "mlp_bias": bool(config.mlp_bias)}
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

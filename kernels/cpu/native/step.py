@@ -162,7 +162,7 @@ def is_known(model: Any) -> bool:
     """Whether it is a decoder of Llama's shape with packed weights, in bfloat16, whose gates and
     ups lie in panels of their own.
     """
-    if {name for name, _ in model.named_children()} != {"model", "lm_head"}:
+    if not getattr(model, "layers_are_llamas", False):
         return False
     first = model.model.layers[0]
     linears = [part for layer in model.model.layers for part in _linears_of(layer)]
