@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..compilation.passes.manager import PassConfig
 from ..kernels.detect import detect
 from ..runtime.config import resolve_steps
 from ..runtime.engine.build import Engine
@@ -110,7 +111,7 @@ def inductor_pieces(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
         model,
         getattr(torch, scale.dtype),
         NOTHING_PACKED,
-        packs_linear=False,
+        PassConfig(),
     )
     if (outcome := process.wait()).reason is not None:
         raise RuntimeError(outcome.text)

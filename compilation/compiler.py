@@ -38,6 +38,8 @@ class PieceLoader(Protocol):
     """
 
     name: str
+    fuses: bool
+    """Whether it fuses the ops of a piece, so that it is to see what they mean and not kernels."""
 
     def options(self) -> dict[str, Any]:
         """All that its output depends on, besides the piece, this project's source, torch and the
@@ -77,6 +79,7 @@ class EagerCompiler:
     """Leaves a piece as it was traced: torch's own kernels, called one after another."""
 
     name = "eager"
+    fuses = False
     suffix = ".graph"
 
     def options(self) -> dict[str, Any]:
@@ -103,6 +106,7 @@ class InductorCompiler:
     """
 
     name = "inductor"
+    fuses = True
     suffix = ".pt2"
 
     def options(self) -> dict[str, Any]:

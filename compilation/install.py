@@ -18,7 +18,8 @@ from torch import fx, nn
 
 from .compiler import CompiledPiece, EagerCompiler, PieceCompiler, traced_function
 from .errors import CompileError, NotStoredError
-from .passes.pack_linear import PackedGraph, pack_linear
+from .passes.context import PassContext
+from .passes.cpu.pack_linear import unpacked
 from .piece_store import Installed, InstallReport, PieceStore, named_tensors
 from .piecewise import PiecewiseForward
 from .plan import DistinctPiece, Plan, make_plan
@@ -97,10 +98,14 @@ class Installer(PieceStore):
         too.
         """
         began = time.perf_counter()
-        cut = split(trace(module.forward, inputs, self.max_tokens), inputs)
-        plan, graphs = make_plan(
-            cut, inputs, {id(tensor): name for name, tensor in named_tensors(module).items()}
+        traced = trace(module.forward, inputs, self.max_tokens)
+        passes = self.pass_manager().run(
+            traced.graph, PassContext(frozenset(traced.weights(inputs)))
         )
+        traced.shapes.check_guards()
+        cut = split(traced, inputs)
+        names = {id(tensor): name for name, tensor in named_tensors(module).items()}
+        plan, graphs = make_plan(cut, inputs, names, passes)
         found = {name: cut.tensors[number] for number, name in plan.weights.items()}
         report.trace_seconds = time.perf_counter() - began
         return plan, graphs, found
@@ -135,8 +140,9 @@ class Installer(PieceStore):
         except Exception as error:
             report.failed[number] = str(error).partition("\n")[0]
             logger.debug("piece %d of %d is not compiled", number, len(plan.pieces), exc_info=error)
-            self._keep_failure(plan.pieces[number], graph, error)
-            return CompiledPiece(traced_function(graph))
+            plain, _ = unpacked(graph)
+            self._keep_failure(plan.pieces[number], plain, error)
+            return CompiledPiece(traced_function(plain))
         finally:
             self.progress(number + 1, len(plan.pieces))
 
@@ -144,22 +150,22 @@ class Installer(PieceStore):
         self, number: int, piece: DistinctPiece, graph: fx.Graph, key: str, report: InstallReport
     ) -> CompiledPiece:
         began = time.perf_counter()
-        changed = self._with_passes(graph, piece)
+        plain, packed = unpacked(graph)
         with self.cache.work_folder() as folder:
             file = folder / f"piece{self.compiler.suffix}"
             try:
-                self.compiler.compile(changed.graph, piece.inputs, file)
-            except CompileError:
-                if not changed.packed:
-                    raise
-                changed = PackedGraph(graph, ())
                 self.compiler.compile(graph, piece.inputs, file)
+            except CompileError:
+                if not packed:
+                    raise
+                packed = ()
+                self.compiler.compile(plain, piece.inputs, file)
             seconds = report.compile_seconds[number] = time.perf_counter() - began
             report.num_bytes[number] = file.stat().st_size
             path = self.cache.put(
-                key, file, self._about(piece) | {"packed": changed.packed, "seconds": seconds}
+                key, file, self._about(piece) | {"packed": packed, "seconds": seconds}
             )
-        return CompiledPiece(self.compiler.load(path), changed.packed)
+        return CompiledPiece(self.compiler.load(path), packed)
 
     def _keep_failure(self, piece: DistinctPiece, graph: fx.Graph, error: Exception) -> None:
         """An entry that says so, with the piece as it was traced: whoever finds it need neither
@@ -182,10 +188,6 @@ class Installer(PieceStore):
             "torch": torch.__version__,
         }
         return {"kind": "piece", "piece": piece.key, "ops": piece.ops} | made_with
-
-    def _with_passes(self, graph: fx.Graph, piece: DistinctPiece) -> PackedGraph:
-        op = self.platform.packed_linear() if self.packs_linear else None
-        return PackedGraph(graph, ()) if op is None else pack_linear(graph, piece.inputs, op)
 
 
 def run(portions: Generator[None, None, Installed]) -> Installed:

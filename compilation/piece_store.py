@@ -11,7 +11,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from ..kernels.platform import Platform
 from .cache import CompileCache, entry_key
 from .compiler import CompiledPiece, EagerCompiler, PieceLoader
 from .errors import NotStoredError
+from .passes.manager import DEFAULT_PASSES, PassConfig, PassManager
 from .piecewise import PiecewiseForward
 from .plan import DistinctPiece, Plan
 from .split_ops import registered
@@ -58,16 +59,17 @@ class Installed(NamedTuple):
 class PieceStore:
     """The part of the cache that is for this machine, this compiler and these settings.
 
-    `packs_linear`: whether pieces take the weights of projections as `Platform.pack_linear_weight`
-    lays them out. It depends on the machine's memory, so it is decided once and told to every
-    process that makes or loads pieces of the model.
+    `passes`: what a traced forward goes through before it is cut.
     """
 
     platform: Platform
     compiler: PieceLoader
     cache: CompileCache
     max_tokens: int
-    packs_linear: bool = False
+    passes: PassConfig = DEFAULT_PASSES
+
+    def pass_manager(self) -> PassManager:
+        return self.passes.manager(self.platform, fuses=self.compiler.fuses)
 
     def load(
         self, module: nn.Module, model_key: str, *, retry: bool = True
@@ -135,12 +137,13 @@ class PieceStore:
             report.failed[number] = str(failed)
         return piece
 
-    def versions(self) -> dict[str, str]:
+    def versions(self) -> dict[str, Any]:
         """What everything in the cache depends on."""
         return {
             "piecework": __version__,
             "source": source_hash("compilation", "kernels"),
             "torch": torch.__version__,
+            "passes": self.pass_manager().key,
             "dtype": str(torch.get_default_dtype()),
         }
 
@@ -155,11 +158,7 @@ class PieceStore:
         )
 
     def piece_key(self, piece: DistinctPiece) -> str:
-        compiler = {
-            "name": self.compiler.name,
-            "options": self.compiler.options(),
-            "packed_linear": self.packs_linear,
-        }
+        compiler = {"name": self.compiler.name, "options": self.compiler.options()}
         return entry_key(
             self.versions()
             | {"piece": piece.key, "compiler": compiler, "machine": self.platform.identity()}

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from .compiler import bare_module
+from .passes.cpu.pack_linear import unpacked
 from .piece_key import op_names, piece_key
 from .shapes import TensorSpec
 from .split import Cut, PieceCall
@@ -32,7 +33,7 @@ class Step(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistinctPiece:
     """A piece that is called once or often. `ops`: what it does, for people; `traced`: its graph,
-    in base64, to check others against.
+    on weights as the model has them, in base64, to check others against.
     """
 
     key: str
@@ -47,7 +48,7 @@ class Plan:
 
     `inputs`: the value of each argument of the forward, None where it is not used. `weights`:
     values that are parameters or buffers, by their names in the model. `weight_specs`: what they
-    must look like. `constants`: plain values.
+    must look like. `constants`: plain values. `passes`: how often each pass matched.
     """
 
     steps: tuple[Step, ...]
@@ -58,6 +59,7 @@ class Plan:
     constants: dict[int, Any]
     output: int
     num_values: int
+    passes: dict[str, int]
 
     def calls(self) -> Counter[int]:
         """How often each distinct piece is called."""
@@ -97,6 +99,7 @@ class Plan:
             "constants": self.constants,
             "output": self.output,
             "num_values": self.num_values,
+            "passes": self.passes,
         }
 
     @classmethod
@@ -127,14 +130,18 @@ class Plan:
             constants={int(number): value for number, value in data["constants"].items()},
             output=data["output"],
             num_values=data["num_values"],
+            passes=dict(data["passes"]),
         )
 
 
 def make_plan(
-    cut: Cut, inputs: list[torch.Tensor], names: Mapping[int, str]
+    cut: Cut,
+    inputs: list[torch.Tensor],
+    names: Mapping[int, str],
+    passes: Mapping[str, int],
 ) -> tuple[Plan, list[fx.Graph]]:
     """The plan of a cut forward, and the graph of each distinct piece. `names`: of the model's
-    tensors, by `id`.
+    tensors, by `id`; `passes`: how often each matched.
 
     A tensor that is neither input nor named is called `~number`; a plan with such a one is good for
     this process only.
@@ -151,12 +158,10 @@ def make_plan(
         key = piece_key(call.graph, specs)
         if key not in numbers:
             numbers[key] = len(pieces)
+            plain, _ = unpacked(call.graph)
             pieces.append(
                 DistinctPiece(
-                    key=key,
-                    inputs=specs,
-                    ops=tuple(op_names(call.graph)),
-                    traced=_written(call.graph),
+                    key=key, inputs=specs, ops=tuple(op_names(plain)), traced=_written(plain)
                 )
             )
             graphs.append(call.graph)
@@ -177,6 +182,7 @@ def make_plan(
         constants=cut.constants,
         output=cut.output,
         num_values=len(cut.specs) + len(cut.constants),
+        passes=dict(passes),
     )
     return plan, graphs
 

@@ -40,6 +40,16 @@ class Trace(NamedTuple):
     values: list[Any]
     shapes: TokenShapes
 
+    def weights(self, inputs: Sequence[torch.Tensor]) -> list[fx.Node]:
+        """The placeholders of tensors that are none of `inputs`."""
+        return [
+            node
+            for node, value in zip(
+                self.graph.find_nodes(op="placeholder"), self.values, strict=True
+            )
+            if isinstance(value, torch.Tensor) and not any(value is given for given in inputs)
+        ]
+
 
 class _Done(Exception):
     """Ends a trace once the graph is there, before guards are made that nobody will ever check."""
@@ -68,6 +78,17 @@ class TokenShapes:
 
     def simplify(self, expression: Any) -> Any:
         return self._shape_env.replace(expression).subs(self._same)
+
+    def check_guards(self) -> None:
+        """Raises `TraceError` where anything was assumed of the number of tokens."""
+        import sympy
+
+        for guard in self._shape_env.guards:
+            if self.simplify(guard.expr) != sympy.true:
+                raise TraceError(
+                    "the forward takes another way for some numbers of tokens: it assumes "
+                    f"{guard.expr} ({guard.sloc})"
+                )
 
     def extent(self, size: int | torch.SymInt) -> Extent:
         """Raises `TraceError` where the size is no linear function of the number of tokens."""
@@ -131,11 +152,7 @@ def trace(forward: Callable[..., Any], inputs: Sequence[torch.Tensor], max_token
 def _token_shapes(
     graph_module: fx.GraphModule, values: list[Any], inputs: Sequence[torch.Tensor]
 ) -> TokenShapes:
-    """Finds the number of tokens among the symbols; every other assumption that the trace made is
-    refused.
-    """
-    import sympy
-
+    """Finds the number of tokens among the symbols."""
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     lengths = [
         node.meta["example_value"].shape[0]
@@ -151,14 +168,8 @@ def _token_shapes(
     ]
     if len(symbols) < len(lengths) or not all(symbol.is_Symbol for symbol in symbols):
         raise TraceError("the forward is fixed to one number of tokens")
-    shape_env = lengths[0].node.shape_env
-    shapes = TokenShapes(shape_env, set(symbols))
-    for guard in shape_env.guards:
-        if shapes.simplify(guard.expr) != sympy.true:
-            raise TraceError(
-                "the forward takes another way for some numbers of tokens: it assumes "
-                f"{guard.expr} ({guard.sloc})"
-            )
+    shapes = TokenShapes(lengths[0].node.shape_env, set(symbols))
+    shapes.check_guards()
     return shapes
 
 

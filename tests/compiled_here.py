@@ -8,6 +8,7 @@ import torch
 
 from piecework.compilation.capture import Reason
 from piecework.compilation.errors import TraceError
+from piecework.compilation.passes.manager import PassConfig
 from piecework.kernels.detect import detect
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.graphs.compile_pieces import install, installer
@@ -26,11 +27,11 @@ class CompiledHere:
         model_config: ModelConfig,
         dtype: torch.dtype,
         kinds: Kinds,
-        packs_linear: bool,
+        passes: PassConfig,
     ) -> None:
         assert not kinds, "these models are in float32"
         platform = detect(config.device)
-        found = installer(config, platform, packs_linear=packs_linear)
+        found = installer(config, platform, passes=passes)
         self._outcome = Outcome(None)
         try:
             install(found, empty_model(model_config, dtype, platform.device()), model_config, dtype)

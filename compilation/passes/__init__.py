@@ -1,1 +1,1 @@
-"""Changes to the graph of a piece before it is compiled."""
+"""Changes to the whole traced forward, before it is cut into pieces."""

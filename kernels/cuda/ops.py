@@ -1,8 +1,8 @@
 """The ops that layers call on NVIDIA GPUs, `piecework::rms_norm` and its like: a library's kernel
 where one takes the call, else Triton's.
 
-Signatures and meaning as in `kernels.reference`. They are ops of torch, so that tracing sees one
-node and no kernel launch, and what was traced does not depend on which library is installed.
+Signatures and meaning as in `kernels.reference`. What was traced does not depend on which library
+is installed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .. import reference
+from ..ops import TRACED
 from ..triton import ops as triton_ops
 from .libraries import LibraryOps, leave_out, load, names
 from .trial_process import TRIALS, Trials
@@ -97,60 +98,22 @@ def _recording(device: torch.device) -> bool:
 _libraries = Libraries()
 
 
-def launch_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     result = _libraries.compute("rms_norm", x, weight, eps)
     return triton_ops.rms_norm(x, weight, eps) if result is None else result
 
 
-def launch_silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     result = _libraries.compute("silu_and_mul", x)
     return triton_ops.silu_and_mul(x) if result is None else result
 
 
-def _rms_norm_meta(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return x.new_empty(x.shape)
-
-
-def _add_rms_norm_meta(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape)
-
-
-def _silu_and_mul_meta(x: torch.Tensor) -> torch.Tensor:
-    return x.new_empty(x.shape[0], x.shape[1] // 2)
-
-
-def _rotary_embedding_meta(
-    x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor
-) -> torch.Tensor:
-    return x.new_empty(x.shape)
-
-
 # The libraries' fused add and norm writes over both its inputs, and their rotation wants other
 # angles: these two are Triton's.
-for _signature, _launch, _meta in (
-    ("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", launch_rms_norm, _rms_norm_meta),
-    (
-        "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)",
-        triton_ops.add_rms_norm,
-        _add_rms_norm_meta,
-    ),
-    ("silu_and_mul(Tensor x) -> Tensor", launch_silu_and_mul, _silu_and_mul_meta),
-    (
-        "rotary_embedding(Tensor x, Tensor cos, Tensor signed_sin) -> Tensor",
-        triton_ops.rotary_embedding,
-        _rotary_embedding_meta,
-    ),
-):
-    _LIBRARY.define(_signature)  # type: ignore[no-untyped-call]
-    _LIBRARY.impl(_signature.partition("(")[0], _launch, "CUDA")  # type: ignore[no-untyped-call]
-    _LIBRARY.impl(_signature.partition("(")[0], _meta, "Meta")  # type: ignore[no-untyped-call]
-
-rms_norm = torch.ops.piecework.rms_norm.default
-add_rms_norm = torch.ops.piecework.add_rms_norm.default
-silu_and_mul = torch.ops.piecework.silu_and_mul.default
-rotary_embedding = torch.ops.piecework.rotary_embedding.default
+add_rms_norm = triton_ops.add_rms_norm
+rotary_embedding = triton_ops.rotary_embedding
 argmax = reference.argmax
 sample_filtered = triton_ops.sample_filtered
-"""No op of torch, as what samples is not traced."""
+
+for _name in TRACED:
+    _LIBRARY.impl(_name, globals()[_name], "CUDA")  # type: ignore[no-untyped-call]

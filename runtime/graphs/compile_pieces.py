@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,9 @@ from ...compilation.capture import Reason
 from ...compilation.compiler import piece_compiler
 from ...compilation.errors import TraceError
 from ...compilation.install import Installer, Progress
+from ...compilation.passes.manager import DEFAULT_PASSES, PassConfig
 from ...compilation.piece_store import Installed
 from ...compilation.torch_private import change_inductor
-from ...kernels import ops
 from ...kernels.cache_folder import cache_folder
 from ...kernels.detect import detect
 from ...kernels.platform import Platform
@@ -38,7 +37,7 @@ from ..loader.loader import hollow_model
 from ..model_config import ModelConfig
 from ..progress import progress_bar
 from ..quantization.methods import NOTHING_PACKED, Kinds
-from .pieces import TRACE_TOKENS, looks_inside, most_tokens, stored_key
+from .pieces import TRACE_TOKENS, most_tokens, stored_key
 
 _NICENESS = 10
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
@@ -49,7 +48,7 @@ def installer(
     config: EngineConfig,
     platform: Platform,
     *,
-    packs_linear: bool = False,
+    passes: PassConfig = DEFAULT_PASSES,
     progress: Progress = lambda done, total: None,
 ) -> Installer:
     """What makes pieces where `pieces.piece_store` finds them. Raises `ValueError` that names the
@@ -60,7 +59,7 @@ def installer(
         compiler=piece_compiler(config.piecewise_cuda_graph_compiler, platform),
         cache=CompileCache(cache_folder()),
         max_tokens=most_tokens(config),
-        packs_linear=packs_linear,
+        passes=passes,
         progress=progress,
     )
 
@@ -77,12 +76,10 @@ def install(
 
     `kinds`: the linear layers whose weights are packed.
     """
-    device, inside = found.platform.device(), looks_inside(found.compiler)
+    device = found.platform.device()
     example = [torch.arange(TRACE_TOKENS, device=device), torch.arange(TRACE_TOKENS, device=device)]
-    with torch.no_grad(), ops.plain_torch() if inside else nullcontext():
-        return found.install(
-            model, example, model_key=stored_key(found.compiler, model_config, dtype, kinds)
-        )
+    with torch.no_grad():
+        return found.install(model, example, model_key=stored_key(model_config, dtype, kinds))
 
 
 def main(argv: list[str]) -> int:
@@ -126,7 +123,8 @@ def _compile(job: dict[str, Any]) -> None:
             bar.total = total
             bar.update(done - bar.n)
 
-        found = installer(config, platform, packs_linear=job["packs_linear"], progress=progress)
+        passes = PassConfig(tuple(job["passes"]))
+        found = installer(config, platform, passes=passes, progress=progress)
         found.cache.check_writable()
         kernels = platform.linear_kernels(
             dtype, platform.attention_backend(config.attention_backend)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from ...compilation.capture import Reason
+from ...compilation.passes.manager import PassConfig
 from ...compilation.torch_private import inductor_changes
 from ..config import EngineConfig
 from ..model_config import ModelConfig
@@ -94,12 +95,12 @@ def start(
     model_config: ModelConfig,
     dtype: torch.dtype,
     kinds: Kinds,
-    packs_linear: bool,
+    passes: PassConfig,
 ) -> CompileProcess:
     """Begin to compile; the process works at a low priority and needs no weights.
 
-    `kinds`: the packed layers; `packs_linear`: see `PieceStore`. All that depends on the state of
-    the machine is told: what the process found out by itself might be something else.
+    `kinds`: the packed layers. All that depends on the state of the machine is told: what the
+    process found out by itself might be something else.
     """
     config = replace(config, num_threads=config.num_threads or torch.get_num_threads())
     parts = {
@@ -109,5 +110,5 @@ def start(
         "kinds": dict(kinds),
     }
     return CompileProcess(
-        json.dumps(parts | {"packs_linear": packs_linear, "inductor": inductor_changes()})
+        json.dumps(parts | {"passes": passes.names, "inductor": inductor_changes()})
     )

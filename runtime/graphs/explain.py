@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...compilation.explain import PieceRow, Stretch, picture, piece_rows, stretches
+from ...compilation.passes.manager import PassConfig
 from ...compilation.piece_store import InstallReport, weight_bytes
 from ...compilation.piecewise import PiecewiseForward
 from ...compilation.sizes import SizesOption, choose_sizes, padding_share, parse_sizes
@@ -61,7 +62,7 @@ class Lengths:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """All that `piecework explain` tells. Seconds and bytes; `split_ops`: how often the forward is
-    cut at each.
+    cut at each; `passes`: how often each pass matched the traced forward.
     """
 
     model_path: str
@@ -74,6 +75,7 @@ class Explanation:
     pieces: list[PieceRow]
     stretches: list[Stretch]
     split_ops: dict[str, int]
+    passes: dict[str, int]
     weight_bytes: int
     captures: list[Capture]
     num_graphs: int
@@ -117,6 +119,7 @@ def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation
         pieces=piece_rows(forward.plan, report),
         stretches=stretches(forward.plan),
         split_ops=dict(Counter(step.op for step in forward.plan.steps if step.op is not None)),
+        passes=forward.plan.passes,
         weight_bytes=info.weight_bytes,
         captures=captures,
         num_graphs=info.graphs.num_graphs,
@@ -222,10 +225,8 @@ def _install(runner: ModelRunner) -> tuple[PiecewiseForward, InstallReport, str]
             bar.update(done - bar.n)
 
         try:
-            packs_linear = runner.platform.packs_linear(weight_bytes(runner.model))
-            found = installer(
-                runner.config, runner.platform, packs_linear=packs_linear, progress=progress
-            )
+            passes = PassConfig.choose(runner.platform, weight_bytes(runner.model))
+            found = installer(runner.config, runner.platform, passes=passes, progress=progress)
         except OSError as error:
             raise ValueError(f"the compile cache cannot be used: {error}") from None
         return *install(

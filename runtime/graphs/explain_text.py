@@ -23,6 +23,8 @@ def lines(told: Explanation) -> Iterator[str]:
         f"{calls} pieces, {len(told.pieces)} of them distinct, cut at {splits}; compiler: "
         f"{told.compiler}"
     )
+    passes = ", ".join(f"{name} matched {count} times" for name, count in told.passes.items())
+    yield f"passes: {passes or 'none'}"
     yield ""
     yield from _pieces(told)
     yield ""

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from ...compilation.cache import CompileCache
-from ...compilation.compiler import InductorCompiler, PieceLoader, piece_compiler
+from ...compilation.compiler import piece_compiler
 from ...compilation.histogram import LengthHistogram
+from ...compilation.passes.manager import PassConfig
 from ...compilation.piece_store import Installed, PieceStore
 from ...kernels.cache_folder import cache_folder
 from ...kernels.platform import Platform
@@ -26,7 +27,7 @@ TRACE_TOKENS = 64
 """Tokens of the example that is traced; any number above 1 gives the same pieces."""
 
 
-def piece_store(config: EngineConfig, platform: Platform, packs_linear: bool) -> PieceStore:
+def piece_store(config: EngineConfig, platform: Platform, passes: PassConfig) -> PieceStore:
     """Where the pieces of this machine lie. Raises `ValueError` that names the flag, or `OSError`
     of the cache's folder.
     """
@@ -35,7 +36,7 @@ def piece_store(config: EngineConfig, platform: Platform, packs_linear: bool) ->
         compiler=piece_compiler(config.piecewise_cuda_graph_compiler, platform),
         cache=CompileCache(cache_folder()),
         max_tokens=most_tokens(config),
-        packs_linear=packs_linear,
+        passes=passes,
     )
 
 
@@ -53,7 +54,7 @@ def load(
 
     `kinds`: the linear layers whose weights are packed.
     """
-    return store.load(model, stored_key(store.compiler, model_config, dtype, kinds), retry=retry)
+    return store.load(model, stored_key(model_config, dtype, kinds), retry=retry)
 
 
 def most_tokens(config: EngineConfig) -> int:
@@ -62,22 +63,10 @@ def most_tokens(config: EngineConfig) -> int:
     return max(config.chunked_prefill_size, TRACE_TOKENS)
 
 
-def looks_inside(compiler: PieceLoader) -> bool:
-    """Whether the compiler fuses the ops of a piece, so that it is to see what they mean rather
-    than kernels.
-    """
-    return isinstance(compiler, InductorCompiler)
-
-
-def stored_key(
-    compiler: PieceLoader, model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds
-) -> str:
-    """Text in which two models differ if their cut forwards do."""
+def stored_key(model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds) -> str:
+    """Text in which two models differ if their traced forwards do."""
     linears = _digest(json.dumps(dict(kinds), sort_keys=True))
-    return (
-        f"{model_key(model_config, dtype)} {'plain' if looks_inside(compiler) else 'own'} ops, "
-        f"linears {linears}"
-    )
+    return f"{model_key(model_config, dtype)} linears {linears}"
 
 
 def model_key(model_config: ModelConfig, dtype: torch.dtype) -> str:

@@ -16,6 +16,7 @@ import torch
 
 from ...compilation.capture import Reason
 from ...compilation.errors import CaptureError, NotStoredError
+from ...compilation.passes.manager import PassConfig
 from ...compilation.piece_store import Installed, PieceStore, weight_bytes
 from ...compilation.piecewise import PiecewiseForward
 from ...compilation.whole import BreakableForward
@@ -144,8 +145,8 @@ class GraphStartup:
     def _stored(self) -> Generator[bool, None, Installed]:
         """What the cache holds; what it lacks another process is asked for first, once."""
         runner = self._runner
-        packs_linear = runner.platform.packs_linear(weight_bytes(runner.model))
-        store = piece_store(runner.config, runner.platform, packs_linear)
+        passes = PassConfig.choose(runner.platform, weight_bytes(runner.model))
+        store = piece_store(runner.config, runner.platform, passes)
         yield True
         try:
             return (yield from self._loaded(store, retry=True))
@@ -153,7 +154,7 @@ class GraphStartup:
             if (obstacle := store.compiler.obstacle()) is not None:
                 raise _NoPieces(Reason.COMPILE_FAILED, obstacle) from None
             self._compiling = start(
-                runner.config, runner.model_config, runner.dtype, runner.linear_kinds, packs_linear
+                runner.config, runner.model_config, runner.dtype, runner.linear_kinds, passes
             )
         outcome = yield from self._compiled(self._compiling)
         self._compiling = None

@@ -19,6 +19,7 @@ from torch import nn
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.compiler import InductorCompiler
 from piecework.compilation.install import Installer
+from piecework.compilation.passes.manager import PassConfig
 from piecework.compilation.piece_store import InstallReport
 from piecework.compilation.piecewise import PiecewiseForward
 from piecework.compilation.split_ops import registered
@@ -63,7 +64,7 @@ def install(folder: Path) -> tuple[PiecewiseForward, InstallReport]:
         compiler=InductorCompiler(),
         cache=CompileCache(folder),
         max_tokens=512,
-        packs_linear=packed_linear.is_available(),
+        passes=PassConfig(("pack_linear",) * packed_linear.is_available() + ("lower_ops",)),
     )
     return installer.install(Small(), step(6), model_key="small")
 

@@ -31,7 +31,7 @@ FLOATS = TensorSpec(
 
 def plan_of(model: torch.nn.Module) -> Plan:
     inputs = list(step(6))
-    return make_plan(split(trace(model.forward, inputs, 128), inputs), inputs, {})[0]
+    return make_plan(split(trace(model.forward, inputs, 128), inputs), inputs, {}, {})[0]
 
 
 def graph(

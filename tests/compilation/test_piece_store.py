@@ -67,7 +67,7 @@ def key(folder: Path) -> str:
 @pytest.mark.parametrize(
     "file",
     [
-        "compilation/passes/pack_linear.py",
+        "compilation/passes/cpu/pack_linear.py",
         "compilation/torch_private.py",
         "kernels/cpu/packed_linear.py",
     ],

@@ -81,7 +81,7 @@ def test_every_value_is_made_before_it_is_used() -> None:
 
 def test_pieces_and_ops_compute_the_forward() -> None:
     model, inputs = ToyModel(2), list(step(6))
-    plan, graphs = make_plan(cut(model.forward), inputs, {})
+    plan, graphs = make_plan(cut(model.forward), inputs, {}, {})
     assert len(graphs) == len(plan.pieces)
     assert sum(plan.calls().values()) == 3
 

@@ -160,27 +160,25 @@ def test_the_first_library_that_takes_a_call_computes_it(
     caplog.set_level(logging.INFO)
     sgl, flashinfer = library_ops_standin.sgl_kernel(), library_ops_standin.flashinfer()
     use(sgl, flashinfer)
-    assert_same(cuda_ops.launch_rms_norm(X, WEIGHT, 1e-5), reference.rms_norm(X, WEIGHT, 1e-5))
-    assert_same(cuda_ops.launch_silu_and_mul(X), reference.silu_and_mul(X))
+    assert_same(cuda_ops.rms_norm(X, WEIGHT, 1e-5), reference.rms_norm(X, WEIGHT, 1e-5))
+    assert_same(cuda_ops.silu_and_mul(X), reference.silu_and_mul(X))
     # Each once to be tried, and once.
     assert (
         sgl.module.calls == ["rmsnorm"] * 2 + ["silu_and_mul"] * 2 and flashinfer.module.calls == []
     )
     for _ in range(2):
-        assert_same(
-            cuda_ops.launch_rms_norm(HEADS, WEIGHT, 1e-5), reference.rms_norm(HEADS, WEIGHT, 1e-5)
-        )
+        assert_same(cuda_ops.rms_norm(HEADS, WEIGHT, 1e-5), reference.rms_norm(HEADS, WEIGHT, 1e-5))
     assert flashinfer.module.calls == ["rmsnorm"] * 3 and triton == []
     # Of the same op in another dtype the log has said enough.
-    cuda_ops.launch_silu_and_mul(X.half())
+    cuda_ops.silu_and_mul(X.half())
     wanted = [
         "sgl-kernel computes rms_norm",
         "sgl-kernel computes silu_and_mul",
         "flashinfer computes rms_norm",
     ]
     assert [record.getMessage() for record in caplog.records] == wanted
-    cuda_ops.launch_silu_and_mul(X.float())
-    cuda_ops.launch_silu_and_mul(X[:0])
+    cuda_ops.silu_and_mul(X.float())
+    cuda_ops.silu_and_mul(X[:0])
     assert triton == ["silu_and_mul"] * 2 and len(sgl.module.calls) == 6
 
 
@@ -190,7 +188,7 @@ def test_a_trial_is_of_numbers_that_are_known(
     """Weights that are not loaded yet are no fault of a library."""
     use(library_ops_standin.sgl_kernel())
     unset = torch.full_like(WEIGHT, float("nan"))
-    assert bool(cuda_ops.launch_rms_norm(X, unset, 1e-5).isnan().all())
+    assert bool(cuda_ops.rms_norm(X, unset, 1e-5).isnan().all())
     assert triton == [] and caplog.records == []
 
 
@@ -215,8 +213,8 @@ def test_an_op_that_fails_its_trial_is_left_out_with_one_line(
         )
     )
     for _ in range(2):
-        assert_same(cuda_ops.launch_rms_norm(X, WEIGHT, 1e-5), reference.rms_norm(X, WEIGHT, 1e-5))
-        cuda_ops.launch_silu_and_mul(X)
+        assert_same(cuda_ops.rms_norm(X, WEIGHT, 1e-5), reference.rms_norm(X, WEIGHT, 1e-5))
+        cuda_ops.silu_and_mul(X)
     assert triton == ["rms_norm", "silu_and_mul"] * 2
     for record, op in zip(caplog.records, ["rms_norm", "silu_and_mul"], strict=True):
         line = record.getMessage()
@@ -235,12 +233,12 @@ def test_nothing_is_tried_while_a_graph_is_recorded(
     use(library)
     with monkeypatch.context() as recording:
         recording.setattr(cuda_ops, "_recording", lambda device: True)
-        cuda_ops.launch_silu_and_mul(X)
+        cuda_ops.silu_and_mul(X)
     assert library.module.calls == [] and triton == ["silu_and_mul"]
     # What was tried before is recorded.
-    cuda_ops.launch_silu_and_mul(X)
+    cuda_ops.silu_and_mul(X)
     monkeypatch.setattr(cuda_ops, "_recording", lambda device: True)
-    cuda_ops.launch_silu_and_mul(X)
+    cuda_ops.silu_and_mul(X)
     assert len(library.module.calls) == 3 and triton == ["silu_and_mul"]
 
 
@@ -285,7 +283,7 @@ def test_a_library_that_cannot_be_imported_leaves_triton_in_place(
     monkeypatch.setattr(cuda_ops, "_libraries", Libraries(None, TriedHere()))
     CudaPlatform()
     for _ in range(2):
-        cuda_ops.launch_silu_and_mul(X)
+        cuda_ops.silu_and_mul(X)
     assert triton == ["silu_and_mul"] * 2 and len(caplog.records) == lines
 
 
@@ -323,12 +321,11 @@ def test_an_op_has_the_shape_that_tracing_is_told() -> None:
         for shape in ((5, 8), (8,), (5, 1, 4))
     )
     heads = torch.empty(5, 9, 4, device="meta")[:, :3]
-    assert cuda_ops.rms_norm(x, weight, 1e-5).shape == (5, 8)
-    assert [part.dtype for part in cuda_ops.add_rms_norm(x, x, weight, 1e-5)] == [
-        torch.bfloat16
-    ] * 2
-    assert cuda_ops.silu_and_mul(x).shape == (5, 4)
-    assert cuda_ops.rotary_embedding(heads, angle, angle).is_contiguous()
+    own = torch.ops.piecework
+    assert own.rms_norm(x, weight, 1e-5).shape == (5, 8)
+    assert [part.dtype for part in own.add_rms_norm(x, x, weight, 1e-5)] == [torch.bfloat16] * 2
+    assert own.silu_and_mul(x).shape == (5, 4)
+    assert own.rotary_embedding(heads, angle, angle).is_contiguous()
 
 
 @pytest.mark.gpu

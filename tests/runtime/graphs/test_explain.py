@@ -53,6 +53,10 @@ def check_pieces(told: Explanation) -> None:
     assert [row.calls for row in told.pieces] == [1, LAYERS - 1, 1]
     assert told.split_ops == {"piecework::attention": LAYERS}
     assert [stretch.times for stretch in told.stretches] == [1, LAYERS - 1, 1]
+    matches = told.passes["lower_ops"]
+    assert matches >= 4 * LAYERS + 1
+    (line,) = (line for line in lines(told) if line.startswith("passes: "))
+    assert f"lower_ops matched {matches} times" in line
 
 
 def test_pieces_captures_and_memory(folder: Path) -> None:
