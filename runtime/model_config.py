@@ -4,12 +4,11 @@ file.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .loader.files import no_config
+from .loader.files import no_config, read_json
 from .models.registry import find_model, model_class
 
 if TYPE_CHECKING:
@@ -92,11 +91,11 @@ class ModelConfig:
         model is not supported.
         """
         folder = Path(folder)
-        architecture = _architecture(read_config(folder))
+        architecture = read_config(folder)["architectures"][0]
         try:
             return cls(
                 architecture=architecture,
-                eos_token_ids=_eos_token_ids(folder),
+                eos_token_ids=sorted(config_eos_token_ids(folder)),
                 **_hugging_face_fields(architecture, folder),
             )
         except ValueError as error:
@@ -147,50 +146,47 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise no_config(folder)
-    content = _read_json(path)
+    content = read_json(path)
     try:
-        _architecture(content)
-        _check_unquantised(content)
+        match content:
+            case {"architectures": [str(architecture), *_]}:
+                wanted = find_model(architecture=architecture).model_type
+            case _:
+                raise ValueError(
+                    'it names no model, having no "architectures"; fetch the model again'
+                )
+        if (found := content.get("model_type")) != wanted:
+            raise ValueError(
+                f'{architecture} goes with "model_type": "{wanted}", got {found!r}; fetch the '
+                "model again"
+            )
+        if quantization := content.get("quantization_config"):
+            method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+            raise ValueError(
+                f"weights quantised by {method or 'some method'} are not supported; take the "
+                "unquantised checkpoint or a .gguf file"
+            )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     config: dict[str, Any] = content
     return config
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); fetch the model again") from None
-
-
-def _architecture(content: Any) -> str:
-    match content:
-        case {"architectures": [str(architecture), *_], **rest}:
-            wanted, found = find_model(architecture=architecture).model_type, rest.get("model_type")
-        case _:
-            raise ValueError('it names no model, having no "architectures"; fetch the model again')
-    if found != wanted:
-        raise ValueError(
-            f'{architecture} goes with "model_type": "{wanted}", got {found!r}; fetch the model '
-            "again"
-        )
-    return architecture
-
-
-def _check_unquantised(content: dict[str, Any]) -> None:
-    if quantization := content.get("quantization_config"):
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        raise ValueError(
-            f"weights quantised by {method or 'some method'} are not supported; take the "
-            "unquantised checkpoint or a .gguf file"
-        )
-
-
 def _hugging_face_fields(architecture: str, folder: Path) -> dict[str, Any]:
-    config = _auto_config(folder)
-    _check_plain(config)
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # of many kinds, for a config that it cannot make sense of
+        raise ValueError(f"it cannot be read: {' '.join(str(error).split())[:300]}") from None
+    if config.hidden_act not in ("silu", "swish"):
+        raise ValueError(f"the activation {config.hidden_act!r} is not supported; supported: silu")
     rope = dict(config.rope_parameters or {})
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError(
+            "rotary embedding of a part of each head (partial_rotary_factor) is not supported; "
+            "choose another model"
+        )
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -212,28 +208,6 @@ def _hugging_face_fields(architecture: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def _auto_config(folder: Path) -> Any:
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (
-        Exception
-    ) as error:  # transformers raises many kinds for a config it cannot make sense of
-        raise ValueError(f"it cannot be read: {' '.join(str(error).split())[:300]}") from None
-
-
-def _check_plain(config: Any) -> None:
-    """Raises where the config asks for mathematics that our layers do not do."""
-    if config.hidden_act not in ("silu", "swish"):
-        raise ValueError(f"the activation {config.hidden_act!r} is not supported; supported: silu")
-    if (config.rope_parameters or {}).get("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError(
-            "rotary embedding of a part of each head (partial_rotary_factor) is not supported; "
-            "choose another model"
-        )
-
-
 def sliding_windows(config: Any) -> list[int | None]:
     """One a layer: Qwen says for each whether it slides; Mistral's slide all, where it has a
     window.
@@ -243,20 +217,16 @@ def sliding_windows(config: Any) -> list[int | None]:
     return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
-def _eos_token_ids(folder: Path) -> list[int]:
-    """Every id that ends a text: generation_config.json often names more than config.json."""
-    paths = [
-        path
-        for name in ("config.json", "generation_config.json")
-        if (path := folder / name).is_file()
-    ]
-    found = [
-        content.get("eos_token_id")
-        for path in paths
-        if isinstance(content := _read_json(path), dict)
-    ]
-    ids = [token for entry in found for token in (entry if isinstance(entry, list) else [entry])]
-    return sorted({token for token in ids if isinstance(token, int)})
+def config_eos_token_ids(folder: Path) -> list[int]:
+    """The tokens that end a text, by generation_config.json and config.json; either may give one or
+    a list.
+    """
+    ids: list[object] = []
+    for path in (folder / "generation_config.json", folder / "config.json"):
+        content = read_json(path) if path.is_file() else None
+        value = content.get("eos_token_id") if isinstance(content, dict) else None
+        ids += value if isinstance(value, list) else [value]
+    return list(dict.fromkeys(token_id for token_id in ids if isinstance(token_id, int)))
 
 
 def _gguf_fields(reader: FastGGUFReader) -> dict[str, Any]:

@@ -52,6 +52,14 @@ def no_config(folder: Path) -> ValueError:
     return ValueError(_instead_of(folder, "no config.json"))
 
 
+def read_json(path: Path) -> Any:
+    """What a file holds. Raises `ValueError` where that is no JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error}); fetch the model again") from None
+
+
 def check_pointer(path: Path) -> None:
     """Raises `ValueError` where git has put a pointer in the place of a large file."""
     if (
@@ -96,17 +104,13 @@ def read_header(path: Path) -> dict[str, Header]:
         )
     for name, header in found.items():
         if header.dtype not in _NUMBERS:
-            raise ValueError(_no_numbers(path, name, header.dtype))
+            kind = "float8" if header.dtype.startswith("F8") else header.dtype
+            raise ValueError(
+                f"{path} stores {name} as {kind}, but config.json has no quantization_config to "
+                "say how it is scaled; quantised weights are not supported: take the checkpoint in "
+                "bfloat16, or a .gguf file"
+            )
     return found
-
-
-def _no_numbers(path: Path, name: str, dtype: str) -> str:
-    kind = "float8" if dtype.startswith("F8") else dtype
-    return (
-        f"{path} stores {name} as {kind}, but config.json has no quantization_config to say how it "
-        "is scaled; "
-        "quantised weights are not supported: take the checkpoint in bfloat16, or a .gguf file"
-    )
 
 
 def _names_in(index: Path) -> list[str]:

@@ -19,9 +19,9 @@ from tokenizers.processors import TemplateProcessing
 
 from ..loader.gguf_reader import FastGGUFReader, metadata, open_gguf
 from .chat_template import DEFAULT
+from .data import TokenizerData
 from .gguf_pre_tokenizers import FALLBACK, PRE_TOKENIZERS, PreTokenizer
 from .token_bytes import METASPACE
-from .tokenizer import TokenizerData
 
 logger = logging.getLogger(__name__)
 

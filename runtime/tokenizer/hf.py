@@ -14,9 +14,10 @@ from typing import Any
 
 import tokenizers
 
-from ..loader.files import check_pointer
+from ..loader.files import check_pointer, read_json
+from ..model_config import config_eos_token_ids
 from .chat_template import DEFAULT
-from .tokenizer import TokenizerData
+from .data import TokenizerData
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +56,8 @@ def read_hf_tokenizer(path: Path) -> TokenizerData:
     folder = path if path.is_dir() else path.parent
     file = path / "tokenizer.json" if path.is_dir() else path
     config = {
-        **_read_json(folder / "special_tokens_map.json"),
-        **_read_json(folder / "tokenizer_config.json"),
+        **_read_object(folder / "special_tokens_map.json"),
+        **_read_object(folder / "tokenizer_config.json"),
     }
     special_tokens = {
         name: token for name in _SPECIAL_TOKENS if (token := _content(config.get(name))) is not None
@@ -79,25 +80,9 @@ def read_hf_tokenizer(path: Path) -> TokenizerData:
     )
 
 
-def config_eos_token_ids(folder: Path) -> list[int]:
-    """The tokens that end a text, by generation_config.json and config.json; either may give one or
-    a list.
-    """
-    ids: list[object] = []
-    for name in ("generation_config.json", "config.json"):
-        value = _read_json(folder / name).get("eos_token_id")
-        ids += value if isinstance(value, list) else [value]
-    return list(dict.fromkeys(token_id for token_id in ids if isinstance(token_id, int)))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     """The object in a file, {} if there is no file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
+    content = read_json(path) if path.exists() else {}
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object")
     return content

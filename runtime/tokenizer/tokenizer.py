@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
+from ..model_config import config_eos_token_ids
 from .chat_template import DEFAULT, ChatTemplateError, ChatTemplates, read_chat_template
+from .data import TokenizerData
+from .hf import read_hf_tokenizer
 from .token_bytes import spelling_of
 
 _ANSWER = "Hello, what can I do for you?"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizerData:
-    """What a model's files say of its tokenizer.
-
-    `special_tokens`: by name, such as `bos_token`. `eos_token_ids`: every token that ends a turn or
-    a text. `chat_templates`: Jinja templates by name; the usual one is called "default".
-    """
-
-    backend: tokenizers.Tokenizer
-    special_tokens: dict[str, str] = field(default_factory=dict)
-    eos_token_ids: list[int] = field(default_factory=list)
-    chat_templates: dict[str, str] = field(default_factory=dict)
 
 
 class Tokenizer:
@@ -164,9 +153,9 @@ def load_tokenizer(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if tokenizer_path is not None and not Path(tokenizer_path).exists():
         raise ValueError(f"--tokenizer-path {tokenizer_path} does not exist")
-    data = _read(Path(model_path if tokenizer_path is None else tokenizer_path))
+    data = _read(Path(tokenizer_path or model_path))
     if tokenizer_path is not None:
-        ids = [*data.eos_token_ids, *_model_eos_token_ids(Path(model_path))]
+        ids = [*data.eos_token_ids, *_read_eos_token_ids(Path(model_path))]
         data = replace(data, eos_token_ids=list(dict.fromkeys(ids)))
     if chat_template is not None:
         data = replace(data, chat_templates={DEFAULT: read_chat_template(chat_template)})
@@ -174,23 +163,18 @@ def load_tokenizer(
 
 
 def _read(path: Path) -> TokenizerData:
-    # Imported where needed: reading GGUF brings numpy, and either reader is of no use to the other
-    # kind of model.
+    # Imported where needed: the gguf library brings numpy.
     if path.suffix == ".gguf":
         from .gguf import read_gguf_tokenizer
 
         return read_gguf_tokenizer(path)
-    from .hf import read_hf_tokenizer
-
     return read_hf_tokenizer(path)
 
 
-def _model_eos_token_ids(path: Path) -> list[int]:
+def _read_eos_token_ids(path: Path) -> list[int]:
     if path.suffix == ".gguf":
         from ..loader.gguf_reader import open_gguf
         from .gguf import gguf_eos_token_ids
 
         return gguf_eos_token_ids(open_gguf(path))
-    from .hf import config_eos_token_ids
-
     return config_eos_token_ids(path)

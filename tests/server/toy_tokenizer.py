@@ -7,7 +7,8 @@ from functools import cache
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from piecework.runtime.tokenizer.tokenizer import Tokenizer, TokenizerData
+from piecework.runtime.tokenizer.data import TokenizerData
+from piecework.runtime.tokenizer.tokenizer import Tokenizer
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + "

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from tiny_tokenizers import CHATML, SPECIAL, byte_level, write_folder
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from piecework.runtime.tokenizer.chat_template import ChatTemplates
+from piecework.runtime.tokenizer.chat_template import ChatTemplateError, ChatTemplates
+from piecework.runtime.tokenizer.data import TokenizerData
 from piecework.runtime.tokenizer.tokenizer import (
-    ChatTemplateError,
     Tokenizer,
-    TokenizerData,
     load_tokenizer,
 )
 

@@ -14,9 +14,10 @@ from tiny_tokenizers import TEXT, byte_fallback, byte_level, word_level, word_pi
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders
 
+from piecework.runtime.tokenizer.data import TokenizerData
 from piecework.runtime.tokenizer.detokenizer import Detokenizer
 from piecework.runtime.tokenizer.token_bytes import byte_alphabet
-from piecework.runtime.tokenizer.tokenizer import Tokenizer, TokenizerData
+from piecework.runtime.tokenizer.tokenizer import Tokenizer
 
 
 def tokenizer_of(backend: Backend) -> Tokenizer:

@@ -10,6 +10,7 @@ from tiny_tokenizers import byte_level
 
 from piecework.runtime.engine.messages import FinishReason, TokenLogprob, TokenOutput
 from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.tokenizer.data import TokenizerData
 from piecework.runtime.tokenizer.output_processor import (
     Generation,
     GenerationOutput,
@@ -17,7 +18,7 @@ from piecework.runtime.tokenizer.output_processor import (
     TextOptions,
     merge,
 )
-from piecework.runtime.tokenizer.tokenizer import Tokenizer, TokenizerData
+from piecework.runtime.tokenizer.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer(TokenizerData(backend=byte_level()))
 IM_END = TOKENIZER.backend.token_to_id("<|im_end|>")

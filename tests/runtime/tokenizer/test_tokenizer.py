@@ -27,7 +27,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 from transformers import AutoTokenizer, LlamaTokenizer, Qwen2Tokenizer
 
-from piecework.runtime.tokenizer.tokenizer import Tokenizer, TokenizerData, load_tokenizer
+from piecework.runtime.tokenizer.data import TokenizerData
+from piecework.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 TEXTS = [
     "",
