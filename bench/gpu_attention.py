@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..kernels.attention import AttentionHeads, AttentionMetadata
+from ..kernels.attention import AttentionMetadata, KVLayout
 from ..kernels.detect import detect
 from ..kernels.platform import Platform
 from .gpu_checks import made_up_step
@@ -29,24 +29,24 @@ def attention(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
     backend. `errors`: what did not run.
     """
     platform, model, dtype = detect(device), scale.model, getattr(torch, scale.dtype)
-    heads = AttentionHeads(
+    layout = KVLayout.of_heads(
         model["num_attention_heads"], model["num_key_value_heads"], model["head_dim"], dtype
     )
     able = [
         backend
         for backend in platform.attention_backends
-        if platform.attention_obstacle(backend, heads) is None
+        if platform.attention_obstacle(backend, layout) is None
     ]
     rows: dict[str, dict[str, float]] = {}
     errors: dict[str, str] = {}
     for step, lens in _steps(scale).items():
         metadata, num_pages = made_up_step(lens, platform, np.random.default_rng(1))
-        tensors = _tensors(heads, sum(metadata.query_lens), num_pages, platform)
+        tensors = _tensors(layout, sum(metadata.query_lens), num_pages, platform)
         rows[step] = {}
         ragged = platform.device_type == "cuda" and all(past == 0 and new > 1 for new, past in lens)
         for name in [*able, *[_VARLEN] * ragged]:
             try:
-                work = _work(name, tensors, metadata, platform)
+                work = _work(name, tensors, layout, metadata, platform)
                 rows[step][name] = milliseconds(work, platform, scale)["median"]
             except Exception as error:
                 errors[f"{step}, {name}"] = " ".join(f"{type(error).__name__}: {error}".split())[
@@ -68,17 +68,17 @@ def _steps(scale: Scale) -> dict[str, list[tuple[int, int]]]:
 
 
 def _tensors(
-    heads: AttentionHeads, tokens: int, num_pages: int, platform: Platform
+    layout: KVLayout, tokens: int, num_pages: int, platform: Platform
 ) -> tuple[torch.Tensor, ...]:
     """q, k, v, out, and the two caches, full of numbers."""
-    kv = (heads.num_kv_heads, heads.head_size)
+    kv = (layout.num_kv_heads, layout.key_size)
     q, k, v = (
-        torch.randn(tokens, *shape, device=platform.device()).to(heads.dtype)
-        for shape in ((heads.num_heads, heads.head_size), kv, kv)
+        torch.randn(tokens, *shape, device=platform.device()).to(layout.dtype)
+        for shape in ((layout.num_heads, layout.key_size), kv, kv)
     )
     caches = (
         torch.randn(num_pages, platform.default_page_size, *kv, device=platform.device()).to(
-            heads.dtype
+            layout.dtype
         )
         for _ in range(2)
     )
@@ -86,7 +86,11 @@ def _tensors(
 
 
 def _work(
-    name: str, tensors: tuple[torch.Tensor, ...], metadata: AttentionMetadata, platform: Platform
+    name: str,
+    tensors: tuple[torch.Tensor, ...],
+    layout: KVLayout,
+    metadata: AttentionMetadata,
+    platform: Platform,
 ) -> Callable[[], Any]:
     """One layer's attention; the step is planned already, as it is for all layers but the first."""
     q, k, v = tensors[:3]
@@ -94,9 +98,7 @@ def _work(
         backend = platform.attention_backend(name)
         plan = backend.plan(metadata, platform.default_page_size)
         out, k_cache, v_cache = tensors[3:]
-        return lambda: backend.run(
-            q, k, v, out, k_cache, v_cache, plan, scale=q.shape[-1] ** -0.5, window=None
-        )
+        return lambda: backend.run(q, k, v, out, k_cache, v_cache, plan, layout)
     from torch.nn.attention.varlen import varlen_attn
 
     ends = torch.tensor([0, *accumulate(metadata.query_lens)], dtype=torch.int32, device=q.device)

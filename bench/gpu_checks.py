@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..kernels import ops, reference
-from ..kernels.attention import AttentionBackend, AttentionHeads, AttentionMetadata
+from ..kernels.attention import AttentionBackend, AttentionMetadata, KVLayout
 from ..kernels.detect import detect
 from ..kernels.paged_attention import TorchAttention
 from ..kernels.platform import Platform
@@ -103,31 +103,27 @@ def _attention_checks(platform: Platform) -> Iterator[Check]:
     ]
     for shape, dtype, window in combinations:
         for step, lens in _STEPS.items():
-            heads = AttentionHeads(*_SHAPES[shape], dtype)
+            layout = KVLayout.of_heads(*_SHAPES[shape], dtype, window=window)
             for backend in platform.attention_backends:
-                if platform.attention_obstacle(backend, heads) is not None:
+                if platform.attention_obstacle(backend, layout) is not None:
                     continue
                 name = f"{backend} attention, {step}, {shape}, window {window}, {dtype}"
                 yield _checked(
                     name,
-                    lambda b=backend, s=_SHAPES[shape], n=lens, w=window, d=dtype: _attend(
-                        platform, b, s, n, w, d
-                    ),
+                    lambda b=backend, n=lens, of=layout: _attend(platform, b, n, of),
                 )
 
 
 def _attend(
     platform: Platform,
     name: str,
-    shape: tuple[int, int, int],
     lens: list[tuple[int, int]],
-    window: int | None,
-    dtype: torch.dtype,
+    layout: KVLayout,
 ) -> float:
     """How far the backend is from plain torch on a random step, as a share. Raises where it has not
     stored what it should.
     """
-    heads, kv_heads, head_size = shape
+    kv = (layout.num_kv_heads, layout.key_size)
     device, page_size, draw = (
         platform.device(),
         platform.default_page_size,
@@ -138,28 +134,16 @@ def _attend(
     generator = torch.Generator(device).manual_seed(2)
 
     def random(*size: int) -> torch.Tensor:
-        return torch.randn(*size, generator=generator, device=device).to(dtype)
+        return torch.randn(*size, generator=generator, device=device).to(layout.dtype)
 
-    q, k, v = (
-        random(total, heads, head_size),
-        random(total, kv_heads, head_size),
-        random(total, kv_heads, head_size),
-    )
-    k_cache, v_cache = (random(num_pages, page_size, kv_heads, head_size) for _ in range(2))
+    q = random(total, layout.num_heads, layout.key_size)
+    k, v = random(total, *kv), random(total, *kv)
+    k_cache, v_cache = (random(num_pages, page_size, *kv) for _ in range(2))
     results = []
     backends: list[AttentionBackend] = [TorchAttention(), platform.attention_backend(name)]
     for backend in backends:
         caches, out = (k_cache.clone(), v_cache.clone()), torch.full_like(q, float("nan"))
-        backend.run(
-            q,
-            k,
-            v,
-            out,
-            *caches,
-            backend.plan(metadata, page_size),
-            scale=head_size**-0.5,
-            window=window,
-        )
+        backend.run(q, k, v, out, *caches, backend.plan(metadata, page_size), layout)
         results.append((out, *caches))
     (expected, *expected_caches), (actual, *actual_caches) = results
     if not all(

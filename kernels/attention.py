@@ -1,14 +1,14 @@
 """The contract of attention backends: plan once per step, run once per layer.
 
-Shapes: T tokens of the step, B requests, H query heads, K key/value heads, D head size, P pages, S
-tokens in a page.
+Shapes: T tokens of the step, B requests, H query heads, K key/value heads, D numbers of a key, E of
+a value, P pages, S tokens in a page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -29,13 +29,51 @@ class AttentionMetadata:
     slot_mapping: torch.Tensor
 
 
-class AttentionHeads(NamedTuple):
-    """The heads of a model's layers; `dtype` is that of queries, keys and values."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVLayout:
+    """What one layer keeps of each token, and how its queries read that. Layers of a model may
+    differ in all of it.
+
+    Kept are `num_kv_heads` keys of `key_size` numbers and as many values of `value_size`, in
+    `dtype`, which is that of the queries too. `scale`: of the products of queries and keys.
+    `window`: a query sees itself and the `window - 1` tokens before it; None: all before it.
+
+        KVLayout.of_heads(32, 8, 128, torch.bfloat16, window=4096)
+    """
 
     num_heads: int
     num_kv_heads: int
-    head_size: int
+    key_size: int
+    value_size: int
+    scale: float
     dtype: torch.dtype
+    window: int | None = None
+
+    @classmethod
+    def of_heads(
+        cls,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        dtype: torch.dtype,
+        *,
+        window: int | None = None,
+    ) -> KVLayout:
+        """With keys and values of one size and products that are scaled by its root, as usual."""
+        return cls(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            key_size=head_size,
+            value_size=head_size,
+            scale=head_size**-0.5,
+            dtype=dtype,
+            window=window,
+        )
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that the layer keeps of a token."""
+        return self.num_kv_heads * (self.key_size + self.value_size) * self.dtype.itemsize
 
 
 class AttentionBackend(Protocol):
@@ -54,14 +92,10 @@ class AttentionBackend(Protocol):
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         plan: Any,
-        *,
-        scale: float,
-        window: int | None,
+        layout: KVLayout,
     ) -> None:
-        """Store k, v [T, K, D] at their slots of the caches [P, S, K, D], then write causal
-        attention of q [T, H, D] into out.
-
-        `window`: a query sees itself and the `window - 1` tokens before it; None: all before it.
+        """Store k [T, K, D] and v [T, K, E] at their slots of the caches [P, S, K, D] and
+        [P, S, K, E], then write causal attention of q [T, H, D] into out [T, H, E].
         """
         ...
 

@@ -1,8 +1,8 @@
 """Paged attention in plain torch: the meaning of the attention contract, and the backend where no
 kernel is faster.
 
-Shapes as in `attention`: T tokens, B requests, H query heads, K key/value heads, D head size, P
-pages, S tokens in a page.
+Shapes as in `attention`: T tokens, B requests, H query heads, K key/value heads, D numbers of a
+key, E of a value, P pages, S tokens in a page.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from .attention import AttentionMetadata
+from .attention import AttentionMetadata, KVLayout
 
 _DECODE_PADDING = 2
 """Decodes share one padded call while the longest is at most this many times as long as the
@@ -138,16 +138,14 @@ class TorchAttention:
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         plan: TorchPlan | TorchDecodePlan,
-        *,
-        scale: float,
-        window: int | None,
+        layout: KVLayout,
     ) -> None:
         if isinstance(plan, TorchDecodePlan):
             plan = plan.first(q.shape[0])
         new = plan.slot_mapping.shape[0]
         k_cache.flatten(0, 1).index_copy_(0, plan.slot_mapping, k[:new])
         v_cache.flatten(0, 1).index_copy_(0, plan.slot_mapping, v[:new])
-        layer = _Layer(q, k, v, out, k_cache, v_cache, plan, scale, window)
+        layer = _Layer(q, k, v, out, k_cache, v_cache, plan, layout)
         for number, prefill in enumerate(plan.prefills):
             _attend_prefill(layer, number, prefill)
         for number, decodes in enumerate(plan.decodes):
@@ -164,16 +162,15 @@ class _Layer(NamedTuple):
     k_cache: torch.Tensor
     v_cache: torch.Tensor
     plan: TorchPlan
-    scale: float
-    window: int | None
+    layout: KVLayout
 
     def gather(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of these pages [pages, S, K, D], copied together."""
+        """Keys [pages, S, K, D] and values [pages, S, K, E] of these pages."""
         return self.k_cache.index_select(0, pages), self.v_cache.index_select(0, pages)
 
 
 def _attend_prefill(layer: _Layer, number: int, prefill: _Prefill) -> None:
-    rows, window = slice(prefill.start, prefill.stop), layer.window
+    rows, window = slice(prefill.start, prefill.stop), layer.layout.window
     if prefill.pages is None:
         keys, values = layer.k[rows], layer.v[rows]
     else:
@@ -192,30 +189,30 @@ def _attend_prefill(layer: _Layer, number: int, prefill: _Prefill) -> None:
         values.transpose(0, 1)[None],
         attn_mask=mask,
         is_causal=mask is None,
-        scale=layer.scale,
+        scale=layer.layout.scale,
         enable_gqa=True,
     )
     layer.out[rows] = attended[0].transpose(0, 1)
 
 
 def _attend_decodes(layer: _Layer, number: int, decodes: _Decodes) -> None:
-    size, (_, _, kv_heads, head_size) = decodes.seq_lens.shape[0], layer.k_cache.shape
+    size, layout = decodes.seq_lens.shape[0], layer.layout
     gathered = layer.gather(decodes.pages)
     _clear_tails(decodes, gathered)
-    keys, values = (part.view(size, -1, kv_heads, head_size).transpose(1, 2) for part in gathered)
-    key = (-1 - number, layer.window)
+    keys, values = (part.view(size, -1, *part.shape[2:]).transpose(1, 2) for part in gathered)
+    key = (-1 - number, layout.window)
     mask = layer.plan.masks.get(key)
     if mask is None:
         mask = layer.plan.masks[key] = _length_mask(
-            decodes.seq_lens, keys.shape[2], layer.window, layer.q
+            decodes.seq_lens, keys.shape[2], layout.window, layer.q
         )
     queries = layer.q if decodes.rows is None else layer.q.index_select(0, decodes.rows)
     # The query heads of one key/value head take the place of query positions: no copy of keys and
     # values a head.
-    grouped = queries[:size].view(size, kv_heads, -1, head_size)
+    grouped = queries[:size].view(size, layout.num_kv_heads, -1, layout.key_size)
     attended = F.scaled_dot_product_attention(
-        grouped, keys, values, attn_mask=mask, scale=layer.scale
-    ).reshape(size, -1, head_size)
+        grouped, keys, values, attn_mask=mask, scale=layout.scale
+    ).reshape(size, -1, layout.value_size)
     if decodes.rows is None:
         layer.out[:size] = attended
     else:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from . import reference
-from .attention import AttentionBackend, AttentionHeads, AttentionMetadata
+from .attention import AttentionBackend, AttentionMetadata, KVLayout
 from .graph import Graph, HostArguments, weak_ref_tensor
 from .linear import LinearKernels
 from .paged_attention import TorchAttention
@@ -117,11 +117,11 @@ class Platform:
     def set_up(self, num_threads: int | None) -> None:
         """Called once in the engine process before anything is allocated."""
 
-    def remarks(self, heads: AttentionHeads | None = None) -> dict[str, str]:
+    def remarks(self, layouts: Sequence[KVLayout] = ()) -> dict[str, str]:
         """What the start-up summary says about this machine, each line by its name: what is other
         than one would expect.
 
-        `heads`: those of the model, where it has attention of ours.
+        `layouts`: of the model's layers, where it has attention of ours.
         """
         return {}
 
@@ -194,37 +194,32 @@ class Platform:
         return {"torch": reference}
 
     def attention_backend(
-        self, name: str = "auto", heads: AttentionHeads | None = None
+        self, name: str = "auto", layouts: Sequence[KVLayout] = ()
     ) -> AttentionBackend:
         """The backend that `choose_attention` chooses."""
-        return self.make_attention_backend(self.choose_attention(name, heads))
+        return self.make_attention_backend(self.choose_attention(name, layouts))
 
-    def choose_attention(self, name: str = "auto", heads: AttentionHeads | None = None) -> str:
-        """The name of the backend to take: `name`, or for auto the first that can compute `heads`,
-        where they are known.
+    def choose_attention(self, name: str = "auto", layouts: Sequence[KVLayout] = ()) -> str:
+        """The name of the backend to take: `name`, or for auto the first that can compute all
+        layers of a model, where their layouts are known.
 
         Raises `ValueError` with a remedy where this machine has none such, or it cannot.
         """
-        obstacles = {
-            backend: self.attention_obstacle(backend, heads) if heads else None
-            for backend in self.attention_backends
-        }
-        wanted = (
-            next(backend for backend, reason in obstacles.items() if reason is None)
-            if name == "auto"
-            else name
-        )
-        if wanted not in obstacles:
+        if name not in ("auto", *self.attention_backends):
             raise ValueError(
                 f"--attention-backend {name} is not to be had on {self.device_type}; choose "
                 f"{', '.join(self.attention_backends)}"
             )
-        if obstacles[wanted] is not None:
-            raise ValueError(f"--attention-backend {name}: {obstacles[wanted]}; take auto")
-        return wanted
+        reason = None
+        for backend in self.attention_backends if name == "auto" else (name,):
+            obstacles = (self.attention_obstacle(backend, each) for each in dict.fromkeys(layouts))
+            reason = next(filter(None, obstacles), None)
+            if reason is None:
+                return backend
+        raise ValueError(f"--attention-backend {name}: {reason}; take auto")
 
-    def attention_obstacle(self, name: str, heads: AttentionHeads) -> str | None:
-        """Why the backend `name`, one of `attention_backends`, cannot compute these heads here,
+    def attention_obstacle(self, name: str, layout: KVLayout) -> str | None:
+        """Why the backend `name`, one of `attention_backends`, cannot compute such a layer here,
         which may be tried out; None: it can.
         """
         return None
@@ -237,14 +232,14 @@ class Platform:
         self,
         model: torch.nn.Module,
         backend: AttentionBackend,
-        layers: Sequence[Any],
+        layouts: Sequence[KVLayout],
         k_cache: Sequence[torch.Tensor],
         v_cache: Sequence[torch.Tensor],
     ) -> StepKernels | None:
         """What runs the decodes of `model` whole, faster than op by op; None: no such. The tensors
         must stay where they are.
 
-        `backend`: the attention that was chosen; `layers`: the `scale` and `window` of each layer.
+        `backend`: the attention that was chosen; `layouts`, `k_cache`, `v_cache`: of each layer.
         """
         return None
 

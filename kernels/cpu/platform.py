@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import psutil
 import torch
 
 from .. import ops
-from ..attention import AttentionBackend, AttentionHeads
+from ..attention import AttentionBackend, KVLayout
 from ..graph import HostArguments
 from ..paged_attention import TorchAttention
 from ..platform import MemoryInfo, MemoryUse, Platform, StepKernels
@@ -58,7 +57,7 @@ class CpuPlatform(Platform):
         self._threads = choose_threads(num_threads)
         torch.set_num_threads(self._threads.number)
 
-    def remarks(self, heads: AttentionHeads | None = None) -> dict[str, str]:
+    def remarks(self, layouts: Sequence[KVLayout] = ()) -> dict[str, str]:
         number, reason = self._threads
         return {"threads": f"{number}: {reason}"} if reason else {}
 
@@ -97,9 +96,9 @@ class CpuPlatform(Platform):
             .view(*shape)
         )
 
-    def choose_attention(self, name: str = "auto", heads: AttentionHeads | None = None) -> str:
+    def choose_attention(self, name: str = "auto", layouts: Sequence[KVLayout] = ()) -> str:
         falls_back = name == "auto" and not (_has_vectors() and load_kernels() is not None)
-        return super().choose_attention("torch" if falls_back else name, heads)
+        return super().choose_attention("torch" if falls_back else name, layouts)
 
     def make_attention_backend(self, name: str) -> AttentionBackend:
         backend = native_or_torch() if name == "native" else TorchAttention()
@@ -111,12 +110,12 @@ class CpuPlatform(Platform):
         self,
         model: torch.nn.Module,
         backend: AttentionBackend,
-        layers: Sequence[Any],
+        layouts: Sequence[KVLayout],
         k_cache: Sequence[torch.Tensor],
         v_cache: Sequence[torch.Tensor],
     ) -> StepKernels | None:
         return (
-            make_native_step(model, layers, k_cache, v_cache)
+            make_native_step(model, layouts, k_cache, v_cache)
             if isinstance(backend, NativeAttention)
             else None
         )

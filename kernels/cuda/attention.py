@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ..attention import AttentionHeads, AttentionMetadata
+from ..attention import AttentionMetadata, KVLayout
 from ..staging import to_device
 
 _HEAD_SIZES = (64, 128, 256)
@@ -31,17 +31,17 @@ Store = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.
 """Writes keys and values [T, K, D] to the slots [T] of two caches."""
 
 
-def obstacle(heads: AttentionHeads) -> str | None:
-    """Why flashinfer cannot compute a model's attention; None where it can."""
-    if heads.dtype not in _DTYPES:
+def obstacle(layout: KVLayout) -> str | None:
+    """Why flashinfer cannot compute a layer's attention; None where it can."""
+    if layout.dtype not in _DTYPES:
         return (
             "flashinfer computes in bfloat16 and float16, not in "
-            f"{str(heads.dtype).removeprefix('torch.')}"
+            f"{str(layout.dtype).removeprefix('torch.')}"
         )
-    if heads.head_size not in _HEAD_SIZES:
+    if layout.key_size not in _HEAD_SIZES:
         return (
             f"flashinfer has kernels for heads of {', '.join(map(str, _HEAD_SIZES))}, not of "
-            f"{heads.head_size}"
+            f"{layout.key_size}"
         )
     return None
 
@@ -61,25 +61,11 @@ class _Pages(NamedTuple):
     page_size: int
 
 
-class _Layer(NamedTuple):
-    """What flashinfer compiles and plans for: layers that agree in it share a wrapper.
-    `window_left`: -1 for no window.
+def _on_tensor_cores(layout: KVLayout) -> bool:
+    """Whether decodes use matrix instructions: the other kernel takes few numbers of queries a key,
+    and reads no faster for many.
     """
-
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    dtype: torch.dtype
-    kv_dtype: torch.dtype
-    scale: float
-    window_left: int
-
-    @property
-    def on_tensor_cores(self) -> bool:
-        """Whether decodes use matrix instructions: the other kernel takes few numbers of queries a
-        key, and reads no faster for many.
-        """
-        return self.num_heads // self.num_kv_heads > 3
+    return layout.num_heads // layout.num_kv_heads > 3
 
 
 @dataclass(slots=True)
@@ -97,7 +83,7 @@ class FlashInferDecodePlan:
     `last_page_len` [B] int32.
 
     A row without a request is one token long and lies in page 0. `pages`: what was written last,
-    None for nothing yet. `calls`: by batch size and kind of layer, made before a graph records
+    None for nothing yet. `calls`: by batch size and layout, made before a graph records
     them.
     """
 
@@ -108,16 +94,16 @@ class FlashInferDecodePlan:
     page_size: int
     longest: int
     pages: _Pages | None = None
-    calls: dict[tuple[int, _Layer], _Call] = field(default_factory=dict)
+    calls: dict[tuple[int, KVLayout], _Call] = field(default_factory=dict)
 
 
 class _Call:
     """A wrapper of flashinfer, and the step that it is planned for."""
 
     def __init__(
-        self, wrapper: Any, layer: _Layer, plan: Callable[[Any, _Layer, _Pages], None]
+        self, wrapper: Any, layout: KVLayout, plan: Callable[[Any, KVLayout, _Pages], None]
     ) -> None:
-        self._wrapper, self._layer, self._plan = wrapper, layer, plan
+        self._wrapper, self._layout, self._plan = wrapper, layout, plan
         self._pages: _Pages | None = None
         self._copied: torch.cuda.Event | None = None
 
@@ -128,7 +114,7 @@ class _Call:
         if self._copied is not None:
             # The wrapper keeps what it sends to the device in one page-locked buffer.
             self._copied.synchronize()
-        self._plan(self._wrapper, self._layer, pages)
+        self._plan(self._wrapper, self._layout, pages)
         if pages.indices.is_cuda:
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
@@ -148,7 +134,7 @@ class FlashInferAttention:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._workspace: torch.Tensor | None = None
-        self._calls: dict[tuple[bool, _Layer], _Call] = {}
+        self._calls: dict[tuple[bool, KVLayout], _Call] = {}
 
     def plan(self, metadata: AttentionMetadata, page_size: int) -> FlashInferPlan:
         pages = _pages(metadata, page_size, len(metadata.seq_lens))
@@ -194,47 +180,36 @@ class FlashInferAttention:
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         plan: FlashInferPlan | FlashInferDecodePlan,
-        *,
-        scale: float,
-        window: int | None,
+        layout: KVLayout,
     ) -> None:
-        layer = _Layer(
-            q.shape[1],
-            k.shape[1],
-            q.shape[2],
-            q.dtype,
-            k_cache.dtype,
-            scale,
-            -1 if window is None else window - 1,
-        )
         # A graph pads q, k and v behind the tokens of the step; a fixed plan may have more places
         # than this graph has queries.
         new = min(len(plan.slots), len(q))
         call = (
-            self._recorded_call(plan, layer, new)
+            self._recorded_call(plan, layout, new)
             if isinstance(plan, FlashInferDecodePlan)
-            else self._call(plan, layer, q.device)
+            else self._call(plan, layout, q.device)
         )
         self._store(k[:new], v[:new], k_cache, v_cache, plan.slots[:new])
         call.run(q[:new], (k_cache, v_cache), out[:new])
 
-    def _call(self, plan: FlashInferPlan, layer: _Layer, device: torch.device) -> _Call:
-        call = self._calls.get((plan.decodes, layer))
+    def _call(self, plan: FlashInferPlan, layout: KVLayout, device: torch.device) -> _Call:
+        call = self._calls.get((plan.decodes, layout))
         if call is None:
             flashinfer, workspace = _library(), self._workspace_on(device)
             if plan.decodes:
                 wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-                    workspace, _LAYOUT, use_tensor_cores=layer.on_tensor_cores
+                    workspace, _LAYOUT, use_tensor_cores=_on_tensor_cores(layout)
                 )
             else:
                 wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, _LAYOUT)
-            call = self._calls[plan.decodes, layer] = _Call(
-                wrapper, layer, _plan_decode if plan.decodes else _plan_prefill
+            call = self._calls[plan.decodes, layout] = _Call(
+                wrapper, layout, _plan_decode if plan.decodes else _plan_prefill
             )
         call.plan(plan.pages)
         return call
 
-    def _recorded_call(self, plan: FlashInferDecodePlan, layer: _Layer, size: int) -> _Call:
+    def _recorded_call(self, plan: FlashInferDecodePlan, layout: KVLayout, size: int) -> _Call:
         if plan.pages is None:
             nothing = AttentionMetadata(
                 query_lens=[],
@@ -244,18 +219,18 @@ class FlashInferAttention:
             )
             plan.pages = _pages(nothing, plan.page_size, size)
         assert len(plan.pages.last_page_len) == size, "the plan was updated for another batch size"
-        call = plan.calls.get((size, layer))
+        call = plan.calls.get((size, layout))
         if call is None:
             wrapper = _library().BatchDecodeWithPagedKVCacheWrapper(
                 self._workspace_on(plan.slots.device),
                 _LAYOUT,
                 use_cuda_graph=True,
-                use_tensor_cores=layer.on_tensor_cores,
+                use_tensor_cores=_on_tensor_cores(layout),
                 paged_kv_indptr_buffer=plan.indptr[: size + 1],
                 paged_kv_indices_buffer=plan.indices,
                 paged_kv_last_page_len_buffer=plan.last_page_len[:size],
             )
-            call = plan.calls[size, layer] = _Call(wrapper, layer, _plan_decode)
+            call = plan.calls[size, layout] = _Call(wrapper, layout, _plan_decode)
         call.plan(plan.pages)
         return call
 
@@ -288,12 +263,12 @@ def _pages(metadata: AttentionMetadata, page_size: int, size: int) -> _Pages:
     )
 
 
-def _plan_prefill(wrapper: Any, layer: _Layer, pages: _Pages) -> None:
-    _plan_decode(wrapper, layer, pages, pages.query_indptr, causal=True)
+def _plan_prefill(wrapper: Any, layout: KVLayout, pages: _Pages) -> None:
+    _plan_decode(wrapper, layout, pages, pages.query_indptr, causal=True)
 
 
 def _plan_decode(
-    wrapper: Any, layer: _Layer, pages: _Pages, *queries: torch.Tensor, **options: bool
+    wrapper: Any, layout: KVLayout, pages: _Pages, *queries: torch.Tensor, **options: bool
 ) -> None:
     """A prefill is planned with the same figures, and what it has beside them: where its queries
     begin, and options.
@@ -303,14 +278,14 @@ def _plan_decode(
         pages.indptr,
         pages.indices,
         pages.last_page_len,
-        layer.num_heads,
-        layer.num_kv_heads,
-        layer.head_size,
+        layout.num_heads,
+        layout.num_kv_heads,
+        layout.key_size,
         pages.page_size,
-        sm_scale=layer.scale,
-        window_left=layer.window_left,
-        q_data_type=layer.dtype,
-        kv_data_type=layer.kv_dtype,
+        sm_scale=layout.scale,
+        window_left=-1 if layout.window is None else layout.window - 1,
+        q_data_type=layout.dtype,
+        kv_data_type=layout.dtype,
         **options,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..attention import AttentionBackend, AttentionHeads, AttentionMetadata
+from ..attention import AttentionBackend, AttentionMetadata, KVLayout
 from ..paged_attention import TorchAttention
 from .libraries import one_line
 
@@ -16,12 +16,12 @@ _STEPS = [[5, 1], [1, 1]]
 _TOLERANCE = 2e-2
 
 
-def failure(backend: AttentionBackend, heads: AttentionHeads, device: torch.device) -> str | None:
-    """Why a backend cannot be used for these heads here; None: it gives what plain torch gives. May
-    take minutes, to build kernels.
+def failure(backend: AttentionBackend, layout: KVLayout, device: torch.device) -> str | None:
+    """Why a backend cannot be used for such a layer here; None: it gives what plain torch gives.
+    May take minutes, to build kernels.
     """
     try:
-        distance = max(_distance(backend, heads, query_lens, device) for query_lens in _STEPS)
+        distance = max(_distance(backend, layout, query_lens, device) for query_lens in _STEPS)
     except Exception as error:
         return f"its kernels do not work here ({one_line(error)})"
     return (
@@ -33,13 +33,13 @@ def failure(backend: AttentionBackend, heads: AttentionHeads, device: torch.devi
 
 @torch.inference_mode()
 def _distance(
-    backend: AttentionBackend, heads: AttentionHeads, query_lens: list[int], device: torch.device
+    backend: AttentionBackend, layout: KVLayout, query_lens: list[int], device: torch.device
 ) -> float:
     """How far its result is from plain torch's, as a share."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator).to(device, heads.dtype)
+        return torch.randn(*shape, generator=generator).to(device, layout.dtype)
 
     slots = [
         row[position // _PAGE_SIZE] * _PAGE_SIZE + position % _PAGE_SIZE
@@ -52,15 +52,15 @@ def _distance(
         block_table=torch.tensor(_TABLE, device=device),
         slot_mapping=torch.tensor(slots, device=device),
     )
-    q = random(len(slots), heads.num_heads, heads.head_size)
-    k, v = (random(len(slots), heads.num_kv_heads, heads.head_size) for _ in range(2))
-    caches = [random(4, _PAGE_SIZE, heads.num_kv_heads, heads.head_size) for _ in range(2)]
+    q = random(len(slots), layout.num_heads, layout.key_size)
+    k, v = (random(len(slots), layout.num_kv_heads, layout.key_size) for _ in range(2))
+    caches = [random(4, _PAGE_SIZE, layout.num_kv_heads, layout.key_size) for _ in range(2)]
     results = []
     for one in (TorchAttention(), backend):
         out = torch.full_like(q, float("nan"))
         k_cache, v_cache = (cache.clone() for cache in caches)
         plan = one.plan(metadata, _PAGE_SIZE)
-        one.run(q, k, v, out, k_cache, v_cache, plan, scale=heads.head_size**-0.5, window=None)
+        one.run(q, k, v, out, k_cache, v_cache, plan, layout)
         results.append(out.float())
     expected, actual = results
     return float((actual - expected).norm() / expected.norm())

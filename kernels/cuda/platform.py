@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from importlib.util import find_spec
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .. import ops, reference
-from ..attention import AttentionBackend, AttentionHeads
+from ..attention import AttentionBackend, KVLayout
 from ..graph import DeviceGraph, HostArguments, side_stream
 from ..paged_attention import TorchAttention
 from ..platform import MemoryInfo, MemoryUse, Platform
@@ -48,8 +48,8 @@ class CudaPlatform(Platform):
     compiler_bytes = 3 * 2**29
 
     def __init__(self) -> None:
-        self._obstacles: dict[AttentionHeads, str | None] = {}
-        """What keeps flashinfer from computing heads, which takes a trial to know."""
+        self._obstacles: dict[str, str | None] = {}
+        """What keeps flashinfer from computing layers, by what it was asked in a trial."""
         self.attention_backends = (
             ("flashinfer",) * has_flashinfer()
             + ("triton",) * bool(find_spec("triton"))
@@ -103,7 +103,7 @@ class CudaPlatform(Platform):
 
         return {"torch": reference, "triton": triton_ops, **versions}
 
-    def choose_attention(self, name: str = "auto", heads: AttentionHeads | None = None) -> str:
+    def choose_attention(self, name: str = "auto", layouts: Sequence[KVLayout] = ()) -> str:
         if name == "flashinfer" and name not in self.attention_backends:
             raise ValueError(
                 "--attention-backend flashinfer needs flashinfer-python with nvcc, which builds "
@@ -111,23 +111,26 @@ class CudaPlatform(Platform):
                 "which has them built: install them (pip install 'piecework[flashinfer]'), or take "
                 "auto"
             )
-        return super().choose_attention(name, heads)
+        return super().choose_attention(name, layouts)
 
-    def attention_obstacle(self, name: str, heads: AttentionHeads) -> str | None:
-        if name != "flashinfer":
+    def attention_obstacle(self, name: str, layout: KVLayout) -> str | None:
+        if name == "torch":
             return None
-        if heads not in self._obstacles:
-            self._obstacles[heads] = obstacle(heads)
-            request = {
-                "library": name,
-                "call": "attention",
-                "heads": list(heads[:3]),
-                "dtype": str(heads.dtype).removeprefix("torch."),
-            }
-            if self._obstacles[heads] is None and (reason := TRIALS.failure(request)) is not None:
+        if layout.key_size != layout.value_size:
+            return f"{name} takes values as long as keys"
+        if name != "flashinfer" or (reason := obstacle(layout)) is not None:
+            return reason if name == "flashinfer" else None
+        request = {
+            "library": name,
+            "call": "attention",
+            "heads": [layout.num_heads, layout.num_kv_heads, layout.key_size],
+            "dtype": str(layout.dtype).removeprefix("torch."),
+        }
+        if str(request) not in self._obstacles:
+            reason = self._obstacles[str(request)] = TRIALS.failure(request)
+            if reason is not None:
                 logger.warning("flashinfer is not used: %s", reason)
-                self._obstacles[heads] = reason
-        return self._obstacles[heads]
+        return self._obstacles[str(request)]
 
     def make_attention_backend(self, name: str) -> AttentionBackend:
         if name == "torch":

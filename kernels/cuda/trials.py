@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .. import reference
-from ..attention import AttentionHeads
+from ..attention import KVLayout
 from . import attention_trial, libraries
 from .attention import FlashInferAttention, Store
 
@@ -45,11 +45,10 @@ def failure(request: Mapping[str, Any], device: torch.device) -> str | None:
     try:
         if request["call"] == "attention":
             num_heads, num_kv_heads, head_size = request["heads"]
-            return _attention_failure(
-                AttentionHeads(
-                    num_heads, num_kv_heads, head_size, getattr(torch, request["dtype"])
-                ),
-                device,
+            dtype = getattr(torch, request["dtype"])
+            layout = KVLayout.of_heads(num_heads, num_kv_heads, head_size, dtype)
+            return attention_trial.failure(
+                FlashInferAttention(store_of_keys_and_values()), layout, device
             )
         library = libraries.load(request["library"])
         if request["call"] == "import":
@@ -90,10 +89,6 @@ def store_of_keys_and_values() -> Store:
     from ..triton.attention import store_keys_and_values
 
     return store_keys_and_values
-
-
-def _attention_failure(heads: AttentionHeads, device: torch.device) -> str | None:
-    return attention_trial.failure(FlashInferAttention(store_of_keys_and_values()), heads, device)
 
 
 def _distance(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..attention import AttentionHeads, AttentionMetadata
+from ..attention import AttentionMetadata, KVLayout
 from ..paged_attention import TorchAttention, TorchDecodePlan, TorchPlan
 from .graph import updatable
 
@@ -73,7 +73,7 @@ class AscendAttention:
     """`npu_fused_infer_attention_score` on pages of 128 to 512 tokens; plain torch where the kernel
     does not reach.
 
-    That is: other page sizes, heads that it refuses (`obstacle`), and steps that are longer than a
+    That is: other page sizes, layers that it refuses (`obstacle`), and steps that are longer than a
     layer's sliding window.
     """
 
@@ -88,23 +88,28 @@ class AscendAttention:
         self._mask: torch.Tensor | None = None
 
     @classmethod
-    def obstacle(cls, heads: AttentionHeads) -> str | None:
-        """Why the kernel refuses these heads whatever the step is; None: it takes them."""
-        if heads.head_size not in cls.head_sizes:
+    def obstacle(cls, layout: KVLayout) -> str | None:
+        """Why the kernel refuses such a layer whatever the step is; None: it takes it."""
+        if layout.key_size != layout.value_size:
             return (
-                f"heads of {heads.head_size} numbers, the fused kernel takes "
+                f"keys of {layout.key_size} numbers and values of {layout.value_size}, the fused "
+                "kernel takes as many"
+            )
+        if layout.key_size not in cls.head_sizes:
+            return (
+                f"heads of {layout.key_size} numbers, the fused kernel takes "
                 f"{', '.join(map(str, cls.head_sizes))}"
             )
-        if heads.dtype not in cls.dtypes:
-            return f"{str(heads.dtype).removeprefix('torch.')}, the fused kernel takes 16 bits"
-        if heads.num_heads > _MOST_HEADS * heads.num_kv_heads:
+        if layout.dtype not in cls.dtypes:
+            return f"{str(layout.dtype).removeprefix('torch.')}, the fused kernel takes 16 bits"
+        if layout.num_heads > _MOST_HEADS * layout.num_kv_heads:
             return (
-                f"{heads.num_heads} heads on {heads.num_kv_heads}, the fused kernel takes "
+                f"{layout.num_heads} heads on {layout.num_kv_heads}, the fused kernel takes "
                 f"{_MOST_HEADS} on each"
             )
-        if heads.num_kv_heads * heads.head_size > _WIDEST_TOKEN:
+        if layout.num_kv_heads * layout.key_size > _WIDEST_TOKEN:
             return (
-                f"keys of {heads.num_kv_heads} times {heads.head_size} numbers, the fused "
+                f"keys of {layout.num_kv_heads} times {layout.key_size} numbers, the fused "
                 f"kernel takes {_WIDEST_TOKEN}"
             )
         return None
@@ -152,16 +157,10 @@ class AscendAttention:
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         plan: AscendPlan | AscendDecodePlan,
-        *,
-        scale: float,
-        window: int | None,
+        layout: KVLayout,
     ) -> None:
-        if not self._is_fused(
-            AttentionHeads(q.shape[1], k.shape[1], q.shape[2], q.dtype), plan, window
-        ):
-            self._plain.run(
-                q, k, v, out, k_cache, v_cache, self._plain_plan(plan), scale=scale, window=window
-            )
+        if not self._is_fused(layout, plan):
+            self._plain.run(q, k, v, out, k_cache, v_cache, self._plain_plan(plan), layout)
             return
         if isinstance(plan, AscendDecodePlan):
             plan = _first(plan, q.shape[0])
@@ -179,11 +178,11 @@ class AscendAttention:
                 actual_seq_lengths=plan.query_ends,
                 actual_seq_lengths_kv=plan.metadata.seq_lens,
                 block_table=plan.metadata.block_table,
-                num_heads=q.shape[1],
-                num_key_value_heads=k.shape[1],
+                num_heads=layout.num_heads,
+                num_key_value_heads=layout.num_kv_heads,
                 input_layout="TND",
                 block_size=plan.page_size,
-                scale=scale,
+                scale=layout.scale,
                 sparse_mode=_CAUSAL_FROM_THE_END,
             )
         out[:new].copy_(result)
@@ -193,15 +192,13 @@ class AscendAttention:
             self._mask = torch.ones(_MASK_SIZE, _MASK_SIZE, dtype=torch.bool).triu(1).to(device)
         return self._mask
 
-    def _is_fused(
-        self, heads: AttentionHeads, plan: AscendPlan | AscendDecodePlan, window: int | None
-    ) -> bool:
-        fits = (
+    def _is_fused(self, layout: KVLayout, plan: AscendPlan | AscendDecodePlan) -> bool:
+        return (
             plan.page_size % _PAGE_UNIT == 0
             and plan.page_size <= _LARGEST_PAGE
-            and self.obstacle(heads) is None
+            and self.obstacle(layout) is None
+            and (layout.window is None or plan.longest <= layout.window)
         )
-        return fits and (window is None or plan.longest <= window)
 
     def _plain_plan(self, plan: AscendPlan | AscendDecodePlan) -> Any:
         if plan.plain is None and isinstance(plan, AscendDecodePlan):

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
 
 from .. import ops
-from ..attention import AttentionBackend, AttentionHeads
+from ..attention import AttentionBackend, KVLayout
 from ..graph import DeviceGraph, HostArguments, side_stream
 from ..platform import CompileOptions, MemoryInfo, MemoryUse, Platform
 from . import sampling
@@ -49,10 +50,12 @@ class NpuPlatform(Platform):
     def set_up(self, num_threads: int | None) -> None:
         ops.register(self.device_type, sampling)
 
-    def remarks(self, heads: AttentionHeads | None = None) -> dict[str, str]:
-        refused = AscendAttention.obstacle(heads) if heads is not None else None
+    def remarks(self, layouts: Sequence[KVLayout] = ()) -> dict[str, str]:
+        refused = [reason for each in layouts if (reason := AscendAttention.obstacle(each))]
+        layers = "all" if len(refused) == len(layouts) else f"{len(refused)} of {len(layouts)}"
         lines = {
-            "attention": f"plain torch for all layers, which reads whole contexts: {refused}"
+            "attention": f"plain torch for {layers} layers, which reads whole contexts: "
+            f"{refused[0]}"
             if refused
             else None,
             "task queue": self.graph_obstacle(),

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..attention import AttentionMetadata
+from ..attention import AttentionMetadata, KVLayout
 from ..staging import to_device
 from .attention_kernels import combine_kernel, decode_kernel, prefill_kernel, store_kernel
 
@@ -136,9 +136,7 @@ class TritonAttention:
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         plan: TritonPlan,
-        *,
-        scale: float,
-        window: int | None,
+        layout: KVLayout,
     ) -> None:
         assert (
             q.stride(-1)
@@ -154,36 +152,47 @@ class TritonAttention:
         num_new = min(len(plan.slots), len(q))
         num_decodes = len(q) if plan.fixed else len(plan.rows)
         store_keys_and_values(k, v, k_cache, v_cache, plan.slots[:num_new])
-        layer = _Layer(q, out, k_cache, v_cache, plan, scale * math.log2(math.e), window or 0)
+        layer = _Layer(q, out, k_cache, v_cache, plan, layout)
         if plan.prefills:
             _prefill(layer, self._blocks or _prefill_blocks(layer))
         if num_decodes:
             blocks = self._blocks or _decode_blocks(layer)
             splits = self._num_splits or _num_splits(
-                num_decodes * k_cache.shape[2], _longest(plan, window), q.device
+                num_decodes * layout.num_kv_heads,
+                min(plan.longest, layout.window or plan.longest),
+                q.device,
             )
             _decode(layer, num_decodes, blocks, splits)
 
 
 class _Layer(NamedTuple):
-    """The arguments of one `run`; `scale` for base 2, `window` 0 for none."""
+    """The arguments of one `run`."""
 
     q: torch.Tensor
     out: torch.Tensor
     k_cache: torch.Tensor
     v_cache: torch.Tensor
     plan: TritonPlan
-    scale: float
-    window: int
+    layout: KVLayout
+
+    @property
+    def scale(self) -> float:
+        """For exponents of base 2."""
+        return self.layout.scale * math.log2(math.e)
+
+    @property
+    def window(self) -> int:
+        """0 for none."""
+        return self.layout.window or 0
 
     @property
     def group(self) -> int:
-        return self.q.shape[1] // self.k_cache.shape[2]
+        return self.layout.num_heads // self.layout.num_kv_heads
 
     @property
     def head_block(self) -> int:
         """Head size as a block: a power of two that a matrix instruction takes."""
-        return max(16, _power_of_2(self.q.shape[2]))
+        return max(16, _power_of_2(self.layout.key_size))
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -219,11 +228,11 @@ def store_keys_and_values(
 
 
 def _prefill(layer: _Layer, blocks: Blocks) -> None:
-    plan, head_size = layer.plan, layer.q.shape[2]
+    plan, head_size = layer.plan, layer.layout.key_size
     group_pad = _power_of_2(layer.group)
     block_m = max(blocks.rows, group_pad)
     tiles = _tiles(plan, block_m // group_pad)
-    prefill_kernel[(len(tiles), layer.k_cache.shape[2])](
+    prefill_kernel[(len(tiles), layer.layout.num_kv_heads)](
         layer.q, layer.out, layer.k_cache, layer.v_cache, tiles, plan.query_starts, plan.seq_lens,
         plan.block_table, *layer.strides, layer.scale, GROUP=layer.group, GROUP_PAD=group_pad,
         HEAD=head_size, BLOCK_M=block_m, BLOCK_N=blocks.keys, BLOCK_D=layer.head_block,
@@ -233,7 +242,7 @@ def _prefill(layer: _Layer, blocks: Blocks) -> None:
 
 
 def _decode(layer: _Layer, count: int, blocks: Blocks, splits: int) -> None:
-    plan, (_, heads, head_size) = layer.plan, layer.q.shape
+    plan, heads, head_size = layer.plan, layer.layout.num_heads, layer.layout.key_size
     direct = splits == 1
     # Without splits the kernel touches neither.
     partial = (
@@ -244,7 +253,7 @@ def _decode(layer: _Layer, count: int, blocks: Blocks, splits: int) -> None:
     partial_lse = (
         layer.out if direct else layer.q.new_empty(count, heads, splits, dtype=torch.float32)
     )
-    decode_kernel[(count, layer.k_cache.shape[2], splits)](
+    decode_kernel[(count, layer.layout.num_kv_heads, splits)](
         layer.q, layer.out, partial, partial_lse, layer.k_cache, layer.v_cache, plan.rows,
         plan.requests, plan.seq_lens, plan.block_table, *layer.strides, layer.scale, heads, splits,
         GROUP=layer.group, BLOCK_M=max(16, _power_of_2(layer.group)), HEAD=head_size,
@@ -288,10 +297,6 @@ def _prefill_blocks(layer: _Layer) -> Blocks:
 
 def _decode_blocks(layer: _Layer) -> Blocks:
     return Blocks(16, 32 if layer.q.element_size() == 4 or layer.head_block > 128 else 64)
-
-
-def _longest(plan: TritonPlan, window: int | None) -> int:
-    return plan.longest if window is None else min(plan.longest, window)
 
 
 def _num_splits(programs: int, longest: int, device: torch.device) -> int:

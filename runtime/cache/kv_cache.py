@@ -1,5 +1,5 @@
-"""What the scheduler asks of the KV cache: find a prefix, reserve pages, share what is computed,
-release.
+"""Who holds which page of the KV cache: free pages, and what the scheduler asks, which is to find a
+prefix, reserve pages, share what is computed, and release.
 """
 
 from __future__ import annotations
@@ -7,8 +7,45 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..engine.request import Request
-from .allocator import PageAllocator
+from .pool import RESERVED_PAGE
 from .radix import RadixCache
+
+
+class PageAllocator:
+    """Free pages of a pool of `num_pages`, page 0 excluded. Last freed, first reused: likely still
+    in a cache near the core.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        assert num_pages >= 2, "a pool needs the reserved page and one more"
+        self.num_pages = num_pages - 1
+        self._free = list(range(num_pages - 1, RESERVED_PAGE, -1))
+        self._owned = bytearray(num_pages)
+
+    @property
+    def free_pages(self) -> int:
+        return len(self._free)
+
+    def allocate(self, count: int) -> list[int] | None:
+        """`count` pages, or None where fewer are free."""
+        if count > len(self._free):
+            return None
+        cut = len(self._free) - count
+        pages = self._free[cut:]
+        del self._free[cut:]
+        for page in pages:
+            self._owned[page] = 1
+        return pages
+
+    def free(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            assert self._owned[page], f"page {page} is freed but nobody owns it"
+            self._owned[page] = 0
+            self._free.append(page)
+
+    def owned(self) -> set[int]:
+        """Pages that are handed out, for checks."""
+        return {page for page, owned in enumerate(self._owned) if owned}
 
 
 class KVCache:
@@ -20,7 +57,7 @@ class KVCache:
         self.page_size = page_size
         self.shares_prefixes = share_prefixes
         self.allocator = PageAllocator(num_pages)
-        self.radix = RadixCache(self.allocator, page_size, enabled=share_prefixes)
+        self.radix = RadixCache(self.allocator.free, page_size, enabled=share_prefixes)
 
     @property
     def total_tokens(self) -> int:

@@ -8,13 +8,11 @@ is not locked can be evicted, least recently used first, from the leaves upwards
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 
 import numpy as np
 import numpy.typing as npt
-
-from .allocator import PageAllocator
 
 Tokens = npt.NDArray[np.int64]
 
@@ -37,14 +35,16 @@ class Node:
 
 class RadixCache:
     """Prefixes whose keys and values are in the cache. With `enabled` false nothing is ever kept or
-    found.
+    found. `free` takes back the pages that it no longer wants.
     """
 
-    def __init__(self, allocator: PageAllocator, page_size: int, *, enabled: bool = True) -> None:
+    def __init__(
+        self, free: Callable[[Iterable[int]], None], page_size: int, *, enabled: bool = True
+    ) -> None:
         self.root = Node(np.empty(0, np.int64), [], None)
         self.evictable_pages = 0
         self.total_pages = 0
-        self._allocator = allocator
+        self._free = free
         self._page_size = page_size
         self._enabled = enabled
         self._clock = count(1)
@@ -78,9 +78,7 @@ class RadixCache:
             return [], self.root
         whole = len(tokens) // self._page_size
         known, node = self.match(tokens[: whole * self._page_size])
-        self._allocator.free(
-            mine for mine, theirs in zip(pages, known, strict=False) if mine != theirs
-        )
+        self._free(mine for mine, theirs in zip(pages, known, strict=False) if mine != theirs)
         rest = pages[len(known) : whole]
         if rest:
             run = tokens[len(known) * self._page_size : whole * self._page_size].copy()
@@ -182,7 +180,7 @@ class RadixCache:
         """Free the last `pages` pages of an idle leaf; an emptied leaf leaves the tree, and its
         parent may become idle.
         """
-        self._allocator.free(node.pages[-pages:])
+        self._free(node.pages[-pages:])
         self.evictable_pages -= pages
         self.total_pages -= pages
         parent = node.parent

@@ -11,7 +11,7 @@ import torch
 
 from ...kernels.attention import AttentionMetadata
 from ...kernels.staging import to_device
-from ..cache.allocator import RESERVED_PAGE
+from ..cache.pool import RESERVED_PAGE
 from ..engine.request import Request
 
 

@@ -10,7 +10,7 @@ import torch
 
 from ...kernels.attention import AttentionMetadata
 from ...kernels.platform import Platform
-from ..cache.allocator import RESERVED_PAGE
+from ..cache.pool import RESERVED_PAGE
 
 
 class DummyBatch(NamedTuple):

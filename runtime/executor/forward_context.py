@@ -7,30 +7,17 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ...kernels.attention import AttentionBackend, AttentionMetadata
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSpec:
-    """What is constant about one layer's attention. `window`: sliding window in tokens, None for
-    full attention.
-    """
-
-    scale: float
-    window: int | None = None
+from ..cache.pool import KVPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardContext:
-    """One step. `k_cache` and `v_cache`: one tensor [pages, page size, K, D] a layer."""
+    """One step: what its backend has planned, and the keys and values of every layer."""
 
     backend: AttentionBackend
     plan: Any
-    layers: list[LayerSpec]
-    k_cache: list[torch.Tensor]
-    v_cache: list[torch.Tensor]
+    pool: KVPool
 
 
 _current: ForwardContext | None = None
@@ -68,28 +55,15 @@ def current_context() -> ForwardContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedAttention:
-    """A model's attention over its KV cache, from which each step gets its context. Fields as in
-    `ForwardContext`.
-    """
+    """A model's attention over its KV cache, from which each step gets its context."""
 
     backend: AttentionBackend
-    layers: list[LayerSpec]
-    k_cache: list[torch.Tensor]
-    v_cache: list[torch.Tensor]
-    page_size: int
+    pool: KVPool
 
     def step(self, metadata: AttentionMetadata) -> AbstractContextManager[None]:
         """The context of a step that `metadata` describes."""
-        return self.planned(self.backend.plan(metadata, self.page_size))
+        return self.planned(self.backend.plan(metadata, self.pool.page_size))
 
     def planned(self, plan: Any) -> AbstractContextManager[None]:
         """The context of a step that the backend has planned already."""
-        return forward_context(
-            ForwardContext(
-                backend=self.backend,
-                plan=plan,
-                layers=self.layers,
-                k_cache=self.k_cache,
-                v_cache=self.v_cache,
-            )
-        )
+        return forward_context(ForwardContext(backend=self.backend, plan=plan, pool=self.pool))

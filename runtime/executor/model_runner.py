@@ -7,10 +7,10 @@ import logging
 import torch
 
 from ...compilation.piece_store import weight_bytes
-from ...kernels.attention import AttentionBackend, AttentionHeads
+from ...kernels.attention import AttentionBackend
 from ...kernels.detect import detect
 from ...kernels.platform import Platform
-from ..cache.pool import KVPool, KVShape, page_bytes
+from ..cache.pool import KVPool, page_bytes
 from ..config import EngineConfig, resolve_cache, resolve_steps
 from ..engine.messages import EngineInfo
 from ..engine.start_clock import StartClock
@@ -20,7 +20,6 @@ from ..layers.attention import register_attention
 from ..loader.check import check_model
 from ..loader.loader import load_model, random_model
 from ..loader.resolve import resolve_model_path
-from ..model_config import ModelConfig
 from ..quantization.methods import PLAIN
 from .batch import Batch
 from .forward_context import PagedAttention
@@ -67,16 +66,12 @@ class ModelRunner:
                     keep_quantized=config.quantization == "auto",
                 )
             )
-        self._kv_shape = _kv_shape(self.model_config, self.dtype)
+        self._layouts = self.model.kv_layouts(self.dtype)
         config = resolve_steps(config, self.model_config, self.platform)
-        heads = AttentionHeads(
-            self.model_config.num_heads,
-            self.model_config.num_kv_heads,
-            self.model_config.head_dim,
-            self.dtype,
+        self.attention_backend = self.platform.choose_attention(
+            config.attention_backend, self._layouts
         )
-        self.attention_backend = self.platform.choose_attention(config.attention_backend, heads)
-        self._remarks = self.platform.remarks(heads)
+        self._remarks = self.platform.remarks(self._layouts)
         backend = self.platform.make_attention_backend(self.attention_backend)
         self.seen_lengths = seen_lengths(self.model_config, self.dtype)
         with self.clock.phase("memory"):
@@ -86,7 +81,7 @@ class ModelRunner:
         self.pool = self._make_pool(
             self.config.max_total_tokens // self.config.page_size + 1, self.config.page_size
         )
-        attention = self._attention(backend, self.pool)
+        attention = PagedAttention(backend=backend, pool=self.pool)
         if self.platform.compiles_kernels:
             with self.clock.phase("first steps"):
                 warm_up(
@@ -172,14 +167,15 @@ class ModelRunner:
     def _size_cache(self, config: EngineConfig, backend: AttentionBackend) -> EngineConfig:
         assert config.page_size is not None
         if config.max_total_tokens is None and config.mem_fraction_static is None:
-            attention = self._attention(backend, self._make_pool(PROFILE_PAGES, config.page_size))
+            pool = self._make_pool(PROFILE_PAGES, config.page_size)
+            attention = PagedAttention(backend=backend, pool=pool)
             free = profile_memory(self.model, self.platform, config, attention, self.seen_lengths)
         else:
             free = self.platform.memory().free
         resolved = resolve_cache(
             config,
             free_bytes=free,
-            page_bytes=page_bytes(page_size=config.page_size, shape=self._kv_shape),
+            page_bytes=page_bytes(self._layouts, config.page_size),
         )
         assert config.context_length and resolved.context_length
         if resolved.context_length < config.context_length:
@@ -193,20 +189,5 @@ class ModelRunner:
 
     def _make_pool(self, num_pages: int, page_size: int) -> KVPool:
         return KVPool(
-            self._kv_shape, num_pages=num_pages, page_size=page_size, platform=self.platform
+            self._layouts, num_pages=num_pages, page_size=page_size, platform=self.platform
         )
-
-    def _attention(self, backend: AttentionBackend, pool: KVPool) -> PagedAttention:
-        layers = self.model.attention_layers()
-        return PagedAttention(
-            backend=backend, layers=layers, k_cache=pool.k, v_cache=pool.v, page_size=pool.page_size
-        )
-
-
-def _kv_shape(model: ModelConfig, dtype: torch.dtype) -> KVShape:
-    return KVShape(
-        num_layers=model.num_layers,
-        num_kv_heads=model.num_kv_heads,
-        head_size=model.head_dim,
-        dtype=dtype,
-    )

@@ -11,7 +11,7 @@ from ...kernels import ops
 from ...kernels.attention import AttentionMetadata
 from ...kernels.platform import Platform
 from ...kernels.staging import to_device
-from ..cache.allocator import RESERVED_PAGE
+from ..cache.pool import RESERVED_PAGE
 from ..models.llama import LlamaForCausalLM
 from .forward_context import PagedAttention
 
@@ -61,7 +61,7 @@ def run_dummy_batch(
     """Hidden states [T, hidden] of requests of such lengths, whose keys and values all go to the
     reserved page.
     """
-    device, page_size = platform.device(), attention.page_size
+    device, page_size = platform.device(), attention.pool.page_size
     positions = torch.cat(
         [torch.arange(seq - new, seq) for new, seq in zip(query_lens, seq_lens, strict=True)]
     )

@@ -45,9 +45,9 @@ class DecodeGraph:
             attention.backend,
         )
         self._made_up: AttentionMetadata | None = None
-        pages = -(-config.context_length // attention.page_size)
+        pages = -(-config.context_length // attention.pool.page_size)
         self._plan = self._backend.capture_plan(
-            sizes[-1], pages, attention.page_size, platform.device()
+            sizes[-1], pages, attention.pool.page_size, platform.device()
         )
         self.graphs = Graphs(
             FullForward(
@@ -84,7 +84,7 @@ class DecodeGraph:
 
     @contextmanager
     def _dummy_step(self, size: int, seed: int) -> Iterator[Sequence[torch.Tensor]]:
-        step = dummy_decode(size, seed, self._platform, self._attention.page_size)
+        step = dummy_decode(size, seed, self._platform, self._attention.pool.page_size)
         self._made_up = step.metadata
         self._backend.update_plan(self._plan, step.metadata, size)
         with self._attention.planned(self._plan):

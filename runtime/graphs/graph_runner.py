@@ -73,8 +73,9 @@ class GraphRunner:
         self._decode: DecodeGraph | None = None
         self.kernels = None
         if self.decode_backend is Backend.NATIVE:
+            pool = attention.pool
             self.kernels = platform.step_kernels(
-                model, attention.backend, attention.layers, attention.k_cache, attention.v_cache
+                model, attention.backend, pool.layouts, pool.k, pool.v
             )
         if self.decode_backend is Backend.NATIVE and self.kernels is None:
             if config.decode_backend is Backend.NATIVE:

@@ -95,7 +95,7 @@ class PrefillGraph:
         )
 
     def _made_up(self, num_tokens: int) -> Sequence[torch.Tensor]:
-        step = dummy_prefill(num_tokens, 1, self._platform, self._attention.page_size)
+        step = dummy_prefill(num_tokens, 1, self._platform, self._attention.pool.page_size)
         return step.input_ids, step.positions
 
     def use(self, forward: PiecewiseForward | BreakableForward, other_graphs: int = 0) -> None:
@@ -104,7 +104,7 @@ class PrefillGraph:
         `other_graphs`: how many will exist beside those of this phase.
         """
         self._forward = forward
-        graphs_per_size = len(self._attention.layers) + 1
+        graphs_per_size = len(self._attention.pool.layouts) + 1
         if isinstance(forward, PiecewiseForward):
             graphs_per_size = sum(forward.plan.calls().values())
         sizes = self._sizes(graphs_per_size, other_graphs)
@@ -193,6 +193,6 @@ class PrefillGraph:
 
     @contextmanager
     def _dummy_step(self, size: int, seed: int) -> Iterator[Sequence[torch.Tensor]]:
-        step = dummy_prefill(size, seed, self._platform, self._attention.page_size)
+        step = dummy_prefill(size, seed, self._platform, self._attention.pool.page_size)
         with self._attention.step(step.metadata):
             yield [step.input_ids, step.positions]

@@ -18,17 +18,9 @@ def _attention(
 ) -> None:
     layer_begins()
     context = current_context()
-    spec = context.layers[layer]
+    pool = context.pool
     context.backend.run(
-        q,
-        k,
-        v,
-        out,
-        context.k_cache[layer],
-        context.v_cache[layer],
-        context.plan,
-        scale=spec.scale,
-        window=spec.window,
+        q, k, v, out, pool.k[layer], pool.v[layer], context.plan, pool.layouts[layer]
     )
 
 
@@ -51,12 +43,12 @@ def register_attention(dispatch_key: str) -> None:
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
-    """Causal attention of q [T, H, D] over the cached and the new k, v [T, K, D]; returns [T, H *
-    D].
+    """Causal attention of q [T, H, D] over the cached and the new k [T, K, D] and v [T, K, E];
+    returns [T, H * E].
 
     The result goes into a buffer made here, on the side that a graph captures, so that its address
     is the graph's own.
     """
-    out = torch.empty_like(q)
+    out = q.new_empty(*q.shape[:2], v.shape[2])
     torch.ops.piecework.attention(q, k, v, out, layer)
     return out.flatten(1)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ...kernels import ops
-from ..executor.forward_context import LayerSpec
+from ...kernels.attention import KVLayout
 from ..layers.attention import attention
 from ..layers.linear import Embedding, FusedLinear, Linear
 from ..layers.mlp import GatedMLP
@@ -164,7 +164,11 @@ class LlamaForCausalLM(nn.Module):
         logits: torch.Tensor = self.lm_head(hidden)
         return logits.float()
 
-    def attention_layers(self) -> list[LayerSpec]:
-        """What is constant about each layer's attention, in order."""
-        windows = self.config.windows or [None] * self.config.num_layers
-        return [LayerSpec(scale=self.config.head_dim**-0.5, window=window) for window in windows]
+    def kv_layouts(self, dtype: torch.dtype) -> list[KVLayout]:
+        """What each layer keeps of a token, in order."""
+        config = self.config
+        heads = config.num_heads, config.num_kv_heads, config.head_dim
+        return [
+            KVLayout.of_heads(*heads, dtype, window=window)
+            for window in config.windows or [None] * config.num_layers
+        ]

@@ -24,7 +24,7 @@ from piecework.bench.gpu_checks import correctness, made_up_step
 from piecework.bench.gpu_engines import TINY, LeftOut, milliseconds
 from piecework.bench.gpu_parts import Part
 from piecework.bench.gpu_report import markdown
-from piecework.kernels.attention import AttentionHeads
+from piecework.kernels.attention import KVLayout
 from piecework.kernels.cpu.platform import CpuPlatform
 
 
@@ -370,10 +370,9 @@ def test_attention_of_ragged_batches_is_called_as_each_torch_has_it(
     )
     platform = CpuPlatform()
     metadata, num_pages = made_up_step([(5, 0), (3, 0)], platform, np.random.default_rng(0))
-    tensors = gpu_attention._tensors(
-        AttentionHeads(4, 2, 16, torch.float32), 8, num_pages, platform
-    )
-    assert gpu_attention._work("torch varlen", tensors, metadata, platform)() == 2
+    layout = KVLayout.of_heads(4, 2, 16, torch.float32)
+    tensors = gpu_attention._tensors(layout, 8, num_pages, platform)
+    assert gpu_attention._work("torch varlen", tensors, layout, metadata, platform)() == 2
 
 
 def test_what_a_part_warned_of_stands_on_the_page(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from piecework.kernels.attention import AttentionBackend, AttentionMetadata
+from piecework.kernels.attention import AttentionBackend, AttentionMetadata, KVLayout
 
 
 def defined(
@@ -86,7 +88,7 @@ class Step:
         self.q = torch.randn(sum(self.query_lens), heads, head_size, generator=generator).to(
             device, dtype
         )
-        self.scale = head_size**-0.5
+        self.heads = KVLayout.of_heads(heads, kv_heads, head_size, dtype)
         self.k_cache, self.v_cache = k_cache.to(device, dtype), v_cache.to(device, dtype)
         self.metadata = AttentionMetadata(
             query_lens=self.query_lens,
@@ -94,6 +96,9 @@ class Step:
             block_table=table.to(device),
             slot_mapping=torch.cat(slots).to(device),
         )
+
+    def layout(self, window: int | None = None) -> KVLayout:
+        return replace(self.heads, window=window)
 
     def new(self, tensors: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat(
@@ -109,7 +114,7 @@ class Step:
         parts = zip(queries, self.keys, self.values, self.seq_lens, strict=True)
         return torch.cat(
             [
-                defined(q, k.float(), v.float(), seq - len(q), self.scale, window)
+                defined(q, k.float(), v.float(), seq - len(q), self.heads.scale, window)
                 for q, k, v, seq in parts
             ]
         )
@@ -130,9 +135,7 @@ class Step:
         )
         out = torch.empty_like(q)
         for _ in range(2):  # the second layer of a step uses what the plan has made for the first
-            backend.run(
-                q, k, v, out, self.k_cache, self.v_cache, plan, scale=self.scale, window=window
-            )
+            backend.run(q, k, v, out, self.k_cache, self.v_cache, plan, self.layout(window))
         return out[: len(self.q)]
 
     def stored(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from dataclasses import replace
 from typing import Any
 
 import flashinfer_standin
@@ -18,7 +19,7 @@ from recording_platform import RecordingPlatform
 from tried_here import TriedHere
 
 from piecework.kernels import detect
-from piecework.kernels.attention import AttentionHeads, AttentionMetadata, GraphAttention
+from piecework.kernels.attention import AttentionMetadata, GraphAttention, KVLayout
 from piecework.kernels.cuda import attention, libraries
 from piecework.kernels.cuda import platform as cuda_platform
 from piecework.kernels.cuda.attention import FlashInferAttention, obstacle
@@ -104,10 +105,11 @@ def test_a_recorded_decode_is_replayed_with_other_lengths(
     plan = used.capture_plan(8, 24, page_size, torch.device("cpu"))
     graph = platform.graph()
     k_cache, v_cache = torch.zeros(64, page_size, 2, 8), torch.zeros(64, page_size, 2, 8)
+    layout = KVLayout.of_heads(heads, 2, 8, torch.float32, window=window)
 
     def work() -> list[torch.Tensor]:
         out = torch.empty_like(inputs[0])
-        used.run(*inputs, out, k_cache, v_cache, plan, scale=8**-0.5, window=window)
+        used.run(*inputs, out, k_cache, v_cache, plan, layout)
         return [out]
 
     for number, pasts in enumerate(steps):
@@ -144,8 +146,7 @@ def test_a_plan_that_was_never_updated_reads_the_reserved_page_alone() -> None:
         step.k_cache,
         step.v_cache,
         plan,
-        scale=1.0,
-        window=None,
+        step.layout(),
     )
     assert out.isfinite().all() and untouched(step.k_cache[1:], before[1:])
 
@@ -167,8 +168,7 @@ def test_two_steps_may_be_planned_before_either_runs() -> None:
             step.k_cache,
             step.v_cache,
             plan,
-            scale=step.scale,
-            window=None,
+            step.layout(),
         )
         torch.testing.assert_close(out, step.expected(None), atol=1e-4, rtol=1e-4)
 
@@ -194,8 +194,7 @@ def test_layers_that_agree_share_one_plan_a_step(monkeypatch: pytest.MonkeyPatch
             step.k_cache,
             step.v_cache,
             fixed,
-            scale=1.0,
-            window=window,
+            step.layout(window),
         )
     assert planned == [-1, 3]
 
@@ -210,16 +209,16 @@ def test_a_recorded_plan_refuses_what_it_cannot_hold() -> None:
             used.update_plan(plan, metadata, 1)
 
 
-HEADS = AttentionHeads(32, 8, 128, torch.bfloat16)
+LAYOUT = KVLayout.of_heads(32, 8, 128, torch.bfloat16)
 
 
 def test_it_says_which_models_it_takes() -> None:
     assert (
-        obstacle(HEADS) is None
-        and obstacle(HEADS._replace(head_size=64, dtype=torch.float16)) is None
+        obstacle(LAYOUT) is None
+        and obstacle(replace(LAYOUT, key_size=64, value_size=64, dtype=torch.float16)) is None
     )
-    assert "float32" in (obstacle(HEADS._replace(dtype=torch.float32)) or "")
-    assert "80" in (obstacle(HEADS._replace(head_size=80)) or "")
+    assert "float32" in (obstacle(replace(LAYOUT, dtype=torch.float32)) or "")
+    assert "80" in (obstacle(replace(LAYOUT, key_size=80, value_size=80)) or "")
 
 
 @pytest.fixture
@@ -232,14 +231,17 @@ def with_flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_auto_takes_flashinfer_where_it_can(with_flashinfer: None) -> None:
     platform = CudaPlatform()
-    assert isinstance(platform.attention_backend("auto", HEADS), FlashInferAttention)
-    assert isinstance(platform.attention_backend("flashinfer", HEADS), FlashInferAttention)
-    for other in (HEADS._replace(dtype=torch.float32), HEADS._replace(head_size=80)):
-        assert not isinstance(platform.attention_backend("auto", other), FlashInferAttention)
+    assert isinstance(platform.attention_backend("auto", [LAYOUT]), FlashInferAttention)
+    assert isinstance(platform.attention_backend("flashinfer", [LAYOUT]), FlashInferAttention)
+    for other in (
+        replace(LAYOUT, dtype=torch.float32),
+        replace(LAYOUT, key_size=80, value_size=80),
+    ):
+        assert not isinstance(platform.attention_backend("auto", [other]), FlashInferAttention)
         with pytest.raises(
             ValueError, match=r"--attention-backend flashinfer: flashinfer .*; take auto"
         ):
-            platform.attention_backend("flashinfer", other)
+            platform.attention_backend("flashinfer", [other])
 
 
 def no_kernels(*_: Any) -> None:
@@ -264,13 +266,13 @@ def test_where_its_kernels_fail_auto_is_triton(
     monkeypatch.setattr(attention._Call, "run", broken)
     platform = CudaPlatform()
     for _ in range(2):
-        assert platform.choose_attention("auto", HEADS) == "triton"
+        assert platform.choose_attention("auto", [LAYOUT]) == "triton"
     assert len([record for record in caplog.records if re.search(reason, record.getMessage())]) == 1
     with pytest.raises(
         ValueError,
         match=rf"--attention-backend flashinfer: its kernels .*{reason.split()[0]}.*; take auto",
     ):
-        platform.choose_attention("flashinfer", HEADS)
+        platform.choose_attention("flashinfer", [LAYOUT])
 
 
 def test_without_flashinfer_auto_is_triton_and_asking_for_it_gives_a_remedy(
@@ -278,7 +280,7 @@ def test_without_flashinfer_auto_is_triton_and_asking_for_it_gives_a_remedy(
 ) -> None:
     monkeypatch.setattr(cuda_platform, "has_flashinfer", lambda: False)
     platform = CudaPlatform()
-    assert type(platform.attention_backend("auto", HEADS)).__name__ == "TritonAttention"
+    assert type(platform.attention_backend("auto", [LAYOUT])).__name__ == "TritonAttention"
     with pytest.raises(ValueError, match=r"needs flashinfer-python .*pip install"):
         platform.attention_backend("flashinfer")
 
@@ -365,7 +367,7 @@ def test_a_cuda_graph_is_replayed_with_other_lengths() -> None:
                     if recording
                     else torch.cuda.stream(torch.cuda.current_stream())
                 ):
-                    used.run(q, k, v, out, k_cache, v_cache, plan, scale=step.scale, window=None)
+                    used.run(q, k, v, out, k_cache, v_cache, plan, step.layout())
         graph.replay()
         expected = step.expected(None).to(device)
         assert float((out[: len(step.q)].float() - expected).norm()) <= 1e-2 * float(

@@ -16,7 +16,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from piecework.kernels import reference
-from piecework.kernels.attention import AttentionHeads
+from piecework.kernels.attention import KVLayout
 from piecework.kernels.cache_folder import verdicts_folder
 from piecework.kernels.cuda import ops as cuda_ops
 from piecework.kernels.cuda import platform as cuda_platform
@@ -27,7 +27,7 @@ from piecework.kernels.cuda.trial_process import Trials
 
 STAND_IN = Path(__file__).parent / "trial_standin.py"
 X, WEIGHT = torch.linspace(-2, 2, 96).view(6, 16).bfloat16(), torch.linspace(0, 1, 16).bfloat16()
-HEADS = AttentionHeads(8, 2, 64, torch.bfloat16)
+LAYOUT = KVLayout.of_heads(8, 2, 64, torch.bfloat16)
 ROWS, ROW = (
     {"shape": [4, 16], "stride": [16, 1], "dtype": "bfloat16"},
     {"shape": [16], "stride": [1], "dtype": "bfloat16"},
@@ -94,7 +94,7 @@ def test_attention_that_ends_the_process_is_tritons(
     seed(monkeypatch, "attention segfaults")
     monkeypatch.setattr(cuda_platform, "has_flashinfer", lambda: True)
     monkeypatch.setattr(cuda_platform, "TRIALS", Trials("cpu"))
-    assert CudaPlatform().choose_attention("auto", HEADS) == "triton"
+    assert CudaPlatform().choose_attention("auto", [LAYOUT]) == "triton"
     assert "flashinfer is not used: the process that tried it was ended by SIGSEGV" in caplog.text
 
 

@@ -5,6 +5,7 @@ happens without a compiler.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def exact(step: Step, window: int | None = None) -> torch.Tensor:
             torch.arange(len(keys) - len(q), len(keys))[:, None],
         )
         hidden = (key > position) | (key <= position - (window or len(keys)))
-        scores = torch.einsum("nhd,shd->hns", q, keys) * step.scale
+        scores = torch.einsum("nhd,shd->hns", q, keys) * step.heads.scale
         rows.append(
             torch.einsum(
                 "hns,shd->nhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), values
@@ -149,7 +150,7 @@ def test_a_prompt_of_32k_tokens_equals_plain_torch(variants: list[NativeAttentio
 
 def test_scores_far_apart_stay_finite(variants: list[NativeAttention]) -> None:
     step = Step([(1, 600), (90, 40)], page_size=16, heads=6, head_size=64, seed=2)
-    step.scale = 50.0
+    step.heads = replace(step.heads, scale=50.0)
     for backend in variants:
         assert torch.allclose(step.run(backend).double(), exact(step), atol=2e-3)
 

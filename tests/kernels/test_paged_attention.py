@@ -87,6 +87,6 @@ def test_a_plan_that_is_updated_in_place(
             for part in (step.q, step.new(step.keys), step.new(step.values))
         )
         out = torch.empty_like(q)
-        backend.run(q, k, v, out, step.k_cache, step.v_cache, plan, scale=step.scale, window=window)
+        backend.run(q, k, v, out, step.k_cache, step.v_cache, plan, step.layout(window))
         torch.testing.assert_close(out[: len(lens)], step.expected(window), atol=1e-4, rtol=1e-4)
         assert out.isfinite().all()

@@ -85,7 +85,7 @@ def decode_out(
         for part in (step.q, step.new(step.keys), step.new(step.values))
     )
     out = torch.full_like(q, float("nan"))
-    backend.run(q, k, v, out, step.k_cache, step.v_cache, plan, scale=step.scale, window=window)
+    backend.run(q, k, v, out, step.k_cache, step.v_cache, plan, step.layout(window))
     return out
 
 

@@ -47,7 +47,7 @@ def test_every_call_binds_to_flashinfers_own_signature(monkeypatch: pytest.Monke
         step.k_cache,
         step.v_cache,
     )
-    used.run(*tensors, plan, scale=1.0, window=None)
+    used.run(*tensors, plan, step.layout())
     assert called == {
         f"{wrapper}.{method}" for wrapper in WRAPPERS for method in ("__init__", "plan", "run")
     }

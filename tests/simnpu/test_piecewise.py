@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.npu.platform import NpuPlatform
 from piecework.kernels.paged_attention import TorchAttention
 from piecework.kernels.platform import Platform
+from piecework.runtime.cache.pool import KVPool
 from piecework.runtime.executor.forward_context import ForwardContext, forward_context
 from piecework.runtime.layers.attention import register_attention
 from piecework.runtime.loader.loader import empty_model
@@ -63,11 +63,8 @@ class Machine:
         for parameter in self.model.parameters():
             parameter.normal_(0, 0.3)
         self.model.to(self.device)
-        shape = (PAGES, PAGE_SIZE, CONFIG.num_kv_heads, CONFIG.head_dim)
-        self.caches = [
-            [torch.zeros(shape, device=self.device) for _ in range(CONFIG.num_layers)]
-            for _ in range(2)
-        ]
+        layouts = self.model.kv_layouts(torch.float32)
+        self.pool = KVPool(layouts, num_pages=PAGES, page_size=PAGE_SIZE, platform=platform)
 
     def run(self, forward: Any, before: int, new: int) -> torch.Tensor:
         """Hidden states of new tokens, on the CPU; `forward` takes ids and positions on the
@@ -91,13 +88,7 @@ class Machine:
         )
         backend = TorchAttention()
         plan = backend.plan(metadata, PAGE_SIZE)
-        layers = self.model.attention_layers()
-        k_cache, v_cache = self.caches
-        with forward_context(
-            ForwardContext(
-                backend=backend, plan=plan, layers=layers, k_cache=k_cache, v_cache=v_cache
-            )
-        ):
+        with forward_context(ForwardContext(backend=backend, plan=plan, pool=self.pool)):
             yield
 
     @contextmanager
@@ -154,7 +145,7 @@ def check_every_step(npu: Machine, graphs: Graphs) -> None:
         want = cpu.run(cpu.model, before, new)
         have = npu.run(lambda *inputs: replay(graphs, *inputs), before, new)
         torch.testing.assert_close(have, want, rtol=0, atol=1e-4)
-    for ours, theirs in zip(chain(*npu.caches), chain(*cpu.caches), strict=True):
+    for ours, theirs in zip(npu.pool.k + npu.pool.v, cpu.pool.k + cpu.pool.v, strict=True):
         torch.testing.assert_close(ours[1:].cpu(), theirs[1:], rtol=0, atol=1e-4)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_models import make_tiny_model
 
-from piecework.kernels.attention import AttentionHeads
+from piecework.kernels.attention import KVLayout
 from piecework.kernels.npu.attention import AscendAttention
 from piecework.kernels.npu.platform import NpuPlatform
 from piecework.runtime.llm import LLM, Completion
@@ -75,7 +75,7 @@ def test_heads_that_the_fused_kernel_refuses_go_through_plain_torch(
     ],
 )
 def test_limits_of_the_op_documentation(heads: tuple[int, int, int], obstacle: str | None) -> None:
-    found = AscendAttention.obstacle(AttentionHeads(*heads, torch.float32))
+    found = AscendAttention.obstacle(KVLayout.of_heads(*heads, torch.float32))
     assert found is None if obstacle is None else found is not None and obstacle in found
 
 

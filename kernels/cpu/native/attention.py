@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...attention import AttentionBackend, AttentionMetadata
+from ...attention import AttentionBackend, AttentionMetadata, KVLayout
 from ...paged_attention import TorchAttention, TorchDecodePlan, TorchPlan
 from .build import load_kernels
 
@@ -54,7 +54,8 @@ class NativeAttention(TorchAttention):
     """One call of C++ a layer: stores keys and values, and attends to whole pages where they lie.
 
     Threads share requests, heads, blocks of queries, and stretches of long contexts. Tensors of
-    other kinds than bfloat16 and float32, and plans of graphs, go to plain torch.
+    other kinds than bfloat16 and float32, values that are not as long as keys, and plans of graphs
+    go to plain torch.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -85,20 +86,20 @@ class NativeAttention(TorchAttention):
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         plan: Any,
-        *,
-        scale: float,
-        window: int | None,
+        layout: KVLayout,
     ) -> None:
-        function = self._functions.get(q.dtype)
-        if function is None or not isinstance(plan, NativePlan):
-            super().run(
-                q, k, v, out, k_cache, v_cache, self._torch_plan(plan), scale=scale, window=window
-            )
+        function = self._functions.get(layout.dtype)
+        if (
+            function is None
+            or layout.key_size != layout.value_size
+            or not isinstance(plan, NativePlan)
+        ):
+            super().run(q, k, v, out, k_cache, v_cache, self._torch_plan(plan), layout)
             return
-        call, (_, heads, head_size) = plan.call, q.shape
+        call = plan.call
         # Heads of a token must lie side by side; tokens may lie apart, as those of a fused
         # projection do.
-        side_by_side = (head_size, 1)
+        side_by_side = (layout.key_size, 1)
         if not q.stride()[1:] == k.stride()[1:] == v.stride()[1:] == side_by_side:
             q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         assert (
@@ -112,8 +113,8 @@ class NativeAttention(TorchAttention):
             out.stride(0),
         )
         call.k_cache, call.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
-        call.heads, call.kv_heads, call.head_size = heads, k.shape[1], head_size
-        call.window, call.scale = window or 0, scale
+        call.heads, call.kv_heads = layout.num_heads, layout.num_kv_heads
+        call.head_size, call.window, call.scale = layout.key_size, layout.window or 0, layout.scale
         function(ctypes.byref(call), torch.get_num_threads())
 
     def _torch_plan(self, plan: Any) -> TorchPlan | TorchDecodePlan:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...attention import AttentionMetadata
+from ...attention import AttentionMetadata, KVLayout
 from .build import load_kernels
 from .linear import PANEL, LinearStruct, linear_struct
 
@@ -70,8 +70,7 @@ class NativeStep:
     """The forward of small steps of a model whose weights are packed. The model and the cache must
     outlive it unmoved.
 
-    `k_cache`, `v_cache`: one tensor [P, S, K, D] a layer; `specs`: what has the `scale` and
-    `window` of each layer.
+    `k_cache`, `v_cache`: one tensor [P, S, K, D] a layer, as `layouts` has it.
     """
 
     max_tokens = 64
@@ -80,7 +79,7 @@ class NativeStep:
         self,
         library: ctypes.CDLL,
         model: Any,
-        specs: Sequence[Any],
+        layouts: Sequence[KVLayout],
         k_cache: Sequence[torch.Tensor],
         v_cache: Sequence[torch.Tensor],
     ) -> None:
@@ -88,11 +87,11 @@ class NativeStep:
         self._owners = (model, k_cache, v_cache)
         decoder = model.model
         layers = [
-            _layer(*parts) for parts in zip(decoder.layers, specs, k_cache, v_cache, strict=True)
+            _layer(*parts) for parts in zip(decoder.layers, layouts, k_cache, v_cache, strict=True)
         ]
         self._layers = (_Layer * len(layers))(*layers)
         self._hidden = decoder.embed_tokens.weight.shape[1]
-        first = decoder.layers[0].self_attn
+        first = layouts[0]
         self._model = _Model(
             ctypes.addressof(self._layers),
             *(
@@ -105,7 +104,7 @@ class NativeStep:
                 )
             ),
             *(len(layers), self._hidden, decoder.layers[0].mlp.down_proj.in_features),
-            *(first.num_heads, first.num_kv_heads, first.head_dim, k_cache[0].shape[1]),
+            *(first.num_heads, first.num_kv_heads, first.key_size, k_cache[0].shape[1]),
             decoder.norm.eps,
         )
 
@@ -143,7 +142,7 @@ class NativeStep:
 
 def make_native_step(
     model: nn.Module,
-    specs: Sequence[Any],
+    layouts: Sequence[KVLayout],
     k_cache: Sequence[torch.Tensor],
     v_cache: Sequence[torch.Tensor],
 ) -> NativeStep | None:
@@ -152,19 +151,24 @@ def make_native_step(
     """
     library = load_kernels()
     return (
-        NativeStep(library, model, specs, k_cache, v_cache)
-        if library is not None and is_known(model)
+        NativeStep(library, model, layouts, k_cache, v_cache)
+        if library is not None and is_known(model, layouts)
         else None
     )
 
 
-def is_known(model: Any) -> bool:
+def is_known(model: Any, layouts: Sequence[KVLayout]) -> bool:
     """Whether it is a decoder of Llama's shape with packed weights, in bfloat16, whose gates and
-    ups lie in panels of their own.
+    ups lie in panels of their own, and whose layers have the same heads.
     """
     if not getattr(model, "layers_are_llamas", False):
         return False
     first = model.model.layers[0]
+    heads = {
+        (each.num_heads, each.num_kv_heads, each.key_size, each.value_size, each.dtype)
+        for each in layouts
+    }
+    _, _, key_size, value_size, dtype = next(iter(heads))
     linears = [part for layer in model.model.layers for part in _linears_of(layer)]
     packed = {id(linear.weight) for linear in (*linears, model.lm_head)}
     others = [
@@ -178,7 +182,9 @@ def is_known(model: Any) -> bool:
             and tensor.device.type == "cpu"
             for tensor in others
         )
-        and first.self_attn.head_dim % 2 == 0
+        and len(heads) == 1
+        and (key_size, dtype) == (value_size, torch.bfloat16)
+        and key_size % 2 == 0
         and first.mlp.down_proj.in_features % PANEL == 0
     )
 
@@ -192,7 +198,7 @@ def _linears_of(layer: Any) -> tuple[Any, ...]:
     )
 
 
-def _layer(layer: Any, spec: Any, k_cache: torch.Tensor, v_cache: torch.Tensor) -> _Layer:
+def _layer(layer: Any, layout: KVLayout, k_cache: torch.Tensor, v_cache: torch.Tensor) -> _Layer:
     attention = layer.self_attn
     norms = (
         layer.input_layernorm,
@@ -206,5 +212,5 @@ def _layer(layer: Any, spec: Any, k_cache: torch.Tensor, v_cache: torch.Tensor) 
             linear_struct(part.weight, part.bias, part.in_features, part.out_features, part.layout)
             for part in _linears_of(layer)
         ),
-        *(k_cache.data_ptr(), v_cache.data_ptr(), spec.scale, spec.window or 0),
+        *(k_cache.data_ptr(), v_cache.data_ptr(), layout.scale, layout.window or 0),
     )

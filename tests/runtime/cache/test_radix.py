@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from piecework.runtime.cache.allocator import PageAllocator
+from piecework.runtime.cache.kv_cache import PageAllocator
 from piecework.runtime.cache.radix import Node, RadixCache
 
 
@@ -33,7 +33,7 @@ def put(cache: RadixCache, allocator: PageAllocator, tokens: list[int], page_siz
 @given(data=st.data(), page_size=st.sampled_from([1, 2, 3]))
 def test_it_finds_what_a_list_of_prefixes_finds(data: st.DataObject, page_size: int) -> None:
     allocator = PageAllocator(400)
-    cache = RadixCache(allocator, page_size)
+    cache = RadixCache(allocator.free, page_size)
     known: list[list[int]] = []
     locked: list[Node] = []
     for tokens in data.draw(st.lists(st.lists(st.integers(0, 1), max_size=9), max_size=12)):
@@ -74,7 +74,7 @@ def common_pages(a: list[int], b: list[int], page_size: int) -> int:
 
 def test_the_least_recently_used_goes_first() -> None:
     allocator = PageAllocator(10)
-    cache = RadixCache(allocator, 1)
+    cache = RadixCache(allocator.free, 1)
     for start in (10, 20, 30):
         put(cache, allocator, [start, start + 1], 1)
     cache.match(array([10, 11]))
@@ -84,7 +84,7 @@ def test_the_least_recently_used_goes_first() -> None:
 
 def test_eviction_takes_no_more_than_asked_for_and_from_the_end() -> None:
     allocator = PageAllocator(10)
-    cache = RadixCache(allocator, 2)
+    cache = RadixCache(allocator.free, 2)
     put(cache, allocator, [1, 2, 3, 4, 5, 6], 2)
     assert cache.evict(1) == 1
     assert len(cache.match(array([1, 2, 3, 4, 5, 6]))[0]) == 2
@@ -92,7 +92,7 @@ def test_eviction_takes_no_more_than_asked_for_and_from_the_end() -> None:
 
 def test_many_uses_of_one_prefix_do_not_grow_the_heap() -> None:
     allocator = PageAllocator(10)
-    cache = RadixCache(allocator, 1)
+    cache = RadixCache(allocator.free, 1)
     put(cache, allocator, [1, 2, 3], 1)
     for _ in range(1000):
         _, node = cache.match(array([1, 2, 3]))

@@ -4,6 +4,7 @@ size.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from piecework.kernels.attention import AttentionMetadata
 from piecework.kernels.cpu.native import build
 from piecework.kernels.cpu.native.linear import native_linear
 from piecework.kernels.cpu.native.step import NativeStep, is_known
+from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.paged_attention import TorchAttention
+from piecework.runtime.cache.pool import KVPool
 from piecework.runtime.executor.forward_context import PagedAttention
 from piecework.runtime.layers.attention import register_attention
 from piecework.runtime.llm import LLM
@@ -40,6 +43,10 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
+def tensors(pool: KVPool) -> list[torch.Tensor]:
+    return [*pool.k, *pool.v]
+
+
 class Case:
     """One model's weights and a cache of random keys and values, which both ways start from."""
 
@@ -49,15 +56,19 @@ class Case:
         )
         register_attention("CPU")
         generator = torch.Generator().manual_seed(0)
-        shape = (
-            2,
-            self.config.num_layers,
-            PAGES,
-            PAGE,
-            self.config.num_kv_heads,
-            self.config.head_dim,
-        )
-        self.cache = torch.randn(shape, generator=generator).to(torch.bfloat16)
+        self.layouts = self.model.kv_layouts(torch.bfloat16)
+        self.cache = [
+            torch.randn(tensor.shape, generator=generator) for tensor in tensors(self.pool())
+        ]
+
+    def pool(self) -> KVPool:
+        return KVPool(self.layouts, num_pages=PAGES, page_size=PAGE, platform=CpuPlatform())
+
+    def filled(self) -> KVPool:
+        pool = self.pool()
+        for tensor, numbers in zip(tensors(pool), self.cache, strict=True):
+            tensor.copy_(numbers)
+        return pool
 
     def step(
         self, lens: list[tuple[int, int]]
@@ -82,29 +93,20 @@ class Case:
 
     def eager(self, lens: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
         ids, positions, metadata = self.step(lens)
-        cache = self.cache.clone()
-        attention = PagedAttention(
-            backend=TorchAttention(),
-            layers=self.model.attention_layers(),
-            k_cache=list(cache[0]),
-            v_cache=list(cache[1]),
-            page_size=PAGE,
-        )
+        pool = self.filled()
+        attention = PagedAttention(backend=TorchAttention(), pool=pool)
         with torch.inference_mode(), attention.step(metadata):
-            return self.model.compute_logits(self.model(ids, positions)), cache
+            logits = self.model.compute_logits(self.model(ids, positions))
+        return logits, torch.stack(tensors(pool))
 
     def native(
         self, lens: list[tuple[int, int]], variant: build.Variant
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        cache = self.cache.clone()
-        kernels = NativeStep(
-            build.load_variant(variant),
-            self.model,
-            self.model.attention_layers(),
-            list(cache[0]),
-            list(cache[1]),
-        )
-        return self.model.compute_logits(kernels.forward(*self.step(lens))), cache
+        pool = self.filled()
+        library = build.load_variant(variant)
+        kernels = NativeStep(library, self.model, pool.layouts, pool.k, pool.v)
+        logits = self.model.compute_logits(kernels.forward(*self.step(lens)))
+        return logits, torch.stack(tensors(pool))
 
 
 @pytest.fixture(scope="module", params=SHAPES, ids=lambda shape: "-".join(map(str, shape.values())))
@@ -163,12 +165,26 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
             context_length=128,
         )
     load = partial(load_model, device=torch.device("cpu"), progress=False)
-    assert not is_known(load(str(path), torch.float32).model)
-    assert not is_known(load(str(path), torch.bfloat16).model)
-    assert is_known(load(str(path), torch.bfloat16, kernels=native_linear()).model)
+
+    def known(path: Path, dtype: torch.dtype, **options: Any) -> bool:
+        model = load(str(path), dtype, **options).model
+        return is_known(model, model.kv_layouts(dtype))
+
+    assert not known(path, torch.float32)
+    assert not known(path, torch.bfloat16)
+    assert known(path, torch.bfloat16, kernels=native_linear())
     # Gates and ups would share a panel.
     odd = make_tiny_model(tmp_path / "odd", intermediate_size=80)
-    assert not is_known(load(str(odd), torch.bfloat16, kernels=native_linear()).model)
+    assert not known(odd, torch.bfloat16, kernels=native_linear())
+
+
+def test_a_model_whose_layers_have_other_heads_is_refused(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path)
+    model = load_model(str(path), torch.bfloat16, torch.device("cpu"), False, native_linear()).model
+    same = model.kv_layouts(torch.bfloat16)
+    assert is_known(model, [replace(same[0], window=9), *same[1:]])
+    for other in ({"num_kv_heads": 1}, {"value_size": same[0].value_size * 2}):
+        assert not is_known(model, [replace(same[0], **other), *same[1:]])
 
 
 @pytest.mark.skipif(

@@ -9,6 +9,8 @@ import pytest
 import torch
 from tiny_models import make_tiny_model
 
+from piecework.kernels.cpu.platform import CpuPlatform
+from piecework.runtime.cache.pool import KVPool
 from piecework.runtime.executor.forward_context import ForwardContext, forward_context
 from piecework.runtime.layers.attention import register_attention
 from piecework.runtime.loader.loader import load_model
@@ -44,13 +46,9 @@ class Traced:
         self.model = load_model(str(folder), torch.float32, torch.device("cpu"), False).model
         self.graphs: list[torch.fx.Graph] = []
         self._compiled = torch.compile(self.model.forward, backend=self._keep, fullgraph=True)
-        self._context = ForwardContext(
-            backend=MeanAttention(),
-            plan=None,
-            layers=self.model.attention_layers(),
-            k_cache=[torch.empty(0)] * LAYERS,
-            v_cache=[torch.empty(0)] * LAYERS,
-        )
+        layouts = self.model.kv_layouts(torch.float32)
+        pool = KVPool(layouts, num_pages=1, page_size=1, platform=CpuPlatform())
+        self._context = ForwardContext(backend=MeanAttention(), plan=None, pool=pool)
 
     def _keep(self, module: torch.fx.GraphModule, _: list[Any]) -> Any:
         self.graphs.append(module.graph)
