@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import torch
 
 from ..cache.kv_cache import KVCache
 from ..executor.batch import Scheduled
-from ..executor.step import PendingStep, Runner
-from ..sampling.sampler import NO_TOKEN, Sampled
+from ..executor.step import PendingStep, StepTokens
+from ..graphs.graph_runner import GraphCounts
+from ..sampling.sampler import NO_TOKEN
 from .messages import EngineStats, FinishReason, GenerateRequest, StepOutput, TokenOutput
 from .request import Request
 from .scheduler import Scheduler, StepInFlight
@@ -28,9 +30,28 @@ from .scheduler import Scheduler, StepInFlight
 logger = logging.getLogger(__name__)
 
 
+class Runner(Protocol):
+    """What the core needs of a model."""
+
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+
+    def execute(self, scheduled: list[Scheduled], previous: PendingStep | None) -> PendingStep:
+        """Launch a step. `previous`: the step in flight, whose tokens this one begins with."""
+        ...
+
+    def graph_counts(self) -> GraphCounts:
+        """How the steps so far have run."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for the device. Raises where it is broken."""
+        ...
+
+
 class EngineCore:
     """Holds every request of an engine from arrival to its last token. `overlap`: whether steps
-    overlap.
+    overlap, for a runner whose steps give a request one token at most.
 
     What one request brings about ends that one: where a step raises, its requests are computed one
     at a time until each has got a token, and one whose step raises again, alone, is answered with
@@ -75,19 +96,12 @@ class EngineCore:
         """Queue a request; one that can never run is answered with an error at the next step."""
         try:
             self._scheduler.add(self._admit(message))
+        except ValueError as error:
+            self._outputs.append(_error(message.rid, str(error)))
         except Exception as error:
-            if not isinstance(error, ValueError):
-                logger.exception("request %s cannot be taken", message.rid)
-            reason = (
-                str(error)
-                if isinstance(error, ValueError)
-                else f"it cannot be taken ({type(error).__name__})"
-            )
-            self._outputs.append(
-                TokenOutput(
-                    rid=message.rid, token_ids=[], finish_reason=FinishReason.ERROR, error=reason
-                )
-            )
+            logger.exception("request %s cannot be taken", message.rid)
+            reason = f"it cannot be taken ({type(error).__name__})"
+            self._outputs.append(_error(message.rid, reason))
 
     def abort(self, rids: Iterable[str]) -> None:
         """Free these requests at once; they deliver nothing more."""
@@ -117,26 +131,26 @@ class EngineCore:
 
     def _advance(self) -> None:
         self._quarantine = [request for request in self._quarantine if not request.finished]
-        before, self._in_flight = self._in_flight, None
+        previous, self._in_flight = self._in_flight, None
         if self._quarantine:
             # Nothing is in flight: it was withdrawn when they came into quarantine, and since then
             # each step was read at once.
             scheduled = self._scheduler.plan_alone(self._quarantine[0])
         else:
             try:
-                scheduled = self._scheduler.plan(in_flight=before is not None)
+                scheduled = self._scheduler.plan(in_flight=previous is not None)
             except StepInFlight:
-                assert before is not None
-                self._deliver(before)
-                before = None
+                assert previous is not None
+                self._deliver(previous)
+                previous = None
                 scheduled = self._scheduler.plan(in_flight=False)
-        launched = self._launch(scheduled, before) if scheduled else None
-        if before is not None:
-            self._deliver(before)
-        if launched is not None and (self._quarantine or not self._overlap):
-            self._deliver(launched)
-            launched = None
-        self._in_flight = launched
+        step = self._launch(scheduled, previous) if scheduled else None
+        if previous is not None:
+            self._deliver(previous)
+        if step is not None and (self._quarantine or not self._overlap):
+            self._deliver(step)
+            step = None
+        self._in_flight = step
         self._drop_useless_step()
 
     def _isolate(self, error: Exception) -> None:
@@ -236,11 +250,11 @@ class EngineCore:
 
     # Launching
 
-    def _launch(self, scheduled: list[Scheduled], before: PendingStep | None) -> PendingStep:
+    def _launch(self, scheduled: list[Scheduled], previous: PendingStep | None) -> PendingStep:
         self._at_work = [request for request, _ in scheduled]
-        launched = PendingStep(self._runner, scheduled, self._cache.page_size, before)
+        step = self._runner.execute(scheduled, previous)
         self._steps += 1
-        self._overlapped_steps += before is not None
+        self._overlapped_steps += previous is not None
         for request, num_new in scheduled:
             prefilled = request.num_computed < request.num_prompt
             request.num_computed += num_new
@@ -248,9 +262,9 @@ class EngineCore:
                 # Who finds these pages reads them in a later step, which the device runs after this
                 # one.
                 self._cache.share(request)
-        for row, request in enumerate(launched.samplers):
+        for row, request in enumerate(step.samplers):
             request.add_placeholder(row)
-        return launched
+        return step
 
     def _drop_useless_step(self) -> None:
         """Nobody waits for a step whose requests have all ended."""
@@ -265,53 +279,52 @@ class EngineCore:
         launched.
         """
         self._at_work = [request for request, _ in step.scheduled]
-        samples = step.read()
-        given: list[tuple[Request, Sampled | None]] = [
-            (request, sampled)
-            for request, sampled in zip(step.samplers, samples, strict=True)
-            if not request.finished
-        ]
-        self._generated_tokens += len(given)
-        self._discarded_tokens += len(samples) - len(given)
-        for request, sampled in given + [
-            (request, None) for request in step.scored if not request.finished
-        ]:
-            self._at_work = [request]
-            self._outputs.append(self._output(request, sampled))
-            if request in self._quarantine:
-                self._quarantine.remove(request)
+        for result in step.read():
+            request, given = result.request, len(result.tokens)
+            if request.finished:
+                self._discarded_tokens += given
+            elif result.reached_end:
+                self._at_work = [request]
+                output = self._output(result)
+                self._generated_tokens += len(output.token_ids)
+                self._discarded_tokens += given - len(output.token_ids)
+                self._outputs.append(output)
+                if request in self._quarantine:
+                    self._quarantine.remove(request)
 
-    def _output(self, request: Request, sampled: Sampled | None) -> TokenOutput:
-        if sampled is not None and sampled.token == NO_TOKEN:
+    def _output(self, result: StepTokens) -> TokenOutput:
+        request, tokens, logprobs, _ = result
+        if NO_TOKEN in tokens:
             return self._fail(request, "the model's logits are not finite (NaN or infinite)")
+        tokens = tokens[: request.max_tokens - request.num_known]
         reason = stop = None
-        if sampled is not None:
-            request.resolve(sampled.token)
-            if sampled.token in request.stop_ids:
-                reason, stop = FinishReason.STOP, sampled.token
+        for position, token in enumerate(tokens):
+            if token in request.stop_ids:
+                reason, stop, tokens = FinishReason.STOP, token, tokens[: position + 1]
+                break
+        request.resolve(tokens)
         if reason is None and request.num_known >= request.max_tokens:
             reason = FinishReason.LENGTH
         due, request.prompt_logprobs_due = request.prompt_logprobs_due, False
-        output = TokenOutput(
+        if reason is not None:
+            self._scheduler.remove(request)
+        return TokenOutput(
             rid=request.rid,
-            token_ids=[] if sampled is None else [sampled.token],
+            token_ids=tokens,
             finish_reason=reason,
             stop_token_id=stop,
             cached_tokens=request.cached_tokens or 0,
-            logprobs=[sampled.logprob]
-            if sampled is not None and sampled.logprob is not None
-            else None,
+            logprobs=None if logprobs is None else logprobs[: len(tokens)],
             prompt_logprobs=request.prompt_logprobs if due else None,
         )
-        if reason is not None:
-            self._scheduler.remove(request)
-        return output
 
     def _fail(self, request: Request, error: str) -> TokenOutput:
         """End a request that cannot go on."""
         self._scheduler.remove(request)
         # What it has computed may be as broken, and whoever begins alike would find it.
         self._cache.flush()
-        return TokenOutput(
-            rid=request.rid, token_ids=[], finish_reason=FinishReason.ERROR, error=error
-        )
+        return _error(request.rid, error)
+
+
+def _error(rid: str, error: str) -> TokenOutput:
+    return TokenOutput(rid=rid, token_ids=[], finish_reason=FinishReason.ERROR, error=error)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from ..cache.radix import Node
+from ..sampling.logits_processors import LogitsProcessor, processors_for
 from ..sampling.params import SamplingParams
-from ..sampling.token_counts import TokenCounts
 from .messages import GenerateRequest, TokenLogprob
 
 
@@ -50,10 +52,14 @@ class Request:
         self.prompt_logprobs_due = (
             self.params.prompt_logprobs is not None and not message.output_ids
         )
-        self._counts: TokenCounts | None = None
         self._tokens = np.empty(self.num_tokens + 64, np.int64)
         self._tokens[: self.num_prompt] = message.input_ids
         self._tokens[self.num_prompt : self.num_tokens] = message.output_ids
+        self.processors: Sequence[LogitsProcessor] = processors_for(
+            self.params, self._tokens[: self.num_prompt], self.stop_ids
+        )
+        self.needs_last_token = any(processor.needs_last_token for processor in self.processors)
+        """Whether a processor must know the last token before the next is sampled."""
 
     @property
     def num_known(self) -> int:
@@ -75,10 +81,13 @@ class Request:
         return self.num_tokens - self.num_prompt
 
     @property
-    def awaits_end(self) -> bool:
-        """Whether nothing is left to compute: the token in flight ends it, whatever it is."""
+    def awaits_token(self) -> bool:
+        """Whether the step in flight must be read before this goes on: its token ends it, whatever
+        it is, or a logits processor must know it.
+        """
         return self.num_computed == self.num_tokens or (
-            self.num_placeholders > 0 and self.num_tokens >= self.max_tokens
+            self.num_placeholders > 0
+            and (self.num_tokens >= self.max_tokens or self.needs_last_token)
         )
 
     @property
@@ -86,24 +95,13 @@ class Request:
         """Who goes first: the higher priority, then the earlier arrival."""
         return (-self.priority, self.arrival_time, self.rid)
 
-    def count_tokens(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """The distinct ones of `tokens` [U], and how often `output_tokens` has each [U]. Both are
-        views that the next call may change.
-        """
-        if self._counts is None:
-            self._counts = TokenCounts(self.tokens[: self.num_prompt])
-        return self._counts.of(self.output_tokens)
-
     def span(self, begin: int, end: int) -> npt.NDArray[np.int64]:
         """Tokens [begin, end), with 0 for a placeholder."""
         return self._tokens[begin:end]
 
     def add_placeholder(self, row: int) -> None:
         """A step that was launched samples one more token, the one in this row."""
-        if self.num_tokens == len(self._tokens):
-            self._tokens = np.concatenate((self._tokens, np.empty_like(self._tokens)))
-        self._tokens[self.num_tokens] = 0
-        self.num_tokens += 1
+        self._append(0)
         self.num_placeholders += 1
         self.sampled_row = row
 
@@ -113,7 +111,21 @@ class Request:
         self.num_placeholders = 0
         self.num_computed = min(self.num_computed, self.num_tokens)
 
-    def resolve(self, token: int) -> None:
-        """The first placeholder is this token."""
-        self._tokens[self.num_tokens - self.num_placeholders] = token
+    def resolve(self, tokens: list[int]) -> None:
+        """A step has given these: the first stands where the first placeholder is. More than one
+        are for requests of which no other step is in flight.
+        """
+        if not tokens:
+            assert not self.num_placeholders, "a step sampled for this request and gave nothing"
+            return
+        self._tokens[self.num_known] = tokens[0]
         self.num_placeholders -= 1
+        for token in tokens[1:]:
+            assert not self.num_placeholders, "several tokens before a placeholder"
+            self._append(token)
+
+    def _append(self, token: int) -> None:
+        if self.num_tokens == len(self._tokens):
+            self._tokens = np.concatenate((self._tokens, np.empty_like(self._tokens)))
+        self._tokens[self.num_tokens] = token
+        self.num_tokens += 1

@@ -87,7 +87,7 @@ class Scheduler:
         while position < len(self.running) and budget > 0:
             request = self.running[position]
             position += 1
-            if self._in_flight and request.awaits_end:
+            if self._in_flight and request.awaits_token:
                 continue
             num_new = min(budget, request.num_tokens - request.num_computed)
             while not self._cache.reserve(request, num_new):

@@ -21,9 +21,10 @@ from ..loader.check import check_model
 from ..loader.loader import load_model, random_model
 from ..loader.resolve import resolve_model_path
 from ..quantization.methods import PLAIN
-from .batch import Batch
+from .batch import Batch, Scheduled
 from .forward_context import PagedAttention
 from .memory_profile import PROFILE_PAGES, profile_memory
+from .step import PendingStep
 from .warm_up import warm_up
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class ModelRunner:
             self.config.max_total_tokens // self.config.page_size + 1, self.config.page_size
         )
         attention = PagedAttention(backend=backend, pool=self.pool)
+        self.page_size = self.pool.page_size
         if self.platform.compiles_kernels:
             with self.clock.phase("first steps"):
                 warm_up(
@@ -93,6 +95,10 @@ class ModelRunner:
         )
         self.vocab_size = self.model_config.vocab_size
         self.eos_token_ids = frozenset(self.model_config.eos_token_ids)
+
+    def execute(self, scheduled: list[Scheduled], previous: PendingStep | None) -> PendingStep:
+        """Launch a step. `previous`: the step in flight, whose tokens this one begins with."""
+        return PendingStep(self, scheduled, previous)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states [T, hidden] of a step; the keys and values of its tokens are written to

@@ -1,4 +1,4 @@
-"""A step from its plan to its results: launched at once, read when the device is done."""
+"""A step from its schedule to its results: launched at once, read when the device is done."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from ...kernels.staging import HostCopy, to_device
+from ..engine.messages import TokenLogprob
 from ..engine.request import Request
-from ..graphs.graph_runner import GraphCounts
 from ..sampling.logprobs import gather_logprobs, read_logprobs
-from ..sampling.sampler import Sampled, Samples, sample
+from ..sampling.sampler import Samples, sample
 from .batch import Batch, Scheduled, build_batch
 
 _LOGIT_ROWS = 256
@@ -20,13 +20,12 @@ _LOGIT_ROWS = 256
 """
 
 
-class Runner(Protocol):
-    """What the scheduler needs of a model."""
+class Forward(Protocol):
+    """What a step needs of a model."""
 
     device: torch.device
     slot_dtype: torch.dtype
-    vocab_size: int
-    eos_token_ids: frozenset[int]
+    page_size: int
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states [T, hidden] of a step; writes keys and values of its tokens."""
@@ -36,44 +35,44 @@ class Runner(Protocol):
         """Logits [N, V] float32 of hidden [N, hidden]; a tensor of its own."""
         ...
 
-    def graph_counts(self) -> GraphCounts:
-        """How the steps so far have run."""
-        ...
 
-    def synchronize(self) -> None:
-        """Wait for the device. Raises where it is broken."""
-        ...
+class StepTokens(NamedTuple):
+    """What a step gave one request: no token where it computed a chunk of its prompt or no more
+    than log-probabilities, and else one or several.
+    """
+
+    request: Request
+    tokens: list[int]
+    """The last may be `NO_TOKEN`."""
+    logprobs: list[TokenLogprob] | None
+    """One a token, where asked for."""
+    reached_end: bool
+    """Whether all tokens of the request that were known at the launch are computed."""
 
 
 class PendingStep:
-    """One step, which the device runs while the host goes on. `samplers`: who gets a token;
-    `scored`: who only wanted log-probabilities.
+    """One step, which the device runs while the host goes on. `samplers`: the requests that get a
+    token, each of which gets a placeholder until the step is read.
     """
 
     def __init__(
-        self,
-        runner: Runner,
-        scheduled: list[Scheduled],
-        page_size: int,
-        before: PendingStep | None,
+        self, model: Forward, scheduled: list[Scheduled], previous: PendingStep | None
     ) -> None:
-        """`before`: the step in flight, whose tokens this one begins with."""
+        """`previous`: the step in flight, whose tokens this one begins with."""
         sampled = (
-            before.samples.tokens if before is not None and before.samples is not None else None
+            previous.samples.tokens
+            if previous is not None and previous.samples is not None
+            else None
         )
-        batch = build_batch(scheduled, page_size, runner.device, runner.slot_dtype, sampled)
-        hidden = runner.forward(batch)
+        batch = build_batch(scheduled, model.page_size, model.device, model.slot_dtype, sampled)
+        hidden = model.forward(batch)
         self.scheduled = scheduled
         self.samplers = batch.samplers
-        self.scored = [
-            entry.request
-            for entry in scheduled
-            if entry.request.params.max_new_tokens == 0 and entry.reaches_end
-        ]
+        self._reach_end = [entry.reaches_end for entry in scheduled]
         self.samples: Samples | None = None
-        self._prompt_rows = list(_prompt_rows(runner, scheduled, hidden))
+        self._prompt_rows = list(_prompt_rows(model, scheduled, hidden))
         if batch.samplers:
-            logits = runner.compute_logits(hidden.index_select(0, batch.sample_rows))
+            logits = model.compute_logits(hidden.index_select(0, batch.sample_rows))
             self.samples = sample(logits, batch.samplers, sampled)
 
     @property
@@ -81,13 +80,22 @@ class PendingStep:
         """Whether a request of it still goes on."""
         return not all(request.finished for request, _ in self.scheduled)
 
-    def read(self) -> list[Sampled]:
-        """The token of each of `samplers`, once the device is done; prompts' log-probabilities go
-        to their requests.
+    def read(self) -> list[StepTokens]:
+        """What each request of the step was given, once the device is done; prompts'
+        log-probabilities go to their requests.
         """
         for rows in self._prompt_rows:
             rows.read()
-        return [] if self.samples is None else self.samples.read()
+        sampled = iter([] if self.samples is None else self.samples.read())
+        results = []
+        for (request, _), ended in zip(self.scheduled, self._reach_end, strict=True):
+            if ended and request.params.max_new_tokens > 0:
+                token, logprob = next(sampled)
+                logprobs = None if logprob is None else [logprob]
+                results.append(StepTokens(request, [token], logprobs, True))
+            else:
+                results.append(StepTokens(request, [], None, ended))
+        return results
 
 
 class _PromptRows(NamedTuple):
@@ -105,7 +113,7 @@ class _PromptRows(NamedTuple):
 
 
 def _prompt_rows(
-    runner: Runner, scheduled: list[Scheduled], hidden: torch.Tensor
+    model: Forward, scheduled: list[Scheduled], hidden: torch.Tensor
 ) -> Iterator[_PromptRows]:
     """The logits at position p speak of the token at p + 1; position 0 has nothing before it."""
     row = 0
@@ -117,7 +125,7 @@ def _prompt_rows(
             wanted = range(max(first, start - 1), min(first + num_new, request.num_prompt - 1))
             for begin in range(wanted.start, wanted.stop, _LOGIT_ROWS):
                 end = min(begin + _LOGIT_ROWS, wanted.stop)
-                logits = runner.compute_logits(hidden[row + begin - first : row + end - first])
+                logits = model.compute_logits(hidden[row + begin - first : row + end - first])
                 targets = np.ascontiguousarray(request.tokens[begin + 1 : end + 1])
                 (tokens,) = to_device([targets], logits.device)
                 gathered = gather_logprobs(logits, tokens, request.params.prompt_logprobs or 0)

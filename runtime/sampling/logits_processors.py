@@ -1,95 +1,249 @@
 """What requests change about their logits before a token is chosen. N rows, V vocabulary size.
 
+    request.processors = processors_for(params, prompt, stop_ids)
+    adjust(logits, requests, sampled)
+
 Whatever changes is addressed in the flat logits [N * V], so that a batch takes no more operations
 than one request.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import ClassVar, Protocol, Self, TypeVar
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ...kernels.staging import to_device
-from ..engine.request import Request
+from .params import SamplingParams
 
 
-def adjust(
-    logits: torch.Tensor, requests: list[Request], sampled: torch.Tensor | None = None
-) -> None:
-    """Apply penalties, logit bias and the ban on ending early to logits [N, V] float32, in place.
+class Progress(Protocol):
+    """What a processor sees of its request."""
 
-    `sampled` int64: what the step in flight samples, tokens that are pending among it.
-    """
-    if any(request.params.penalised for request in requests):
-        _penalise(logits, requests, sampled)
-    _bias(logits, requests)
-    _ban_early_ends(logits, requests)
+    num_placeholders: int
+    sampled_row: int
+    """Where the token of its placeholder stands in `sampled`."""
+
+    @property
+    def processors(self) -> Sequence[LogitsProcessor]: ...
+
+    @property
+    def output_tokens(self) -> npt.NDArray[np.int64]:
+        """Its output as far as the host knows it."""
+        ...
+
+    @property
+    def num_output(self) -> int:
+        """Tokens of the output, a placeholder included."""
+        ...
 
 
-def _penalise(logits: torch.Tensor, requests: list[Request], sampled: torch.Tensor | None) -> None:
+P_co = TypeVar("P_co", covariant=True)
+Rows = Sequence[tuple[int, P_co, Progress]]
+"""A row of the logits, its processor of a kind, and the request whose row it is."""
+
+
+class LogitsProcessor(Protocol):
+    """What one request wants changed; those of one kind are applied to a batch at once."""
+
+    needs_last_token: ClassVar[bool]
+    """Whether the host must know the last token: then this request's steps do not overlap."""
+
+    @classmethod
+    def wanted(
+        cls, params: SamplingParams, prompt: npt.NDArray[np.int64], stop_ids: frozenset[int]
+    ) -> Self | None:
+        """One for a request; None where it does not ask for this."""
+        ...
+
+    @classmethod
+    def apply(cls, logits: torch.Tensor, rows: Rows[Self], sampled: torch.Tensor | None) -> None:
+        """Change these rows of the logits [N, V] float32 in place. `sampled` int64: what the step
+        in flight samples, from which placeholders get their tokens.
+        """
+        ...
+
+
+class Penalties:
     """Repetition: over prompt and output, as in CTRL (arXiv:1909.05858); presence and frequency:
     over the output, as OpenAI's.
     """
-    rows = [row for row, request in enumerate(requests) if request.params.penalised]
-    index, counts, parameters = to_device(
-        _tokens_of(requests, rows, logits.shape[1]), logits.device
-    )
-    pending = [row for row in rows if requests[row].num_placeholders]
-    if pending:
-        assert sampled is not None
-        index, counts = _count_pending(
-            index,
-            counts,
-            pending,
-            [requests[row].sampled_row for row in pending],
-            sampled,
-            logits.shape,
-        )
-    repetition, presence, frequency = parameters.index_select(1, index // logits.shape[1])
-    flat = logits.view(-1)
-    values = flat.index_select(0, index)
-    values = torch.where(values > 0, values / repetition, values * repetition)
-    values = values - torch.where(counts > 0, presence + frequency * counts, 0.0)
-    flat.index_copy_(0, index, values)
 
+    needs_last_token: ClassVar[bool] = False
 
-def _tokens_of(requests: list[Request], rows: list[int], vocab: int) -> list[np.ndarray]:
-    """Of the tokens that penalties change: places in the flat logits [E], counts in the output [E];
-    and every row's penalties [3, N].
-    """
-    parameters = np.array([[1.0], [0.0], [0.0]], np.float32).repeat(len(requests), 1)
-    places, counts = [], []
-    for row in rows:
-        request = requests[row]
-        params = request.params
-        parameters[:, row] = (
+    def __init__(self, params: SamplingParams, prompt: npt.NDArray[np.int64]) -> None:
+        self._parameters = (
             params.repetition_penalty,
             params.presence_penalty,
             params.frequency_penalty,
         )
-        ids, times = request.count_tokens()
-        if params.repetition_penalty == 1.0:
-            said = np.flatnonzero(times)
-            ids, times = ids[said], times[said]
-        places.append(ids + row * vocab)
-        counts.append(times)
-    return [np.concatenate(places), np.concatenate(counts), parameters]
+        self._over_prompt = params.repetition_penalty != 1.0
+        self._counts = TokenCounts(prompt)
+
+    @classmethod
+    def wanted(
+        cls, params: SamplingParams, prompt: npt.NDArray[np.int64], stop_ids: frozenset[int]
+    ) -> Self | None:
+        return cls(params, prompt) if params.penalised else None
+
+    @classmethod
+    def apply(cls, logits: torch.Tensor, rows: Rows[Self], sampled: torch.Tensor | None) -> None:
+        # Places of tokens in the flat logits [E], their counts in the output [E], and every row's
+        # penalties [3, N].
+        parameters = np.array([[1.0], [0.0], [0.0]], np.float32).repeat(len(logits), 1)
+        places, counts = [], []
+        for row, own, request in rows:
+            parameters[:, row] = own._parameters
+            ids, times = own._counts.of(request.output_tokens)
+            if not own._over_prompt:
+                said = np.flatnonzero(times)
+                ids, times = ids[said], times[said]
+            places.append(ids + row * logits.shape[1])
+            counts.append(times)
+        index, said_times, penalties = to_device(
+            [np.concatenate(places), np.concatenate(counts), parameters], logits.device
+        )
+        in_flight = [
+            (row, request.sampled_row) for row, _, request in rows if request.num_placeholders
+        ]
+        if in_flight:
+            assert sampled is not None
+            index, said_times = _count_in_flight(
+                index, said_times, in_flight, sampled, logits.shape
+            )
+        repetition, presence, frequency = penalties.index_select(1, index // logits.shape[1])
+        flat = logits.view(-1)
+        values = flat.index_select(0, index)
+        values = torch.where(values > 0, values / repetition, values * repetition)
+        values = values - torch.where(said_times > 0, presence + frequency * said_times, 0.0)
+        flat.index_copy_(0, index, values)
 
 
-def _count_pending(
+class Bias:
+    """`logit_bias`: added to the logits of given tokens."""
+
+    needs_last_token: ClassVar[bool] = False
+
+    def __init__(self, bias: dict[int, float]) -> None:
+        self._bias = bias
+
+    @classmethod
+    def wanted(
+        cls, params: SamplingParams, prompt: npt.NDArray[np.int64], stop_ids: frozenset[int]
+    ) -> Self | None:
+        return cls(params.logit_bias) if params.logit_bias else None
+
+    @classmethod
+    def apply(cls, logits: torch.Tensor, rows: Rows[Self], sampled: torch.Tensor | None) -> None:
+        vocab = logits.shape[1]
+        places = np.array([row * vocab + token for row, own, _ in rows for token in own._bias])
+        values = np.array([value for _, own, _ in rows for value in own._bias.values()], np.float32)
+        logits.view(-1).index_add_(0, *to_device([places, values], logits.device))
+
+
+class EarlyEndBan:
+    """`min_new_tokens`: what would end the sequence before cannot be sampled."""
+
+    needs_last_token: ClassVar[bool] = False
+
+    def __init__(self, min_new_tokens: int, stop_ids: frozenset[int]) -> None:
+        self._min_new_tokens = min_new_tokens
+        self._stop_ids = stop_ids
+
+    @classmethod
+    def wanted(
+        cls, params: SamplingParams, prompt: npt.NDArray[np.int64], stop_ids: frozenset[int]
+    ) -> Self | None:
+        return cls(params.min_new_tokens, stop_ids) if params.min_new_tokens else None
+
+    @classmethod
+    def apply(cls, logits: torch.Tensor, rows: Rows[Self], sampled: torch.Tensor | None) -> None:
+        vocab = logits.shape[1]
+        # A model's own may lie outside of its vocabulary, in the row of another request.
+        places = [
+            row * vocab + token
+            for row, own, request in rows
+            if request.num_output < own._min_new_tokens
+            for token in own._stop_ids
+            if 0 <= token < vocab
+        ]
+        if places:
+            (index,) = to_device([np.array(places)], logits.device)
+            logits.view(-1).index_fill_(0, index, float("-inf"))
+
+
+PROCESSORS: tuple[type[LogitsProcessor], ...] = (Penalties, Bias, EarlyEndBan)
+"""In the order in which they are applied."""
+
+
+def processors_for(
+    params: SamplingParams, prompt: npt.NDArray[np.int64], stop_ids: frozenset[int]
+) -> list[LogitsProcessor]:
+    """What a request asks for."""
+    found = (kind.wanted(params, prompt, stop_ids) for kind in PROCESSORS)
+    return [processor for processor in found if processor is not None]
+
+
+def adjust(
+    logits: torch.Tensor, requests: Sequence[Progress], sampled: torch.Tensor | None = None
+) -> None:
+    """Apply each request's processors to its row of the logits [N, V] float32, in place, a kind at
+    a time. `sampled` as in `LogitsProcessor.apply`.
+    """
+    batches: dict[type[LogitsProcessor], list[tuple[int, LogitsProcessor, Progress]]] = {}
+    for row, request in enumerate(requests):
+        for processor in request.processors:
+            batches.setdefault(type(processor), []).append((row, processor, request))
+    for kind in PROCESSORS:
+        if kind in batches:
+            kind.apply(logits, batches[kind], sampled)
+
+
+class TokenCounts:
+    """The distinct tokens of a sequence that grows, and how often each is in its output, counted as
+    they come: no step looks at all of them.
+    """
+
+    def __init__(self, prompt: npt.NDArray[np.int64]) -> None:
+        distinct = np.unique(prompt)
+        self._place = {token: place for place, token in enumerate(distinct.tolist())}
+        self._ids = np.concatenate((distinct, np.zeros(64, np.int64)))
+        self._counts = np.zeros(len(self._ids), np.float32)
+        self._num_output = 0
+
+    def of(
+        self, output: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """The distinct tokens of prompt and output [U], and how often `output` has each [U]; it
+        begins with what was counted before. Both are views that the next call may change.
+        """
+        for token in output[self._num_output :].tolist():
+            place = self._place.setdefault(token, len(self._place))
+            if place == len(self._ids):
+                self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+                self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
+            self._ids[place] = token
+            self._counts[place] += 1.0
+        self._num_output = len(output)
+        return self._ids[: len(self._place)], self._counts[: len(self._place)]
+
+
+def _count_in_flight(
     index: torch.Tensor,
     counts: torch.Tensor,
-    pending: list[int],
-    sampled_rows: list[int],
+    in_flight: list[tuple[int, int]],
     sampled: torch.Tensor,
     shape: torch.Size,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Places and counts with one token more in each row of `pending`, which the host does not know:
-    sampled[sampled_rows].
+    """Places and counts with one token more in each (row, sampled row) of `in_flight`, which the
+    host does not know: sampled[sampled row].
 
     A token that a row has had before is then there twice, with the same count.
     """
-    rows, taken = to_device([np.array(pending), np.array(sampled_rows)], index.device)
+    rows, taken = to_device([np.array(part) for part in zip(*in_flight, strict=True)], index.device)
     last = sampled.index_select(0, taken) + rows * shape[1]
     last_of_row = torch.full((shape[0],), -1, dtype=last.dtype, device=last.device).index_copy_(
         0, rows, last
@@ -102,34 +256,3 @@ def _count_pending(
     )
     once = before.index_select(0, rows).clamp_(min=1.0)
     return torch.cat((index, last)), torch.cat((counts, once))
-
-
-def _bias(logits: torch.Tensor, requests: list[Request]) -> None:
-    rows = [
-        (row, request.params.logit_bias)
-        for row, request in enumerate(requests)
-        if request.params.logit_bias
-    ]
-    if rows:
-        places = np.array([row * logits.shape[1] + token for row, bias in rows for token in bias])
-        values = np.array([value for _, bias in rows for value in bias.values()], np.float32)
-        logits.view(-1).index_add_(0, *to_device([places, values], logits.device))
-
-
-def _ban_early_ends(logits: torch.Tensor, requests: list[Request]) -> None:
-    early = [
-        row
-        for row, request in enumerate(requests)
-        if request.num_output < request.params.min_new_tokens
-    ]
-    vocab = logits.shape[1]
-    # A model's own may lie outside of its vocabulary, in the row of another request.
-    places = [
-        row * vocab + token
-        for row in early
-        for token in requests[row].stop_ids
-        if 0 <= token < vocab
-    ]
-    if places:
-        (index,) = to_device([np.array(places)], logits.device)
-        logits.view(-1).index_fill_(0, index, float("-inf"))

@@ -78,29 +78,25 @@ def sample(
     """The next token of each request from its row of logits [N, V] float32, which may be
     overwritten.
 
-    `sampled` int64: what the step in flight samples, tokens that are pending among it.
+    `sampled` int64: what the step in flight samples, the placeholders' tokens among it.
     """
     asking = [
         (row, request.params.logprobs)
         for row, request in enumerate(requests)
         if request.params.logprobs is not None
     ]
-    if not asking:
-        adjust(logits, requests, sampled)
-        chosen = _choose(logits, requests)
-        return Samples(chosen, chosen.clamp(0, logits.shape[1] - 1), asking, [])
-    # Log-probabilities are those of the model, before anything changes the logits.
-    (index,) = to_device([np.array([row for row, _ in asking])], logits.device)
-    raw = logits.index_select(0, index)
+    if asking:
+        # Log-probabilities are those of the model, before anything changes the logits.
+        (index,) = to_device([np.array([row for row, _ in asking])], logits.device)
+        raw = logits.index_select(0, index)
     adjust(logits, requests, sampled)
     chosen = _choose(logits, requests)
     tokens = chosen.clamp(0, logits.shape[1] - 1)
-    return Samples(
-        chosen,
-        tokens,
-        asking,
-        gather_logprobs(raw, tokens.index_select(0, index), max(top for _, top in asking)),
-    )
+    logprobs: list[torch.Tensor] = []
+    if asking:
+        widest = max(top for _, top in asking)
+        logprobs = gather_logprobs(raw, tokens.index_select(0, index), widest)
+    return Samples(chosen, tokens, asking, logprobs)
 
 
 def _choose(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:

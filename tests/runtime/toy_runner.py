@@ -9,7 +9,8 @@ import torch
 
 from piecework.runtime.cache.kv_cache import KVCache
 from piecework.runtime.engine.core import EngineCore
-from piecework.runtime.executor.batch import Batch
+from piecework.runtime.executor.batch import Batch, Scheduled
+from piecework.runtime.executor.step import PendingStep
 from piecework.runtime.graphs.graph_runner import GraphCounts
 
 VOCAB = 101
@@ -46,6 +47,9 @@ class ToyRunner:
         self.cache = np.full(num_pages * page_size, -1)
         self.page_size = page_size
         self.step_tokens: list[int] = []
+
+    def execute(self, scheduled: list[Scheduled], previous: PendingStep | None) -> PendingStep:
+        return PendingStep(self, scheduled, previous)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         metadata = batch.metadata

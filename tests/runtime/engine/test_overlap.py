@@ -4,9 +4,12 @@ that need not.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, settings
@@ -25,6 +28,8 @@ from piecework.runtime.engine.messages import (
 )
 from piecework.runtime.executor.batch import Batch
 from piecework.runtime.llm import LLM
+from piecework.runtime.sampling import logits_processors
+from piecework.runtime.sampling.logits_processors import Rows
 from piecework.runtime.sampling.params import SamplingParams
 
 
@@ -358,6 +363,52 @@ def test_the_end_of_sequence_token_ends_it_too() -> None:
         EOS,
         None,
     )
+
+
+class NeverTheSameTwice:
+    """Bans the last token, which it looks for on the host."""
+
+    needs_last_token: ClassVar[bool] = True
+
+    @classmethod
+    def wanted(
+        cls, params: SamplingParams, prompt: npt.NDArray[np.int64], stop_ids: frozenset[int]
+    ) -> Self | None:
+        return cls() if params.seed == 77 else None
+
+    @classmethod
+    def apply(
+        cls,
+        logits: torch.Tensor,
+        rows: Rows[Self],
+        sampled: torch.Tensor | None,
+    ) -> None:
+        for row, _, request in rows:
+            assert not request.num_placeholders
+            if request.num_output:
+                logits[row, int(request.output_tokens[-1])] = -1e9
+
+
+def test_only_a_request_whose_processor_must_know_the_last_token_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        logits_processors, "PROCESSORS", (*logits_processors.PROCESSORS, NeverTheSameTwice)
+    )
+    sizes = {"num_pages": 40, "page_size": 4}
+    arrivals = [
+        (0, greedy("waits", [1, 2], 8, seed=77, logit_bias={5: 9.0})),
+        (0, greedy("goes on", [3, 4], 8, arrival_time=1.0)),
+    ]
+    core = core_of(True, **sizes)
+    answers = serve(core, arrivals)
+    assert answers == serve(core_of(False, **sizes), arrivals)
+    said = answers["waits"].tokens
+    assert len(set(said)) > 1 and all(a != b for a, b in pairwise(said))
+    # In eight steps one gets all of its tokens and the other half of its own, the rest of which it
+    # gets alone: one in each of four steps.
+    stats = core.stats()
+    assert (stats.steps_total, stats.overlapped_steps_total) == (12, 8)
 
 
 def test_a_model_gives_the_same_text(tmp_path: Path) -> None:

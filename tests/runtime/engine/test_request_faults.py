@@ -65,7 +65,7 @@ def seed(place: str, guilty: Guilty, patch: pytest.MonkeyPatch) -> None:
             patch.setattr(
                 EngineCore,
                 "_output",
-                failing(EngineCore._output, lambda core, request, sampled: [request]),
+                failing(EngineCore._output, lambda core, result: [result.request]),
             )
 
 

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from piecework.runtime.engine.messages import GenerateRequest
 from piecework.runtime.engine.request import Request
-from piecework.runtime.sampling.logits_processors import adjust
+from piecework.runtime.sampling.logits_processors import TokenCounts, adjust
 from piecework.runtime.sampling.params import SamplingParams
-from piecework.runtime.sampling.token_counts import TokenCounts
 
 VOCAB = 7
 
