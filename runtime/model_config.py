@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .loader.files import no_config, read_json
+from .loader.files import no_model, read_json
 from .models.registry import find_model, model_class
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
     path = folder / "config.json"
     if not path.is_file():
-        raise no_config(folder)
+        raise no_model(folder, "config.json")
     content = read_json(path)
     try:
         match content:

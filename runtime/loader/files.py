@@ -43,13 +43,8 @@ def weight_files(folder: Path) -> list[Path]:
         )
         files = [folder / _WHOLE] if (folder / _WHOLE).is_file() else named
     if not files:
-        raise ValueError(_instead_of(folder, "no .safetensors files"))
+        raise no_model(folder, ".safetensors files")
     return files
-
-
-def no_config(folder: Path) -> ValueError:
-    """Why a folder without a config.json is no model, by what it holds."""
-    return ValueError(_instead_of(folder, "no config.json"))
 
 
 def read_json(path: Path) -> Any:
@@ -115,13 +110,8 @@ def read_header(path: Path) -> dict[str, Header]:
 
 def _names_in(index: Path) -> list[str]:
     try:
-        names = sorted(
-            {
-                str(name)
-                for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-            }
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        names = sorted({str(name) for name in read_json(index)["weight_map"].values()})
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{index} is broken ({error}); fetch the model again") from None
     if outside := [name for name in names if Path(name).name != name]:
         raise ValueError(
@@ -138,42 +128,36 @@ def _names_in(index: Path) -> list[str]:
     return names
 
 
-def _instead_of(folder: Path, lack: str) -> str:
-    """The folder's fault: what it lacks, or what else it holds, and what to do."""
-    if (folder / _ADAPTER).is_file():
-        return (
-            f"{folder} holds a LoRA adapter{_base_of(folder)}, no model; merge it into the "
-            "model that it was made for, and serve that"
-        )
+def no_model(folder: Path, lacking: str) -> ValueError:
+    """Why a folder is no model: what it lacks, or what else it holds, and what to do."""
     names = sorted(path.name for path in folder.iterdir())
-    if not names:
-        return f"{folder} is empty"
-    if gguf := [name for name in names if name.endswith(".gguf")]:
-        return (
-            f"{folder} is a folder with {_some(gguf)}; name the file to serve: {folder / gguf[0]}"
-        )
     others = [path.name for pattern in _OTHER_WEIGHTS for path in sorted(folder.glob(pattern))]
-    if others and lack != "no config.json":
-        return (
-            f"{folder} has its weights in {_some(others)}, whose format can hold code and is not "
-            "read; "
-            "take a copy with .safetensors files, or write one with transformers: "
+    if _ADAPTER in names:
+        try:
+            base = read_json(folder / _ADAPTER)["base_model_name_or_path"]
+        except (ValueError, KeyError, TypeError):
+            base = None
+        made_for = f" for {base}" if isinstance(base, str) and base else ""
+        fault = (
+            f"holds a LoRA adapter{made_for}, no model; merge it into the model that it was made "
+            "for, and serve that"
+        )
+    elif not names:
+        fault = "is empty"
+    elif gguf := [name for name in names if name.endswith(".gguf")]:
+        fault = f"is a folder with {_some(gguf)}; name the file to serve: {folder / gguf[0]}"
+    elif others and lacking != "config.json":
+        fault = (
+            f"has its weights in {_some(others)}, whose format can hold code and is not read; take "
+            "a copy with .safetensors files, or write one with transformers: "
             "save_pretrained(FOLDER)"
         )
-    return (
-        f"{folder} has {lack}; a model is a folder with config.json and .safetensors files, or "
-        "a .gguf file"
-    )
-
-
-def _base_of(folder: Path) -> str:
-    try:
-        base = json.loads((folder / _ADAPTER).read_text(encoding="utf-8"))[
-            "base_model_name_or_path"
-        ]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return ""
-    return f" for {base}" if isinstance(base, str) and base else ""
+    else:
+        fault = (
+            f"has no {lacking}; a model is a folder with config.json and .safetensors files, or a "
+            ".gguf file"
+        )
+    return ValueError(f"{folder} {fault}")
 
 
 def _some(names: Sequence[str]) -> str:

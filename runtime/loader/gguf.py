@@ -9,7 +9,6 @@ import re
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, ReaderTensor
 from gguf.quants import dequantize
@@ -98,19 +97,13 @@ def _dequantise(tensor: ReaderTensor, values: torch.Tensor) -> None:
     stored = tensor.data.reshape(-1).view(np.uint8)
     for begin in range(0, values.numel(), _PIECE):
         end = min(begin + _PIECE, values.numel())
-        values[begin:end] = _floats(
-            stored[begin // block_values * block_bytes : end // block_values * block_bytes], tensor
-        )
-
-
-def _floats(stored: npt.NDArray[np.uint8], tensor: ReaderTensor) -> torch.Tensor:
-    try:
-        values = dequantize(stored, tensor.tensor_type)
-    except NotImplementedError:
-        kind = tensor.tensor_type.name
-        raise ValueError(
-            f"the tensor {tensor.name} is stored as {kind}, which cannot be read; convert the "
-            "model again"
-        ) from None
-    # What is stored as float32 is still the read-only file, which torch does not take.
-    return torch.from_numpy(np.require(values, requirements=["W"]))
+        blocks = slice(begin // block_values * block_bytes, end // block_values * block_bytes)
+        try:
+            piece = dequantize(stored[blocks], tensor.tensor_type)
+        except NotImplementedError:
+            raise ValueError(
+                f"the tensor {tensor.name} is stored as {tensor.tensor_type.name}, which cannot be "
+                "read; convert the model again"
+            ) from None
+        # What is stored as float32 is still the read-only file, which torch does not take.
+        values[begin:end] = torch.from_numpy(np.require(piece, requirements=["W"]))

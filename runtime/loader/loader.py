@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +32,8 @@ from . import safetensors
 
 _THREADS = 4
 _INITIAL_STD = 0.02
+_Place = tuple[tuple[int, ...], Callable[[StoredTensor], None]]
+"""The shape of a tensor of a checkpoint, and what takes it."""
 _IGNORED = ".rotary_emb.inv_freq"
 """Old checkpoints bring the rotary frequencies, which follow from the config."""
 
@@ -43,13 +44,6 @@ class Loaded(NamedTuple):
     model: LlamaForCausalLM
     config: ModelConfig
     kinds: Kinds
-
-
-class _Place(NamedTuple):
-    """Where a tensor of a checkpoint belongs."""
-
-    shape: tuple[int, ...]
-    load: Callable[[StoredTensor], None]
 
 
 def load_model(
@@ -73,10 +67,8 @@ def load_model(
     else:
         config = ModelConfig.from_pretrained(path)
         tensors = safetensors.list_tensors(Path(path))
-    with _allocating(dtype, device):
-        model: LlamaForCausalLM = model_class(config.architecture)(config)
-        kinds = choose_kinds(model, kernels, tensors) if keep_quantized else NOTHING_PACKED
-        create_weights(model, kinds)
+    kept = tensors if keep_quantized else []
+    model = empty_model(config, dtype, device, lambda model: choose_kinds(model, kernels, kept))
     _fill(model, tensors, path, progress=progress)
     _finish(model, kernels, progress=progress)
     return Loaded(model, config, packed_kinds(model))
@@ -120,61 +112,8 @@ def _fill(
     """Load every tensor into its places. Raises `ValueError`, before any is read, where they are
     not the model's.
     """
-    loads = _matched(model, tensors, path)
-    with ThreadPoolExecutor(_THREADS) as pool:
-        done = pool.map(lambda load: load[0].load(load[1]), loads)
-        for _ in progress_bar(
-            done,
-            shown=progress,
-            desc="loading weights",
-            total=len(loads),
-            unit=" tensors",
-            leave=False,
-        ):
-            pass
-
-
-def _finish(model: nn.Module, kernels: LinearKernels | None, *, progress: bool) -> None:
-    """Bring each linear layer's weight into its last form, one after another."""
-    for _, linear in progress_bar(
-        list(named_linears(model)),
-        shown=progress and kernels is not None,
-        desc="packing weights",
-        unit=" layers",
-        leave=False,
-    ):
-        linear.method.finish(linear, kernels)
-
-
-def _places(model: LlamaForCausalLM) -> dict[str, list[_Place]]:
-    """By the checkpoint's names. An embedding has two where a head that is packed is tied to it."""
-    places = defaultdict(list)
-    for prefix, module in model.named_modules():
-        if not isinstance(module, Linear):
-            for kind, parameter in module.named_parameters(recurse=False):
-                places[f"{prefix}.{kind}"].append(_copy_place(parameter))
-            continue
-        for part, size in module.parts.items():
-            if module.bias is not None:
-                bias = module.bias[module.rows(part)]
-                places[f"{part_name(prefix, part)}.bias"].append(_copy_place(bias))
-            name = weight_name(model, prefix, part)
-            tied = name in model.tied_weights.values()
-            if not tied or module.weight is not model.get_parameter(name):
-                shape, load = (size, module.in_features), partial(module.method.load, module, part)
-                places[name].append(_Place(shape, load))
-    return places
-
-
-def _copy_place(target: torch.Tensor) -> _Place:
-    return _Place(tuple(target.shape), lambda tensor: tensor.copy_to(target))
-
-
-def _matched(
-    model: LlamaForCausalLM, tensors: Sequence[StoredTensor], path: str
-) -> list[tuple[_Place, StoredTensor]]:
-    """Each tensor with its places."""
-    places, loads = _places(model), []
+    places = _places(model)
+    loads: list[Callable[[], None]] = []
     for tensor in tensors:
         if tensor.name.endswith(_IGNORED) or tensor.name in model.tied_weights:
             continue
@@ -183,20 +122,55 @@ def _matched(
                 f"{tensor.file} holds a tensor that the model has no place for, {tensor.name!r}; "
                 "it is another kind of model"
             )
-        for place in places[tensor.name]:
-            if place.shape != tensor.shape:
+        for shape, load in places[tensor.name]:
+            if shape != tensor.shape:
                 raise ValueError(
                     f"{tensor.file}: the tensor {tensor.name} has shape {list(tensor.shape)}, but "
-                    f"the model's configuration asks for {list(place.shape)}; fetch the model again"
+                    f"the model's configuration asks for {list(shape)}; fetch the model again"
                 )
-            loads.append((place, tensor))
-    missing = sorted(places.keys() - {tensor.name for tensor in tensors})
-    if missing:
+            loads.append(partial(load, tensor))
+    if missing := sorted(places.keys() - {tensor.name for tensor in tensors}):
         raise ValueError(
             f"{path} lacks {len(missing)} tensors, such as {', '.join(missing[:3])}; fetch the "
             "model again"
         )
-    return loads
+    shown = {"desc": "loading weights", "total": len(loads), "unit": " tensors", "leave": False}
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for _ in progress_bar(pool.map(lambda load: load(), loads), shown=progress, **shown):
+            pass
+
+
+def _places(model: LlamaForCausalLM) -> dict[str, list[_Place]]:
+    """By the checkpoint's names. An embedding has two where a head that is packed is tied to it."""
+    places: defaultdict[str, list[_Place]] = defaultdict(list)
+    for prefix, module in model.named_modules():
+        parameters = dict(module.named_parameters(recurse=False))
+        if isinstance(module, Linear):
+            weight = parameters.pop("weight")
+            for part, rows in module.parts.items():
+                name = weight_name(model, prefix, part)
+                if name not in places or weight is not model.get_parameter(name):
+                    load = partial(module.method.load, module, part)
+                    places[name].append(((rows, module.in_features), load))
+                for kind, parameter in parameters.items():
+                    values = parameter[module.rows(part)]
+                    places[f"{part_name(prefix, part)}.{kind}"].append(_copy_of(values))
+        else:
+            for kind, parameter in parameters.items():
+                places[f"{prefix}.{kind}"].append(_copy_of(parameter))
+    return places
+
+
+def _copy_of(target: torch.Tensor) -> _Place:
+    return tuple(target.shape), lambda tensor: tensor.copy_to(target)
+
+
+def _finish(model: nn.Module, kernels: LinearKernels | None, *, progress: bool) -> None:
+    """Bring each linear layer's weight into its last form, one after another."""
+    shown = {"desc": "packing weights", "unit": " layers", "leave": False}
+    linears = list(named_linears(model))
+    for _, linear in progress_bar(linears, shown=progress and kernels is not None, **shown):
+        linear.method.finish(linear, kernels)
 
 
 def hollow_model(
@@ -209,7 +183,7 @@ def hollow_model(
     """The model with weights that all lie in one and the same memory, as large as the largest: for
     tracing, which reads none of them.
     """
-    model = empty_model(config, dtype, torch.device("meta"), kinds)
+    model = empty_model(config, dtype, torch.device("meta"), lambda _: kinds)
     _finish(model, kernels, progress=False)
     found = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
     memory = torch.empty(
@@ -232,23 +206,21 @@ def _like(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
 
 
 def empty_model(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, kinds: Kinds = NOTHING_PACKED
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    choose: Callable[[LlamaForCausalLM], Kinds] = lambda _: NOTHING_PACKED,
 ) -> LlamaForCausalLM:
-    """The model with uninitialised weights of `dtype` on `device`."""
-    with _allocating(dtype, device):
-        model: LlamaForCausalLM = model_class(config.architecture)(config)
-        create_weights(model, kinds)
-    return model
-
-
-@contextmanager
-def _allocating(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
-    """Inside, tensors are of `dtype` on `device`. Raises `ValueError` where memory is too small."""
+    """The model with uninitialised weights of `dtype` on `device`. `choose`: which of its layers
+    are not kept as numbers.
+    """
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with device:
-            yield
+            model: LlamaForCausalLM = model_class(config.architecture)(config)
+            create_weights(model, choose(model))
+            return model
     except RuntimeError as error:
         # torch has an exception of its own for this on a GPU, but not on a CPU.
         if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(

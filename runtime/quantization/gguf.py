@@ -31,8 +31,4 @@ class GGUFBlocks:
         self._parts.clear()
 
     def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
-        assert layer.op is not None
-        result: torch.Tensor = layer.op(
-            x, layer.weight, layer.bias, layer.out_features, layer.layout
-        )
-        return result
+        return layer.multiply_packed(x)

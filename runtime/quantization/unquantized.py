@@ -29,9 +29,6 @@ class Unquantized:
             layer.pack(kernels, self.kind, [layer.weight.data])
 
     def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
-        if layer.op is None:
-            return F.linear(x, layer.weight, layer.bias)
-        result: torch.Tensor = layer.op(
-            x, layer.weight, layer.bias, layer.out_features, layer.layout
-        )
-        return result
+        if layer.op is not None:
+            return layer.multiply_packed(x)
+        return F.linear(x, layer.weight, layer.bias)

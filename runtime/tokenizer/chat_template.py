@@ -68,13 +68,13 @@ class ChatTemplates:
         self,
         messages: Sequence[dict[str, Any]],
         *,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        tools: Sequence[dict[str, Any]] | None,
-        template_kwargs: Mapping[str, Any] | None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[dict[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt. `continue_final_message` leaves the last message open, so that the model goes
-        on with it.
+        """The prompt, special tokens included. `continue_final_message` leaves the last message
+        open, so that the model goes on with it.
 
         Raises `ChatTemplateError`.
         """
@@ -83,11 +83,16 @@ class ChatTemplates:
                 "add_generation_prompt and continue_final_message exclude each other: set one to "
                 "false"
             )
+        if taken := [name for name in _OURS if name in (template_kwargs or {})]:
+            raise ChatTemplateError(
+                f"template arguments cannot set {taken[0]}: it has a field of its own in the "
+                "request"
+            )
         template = _compile(self._choose(tools))
         variables = {
             **self._variables,
             "documents": None,
-            **_checked(template_kwargs or {}),
+            **(template_kwargs or {}),
             "messages": _open_final_message(messages) if continue_final_message else list(messages),
             "tools": list(tools) if tools else None,
             "add_generation_prompt": add_generation_prompt,
@@ -109,15 +114,6 @@ class ChatTemplates:
                 f"the model has no chat template{named}; give one with --chat-template FILE"
             )
         return template
-
-
-def _checked(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-    for name in _OURS:
-        if name in kwargs:
-            raise ChatTemplateError(
-                f"template arguments cannot set {name}: it has a field of its own in the request"
-            )
-    return kwargs
 
 
 def _open_final_message(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

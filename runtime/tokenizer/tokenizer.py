@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 
@@ -44,8 +43,9 @@ class Tokenizer:
         self.eos_token_ids = list(data.eos_token_ids)
         bos = data.special_tokens.get("bos_token")
         self.bos_token_id = self.backend.token_to_id(bos) if bos is not None else None
-        self._templates = ChatTemplates(data.chat_templates, data.special_tokens)
-        self.chat_template = self._templates.default
+        templates = ChatTemplates(data.chat_templates, data.special_tokens)
+        self.chat_template = templates.default
+        self.apply_chat_template = templates.render
         self.special_token_ids = frozenset(
             token_id for token_id, token in added.items() if token.special
         )
@@ -109,34 +109,15 @@ class Tokenizer:
         """
         found = self._bytes.get(token_id)
         if found is None:
-            found = self._bytes[token_id] = self._read_bytes(token_id)
+            token = self.backend.id_to_token(token_id)
+            if token is None:
+                found = b""
+            elif self.spelling is None:
+                found = self.backend.decode([token_id], skip_special_tokens=False).encode()
+            else:
+                found = self.spelling.to_bytes(token)
+            self._bytes[token_id] = found
         return found
-
-    def _read_bytes(self, token_id: int) -> bytes:
-        token = self.backend.id_to_token(token_id)
-        if token is None:
-            return b""
-        if self.spelling is None:
-            return self.backend.decode([token_id], skip_special_tokens=False).encode()
-        return self.spelling.to_bytes(token)
-
-    def apply_chat_template(
-        self,
-        messages: Sequence[dict[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[dict[str, Any]] | None = None,
-        template_kwargs: dict[str, Any] | None = None,
-    ) -> str:
-        """The prompt of a conversation, special tokens included. Raises `ChatTemplateError`."""
-        return self._templates.render(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            template_kwargs=template_kwargs,
-        )
 
 
 def load_tokenizer(
