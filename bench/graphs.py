@@ -28,7 +28,7 @@ from ..kernels.detect import detect
 from ..runtime.config import EngineConfig
 from ..runtime.engine.build import Engine, build_engine
 from ..runtime.executor.batch import Batch
-from ..runtime.graphs.compile_pieces import install, installer
+from ..runtime.graphs.compile_pieces import make_pieces, piece_maker
 from ..runtime.layers.attention import register_attention
 from ..runtime.loader.loader import empty_model, load_model
 from ..runtime.loader.resolve import resolve_model_path
@@ -232,9 +232,9 @@ def _compile(settings: GraphsSettings) -> Table:
     def seconds(depth: int, folder: Path) -> float:
         changed = replace(model, num_layers=depth)
         module = empty_model(changed, dtype, platform.device())
-        found = replace(installer(config, platform), cache=CompileCache(folder))
+        maker = replace(piece_maker(config, platform), cache=CompileCache(folder))
         began = time.perf_counter()
-        install(found, module, changed, dtype)
+        make_pieces(maker, module, changed, dtype)
         return time.perf_counter() - began
 
     rows = []

@@ -10,7 +10,7 @@ from html import escape
 from itertools import groupby
 from typing import NamedTuple
 
-from .piece_store import InstallReport
+from .piece_store import PiecesReport
 from .plan import Plan
 
 
@@ -41,7 +41,7 @@ class Stretch(NamedTuple):
     times: int
 
 
-def piece_rows(plan: Plan, report: InstallReport) -> list[PieceRow]:
+def piece_rows(plan: Plan, report: PiecesReport) -> list[PieceRow]:
     """Every distinct piece, in the order of its first call."""
     calls = plan.calls()
     rows = []

@@ -28,10 +28,10 @@ from .split_ops import registered
 
 
 @dataclass(slots=True)
-class InstallReport:
-    """What an installation did, by piece number.
+class PiecesReport:
+    """How pieces came to be, by piece number.
 
-    `compile_seconds`: pieces that it compiled; `loaded`: those that the cache had, and the seconds
+    `compile_seconds`: those that were compiled; `loaded`: those that the cache had, and the seconds
     that they once took; `failed`: those that cannot be compiled and run as traced, and why;
     `num_bytes`: of compiled code.
     """
@@ -48,11 +48,11 @@ class InstallReport:
         return self.trace_seconds > 0.0
 
 
-class Installed(NamedTuple):
+class PreparedForward(NamedTuple):
     """A forward in pieces, and how it came to be."""
 
     forward: PiecewiseForward
-    report: InstallReport
+    report: PiecesReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class PieceStore:
 
     def load(
         self, module: nn.Module, model_key: str, *, retry: bool = True
-    ) -> Generator[None, None, Installed]:
+    ) -> Generator[None, None, PreparedForward]:
         """`module`'s forward in pieces, a portion of the work for each turn of the generator, whose
         return value it is.
 
@@ -81,7 +81,7 @@ class PieceStore:
         machine failed to make (out of memory, disk full) counts as lacking, so that it is tried
         again. Raises `NotStoredError`.
         """
-        began, report = time.perf_counter(), InstallReport()
+        began, report = time.perf_counter(), PiecesReport()
         tensors = named_tensors(module)
         plan = self.stored_plan(model_key, tensors)
         if plan is None:
@@ -97,7 +97,7 @@ class PieceStore:
             yield
         forward = PiecewiseForward(plan, pieces, tensors, self.platform.pack_linear_weight)
         report.load_seconds = time.perf_counter() - began
-        return Installed(forward, report)
+        return PreparedForward(forward, report)
 
     def stored_plan(self, model_key: str, tensors: Mapping[str, torch.Tensor]) -> Plan | None:
         """The plan that is stored for a model with these tensors."""
@@ -111,7 +111,7 @@ class PieceStore:
         return plan if plan.fits(tensors) else None
 
     def load_piece(
-        self, number: int, key: str, report: InstallReport, *, retry: bool = True
+        self, number: int, key: str, report: PiecesReport, *, retry: bool = True
     ) -> CompiledPiece | None:
         """A stored piece; one that cannot be compiled as it was traced. None if there is none that
         can be loaded.

@@ -11,7 +11,7 @@ from piecework.compilation.errors import TraceError
 from piecework.compilation.passes.manager import PassConfig
 from piecework.kernels.detect import detect
 from piecework.runtime.config import EngineConfig
-from piecework.runtime.graphs.compile_pieces import install, installer
+from piecework.runtime.graphs.compile_pieces import make_pieces, piece_maker
 from piecework.runtime.graphs.compile_process import Outcome
 from piecework.runtime.loader.loader import empty_model
 from piecework.runtime.model_config import ModelConfig
@@ -31,10 +31,12 @@ class CompiledHere:
     ) -> None:
         assert not kinds, "these models are in float32"
         platform = detect(config.device)
-        found = installer(config, platform, passes=passes)
+        maker = piece_maker(config, platform, passes=passes)
         self._outcome = Outcome(None)
         try:
-            install(found, empty_model(model_config, dtype, platform.device()), model_config, dtype)
+            make_pieces(
+                maker, empty_model(model_config, dtype, platform.device()), model_config, dtype
+            )
         except TraceError as error:
             self._outcome = Outcome(Reason.TRACE_FAILED, str(error))
         self._looks = 0

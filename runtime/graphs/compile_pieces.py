@@ -23,9 +23,9 @@ from ...compilation.cache import CompileCache
 from ...compilation.capture import Reason
 from ...compilation.compiler import piece_compiler
 from ...compilation.errors import TraceError
-from ...compilation.install import Installer, Progress
 from ...compilation.passes.manager import DEFAULT_PASSES, PassConfig
-from ...compilation.piece_store import Installed
+from ...compilation.piece_maker import PieceMaker, Progress
+from ...compilation.piece_store import PreparedForward
 from ...compilation.torch_private import change_inductor
 from ...kernels.cache_folder import cache_folder
 from ...kernels.detect import detect
@@ -44,17 +44,17 @@ _OOM_SCORE = Path("/proc/self/oom_score_adj")
 _FIRST_TO_BE_KILLED = "1000"
 
 
-def installer(
+def piece_maker(
     config: EngineConfig,
     platform: Platform,
     *,
     passes: PassConfig = DEFAULT_PASSES,
     progress: Progress = lambda done, total: None,
-) -> Installer:
+) -> PieceMaker:
     """What makes pieces where `pieces.piece_store` finds them. Raises `ValueError` that names the
     flag, or `OSError`.
     """
-    return Installer(
+    return PieceMaker(
         platform=platform,
         compiler=piece_compiler(config.piecewise_cuda_graph_compiler, platform),
         cache=CompileCache(cache_folder()),
@@ -64,22 +64,22 @@ def installer(
     )
 
 
-def install(
-    found: Installer,
+def make_pieces(
+    maker: PieceMaker,
     model: nn.Module,
     model_config: ModelConfig,
     dtype: torch.dtype,
     kinds: Kinds = NOTHING_PACKED,
-) -> Installed:
+) -> PreparedForward:
     """The model's forward in pieces: from the cache where it is there, else traced and compiled
     into it. Raises `TraceError`.
 
     `kinds`: the linear layers whose weights are packed.
     """
-    device = found.platform.device()
+    device = maker.platform.device()
     example = [torch.arange(TRACE_TOKENS, device=device), torch.arange(TRACE_TOKENS, device=device)]
     with torch.no_grad():
-        return found.install(model, example, model_key=stored_key(model_config, dtype, kinds))
+        return maker.make(model, example, model_key=stored_key(model_config, dtype, kinds))
 
 
 def main(argv: list[str]) -> int:
@@ -124,13 +124,13 @@ def _compile(job: dict[str, Any]) -> None:
             bar.update(done - bar.n)
 
         passes = PassConfig(tuple(job["passes"]))
-        found = installer(config, platform, passes=passes, progress=progress)
-        found.cache.check_writable()
+        maker = piece_maker(config, platform, passes=passes, progress=progress)
+        maker.cache.check_writable()
         kernels = platform.linear_kernels(
             dtype, platform.attention_backend(config.attention_backend)
         )
         model = hollow_model(model_config, dtype, platform.device(), kernels, job["kinds"])
-        install(found, model, model_config, dtype, job["kinds"])
+        make_pieces(maker, model, model_config, dtype, job["kinds"])
 
 
 if __name__ == "__main__":

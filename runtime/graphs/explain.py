@@ -13,7 +13,7 @@ from typing import Any
 
 from ...compilation.explain import PieceRow, Stretch, picture, piece_rows, stretches
 from ...compilation.passes.manager import PassConfig
-from ...compilation.piece_store import InstallReport, weight_bytes
+from ...compilation.piece_store import PiecesReport, weight_bytes
 from ...compilation.piecewise import PiecewiseForward
 from ...compilation.sizes import SizesOption, choose_sizes, padding_share, parse_sizes
 from ..config import EngineConfig
@@ -21,7 +21,7 @@ from ..executor.model_runner import ModelRunner
 from ..loader.resolve import resolve_model_path
 from ..progress import progress_bar
 from ..tokenizer.tokenizer import load_tokenizer
-from .compile_pieces import install, installer
+from .compile_pieces import make_pieces, piece_maker
 
 _COMPARED = (4, 8, 16, 32)
 """K of the auto:K lists that are shown beside the default one."""
@@ -100,7 +100,7 @@ def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation
     model cannot run in pieces.
     """
     runner = ModelRunner(_in_pieces(config))
-    forward, report, compiler = _install(runner)
+    forward, report, compiler = _make_pieces(runner)
     captures = _capture(runner, forward)
     if lengths is None and runner.seen_lengths.counts:
         lengths = Lengths(
@@ -217,7 +217,7 @@ def _in_pieces(config: EngineConfig) -> EngineConfig:
     return replace(config, piecewise_cuda_graph=True)
 
 
-def _install(runner: ModelRunner) -> tuple[PiecewiseForward, InstallReport, str]:
+def _make_pieces(runner: ModelRunner) -> tuple[PiecewiseForward, PiecesReport, str]:
     with progress_bar(desc="compiling pieces", unit=" pieces", leave=False) as bar:
 
         def progress(done: int, total: int) -> None:
@@ -226,12 +226,12 @@ def _install(runner: ModelRunner) -> tuple[PiecewiseForward, InstallReport, str]
 
         try:
             passes = PassConfig.choose(runner.platform, weight_bytes(runner.model))
-            found = installer(runner.config, runner.platform, passes=passes, progress=progress)
+            maker = piece_maker(runner.config, runner.platform, passes=passes, progress=progress)
         except OSError as error:
             raise ValueError(f"the compile cache cannot be used: {error}") from None
-        return *install(
-            found, runner.model, runner.model_config, runner.dtype, runner.linear_kinds
-        ), found.compiler.name
+        return *make_pieces(
+            maker, runner.model, runner.model_config, runner.dtype, runner.linear_kinds
+        ), maker.compiler.name
 
 
 def _capture(runner: ModelRunner, forward: PiecewiseForward) -> list[Capture]:

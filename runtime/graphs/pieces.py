@@ -16,7 +16,7 @@ from ...compilation.cache import CompileCache
 from ...compilation.compiler import piece_compiler
 from ...compilation.histogram import LengthHistogram
 from ...compilation.passes.manager import PassConfig
-from ...compilation.piece_store import Installed, PieceStore
+from ...compilation.piece_store import PieceStore, PreparedForward
 from ...kernels.cache_folder import cache_folder
 from ...kernels.platform import Platform
 from ..config import EngineConfig
@@ -48,7 +48,7 @@ def load(
     kinds: Kinds,
     *,
     retry: bool = True,
-) -> Generator[None, None, Installed]:
+) -> Generator[None, None, PreparedForward]:
     """The model's forward in pieces as the cache holds it, in portions; see `PieceStore.load`.
     Raises `NotStoredError`.
 

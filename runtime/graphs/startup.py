@@ -17,7 +17,7 @@ import torch
 from ...compilation.capture import Reason
 from ...compilation.errors import CaptureError, NotStoredError
 from ...compilation.passes.manager import PassConfig
-from ...compilation.piece_store import Installed, PieceStore, weight_bytes
+from ...compilation.piece_store import PieceStore, PreparedForward, weight_bytes
 from ...compilation.piecewise import PiecewiseForward
 from ...compilation.whole import BreakableForward
 from ..config import Backend
@@ -142,7 +142,7 @@ class GraphStartup:
         runner.clock.add("pieces", time.perf_counter() - self._began)
         return forward
 
-    def _stored(self) -> Generator[bool, None, Installed]:
+    def _stored(self) -> Generator[bool, None, PreparedForward]:
         """What the cache holds; what it lacks another process is asked for first, once."""
         runner = self._runner
         passes = PassConfig.choose(runner.platform, weight_bytes(runner.model))
@@ -162,7 +162,7 @@ class GraphStartup:
             raise _NoPieces(outcome.reason, outcome.text)
         return (yield from self._loaded(store, retry=False))
 
-    def _loaded(self, store: PieceStore, *, retry: bool) -> Generator[bool, None, Installed]:
+    def _loaded(self, store: PieceStore, *, retry: bool) -> Generator[bool, None, PreparedForward]:
         runner = self._runner
         portions = load(
             store, runner.model, runner.model_config, runner.dtype, runner.linear_kinds, retry=retry
@@ -171,7 +171,7 @@ class GraphStartup:
             try:
                 next(portions)
             except StopIteration as done:
-                installed: Installed = done.value
+                installed: PreparedForward = done.value
                 return installed
             yield True
 

@@ -11,17 +11,17 @@ from toy_forward import ToyModel, step
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.compiler import EagerCompiler
 from piecework.compilation.explain import Stretch, picture, piece_rows, stretches
-from piecework.compilation.install import Installer
-from piecework.compilation.piece_store import InstallReport
+from piecework.compilation.piece_maker import PieceMaker
+from piecework.compilation.piece_store import PiecesReport
 from piecework.compilation.plan import Plan
 from piecework.kernels.cpu.platform import CpuPlatform
 
 
-def install(folder: Path) -> tuple[Plan, InstallReport]:
-    installer = Installer(
+def make_pieces(folder: Path) -> tuple[Plan, PiecesReport]:
+    maker = PieceMaker(
         platform=CpuPlatform(), compiler=EagerCompiler(), cache=CompileCache(folder), max_tokens=512
     )
-    pieces, report = installer.install(ToyModel(8), step(6))
+    pieces, report = maker.make(ToyModel(8), step(6))
     return pieces.plan, report
 
 
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_rows_account_for_every_call(folder: Path) -> None:
-    rows = piece_rows(*install(folder))
+    rows = piece_rows(*make_pieces(folder))
     assert [row.calls for row in rows] == [1, 7, 1]
     assert [row.num_weights for row in rows] == [5, 5, 3]
     assert "linear x 2" in rows[1].ops
@@ -39,14 +39,14 @@ def test_rows_account_for_every_call(folder: Path) -> None:
 
 
 def test_rows_tell_what_was_compiled_and_what_was_there(tmp_path: Path) -> None:
-    assert {row.state for row in piece_rows(*install(tmp_path))} == {"compiled"}
-    again = piece_rows(*install(tmp_path))
+    assert {row.state for row in piece_rows(*make_pieces(tmp_path))} == {"compiled"}
+    again = piece_rows(*make_pieces(tmp_path))
     assert {row.state for row in again} == {"from the cache"}
     assert all(row.seconds > 0 for row in again)
 
 
 def test_like_layers_are_told_once(folder: Path) -> None:
-    plan, _ = install(folder)
+    plan, _ = make_pieces(folder)
     assert stretches(plan) == [
         Stretch(0, "toy::attend", 1),
         Stretch(1, "toy::attend", 7),
@@ -55,7 +55,7 @@ def test_like_layers_are_told_once(folder: Path) -> None:
 
 
 def test_the_picture_is_svg_with_every_piece(folder: Path) -> None:
-    plan, _ = install(folder)
+    plan, _ = make_pieces(folder)
     texts = [
         element.text or ""
         for element in ElementTree.fromstring(picture(plan)).iter()

@@ -18,7 +18,7 @@ from toy_forward import ToyModel, attention, step
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.capture import Graphs, Reason
 from piecework.compilation.compiler import CompiledPiece, EagerCompiler
-from piecework.compilation.install import Installer
+from piecework.compilation.piece_maker import PieceMaker
 from piecework.compilation.piece_store import named_tensors
 from piecework.compilation.piecewise import PiecewiseForward
 from piecework.compilation.recording import Recordable
@@ -40,10 +40,10 @@ def dummy_step(size: int, seed: int) -> Iterator[Sequence[torch.Tensor]]:
 
 
 def pieces_of(model: ToyModel, folder: Path) -> PiecewiseForward:
-    installer = Installer(
+    maker = PieceMaker(
         platform=CpuPlatform(), compiler=EagerCompiler(), cache=CompileCache(folder), max_tokens=512
     )
-    return installer.install(model, step(6))[0]
+    return maker.make(model, step(6))[0]
 
 
 def make(model: ToyModel, forward: Recordable, platform: Platform, **settings: Any) -> Graphs:

@@ -18,9 +18,9 @@ from torch import nn
 
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.compiler import InductorCompiler
-from piecework.compilation.install import Installer
 from piecework.compilation.passes.manager import PassConfig
-from piecework.compilation.piece_store import InstallReport
+from piecework.compilation.piece_maker import PieceMaker
+from piecework.compilation.piece_store import PiecesReport
 from piecework.compilation.piecewise import PiecewiseForward
 from piecework.compilation.split_ops import registered
 from piecework.kernels.cpu import packed_linear
@@ -58,21 +58,21 @@ def step(num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.arange(num_tokens) * 7 % 32, torch.arange(num_tokens) % 5
 
 
-def install(folder: Path) -> tuple[PiecewiseForward, InstallReport]:
-    installer = Installer(
+def make_pieces(folder: Path) -> tuple[PiecewiseForward, PiecesReport]:
+    maker = PieceMaker(
         platform=CpuPlatform(),
         compiler=InductorCompiler(),
         cache=CompileCache(folder),
         max_tokens=512,
         passes=PassConfig(("pack_linear",) * packed_linear.is_available() + ("lower_ops",)),
     )
-    return installer.install(Small(), step(6), model_key="small")
+    return maker.make(Small(), step(6), model_key="small")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cache")
-    _, report = install(path)
+    _, report = make_pieces(path)
     assert report.failed == {}
     assert list(report.compile_seconds) == [0]
     return path
@@ -80,7 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 6, 63, 64, 300])
 def test_equals_eager_at_any_number_of_tokens(folder: Path, num_tokens: int) -> None:
-    pieces, report = install(folder)
+    pieces, report = make_pieces(folder)
     assert report.compile_seconds == {}
     torch.testing.assert_close(
         pieces(*step(num_tokens)), Small()(*step(num_tokens)), rtol=1e-5, atol=1e-5
@@ -93,13 +93,13 @@ def test_a_warm_start_in_a_new_process_needs_no_compiler(folder: Path) -> None:
         "import torch; torch.set_num_threads(1)\n"
         "from pathlib import Path\n"
         "import toy_forward  # registers the split ops that the plan was cut at\n"
-        "from test_inductor import install, step\n"
+        "from test_inductor import make_pieces, step\n"
         # A plan is good where the same ops are split ops; other tests of this process may have
         # registered more.
         "from piecework.compilation.split_ops import register_split_op\n"
         f"for name in set({registered()}) - {{'toy::attend', 'toy::attend_fresh', 'toy::pair'}}: "
         "register_split_op(name, print)\n"
-        f"pieces, report = install(Path({str(folder)!r}))\n"
+        f"pieces, report = make_pieces(Path({str(folder)!r}))\n"
         "inductor = [name for name in sys.modules if name.startswith(('torch._inductor', "
         "'torch._dynamo'))]\n"
         "print(json.dumps([report.traced, report.compile_seconds, sorted(report.loaded), inductor, "
@@ -119,7 +119,7 @@ def test_a_warm_start_in_a_new_process_needs_no_compiler(folder: Path) -> None:
 
 @needs_packing
 def test_projections_in_bfloat16_read_packed_weights(folder: Path) -> None:
-    pieces, _ = install(folder)
+    pieces, _ = make_pieces(folder)
     packed = [
         pieces.plan.weights[step.inputs[place]]
         for step in pieces.plan.steps

@@ -20,7 +20,7 @@ import piecework
 from piecework.compilation import torch_private
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.compiler import EagerCompiler, InductorCompiler
-from piecework.compilation.install import Installer
+from piecework.compilation.piece_maker import PieceMaker
 from piecework.compilation.piece_store import PieceStore
 from piecework.compilation.plan import DistinctPiece
 from piecework.kernels import toolchain
@@ -162,13 +162,13 @@ class Compiled(EagerCompiler):
 def compiled_with(version: str | None, folder: Path) -> int:
     """How many pieces are compiled where that compiler is installed."""
     before = Compiled.compiled
-    installer = Installer(
+    maker = PieceMaker(
         platform=CpuPlatform(),
         compiler=Compiled(version),
         cache=CompileCache(folder),
         max_tokens=512,
     )
-    installer.install(ToyModel(3), step(6), model_key="toy")
+    maker.make(ToyModel(3), step(6), model_key="toy")
     return Compiled.compiled - before
 
 

@@ -14,7 +14,7 @@ from toy_forward import Attention, ToyModel, attention, step
 
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.compiler import CompiledPiece, EagerCompiler
-from piecework.compilation.install import Installer
+from piecework.compilation.piece_maker import PieceMaker
 from piecework.compilation.piece_store import named_tensors
 from piecework.compilation.piecewise import PiecewiseForward
 from piecework.compilation.plan import Plan
@@ -22,15 +22,15 @@ from piecework.kernels.cpu.platform import CpuPlatform
 
 
 @pytest.fixture(scope="module")
-def installer(tmp_path_factory: pytest.TempPathFactory) -> Installer:
+def maker(tmp_path_factory: pytest.TempPathFactory) -> PieceMaker:
     cache = CompileCache(tmp_path_factory.mktemp("cache"))
-    return Installer(platform=CpuPlatform(), compiler=EagerCompiler(), cache=cache, max_tokens=512)
+    return PieceMaker(platform=CpuPlatform(), compiler=EagerCompiler(), cache=cache, max_tokens=512)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["into_buffer", "fresh"])
-def pair(request: pytest.FixtureRequest, installer: Installer) -> tuple[ToyModel, PiecewiseForward]:
+def pair(request: pytest.FixtureRequest, maker: PieceMaker) -> tuple[ToyModel, PiecewiseForward]:
     model = ToyModel(3, fresh=request.param)
-    return model, installer.install(model, step(6))[0]
+    return model, maker.make(model, step(6))[0]
 
 
 @given(num_tokens=st.integers(1, 200), seed=st.integers(0, 5))
@@ -51,23 +51,23 @@ def test_split_ops_read_what_is_set_when_they_run(pair: tuple[ToyModel, Piecewis
         assert Attention.layers == [0, 1, 2, 0, 1, 2]
 
 
-def test_weights_changed_in_place_are_seen(installer: Installer) -> None:
+def test_weights_changed_in_place_are_seen(maker: PieceMaker) -> None:
     model = ToyModel(2)
-    pieces, _ = installer.install(model, step(6))
+    pieces, _ = maker.make(model, step(6))
     model.layers[1].qkv.weight.mul_(1.5)
     assert torch.equal(pieces(*step(5)), model(*step(5)))
 
 
-def test_equal_pieces_run_with_their_own_weights(installer: Installer) -> None:
+def test_equal_pieces_run_with_their_own_weights(maker: PieceMaker) -> None:
     model = ToyModel(5)
-    pieces, _ = installer.install(model, step(6))
+    pieces, _ = maker.make(model, step(6))
     assert len(pieces.plan.pieces) == 3
     assert torch.equal(pieces(*step(5)), model(*step(5)))
 
 
-def test_memory_of_a_layer_is_free_two_layers_later(installer: Installer) -> None:
+def test_memory_of_a_layer_is_free_two_layers_later(maker: PieceMaker) -> None:
     model = ToyModel(6)
-    pieces, _ = installer.install(model, step(6))
+    pieces, _ = maker.make(model, step(6))
     alive: list[int] = []
     outputs: list[weakref.ref[torch.Tensor]] = []
 
@@ -87,15 +87,15 @@ def test_memory_of_a_layer_is_free_two_layers_later(installer: Installer) -> Non
 
 def test_compiled_pieces_do_not_hold_the_model(tmp_path: Path) -> None:
     cache = CompileCache(tmp_path)
-    installer = Installer(
+    maker = PieceMaker(
         platform=CpuPlatform(), compiler=EagerCompiler(), cache=cache, max_tokens=512
     )
-    installer.install(ToyModel(2), step(6), model_key="toy")
+    maker.make(ToyModel(2), step(6), model_key="toy")
     sizes = {entry.about["kind"]: entry.num_bytes for entry in cache.entries()}
     assert sizes["piece"] < 10_000
 
 
-def test_a_plan_is_needed_for_each_piece(installer: Installer) -> None:
-    plan: Plan = installer.install(ToyModel(2), step(6))[0].plan
+def test_a_plan_is_needed_for_each_piece(maker: PieceMaker) -> None:
+    plan: Plan = maker.make(ToyModel(2), step(6))[0].plan
     with pytest.raises(AssertionError):
         PiecewiseForward(plan, [], {}, torch.clone)

@@ -16,7 +16,7 @@ from toy_forward import HIDDEN, ToyModel, step
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.compiler import CompiledPiece, EagerCompiler
 from piecework.compilation.errors import CaptureError
-from piecework.compilation.install import Installer
+from piecework.compilation.piece_maker import PieceMaker
 from piecework.compilation.piecewise import PiecewiseForward
 from piecework.compilation.plan import Plan
 from piecework.compilation.self_check import _load, check_pieces, traced_piece
@@ -32,10 +32,10 @@ def forward_of(folder: Path, dtype: torch.dtype) -> PiecewiseForward:
     for name, tensor in model.named_parameters():
         # As in the models that are served: what is added to a norm's square counts in small rows.
         tensor.mul_(not name.endswith("bias"))
-    installer = Installer(
+    maker = PieceMaker(
         platform=CpuPlatform(), compiler=EagerCompiler(), cache=CompileCache(folder), max_tokens=512
     )
-    return installer.install(model, step(6)).forward
+    return maker.make(model, step(6)).forward
 
 
 def checked(forward: PiecewiseForward, change: Change | None = None) -> int:

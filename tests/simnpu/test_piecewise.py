@@ -16,7 +16,7 @@ from torch import fx
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.capture import Graphs, Reason
 from piecework.compilation.compiler import piece_compiler
-from piecework.compilation.install import Installer
+from piecework.compilation.piece_maker import PieceMaker
 from piecework.compilation.piecewise import PiecewiseForward
 from piecework.compilation.recording import Recordable
 from piecework.compilation.split import PieceCall, split
@@ -104,15 +104,13 @@ def npu(simnpu: Any) -> Machine:
 
 
 def in_pieces(npu: Machine, folder: Path) -> PiecewiseForward:
-    installer = Installer(
+    maker = PieceMaker(
         platform=npu.platform,
         compiler=piece_compiler(None, npu.platform),
         cache=CompileCache(folder),
         max_tokens=128,
     )
-    return installer.install(
-        npu.model, [torch.arange(6, device="npu"), torch.arange(6, device="npu")]
-    )[0]
+    return maker.make(npu.model, [torch.arange(6, device="npu"), torch.arange(6, device="npu")])[0]
 
 
 def captured(npu: Machine, forward: Recordable) -> Graphs:

@@ -26,7 +26,7 @@ from piecework.runtime.engine.messages import GenerateRequest
 from piecework.runtime.executor import model_runner
 from piecework.runtime.executor.dummy_batch import dummy_prefill
 from piecework.runtime.executor.model_runner import ModelRunner
-from piecework.runtime.graphs.compile_pieces import install, installer
+from piecework.runtime.graphs.compile_pieces import make_pieces, piece_maker
 from piecework.runtime.llm import LLM
 from piecework.runtime.model_config import ModelConfig
 from piecework.runtime.sampling.params import SamplingParams
@@ -115,8 +115,8 @@ def test_so_are_those_of_recorded_decodes(
 def test_a_model_is_traced_with_its_ops_whole(model: Path, on_triton: None) -> None:
     runner = make(model).core._runner
     assert isinstance(runner, ModelRunner)
-    pieces, _ = install(
-        installer(replace(runner.config, piecewise_cuda_graph_compiler="eager"), runner.platform),
+    pieces, _ = make_pieces(
+        piece_maker(replace(runner.config, piecewise_cuda_graph_compiler="eager"), runner.platform),
         *of(runner),
     )
     found = {op for piece in pieces.plan.pieces for op in piece.ops}

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from piecework.compilation import install
+from piecework.compilation import piece_maker
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.compiler import EagerCompiler
 from piecework.compilation.errors import CompileError, TraceError
@@ -64,7 +64,7 @@ def seed(fault: str) -> None:
             def no_trace(*_: Any) -> Any:
                 raise TraceError("no way")
 
-            install.trace = no_trace
+            piece_maker.trace = no_trace
         case "full disk":
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (2**12, 2**12))

@@ -14,7 +14,7 @@ import pytest
 import torch._dynamo
 from tiny_models import make_tiny_model
 
-from piecework.compilation import install as compilation_install
+from piecework.compilation import piece_maker
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.compiler import EagerCompiler, InductorCompiler
 from piecework.compilation.piece_store import weight_bytes
@@ -66,7 +66,7 @@ def only_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     def made(*_: Any) -> None:
         raise AssertionError("traced or compiled in the process that serves")
 
-    monkeypatch.setattr(compilation_install, "trace", made)
+    monkeypatch.setattr(piece_maker, "trace", made)
     monkeypatch.setattr(torch, "compile", made)
     for compiler in (EagerCompiler, InductorCompiler):
         monkeypatch.setattr(compiler, "compile", made)

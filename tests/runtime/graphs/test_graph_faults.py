@@ -18,7 +18,7 @@ from compiled_here import CompiledHere
 from recording_platform import RecordingPlatform
 from tiny_models import make_tiny_model
 
-from piecework.compilation import install as compilation_install
+from piecework.compilation import piece_maker
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.compiler import EagerCompiler
 from piecework.compilation.plan import Plan
@@ -378,7 +378,7 @@ def test_a_request_at_each_moment_of_the_start_up(
     def traced(*_: Any) -> None:
         raise AssertionError("traced in the process that serves")
 
-    monkeypatch.setattr(compilation_install, "trace", traced)
+    monkeypatch.setattr(piece_maker, "trace", traced)
     flags = pieces(
         cuda_graph_backend_decode="full", cuda_graph_bs="1,2", cuda_graph_backend_prefill=backend
     )

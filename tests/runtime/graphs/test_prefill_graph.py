@@ -13,7 +13,7 @@ from compiled_here import CompiledHere
 from recording_platform import RecordingPlatform
 from tiny_models import make_tiny_model
 
-from piecework.compilation import install as compilation_install
+from piecework.compilation import piece_maker
 from piecework.compilation.capture import Graphs
 from piecework.compilation.errors import CaptureError, TraceError
 from piecework.kernels.cpu.platform import CpuPlatform
@@ -112,7 +112,7 @@ def test_a_second_start_traces_and_compiles_nothing(
             "traced, or a compiling process started, although the cache holds all of it"
         )
 
-    monkeypatch.setattr(compilation_install, "trace", needless)
+    monkeypatch.setattr(piece_maker, "trace", needless)
     monkeypatch.setattr(graph_startup, "start", needless)
     second = in_pieces(path)
     assert_same(second.generate(PROMPTS, PARAMS), first)
@@ -127,7 +127,7 @@ def test_a_model_that_cannot_be_traced_runs_eagerly(
     def fails(*_: Any) -> None:
         raise TraceError("no way")
 
-    monkeypatch.setattr(compilation_install, "trace", fails)
+    monkeypatch.setattr(piece_maker, "trace", fails)
     monkeypatch.setattr(graph_startup, "start", CompiledHere)
     llm = in_pieces(path)
     assert_same(llm.generate(PROMPTS, PARAMS), engine(path).generate(PROMPTS, PARAMS))
@@ -267,7 +267,7 @@ def test_a_model_that_cannot_be_traced_is_recorded_as_it_runs(
 
     path = make_tiny_model(tmp_path / "model")
     expected = engine(path, disable_cuda_graph=True).generate(PROMPTS, PARAMS)
-    monkeypatch.setattr(compilation_install, "trace", fails)
+    monkeypatch.setattr(piece_maker, "trace", fails)
     monkeypatch.setattr(graph_startup, "start", CompiledHere)
     llm = in_pieces(path, piecewise_cuda_graph_tokens="4,16,64", context_length=128)
     assert_same(llm.generate(PROMPTS, PARAMS), expected)

@@ -16,8 +16,8 @@ from toy_forward import ToyModel, step
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.compiler import EagerCompiler, InductorCompiler, piece_compiler
 from piecework.compilation.errors import CompileError, NotStoredError, TraceError
-from piecework.compilation.install import Installer, is_transient, run
-from piecework.compilation.piece_store import InstallReport, PieceStore
+from piecework.compilation.piece_maker import PieceMaker, is_transient, run
+from piecework.compilation.piece_store import PiecesReport, PieceStore
 from piecework.compilation.piecewise import PiecewiseForward
 from piecework.compilation.shapes import TensorSpec
 from piecework.kernels.cpu.platform import CpuPlatform
@@ -52,18 +52,18 @@ def store(folder: Path, compiler: EagerCompiler) -> PieceStore:
     )
 
 
-def install(
+def make_pieces(
     folder: Path,
     model: nn.Module | None = None,
     *,
     model_key: str | None = MODEL,
     compiler: EagerCompiler | None = None,
-) -> tuple[PiecewiseForward, InstallReport]:
+) -> tuple[PiecewiseForward, PiecesReport]:
     compiler = compiler or CountingCompiler()
-    installer = Installer(
+    maker = PieceMaker(
         platform=CpuPlatform(), compiler=compiler, cache=CompileCache(folder), max_tokens=512
     )
-    return installer.install(model or ToyModel(3), step(6), model_key=model_key)
+    return maker.make(model or ToyModel(3), step(6), model_key=model_key)
 
 
 def check(pieces: PiecewiseForward, model: nn.Module) -> None:
@@ -72,16 +72,16 @@ def check(pieces: PiecewiseForward, model: nn.Module) -> None:
 
 def test_each_distinct_piece_is_compiled_once(tmp_path: Path) -> None:
     compiler = CountingCompiler()
-    _, report = install(tmp_path, ToyModel(9), compiler=compiler)
+    _, report = make_pieces(tmp_path, ToyModel(9), compiler=compiler)
     assert compiler.compiled == 3
     assert sorted(report.compile_seconds) == [0, 1, 2]
     assert report.loaded == {}
 
 
 def test_a_warm_start_neither_traces_nor_compiles(tmp_path: Path) -> None:
-    install(tmp_path)
+    make_pieces(tmp_path)
     model, compiler = ToyModel(3, seed=5), CountingCompiler()
-    pieces, report = install(tmp_path, model, compiler=compiler)
+    pieces, report = make_pieces(tmp_path, model, compiler=compiler)
     assert compiler.compiled == 0
     assert not report.traced
     assert sorted(report.loaded) == [0, 1, 2]
@@ -89,55 +89,55 @@ def test_a_warm_start_neither_traces_nor_compiles(tmp_path: Path) -> None:
 
 
 def test_without_a_model_key_a_warm_start_traces_only(tmp_path: Path) -> None:
-    install(tmp_path, model_key=None)
-    _, report = install(tmp_path, model_key=None)
+    make_pieces(tmp_path, model_key=None)
+    _, report = make_pieces(tmp_path, model_key=None)
     assert report.traced
     assert report.compile_seconds == {}
 
 
 def test_a_deeper_model_of_the_same_layers_compiles_nothing(tmp_path: Path) -> None:
-    install(tmp_path)
+    make_pieces(tmp_path)
     model, compiler = ToyModel(7), CountingCompiler()
-    pieces, _ = install(tmp_path, model, model_key="toy of 7 layers", compiler=compiler)
+    pieces, _ = make_pieces(tmp_path, model, model_key="toy of 7 layers", compiler=compiler)
     assert compiler.compiled == 0
     check(pieces, model)
 
 
 def test_other_options_compile_anew(tmp_path: Path) -> None:
-    install(tmp_path)
+    make_pieces(tmp_path)
     compiler = CountingCompiler(setting=1)
-    install(tmp_path, compiler=compiler)
+    make_pieces(tmp_path, compiler=compiler)
     assert compiler.compiled == 3
 
 
 def test_a_model_of_another_kind_under_the_same_key_is_traced(tmp_path: Path) -> None:
-    install(tmp_path)
+    make_pieces(tmp_path)
     model = ToyModel(3)
     model.layers[0].qkv.weight = nn.Parameter(
         model.layers[0].qkv.weight.double().float().t().contiguous().t(), requires_grad=False
     )
-    pieces, report = install(tmp_path, model)
+    pieces, report = make_pieces(tmp_path, model)
     assert report.traced
     check(pieces, model)
 
 
 @pytest.mark.parametrize("damage", [b"", b"half of it"])
 def test_damaged_entries_are_replaced(tmp_path: Path, damage: bytes) -> None:
-    install(tmp_path)
+    make_pieces(tmp_path)
     for path in tmp_path.glob("*.graph"):
         path.write_bytes(damage)
     for path in tmp_path.glob("*.json"):
         if "pieces" in path.read_text():
             path.write_bytes(damage)
     model, compiler = ToyModel(3), CountingCompiler()
-    pieces, _ = install(tmp_path, model, compiler=compiler)
+    pieces, _ = make_pieces(tmp_path, model, compiler=compiler)
     assert compiler.compiled == 3
     check(pieces, model)
-    assert not install(tmp_path)[1].traced
+    assert not make_pieces(tmp_path)[1].traced
 
 
 def test_an_entry_that_cannot_be_loaded_is_replaced(tmp_path: Path) -> None:
-    install(tmp_path)
+    make_pieces(tmp_path)
     cache = CompileCache(tmp_path)
     for entry in cache.entries():
         if entry.about["kind"] == "piece":
@@ -145,7 +145,7 @@ def test_an_entry_that_cannot_be_loaded_is_replaced(tmp_path: Path) -> None:
                 (folder / "x.graph").write_bytes(b"whole, but no graph")
                 cache.put(entry.key, folder / "x.graph", entry.about)
     model = ToyModel(3)
-    pieces, report = install(tmp_path, model)
+    pieces, report = make_pieces(tmp_path, model)
     check(pieces, model)
     assert len(report.compile_seconds) == 3
 
@@ -157,7 +157,7 @@ def entry_of_failure(folder: Path) -> dict[str, object]:
 
 def test_a_piece_that_cannot_be_compiled_runs_as_traced(tmp_path: Path) -> None:
     model = ToyModel(3)
-    pieces, report = install(tmp_path, model, compiler=CountingCompiler(fail=[1]))
+    pieces, report = make_pieces(tmp_path, model, compiler=CountingCompiler(fail=[1]))
     check(pieces, model)
     assert report.failed == {1: "no compiler for this"}
 
@@ -165,19 +165,20 @@ def test_a_piece_that_cannot_be_compiled_runs_as_traced(tmp_path: Path) -> None:
 def test_what_cannot_be_compiled_is_an_entry_that_is_loaded_without_another_attempt(
     tmp_path: Path,
 ) -> None:
-    install(tmp_path, compiler=CountingCompiler(fail=[1]))
+    make_pieces(tmp_path, compiler=CountingCompiler(fail=[1]))
     model, compiler = ToyModel(3, seed=5), CountingCompiler()
     pieces, report = run(store(tmp_path, compiler).load(model, MODEL))
     check(pieces, model)
     assert (compiler.compiled, report.failed) == (0, {1: "no compiler for this"})
     assert (
-        install(tmp_path, compiler=compiler)[1].failed == report.failed and compiler.compiled == 0
+        make_pieces(tmp_path, compiler=compiler)[1].failed == report.failed
+        and compiler.compiled == 0
     )
 
 
 def test_another_compiler_tries_anew_what_one_could_not_compile(tmp_path: Path) -> None:
-    install(tmp_path, compiler=CountingCompiler(fail=[1]))
-    _, report = install(tmp_path, compiler=CountingCompiler(setting=1))
+    make_pieces(tmp_path, compiler=CountingCompiler(fail=[1]))
+    _, report = make_pieces(tmp_path, compiler=CountingCompiler(setting=1))
     assert sorted(report.compile_seconds) == [0, 1, 2] and report.failed == {}
 
 
@@ -194,7 +195,7 @@ def test_another_compiler_tries_anew_what_one_could_not_compile(tmp_path: Path) 
 def test_what_the_machine_failed_to_compile_is_tried_again_at_the_next_start_and_not_before(
     tmp_path: Path, error: Exception
 ) -> None:
-    install(tmp_path, compiler=CountingCompiler(fail=[1], error=error))
+    make_pieces(tmp_path, compiler=CountingCompiler(fail=[1], error=error))
     assert entry_of_failure(tmp_path)["transient"] is True
     model, compiler = ToyModel(3), CountingCompiler()
     loaded, report = run(store(tmp_path, compiler).load(model, MODEL, retry=False))
@@ -202,7 +203,7 @@ def test_what_the_machine_failed_to_compile_is_tried_again_at_the_next_start_and
     assert compiler.compiled == 0 and list(report.failed) == [1]
     with pytest.raises(NotStoredError, match="piece 1 of 3"):
         run(store(tmp_path, compiler).load(model, MODEL))
-    _, report = install(tmp_path, compiler=compiler)
+    _, report = make_pieces(tmp_path, compiler=compiler)
     assert (compiler.compiled, report.failed) == (1, {})
     assert run(store(tmp_path, compiler).load(model, MODEL)).report.failed == {}
 
@@ -221,7 +222,7 @@ def test_a_full_disk_leaves_pieces_as_traced(
 
     monkeypatch.setattr(CompileCache, "put", no_space)
     model = ToyModel(3)
-    pieces, report = install(tmp_path, model)
+    pieces, report = make_pieces(tmp_path, model)
     check(pieces, model)
     assert len(report.failed) == 3
 
@@ -234,8 +235,8 @@ def test_a_tensor_without_a_name_is_bound_but_no_plan_kept(tmp_path: Path) -> No
             return table[positions] * input_ids
 
     model = Unnamed()
-    check(install(tmp_path, model)[0], model)
-    pieces, report = install(tmp_path, model)
+    check(make_pieces(tmp_path, model)[0], model)
+    pieces, report = make_pieces(tmp_path, model)
     assert report.traced
     check(pieces, model)
 
@@ -247,21 +248,21 @@ def test_a_forward_that_cannot_be_traced_is_refused_in_one_line(tmp_path: Path) 
             return input_ids + positions
 
     with pytest.raises(TraceError) as caught:
-        install(tmp_path, Breaking())
+        make_pieces(tmp_path, Breaking())
     assert "\n" not in str(caught.value)
-    assert "test_install.py:" in str(caught.value)
+    assert "test_piece_maker.py:" in str(caught.value)
 
 
 def test_progress_is_told(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
-    installer = Installer(
+    maker = PieceMaker(
         platform=CpuPlatform(),
         compiler=EagerCompiler(),
         cache=CompileCache(tmp_path),
         max_tokens=512,
         progress=lambda done, total: told.append((done, total)),
     )
-    installer.install(ToyModel(3), step(6))
+    maker.make(ToyModel(3), step(6))
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 

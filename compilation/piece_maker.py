@@ -1,5 +1,5 @@
-"""From a model's forward to one that runs in pieces: trace once, cut, compile each distinct piece
-once. For processes that do not serve.
+"""From a model's forward to one that runs in pieces: trace it, run the passes, cut it, compile and
+store each distinct piece. For processes that do not serve.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .compiler import CompiledPiece, EagerCompiler, PieceCompiler, traced_functi
 from .errors import CompileError, NotStoredError
 from .passes.context import PassContext
 from .passes.cpu.pack_linear import unpacked
-from .piece_store import Installed, InstallReport, PieceStore, named_tensors
+from .piece_store import PiecesReport, PieceStore, PreparedForward, named_tensors
 from .piecewise import PiecewiseForward
 from .plan import DistinctPiece, Plan, make_plan
 from .split import split
@@ -61,15 +61,15 @@ _MACHINE_WORDS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Installer(PieceStore):
+class PieceMaker(PieceStore):
     """How forwards become pieces on this machine: with which compiler, kept in which cache."""
 
     compiler: PieceCompiler
     progress: Progress = lambda done, total: None
 
-    def install(
+    def make(
         self, module: nn.Module, inputs: Sequence[torch.Tensor], *, model_key: str | None = None
-    ) -> Installed:
+    ) -> PreparedForward:
         """`module`'s forward in pieces. `inputs` [T, ...]: an example of what it takes, T at least
         2.
 
@@ -82,17 +82,17 @@ class Installer(PieceStore):
                 stored = run(self.load(module, model_key))
                 self.progress(len(stored.forward.plan.pieces), len(stored.forward.plan.pieces))
                 return stored
-        report = InstallReport()
+        report = PiecesReport()
         plan, graphs, tensors = self._trace(module, list(inputs), report)
         pieces = [self._make(number, plan, graph, report) for number, graph in enumerate(graphs)]
         if model_key is not None and plan.is_portable:
             self._keep_plan(plan, model_key)
-        return Installed(
+        return PreparedForward(
             PiecewiseForward(plan, pieces, tensors, self.platform.pack_linear_weight), report
         )
 
     def _trace(
-        self, module: nn.Module, inputs: list[torch.Tensor], report: InstallReport
+        self, module: nn.Module, inputs: list[torch.Tensor], report: PiecesReport
     ) -> tuple[Plan, list[fx.Graph], Mapping[str, torch.Tensor]]:
         """The plan, the graphs of its pieces, and all tensors that it names, those of no parameter
         too.
@@ -125,7 +125,7 @@ class Installer(PieceStore):
             logger.warning("the cut forward is not kept for the next start: %s", error)
 
     def _make(
-        self, number: int, plan: Plan, graph: fx.Graph, report: InstallReport
+        self, number: int, plan: Plan, graph: fx.Graph, report: PiecesReport
     ) -> CompiledPiece:
         """A piece from the cache, or compiled into it, or as traced."""
         try:
@@ -147,7 +147,7 @@ class Installer(PieceStore):
             self.progress(number + 1, len(plan.pieces))
 
     def _compile(
-        self, number: int, piece: DistinctPiece, graph: fx.Graph, key: str, report: InstallReport
+        self, number: int, piece: DistinctPiece, graph: fx.Graph, key: str, report: PiecesReport
     ) -> CompiledPiece:
         began = time.perf_counter()
         plain, packed = unpacked(graph)
@@ -190,13 +190,13 @@ class Installer(PieceStore):
         return {"kind": "piece", "piece": piece.key, "ops": piece.ops} | made_with
 
 
-def run(portions: Generator[None, None, Installed]) -> Installed:
+def run(portions: Generator[None, None, PreparedForward]) -> PreparedForward:
     """All of a work in portions, at once."""
     while True:
         try:
             next(portions)
         except StopIteration as done:
-            installed: Installed = done.value
+            installed: PreparedForward = done.value
             return installed
 
 
