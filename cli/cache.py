@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..runtime.graphs.stored_pieces import StoredEntry, StoredFolder
+    from ..compilation.cache import CompileCache, Entry
 
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
@@ -47,37 +49,28 @@ def add_parser(commands: Any) -> None:
 
 def _cache(arguments: argparse.Namespace) -> int:
     """Do what `arguments.action` says; exit code 0. Raises `ValueError` with a remedy."""
-    from ..runtime.graphs.stored_pieces import clear, open_cache, stored_entries, stored_folders
+    from ..compilation.cache import CompileCache
+    from ..kernels.cache_folder import cache_folder
 
-    cache = open_cache()
+    try:
+        cache = CompileCache(cache_folder())
+    except OSError as error:
+        raise ValueError(str(error)) from None
     match arguments.action:
         case "ls":
-            entries, folders = stored_entries(cache), stored_folders(cache)
+            entries, folders = _entries(cache), _folders(cache)
             if arguments.json:
-                lists = {
-                    "entries": [entry.to_json() for entry in entries],
-                    "folders": [found.to_json() for found in folders],
-                }
-                print(json.dumps({"folder": str(cache.folder), **lists}, indent=2))
+                told = {"folder": str(cache.folder), "entries": entries, "folders": folders}
+                print(json.dumps(told, indent=2))
             else:
-                size = (
-                    sum(
-                        [entry.num_bytes for entry in entries]
-                        + [found.num_bytes for found in folders]
-                    )
-                    / 2**20
-                )
-                print(
-                    "\n".join(
-                        [
-                            *_table(entries, folders),
-                            *_failures(entries),
-                            f"{len(entries)} entries, {size:.1f} MiB in {cache.folder}",
-                        ]
-                    )
-                )
+                size = sum(row["num_bytes"] for row in entries + folders) / 2**20
+                end = f"{len(entries)} entries, {size:.1f} MiB in {cache.folder}"
+                print("\n".join([*_table(entries, folders), *_failures(entries), end]))
         case "clear":
-            print(f"{clear(cache) / 2**20:.1f} MiB removed from {cache.folder}")
+            freed = sum(row["num_bytes"] for row in _folders(cache))
+            for _, _, folder in _other_folders(cache):
+                shutil.rmtree(folder, ignore_errors=True)
+            print(f"{(freed + cache.clear()) / 2**20:.1f} MiB removed from {cache.folder}")
         case "export":
             file = Path(arguments.file)
             if file.is_dir():
@@ -92,51 +85,128 @@ def _cache(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _table(entries: Sequence[StoredEntry], folders: Sequence[StoredFolder]) -> Iterator[str]:
+def _entries(cache: CompileCache) -> list[dict[str, Any]]:
+    """All whole entries, the newest first. `kind`: piece or plan (a cut forward); `models`: those
+    whose plan calls a piece; `age`: in seconds; `failed`: why a piece runs as it was traced;
+    `transient`: the machine failed, and the next start tries again.
+    """
+    entries = cache.entries()
+    users: dict[str, list[str]] = {}
+    for entry in entries:
+        if entry.about.get("kind") == "plan":
+            for piece in _pieces_of(cache.folder / entry.content):
+                users.setdefault(piece, []).append(_model_of(entry))
+    rows = []
+    for entry in entries:
+        about = entry.about
+        ops, failed = about.get("ops"), about.get("failed")
+        if about.get("kind") == "plan":
+            what, models = f"{about.get('pieces')} distinct pieces", [_model_of(entry)]
+        else:
+            what = f"{len(ops)} ops" if isinstance(ops, list) else ""
+            models = sorted(set(users.get(str(about.get("piece")), [])))
+        rows.append(
+            {
+                "key": entry.key,
+                "kind": str(about.get("kind", "unknown")),
+                "what": what,
+                "models": models,
+                "compiler": str(about.get("compiler", "")),
+                "torch": str(about.get("torch", "")),
+                "num_bytes": entry.num_bytes,
+                "age": max(0.0, time.time() - entry.created),
+                "failed": None if failed is None else str(failed),
+                "transient": bool(about.get("transient")),
+            }
+        )
+    return rows
+
+
+def _pieces_of(plan: Path) -> list[str]:
+    try:
+        return [str(piece["key"]) for piece in json.loads(plan.read_text())["pieces"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _model_of(plan: Entry) -> str:
+    """Architecture, depth, width and dtype, out of the text that `pieces.model_key` made."""
+    try:
+        (config, dtype), _ = json.JSONDecoder().raw_decode(str(plan.about["model"]))
+        return (
+            f"{config['architecture']} {config['num_layers']}x{config['hidden_size']} "
+            f"{str(dtype).removeprefix('torch.')}"
+        )
+    except (ValueError, KeyError, TypeError):
+        return "unknown model"
+
+
+def _folders(cache: CompileCache) -> list[dict[str, Any]]:
+    """What lies in the cache's folder beside its entries and was compiled; empty folders are left
+    out. `age`: of the newest file, in seconds.
+    """
+    rows = []
+    for kind, what, folder in _other_folders(cache):
+        files = []
+        for path in folder.rglob("*"):
+            try:
+                files += [path.stat()] if path.is_file() else []
+            except OSError:
+                continue  # It is gone meanwhile.
+        if files:
+            rows.append(
+                {
+                    "kind": kind,
+                    "what": what,
+                    "folder": str(folder),
+                    "num_files": len(files),
+                    "num_bytes": sum(status.st_size for status in files),
+                    "age": max(0.0, time.time() - max(status.st_mtime for status in files)),
+                }
+            )
+    return rows
+
+
+def _other_folders(cache: CompileCache) -> Iterator[tuple[str, str, Path]]:
+    """Kind, purpose and place. What the user has put elsewhere is the user's to clear."""
+    from ..compilation.cache import inductor_folder
+    from ..kernels.cache_folder import kernels_folder, verdicts_folder
+
+    yield "inductor", "diffusion models, by torch.compile", inductor_folder()
+    yield "libraries", "which kernels of libraries are right on this machine", verdicts_folder()
+    if kernels_folder().parent == cache.folder:
+        yield "native", "kernels for this CPU", kernels_folder()
+
+
+def _table(entries: Sequence[dict[str, Any]], folders: Sequence[dict[str, Any]]) -> Iterator[str]:
     if not entries and not folders:
         return
     rows = [("kind", "what", "compiler", "torch", "size", "age", "of models")]
-    rows += [
-        (
-            entry.kind,
-            entry.what if entry.failed is None else f"{entry.what}, as traced",
-            entry.compiler,
-            entry.torch,
-            f"{entry.num_bytes / 1024:.0f} KiB",
-            _age(entry.age),
-            ", ".join(entry.models),
-        )
-        for entry in entries
-    ]
-    for found in folders:
-        rows.append(
-            (
-                found.kind,
-                f"{found.num_files} files",
-                "",
-                "",
-                f"{found.num_bytes / 1024:.0f} KiB",
-                _age(found.age),
-                found.what,
-            )
-        )
+    for row in [*entries, *folders]:
+        size, age = f"{row['num_bytes'] / 1024:.0f} KiB", _age(row["age"])
+        if "folder" in row:
+            rows.append((row["kind"], f"{row['num_files']} files", "", "", size, age, row["what"]))
+        else:
+            what = row["what"] if row["failed"] is None else f"{row['what']}, as traced"
+            models = ", ".join(row["models"])
+            rows.append((row["kind"], what, row["compiler"], row["torch"], size, age, models))
     widths = [max(len(row[column]) for row in rows) for column in range(6)]
-    for row in rows:
+    for line in rows:
         yield "  ".join(
-            [*(text.ljust(width) for text, width in zip(row[:-1], widths, strict=True)), row[-1]]
+            [*(text.ljust(width) for text, width in zip(line[:-1], widths, strict=True)), line[-1]]
         ).rstrip()
 
 
-def _failures(entries: Sequence[StoredEntry]) -> Iterator[str]:
-    for entry in entries:
-        if entry.failed is not None:
+def _failures(entries: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for row in entries:
+        if row["failed"] is not None:
             when = (
                 "at the next start"
-                if entry.transient
+                if row["transient"]
                 else "with another compiler or torch, or after `piecework cache clear`"
             )
             yield (
-                f"the piece of {entry.what} could not be compiled ({entry.failed}); it is tried "
+                f"the piece of {row['what']} could not be compiled ({row['failed']}); it is tried "
                 f"again {when}"
             )
 

@@ -8,16 +8,24 @@ import argparse
 import json
 import logging
 import sys
+from collections.abc import Iterator, Sequence
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..runtime.config import EngineConfig
 from .flags import add_config_arguments, check_model, engine_config, report
 from .foreign_flags import add_foreign_flags
 
+if TYPE_CHECKING:
+    from ..runtime.graphs.explain import Explanation
+
 EXIT_FAILED = 1
 _SHOTS = 5
 """Worked examples before each question, as in `piecework bench gsm8k`."""
+_MIB = 2**20
+_LONGEST = 12
+"""Sizes of a list that are shown; what lies in the middle of a longer one is left out."""
 
 
 def add_parser(commands: Any) -> None:
@@ -63,7 +71,6 @@ def _explain(arguments: argparse.Namespace) -> int:
     check_model(config)
     from ..compilation.errors import GraphError
     from ..runtime.graphs.explain import explain, lengths_of_file, lengths_of_prompts
-    from ..runtime.graphs.explain_text import lines
 
     logging.basicConfig(format="%(levelname)s: %(message)s")
     lengths = None
@@ -86,7 +93,160 @@ def _explain(arguments: argparse.Namespace) -> int:
         sys.stdout.writelines(f"{line.rstrip()}\n" for line in lines(told))
     if arguments.svg is not None:
         try:
-            Path(arguments.svg).write_text(told.svg)
+            Path(arguments.svg).write_text(picture(told))
         except OSError as error:
             raise ValueError(f"--svg {arguments.svg}: {error.strerror}") from None
     return 0
+
+
+def lines(told: Explanation) -> Iterator[str]:
+    """Pieces, the order in which they run, captures and padding, each under a heading."""
+    calls = sum(row.calls for row in told.pieces)
+    splits = ", ".join(f"{count} x {op}" for op, count in told.split_ops.items())
+    yield (
+        f"{told.model_path}: {told.architecture} in {told.dtype} on {told.device}, "
+        f"{told.weight_bytes / _MIB:.0f} MiB of weights"
+    )
+    yield (
+        f"{calls} pieces, {len(told.pieces)} of them distinct, cut at {splits}; compiler: "
+        f"{told.compiler}"
+    )
+    passes = ", ".join(f"{name} matched {count} times" for name, count in told.passes.items())
+    yield f"passes: {passes or 'none'}"
+    yield ""
+    yield from _pieces(told)
+    yield ""
+    yield "order of calls"
+    for piece, op, times in told.stretches:
+        parts = [f"piece {piece}" if piece is not None else None, op]
+        yield f"  {times:3} x  {', then '.join(part for part in parts if part is not None)}"
+    yield ""
+    yield from _captures(told)
+    yield ""
+    yield from _padding(told)
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Columns as wide as what they hold; the last one, which is text, stands left."""
+    widths = [max(len(row[column]) for row in [headings, *rows]) for column in range(len(headings))]
+    for row in [headings, *rows]:
+        yield "  " + "  ".join(
+            [
+                *(text.rjust(width) for text, width in zip(row[:-1], widths[:-1], strict=True)),
+                row[-1],
+            ]
+        )
+
+
+def _pieces(told: Explanation) -> Iterator[str]:
+    rows = [
+        (
+            str(row.number),
+            str(row.calls),
+            str(row.num_inputs),
+            str(row.num_weights),
+            f"{row.seconds:.2f} s",
+            f"{row.num_bytes / 1024:.0f} KiB",
+            row.state,
+            row.ops,
+        )
+        for row in told.pieces
+    ]
+    yield from _table(
+        ["piece", "calls", "inputs", "weights", "compiled in", "code", "now", "ops"], rows
+    )
+    for row in told.pieces:
+        if row.failed is not None:
+            yield f"  piece {row.number} could not be compiled: {row.failed}"
+    how = (
+        f"traced in {told.trace_seconds:.2f} s"
+        if told.trace_seconds
+        else f"loaded in {told.load_seconds:.2f} s, neither traced nor compiled"
+    )
+    yield f"  {how}; compiling took {sum(row.seconds for row in told.pieces):.2f} s, now or once"
+
+
+def _captures(told: Explanation) -> Iterator[str]:
+    if not told.captures:
+        yield (
+            f"captured sizes: none; on {told.device} only those given with "
+            "--piecewise-cuda-graph-tokens"
+        )
+        return
+    yield "captured sizes"
+    rows = []
+    for capture in told.captures:
+        failed, seconds = f"failed: {capture.failed}", capture.seconds
+        rows.append(
+            (capture.phase, str(capture.size), failed if seconds is None else f"{seconds:.3f} s")
+        )
+    yield from _table(["phase", "tokens", "captured in"], rows)
+    total = sum(capture.seconds or 0.0 for capture in told.captures)
+    yield f"  {told.num_graphs} graphs, {told.graph_bytes / _MIB:.1f} MiB, {total:.2f} s"
+
+
+def _padding(told: Explanation) -> Iterator[str]:
+    if told.lengths is None:
+        yield (
+            "padding: no lengths are known yet; serve the model for a while, or give --lengths "
+            "FILE or --dataset gsm8k"
+        )
+        return
+    tokens = sum(length * count for length, count in told.lengths.counts.items())
+    yield (
+        f"padding, on {told.lengths.source}: {sum(told.lengths.counts.values())} lengths, "
+        f"{tokens} tokens"
+    )
+    rows = []
+    for row in told.padding:
+        sizes = [str(size) for size in row.sizes]
+        if len(sizes) > _LONGEST:
+            sizes = [*sizes[: _LONGEST // 2], "...", *sizes[-_LONGEST // 2 :]]
+        share, longer = f"{row.share:.1%}", f"{row.longer:.1%}"
+        rows.append((row.name, str(len(row.sizes)), share, longer, " ".join(sizes)))
+    yield from _table(["list", "sizes", "padding", "steps above", ""], rows)
+    if not told.pads:
+        yield (
+            f"  on {told.device} no step is padded: a size is replayed for steps of that very "
+            "length"
+        )
+
+
+def picture(told: Explanation) -> str:
+    """The cut forward as SVG: a box a piece, with its ops, and the split op below it."""
+    width, box, gap, op_height = 560, 64, 18, 26
+    parts, y = [], gap
+    for piece, op, times in told.stretches:
+        top = y
+        if piece is not None:
+            hue = 47 * piece % 360
+            ops = told.pieces[piece].ops
+            ops = ops if len(ops) <= 78 else ops[:77] + "…"
+            parts.append(
+                f'<rect x="20" y="{y}" width="{width - 110}" height="{box}" rx="4" '
+                f'fill="hsl({hue},60%,88%)" stroke="#555"/>'
+            )
+            parts.append(f'<text x="32" y="{y + 26}" font-weight="bold">piece {piece}</text>')
+            parts.append(f'<text x="32" y="{y + 48}" font-size="11">{escape(ops)}</text>')
+            y += box
+        if op is not None:
+            parts.append(
+                f'<rect x="120" y="{y + 6}" width="{width - 310}" height="{op_height}" rx="13" '
+                'fill="#fff" stroke="#555"/>'
+            )
+            parts.append(
+                f'<text x="{(width - 70) // 2}" y="{y + 24}" '
+                f'text-anchor="middle">{escape(op)}</text>'
+            )
+            y += op_height + 6
+        if times > 1:
+            parts.append(
+                f'<path d="M{width - 80} {top} h12 v{y - top} h-12" fill="none" stroke="#555"/>'
+            )
+            parts.append(f'<text x="{width - 60}" y="{(top + y) // 2 + 5}">× {times}</text>')
+        y += gap
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y}" '
+        'font-family="sans-serif" font-size="14">'
+    )
+    return "\n".join([head, *parts, "</svg>"])

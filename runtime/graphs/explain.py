@@ -8,13 +8,14 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ...compilation.explain import PieceRow, Stretch, picture, piece_rows, stretches
 from ...compilation.passes.manager import PassConfig
 from ...compilation.piece_store import PiecesReport, weight_bytes
 from ...compilation.piecewise import PiecewiseForward
+from ...compilation.plan import Plan
 from ...compilation.sizes import SizesOption, choose_sizes, padding_share, parse_sizes
 from ..config import EngineConfig
 from ..executor.model_runner import ModelRunner
@@ -25,6 +26,33 @@ from .compile_pieces import make_pieces, piece_maker
 
 _COMPARED = (4, 8, 16, 32)
 """K of the auto:K lists that are shown beside the default one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceRow:
+    """One distinct piece. `ops`: each op with how often it is applied. `seconds`: to compile it,
+    now or once.
+
+    `failed`: why it cannot be compiled, and runs as traced.
+    """
+
+    number: int
+    calls: int
+    ops: str
+    num_inputs: int
+    num_weights: int
+    seconds: float
+    num_bytes: int
+    state: str
+    failed: str | None
+
+
+class Stretch(NamedTuple):
+    """`piece`, then `op`, `times` times in a row; either may be missing."""
+
+    piece: int | None
+    op: str | None
+    times: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +111,9 @@ class Explanation:
     pads: bool
     lengths: Lengths | None
     padding: list[PaddingRow]
-    svg: str
 
     def to_json(self) -> dict[str, Any]:
-        fields = asdict(self) | {"stretches": [stretch._asdict() for stretch in self.stretches]}
-        del fields["svg"]
-        return fields
+        return asdict(self) | {"stretches": [stretch._asdict() for stretch in self.stretches]}
 
 
 def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation:
@@ -99,7 +124,15 @@ def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation
     model have had on this machine. Raises `ValueError` with a remedy, and `TraceError` where the
     model cannot run in pieces.
     """
-    runner = ModelRunner(_in_pieces(config))
+    if (
+        config.disable_cuda_graph
+        or config.disable_piecewise_cuda_graph
+        or config.cuda_graph_backend_prefill not in (None, "piecewise")
+    ):
+        raise ValueError(
+            "explain shows a model in pieces: leave out the flags that switch them off"
+        )
+    runner = ModelRunner(replace(config, piecewise_cuda_graph=True))
     forward, report, compiler = _make_pieces(runner)
     captures = _capture(runner, forward)
     if lengths is None and runner.seen_lengths.counts:
@@ -116,8 +149,8 @@ def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation
         compiler=compiler,
         trace_seconds=report.trace_seconds,
         load_seconds=report.load_seconds,
-        pieces=piece_rows(forward.plan, report),
-        stretches=stretches(forward.plan),
+        pieces=[_piece_row(forward.plan, report, n) for n in range(len(forward.plan.pieces))],
+        stretches=_stretches(forward.plan),
         split_ops=dict(Counter(step.op for step in forward.plan.steps if step.op is not None)),
         passes=forward.plan.passes,
         weight_bytes=info.weight_bytes,
@@ -127,8 +160,41 @@ def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation
         pads=runner.platform.padding_limit > 1.0,
         lengths=lengths,
         padding=[] if lengths is None else padding_rows(runner.config, lengths.counts),
-        svg=picture(forward.plan),
     )
+
+
+def _piece_row(plan: Plan, report: PiecesReport, number: int) -> PieceRow:
+    piece = plan.pieces[number]
+    weights = sum(spec.weight for spec in piece.inputs)
+    ops = Counter(piece.ops).items()
+    if number in report.failed:
+        state = "as traced"
+    else:
+        state = "from the cache" if number in report.loaded else "compiled"
+    return PieceRow(
+        number=number,
+        calls=plan.calls()[number],
+        ops=", ".join(name if count == 1 else f"{name} x {count}" for name, count in ops),
+        num_inputs=len(piece.inputs) - weights,
+        num_weights=weights,
+        seconds=report.compile_seconds.get(number, report.loaded.get(number, 0.0)),
+        num_bytes=report.num_bytes.get(number, 0),
+        state=state,
+        failed=report.failed.get(number),
+    )
+
+
+def _stretches(plan: Plan) -> list[Stretch]:
+    """The calls in order, equal neighbours told once: a model of 30 like layers has three or
+    four.
+    """
+    pairs: list[tuple[int | None, str | None]] = []
+    for step in plan.steps:
+        if step.op is not None and pairs and pairs[-1][1] is None:
+            pairs[-1] = (pairs[-1][0], step.op)
+        else:
+            pairs.append((step.piece, step.op))
+    return [Stretch(*pair, len(list(group))) for pair, group in groupby(pairs)]
 
 
 def lengths_of_file(path: str) -> Lengths:
@@ -137,12 +203,9 @@ def lengths_of_file(path: str) -> Lengths:
     """
     try:
         text = Path(path).read_text()
-        counts = (
-            Counter({int(length): int(count) for length, count in json.loads(text).items()})
-            if text.lstrip().startswith("{")
-            else None
-        )
-        if counts is None:
+        if text.lstrip().startswith("{"):
+            counts = Counter({int(length): int(n) for length, n in json.loads(text).items()})
+        else:
             counts = Counter(int(word) for word in text.replace(",", " ").split())
     except OSError as error:
         raise ValueError(f"--lengths {path}: {error.strerror}") from None
@@ -178,20 +241,14 @@ def padding_rows(config: EngineConfig, lengths: Mapping[int, int]) -> list[Paddi
         options = {
             config.piecewise_cuda_graph_tokens: parse_sizes(config.piecewise_cuda_graph_tokens)
         } | options
-    return [
-        _padding_row(name, choose_sizes(option, cap, steps), steps)
-        for name, option in options.items()
-    ]
-
-
-def _padding_row(name: str, sizes: list[int], steps: Mapping[int, int]) -> PaddingRow:
-    longer = sum(count for length, count in steps.items() if not sizes or length > sizes[-1])
-    return PaddingRow(
-        name=name,
-        sizes=sizes,
-        share=padding_share(sizes, steps),
-        longer=longer / sum(steps.values()),
-    )
+    total = sum(steps.values())
+    rows = []
+    for name, option in options.items():
+        sizes = choose_sizes(option, cap, steps)
+        longer = sum(count for length, count in steps.items() if not sizes or length > sizes[-1])
+        share = padding_share(sizes, steps)
+        rows.append(PaddingRow(name=name, sizes=sizes, share=share, longer=longer / total))
+    return rows
 
 
 def _chunked(lengths: Mapping[int, int], chunk: int) -> Counter[int]:
@@ -202,19 +259,6 @@ def _chunked(lengths: Mapping[int, int], chunk: int) -> Counter[int]:
         steps[rest] += count
     del steps[0]
     return +steps
-
-
-def _in_pieces(config: EngineConfig) -> EngineConfig:
-    """The settings with pieces switched on. Raises `ValueError` where they were switched off."""
-    if (
-        config.disable_cuda_graph
-        or config.disable_piecewise_cuda_graph
-        or config.cuda_graph_backend_prefill not in (None, "piecewise")
-    ):
-        raise ValueError(
-            "explain shows a model in pieces: leave out the flags that switch them off"
-        )
-    return replace(config, piecewise_cuda_graph=True)
 
 
 def _make_pieces(runner: ModelRunner) -> tuple[PiecewiseForward, PiecesReport, str]:
@@ -242,19 +286,15 @@ def _capture(runner: ModelRunner, forward: PiecewiseForward) -> list[Capture]:
     ) as bar:
         while runner.graphs.capture_next():
             bar.update()
-    found = {"prefill": runner.graphs.prefill, "decode": runner.graphs.decode}
-    graphs = {
-        phase: part.graphs
-        for phase, part in found.items()
-        if part is not None and part.graphs is not None
-    }
+    phases = {"prefill": runner.graphs.prefill, "decode": runner.graphs.decode}
     return [
         Capture(
             phase=phase,
             size=size,
-            seconds=part.stats.capture_seconds.get(size),
-            failed=part.stats.disabled.get(size),
+            seconds=part.graphs.stats.capture_seconds.get(size),
+            failed=part.graphs.stats.disabled.get(size),
         )
-        for phase, part in graphs.items()
-        for size in part.sizes
+        for phase, part in phases.items()
+        if part is not None and part.graphs is not None
+        for size in part.graphs.sizes
     ]

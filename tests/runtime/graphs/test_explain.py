@@ -11,6 +11,7 @@ import torch
 from gguf_models import Kind, write_gguf
 from tiny_models import make_tiny_model
 
+from piecework.cli.explain import lines, picture
 from piecework.cli.main import main
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.graphs.explain import (
@@ -20,7 +21,6 @@ from piecework.runtime.graphs.explain import (
     lengths_of_prompts,
     padding_rows,
 )
-from piecework.runtime.graphs.explain_text import lines
 from piecework.runtime.llm import LLM
 from piecework.runtime.sampling.params import SamplingParams
 
@@ -52,7 +52,12 @@ def config(path: Path, **settings: object) -> EngineConfig:
 def check_pieces(told: Explanation) -> None:
     assert [row.calls for row in told.pieces] == [1, LAYERS - 1, 1]
     assert told.split_ops == {"piecework::attention": LAYERS}
-    assert [stretch.times for stretch in told.stretches] == [1, LAYERS - 1, 1]
+    attention = "piecework::attention"
+    assert told.stretches == [(0, attention, 1), (1, attention, LAYERS - 1), (2, None, 1)]
+    assert "linear x 4" in told.pieces[1].ops
+    # Of a layer without biases: four projections and two norms; of the last piece also the last.
+    assert [row.num_weights for row in told.pieces][1:] in ([6, 5], [7, 5], [8, 5])
+    assert all(row.num_bytes > 0 and row.seconds > 0 for row in told.pieces)
     matches = told.passes["lower_ops"]
     assert matches >= 4 * LAYERS + 1
     (line,) = (line for line in lines(told) if line.startswith("passes: "))
@@ -79,7 +84,21 @@ def test_pieces_captures_and_memory(folder: Path) -> None:
     assert told.num_graphs == 2 * (LAYERS + 1) + 2
     assert told.graph_bytes > 0 and told.trace_seconds > 0
     assert json.loads(json.dumps(told.to_json()))["pieces"][1]["calls"] == LAYERS - 1
-    assert ElementTree.fromstring(told.svg).tag.endswith("svg")
+    assert {row.state for row in told.pieces} == {"compiled"}
+    texts = [
+        element.text or ""
+        for element in ElementTree.fromstring(picture(told)).iter()
+        if element.tag.endswith("text")
+    ]
+    assert [text for text in texts if text.startswith("piece ")] == [
+        "piece 0",
+        "piece 1",
+        "piece 2",
+    ]
+    assert f"× {LAYERS - 1}" in texts
+    again = explain(config(folder))
+    assert {row.state for row in again.pieces} == {"from the cache"}
+    assert all(row.seconds > 0 for row in again.pieces)
 
 
 def test_a_gguf_file(tmp_path: Path) -> None:
