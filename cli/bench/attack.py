@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ...bench.target import Target
-from .flags import DEFAULT_URL, add_json, add_measurement, given, positive
+from .flags import DEFAULT_URL, add_flag, add_json, add_measurement, given, positive
 
 NAMES = (
     *(
@@ -63,13 +63,9 @@ def add_parser(subparsers: Any) -> None:
         _run,
     )
     group = parser.add_argument_group("server")
-    group.add_argument(
-        "--base-url", default=DEFAULT_URL, metavar="URL", help=f"default: {DEFAULT_URL}"
-    )
-    group.add_argument("--model", metavar="NAME", help="default: the first that the server lists")
-    group.add_argument(
-        "--api-key", metavar="KEY", help="sent as `Authorization: Bearer KEY`; default: none"
-    )
+    add_flag(group, "--base-url URL", f"default: {DEFAULT_URL}", str, DEFAULT_URL)
+    add_flag(group, "--model NAME", "default: the first that the server lists")
+    add_flag(group, "--api-key KEY", "sent as `Authorization: Bearer KEY`; default: none")
     group.add_argument(
         "--allow-other-hosts",
         action="store_true",
@@ -77,37 +73,23 @@ def add_parser(subparsers: Any) -> None:
     )
     add_json(parser)
     attacks = parser.add_argument_group("attacks")
-    attacks.add_argument(
-        "--attacks",
-        type=_names,
-        metavar="LIST",
-        help=f"all, or some of {', '.join(NAMES)}; default: all, which is all but fuzz",
+    add_flag(
+        attacks,
+        "--attacks LIST",
+        f"all, or some of {', '.join(NAMES)}; default: all, which is all but fuzz",
+        _names,
     )
-    attacks.add_argument(
-        "--seconds",
-        type=_seconds,
-        metavar="S",
-        help="that one attack may take at most; default: 90",
-    )
-    attacks.add_argument(
-        "--requests", type=positive, metavar="N", help="fuzz: requests; default: 2000"
-    )
-    attacks.add_argument("--seed", type=int, metavar="N", help="fuzz: of all requests; default: 0")
-    attacks.add_argument(
-        "--concurrency",
-        type=positive,
-        metavar="N",
-        help="fuzz: requests under way at once; default: 8",
-    )
+    add_flag(attacks, "--seconds S", "that one attack may take at most; default: 90", _seconds)
+    add_flag(attacks, "--requests N", "fuzz: requests; default: 2000", positive)
+    add_flag(attacks, "--seed N", "fuzz: of all requests; default: 0", int)
+    add_flag(attacks, "--concurrency N", "fuzz: requests under way at once; default: 8", positive)
     goals = parser.add_argument_group("goals")
-    goals.add_argument(
-        "--max-wait", type=_seconds, metavar="S", help="seconds that /health may take; default: 0.5"
-    )
-    goals.add_argument(
-        "--max-growth-mb",
-        type=_seconds,
-        metavar="MB",
-        help="by which the server's processes may grow together; default: 300",
+    add_flag(goals, "--max-wait S", "seconds that /health may take; default: 0.5", _seconds)
+    add_flag(
+        goals,
+        "--max-growth-mb MB",
+        "by which the server's processes may grow together; default: 300",
+        _seconds,
     )
 
 

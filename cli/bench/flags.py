@@ -51,11 +51,30 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=32)
 
 
+def add_flag(
+    group: Any,
+    flag: str,
+    help: str,
+    read: Callable[[str], Any] = str,
+    default: Any = None,
+    **settings: Any,
+) -> None:
+    """A flag that takes a value. `flag`: its name and what stands for the value. The help tells the
+    default where it does not yet.
+    """
+    if default is not None and "default: " not in help:
+        shown = f"{default:g}" if isinstance(default, float) else default
+        help = f"{help}; default: {shown}" if help else f"default: {shown}"
+    name, _, metavar = flag.partition(" ")
+    named = {"metavar": metavar} if metavar else {}
+    group.add_argument(name, type=read, default=default, help=help, **named, **settings)
+
+
 def add_json(parser: Any) -> None:
-    parser.add_argument(
-        "--json",
-        metavar="FILE",
-        help="write the result there too; -: to standard output, and the text to standard error",
+    add_flag(
+        parser,
+        "--json FILE",
+        "write the result there too; -: to standard output, and the text to standard error",
     )
 
 
@@ -82,30 +101,20 @@ def given(settings: type[T], arguments: argparse.Namespace, **others: Any) -> T:
 
 def add_target(parser: Any, *, api: bool = True) -> None:
     group = parser.add_argument_group("server")
-    group.add_argument(
-        "--base-url", default=DEFAULT_URL, metavar="URL", help=f"default: {DEFAULT_URL}"
-    )
+    add_flag(group, "--base-url URL", f"default: {DEFAULT_URL}", str, DEFAULT_URL)
     if api:
-        group.add_argument(
-            "--api",
-            type=Api,
-            choices=list(Api),
-            metavar="API",
-            default=Api.COMPLETION,
-            help="completion (/v1/completions), chat (/v1/chat/completions) or generate (SGLang's "
+        add_flag(
+            group,
+            "--api API",
+            "completion (/v1/completions), chat (/v1/chat/completions) or generate (SGLang's "
             "/generate); default: completion",
+            Api,
+            Api.COMPLETION,
+            choices=list(Api),
         )
-    group.add_argument("--model", metavar="NAME", help="default: the first that the server lists")
-    group.add_argument(
-        "--api-key", metavar="KEY", help="sent as `Authorization: Bearer KEY`; default: none"
-    )
-    group.add_argument(
-        "--timeout",
-        type=float,
-        default=600.0,
-        metavar="S",
-        help="seconds that one request may take; default: 600",
-    )
+    add_flag(group, "--model NAME", "default: the first that the server lists")
+    add_flag(group, "--api-key KEY", "sent as `Authorization: Bearer KEY`; default: none")
+    add_flag(group, "--timeout S", "seconds that one request may take", float, 600.0)
     group.add_argument(
         "--no-keep-alive",
         dest="keep_alive",
@@ -116,11 +125,11 @@ def add_target(parser: Any, *, api: bool = True) -> None:
 
 
 def add_gsm8k_file(group: Any, more: str = "") -> None:
-    group.add_argument(
-        "--data-path",
-        metavar="FILE",
-        help="JSONL with question and answer on each line; default: GSM8K's test set, downloaded "
-        "once to ~/.cache/piecework" + more,
+    add_flag(
+        group,
+        "--data-path FILE",
+        "JSONL with question and answer on each line; default: GSM8K's test set, downloaded once "
+        "to ~/.cache/piecework" + more,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...runtime.config import DTYPES, PIECE_COMPILERS
 from .flags import (
+    add_flag,
     add_json,
     add_measurement,
     given,
@@ -46,44 +47,29 @@ def add_parser(subparsers: Any) -> None:
         _run,
     )
     parser.add_model_argument()
-    parser.add_argument("--model-path", metavar="PATH", help="default: smollm2-135m")
-    parser.add_argument("--dtype", choices=DTYPES, help="default: auto")
-    parser.add_argument(
-        "--compiler", choices=PIECE_COMPILERS, help="what compiles the pieces; default: by device"
+    add_flag(parser, "--model-path PATH", "default: smollm2-135m")
+    add_flag(parser, "--dtype", "default: auto", choices=DTYPES)
+    add_flag(
+        parser,
+        "--compiler",
+        "what compiles the pieces; default: by device",
+        choices=PIECE_COMPILERS,
     )
-    parser.add_argument(
-        "--num-threads", type=positive, metavar="N", help="compute threads; default: one a core"
+    add_flag(parser, "--num-threads N", "compute threads; default: one a core", positive)
+    add_flag(parser, "--parts LIST", "default: prefill,decode,compile,ready", _parts)
+    add_flag(parser, "--prefill LIST", "tokens of prefills; default: 16,64,256,512", numbers)
+    add_flag(parser, "--batch-sizes LIST", "sequences of decodes; default: 1,8", numbers)
+    add_flag(
+        parser, "--context N", "tokens of each sequence that is decoded; default: 256", positive
     )
-    parser.add_argument(
-        "--parts", type=_parts, metavar="LIST", help="default: prefill,decode,compile,ready"
+    add_flag(
+        parser,
+        "--layers LIST",
+        "depths whose compile times are compared; default: 8,30,60",
+        numbers,
     )
-    parser.add_argument(
-        "--prefill",
-        type=numbers,
-        metavar="LIST",
-        help="tokens of prefills; default: 16,64,256,512",
-    )
-    parser.add_argument(
-        "--batch-sizes", type=numbers, metavar="LIST", help="sequences of decodes; default: 1,8"
-    )
-    parser.add_argument(
-        "--context",
-        type=positive,
-        metavar="N",
-        help="tokens of each sequence that is decoded; default: 256",
-    )
-    parser.add_argument(
-        "--layers",
-        type=numbers,
-        metavar="LIST",
-        help="depths whose compile times are compared; default: 8,30,60",
-    )
-    parser.add_argument(
-        "--repeats", type=positive, metavar="N", help="runs of each step; default: 30"
-    )
-    parser.add_argument(
-        "--starts", type=positive, metavar="N", help="starts of each kind; default: 3"
-    )
+    add_flag(parser, "--repeats N", "runs of each step; default: 30", positive)
+    add_flag(parser, "--starts N", "starts of each kind; default: 3", positive)
     add_json(parser)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...bench.target import Target
 from .flags import (
+    add_flag,
     add_gsm8k_file,
     add_measurement,
     add_target,
@@ -43,37 +44,17 @@ def add_parser(subparsers: Any) -> None:
         _run,
     )
     add_target(parser)
-    parser.add_argument(
-        "--compare",
-        metavar="URL",
-        help="ask a second server the same afterwards; tells the paired difference in accuracy",
+    add_flag(
+        parser,
+        "--compare URL",
+        "ask a second server the same afterwards; tells the paired difference in accuracy",
     )
     group = parser.add_argument_group("questions")
     add_gsm8k_file(group)
-    group.add_argument(
-        "--num-shots",
-        type=count,
-        default=5,
-        metavar="N",
-        help="worked examples before each question; default: 5",
-    )
-    group.add_argument(
-        "--num-questions", type=positive, default=200, metavar="N", help="default: 200"
-    )
-    group.add_argument(
-        "--max-new-tokens",
-        type=positive,
-        default=512,
-        metavar="N",
-        help="longest answer in tokens; default: 512",
-    )
-    group.add_argument(
-        "--parallel",
-        type=positive,
-        default=128,
-        metavar="N",
-        help="requests under way at once; default: 128",
-    )
+    add_flag(group, "--num-shots N", "worked examples before each question", count, 5)
+    add_flag(group, "--num-questions N", "", positive, 200)
+    add_flag(group, "--max-new-tokens N", "longest answer in tokens", positive, 512)
+    add_flag(group, "--parallel N", "requests under way at once", positive, 128)
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from .flags import (
+    add_flag,
     add_json,
     add_measurement,
     given,
@@ -47,35 +48,28 @@ def add_parser(subparsers: Any) -> None:
         help="another server",
     )
     parser.add_model_argument()
-    parser.add_argument(
-        "--model-path", metavar="PATH", help="what Piecework serves; default: smollm2-135m"
+    add_flag(parser, "--model-path PATH", "what Piecework serves; default: smollm2-135m")
+    add_flag(
+        parser,
+        "--vocab-size N",
+        "token ids of prompts are below this; default: 49152, smollm2-135m's",
+        positive,
     )
-    parser.add_argument(
-        "--vocab-size",
-        type=positive,
-        metavar="N",
-        help="token ids of prompts are below this; default: 49152, smollm2-135m's",
-    )
-    parser.add_argument(
-        "--loads", type=_loads, metavar="LIST", help="default: single,batch8,batch32,prefill,prefix"
-    )
+    add_flag(parser, "--loads LIST", "default: single,batch8,batch32,prefill,prefix", _loads)
     parser.add_argument(
         "--scaling",
         action="store_true",
         help="also 1, 2, 4, ... 64 at a time, 128 tokens in and 64 out",
     )
-    parser.add_argument(
-        "--rounds",
-        type=positive,
-        metavar="N",
-        help="start and load every server so many times, in turn, and take its best figures; "
-        "default: 1",
+    add_flag(
+        parser,
+        "--rounds N",
+        "start and load every server so many times, in turn, and take its best figures; default: 1",
+        positive,
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="of prompts; default: 0")
-    parser.add_argument("--markdown", metavar="FILE", help="write the tables there too")
-    parser.add_argument(
-        "--plot", metavar="FILE", help="draw the scaling run there, PNG or SVG; needs matplotlib"
-    )
+    add_flag(parser, "--seed N", "of prompts; default: 0", int)
+    add_flag(parser, "--markdown FILE", "write the tables there too")
+    add_flag(parser, "--plot FILE", "draw the scaling run there, PNG or SVG; needs matplotlib")
     add_json(parser)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from ...bench.target import Api, Target
 from ...bench.workloads import DATASETS, PROMPT_KINDS, Workload
 from .flags import (
+    add_flag,
     add_gsm8k_file,
     add_measurement,
     add_target,
@@ -49,36 +50,13 @@ def add_parser(subparsers: Any) -> None:
     )
     add_target(parser)
     load = parser.add_argument_group("load")
-    load.add_argument(
-        "--num-prompts",
-        type=positive,
-        default=200,
-        metavar="N",
-        help="requests to measure; default: 200",
+    add_flag(load, "--num-prompts N", "requests to measure", positive, 200)
+    add_flag(
+        load, "--request-rate R", "requests a second, or inf; default: inf", _rate, float("inf")
     )
-    load.add_argument(
-        "--request-rate",
-        type=_rate,
-        default=float("inf"),
-        metavar="R",
-        help="requests a second, or inf; default: inf",
-    )
-    load.add_argument(
-        "--max-concurrency",
-        type=positive,
-        metavar="N",
-        help="requests under way at once; default: no bound",
-    )
-    load.add_argument(
-        "--num-warmups",
-        type=count,
-        default=1,
-        metavar="N",
-        help="requests sent one by one beforehand; default: 1",
-    )
-    load.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="default: 0, greedy"
-    )
+    add_flag(load, "--max-concurrency N", "requests under way at once; default: no bound", positive)
+    add_flag(load, "--num-warmups N", "requests sent one by one beforehand", count, 1)
+    add_flag(load, "--temperature T", "default: 0, greedy", float, 0.0)
     load.add_argument(
         "--ignore-eos",
         action="store_true",
@@ -90,78 +68,43 @@ def add_parser(subparsers: Any) -> None:
         action="store_false",
         help="wait for whole answers; there is no TTFT, TPOT and ITL then",
     )
-    load.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="N",
-        help="of prompts and times of arrival; default: 0",
-    )
+    add_flag(load, "--seed N", "of prompts and times of arrival", int, 0)
     _add_prompts(parser.add_argument_group("prompts"))
 
 
 def _add_prompts(group: Any) -> None:
-    group.add_argument("--dataset", choices=DATASETS, default="random", help="default: random")
-    group.add_argument(
-        "--random-input-len",
-        type=positive,
-        default=1024,
-        metavar="N",
-        help="tokens of a random prompt; default: 1024",
-    )
-    group.add_argument(
-        "--random-output-len",
-        type=positive,
-        default=128,
-        metavar="N",
-        help="tokens asked for behind it; default: 128",
-    )
-    group.add_argument(
-        "--random-range-ratio",
-        type=ratio,
-        default=0.0,
-        metavar="F",
-        help="draw each length L from L (1 - F) to L (1 + F), as in vLLM's benchmark; default: 0, "
+    add_flag(group, "--dataset", "", str, "random", choices=DATASETS)
+    add_flag(group, "--random-input-len N", "tokens of a random prompt", positive, 1024)
+    add_flag(group, "--random-output-len N", "tokens asked for behind it", positive, 128)
+    add_flag(
+        group,
+        "--random-range-ratio F",
+        "draw each length L from L (1 - F) to L (1 + F), as in vLLM's benchmark; default: 0, "
         "exactly L",
+        ratio,
+        0.0,
     )
-    group.add_argument(
-        "--prefix-len",
-        type=positive,
-        default=512,
-        metavar="N",
-        help="shared-prefix: shared tokens before them; default: 512",
-    )
-    group.add_argument(
-        "--num-prefixes",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="shared-prefix: different beginnings; default: 1",
-    )
-    group.add_argument(
+    add_flag(group, "--prefix-len N", "shared-prefix: shared tokens before them", positive, 512)
+    add_flag(group, "--num-prefixes N", "shared-prefix: different beginnings", positive, 1)
+    add_flag(
+        group,
         "--prompt-kind",
-        choices=PROMPT_KINDS,
-        help="random prompts as token ids, of exact lengths, or as words, about one token each; "
+        "random prompts as token ids, of exact lengths, or as words, about one token each; "
         "default: token-ids, for a chat words",
+        choices=PROMPT_KINDS,
     )
-    group.add_argument(
-        "--vocab-size",
-        type=positive,
-        metavar="N",
-        help="token ids are below this; default: as /get_model_info tells",
+    add_flag(
+        group,
+        "--vocab-size N",
+        "token ids are below this; default: as /get_model_info tells",
+        positive,
     )
-    group.add_argument(
-        "--num-shots",
-        type=count,
-        default=5,
-        metavar="N",
-        help="gsm8k: worked examples before each question; default: 5",
-    )
-    group.add_argument(
-        "--output-len",
-        type=positive,
-        metavar="N",
-        help="gsm8k, sharegpt-file: most tokens; default: 512, and about the recorded reply's",
+    add_flag(group, "--num-shots N", "gsm8k: worked examples before each question", count, 5)
+    add_flag(
+        group,
+        "--output-len N",
+        "gsm8k, sharegpt-file: most tokens; default: 512, and about the recorded reply's",
+        positive,
     )
     add_gsm8k_file(group, "; sharegpt-file: the ShareGPT JSON")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...bench.target import Api, Target
 from .flags import (
+    add_flag,
     add_measurement,
     add_target,
     count,
@@ -46,118 +47,45 @@ def add_parser(subparsers: Any) -> None:
     )
     add_target(parser, api=False)
     mix = parser.add_argument_group("requests")
-    mix.add_argument(
-        "--num-requests", type=positive, default=2000, metavar="N", help="default: 2000"
+    add_flag(mix, "--num-requests N", "", positive, 2000)
+    add_flag(mix, "--concurrency N", "requests under way at once", positive, 64)
+    add_flag(mix, "--apis LIST", "default: completion,chat,generate", _apis, tuple(Api))
+    add_flag(mix, "--disconnect-rate F", "share whose client leaves", ratio, 0.1)
+    add_flag(mix, "--abort-rate F", "share aborted by /abort_request", ratio, 0.05)
+    add_flag(mix, "--max-prompt-words N", "longest prompt", positive, 400)
+    add_flag(mix, "--max-new-tokens N", "most tokens of one sequence", positive, 64)
+    add_flag(
+        mix,
+        "--vocab-size N",
+        "token ids are below this; default: as /get_model_info tells",
+        positive,
     )
-    mix.add_argument(
-        "--concurrency",
-        type=positive,
-        default=64,
-        metavar="N",
-        help="requests under way at once; default: 64",
-    )
-    mix.add_argument(
-        "--apis",
-        type=_apis,
-        default=tuple(Api),
-        metavar="LIST",
-        help="default: completion,chat,generate",
-    )
-    mix.add_argument(
-        "--disconnect-rate",
-        type=ratio,
-        default=0.1,
-        metavar="F",
-        help="share whose client leaves; default: 0.1",
-    )
-    mix.add_argument(
-        "--abort-rate",
-        type=ratio,
-        default=0.05,
-        metavar="F",
-        help="share aborted by /abort_request; default: 0.05",
-    )
-    mix.add_argument(
-        "--max-prompt-words",
-        type=positive,
-        default=400,
-        metavar="N",
-        help="longest prompt; default: 400",
-    )
-    mix.add_argument(
-        "--max-new-tokens",
-        type=positive,
-        default=64,
-        metavar="N",
-        help="most tokens of one sequence; default: 64",
-    )
-    mix.add_argument(
-        "--vocab-size",
-        type=positive,
-        metavar="N",
-        help="token ids are below this; default: as /get_model_info tells",
-    )
-    mix.add_argument("--seed", type=int, default=0, metavar="N", help="of all requests; default: 0")
+    add_flag(mix, "--seed N", "of all requests", int, 0)
     checks = parser.add_argument_group("checks")
-    checks.add_argument(
-        "--verify",
-        type=count,
-        default=40,
-        metavar="N",
-        help="answers to compare with the same request alone; default: 40",
+    add_flag(checks, "--verify N", "answers to compare with the same request alone", count, 40)
+    add_flag(
+        checks, "--max-mismatches N", "how many of them may differ; default: any number", count
     )
-    checks.add_argument(
-        "--max-mismatches",
-        type=count,
-        metavar="N",
-        help="how many of them may differ; default: any number",
+    add_flag(checks, "--settle-seconds S", "in which the server becomes idle", float, 10.0)
+    add_flag(
+        checks,
+        "--server-pid PID",
+        "watch the memory of this process and of those it started",
+        positive,
     )
-    checks.add_argument(
-        "--settle-seconds",
-        type=float,
-        default=10.0,
-        metavar="S",
-        help="in which the server becomes idle; default: 10",
-    )
-    checks.add_argument(
-        "--server-pid",
-        type=positive,
-        metavar="PID",
-        help="watch the memory of this process and of those it started",
-    )
-    checks.add_argument(
-        "--max-memory-growth",
+    add_flag(
+        checks,
+        "--max-memory-growth MIB",
+        "since the first quarter; default: any",
+        float,
         dest="max_memory_growth_mib",
-        type=float,
-        metavar="MIB",
-        help="since the first quarter; default: any",
     )
     faults = parser.add_argument_group(
         "faults, of the engine process of the server that --server-pid names, here"
     )
-    faults.add_argument(
-        "--kill-engine",
-        dest="kills",
-        type=count,
-        default=0,
-        metavar="N",
-        help="times that it is killed; default: 0",
-    )
-    faults.add_argument(
-        "--hang-engine",
-        dest="hangs",
-        type=count,
-        default=0,
-        metavar="N",
-        help="times that it is stopped; default: 0",
-    )
-    faults.add_argument(
-        "--fault-interval",
-        type=float,
-        default=32.0,
-        metavar="S",
-        help="three within 60 s end a server; default: 32",
-    )
+    add_flag(faults, "--kill-engine N", "times that it is killed", count, 0, dest="kills")
+    add_flag(faults, "--hang-engine N", "times that it is stopped", count, 0, dest="hangs")
+    add_flag(faults, "--fault-interval S", "three within 60 s end a server", float, 32.0)
 
 
 def _apis(text: str) -> tuple[Api, ...]:
