@@ -5,7 +5,7 @@ measurements.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from .foreign_names import own_names
 from .loader.check import check_model
 from .loader.resolve import resolve_model_path
 from .sampling.params import SamplingParams
-from .tokenizer.output_processor import Generation, GenerationOutput, GenerationRequest, TextOptions
+from .tokenizer.output_processor import RequestOutput, RequestState, TextOptions, process_outputs
 from .tokenizer.tokenizer import load_tokenizer
 
 
@@ -44,7 +44,7 @@ class Completion:
             f"finish_reason={self.finish_reason and self.finish_reason.value!r}, {counts}{error})"
         )
 
-    def add(self, output: GenerationOutput) -> None:
+    def add(self, output: RequestOutput) -> None:
         self.text += output.text
         self.token_ids += output.token_ids
         self.logprobs += output.logprobs or []
@@ -109,15 +109,29 @@ class LLM:
                 f"{len(listed)} prompts came with {len(each)} sampling parameters; give one for "
                 "all, or one each"
             )
-        completions: dict[str, Completion] = {}
-        generations: dict[str, Generation] = {}
+        completions: list[Completion] = []
+        live: dict[str, RequestState] = {}
         for prompt, own in zip(listed, each, strict=True):
-            generation = self._start(prompt, own, text or TextOptions())
-            generations[generation.request.rid] = generation
-            completions[generation.request.rid] = Completion(generation.request.prompt_ids)
-        for rid, output in self._run(generations):
-            completions[rid].add(output)
-        return list(completions.values())
+            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            request = RequestState(
+                f"llm-{next(self._numbers):08d}",
+                ids,
+                own,
+                self.tokenizer,
+                text=text,
+                arrival_time=time.monotonic(),
+            )
+            completions.append(Completion(ids))
+            request.deliver = completions[-1].add
+            self.core.add(request.to_message())
+            live[request.rid] = request
+        while live:
+            ended, to_abort = process_outputs(live, self.core.step().outputs)
+            for rid in ended:
+                del live[rid]
+            if to_abort:
+                self.core.abort(to_abort)
+        return completions
 
     def chat(
         self, messages: Sequence[dict[str, Any]], params: SamplingParams | None = None
@@ -127,37 +141,6 @@ class LLM:
             self.tokenizer.apply_chat_template(messages), add_special_tokens=False
         )
         return self.generate([prompt], params)[0]
-
-    def _start(
-        self, prompt: str | list[int], params: SamplingParams, text: TextOptions
-    ) -> Generation:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        request = GenerationRequest(
-            rid=f"llm-{next(self._numbers):08d}",
-            prompt_ids=ids,
-            params=params,
-            text=text,
-            arrival_time=time.monotonic(),
-        )
-        generation = Generation(request, self.tokenizer)
-        self.core.add(generation.to_message())
-        return generation
-
-    def _run(self, generations: dict[str, Generation]) -> Iterator[tuple[str, GenerationOutput]]:
-        """Step until all of them have ended; one that meets a stop string is aborted in the
-        scheduler.
-        """
-        live = set(generations)
-        while live:
-            for output in self.core.step().outputs:
-                if output.rid not in live:
-                    continue
-                generation = generations[output.rid]
-                yield output.rid, generation.push(output)
-                if generation.finished:
-                    live.discard(output.rid)
-                    if output.finish_reason is None:
-                        self.core.abort([output.rid])
 
 
 def _listed(prompts: str | Sequence[int] | Sequence[str | list[int]]) -> list[str | list[int]]:

@@ -1,14 +1,12 @@
-"""What the model takes: prompts that fit its context, token ids that exist, sampling parameters in
-range.
+"""What a request may ask for: prompts that fit the context, token ids that exist, bounded
+amounts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
-from ..runtime.sampling.params import SamplingParams
-from ..runtime.tokenizer.output_processor import GenerationRequest
 from .errors import InvalidRequest
 
 MAX_SAMPLES = 128
@@ -104,42 +102,6 @@ class Limits(NamedTuple):
             f"{what}. {remedy}."
         )
         return InvalidRequest(message, param=param, code="context_length_exceeded")
-
-
-def sampling_params(wire_names: Mapping[str, str], **values: Any) -> SamplingParams:
-    """`SamplingParams(**values)`; what it refuses is told by the name that the parameter has on the
-    wire.
-    """
-    try:
-        return SamplingParams(**values)
-    except ValueError as error:
-        message = str(error)
-        param = message.partition(" ")[0]
-        for name, wire_name in wire_names.items():
-            message = message.replace(name, wire_name)
-        raise InvalidRequest(
-            f"{message}.", param=wire_names.get(param, param), code="invalid_value"
-        ) from None
-
-
-def check_prompt_logprobs(requests: Sequence[GenerationRequest], param: str) -> None:
-    """Raises `InvalidRequest` where one request asks for more than can be held. `param`: what asks
-    for alternatives.
-    """
-    count = 0
-    for request in requests:
-        if (top := request.params.prompt_logprobs) is not None:
-            count += (1 + top) * (len(request.prompt_ids) - request.params.prompt_logprobs_start)
-    if count > MAX_PROMPT_LOGPROBS:
-        message = (
-            f"{param}: {count} log-probabilities of prompts are asked for, samples counted, "
-            f"more than {MAX_PROMPT_LOGPROBS}"
-        )
-        raise InvalidRequest(
-            f"{message}; lower {param} or n, or send shorter prompts.",
-            param=param,
-            code="too_many_logprobs",
-        )
 
 
 def check_text(characters: int, param: str) -> None:

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ..runtime.engine.messages import FinishReason, GraphInfo
-from ..runtime.tokenizer.output_processor import GenerationOutput
+from ..runtime.tokenizer.output_processor import RequestOutput
 from .engine.client import Engine
 from .engine.state import AnyEngine, EngineState
 
@@ -159,44 +159,50 @@ class Metrics(MetricRegistry):
 
 
 class SequenceClock:
-    """Times one sequence as its outputs arrive."""
+    """Times and counts one sequence as its outputs arrive."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._arrival = time.monotonic()
         self._last_token: float | None = None
-        self._begun = False
+        self._begun = self._ended = False
         self._reason: FinishReason | None = None
 
-    def output(self, output: GenerationOutput) -> None:
+    def output(self, output: RequestOutput) -> None:
+        metrics = self._metrics
         if not self._begun:
             self._begun = True
-            self._metrics.prompt_tokens.inc(output.prompt_tokens)
-            self._metrics.cached_tokens.inc(output.cached_tokens)
-        if output.token_ids:
-            self._tokens(len(output.token_ids), time.monotonic())
+            metrics.prompt_tokens.inc(output.prompt_tokens)
+            metrics.cached_tokens.inc(output.cached_tokens)
+        if count := len(output.token_ids):
+            now = time.monotonic()
+            metrics.generation_tokens.inc(count)
+            if self._last_token is None:
+                metrics.time_to_first_token.observe(now - self._arrival)
+                self._last_token = now
+                count -= 1
+            for _ in range(count):
+                metrics.inter_token_latency.observe((now - self._last_token) / count)
+            self._last_token = now
         self._reason = output.finish_reason
+        if self._reason is not None:
+            self.end()
 
     def fail(self) -> None:
         self._reason = FinishReason.ERROR
 
     def end(self) -> None:
-        """The sequence is over; without a finish reason its client has left."""
+        """The sequence is over; without a finish reason its client has left. Ending twice does
+        nothing.
+        """
+        if self._ended:
+            return
+        self._ended = True
         self._metrics.requests.inc()
         if self._reason is None or self._reason is FinishReason.ABORT:
             self._metrics.aborted.inc()
         elif self._reason is not FinishReason.ERROR:
             self._metrics.end_to_end.observe(time.monotonic() - self._arrival)
-
-    def _tokens(self, count: int, now: float) -> None:
-        self._metrics.generation_tokens.inc(count)
-        if self._last_token is None:
-            self._metrics.time_to_first_token.observe(now - self._arrival)
-            count -= 1
-        since = self._last_token if self._last_token is not None else now
-        for _ in range(count):
-            self._metrics.inter_token_latency.observe((now - since) / count)
-        self._last_token = now
 
 
 class EngineCollector(Collector):

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from .. import __version__
 from ..runtime.sampling.params import SamplingParams
-from ..runtime.tokenizer.output_processor import GenerationRequest
+from ..runtime.tokenizer.output_processor import RequestState
 from .answers import Health, Version, answers
 from .collector import generate_all, unless_client_goes
 from .engine.state import EngineState, EngineUnavailable
@@ -43,7 +43,7 @@ async def health_generate(request: Request, serving: ServingDep) -> Response:
     tokenizer = serving.engine.tokenizer
     prompt = [tokenizer.bos_token_id if tokenizer.bos_token_id is not None else 0]
     params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
-    probe = GenerationRequest(rid=f"health-{uuid.uuid4().hex}", prompt_ids=prompt, params=params)
+    probe = RequestState(f"health-{uuid.uuid4().hex}", prompt, params, tokenizer)
     try:
         async with asyncio.timeout(GENERATE_TIMEOUT):
             await unless_client_goes(request.receive, generate_all(serving, [probe]))

@@ -249,3 +249,21 @@ Seed = Annotated[Integer, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[Integer, Field(ge=0, lt=2**31)]
 Priority = Annotated[Integer, Field(ge=-(2**31), lt=2**31)]
 """Higher runs first."""
+
+
+class SamplingFields(WireModel):
+    """How to sample, as far as endpoint families call it the same."""
+
+    n: Samples = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: Annotated[Integer, Field(ge=-1, lt=2**31, description="-1 or 0: all tokens")] = -1
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: Stops = Field(default_factory=list)
+    stop_token_ids: TokenIds = Field(default_factory=list)
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logit_bias: LogitBias = Field(default_factory=dict)

@@ -56,7 +56,7 @@ class Detokenizer:
         self._stream: _Stream = (_DecoderStream if tokenizer.spelling is None else _ByteStream)(
             tokenizer, context
         )
-        self._stops = StopStrings(stop)
+        self._stops = StopStrings(stop) if any(stop) else None
         self._include_stop = include_stop
         self._stopped = False
 
@@ -67,7 +67,11 @@ class Detokenizer:
         for count, token_id in enumerate(token_ids, 1):
             if token_id in self._hidden:
                 continue
-            certain, stop = self._stops.push(self._stream.push(token_id))
+            piece = self._stream.push(token_id)
+            if self._stops is None:
+                text += piece
+                continue
+            certain, stop = self._stops.push(piece)
             text += certain
             if stop is not None:
                 return Decoded(self._cut(text, stop), stop, count)
@@ -77,6 +81,8 @@ class Detokenizer:
         """The text that was held back; the sequence has ended."""
         if self._stopped:
             return ""
+        if self._stops is None:
+            return self._stream.finish()
         text, stop = self._stops.push(self._stream.finish())
         return text + self._stops.finish() if stop is None else self._cut(text, stop)
 

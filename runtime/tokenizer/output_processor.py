@@ -1,15 +1,26 @@
-"""One sequence seen from the text side: what was asked, what has come so far, and how to ask for
-the rest after a restart.
+"""Turns the tokens of a step into what whoever asked for them gets: text, cut at stop strings,
+with its end and its counts.
+
+>>> state = RequestState("r", tokenizer.encode("Hi"), SamplingParams(), tokenizer)
+>>> state.deliver = print
+>>> process_outputs({"r": state}, [TokenOutput(rid="r", token_ids=[5])])
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from ..engine.messages import FinishReason, GenerateRequest, TokenLogprob, TokenOutput
 from ..sampling.params import SamplingParams
 from .detokenizer import Detokenizer
 from .tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_FAULT = "its output could not be processed; the server's log has the details"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,28 +34,9 @@ class TextOptions:
     skip_special_tokens: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRequest:
-    """One sequence to generate. `belongs_to`: ids of the requests that it is a part of, by which it
-    can be aborted too.
-    """
-
-    rid: str
-    prompt_ids: list[int]
-    params: SamplingParams
-    text: TextOptions = field(default_factory=TextOptions)
-    priority: int = 0
-    arrival_time: float = 0.0
-    belongs_to: frozenset[str] = frozenset()
-
-    def goes_by(self, rid: str) -> bool:
-        """Whether whoever says `rid` means this sequence."""
-        return rid == self.rid or rid in self.belongs_to
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationOutput:
-    """What is new since the last output of a sequence.
+@dataclass(slots=True, kw_only=True)
+class RequestOutput:
+    """What is new since the last output of a request.
 
     `text` may lag behind `token_ids` while a character is incomplete or may still become a stop
     string; the output that carries `finish_reason` brings the rest. `matched_stop` is the stop
@@ -63,95 +55,8 @@ class GenerationOutput:
     error: str | None = None
 
 
-class Generation:
-    """The state of one sequence on the text side: enough to deliver it and, should the engine die,
-    to resume it.
-    """
-
-    def __init__(self, request: GenerationRequest, tokenizer: Tokenizer) -> None:
-        self.request = request
-        self.output_ids: list[int] = []
-        self.finished = False
-        self._cached_tokens: int | None = None
-        self._prompt_logprobs_sent = False
-        self._eos_token_ids = tokenizer.end_token_ids
-        self._detokenizer = Detokenizer(
-            tokenizer,
-            request.prompt_ids,
-            stop=request.text.stop,
-            include_stop=request.text.include_stop,
-            skip_special_tokens=request.text.skip_special_tokens,
-        )
-
-    def to_message(self) -> GenerateRequest:
-        """What the engine is asked: the prompt and every token already delivered."""
-        return GenerateRequest(
-            rid=self.request.rid,
-            input_ids=self.request.prompt_ids,
-            params=self.request.params,
-            output_ids=list(self.output_ids),
-            priority=self.request.priority,
-            arrival_time=self.request.arrival_time,
-            eos_token_ids=self._eos_token_ids,
-        )
-
-    def push(self, output: TokenOutput) -> GenerationOutput:
-        """Take one step's tokens; tokens behind a stop string are dropped. `finished` tells whether
-        it was the last.
-        """
-        if self._cached_tokens is None:
-            self._cached_tokens = output.cached_tokens
-        token_ids = output.token_ids
-        # A stop token or end-of-sequence token counts as generated, but is not text.
-        visible = token_ids[:-1] if output.stop_token_id is not None else token_ids
-        decoded = self._detokenizer.push(visible)
-        reason, matched = output.finish_reason, output.stop_token_id
-        text = decoded.text
-        matched_stop: str | int | None = matched
-        if decoded.stop is not None:
-            token_ids = token_ids[: decoded.consumed]
-            reason, matched_stop = FinishReason.STOP, decoded.stop
-        elif reason is not None:
-            text += self._detokenizer.finish()
-        self.output_ids += token_ids
-        self.finished = reason is not None
-        prompt_logprobs = None if self._prompt_logprobs_sent else output.prompt_logprobs
-        self._prompt_logprobs_sent |= prompt_logprobs is not None
-        return GenerationOutput(
-            text=text,
-            token_ids=token_ids,
-            logprobs=output.logprobs[: len(token_ids)] if output.logprobs is not None else None,
-            prompt_logprobs=prompt_logprobs,
-            finish_reason=reason,
-            matched_stop=matched_stop,
-            prompt_tokens=len(self.request.prompt_ids),
-            completion_tokens=len(self.output_ids),
-            cached_tokens=self._cached_tokens,
-            error=output.error,
-        )
-
-    def end(self, reason: FinishReason, error: str | None = None) -> GenerationOutput:
-        """End it from this side, with the text that was held back. Cannot fail, for it also ends
-        what has failed.
-        """
-        self.finished = True
-        try:
-            text = self._detokenizer.finish()
-        except Exception:
-            text = ""
-        return GenerationOutput(
-            text=text,
-            token_ids=[],
-            finish_reason=reason,
-            prompt_tokens=len(self.request.prompt_ids),
-            completion_tokens=len(self.output_ids),
-            cached_tokens=self._cached_tokens or 0,
-            error=error,
-        )
-
-
-def merge(outputs: list[GenerationOutput]) -> GenerationOutput:
-    """Several outputs of one sequence, in order, as one."""
+def merge(outputs: list[RequestOutput]) -> RequestOutput:
+    """Several outputs of one request, in order, as one."""
     if len(outputs) == 1:
         return outputs[0]
     logprobs = [entry for output in outputs for entry in output.logprobs or ()]
@@ -165,3 +70,150 @@ def merge(outputs: list[GenerationOutput]) -> GenerationOutput:
             None,
         ),
     )
+
+
+class RequestState:
+    """One request on the text side: what was asked, and what has come so far, so that it can be
+    resumed should the engine die.
+
+    `belongs_to`: ids of the client's requests that it is a part of, by which it can be aborted
+    too. `deliver` is called with each output.
+    """
+
+    deliver: Callable[[RequestOutput], None]
+
+    def __init__(
+        self,
+        rid: str,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        *,
+        text: TextOptions | None = None,
+        priority: int = 0,
+        arrival_time: float = 0.0,
+        belongs_to: frozenset[str] = frozenset(),
+    ) -> None:
+        self.rid = rid
+        self.prompt_ids = prompt_ids
+        self.params = params
+        self.text = text or TextOptions()
+        self.priority = priority
+        self.arrival_time = arrival_time
+        self.belongs_to = belongs_to
+        self.output_ids: list[int] = []
+        self.finished = False
+        self.delivered = False
+        """Whether the present life of the engine has sent a token of it."""
+        self.cached_tokens: int | None = None
+        self.prompt_logprobs_sent = False
+        self.eos_token_ids = tokenizer.end_token_ids
+        self.detokenizer = Detokenizer(
+            tokenizer,
+            prompt_ids,
+            stop=self.text.stop,
+            include_stop=self.text.include_stop,
+            skip_special_tokens=self.text.skip_special_tokens,
+        )
+
+    def goes_by(self, rid: str) -> bool:
+        """Whether whoever says `rid` means this request."""
+        return rid == self.rid or rid in self.belongs_to
+
+    def to_message(self) -> GenerateRequest:
+        """What the engine is asked: the prompt and every token already delivered."""
+        return GenerateRequest(
+            rid=self.rid,
+            input_ids=self.prompt_ids,
+            params=self.params,
+            output_ids=list(self.output_ids),
+            priority=self.priority,
+            arrival_time=self.arrival_time,
+            eos_token_ids=self.eos_token_ids,
+        )
+
+    def end(self, reason: FinishReason, error: str | None = None) -> None:
+        """End it from this side, with the text that was held back. Cannot fail, for it also ends
+        what has failed.
+        """
+        self.finished = True
+        try:
+            text = self.detokenizer.finish()
+        except Exception:
+            text = ""
+        self.deliver(
+            RequestOutput(
+                text=text,
+                token_ids=[],
+                finish_reason=reason,
+                prompt_tokens=len(self.prompt_ids),
+                completion_tokens=len(self.output_ids),
+                cached_tokens=self.cached_tokens or 0,
+                error=error,
+            )
+        )
+
+
+class Processed(NamedTuple):
+    """`ended`: requests that are over. `to_abort`: those of them that the engine does not know
+    to be.
+    """
+
+    ended: list[str]
+    to_abort: list[str]
+
+
+def process_outputs(
+    states: Mapping[str, RequestState], outputs: Iterable[TokenOutput]
+) -> Processed:
+    """Deliver what one step gave. Where that goes wrong for a request, it ends, and no other."""
+    processed = Processed([], [])
+    for output in outputs:
+        state = states.get(output.rid)
+        if state is None or state.finished:  # aborted while the step ran
+            continue
+        try:
+            # 1. Text. A stop or end-of-sequence token counts as generated, but is not text.
+            ids, reason, matched = output.token_ids, output.finish_reason, output.stop_token_id
+            text, stop, used = state.detokenizer.push(ids if matched is None else ids[:-1])
+
+            # 2. The end. Tokens behind a stop string are dropped; else the last output brings the
+            # text that was held back.
+            if stop is not None:
+                ids, reason = ids[:used], FinishReason.STOP
+            elif reason is not None:
+                text += state.detokenizer.finish()
+            state.finished = reason is not None
+
+            # 3. Counts, and what comes once, though a new life of the engine tells it again.
+            state.delivered = True
+            state.output_ids += ids
+            if state.cached_tokens is None:
+                state.cached_tokens = output.cached_tokens
+            prompt_logprobs = None if state.prompt_logprobs_sent else output.prompt_logprobs
+            state.prompt_logprobs_sent |= prompt_logprobs is not None
+
+            # 4. To whoever waits for it.
+            state.deliver(
+                RequestOutput(
+                    text=text,
+                    token_ids=ids,
+                    logprobs=None if output.logprobs is None else output.logprobs[: len(ids)],
+                    prompt_logprobs=prompt_logprobs,
+                    finish_reason=reason,
+                    matched_stop=matched if stop is None else stop,
+                    prompt_tokens=len(state.prompt_ids),
+                    completion_tokens=len(state.output_ids),
+                    cached_tokens=state.cached_tokens,
+                    error=output.error,
+                )
+            )
+        except Exception:
+            logger.exception("request %s ends: its output could not be processed", output.rid)
+            state.end(FinishReason.ERROR, _FAULT)
+        if state.finished:
+            processed.ended.append(output.rid)
+            # A stop string, or a fault here: the engine would go on.
+            if output.finish_reason is None:
+                processed.to_abort.append(output.rid)
+    return processed

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 class StopStrings:
     """The stop strings of one sequence, and the end of its text that may still become one.
 
-    The string that is complete first ends the text, and of those that are complete with the same
-    character the longest, so the result does not depend on how the text is cut into pieces.
+    There is at least one. The string that is complete first ends the text, and of those that are
+    complete with the same character the longest, so the result does not depend on how the text is
+    cut into pieces.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -20,8 +21,6 @@ class StopStrings:
         """Go on with `piece`: the text that is certain, a stop string at its end included, and that
         string.
         """
-        if not self._strings:
-            return piece, None
         text, searched = self._held + piece, len(self._held)
         ends = []
         for string in self._strings:

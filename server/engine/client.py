@@ -1,13 +1,11 @@
-"""The only door to the engine of a language model: sends it requests, turns its tokens into
-text.
-"""
+"""The only door to the engine of a language model: sends it requests, hands out what it makes."""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from ...runtime.config import EngineConfig
@@ -17,18 +15,10 @@ from ...runtime.engine.messages import (
     EngineInfo,
     EngineReady,
     EngineStats,
-    FinishReason,
     FlushCache,
-    GenerateRequest,
     StepOutput,
-    TokenOutput,
 )
-from ...runtime.tokenizer.output_processor import (
-    Generation,
-    GenerationOutput,
-    GenerationRequest,
-    merge,
-)
+from ...runtime.tokenizer.output_processor import RequestState, process_outputs
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from .spawn import LANGUAGE_MODEL
 from .state import EngineState, EngineUnavailable
@@ -63,19 +53,21 @@ class Engine(Protocol):
         """
         ...
 
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
-        """Outputs of one sequence until one carries a finish reason. Closing the iterator early
-        aborts the request.
+    def add_request(self, request: RequestState) -> None:
+        """Its `deliver` is called with each output, until one carries a finish reason.
 
-        Raises `QueueFull` and `EngineUnavailable` on the first `__anext__`.
+        Raises `QueueFull` and `EngineUnavailable`.
         """
         ...
 
-    async def abort(self, rid: str | None) -> int:
-        """Abort every sequence whose id is `rid`, or that belongs to it
-        (`GenerationRequest.belongs_to`); None: all.
+    def drop(self, requests: Iterable[RequestState]) -> None:
+        """Nobody waits for these any more: what is unfinished of them is aborted."""
+        ...
 
-        Their iterators end with `FinishReason.ABORT`. Returns how many.
+    async def abort(self, rid: str | None) -> int:
+        """Abort every request whose id is `rid`, or that belongs to it; None: all.
+
+        Their last output says `FinishReason.ABORT`. Returns how many.
         """
         ...
 
@@ -84,56 +76,8 @@ class Engine(Protocol):
         ...
 
 
-class _Stream:
-    """One request of this process: its text state, and the outputs that its consumer has not taken
-    yet.
-    """
-
-    def __init__(self, generation: Generation) -> None:
-        self.generation = generation
-        self.delivered = False
-        """Whether the present life of the engine has sent a token of it."""
-        self._pending: list[GenerationOutput] = []
-        self._arrived = asyncio.Event()
-
-    @property
-    def suspect(self) -> bool:
-        return not self.delivered
-
-    def goes_by(self, rid: str) -> bool:
-        return self.generation.request.goes_by(rid)
-
-    def to_message(self) -> GenerateRequest:
-        return self.generation.to_message()
-
-    def begin_again(self) -> None:
-        self.delivered = False
-
-    def take(self, output: TokenOutput) -> bool:
-        self.delivered = True
-        self._put(self.generation.push(output))
-        return self.generation.finished
-
-    def end(self, reason: FinishReason, error: str | None) -> None:
-        """Its consumer sees the text that was held back, too."""
-        self._put(self.generation.end(reason, error))
-
-    def _put(self, output: GenerationOutput) -> None:
-        self._pending.append(output)
-        self._arrived.set()
-
-    async def get(self) -> GenerationOutput:
-        """The next output; several that came meanwhile are merged into one."""
-        await self._arrived.wait()
-        self._arrived.clear()
-        pending, self._pending = self._pending, []
-        return merge(pending)
-
-
-class EngineClient(EngineSupervisor[_Stream]):
-    """The real `Engine`: a supervised process. A request that has got a token in this life of it is
-    no suspect.
-    """
+class EngineClient(EngineSupervisor[RequestState]):
+    """The real `Engine`: a supervised process."""
 
     def __init__(
         self,
@@ -160,18 +104,6 @@ class EngineClient(EngineSupervisor[_Stream]):
         self.tokenizer = tokenizer
         self._flushes: deque[asyncio.Future[int]] = deque()
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
-        stream = _Stream(Generation(request, self.tokenizer))
-        self._begin(request.rid, stream)
-        finished = False
-        try:
-            while not finished:
-                output = await stream.get()
-                finished = output.finish_reason is not None
-                yield output
-        finally:
-            self._leave(request.rid, stream)
-
     async def flush_cache(self) -> int:
         if self.state is not EngineState.READY:
             raise EngineUnavailable(f"the engine is {self.state}")
@@ -184,7 +116,7 @@ class EngineClient(EngineSupervisor[_Stream]):
         match message:
             case StepOutput(outputs=outputs, stats=stats):
                 self.stats = stats
-                self._deliver(outputs)
+                self._after_step(outputs, *process_outputs(self._requests, outputs))
             case EngineReady(info=info):
                 self._became_ready(info)
             case EngineChanged(info=info):

@@ -1,4 +1,6 @@
-"""Finds the request that ends the engine process, by trying one at a time those that may be it."""
+"""Finds the request that ends the engine process: after a crash, requests that may have caused it
+are given to the new process one at a time.
+"""
 
 from __future__ import annotations
 
@@ -11,63 +13,59 @@ from typing import NamedTuple
 _KERNEL_COUNTERS = Path("/proc/vmstat")
 
 
-class Verdict(NamedTuple):
-    """Why the request on trial is to end; `sure`: the engine is not to blame, as far as can be
-    known.
-    """
+class Blame(NamedTuple):
+    """Why a request is to end; `sure`: the engine is not at fault, as far as can be known."""
 
     reason: str
     sure: bool
 
 
-class Suspects:
-    """Who waits for a trial, and who is on it: the only one of them that the engine has.
+class Quarantine:
+    """The requests that wait in quarantine, and `running`, the only one of them that the engine
+    has.
 
-    Whoever kills or stops the process from outside gets the benefit of the doubt for the request on
-    trial, once; the kernel that wants its memory back does not.
+    Where the process is killed or stopped from outside, that may have nothing to do with the
+    request that runs alone, so it gets a second chance; where the kernel wants its memory back it
+    does not.
     """
 
     def __init__(self) -> None:
-        self.on_trial: str | None = None
+        self.running: str | None = None
         self._waiting: deque[str] = deque()
-        self._spared: str | None = None
-        """Who was on trial when the process was killed from outside, or hung."""
+        self._had_second_chance: str | None = None
         self._oom_kills = 0
-        """As many there had been when the trial began."""
+        """As many there had been when the request began to run."""
 
     def begin(self, rids: Iterable[str]) -> None:
-        """A new life of the engine, in which these are to be tried."""
-        self.on_trial = None
+        """A new life of the engine, in which these are in quarantine."""
+        self.running = None
         self._waiting = deque(rids)
 
     def next(self) -> str | None:
-        """Whose turn it is."""
+        """Which may leave quarantine; the engine does not have it yet."""
+        self.running = None
         return self._waiting.popleft() if self._waiting else None
 
-    def try_out(self, rid: str | None) -> None:
+    def run(self, rid: str) -> None:
         """From now on the engine has this one."""
-        self.on_trial, self._oom_kills = rid, count_oom_kills()
+        self.running, self._oom_kills = rid, count_oom_kills()
 
-    def judge(self, code: int, *, hung: bool) -> Verdict | None:
-        """What the end of the process, with this exit code, says of the request on trial; None: it
-        is tried again.
+    def blame(self, code: int, *, hung: bool) -> Blame | None:
+        """What the end of the process, with this exit code, says of the request that ran alone;
+        None: it may run again.
 
         `hung`: the watchdog has ended it.
         """
         killed = hung or code == -signal.SIGKILL
         for_memory = killed and not hung and count_oom_kills() > self._oom_kills
-        if killed and not for_memory and self.on_trial != self._spared:
-            self._spared = self.on_trial
+        if killed and not for_memory and self.running != self._had_second_chance:
+            self._had_second_chance = self.running
             return None
-        how = (
-            "hung again"
-            if hung
-            else "was killed again"
-            if killed and not for_memory
-            else "ended twice"
-        )
+        how = "ended twice"
+        if killed and not for_memory:
+            how = "hung again" if hung else "was killed again"
         why = ": the system killed it, for memory was short" if for_memory else ""
-        return Verdict(
+        return Blame(
             f"the engine process {how} when it computed this request{why}",
             sure=hung or for_memory or not killed,
         )

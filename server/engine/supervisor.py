@@ -8,8 +8,6 @@ import asyncio
 import contextlib
 import logging
 import subprocess
-import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -26,7 +24,8 @@ from ...runtime.engine.messages import (
     TokenOutput,
 )
 from .connection import EngineLife
-from .quarantine import Suspects
+from .crash_limit import CrashLimit
+from .quarantine import Quarantine
 from .spawn import spawn
 from .state import EngineState, EngineUnavailable, QueueFull
 from .unfinished import Unfinished
@@ -34,14 +33,8 @@ from .watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
-CRASH_LIMIT = 3
-CRASH_WINDOW = 60.0
-"""Seconds: an engine that ends unexpectedly CRASH_LIMIT times within them, or that often before it
-is ready, is not started again.
-"""
 _STOP_TIMEOUT = 5.0
-_OWN_FAULT = "its output could not be processed; the server's log has the details"
-
+_UNREADABLE = "its output could not be processed; the server's log has the details"
 
 R = TypeVar("R", bound=Unfinished)
 
@@ -50,8 +43,9 @@ class EngineSupervisor(Generic[R]):
     """An engine process behind ZeroMQ, and the requests that it has.
 
     When the process ends unexpectedly it is started again, and every unfinished request resumes.
-    Suspects, one of which may be what ended the process, resume one at a time: should it end again
-    on the only one that is on trial, that one is answered with an error. `failed` is set when the
+    Those of which it had delivered nothing, one of which may have ended it, are quarantined: they
+    resume one at a time, and should the process end again, the one that it had is answered with an
+    error. `failed` is set when the
     engine is given up; `failure` then says why, `user_error` whether the user can mend it.
     Subclasses handle the messages of their kind of engine.
     """
@@ -89,11 +83,10 @@ class EngineSupervisor(Generic[R]):
         self._idle.set()
         self._draining = False
         self._stopped = False
-        self._suspects = Suspects()
+        self._quarantine = Quarantine()
+        self._crashes = CrashLimit()
         self._watchdog = Watchdog(watchdog_timeout)
         self._hung = False
-        self._watched_hangs = 0.0
-        """Seconds of silence before all hangs so far."""
         self._context: zmq.Context[Any] = zmq.Context()
         self._life: EngineLife | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -214,57 +207,45 @@ class EngineSupervisor(Generic[R]):
             self.state = EngineState.DRAINING if self._draining else EngineState.READY
             self._ready.set()
 
-    def _begin(self, rid: str, request: R) -> None:
+    def add_request(self, request: R) -> None:
         """Raises `QueueFull` and `EngineUnavailable`."""
         self.require_room(1)
         self._send(request.to_message())
-        self._requests[rid] = request
+        self._requests[request.rid] = request
         self._idle.clear()
 
-    def _deliver(self, outputs: Iterable[TokenOutput | ImageOutput]) -> None:
-        """Hand out what the engine has made. Where that goes wrong for a request, it ends, and no
-        other.
+    def drop(self, requests: Iterable[R]) -> None:
+        """Their consumer is gone: nobody waits for what is unfinished of them."""
+        left = [one.rid for one in requests if self._requests.get(one.rid) is one]
+        for rid in left:
+            self._forget(rid)
+        if left:
+            self._send(AbortRequests(rids=left))
+
+    def _after_step(
+        self,
+        outputs: Sequence[TokenOutput] | Sequence[ImageOutput],
+        ended: Iterable[str],
+        to_abort: list[str],
+    ) -> None:
+        """The outputs of a step have been delivered: these requests are over, and those of them the
+        engine is to abort.
         """
-        over: list[str] = []
-        for output in outputs:
-            request = self._requests.get(output.rid)
-            if request is None:
-                continue
-            try:
-                finished = request.take(output)
-            except Exception:
-                logger.exception("request %s ends: its output could not be processed", output.rid)
-                self._end(output.rid, FinishReason.ERROR, _OWN_FAULT)
-                over.append(output.rid)
-                continue
-            self._served(output.rid)
-            if finished:
-                self._forget(output.rid)
-                if (
-                    output.finish_reason is None
-                ):  # it met a stop string, which only this side knows of
-                    over.append(output.rid)
-        if over:
-            self._send(AbortRequests(rids=over))
+        for rid in ended:
+            self._forget(rid)
+        if to_abort:
+            self._send(AbortRequests(rids=to_abort))
+        alone = self._quarantine.running
+        if alone is not None and any(output.rid == alone for output in outputs):
+            self._leave_quarantine()
 
     def _fail(self, rids: list[str]) -> None:
         """Requests that this side cannot go on with."""
         failed = [rid for rid in rids if rid in self._requests]
         for rid in failed:
-            self._end(rid, FinishReason.ERROR, _OWN_FAULT)
+            self._end(rid, FinishReason.ERROR, _UNREADABLE)
         if failed:
             self._send(AbortRequests(rids=failed))
-
-    def _served(self, rid: str) -> None:
-        """The engine has shown that it outlives this request: the next suspect may be tried."""
-        if rid == self._suspects.on_trial:
-            self._try_next_suspect()
-
-    def _leave(self, rid: str, request: R) -> None:
-        """Its consumer is gone: where it is unfinished, nobody waits for it."""
-        if self._requests.get(rid) is request:
-            self._forget(rid)
-            self._send(AbortRequests(rids=[rid]))
 
     def _end(self, rid: str, reason: FinishReason, error: str | None) -> None:
         """Finish a request here; its consumer gets what there is of it, and `reason`."""
@@ -276,7 +257,8 @@ class EngineSupervisor(Generic[R]):
 
     def _forget(self, rid: str) -> None:
         del self._requests[rid]
-        self._served(rid)
+        if rid == self._quarantine.running:
+            self._leave_quarantine()
         if not self._requests:
             self._idle.set()
 
@@ -303,8 +285,6 @@ class EngineSupervisor(Generic[R]):
 
     async def _keep_alive(self) -> None:
         """Start the engine and start it again when it crashes, until it is stopped or given up."""
-        crashes: deque[float] = deque()
-        never_ready = 0
         while not self._stopped:
             code = await self._live_once()
             if self._stopped:
@@ -317,23 +297,9 @@ class EngineSupervisor(Generic[R]):
                 EngineState.UNRESPONSIVE,
                 EngineState.DRAINING,
             )
-            never_ready = 0 if served else never_ready + 1
-            if never_ready >= CRASH_LIMIT:
-                self._give_up(
-                    f"the engine process ended {CRASH_LIMIT} times before it was ready, last with "
-                    f"exit code {code}"
-                )
-                return
-            # What a request is to blame for says nothing of the engine.
-            if not (served and self._convict(code)):
-                crashes.append(self._now())
-            while crashes and crashes[0] < self._now() - CRASH_WINDOW:
-                crashes.popleft()
-            if len(crashes) >= CRASH_LIMIT:
-                self._give_up(
-                    f"the engine process ended {CRASH_LIMIT} times within {CRASH_WINDOW:.0f} s, "
-                    f"last with exit code {code}"
-                )
+            excused = served and self._end_who_is_to_blame(code)
+            if reason := self._crashes.count(code, served=served, excused=excused):
+                self._give_up(reason)
                 return
             self._survive_crash(code)
 
@@ -360,7 +326,7 @@ class EngineSupervisor(Generic[R]):
         await watchdog.watch(lambda: life.pid, self._look)
         self._hung = True
         self.hangs += 1
-        self._watched_hangs += watchdog.silence
+        self._crashes.waited(watchdog.silence)
         logger.error(
             "the engine process hangs: no sign of life for %.0f s (--watchdog-timeout), last %s; "
             "it prints what it does, if it still can, "
@@ -383,23 +349,18 @@ class EngineSupervisor(Generic[R]):
         elif not worried and self.state is EngineState.UNRESPONSIVE:
             self.state = EngineState.READY
 
-    def _now(self) -> float:
-        """A clock that stands still while the watchdog waits: engines that hang one after another
-        crash within a short time.
-        """
-        return time.monotonic() - self._watched_hangs
-
     def _resume(self) -> None:
-        """Send what is unfinished: suspects one at a time, the rest at once."""
+        """Send what is unfinished: what is quarantined one at a time, the rest at once."""
         crashed = self.restarts > 0
-        suspects = [rid for rid, request in self._requests.items() if crashed and request.suspect]
-        self._suspects.begin(suspects)
-        apart = set(suspects)
+        quarantined = {
+            rid: None for rid, one in self._requests.items() if crashed and not one.delivered
+        }
+        self._quarantine.begin(quarantined)
         for rid, request in list(self._requests.items()):
-            request.begin_again()
-            if rid not in apart:
+            request.delivered = False
+            if rid not in quarantined:
                 self._send_again(rid, request)
-        self._try_next_suspect()
+        self._leave_quarantine()
 
     def _send_again(self, rid: str, request: R) -> bool:
         """Whether it could be sent; else it is over."""
@@ -417,27 +378,29 @@ class EngineSupervisor(Generic[R]):
             return False
         return True
 
-    def _try_next_suspect(self) -> None:
-        self._suspects.try_out(None)
-        while (rid := self._suspects.next()) is not None:
+    def _leave_quarantine(self) -> None:
+        """The engine has outlived the request that ran alone: the next one may."""
+        while (rid := self._quarantine.next()) is not None:
             request = self._requests.get(rid)
             if request is not None and self._send_again(rid, request):
-                self._suspects.try_out(rid)
+                self._quarantine.run(rid)
                 return
 
-    def _convict(self, code: int) -> bool:
-        """Answer the request on trial with an error if it may be to blame for the end of a process
-        that served.
+    def _end_who_is_to_blame(self, code: int) -> bool:
+        """Answer the request that ran alone with an error if it may be to blame for the end of a
+        process that served.
 
         Returns whether it surely is, as far as can be known: who kills a process from outside does
         not say why.
         """
-        rid = self._suspects.on_trial
-        verdict = self._suspects.judge(code, hung=self._hung) if rid in self._requests else None
-        if rid is None or verdict is None:
+        rid = self._quarantine.running
+        if rid is None or rid not in self._requests:
             return False
-        self._end(rid, FinishReason.ERROR, verdict.reason)
-        return verdict.sure
+        blame = self._quarantine.blame(code, hung=self._hung)
+        if blame is None:
+            return False
+        self._end(rid, FinishReason.ERROR, blame.reason)
+        return blame.sure
 
     def _survive_crash(self, code: int) -> None:
         logger.error(

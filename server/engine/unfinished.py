@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from ...runtime.engine.messages import FinishReason, ToEngine
 
 
 class Unfinished(Protocol):
-    """A request that the engine has and has not finished."""
+    """A request that the engine has and has not finished.
 
-    @property
-    def suspect(self) -> bool:
-        """Whether it may be what ended the engine process."""
-        ...
+    `delivered`: the present life of the engine has shown that it outlives this request.
+    """
+
+    rid: str
+    delivered: bool
 
     def goes_by(self, rid: str) -> bool:
         """Whether `rid` is its id, or that of the client's request which it is a part of."""
@@ -21,14 +22,6 @@ class Unfinished(Protocol):
 
     def to_message(self) -> ToEngine:
         """What a new life of the engine needs to go on with it."""
-        ...
-
-    def begin_again(self) -> None:
-        """A new life of the engine begins."""
-        ...
-
-    def take(self, output: Any) -> bool:
-        """What the engine has made of it, for its consumer; whether it is over now."""
         ...
 
     def end(self, reason: FinishReason, error: str | None) -> None:

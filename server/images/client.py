@@ -26,28 +26,25 @@ class _Job:
     ends the engine.
     """
 
-    suspect = True
+    delivered = False
 
     def __init__(self, request: GenerateImage) -> None:
+        self.rid = request.rid
         self._request = request
         self.result: asyncio.Future[ImageOutput] = asyncio.get_running_loop().create_future()
 
     def goes_by(self, rid: str) -> bool:
-        return rid == self._request.rid
+        return rid == self.rid
 
     def to_message(self) -> GenerateImage:
         return self._request
 
-    def begin_again(self) -> None:
-        pass
-
     def end(self, reason: FinishReason, error: str | None) -> None:
-        self.take(ImageOutput(rid=self._request.rid, finish_reason=reason, error=error))
+        self.take(ImageOutput(rid=self.rid, finish_reason=reason, error=error))
 
-    def take(self, output: ImageOutput) -> bool:
+    def take(self, output: ImageOutput) -> None:
         if not self.result.done():
             self.result.set_result(output)
-        return True
 
 
 class ImageClient(EngineSupervisor[_Job]):
@@ -82,17 +79,20 @@ class ImageClient(EngineSupervisor[_Job]):
         `QueueFull` and `EngineUnavailable`.
         """
         job = _Job(request)
-        self._begin(request.rid, job)
+        self.add_request(job)
         try:
             return await job.result
         finally:
-            self._leave(request.rid, job)
+            self.drop([job])
 
     def _handle(self, message: Any) -> None:
         match message:
             case ImageStep(outputs=outputs, stats=stats):
                 self.stats = stats
-                self._deliver(outputs)
+                ended = [output for output in outputs if output.rid in self._requests]
+                for output in ended:
+                    self._requests[output.rid].take(output)
+                self._after_step(outputs, [output.rid for output in ended], [])
             case DiffusionReady(info=info):
                 self._became_ready(info)
             case _:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import APIRouter
 from starlette.responses import Response
 
 from ...runtime.engine.messages import FinishReason, TokenLogprob
-from ...runtime.sampling.params import SamplingParams
-from ...runtime.tokenizer.output_processor import GenerationOutput, GenerationRequest, TextOptions
+from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..answers import BODY_ERRORS, answers
-from ..collector import SequenceGroup, Update, generate_all
+from ..collector import Collector, Update, generate_all
 from ..http.body import JsonRoute
-from ..limits import check_prompt_logprobs, sampling_params
 from ..openai.logprobs import finite, token_text
+from ..request_builder import WireNames, build_requests, check_prompt_logprobs
 from ..sse import DONE, EventStream, event
 from ..state import Serving, ServingDep, json_response
 from .answers import Generated, GeneratedSoFar
@@ -27,7 +25,6 @@ from .protocol import GenerateBody
 
 router = APIRouter(route_class=JsonRoute)
 T = TypeVar("T")
-_WIRE_NAMES = {"prompt_logprobs": "top_logprobs_num", "logprobs": "top_logprobs_num"}
 
 
 @router.post(
@@ -37,96 +34,56 @@ _WIRE_NAMES = {"prompt_logprobs": "top_logprobs_num", "logprobs": "top_logprobs_
 @router.put("/generate", include_in_schema=False)
 async def generate(body: GenerateBody, serving: ServingDep) -> Response:
     """Continue one or more prompts."""
-    requests = await _generation_requests(serving, body)
+    requests = await _requests(serving, body)
     answers = [
         _Answer(serving.engine.tokenizer, sequence, with_text=body.return_text_in_logprobs)
         for sequence in requests
     ]
     single = len(requests) == 1 and not body.batch
     if body.stream:
-        return EventStream(
-            SequenceGroup(serving, requests), _AnswerEvents(answers, single=single), serving.metrics
-        )
+        events = _AnswerEvents(answers, single=single)
+        return EventStream(Collector(serving, requests), events, serving.metrics)
     outputs = await generate_all(serving, requests)
     whole = [answer.add(output) for answer, output in zip(answers, outputs, strict=True)]
     return json_response(whole[0] if single else whole)
 
 
-async def _generation_requests(serving: Serving, body: GenerateBody) -> list[GenerationRequest]:
+async def _requests(serving: Serving, body: GenerateBody) -> list[RequestState]:
     """The sequences, prompt by prompt. Raises `InvalidRequest`."""
-    name = _prompt_name(body)
-    serving.check_room(
-        sum(_nth(body.sampling_params, index).n for index in range(len(body.prompts))), name
+    prompt = "text" if body.input_ids is None else "input_ids"
+    names = WireNames(
+        prompt,
+        "max_new_tokens",
+        {"prompt_logprobs": "top_logprobs_num", "logprobs": "top_logprobs_num"},
     )
-    prompts = await serving.prompt_ids(body.prompts, name)
+    each = [_nth(body.sampling_params, index) for index in range(len(body.prompts))]
+    serving.check_room(sum(sampling.n for sampling in each), prompt)
+    prompts = await serving.prompt_ids(body.prompts, prompt)
     arrival = time.monotonic()
-    requests: list[GenerationRequest] = []
-    for index, ids in enumerate(prompts):
-        sampling = _nth(body.sampling_params, index)
-        params = _sampling_params(serving, body, index, ids)
-        text = TextOptions(
-            stop=sampling.stop,
-            include_stop=sampling.no_stop_trim,
-            skip_special_tokens=sampling.skip_special_tokens,
-        )
+    requests: list[RequestState] = []
+    for index, (ids, sampling) in enumerate(zip(prompts, each, strict=True)):
         rid = _rid(body, index)
-        belongs_to = frozenset({rid, body.rid} if isinstance(body.rid, str) else {rid})
-        for sample in range(sampling.n):
-            # Samples of one prompt differ by their seeds alone.
-            seeded = params if params.seed is None else replace(params, seed=params.seed + sample)
-            part = rid if sampling.n == 1 else f"{rid}-{sample}"
-            requests.append(
-                GenerationRequest(
-                    rid=part,
-                    prompt_ids=ids,
-                    params=seeded,
-                    text=text,
-                    priority=body.priority,
-                    arrival_time=arrival,
-                    belongs_to=belongs_to,
-                )
-            )
+        n, length = sampling.n, sampling.max_new_tokens
+        # Only a length that was asked for must fit.
+        asked = "max_new_tokens" in sampling.model_fields_set
+        requests += build_requests(
+            serving,
+            sampling,
+            ids,
+            [rid] if n == 1 else [f"{rid}-{sample}" for sample in range(n)],
+            names=names,
+            asked=length if asked else None,
+            default=None if asked else length,
+            include_stop=sampling.no_stop_trim,
+            priority=body.priority,
+            arrival_time=arrival,
+            belongs_to=frozenset({rid, body.rid} if isinstance(body.rid, str) else {rid}),
+            min_new_tokens=sampling.min_new_tokens,
+            seed=sampling.sampling_seed,
+            **_logprobs(body, index, len(ids)),
+        )
     check_prompt_logprobs(requests, "top_logprobs_num")
     return requests
-
-
-def _prompt_name(body: GenerateBody) -> str:
-    return "text" if body.input_ids is None else "input_ids"
-
-
-def _sampling_params(
-    serving: Serving, body: GenerateBody, index: int, ids: list[int]
-) -> SamplingParams:
-    sampling = _nth(body.sampling_params, index)
-    limits, param = serving.limits, _prompt_name(body)
-    limits.check_prompt(ids, param)
-    limits.check_token_ids(sampling.stop_token_ids, "stop_token_ids")
-    limits.check_token_ids(sampling.logit_bias, "logit_bias")
-    # Only a length that was asked for must fit; the default gives way to a long prompt.
-    asked, default = (
-        (sampling.max_new_tokens, None)
-        if "max_new_tokens" in sampling.model_fields_set
-        else (None, sampling.max_new_tokens)
-    )
-    return sampling_params(
-        _WIRE_NAMES,
-        max_new_tokens=limits.completion_tokens(
-            len(ids), asked, default, (param, "max_new_tokens")
-        ),
-        min_new_tokens=sampling.min_new_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k or -1,
-        min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        seed=sampling.sampling_seed,
-        stop_token_ids=sorted(set(sampling.stop_token_ids)),
-        ignore_eos=sampling.ignore_eos,
-        logit_bias=sampling.logit_bias,
-        **_logprobs(body, index, len(ids)),
-    )
 
 
 def _logprobs(body: GenerateBody, index: int, prompt_tokens: int) -> dict[str, Any]:
@@ -159,9 +116,7 @@ def _rid(body: GenerateBody, index: int) -> str:
 class _Answer:
     """One sequence's answer, cumulative as in SGLang: each piece holds all that has come."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, request: GenerationRequest, *, with_text: bool
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, request: RequestState, *, with_text: bool) -> None:
         self._tokenizer = tokenizer
         self._request = request
         self._with_text = with_text
@@ -172,7 +127,7 @@ class _Answer:
         self._output_logprobs: list[Any] = []
         self._output_top: list[Any] = []
 
-    def add(self, output: GenerationOutput) -> dict[str, Any]:
+    def add(self, output: RequestOutput) -> dict[str, Any]:
         """The answer, with what is new."""
         self._text += output.text
         self._output_ids += output.token_ids
@@ -194,7 +149,7 @@ class _Answer:
                 meta["output_top_logprobs"] = self._output_top
         return {"text": self._text, "output_ids": self._output_ids, "meta_info": meta}
 
-    def _add_logprobs(self, output: GenerationOutput) -> None:
+    def _add_logprobs(self, output: RequestOutput) -> None:
         start = self._request.params.prompt_logprobs_start
         for token_id, entry in zip(
             self._request.prompt_ids[start:], output.prompt_logprobs or (), strict=False
@@ -220,7 +175,7 @@ class _Answer:
         return [None if logprob is None else finite(logprob), token_id, text]
 
 
-def _finish_reason(output: GenerationOutput) -> dict[str, Any] | None:
+def _finish_reason(output: RequestOutput) -> dict[str, Any] | None:
     match output.finish_reason:
         case None:
             return None
@@ -245,6 +200,6 @@ class _AnswerEvents:
     def end(self) -> bytes:
         return DONE
 
-    def _event(self, index: int, output: GenerationOutput) -> dict[str, Any]:
+    def _event(self, index: int, output: RequestOutput) -> dict[str, Any]:
         answer = self._answers[index].add(output)
         return answer if self._single else {**answer, "index": index}

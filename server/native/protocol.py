@@ -25,13 +25,10 @@ from ..schemas import (
     Count,
     IdLists,
     Integer,
-    LogitBias,
     Priority,
-    Samples,
+    SamplingFields,
     Seed,
-    Stops,
     Texts,
-    TokenIds,
     Unsupported,
     WireModel,
     disagreement,
@@ -41,28 +38,15 @@ from ..schemas import (
 T = TypeVar("T")
 
 
-class NativeSampling(WireModel):
+class NativeSampling(SamplingFields):
     """`sampling_params`. `max_new_tokens` null: as many as the context has room for."""
 
     keeps_null: ClassVar[frozenset[str]] = frozenset({"max_new_tokens"})
 
     max_new_tokens: Count | None = 128
     min_new_tokens: Count = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: Annotated[Integer, Field(ge=-1, lt=2**31)] = -1
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    stop: Stops = Field(default_factory=list)
-    stop_token_ids: TokenIds = Field(default_factory=list)
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
     no_stop_trim: bool = False
-    n: Samples = 1
     sampling_seed: Seed | None = None
-    logit_bias: LogitBias = Field(default_factory=dict)
 
     stop_regex: Unsupported = None
     json_schema: Unsupported = None

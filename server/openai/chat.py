@@ -11,17 +11,18 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ...runtime.tokenizer.chat_template import ChatTemplateError
-from ...runtime.tokenizer.output_processor import GenerationOutput
+from ...runtime.tokenizer.output_processor import RequestOutput
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..answers import BODY_ERRORS, answers
-from ..collector import SequenceGroup, generate_all
+from ..collector import Collector, generate_all
 from ..errors import InvalidRequest
 from ..http.body import JsonRequest, JsonRoute, check_structure
 from ..limits import check_text
-from ..sse import ChunkWriter, EventStream
+from ..sse import EventStream
 from ..state import THREAD_FROM, Serving, ServingDep, json_response
 from .answers import ChatCompletion, ChatCompletionChunk
-from .generation import Usage, best, generation_requests, head, new_id, total_usage
+from .chunks import ChunkWriter, Usage, head, new_id, total_usage
+from .generation import best, generation_requests
 from .logprobs import chat_logprobs
 from .protocol import ChatCompletionRequest, ChatOptions
 
@@ -46,12 +47,8 @@ async def create_chat_completion(
     tokenizer = serving.engine.tokenizer
     if body.stream:
         start = head(serving, request_id, "chat.completion.chunk")
-        group = SequenceGroup(serving, requests)
-        return EventStream(
-            group,
-            _ChatChunks(start, Usage(requests, body.samples), body, tokenizer),
-            serving.metrics,
-        )
+        chunks = _ChatChunks(start, Usage(requests, body.samples), body, tokenizer)
+        return EventStream(Collector(serving, requests), chunks, serving.metrics)
     outputs = await generate_all(serving, requests)
     choices = [
         _choice(tokenizer, body, index, output)
@@ -146,7 +143,7 @@ def _check_calls_are_told(
 
 
 def _choice(
-    tokenizer: Tokenizer, body: ChatCompletionRequest, index: int, output: GenerationOutput
+    tokenizer: Tokenizer, body: ChatCompletionRequest, index: int, output: RequestOutput
 ) -> dict[str, Any]:
     return {
         "index": index,
@@ -164,29 +161,27 @@ class _ChatChunks(ChunkWriter):
     def __init__(
         self, start: dict[str, Any], usage: Usage, body: ChatCompletionRequest, tokenizer: Tokenizer
     ) -> None:
-        super().__init__(
-            start, usage, include_usage=body.include_usage, continuous_usage=body.continuous_usage
-        )
+        super().__init__(start, usage, body)
         self._tokenizer = tokenizer
         self._wants_logprobs = body.logprobs
-        self._begun: set[int] = set()
 
-    def opening(self, index: int) -> list[dict[str, Any]]:
-        if index in self._begun:
-            return []
-        self._begun.add(index)
-        return [_piece(index, {"role": "assistant", "content": ""})]
+    def opening(self, index: int) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def choices(self, index: int, output: GenerationOutput) -> list[dict[str, Any]]:
-        choices = []
+    def choices(self, index: int, output: RequestOutput) -> list[dict[str, Any]]:
+        choices: list[dict[str, Any]] = []
         entries = output.logprobs if self._wants_logprobs else None
         if output.text or entries:
-            logprobs = chat_logprobs(self._tokenizer, entries) if entries else None
-            choices.append({**_piece(index, {"content": output.text}), "logprobs": logprobs})
+            choices.append(
+                {
+                    "index": index,
+                    "delta": {"content": output.text},
+                    "logprobs": chat_logprobs(self._tokenizer, entries) if entries else None,
+                    "finish_reason": None,
+                }
+            )
         if output.finish_reason is not None:
-            choices.append({**_piece(index, {}), "finish_reason": output.finish_reason})
+            reason = output.finish_reason
+            choices.append({"index": index, "delta": {}, "logprobs": None, "finish_reason": reason})
         return choices
-
-
-def _piece(index: int, delta: dict[str, Any]) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -8,14 +8,15 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ...runtime.tokenizer.output_processor import GenerationOutput
+from ...runtime.tokenizer.output_processor import RequestOutput
 from ..answers import BODY_ERRORS, answers
-from ..collector import SequenceGroup, generate_all
+from ..collector import Collector, generate_all
 from ..http.body import JsonRoute
-from ..sse import ChunkWriter, EventStream
+from ..sse import EventStream
 from ..state import Serving, ServingDep, json_response
 from .answers import Completion, CompletionChunk
-from .generation import Usage, best, generation_requests, head, new_id, total_usage
+from .chunks import ChunkWriter, Usage, head, new_id, total_usage
+from .generation import best, generation_requests
 from .logprobs import CompletionLogprobs
 from .protocol import CompletionRequest
 
@@ -37,12 +38,8 @@ async def create_completion(body: CompletionRequest, serving: ServingDep) -> Res
     start = head(serving, request_id, "text_completion")
     choices = [_Choice(serving, body, prompts, index) for index in range(len(prompts) * body.n)]
     if body.stream:
-        group = SequenceGroup(serving, requests)
-        return EventStream(
-            group,
-            _CompletionChunks(start, Usage(requests, body.samples), body, choices),
-            serving.metrics,
-        )
+        chunks = _CompletionChunks(start, Usage(requests, body.samples), body, choices)
+        return EventStream(Collector(serving, requests), chunks, serving.metrics)
     outputs = await generate_all(serving, requests)
     chosen = best(outputs, body.samples, body.n)
     written = [choice.write(output) for choice, output in zip(choices, chosen, strict=True)]
@@ -76,7 +73,7 @@ class _Choice:
                 tokenizer, prompts[index // body.n], self._echoed, skip_special_tokens=skip
             )
 
-    def write(self, output: GenerationOutput) -> dict[str, Any]:
+    def write(self, output: RequestOutput) -> dict[str, Any]:
         """The choice for what is new."""
         echoed, self._echoed = self._echoed, ""
         return {
@@ -84,14 +81,11 @@ class _Choice:
             "text": echoed + output.text,
             "logprobs": None
             if self._logprobs is None
-            else self._write_logprobs(self._logprobs, output),
+            else self._logprobs.write(
+                output.token_ids, output.logprobs or (), output.prompt_logprobs
+            ),
             "finish_reason": output.finish_reason,
         }
-
-    def _write_logprobs(
-        self, logprobs: CompletionLogprobs, output: GenerationOutput
-    ) -> dict[str, Any]:
-        return logprobs.write(output.token_ids, output.logprobs or (), output.prompt_logprobs)
 
 
 class _CompletionChunks(ChunkWriter):
@@ -106,13 +100,11 @@ class _CompletionChunks(ChunkWriter):
         body: CompletionRequest,
         choices: Sequence[_Choice],
     ) -> None:
-        super().__init__(
-            start, usage, include_usage=body.include_usage, continuous_usage=body.continuous_usage
-        )
+        super().__init__(start, usage, body)
         self._choices = choices
         self._wants_tokens = body.logprobs is not None
 
-    def choices(self, index: int, output: GenerationOutput) -> list[dict[str, Any]]:
+    def choices(self, index: int, output: RequestOutput) -> list[dict[str, Any]]:
         choice = self._choices[index].write(output)
         tells = (
             choice["text"]

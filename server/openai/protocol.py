@@ -27,15 +27,12 @@ from ..limits import MAX_MESSAGES
 from ..schemas import (
     Count,
     IdLists,
-    Integer,
-    LogitBias,
     Priority,
     Prompts,
     Samples,
+    SamplingFields,
     Seed,
-    Stops,
     Texts,
-    TokenIds,
     Unsupported,
     WireModel,
     disagreement,
@@ -65,11 +62,10 @@ class ResponseFormat(WireModel):
         return self
 
 
-class GenerationBody(WireModel):
+class GenerationBody(SamplingFields):
     """What completions and chat completions have in common."""
 
     model: str | None = None
-    n: Samples = 1
     best_of: Annotated[
         Samples | None,
         Field(description="sample so many, return the n of the highest mean log-probability"),
@@ -77,23 +73,11 @@ class GenerationBody(WireModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     max_completion_tokens: Count | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    stop: Stops = Field(default_factory=list)
     seed: Seed | None = None
-    logit_bias: LogitBias = Field(default_factory=dict)
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
     user: str | None = None
 
-    top_k: Annotated[Integer, Field(ge=-1, lt=2**31, description="-1 or 0: all tokens")] = -1
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
     min_tokens: Count = 0
-    stop_token_ids: TokenIds = Field(default_factory=list)
     include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
     priority: Priority = 0
 
     response_format: ResponseFormat | None = None
@@ -138,14 +122,6 @@ class GenerationBody(WireModel):
     def samples(self) -> int:
         """Sequences that are sampled for each prompt."""
         return self.best_of or self.n
-
-    @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def continuous_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
 class CompletionRequest(GenerationBody):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from piecework.runtime.engine.messages import (
@@ -16,11 +16,7 @@ from piecework.runtime.engine.messages import (
     TokenLogprob,
     TokenOutput,
 )
-from piecework.runtime.tokenizer.output_processor import (
-    Generation,
-    GenerationOutput,
-    GenerationRequest,
-)
+from piecework.runtime.tokenizer.output_processor import RequestState, process_outputs
 from piecework.runtime.tokenizer.tokenizer import Tokenizer
 from piecework.server.engine.state import EngineState, EngineUnavailable, QueueFull
 
@@ -50,7 +46,7 @@ class Script:
     and then cut by its limits.
     """
 
-    reply: Callable[[GenerationRequest], list[int]]
+    reply: Callable[[RequestState], list[int]]
     delay: float = 0.0
     """Seconds before each token."""
     held: bool = False
@@ -60,8 +56,6 @@ class Script:
     tokens_per_step: int = 1
     fail_after: int | None = None
     """Tokens after which a sequence ends with `FinishReason.ERROR`."""
-    lose_after: int | None = None
-    """Tokens after which the engine is gone: the iterator raises."""
 
 
 class ScriptedEngine:
@@ -85,10 +79,11 @@ class ScriptedEngine:
         self.script = Script(
             reply=lambda request: tokenizer.encode(REPLY, add_special_tokens=False)
         )
-        self.requests: list[GenerationRequest] = []
+        self.requests: list[RequestState] = []
         self.running: set[str] = set()
         self.dropped: list[str] = []
         self._aborted: set[str] = set()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     @property
     def capacity(self) -> int:
@@ -100,20 +95,28 @@ class ScriptedEngine:
         if len(self.running) + count > self.script.room:
             raise QueueFull(f"{self.script.room} requests wait already")
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationOutput]:
+    def add_request(self, request: RequestState) -> None:
         self.require_room(1)
         assert request.rid not in self.running
         self.requests.append(request)
         self.running.add(request.rid)
         self._aborted.discard(request.rid)
-        generation = Generation(request, self.tokenizer)
-        try:
-            while not generation.finished:
-                yield generation.push(await self._step(generation))
-        finally:
-            self.running.discard(request.rid)
-            if not generation.finished:
+        self._tasks[request.rid] = asyncio.create_task(self._run(request))
+
+    def drop(self, requests: Iterable[RequestState]) -> None:
+        for request in requests:
+            if request.rid in self.running and not request.finished:
+                self._tasks.pop(request.rid).cancel()
+                self.running.discard(request.rid)
                 self.dropped.append(request.rid)
+
+    async def _run(self, request: RequestState) -> None:
+        while not request.finished:
+            step = await self._step(request)
+            if step.finish_reason is not None:
+                self.running.discard(request.rid)
+            process_outputs({request.rid: request}, [step])
+        self.running.discard(request.rid)
 
     async def abort(self, rid: str | None) -> int:
         chosen = {
@@ -129,24 +132,21 @@ class ScriptedEngine:
             raise EngineUnavailable(f"the engine is {self.state}")
         return self.stats.kv_tokens_cached
 
-    async def _step(self, generation: Generation) -> TokenOutput:
-        request, script = generation.request, self.script
-        rid, count = request.rid, len(generation.output_ids)
+    async def _step(self, request: RequestState) -> TokenOutput:
+        script, rid, count = self.script, request.rid, len(request.output_ids)
         due = time.monotonic() + script.delay
         while rid not in self._aborted and (script.held or time.monotonic() < due):
             await asyncio.sleep(0.002)
         await asyncio.sleep(0)
         if rid in self._aborted:
             return TokenOutput(rid=rid, token_ids=[], finish_reason=FinishReason.ABORT)
-        if script.lose_after is not None and count >= script.lose_after:
-            raise EngineUnavailable("the engine process ended")
         if script.fail_after is not None and count >= script.fail_after:
             return TokenOutput(
                 rid=rid, token_ids=[], finish_reason=FinishReason.ERROR, error="it broke"
             )
         return self._tokens(request, count)
 
-    def _tokens(self, request: GenerationRequest, count: int) -> TokenOutput:
+    def _tokens(self, request: RequestState, count: int) -> TokenOutput:
         """The next tokens, cut at the first that ends the sequence."""
         params, reply = request.params, self.script.reply(request)
         stops = {*params.stop_token_ids} | (
@@ -190,7 +190,7 @@ def scripted_logprob(token_id: int, position: int, top: int) -> TokenLogprob:
     return TokenLogprob(token_id=token_id, logprob=logprob, top=alternatives[:top])
 
 
-def _prompt_logprobs(request: GenerationRequest) -> list[TokenLogprob | None] | None:
+def _prompt_logprobs(request: RequestState) -> list[TokenLogprob | None] | None:
     top, start = request.params.prompt_logprobs, request.params.prompt_logprobs_start
     if top is None:
         return None

@@ -201,7 +201,7 @@ def test_loading_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
     program = f"""
 import sys
 from piecework.runtime.tokenizer.tokenizer import load_tokenizer
-from piecework.runtime.tokenizer.output_processor import Generation
+from piecework.runtime.tokenizer.output_processor import RequestState
 for path in ({str(folder)!r}, {str(file)!r}):
     tokenizer = load_tokenizer(path, chat_template={CHATML!r})
     assert tokenizer.encode(tokenizer.apply_chat_template([{{"role": "user", "content": "hi"}}]))

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
 
@@ -25,12 +25,12 @@ from piecework.runtime.engine.messages import FinishReason
 from piecework.runtime.llm import LLM
 from piecework.runtime.sampling.params import SamplingParams
 from piecework.runtime.tokenizer.output_processor import (
-    GenerationOutput,
-    GenerationRequest,
+    RequestOutput,
+    RequestState,
     TextOptions,
 )
-from piecework.runtime.tokenizer.tokenizer import load_tokenizer
-from piecework.server.engine import supervisor as engine_supervisor
+from piecework.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from piecework.server.engine import crash_limit
 from piecework.server.engine.client import EngineClient
 from piecework.server.engine.state import EngineState, EngineUnavailable, QueueFull
 
@@ -102,18 +102,37 @@ def params(i: int, count: int = 120) -> SamplingParams:
 
 def request(
     rid: str, prompt: list[int], sampling: SamplingParams, *belongs_to: str, **text: object
-) -> GenerationRequest:
+) -> Callable[[Tokenizer], RequestState]:
     options = TextOptions(**text)  # type: ignore[arg-type]
-    return GenerationRequest(
-        rid=rid, prompt_ids=prompt, params=sampling, text=options, belongs_to=frozenset(belongs_to)
+    return lambda tokenizer: RequestState(
+        rid, prompt, sampling, tokenizer, text=options, belongs_to=frozenset(belongs_to)
     )
 
 
-async def collect(client: EngineClient, wanted: GenerationRequest) -> list[GenerationOutput]:
-    return [output async for output in client.generate(wanted)]
+async def outputs_of(
+    client: EngineClient, wanted: Callable[[Tokenizer], RequestState]
+) -> AsyncGenerator[RequestOutput, None]:
+    """The outputs of one request until its end; closing it early drops the request."""
+    state, queue = wanted(client.tokenizer), asyncio.Queue[RequestOutput]()
+    state.deliver = queue.put_nowait
+    client.add_request(state)
+    try:
+        while True:
+            output = await queue.get()
+            yield output
+            if output.finish_reason is not None:
+                return
+    finally:
+        client.drop([state])
 
 
-def tokens(outputs: list[GenerationOutput]) -> list[int]:
+async def collect(
+    client: EngineClient, wanted: Callable[[Tokenizer], RequestState]
+) -> list[RequestOutput]:
+    return [output async for output in outputs_of(client, wanted)]
+
+
+def tokens(outputs: list[RequestOutput]) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
 
 
@@ -176,7 +195,7 @@ async def test_killed_engine_loses_no_request_and_repeats_no_token(
 
 async def test_three_crashes_in_a_minute_give_up(own_engine: EngineClient) -> None:
     job = asyncio.create_task(collect(own_engine, request("r", [1, 2, 3], params(1, 100_000))))
-    for crash in range(engine_supervisor.CRASH_LIMIT):
+    for crash in range(crash_limit.CRASH_LIMIT):
         await until(
             lambda: own_engine.state is EngineState.READY and own_engine.engine_pid is not None
         )
@@ -192,7 +211,7 @@ async def test_three_crashes_in_a_minute_give_up(own_engine: EngineClient) -> No
 async def test_an_engine_that_is_never_ready_is_given_up_however_long_it_takes(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_supervisor, "CRASH_WINDOW", 0.0)
+    monkeypatch.setattr(crash_limit, "CRASH_WINDOW", 0.0)
     command = (sys.executable, "-c", "raise SystemExit(3)")
     client = EngineClient(config(model), load_tokenizer(model), log_level="error", command=command)
     await client.start()
@@ -256,7 +275,7 @@ async def test_a_request_that_kills_the_engine_is_found_and_the_others_go_on(
 
 async def test_a_consumer_that_leaves_frees_its_request(engine: EngineClient) -> None:
     before = engine.stats.generation_tokens_total
-    async with aclosing(engine.generate(request("gone", [1, 2, 3], params(1, 3000)))) as outputs:
+    async with aclosing(outputs_of(engine, request("gone", [1, 2, 3], params(1, 3000)))) as outputs:
         async for _ in outputs:
             break
     await assert_nothing_left(engine)

@@ -23,8 +23,8 @@ from server_process import FLAGS, free_port
 from tiny_models import make_tiny_model
 
 from piecework.runtime.config import EngineConfig
+from piecework.runtime.tokenizer.output_processor import RequestState
 from piecework.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from piecework.server.engine import client as engine_client
 from piecework.server.engine.client import EngineClient
 from piecework.server.engine.state import EngineState
 
@@ -168,7 +168,7 @@ async def test_a_request_that_cannot_be_sent_is_its_own_error(engine: EngineClie
 async def test_requests_that_cannot_be_given_to_the_next_life_end_and_the_others_go_on(
     model: str, monkeypatch: Any
 ) -> None:
-    plain = engine_client._Stream.to_message
+    plain = RequestState.to_message
     async with running(model) as engine, http(engine) as client:
         jobs = [
             asyncio.create_task(complete(client, {**BODY, "max_tokens": count}))
@@ -177,11 +177,11 @@ async def test_requests_that_cannot_be_given_to_the_next_life_end_and_the_others
         await until(lambda: engine.stats.generation_tokens_total > 5)
 
         def to_message(self: Any) -> Any:
-            if self.generation.request.params.max_new_tokens == 1501:
+            if self.params.max_new_tokens == 1501:
                 raise RuntimeError("no message of this one")
             return plain(self)
 
-        monkeypatch.setattr(engine_client._Stream, "to_message", to_message)
+        monkeypatch.setattr(RequestState, "to_message", to_message)
         os.kill(engine.engine_pid or 0, signal.SIGKILL)
         healthy, faulty = [await job for job in jobs]
         assert healthy.json()["usage"]["completion_tokens"] == 1500
@@ -241,7 +241,7 @@ async def test_an_engine_is_given_up_whatever_goes_wrong_on_the_way(
     command = (sys.executable, "-c", "raise SystemExit(3)")
     client = engine_of(model, command=command)
     if place == "end":
-        monkeypatch.setattr(engine_client._Stream, "end", fail)
+        monkeypatch.setattr(RequestState, "end", fail)
     else:
         monkeypatch.setattr(client, "_interrupted", fail)
     await client.start()
@@ -263,13 +263,13 @@ async def test_an_engine_process_that_cannot_be_started_is_given_up(model: str) 
 
 SERVER_THAT_CANNOT_TELL = """
 import sys
-from piecework.server.engine import client
+from piecework.runtime.tokenizer.output_processor import RequestState
 from piecework.cli.main import main
 
 def end(self, reason, error):
     raise RuntimeError("not even this works")
 
-client._Stream.end = end
+RequestState.end = end
 sys.exit(main(sys.argv[1:]))
 """
 

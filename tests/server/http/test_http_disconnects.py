@@ -19,8 +19,8 @@ from scripted_engine import ScriptedEngine
 from starlette.types import Message
 
 from piecework.runtime.sampling.params import SamplingParams
-from piecework.runtime.tokenizer.output_processor import GenerationRequest
-from piecework.server.collector import SequenceGroup
+from piecework.runtime.tokenizer.output_processor import RequestState
+from piecework.server.collector import Collector
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hello", "max_tokens": 200, "n": 2},
@@ -111,13 +111,13 @@ def test_too_large_a_body_does_not_break_the_connection(url: str) -> None:
 async def test_a_slow_reader_finds_the_pieces_merged(scripted: ScriptedEngine) -> None:
     serving = make_app(scripted).state.serving
     params = SamplingParams(max_new_tokens=50, logprobs=0, seed=1)
-    requests = [GenerationRequest(rid=f"r-{i}", prompt_ids=[5, 6], params=params) for i in range(2)]
-    async with SequenceGroup(serving, requests) as group:
-        first = await group.next()
+    requests = [RequestState(f"r-{i}", [5, 6], params, scripted.tokenizer) for i in range(2)]
+    with Collector(serving, requests) as collector:
+        first = await collector.next()
         while scripted.running:
             await asyncio.sleep(0.005)
-        rest = await group.next()
-        assert await group.next() == []
+        rest = await collector.next()
+        assert await collector.next() == []
     assert len(rest) == 2
     for index in range(2):
         outputs = [output for at, output in [*first, *rest] if at == index]
@@ -167,11 +167,11 @@ async def test_a_client_whose_connection_is_stuck_stalls_nothing(scripted: Scrip
 async def test_cancelling_the_server_ends_the_sequences(scripted: ScriptedEngine) -> None:
     serving = make_app(scripted).state.serving
     scripted.script.held = True
-    request = GenerationRequest(rid="r", prompt_ids=[5], params=SamplingParams())
+    request = RequestState("r", [5], SamplingParams(), scripted.tokenizer)
 
     async def run() -> None:
-        async with SequenceGroup(serving, [request]) as group:
-            await group.all()
+        with Collector(serving, [request]) as collector:
+            await collector.all()
 
     task = asyncio.create_task(run())
     while not scripted.running:

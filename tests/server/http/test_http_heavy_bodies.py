@@ -20,11 +20,7 @@ from http_fixtures import client_of, error_of, make_app, post, wait_for
 from scripted_engine import CONTEXT_LENGTH, ScriptedEngine
 
 from piecework.runtime.sampling.params import SamplingParams
-from piecework.runtime.tokenizer.output_processor import (
-    Generation,
-    GenerationRequest,
-    TextOptions,
-)
+from piecework.runtime.tokenizer.output_processor import RequestState, TextOptions
 from piecework.server.http import body as bodies
 from piecework.server.http.body import MAX_BODY_BYTES
 
@@ -193,12 +189,10 @@ def test_a_sequence_costs_the_same_before_it_runs_whatever_its_stop_strings(
     scripted: ScriptedEngine,
 ) -> None:
     def seconds(stops: list[str]) -> float:
-        asked = GenerationRequest(
-            rid="r", prompt_ids=[5], params=SamplingParams(), text=TextOptions(stop=stops)
-        )
+        text = TextOptions(stop=stops)
         began = time.perf_counter()
         for _ in range(128):
-            Generation(asked, scripted.tokenizer)
+            RequestState("r", [5], SamplingParams(), scripted.tokenizer, text=text)
         return time.perf_counter() - began
 
     long = [f"{number:03}" + "ab" * 62 for number in range(64)]

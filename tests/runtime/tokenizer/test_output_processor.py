@@ -1,4 +1,4 @@
-"""One sequence on the text side: what each step's tokens become, and how it resumes."""
+"""What the tokens of a step become on the text side, and how a request resumes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from piecework.runtime.engine.messages import FinishReason, TokenLogprob, TokenO
 from piecework.runtime.sampling.params import SamplingParams
 from piecework.runtime.tokenizer.data import TokenizerData
 from piecework.runtime.tokenizer.output_processor import (
-    Generation,
-    GenerationOutput,
-    GenerationRequest,
+    RequestOutput,
+    RequestState,
     TextOptions,
     merge,
+    process_outputs,
 )
 from piecework.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -26,16 +26,28 @@ PROMPT = TOKENIZER.encode("Q: what's that?\n")
 STORY = "The quick brown fox, naïve 😀 東京.\n\nQ: END of it"
 
 
-def generation(**text: Any) -> Generation:
-    request = GenerationRequest(
-        rid="r",
-        prompt_ids=PROMPT,
-        params=SamplingParams(),
-        text=TextOptions(**text),
-        priority=3,
-        arrival_time=7.5,
-    )
-    return Generation(request, TOKENIZER)
+class Sequence:
+    """A request, and what each step's output gave whoever waits for it."""
+
+    def __init__(self, **text: Any) -> None:
+        self.state = RequestState(
+            "r",
+            PROMPT,
+            SamplingParams(),
+            TOKENIZER,
+            text=TextOptions(**text),
+            priority=3,
+            arrival_time=7.5,
+        )
+        self.delivered: list[RequestOutput] = []
+        self.state.deliver = self.delivered.append
+
+    def push(self, output: TokenOutput) -> RequestOutput:
+        count = len(self.delivered)
+        ended, _ = process_outputs({"r": self.state}, [output])
+        (result,) = self.delivered[count:]
+        assert (ended == ["r"]) == self.state.finished == (result.finish_reason is not None)
+        return result
 
 
 def output(token_ids: list[int], **fields: Any) -> TokenOutput:
@@ -50,7 +62,7 @@ def logprobs_of(token_ids: list[int]) -> list[TokenLogprob]:
 
 
 def test_a_stop_string_in_the_middle_of_a_step_drops_the_tokens_behind_it() -> None:
-    sequence = generation(stop=["END"])
+    sequence = Sequence(stop=["END"])
     before, stop, behind = (TOKENIZER.encode(text) for text in ("so ", "END", " and more"))
     ids = before + stop + behind
     result = sequence.push(output(ids, logprobs=logprobs_of(ids)))
@@ -58,11 +70,11 @@ def test_a_stop_string_in_the_middle_of_a_step_drops_the_tokens_behind_it() -> N
     assert (result.finish_reason, result.matched_stop) == (FinishReason.STOP, "END")
     assert result.logprobs == logprobs_of(ids)[: len(before + stop)]
     assert result.completion_tokens == len(before + stop)
-    assert sequence.finished and sequence.output_ids == before + stop
+    assert sequence.state.finished and sequence.state.output_ids == before + stop
 
 
 def test_a_stop_string_counts_though_the_step_also_reached_the_limit() -> None:
-    result = generation(stop=["END"]).push(
+    result = Sequence(stop=["END"]).push(
         output(TOKENIZER.encode("so END"), finish_reason=FinishReason.LENGTH)
     )
     assert (result.text, result.finish_reason, result.matched_stop) == (
@@ -74,7 +86,7 @@ def test_a_stop_string_counts_though_the_step_also_reached_the_limit() -> None:
 
 def test_a_stop_string_before_the_stop_token_of_the_same_step_counts() -> None:
     ids = [*TOKENIZER.encode("END!"), IM_END]
-    result = generation(stop=["END"]).push(
+    result = Sequence(stop=["END"]).push(
         output(ids, finish_reason=FinishReason.STOP, stop_token_id=IM_END)
     )
     assert (result.text, result.matched_stop, result.token_ids) == (
@@ -86,14 +98,14 @@ def test_a_stop_string_before_the_stop_token_of_the_same_step_counts() -> None:
 
 def test_a_stop_string_is_shown_on_demand() -> None:
     assert (
-        generation(stop=["END"], include_stop=True).push(output(TOKENIZER.encode("so END!"))).text
+        Sequence(stop=["END"], include_stop=True).push(output(TOKENIZER.encode("so END!"))).text
         == "so END"
     )
 
 
 def test_a_stop_token_counts_but_is_not_text() -> None:
     ids = [*TOKENIZER.encode("so"), IM_END]
-    result = generation(skip_special_tokens=False).push(
+    result = Sequence(skip_special_tokens=False).push(
         output(ids, finish_reason=FinishReason.STOP, stop_token_id=IM_END)
     )
     assert (result.text, result.token_ids, result.matched_stop, result.completion_tokens) == (
@@ -106,12 +118,12 @@ def test_a_stop_token_counts_but_is_not_text() -> None:
 
 def test_a_special_token_that_does_not_stop_is_text_where_asked_for() -> None:
     ids = [*TOKENIZER.encode("so"), IM_END]
-    assert generation(skip_special_tokens=False).push(output(ids)).text == "so<|im_end|>"
-    assert generation(skip_special_tokens=True).push(output(ids)).text == "so"
+    assert Sequence(skip_special_tokens=False).push(output(ids)).text == "so<|im_end|>"
+    assert Sequence(skip_special_tokens=True).push(output(ids)).text == "so"
 
 
 def test_the_last_output_brings_what_was_held_back() -> None:
-    sequence = generation(stop=["END"])
+    sequence = Sequence(stop=["END"])
     assert sequence.push(output(TOKENIZER.encode("an EN"))).text == "an "
     last = sequence.push(output([], finish_reason=FinishReason.ABORT, error="gone"))
     assert (last.text, last.finish_reason, last.error, last.matched_stop) == (
@@ -123,9 +135,13 @@ def test_the_last_output_brings_what_was_held_back() -> None:
 
 
 def test_an_unfinished_output_has_no_reason() -> None:
-    sequence = generation()
+    sequence = Sequence()
     result = sequence.push(output(TOKENIZER.encode("so")))
-    assert (result.finish_reason, result.matched_stop, sequence.finished) == (None, None, False)
+    assert (result.finish_reason, result.matched_stop, sequence.state.finished) == (
+        None,
+        None,
+        False,
+    )
 
 
 def steps_of(data: st.DataObject, ids: list[int]) -> list[list[int]]:
@@ -142,22 +158,22 @@ def test_after_a_restart_nothing_is_repeated_and_nothing_is_missing(
     data: st.DataObject, stop: list[str], lives: int
 ) -> None:
     ids = TOKENIZER.encode(STORY)
-    undisturbed = generation(stop=stop).push(output(ids, finish_reason=FinishReason.LENGTH))
-    sequence, results = generation(stop=stop), list[GenerationOutput]()
+    undisturbed = Sequence(stop=stop).push(output(ids, finish_reason=FinishReason.LENGTH))
+    sequence, results = Sequence(stop=stop), list[RequestOutput]()
     for life in range(1, lives + 1):
-        message = sequence.to_message()
+        message = sequence.state.to_message()
         assert (message.rid, message.input_ids, message.priority, message.arrival_time) == (
             "r",
             PROMPT,
             3,
             7.5,
         )
-        assert message.output_ids == ids[: len(message.output_ids)] == sequence.output_ids
+        assert message.output_ids == ids[: len(message.output_ids)] == sequence.state.output_ids
         steps = steps_of(data, ids[len(message.output_ids) :])
         done = len(steps) if life == lives else data.draw(st.integers(0, len(steps) - 1))
         for index, step in enumerate(steps[:done], 1):
             reason = FinishReason.LENGTH if index == len(steps) else None
-            if not sequence.finished:
+            if not sequence.state.finished:
                 results.append(sequence.push(output(step, finish_reason=reason)))
     whole = merge(results)
     assert (whole.text, whole.token_ids) == (undisturbed.text, undisturbed.token_ids)
@@ -169,14 +185,14 @@ def test_after_a_restart_nothing_is_repeated_and_nothing_is_missing(
 
 
 def test_the_message_does_not_change_with_the_sequence() -> None:
-    sequence = generation()
-    message = sequence.to_message()
+    sequence = Sequence()
+    message = sequence.state.to_message()
     sequence.push(output(TOKENIZER.encode("so")))
     assert message.output_ids == []
 
 
 def test_what_comes_once_is_not_repeated_after_a_restart() -> None:
-    sequence = generation()
+    sequence = Sequence()
     first = sequence.push(output([5], cached_tokens=4, prompt_logprobs=[None]))
     again = sequence.push(output([6], cached_tokens=9, prompt_logprobs=[None]))
     assert (first.cached_tokens, first.prompt_logprobs) == (4, [None])
@@ -184,7 +200,7 @@ def test_what_comes_once_is_not_repeated_after_a_restart() -> None:
 
 
 def test_merged_outputs_are_one() -> None:
-    sequence = generation()
+    sequence = Sequence()
     ids = TOKENIZER.encode("one two")
     results = [
         sequence.push(
@@ -200,3 +216,30 @@ def test_merged_outputs_are_one() -> None:
     assert (whole.text, whole.token_ids, whole.prompt_logprobs) == ("one two", ids, [None])
     assert whole.logprobs == [entry for token_id in ids for entry in logprobs_of([token_id])]
     assert (whole.prompt_tokens, whole.completion_tokens) == (len(PROMPT), len(ids))
+
+
+def test_what_goes_wrong_for_one_request_ends_it_and_no_other() -> None:
+    faulty, healthy = Sequence(), Sequence()
+
+    def fail(token_ids: list[int]) -> Any:
+        raise IndexError("no such token")
+
+    faulty.state.detokenizer.push = fail  # type: ignore[method-assign,assignment]
+    states = {"faulty": faulty.state, "r": healthy.state}
+    ids = TOKENIZER.encode("so")
+    both = [TokenOutput(rid="faulty", token_ids=ids), output(ids)]
+    assert process_outputs(states, both) == (["faulty"], ["faulty"])
+    assert [one.finish_reason for one in faulty.delivered] == [FinishReason.ERROR]
+    assert [one.text for one in healthy.delivered] == ["so"]
+
+
+def test_the_engine_is_told_of_ends_that_it_does_not_know() -> None:
+    stopped, known = Sequence(stop=["END"]), Sequence()
+    states = {"stopped": stopped.state, "r": known.state}
+    outputs = [
+        TokenOutput(rid="stopped", token_ids=TOKENIZER.encode("END")),
+        output([5], finish_reason=FinishReason.LENGTH),
+        TokenOutput(rid="nobody's", token_ids=[5]),
+    ]
+    assert process_outputs(states, outputs) == (["stopped", "r"], ["stopped"])
+    assert process_outputs(states, outputs) == ([], [])

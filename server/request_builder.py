@@ -1,0 +1,120 @@
+"""From wire models to the engine's requests: one way for every endpoint family."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..runtime.sampling.params import SamplingParams
+from ..runtime.tokenizer.output_processor import RequestState, TextOptions
+from .errors import InvalidRequest
+from .limits import MAX_PROMPT_LOGPROBS
+from .schemas import SamplingFields
+from .state import Serving
+
+
+class WireNames(NamedTuple):
+    """What parameters are called on the wire: the prompt, its length's limit, and by the names that
+    `SamplingParams` has, others that are called otherwise.
+    """
+
+    prompt: str
+    length: str
+    sampling: Mapping[str, str]
+
+
+def build_requests(
+    serving: Serving,
+    fields: SamplingFields,
+    prompt_ids: list[int],
+    rids: Sequence[str],
+    *,
+    names: WireNames,
+    asked: int | None,
+    default: int | None,
+    include_stop: bool,
+    priority: int,
+    arrival_time: float,
+    belongs_to: frozenset[str],
+    **values: Any,
+) -> list[RequestState]:
+    """The samples of one prompt, one for each of `rids`. Raises `InvalidRequest`.
+
+    `asked` is the length that the client asked for, which must fit; `default` gives way to a long
+    prompt. `values`: what families call differently, by the names of `SamplingParams`.
+    """
+    # 1. The prompt and the ids are the model's, and there is room for an answer.
+    limits = serving.limits
+    limits.check_token_ids(fields.stop_token_ids, "stop_token_ids")
+    limits.check_token_ids(fields.logit_bias, "logit_bias")
+    limits.check_prompt(prompt_ids, names.prompt)
+    max_new_tokens = limits.completion_tokens(
+        len(prompt_ids), asked, default, (names.prompt, names.length)
+    )
+
+    # 2. How to sample; what is refused is told by its name on the wire.
+    try:
+        params = SamplingParams(
+            max_new_tokens=max_new_tokens,
+            temperature=fields.temperature,
+            top_p=fields.top_p,
+            top_k=fields.top_k or -1,
+            min_p=fields.min_p,
+            presence_penalty=fields.presence_penalty,
+            frequency_penalty=fields.frequency_penalty,
+            repetition_penalty=fields.repetition_penalty,
+            stop_token_ids=sorted(set(fields.stop_token_ids)),
+            ignore_eos=fields.ignore_eos,
+            logit_bias=fields.logit_bias,
+            **values,
+        )
+    except ValueError as error:
+        message = str(error)
+        param = message.partition(" ")[0]
+        for name, wire_name in names.sampling.items():
+            message = message.replace(name, wire_name)
+        param = names.sampling.get(param, param)
+        raise InvalidRequest(f"{message}.", param=param, code="invalid_value") from None
+
+    # 3. The samples, which differ by their seeds alone.
+    text = TextOptions(
+        stop=fields.stop,
+        include_stop=include_stop,
+        skip_special_tokens=fields.skip_special_tokens,
+    )
+    return [
+        RequestState(
+            rid,
+            prompt_ids,
+            params
+            if params.seed is None or sample == 0
+            else dataclasses.replace(params, seed=params.seed + sample),
+            serving.engine.tokenizer,
+            text=text,
+            priority=priority,
+            arrival_time=arrival_time,
+            belongs_to=belongs_to,
+        )
+        for sample, rid in enumerate(rids)
+    ]
+
+
+def check_prompt_logprobs(requests: Sequence[RequestState], param: str) -> None:
+    """Raises `InvalidRequest` where one HTTP request asks for more than can be held. `param`: what
+    asks for alternatives.
+    """
+    count = 0
+    for request in requests:
+        if (top := request.params.prompt_logprobs) is not None:
+            count += (1 + top) * (len(request.prompt_ids) - request.params.prompt_logprobs_start)
+    if count > MAX_PROMPT_LOGPROBS:
+        message = (
+            f"{param}: {count} log-probabilities of prompts are asked for, samples counted, "
+            f"more than {MAX_PROMPT_LOGPROBS}"
+        )
+        raise InvalidRequest(
+            f"{message}; lower {param} or n, or send shorter prompts.",
+            param=param,
+            code="too_many_logprobs",
+        )
