@@ -20,7 +20,7 @@ from tokenizers.processors import TemplateProcessing
 from ..loader.gguf_reader import FastGGUFReader, metadata, open_gguf
 from .chat_template import DEFAULT
 from .data import TokenizerData
-from .gguf_pre_tokenizers import FALLBACK, PRE_TOKENIZERS, PreTokenizer
+from .gguf_pre_tokenizers import FALLBACK, PRE_TOKENIZERS
 from .token_bytes import METASPACE
 
 logger = logging.getLogger(__name__)
@@ -32,18 +32,10 @@ _SPECIAL_KEYS = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
-_END_TOKENS = frozenset(
-    {
-        "<|endoftext|>",
-        "<|im_end|>",
-        "<|end_of_text|>",
-        "<|eot_id|>",
-        "<|eom_id|>",
-        "<|end|>",
-        "<end_of_turn>",
-        "<EOT>",
-    }
-)
+_END_TOKENS = {
+    "<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|end|>",
+    "<end_of_turn>", "<EOT>",
+}  # fmt: skip
 """Control tokens that end a turn or a text wherever they occur. The file names one or two, models
 use more of them.
 """
@@ -85,11 +77,7 @@ class _Metadata:
     def token(self, key: str) -> str | None:
         """The token whose id stands under `key`."""
         token_id = self.get(key)
-        return (
-            self.tokens[token_id]
-            if token_id is not None and 0 <= token_id < len(self.tokens)
-            else None
-        )
+        return self.tokens[token_id] if token_id in range(len(self.tokens)) else None
 
     def of_type(self, *types: int) -> list[str]:
         return [token for token, kind in zip(self.tokens, self.types, strict=True) if kind in types]
@@ -137,7 +125,11 @@ def read_gguf_tokenizer(path: Path) -> TokenizerData:
     }
     before = special_tokens.get("bos_token") if source.get("add_bos_token", add_bos) else None
     after = special_tokens.get("eos_token") if source.get("add_eos_token", False) else None
-    backend.post_processor = _surround(backend, before, after)
+    around = [token for token in (before, "$A", after) if token is not None]
+    ids = {token: backend.token_to_id(token) for token in around if token != "$A"}
+    backend.post_processor = TemplateProcessing(
+        single=around, pair=None, special_tokens=list(ids.items())
+    )
     return TokenizerData(
         backend=backend,
         special_tokens=special_tokens,
@@ -172,18 +164,19 @@ def _add_tokens(backend: Tokenizer, source: _Metadata) -> None:
     )
 
 
-def _surround(backend: Tokenizer, before: str | None, after: str | None) -> TemplateProcessing:
-    """Puts a token before each text, or behind it, or neither."""
-    single = [token for token in (before, "$A", after) if token is not None]
-    around = {token: backend.token_to_id(token) for token in (before, after) if token is not None}
-    return TemplateProcessing(single=single, pair=None, special_tokens=list(around.items()))
-
-
 def _byte_level_bpe(source: _Metadata) -> tuple[Tokenizer, bool]:
     """The tokenizer, and whether its texts begin with the bos token unless the file says
     otherwise.
     """
-    pre = _pre_tokenizer(source)
+    name = source.get("pre", FALLBACK)
+    if name not in PRE_TOKENIZERS:
+        logger.warning(
+            "%s: pre-tokenizer %r is not known, so texts are cut as for gpt-2; if answers are "
+            "poor, give the model's Hugging Face folder with --tokenizer-path",
+            source.path,
+            name,
+        )
+    pre = PRE_TOKENIZERS.get(name, PRE_TOKENIZERS[FALLBACK])
     merges = [
         (left, right)
         for left, _, right in (merge.partition(" ") for merge in source.get("merges", []))
@@ -194,19 +187,6 @@ def _byte_level_bpe(source: _Metadata) -> tuple[Tokenizer, bool]:
     backend.pre_tokenizer = pre.build()
     backend.decoder = decoders.ByteLevel()
     return backend, pre.add_bos
-
-
-def _pre_tokenizer(source: _Metadata) -> PreTokenizer:
-    name = source.get("pre", FALLBACK)
-    if name not in PRE_TOKENIZERS:
-        logger.warning(
-            "%s: pre-tokenizer %r is not known, so texts are cut as for gpt-2; if answers are "
-            "poor, give the "
-            "model's Hugging Face folder with --tokenizer-path",
-            source.path,
-            name,
-        )
-    return PRE_TOKENIZERS.get(name, PRE_TOKENIZERS[FALLBACK])
 
 
 def _sentencepiece_bpe(source: _Metadata) -> tuple[Tokenizer, bool]:

@@ -7,7 +7,6 @@ import logging
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,7 @@ from .data import TokenizerData
 
 logger = logging.getLogger(__name__)
 
-_SPECIAL_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
+_SPECIAL_TOKENS = [f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 _OTHER_FORMATS = ("tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model", "spiece.model")
 _CONVERSION_TIMEOUT = 300  # seconds
 
@@ -63,7 +54,11 @@ def read_hf_tokenizer(path: Path) -> TokenizerData:
         name: token for name in _SPECIAL_TOKENS if (token := _content(config.get(name))) is not None
     }
     if file.is_file():
-        backend = _load(file)
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # tokenizers raises no narrower class
+            check_pointer(file)
+            raise ValueError(f"{file} is no tokenizer: {error}") from error
         _add_tokens(backend, config, special_tokens)
     else:
         backend, special_tokens = _convert(folder)
@@ -94,14 +89,6 @@ def _content(token: object) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def _load(file: Path) -> tokenizers.Tokenizer:
-    try:
-        return tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # tokenizers raises no narrower class
-        check_pointer(file)
-        raise ValueError(f"{file} is no tokenizer: {error}") from error
-
-
 def _add_tokens(
     backend: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]
 ) -> None:
@@ -116,7 +103,11 @@ def _add_tokens(
         token = tokenizers.AddedToken(**entry)
         if known.get(token.content) != token.__getstate__():
             backend.add_special_tokens([token]) if token.special else backend.add_tokens([token])
-    names = [*special_tokens.values(), *_extra_special_tokens(config)]
+    names = [*special_tokens.values()]
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        extra = config.get(key) or []
+        found = map(_content, extra.values() if isinstance(extra, dict) else extra)
+        names += [content for content in found if content is not None]
     special = {
         token.content for token in backend.get_added_tokens_decoder().values() if token.special
     }
@@ -124,15 +115,6 @@ def _add_tokens(
     backend.add_special_tokens(
         [tokenizers.AddedToken(name, special=True, normalized=False) for name in missing]
     )
-
-
-def _extra_special_tokens(config: dict[str, Any]) -> Iterable[str]:
-    for key in ("additional_special_tokens", "extra_special_tokens"):
-        listed = config.get(key) or []
-        for token in listed.values() if isinstance(listed, dict) else listed:
-            content = _content(token)
-            if content is not None:
-                yield content
 
 
 def _convert(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch
 from tiny_models import make_tiny_model
 
 from piecework.kernels.cpu.native.linear import Layout, native_linear
-from piecework.runtime.layers.linear import Linear
+from piecework.runtime.layers.linear import FusedLinear, Linear, StoredTensor
 from piecework.runtime.llm import LLM
 from piecework.runtime.loader.loader import Loaded, hollow_model, load_model
+from piecework.runtime.quantization.gguf import GGUFBlocks
 from piecework.runtime.sampling.params import SamplingParams
 
 CPU = torch.device("cpu")
@@ -145,6 +147,42 @@ def test_a_hollow_model_has_the_shapes_of_the_packed_one(tied: bool, tmp_path: P
     assert [layer.layout for layer in hollow.modules() if isinstance(layer, Linear)] == [
         layer.layout for layer in layers_of(loaded).values()
     ]
+
+
+class Kernels:
+    """Kernels whose layout is the blocks, one after another."""
+
+    op: Any = None
+
+    def layout(self, kind: str, in_features: int) -> int | None:
+        return 7
+
+    def packed_shape(self, layout: int, in_features: int, out_features: int) -> tuple[int, int]:
+        return out_features, 2
+
+    def pack(self, kind: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat(list(parts))
+
+
+def test_blocks_are_read_one_layer_at_a_time_and_put_in_order() -> None:
+    """However they come: so that no second copy of a model lies in memory while it loads."""
+    read = []
+
+    def stored(part: str, rows: int) -> StoredTensor:
+        def blocks() -> torch.Tensor:
+            read.append(part)
+            return torch.full((rows, 2), ord(part[0]), dtype=torch.uint8)
+
+        return StoredTensor(Path(part), part, (rows, 32), lambda _: None, "Q4_1", blocks)
+
+    layer, method = FusedLinear(32, {"q_proj": 3, "k_proj": 1, "v_proj": 2}), GGUFBlocks("Q4_1")
+    method.create(layer)
+    for part in ("v_proj", "q_proj", "k_proj"):
+        method.load(layer, part, stored(part, layer.parts[part]))
+    assert not read and not layer.weight.numel()
+    method.finish(layer, Kernels())
+    assert bytes(layer.weight[:, 0].tolist()) == b"qqqkvv" and layer.layout == 7
+    assert read == ["q_proj", "k_proj", "v_proj"]
 
 
 def test_biases_and_odd_widths_stay_right(tmp_path: Path) -> None:
