@@ -21,25 +21,26 @@ class Rotation(NamedTuple):
 
 
 class Rotary(nn.Module):
-    """Tables of cos and sin [positions, 1, D] in the model's dtype."""
+    """Tables of cos and sin [positions, 1, D] in the model's dtype, which `fill` computes."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        frequencies = inverse_frequencies(config)
-        angles = torch.outer(
-            torch.arange(config.max_position_embeddings, dtype=torch.float32, device="cpu"),
-            frequencies,
-        )
-        dtype, device = torch.get_default_dtype(), torch.get_default_device()
-        cos, sin = angles.cos(), angles.sin()
+        self.config = config
+        shape = config.max_position_embeddings, 1, config.head_dim
         self.cos: torch.Tensor
         self.signed_sin: torch.Tensor
-        self.register_buffer(
-            "cos", torch.cat((cos, cos), -1)[:, None].to(device, dtype), persistent=False
-        )
-        self.register_buffer(
-            "signed_sin", torch.cat((-sin, sin), -1)[:, None].to(device, dtype), persistent=False
-        )
+        self.register_buffer("cos", torch.empty(shape), persistent=False)
+        self.register_buffer("signed_sin", torch.empty(shape), persistent=False)
+
+    def fill(self) -> None:
+        """To be called once all weights have their place: a configuration whose sizes are wrong
+        fails at those, and before tables of such a size are computed.
+        """
+        positions = torch.arange(len(self.cos), dtype=torch.float32, device="cpu")
+        angles = torch.outer(positions, inverse_frequencies(self.config))
+        cos, sin = angles.cos(), angles.sin()
+        self.cos.copy_(torch.cat((cos, cos), -1)[:, None])
+        self.signed_sin.copy_(torch.cat((-sin, sin), -1)[:, None])
 
     def forward(self, positions: torch.Tensor) -> Rotation:
         return Rotation(self.cos[positions], self.signed_sin[positions])

@@ -14,6 +14,7 @@ from torch import nn
 
 from ...kernels.linear import LinearKernels
 from ..layers.linear import Linear, StoredTensor
+from ..layers.rotary import Rotary
 from ..model_config import ModelConfig
 from ..models.llama import LlamaForCausalLM
 from ..models.registry import model_class
@@ -185,24 +186,19 @@ def hollow_model(
     """
     model = empty_model(config, dtype, torch.device("meta"), lambda _: kinds)
     _finish(model, kernels, progress=False)
-    found = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
-    memory = torch.empty(
-        max(tensor.nbytes for tensor in found.values()), dtype=torch.uint8, device=device
-    )
-    placed = {
-        key: _like(tensor, memory[: tensor.nbytes].view(tensor.dtype).view(tensor.shape))
-        for key, tensor in found.items()
-    }
+    tensors = [*model.parameters(), *model.buffers()]
+    size = max(tensor.nbytes for tensor in tensors)
+    memory = torch.empty(size, dtype=torch.uint8, device=device)
+    placed: dict[torch.Tensor, torch.Tensor] = {}
+    for tensor in tensors:
+        data = memory[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        is_weight = isinstance(tensor, nn.Parameter)
+        placed[tensor] = nn.Parameter(data, requires_grad=False) if is_weight else data
     for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            setattr(module, name, placed[id(parameter)])
-        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
-            setattr(module, name, placed[id(buffer)])
+        for found in (module.named_parameters, module.named_buffers):
+            for name, tensor in list(found(recurse=False, remove_duplicate=False)):
+                setattr(module, name, placed[tensor])
     return model
-
-
-def _like(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
-    return nn.Parameter(data, requires_grad=False) if isinstance(tensor, nn.Parameter) else data
 
 
 def empty_model(
@@ -220,6 +216,9 @@ def empty_model(
         with device:
             model: LlamaForCausalLM = model_class(config.architecture)(config)
             create_weights(model, choose(model))
+            for module in model.modules():
+                if isinstance(module, Rotary) and not module.cos.is_meta:
+                    module.fill()
             return model
     except RuntimeError as error:
         # torch has an exception of its own for this on a GPU, but not on a CPU.

@@ -182,6 +182,16 @@ def test_a_model_that_does_not_fit_the_memory_is_one_clear_line(tmp_path: Path) 
         load(folder)
 
 
+def test_sizes_that_do_not_fit_are_found_before_anything_of_such_a_size_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_tiny_model(tmp_path)
+    edit_config(folder, hidden_size=2**29, head_dim=2**27)
+    monkeypatch.setattr("piecework.runtime.layers.rotary.inverse_frequencies", pytest.fail)
+    with pytest.raises(ValueError, match=r"too little memory for the weights in torch\.float32"):
+        load(folder)
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
