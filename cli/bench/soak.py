@@ -97,8 +97,9 @@ def _apis(text: str) -> tuple[Api, ...]:
 
 def _run(arguments: argparse.Namespace) -> int:
     from ...bench.report import Report
-    from ...bench.soak import SoakSettings, run
+    from ...bench.soak import run
     from ...bench.soak_requests import Mix
+    from ...bench.soak_result import SoakSettings
 
     return run(
         given(Target, arguments),

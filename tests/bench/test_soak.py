@@ -27,8 +27,9 @@ from toy_tokenizer import toy_tokenizer
 from piecework.bench import soak_faults
 from piecework.bench.report import Report
 from piecework.bench.server_state import resident_bytes
-from piecework.bench.soak import SoakSettings, run
+from piecework.bench.soak import run
 from piecework.bench.soak_requests import Fate, Mix
+from piecework.bench.soak_result import SoakSettings
 from piecework.bench.target import Api, Target
 from piecework.runtime.engine.messages import EngineStats
 

@@ -1,0 +1,137 @@
+"""What a soak is asked for, what it saw, and whether it passed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .report import Failures
+from .server_state import MIB, ServerState
+
+_EXAMPLES = 10
+"""Problems that are printed in full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoakSettings:
+    """`verify`: so many requests are also sent alone, before the load, and must be answered alike
+    under it. `settle_seconds`: how long the server may take to become idle. `max_mismatches`,
+    `max_memory_growth_mib`: above these the soak fails; None: they are only told. `kills`, `hangs`:
+    what is done to the engine process of `server_pid` under the load, after each `fault_interval`
+    seconds of serving.
+    """
+
+    num_requests: int = 2000
+    concurrency: int = 64
+    verify: int = 40
+    settle_seconds: float = 10.0
+    max_mismatches: int | None = None
+    server_pid: int | None = None
+    max_memory_growth_mib: float | None = None
+    kills: int = 0
+    hangs: int = 0
+    fault_interval: float = 32.0
+
+    def __post_init__(self) -> None:
+        if (self.kills or self.hangs) and self.server_pid is None:
+            raise ValueError(
+                "--kill-engine and --hang-engine need --server-pid, the process of a server of "
+                "this machine"
+            )
+
+
+@dataclass(slots=True)
+class SoakResult:
+    """What a soak saw. `outcomes`: requests by their end; `problems`: what was wrong with
+    answers.
+    """
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    failures: Failures = field(default_factory=Failures)
+    problems: list[str] = field(default_factory=list)
+    verified: int = 0
+    mismatches: list[str] = field(default_factory=list)
+    state: ServerState | None = None
+    faults: Counter[str] = field(default_factory=Counter)
+    """What was done to the engine process, after which the server served again."""
+    memory: list[int] = field(default_factory=list)
+    """Bytes: when the load began, then every half second, then at its end."""
+
+    @property
+    def memory_growth_mib(self) -> float | None:
+        """From a quarter of the load on, when caches and allocators have taken what they take; None
+        where it was not watched.
+        """
+        if not self.memory:
+            return None
+        return (self.memory[-1] - self.memory[len(self.memory) // 4]) / MIB
+
+    def verdict(self, settings: SoakSettings) -> list[str]:
+        """Why the soak failed; nothing where it did not."""
+        reasons = []
+        if self.failures.total:
+            reasons.append(f"{self.failures.total} requests failed")
+        if self.problems:
+            reasons.append(f"{len(self.problems)} answers were wrong")
+        if self.state is not None and not self.state.idle:
+            reasons.append(f"the server is not idle: {self.state.line()}")
+        if settings.max_mismatches is not None and len(self.mismatches) > settings.max_mismatches:
+            reasons.append(f"{len(self.mismatches)} answers differ from the same request alone")
+        if self.faults.total() < settings.kills + settings.hangs:
+            reasons.append(
+                f"the server survived {self.faults.total()} of {settings.kills + settings.hangs} "
+                "faults of its engine"
+            )
+        growth = self.memory_growth_mib
+        if (
+            growth is not None
+            and settings.max_memory_growth_mib is not None
+            and growth > settings.max_memory_growth_mib
+        ):
+            reasons.append(f"the server's memory grew by {growth:.1f} MiB")
+        return reasons
+
+    def lines(self) -> list[str]:
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in self.outcomes.most_common())
+        lines = [
+            f"Requests:   {outcomes}",
+            *self.failures.lines(),
+            f"Wrong:      {len(self.problems)}",
+        ]
+        lines += [f"  {problem}" for problem in self.problems[:_EXAMPLES]]
+        lines.append(
+            f"Verified:   {self.verified} answers compared with the same request alone, "
+            f"{len(self.mismatches)} differ"
+        )
+        lines += [f"  {mismatch}" for mismatch in self.mismatches[:_EXAMPLES]]
+        unknown = "not checked, the server has neither /server_info nor /metrics"
+        lines.append(f"At the end: {unknown if self.state is None else self.state.line()}")
+        if self.faults:
+            lines.append(
+                "Engine:     "
+                f"{', '.join(f'{count} times {kind}' for kind, count in self.faults.most_common())}"
+            )
+        if self.memory:
+            figures = (
+                f"{self.memory[0] / MIB:.1f} MiB at the start, {max(self.memory) / MIB:.1f} "
+                f"at most, {self.memory[-1] / MIB:.1f} at the end"
+            )
+            lines.append(
+                f"Memory:     {figures}; growth since the first quarter "
+                f"{self.memory_growth_mib:+.1f} MiB"
+            )
+        return lines
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "outcomes": dict(self.outcomes),
+            "failures": self.failures.as_dict(),
+            "problems": self.problems,
+            "verified": self.verified,
+            "mismatches": self.mismatches,
+            "state": None if self.state is None else asdict(self.state),
+            "faults": dict(self.faults),
+            "memory_bytes": self.memory,
+            "memory_growth_mib": self.memory_growth_mib,
+        }
