@@ -31,7 +31,7 @@ SERVING = {"piecework.runtime.engine.text_process", "piecework.runtime.llm"}
 MAKERS = {"piecework.compilation.piece_maker", "piecework.runtime.graphs.compile_pieces"}
 """What traces and compiles language models, which no process does that serves one."""
 MAX_FILE_LINES = 550
-MAX_FUNCTION_LINES = 130
+MAX_FUNCTION_LINES = 80
 NOT_PACKAGED = {"tests", "docs", "docker", "build", "dist"}
 
 Check = Callable[[Path], list[str]]

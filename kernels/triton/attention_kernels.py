@@ -266,7 +266,8 @@ def decode_kernel(
         v_cache + kv_head * head_stride, block_table + request * table_stride, low, high,
         page_stride, slot_stride, scale_log2, HEAD, BLOCK_D, BLOCK_N, PAGE, 0, True, PRECISION,
     )  # fmt: skip
-    result = total / tl.where(weight == 0.0, 1.0, weight)[:, None]
+    weight = tl.where(weight == 0.0, 1.0, weight)
+    result = total / weight[:, None]
     if DIRECT:
         target = out + step_row * out_stride_t + head[:, None] * out_stride_h + dim[None, :]
         tl.store(target, result.to(out.dtype.element_ty), mask=live)
@@ -274,11 +275,7 @@ def decode_kernel(
         place = ((decode.to(tl.int64) * num_heads + head) * num_splits) + split
         tl.store(partial + place[:, None] * HEAD + dim[None, :], result, mask=live)
         # A split without a key has the peak -inf, and so no weight.
-        tl.store(
-            partial_lse + place,
-            peak + tl.log2(tl.where(weight == 0.0, 1.0, weight)),
-            mask=row < GROUP,
-        )
+        tl.store(partial_lse + place, peak + tl.log2(weight), mask=row < GROUP)
 
 
 @triton.jit(do_not_specialize=["num_splits"])
