@@ -25,7 +25,7 @@ from ..compilation.cache import CompileCache
 from ..kernels.cache_folder import kernels_folder
 from ..kernels.cpu.cores import choose_threads
 from ..kernels.detect import detect
-from ..runtime.config import EngineConfig
+from ..runtime.config import EngineConfig, resolve_steps
 from ..runtime.engine.build import Engine, build_engine
 from ..runtime.executor.batch import Batch
 from ..runtime.graphs.compile_pieces import make_pieces, piece_maker
@@ -220,7 +220,7 @@ def _compile(settings: GraphsSettings) -> Table:
     """A cold start's tracing and compiling, and a warm start's loading, by depth: layers alike,
     weights not even made.
     """
-    config = replace(_config(settings, piecewise_cuda_graph=True), chunked_prefill_size=2048)
+    config = _config(settings, piecewise_cuda_graph=True, chunked_prefill_size=2048)
     platform = detect(config.device)
     platform.set_up(config.num_threads)
     register_attention(platform.dispatch_key)
@@ -228,11 +228,12 @@ def _compile(settings: GraphsSettings) -> Table:
     model = load_model(
         resolve_model_path(settings.model_path), dtype, platform.device(), False
     ).config
+    steps = resolve_steps(config, model, platform)
 
     def seconds(depth: int, folder: Path) -> float:
         changed = replace(model, num_layers=depth)
         module = empty_model(changed, dtype, platform.device())
-        maker = replace(piece_maker(config, platform), cache=CompileCache(folder))
+        maker = replace(piece_maker(steps, platform), cache=CompileCache(folder))
         began = time.perf_counter()
         make_pieces(maker, module, changed, dtype)
         return time.perf_counter() - began

@@ -31,9 +31,6 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> Engine:
     if config.startup == "full":
         startup.complete(progress=progress)
     resolved = runner.config
-    assert (
-        resolved.chunked_prefill_size and resolved.max_running_requests and resolved.context_length
-    )
     seeds = random.Random(config.random_seed)
     core = EngineCore(
         runner,
@@ -46,6 +43,6 @@ def build_engine(config: EngineConfig, *, progress: bool = True) -> Engine:
         max_running_requests=resolved.max_running_requests,
         context_length=resolved.context_length,
         draw_seed=lambda: seeds.getrandbits(64),
-        overlap=runner.overlap_schedule,
+        overlap=not resolved.disable_overlap_schedule,
     )
     return Engine(core, runner, startup)

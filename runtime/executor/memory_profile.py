@@ -11,7 +11,7 @@ from ...compilation.capture import Graphs
 from ...compilation.histogram import LengthHistogram
 from ...compilation.whole import BreakableForward
 from ...kernels.platform import Platform
-from ..config import Backend, EngineConfig
+from ..config import Backend, ResolvedConfig
 from ..graphs.graph_runner import GraphRunner
 from ..models.llama import LlamaForCausalLM
 from .forward_context import PagedAttention
@@ -19,8 +19,6 @@ from .warm_up import run_dummy_batch, sample
 
 logger = logging.getLogger(__name__)
 
-PROFILE_PAGES = 2
-"""Pages of the cache that the profile runs on: all of it stores to the reserved one."""
 _HEADROOM = 0.03
 """Share of the memory that stays free: what real steps take beyond dummy ones, and fragments
 between allocations.
@@ -30,7 +28,7 @@ between allocations.
 def profile_memory(
     model: LlamaForCausalLM,
     platform: Platform,
-    config: EngineConfig,
+    config: ResolvedConfig,
     attention: PagedAttention,
     seen: LengthHistogram,
 ) -> int:
@@ -39,8 +37,8 @@ def profile_memory(
 
     The largest steps run, eagerly, and the two largest sizes of each kind of graph are captured:
     the others share their memory, and each is taken to need beside it what the second needed.
-    `attention` is over a cache of `PROFILE_PAGES`. Nothing of it stays. Raises `ValueError`
-    with a remedy where the largest steps do not fit.
+    `attention` is over the smallest cache: all of it stores to the reserved page. Nothing of it
+    stays. Raises `ValueError` with a remedy where the largest steps do not fit.
     """
     try:
         return _profile(model, platform, config, attention, seen)
@@ -63,7 +61,7 @@ def profile_memory(
 def _profile(
     model: LlamaForCausalLM,
     platform: Platform,
-    config: EngineConfig,
+    config: ResolvedConfig,
     attention: PagedAttention,
     seen: LengthHistogram,
 ) -> int:
@@ -89,12 +87,11 @@ def _profile(
 
 @torch.inference_mode()
 def _run_largest_steps(
-    model: LlamaForCausalLM, platform: Platform, config: EngineConfig, attention: PagedAttention
+    model: LlamaForCausalLM, platform: Platform, config: ResolvedConfig, attention: PagedAttention
 ) -> None:
     """The longest chunk of a prompt, and a token for as many requests as can run; the allocator
     keeps what they took.
     """
-    assert config.chunked_prefill_size and config.max_running_requests and config.context_length
     length = min(config.chunked_prefill_size, config.context_length)
     run_dummy_batch(model, attention, platform, [length], [length])
     rows = config.max_running_requests

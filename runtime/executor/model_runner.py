@@ -11,7 +11,7 @@ from ...kernels.attention import AttentionBackend
 from ...kernels.detect import detect
 from ...kernels.platform import Platform
 from ..cache.pool import KVPool, page_bytes
-from ..config import EngineConfig, resolve_cache, resolve_steps
+from ..config import LEAST_PAGES, EngineConfig, ResolvedConfig, resolve_cache, resolve_steps
 from ..engine.messages import EngineInfo
 from ..engine.start_clock import StartClock
 from ..graphs.graph_runner import GraphCounts, GraphRunner
@@ -23,7 +23,7 @@ from ..loader.resolve import resolve_model_path
 from ..quantization.methods import PLAIN
 from .batch import Batch, Scheduled
 from .forward_context import PagedAttention
-from .memory_profile import PROFILE_PAGES, profile_memory
+from .memory_profile import profile_memory
 from .step import PendingStep
 from .warm_up import warm_up
 
@@ -68,7 +68,6 @@ class ModelRunner:
                 )
             )
         self._layouts = self.model.kv_layouts(self.dtype)
-        config = resolve_steps(config, self.model_config, self.platform)
         self.attention_backend = self.platform.choose_attention(
             config.attention_backend, self._layouts
         )
@@ -76,8 +75,7 @@ class ModelRunner:
         backend = self.platform.make_attention_backend(self.attention_backend)
         self.seen_lengths = seen_lengths(self.model_config, self.dtype)
         with self.clock.phase("memory"):
-            self.config = self._size_cache(config, backend)
-        assert self.config.max_total_tokens and self.config.page_size
+            self.config = self._resolve(config, backend)
         # One page more than is handed out: the reserved one.
         self.pool = self._make_pool(
             self.config.max_total_tokens // self.config.page_size + 1, self.config.page_size
@@ -86,9 +84,7 @@ class ModelRunner:
         self.page_size = self.pool.page_size
         if self.platform.compiles_kernels:
             with self.clock.phase("first steps"):
-                warm_up(
-                    self.model, attention, self.platform, longest=self.config.context_length or 1
-                )
+                warm_up(self.model, attention, self.platform, longest=self.config.context_length)
         self.platform.end_trials()
         self.graphs = GraphRunner(
             self.model, self.platform, self.config, attention, self.seen_lengths
@@ -119,12 +115,6 @@ class ModelRunner:
         """Wait for the device. Raises where it is broken."""
         self.platform.synchronize()
 
-    @property
-    def overlap_schedule(self) -> bool:
-        """Whether the next step is to be planned while one runs."""
-        disabled = self.config.disable_overlap_schedule
-        return self.platform.runs_beside_host if disabled is None else not disabled
-
     def rest(self) -> None:
         """To be called when there is nothing to do: what was learned is kept for the next start,
         every now and then.
@@ -140,12 +130,6 @@ class ModelRunner:
 
     def info(self) -> EngineInfo:
         config = self.config
-        assert (
-            config.context_length
-            and config.max_total_tokens
-            and config.max_running_requests
-            and config.chunked_prefill_size
-        )
         return EngineInfo(
             model_path=config.model_path,
             architecture=self.model_config.architecture,
@@ -162,7 +146,7 @@ class ModelRunner:
             kv_bytes=self.pool.num_bytes,
             start_seconds=dict(self.clock.seconds),
             quantization=sorted(set(self.linear_kinds.values()) - {PLAIN}),
-            overlap_schedule=self.overlap_schedule,
+            overlap_schedule=not config.disable_overlap_schedule,
             graphs=self.graphs.info(),
             remarks=self._remarks,
         )
@@ -170,25 +154,28 @@ class ModelRunner:
     def _dtype(self, name: str) -> torch.dtype:
         return self.platform.default_dtype if name == "auto" else getattr(torch, name)
 
-    def _size_cache(self, config: EngineConfig, backend: AttentionBackend) -> EngineConfig:
-        assert config.page_size is not None
-        if config.max_total_tokens is None and config.mem_fraction_static is None:
-            pool = self._make_pool(PROFILE_PAGES, config.page_size)
+    def _resolve(self, config: EngineConfig, backend: AttentionBackend) -> ResolvedConfig:
+        """Every number chosen, the size of the KV cache last: where nothing is said about it, by a
+        memory profile.
+        """
+        steps = resolve_steps(config, self.model_config, self.platform)
+        if config.max_total_tokens is None and steps.mem_fraction_static is None:
+            pool = self._make_pool(LEAST_PAGES, steps.page_size)
             attention = PagedAttention(backend=backend, pool=pool)
-            free = profile_memory(self.model, self.platform, config, attention, self.seen_lengths)
+            free = profile_memory(self.model, self.platform, steps, attention, self.seen_lengths)
         else:
             free = self.platform.memory().free
         resolved = resolve_cache(
-            config,
+            steps,
+            config.max_total_tokens,
             free_bytes=free,
-            page_bytes=page_bytes(self._layouts, config.page_size),
+            page_bytes=page_bytes(self._layouts, steps.page_size),
         )
-        assert config.context_length and resolved.context_length
-        if resolved.context_length < config.context_length:
+        if resolved.context_length < steps.context_length:
             logger.warning(
                 "context length cut from %d to %d tokens: the KV cache holds no more; see "
                 "--max-total-tokens and --mem-fraction-static",
-                config.context_length,
+                steps.context_length,
                 resolved.context_length,
             )
         return resolved

@@ -30,7 +30,7 @@ from ...compilation.torch_private import change_inductor
 from ...kernels.cache_folder import cache_folder
 from ...kernels.detect import detect
 from ...kernels.platform import Platform
-from ..config import EngineConfig
+from ..config import ResolvedConfig
 from ..engine.parent import end_with_parent
 from ..layers.attention import register_attention
 from ..loader.loader import hollow_model
@@ -45,7 +45,7 @@ _FIRST_TO_BE_KILLED = "1000"
 
 
 def piece_maker(
-    config: EngineConfig,
+    config: ResolvedConfig,
     platform: Platform,
     *,
     passes: PassConfig = DEFAULT_PASSES,
@@ -109,7 +109,7 @@ def _give_way() -> None:
 
 def _compile(job: dict[str, Any]) -> None:
     config, model_config, dtype = (
-        EngineConfig(**job["config"]),
+        ResolvedConfig(**job["config"]),
         ModelConfig(**job["model"]),
         getattr(torch, job["dtype"]),
     )

@@ -17,7 +17,7 @@ import torch
 from ...compilation.capture import Reason
 from ...compilation.passes.manager import PassConfig
 from ...compilation.torch_private import inductor_changes
-from ..config import EngineConfig
+from ..config import ResolvedConfig
 from ..model_config import ModelConfig
 from ..quantization.methods import Kinds
 
@@ -91,7 +91,7 @@ class CompileProcess:
 
 
 def start(
-    config: EngineConfig,
+    config: ResolvedConfig,
     model_config: ModelConfig,
     dtype: torch.dtype,
     kinds: Kinds,

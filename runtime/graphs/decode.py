@@ -14,7 +14,7 @@ from ...compilation.sizes import decode_sizes, parse_list
 from ...compilation.whole import FullForward
 from ...kernels.attention import AttentionMetadata, GraphAttention, HostPlan
 from ...kernels.platform import Platform
-from ..config import BATCH_SIZES, BATCH_SIZES_FLAG, EngineConfig
+from ..config import BATCH_SIZES, BATCH_SIZES_FLAG, ResolvedConfig
 from ..executor.batch import Batch
 from ..executor.dummy_batch import dummy_decode
 from ..executor.forward_context import PagedAttention
@@ -33,10 +33,10 @@ class DecodeGraph:
         forward: Callable[..., torch.Tensor],
         eager: Callable[..., torch.Tensor],
         platform: Platform,
-        config: EngineConfig,
+        config: ResolvedConfig,
         attention: PagedAttention,
     ) -> None:
-        assert isinstance(attention.backend, GraphAttention) and config.context_length
+        assert isinstance(attention.backend, GraphAttention)
         sizes = batch_sizes(config)
         self._eager, self._platform, self._attention, self._backend = (
             eager,
@@ -99,12 +99,11 @@ class DecodeGraph:
             return self._eager(input_ids, positions)
 
 
-def batch_sizes(config: EngineConfig) -> list[int]:
+def batch_sizes(config: ResolvedConfig) -> list[int]:
     """The batch sizes that are captured: those given, or the field's up to the largest batch that
     can be.
     """
-    assert config.max_running_requests
-    cap = min(config.max_running_requests, config.cuda_graph_max_bs or config.max_running_requests)
+    cap = config.cuda_graph_max_bs
     if config.cuda_graph_bs is None:
         return decode_sizes(cap)
     given = [

@@ -5,7 +5,7 @@ for all others.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from ...compilation.piecewise import PiecewiseForward
 from ...compilation.whole import BreakableForward
 from ...kernels.attention import GraphAttention
 from ...kernels.platform import Platform
-from ..config import Backend, EngineConfig
+from ..config import Backend, ResolvedConfig
 from ..engine.messages import GraphInfo
 from ..executor.batch import Batch
 from ..executor.forward_context import PagedAttention
@@ -47,30 +47,34 @@ class GraphRunner:
         self,
         model: nn.Module,
         platform: Platform,
-        config: EngineConfig,
+        config: ResolvedConfig,
         attention: PagedAttention,
         seen: LengthHistogram,
     ) -> None:
-        self._model, self._platform, self._config, self._attention = (
-            model,
-            platform,
-            config,
-            attention,
-        )
-        self._seen = seen
+        self._model, self._platform, self._config = model, platform, config
+        self._attention, self._seen = attention, seen
         self.prefill_backend = config.prefill_backend
-        self.decode_backend = _decode_backend(config, platform, attention)
+        able = isinstance(attention.backend, GraphAttention)
+        self.decode_backend = config.decode_backend or (
+            Backend.FULL if able and platform.graphs_are_real else Backend.NATIVE
+        )
+        if self.decode_backend is Backend.FULL and not able:
+            raise ValueError(
+                "--cuda-graph-backend-decode full needs an attention backend whose decodes can be "
+                "recorded: take disabled"
+            )
         if self.prefill_backend is Backend.BREAKABLE and not platform.graphs_are_real:
             raise ValueError(
                 "--cuda-graph-backend-prefill breakable needs a device that records graphs, "
                 f"which {platform.device_type} does not: take piecewise"
             )
-        self._prefill = (
+        self.prefill = (
             PrefillGraph(model, platform, config, attention, seen)
             if self.prefill_backend is not Backend.DISABLED
             else None
         )
-        self._decode: DecodeGraph | None = None
+        self.decode: DecodeGraph | None = None
+        """None also before `use`."""
         self.kernels = None
         if self.decode_backend is Backend.NATIVE:
             pool = attention.pool
@@ -86,49 +90,25 @@ class GraphRunner:
                 )
             self.decode_backend = Backend.DISABLED
 
-    @property
-    def prefill(self) -> PrefillGraph | None:
-        return self._prefill
-
-    @property
-    def decode(self) -> DecodeGraph | None:
-        """None also before `use`."""
-        return self._decode
-
-    def check(self, forward: PiecewiseForward) -> Iterator[bool]:
-        """In portions, before each of which it says whether it is a long one.
-
-        Raises `CaptureError` where a forward in pieces gives other answers than the model.
-        """
-        assert self._prefill is not None
-        return self._prefill.check(forward)
-
-    def give_up(self, reason: Reason) -> None:
-        """There will be no forward in pieces: steps that nothing else records stay eager, and are
-        counted under `reason`.
-        """
-        if self._prefill is not None:
-            self._prefill.give_up(reason)
-
     def use(self, forward: PiecewiseForward | BreakableForward | None) -> None:
         """Run prefills through `forward` and record decodes of it; None: both of the model as it
         is.
         """
-        if self._prefill is not None and forward is not None:
-            self._prefill.use(
+        if self.prefill is not None and forward is not None:
+            self.prefill.use(
                 forward,
                 len(batch_sizes(self._config)) if self.decode_backend is Backend.FULL else 0,
             )
         if self.decode_backend is Backend.FULL:
             recorded = forward if isinstance(forward, PiecewiseForward) else self._model
-            self._decode = DecodeGraph(
+            self.decode = DecodeGraph(
                 recorded, self._model, self._platform, self._config, self._attention
             )
 
     def capture_next(self) -> bool:
         """Capture one size, decodes' first: most steps are theirs. False where none is pending."""
         return any(
-            phase.capture_next() for phase in (self._decode, self._prefill) if phase is not None
+            phase.capture_next() for phase in (self.decode, self.prefill) if phase is not None
         )
 
     @property
@@ -138,7 +118,7 @@ class GraphRunner:
 
     def __call__(self, batch: Batch) -> torch.Tensor:
         """Hidden states [T, hidden] of a step."""
-        hidden = self._decode(batch) if self._decode is not None and batch.is_decode else None
+        hidden = self.decode(batch) if self.decode is not None and batch.is_decode else None
         if hidden is not None:
             return hidden
         if (
@@ -149,7 +129,7 @@ class GraphRunner:
             return self.kernels.forward(batch.input_ids, batch.positions, batch.metadata)
         self._seen.add(batch.num_tokens)
         with self._attention.step(batch.metadata):
-            forward = self._prefill or self._model
+            forward = self.prefill or self._model
             result: torch.Tensor = forward(batch.input_ids, batch.positions)
         return result
 
@@ -157,12 +137,12 @@ class GraphRunner:
         """Of all steps so far."""
         stats = [graphs.stats for graphs in self.phases()]
         fallbacks = Counter[Reason]()
-        if self._decode is not None:
-            fallbacks += self._decode.graphs.stats.fallbacks
-        if self._prefill is not None:
-            fallbacks += self._prefill.fallbacks
+        if self.decode is not None:
+            fallbacks += self.decode.graphs.stats.fallbacks
+        if self.prefill is not None:
+            fallbacks += self.prefill.fallbacks
         return GraphCounts(
-            self._prefill.piecewise_steps if self._prefill is not None else 0,
+            self.prefill.piecewise_steps if self.prefill is not None else 0,
             sum(stat.replays for stat in stats),
             sum(stat.padded_tokens for stat in stats),
             {reason.value: count for reason, count in fallbacks.items()},
@@ -170,13 +150,13 @@ class GraphRunner:
 
     def info(self) -> GraphInfo:
         """What is planned and what is there."""
-        prefill = self._prefill.graphs if self._prefill is not None else None
-        decode = self._decode.graphs if self._decode is not None else None
+        prefill = self.prefill.graphs if self.prefill is not None else None
+        decode = self.decode.graphs if self.decode is not None else None
         stats = [graphs.stats for graphs in self.phases()]
         return GraphInfo(
             prefill_backend=self.prefill_backend,
             decode_backend=self.decode_backend,
-            distinct_pieces=self._prefill.num_pieces if self._prefill is not None else 0,
+            distinct_pieces=self.prefill.num_pieces if self.prefill is not None else 0,
             prefill_sizes=prefill.captured if prefill is not None else [],
             decode_sizes=decode.captured if decode is not None else [],
             failed_sizes={
@@ -189,18 +169,5 @@ class GraphRunner:
 
     def phases(self) -> list[Graphs]:
         """The graphs of decodes and of prefills, as far as they are used."""
-        found = [phase.graphs for phase in (self._decode, self._prefill) if phase is not None]
+        found = [phase.graphs for phase in (self.decode, self.prefill) if phase is not None]
         return [graphs for graphs in found if graphs is not None]
-
-
-def _decode_backend(config: EngineConfig, platform: Platform, attention: PagedAttention) -> Backend:
-    asked = config.decode_backend
-    able = isinstance(attention.backend, GraphAttention)
-    if asked is Backend.FULL and not able:
-        raise ValueError(
-            "--cuda-graph-backend-decode full needs an attention backend whose decodes can be "
-            "recorded: take disabled"
-        )
-    if asked is not None:
-        return asked
-    return Backend.FULL if able and platform.graphs_are_real else Backend.NATIVE

@@ -19,7 +19,7 @@ from ...compilation.passes.manager import PassConfig
 from ...compilation.piece_store import PieceStore, PreparedForward
 from ...kernels.cache_folder import cache_folder
 from ...kernels.platform import Platform
-from ..config import EngineConfig
+from ..config import ResolvedConfig
 from ..model_config import ModelConfig
 from ..quantization.methods import Kinds
 
@@ -27,7 +27,7 @@ TRACE_TOKENS = 64
 """Tokens of the example that is traced; any number above 1 gives the same pieces."""
 
 
-def piece_store(config: EngineConfig, platform: Platform, passes: PassConfig) -> PieceStore:
+def piece_store(config: ResolvedConfig, platform: Platform, passes: PassConfig) -> PieceStore:
     """Where the pieces of this machine lie. Raises `ValueError` that names the flag, or `OSError`
     of the cache's folder.
     """
@@ -57,9 +57,8 @@ def load(
     return store.load(model, stored_key(model_config, dtype, kinds), retry=retry)
 
 
-def most_tokens(config: EngineConfig) -> int:
+def most_tokens(config: ResolvedConfig) -> int:
     """The longest step that pieces must be right for."""
-    assert config.chunked_prefill_size is not None
     return max(config.chunked_prefill_size, TRACE_TOKENS)
 
 

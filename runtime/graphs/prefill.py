@@ -20,7 +20,7 @@ from ...compilation.self_check import CHECKED_TOKENS, check_pieces, traced_piece
 from ...compilation.sizes import FLAG, choose_sizes, parse_sizes, within_budget
 from ...compilation.whole import BreakableForward
 from ...kernels.platform import Platform
-from ..config import EngineConfig
+from ..config import ResolvedConfig
 from ..executor.dummy_batch import dummy_prefill
 from ..executor.forward_context import PagedAttention
 
@@ -38,17 +38,12 @@ class PrefillGraph:
         self,
         model: nn.Module,
         platform: Platform,
-        config: EngineConfig,
+        config: ResolvedConfig,
         attention: PagedAttention,
         seen: LengthHistogram,
     ) -> None:
-        self._model, self._platform, self._config, self._attention = (
-            model,
-            platform,
-            config,
-            attention,
-        )
-        self._seen = seen
+        self._model, self._platform, self._config = model, platform, config
+        self._attention, self._seen = attention, seen
         self._forward: PiecewiseForward | BreakableForward | None = None
         self._eager_reason = Reason.STARTING
         self._eager_steps: Counter[Reason] = Counter()
@@ -86,7 +81,6 @@ class PrefillGraph:
             yield from (
                 False for _ in check_forward(traced, self._model, self._dummy_step, CHECKED_TOKENS)
             )
-        assert self._config.chunked_prefill_size is not None
         yield from check_pieces(
             forward,
             self._made_up,
@@ -145,15 +139,15 @@ class PrefillGraph:
         """Hidden states [T, hidden] of a step, under the forward context that is set."""
         if self._forward is None:
             self._eager_steps[self._eager_reason] += 1
-            hidden: torch.Tensor = self._model(input_ids, positions)
-            return hidden
+            eager: torch.Tensor = self._model(input_ids, positions)
+            return eager
         self.piecewise_steps += self.pieces is not None
-        replayed = self._replay([input_ids, positions])
-        return self._forward(input_ids, positions) if replayed is None else replayed
-
-    def _replay(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        size = self.graphs.choose(inputs[0].shape[0]) if self.graphs is not None else None
-        return None if size is None or self.graphs is None else self.graphs.replay(size, inputs)
+        if self.graphs is not None:
+            size = self.graphs.choose(input_ids.shape[0])
+            hidden = None if size is None else self.graphs.replay(size, [input_ids, positions])
+            if hidden is not None:
+                return hidden
+        return self._forward(input_ids, positions)
 
     def _times_used(self, sizes: Sequence[int]) -> Callable[[int], int]:
         """How many of the steps seen so far would have been padded to a size."""
@@ -169,11 +163,7 @@ class PrefillGraph:
         option = parse_sizes(self._config.piecewise_cuda_graph_tokens)
         if not self._platform.graphs_are_real and option == (None, None):
             return []
-        assert self._config.chunked_prefill_size is not None
-        cap = min(
-            self._config.chunked_prefill_size,
-            self._config.piecewise_cuda_graph_max_tokens or self._config.chunked_prefill_size,
-        )
+        cap = self._config.piecewise_cuda_graph_max_tokens
         sizes = choose_sizes(option, cap, self._seen.counts)
         budget = self._platform.graph_budget
         kept = within_budget(

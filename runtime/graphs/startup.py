@@ -23,8 +23,9 @@ from ...compilation.whole import BreakableForward
 from ..config import Backend
 from ..executor.model_runner import ModelRunner
 from ..progress import progress_bar
-from .compile_process import CompileProcess, Outcome, start
+from .compile_process import CompileProcess, start
 from .pieces import load, piece_store
+from .prefill import PrefillGraph
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +90,8 @@ class GraphStartup:
     def _portions(self) -> Iterator[bool]:
         """All of the work, a portion for each turn."""
         graphs = self._runner.graphs
-        if graphs.prefill_backend is Backend.PIECEWISE:
-            forward = yield from self._pieces()
+        if graphs.prefill is not None and graphs.prefill_backend is Backend.PIECEWISE:
+            forward = yield from self._pieces(graphs.prefill)
         else:
             forward = (
                 BreakableForward(self._runner.model)
@@ -111,7 +112,9 @@ class GraphStartup:
                 yield True
         self._tell()
 
-    def _pieces(self) -> Generator[bool, None, PiecewiseForward | BreakableForward | None]:
+    def _pieces(
+        self, prefill: PrefillGraph
+    ) -> Generator[bool, None, PiecewiseForward | BreakableForward | None]:
         """The forward in pieces if the cache has it and it gives the model's answers; what steps
         run as without them.
         """
@@ -124,14 +127,25 @@ class GraphStartup:
                     f"none of its pieces can be compiled: {next(iter(report.failed.values()))}",
                 )
             yield True
-            for self._next_is_long in runner.graphs.check(forward):
+            for self._next_is_long in prefill.check(forward):
                 yield True
             self._next_is_long = False
         except Exception as error:
-            self._give_up(
-                error if isinstance(error, _NoPieces) else _NoPieces(_reason(error), str(error))
+            why = error if isinstance(error, _NoPieces) else _NoPieces(_reason(error), str(error))
+            prefill.give_up(why.reason)
+            if not runner.platform.graphs_are_real:
+                logger.warning(
+                    "steps run eagerly: the model does not run in pieces (%s); "
+                    "--disable-piecewise-cuda-graph spares the attempt",
+                    why,
+                )
+                return None
+            logger.warning(
+                "the model does not run in pieces (%s); it is recorded as it runs: "
+                "--cuda-graph-backend-prefill breakable",
+                why,
             )
-            return BreakableForward(runner.model) if runner.platform.graphs_are_real else None
+            return BreakableForward(runner.model)
         for number, text in report.failed.items():
             logger.warning(
                 "piece %d of %d cannot be compiled and runs as it was traced: %s",
@@ -156,7 +170,8 @@ class GraphStartup:
             self._compiling = start(
                 runner.config, runner.model_config, runner.dtype, runner.linear_kinds, passes
             )
-        outcome = yield from self._compiled(self._compiling)
+        while (outcome := self._compiling.poll()) is None:
+            yield True
         self._compiling = None
         if outcome.reason is not None:
             raise _NoPieces(outcome.reason, outcome.text)
@@ -174,27 +189,6 @@ class GraphStartup:
                 installed: PreparedForward = done.value
                 return installed
             yield True
-
-    @staticmethod
-    def _compiled(process: CompileProcess) -> Generator[bool, None, Outcome]:
-        while (outcome := process.poll()) is None:
-            yield True
-        return outcome
-
-    def _give_up(self, error: _NoPieces) -> None:
-        self._runner.graphs.give_up(error.reason)
-        if self._runner.platform.graphs_are_real:
-            logger.warning(
-                "the model does not run in pieces (%s); it is recorded as it runs: "
-                "--cuda-graph-backend-prefill breakable",
-                error,
-            )
-        else:
-            logger.warning(
-                "steps run eagerly: the model does not run in pieces (%s); "
-                "--disable-piecewise-cuda-graph spares the attempt",
-                error,
-            )
 
     def _tell(self) -> None:
         info = self._runner.graphs.info()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piecework.kernels.platform import Platform
-from piecework.runtime.config import EngineConfig, resolve_cache, resolve_steps
+from piecework.runtime.config import EngineConfig, ResolvedConfig, resolve_cache, resolve_steps
 from piecework.runtime.model_config import ModelConfig
 
 MIB = 2**20
@@ -22,9 +22,10 @@ MODEL = ModelConfig(
 )  # fmt: skip
 
 
-def resolved(free: int = 1000 * MIB, page: int = MIB, **settings: Any) -> EngineConfig:
-    steps = resolve_steps(EngineConfig(page_size=16, **settings), MODEL, Platform())
-    return resolve_cache(steps, free_bytes=free, page_bytes=page)
+def resolved(free: int = 1000 * MIB, page: int = MIB, **settings: Any) -> ResolvedConfig:
+    asked = EngineConfig(page_size=16, **settings)
+    steps = resolve_steps(asked, MODEL, Platform())
+    return resolve_cache(steps, asked.max_total_tokens, free_bytes=free, page_bytes=page)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +115,6 @@ def test_whatever_is_left_open_the_cache_fits_and_every_number_is_chosen(
         config.max_running_requests,
         config.chunked_prefill_size,
     )
-    assert all(number is not None and number >= 1 for number in numbers)
-    assert (config.max_total_tokens or 0) // 16 * page <= free
-    assert (config.context_length or 0) <= (config.max_total_tokens or 0)
+    assert all(number >= 1 for number in numbers)
+    assert config.max_total_tokens // 16 * page <= free
+    assert config.context_length <= config.max_total_tokens

@@ -476,14 +476,16 @@ def test_a_piece_is_tried_on_the_longest_step_only_while_no_request_runs(
     path: Path, compiled_here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = build_engine(EngineConfig(model_path=str(path), **settings(**pieces())), progress=False)
-    check, tried = found.runner.graphs.check, []
+    prefill = found.runner.graphs.prefill
+    assert prefill is not None
+    check, tried = prefill.check, []
 
     def watched(forward: Any) -> Any:
         for long in check(forward):
             yield long
             tried.append(long)
 
-    monkeypatch.setattr(found.runner.graphs, "check", watched)
+    monkeypatch.setattr(prefill, "check", watched)
     for _ in range(200):
         found.startup.advance(busy=True)
     assert tried and not any(tried) and found.startup.pending
