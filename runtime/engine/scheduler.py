@@ -5,10 +5,13 @@ requests, and who gives way to whom.
 from __future__ import annotations
 
 from bisect import insort
+from operator import attrgetter
 
 from ..cache.kv_cache import KVCache
 from ..executor.batch import Scheduled
 from .request import Request
+
+_ORDER = attrgetter("order")
 
 
 class StepInFlight(Exception):
@@ -31,7 +34,7 @@ class Scheduler:
         self._in_flight = False
 
     def add(self, request: Request) -> None:
-        insort(self.waiting, request, key=_order)
+        insort(self.waiting, request, key=_ORDER)
 
     def remove(self, request: Request) -> None:
         """A request has ended, or was aborted; its pages are free at once.
@@ -112,23 +115,25 @@ class Scheduler:
                 # the prefix tree.
                 self._cache.release(request)
                 continue
-            num_new = min(budget, request.num_tokens - request.num_computed)
-            if not self._fits(request) or not self._cache.reserve(request, num_new):
+            uncomputed = request.num_tokens - request.num_computed
+            num_new = min(budget, uncomputed)
+            # The whole sequence must find pages, with one to spare for each that runs to go on.
+            wanted = self._cache.pages_wanted(request, uncomputed) + len(self.running)
+            fits = wanted <= self._cache.available_pages or not self.running
+            if not fits or not self._cache.reserve(request, num_new):
                 self._cache.release(request)
                 break
-            self._start(request)
+            self.waiting.remove(request)
+            insort(self.running, request, key=_ORDER)
+            if request.cached_tokens is None:
+                request.cached_tokens = request.num_computed
+                self.prompt_tokens += request.num_prompt
+                self.cached_tokens += request.cached_tokens
             if beginning is not None:
                 coming.add(beginning)
             scheduled.append(Scheduled(request, num_new))
             budget -= num_new
         return scheduled
-
-    def _fits(self, request: Request) -> bool:
-        """Whether the whole sequence finds pages, with one to spare for each running request so
-        that it can go on.
-        """
-        wanted = self._cache.pages_wanted(request, request.num_tokens - request.num_computed)
-        return wanted + len(self.running) <= self._cache.available_pages or not self.running
 
     def _next_page(self, request: Request) -> tuple[int, bytes] | None:
         """What identifies the first page of a request that is not in the prefix tree; None where it
@@ -160,14 +165,6 @@ class Scheduler:
                 return
             self._preempt(self.running[-1])
 
-    def _start(self, request: Request) -> None:
-        self.waiting.remove(request)
-        insort(self.running, request, key=_order)
-        if request.cached_tokens is None:
-            request.cached_tokens = request.num_computed
-            self.prompt_tokens += request.num_prompt
-            self.cached_tokens += request.cached_tokens
-
     def _preempt(self, request: Request) -> None:
         """Back to the queue; its tokens are kept and computed again, as far as the prefix tree does
         not hold them.
@@ -176,9 +173,5 @@ class Scheduler:
             raise StepInFlight
         self.running.remove(request)
         self._cache.release(request)
-        insort(self.waiting, request, key=_order)
+        insort(self.waiting, request, key=_ORDER)
         self.preemptions += 1
-
-
-def _order(request: Request) -> tuple[int, float, str]:
-    return request.order

@@ -1,5 +1,5 @@
-"""Made-up steps, to capture graphs on and to check them: their keys and values go to the reserved
-page and nowhere else.
+"""Batches of nobody's tokens, to warm kernels up, to measure memory, and to capture and check
+graphs: their keys and values go to the reserved page and nowhere else.
 """
 
 from __future__ import annotations
@@ -21,16 +21,39 @@ class DummyBatch(NamedTuple):
     metadata: AttentionMetadata
 
 
+def dummy_batch(
+    query_lens: list[int], seq_lens: list[int], platform: Platform, page_size: int, seed: int = 0
+) -> DummyBatch:
+    """The last `query_lens` tokens of sequences of `seq_lens`. Another seed gives other tokens."""
+    device = platform.device()
+    positions = torch.cat(
+        [torch.arange(seq - new, seq) for new, seq in zip(query_lens, seq_lens, strict=True)]
+    )
+    pages = -(-max(seq_lens) // page_size)
+    slots = positions % page_size + RESERVED_PAGE * page_size
+    return DummyBatch(
+        ((7 * positions + 13 * seed) % 97).to(device),
+        positions.to(device),
+        AttentionMetadata(
+            query_lens=query_lens,
+            seq_lens=seq_lens,
+            block_table=torch.full(
+                (len(seq_lens), pages), RESERVED_PAGE, dtype=platform.slot_dtype, device=device
+            ),
+            slot_mapping=slots.to(device, platform.slot_dtype),
+        ),
+    )
+
+
 def dummy_prefill(num_tokens: int, seed: int, platform: Platform, page_size: int) -> DummyBatch:
-    """Prompts of a page each, all alike, the last one shorter if `num_tokens` says so. Another seed
-    gives other tokens.
+    """Prompts of a page each, all alike, the last one shorter if `num_tokens` says so.
 
     They share the reserved page, so a slot is written several times in one step: with the same
     numbers each time, since the prompts are the same.
     """
     whole, rest = divmod(num_tokens, page_size)
     lens = [page_size] * whole + [rest] * (rest > 0)
-    return _step(torch.arange(num_tokens) % page_size, lens, lens, seed, platform, page_size)
+    return dummy_batch(lens, lens, platform, page_size, seed)
 
 
 def dummy_decode(batch_size: int, seed: int, platform: Platform, page_size: int) -> DummyBatch:
@@ -40,28 +63,5 @@ def dummy_decode(batch_size: int, seed: int, platform: Platform, page_size: int)
     With another seed the lengths begin at another number: a graph that remembers lengths is found
     out by it.
     """
-    positions = (torch.arange(batch_size) + seed) % page_size
-    return _step(positions, [1] * batch_size, (positions + 1).tolist(), seed, platform, page_size)
-
-
-def _step(
-    positions: torch.Tensor,
-    query_lens: list[int],
-    seq_lens: list[int],
-    seed: int,
-    platform: Platform,
-    page_size: int,
-) -> DummyBatch:
-    device = platform.device()
-    return DummyBatch(
-        ((7 * positions + 13 * seed) % 97).to(device),
-        positions.to(device),
-        AttentionMetadata(
-            query_lens=query_lens,
-            seq_lens=seq_lens,
-            block_table=torch.full(
-                (len(seq_lens), 1), RESERVED_PAGE, dtype=platform.slot_dtype, device=device
-            ),
-            slot_mapping=(positions + RESERVED_PAGE * page_size).to(device, platform.slot_dtype),
-        ),
-    )
+    lens = [(number + seed) % page_size + 1 for number in range(batch_size)]
+    return dummy_batch([1] * batch_size, lens, platform, page_size, seed)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -13,7 +16,6 @@ from ...kernels.platform import Platform
 from ..cache.pool import KVPool, page_bytes
 from ..config import LEAST_PAGES, EngineConfig, ResolvedConfig, resolve_cache, resolve_steps
 from ..engine.messages import EngineInfo
-from ..engine.start_clock import StartClock
 from ..graphs.graph_runner import GraphCounts, GraphRunner
 from ..graphs.pieces import seen_lengths
 from ..layers.attention import register_attention
@@ -32,6 +34,25 @@ logger = logging.getLogger(__name__)
 _KEEP_SECONDS = 60.0
 
 
+class StartClock:
+    """Where the time of a start goes: `seconds` of each phase, in the order in which they began."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Counts the block; a phase that comes again goes on."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, time.perf_counter() - began)
+
+    def add(self, name: str, seconds: float) -> None:
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+
 class ModelRunner:
     """A loaded model with its KV cache. `config` has every number chosen. Raises `ValueError` that
     the user can mend.
@@ -45,7 +66,9 @@ class ModelRunner:
         self.platform.begin_trials()
         self.device = self.platform.device()
         self.slot_dtype = self.platform.slot_dtype
-        self.dtype = self._dtype(config.dtype)
+        self.dtype: torch.dtype = (
+            self.platform.default_dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+        )
         path = resolve_model_path(config.model_path)
         check_model(
             path, context_length=config.context_length, weights=config.load_format != "dummy"
@@ -150,9 +173,6 @@ class ModelRunner:
             graphs=self.graphs.info(),
             remarks=self._remarks,
         )
-
-    def _dtype(self, name: str) -> torch.dtype:
-        return self.platform.default_dtype if name == "auto" else getattr(torch, name)
 
     def _resolve(self, config: EngineConfig, backend: AttentionBackend) -> ResolvedConfig:
         """Every number chosen, the size of the KV cache last: where nothing is said about it, by a

@@ -8,11 +8,10 @@ import numpy as np
 import torch
 
 from ...kernels import ops
-from ...kernels.attention import AttentionMetadata
 from ...kernels.platform import Platform
 from ...kernels.staging import to_device
-from ..cache.pool import RESERVED_PAGE
 from ..models.llama import LlamaForCausalLM
+from .dummy_batch import dummy_batch
 from .forward_context import PagedAttention
 
 _LONG, _SHORT = 256, 8
@@ -58,24 +57,8 @@ def run_dummy_batch(
     query_lens: list[int],
     seq_lens: list[int],
 ) -> torch.Tensor:
-    """Hidden states [T, hidden] of requests of such lengths, whose keys and values all go to the
-    reserved page.
-    """
-    device, page_size = platform.device(), attention.pool.page_size
-    positions = torch.cat(
-        [torch.arange(seq - new, seq) for new, seq in zip(query_lens, seq_lens, strict=True)]
-    )
-    pages = -(-max(seq_lens) // page_size)
-    metadata = AttentionMetadata(
-        query_lens=query_lens,
-        seq_lens=seq_lens,
-        block_table=torch.full(
-            (len(seq_lens), pages), RESERVED_PAGE, dtype=platform.slot_dtype, device=device
-        ),
-        slot_mapping=(positions % page_size + RESERVED_PAGE * page_size).to(
-            device, platform.slot_dtype
-        ),
-    )
-    with attention.step(metadata):
-        hidden: torch.Tensor = model((positions % 97).to(device), positions.to(device))
+    """Hidden states [T, hidden] of requests of such lengths."""
+    batch = dummy_batch(query_lens, seq_lens, platform, attention.pool.page_size)
+    with attention.step(batch.metadata):
+        hidden: torch.Tensor = model(batch.input_ids, batch.positions)
     return hidden

@@ -44,7 +44,7 @@ class DecodeGraph:
             attention,
             attention.backend,
         )
-        self._made_up: AttentionMetadata | None = None
+        self._dummy: AttentionMetadata | None = None
         pages = -(-config.context_length // attention.pool.page_size)
         self._plan = self._backend.capture_plan(
             sizes[-1], pages, attention.pool.page_size, platform.device()
@@ -59,7 +59,7 @@ class DecodeGraph:
                 for _ in range(2)
             ],
             sizes=sizes,
-            dummy_step=self._dummy_step,
+            dummy_step=self._dummy_batch,
             eager=self._checked_against,
             phase="decode",
             debug=config.debug_cuda_graph,
@@ -83,19 +83,19 @@ class DecodeGraph:
             return self.graphs.replay(size, [batch.input_ids, batch.positions])
 
     @contextmanager
-    def _dummy_step(self, size: int, seed: int) -> Iterator[Sequence[torch.Tensor]]:
-        step = dummy_decode(size, seed, self._platform, self._attention.pool.page_size)
-        self._made_up = step.metadata
-        self._backend.update_plan(self._plan, step.metadata, size)
+    def _dummy_batch(self, size: int, seed: int) -> Iterator[Sequence[torch.Tensor]]:
+        batch = dummy_decode(size, seed, self._platform, self._attention.pool.page_size)
+        self._dummy = batch.metadata
+        self._backend.update_plan(self._plan, batch.metadata, size)
         with self._attention.planned(self._plan):
-            yield [step.input_ids, step.positions]
+            yield [batch.input_ids, batch.positions]
 
     def _checked_against(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """A made-up step as any other step would run: eagerly, and planned from its metadata rather
+        """A dummy batch as any other step would run: eagerly, and planned from its metadata rather
         than from the plan in place.
         """
-        assert self._made_up is not None
-        with self._attention.step(self._made_up):
+        assert self._dummy is not None
+        with self._attention.step(self._dummy):
             return self._eager(input_ids, positions)
 
 

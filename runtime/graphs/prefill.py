@@ -83,14 +83,10 @@ class PrefillGraph:
             )
         yield from check_pieces(
             forward,
-            self._made_up,
+            lambda size: dummy_prefill(size, 1, self._platform, self._attention.pool.page_size)[:2],
             self._config.chunked_prefill_size,
             self._platform.is_out_of_memory,
         )
-
-    def _made_up(self, num_tokens: int) -> Sequence[torch.Tensor]:
-        step = dummy_prefill(num_tokens, 1, self._platform, self._attention.pool.page_size)
-        return step.input_ids, step.positions
 
     def use(self, forward: PiecewiseForward | BreakableForward, other_graphs: int = 0) -> None:
         """Run steps through `forward` from now on; sizes are to be captured with `capture_next`.
@@ -183,6 +179,6 @@ class PrefillGraph:
 
     @contextmanager
     def _dummy_step(self, size: int, seed: int) -> Iterator[Sequence[torch.Tensor]]:
-        step = dummy_prefill(size, seed, self._platform, self._attention.pool.page_size)
-        with self._attention.step(step.metadata):
-            yield [step.input_ids, step.positions]
+        batch = dummy_prefill(size, seed, self._platform, self._attention.pool.page_size)
+        with self._attention.step(batch.metadata):
+            yield [batch.input_ids, batch.positions]
