@@ -16,10 +16,8 @@ from typing import Any
 import pytest
 from http_fixtures import make_app
 from http_fixtures import serve as serve_app
-from hypothesis import given
-from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
-from scripted_server import VOCAB_SIZE, ScriptedServer
+from scripted_server import ScriptedServer
 from server_process import ready
 from tiny_models import make_tiny_model
 from toy_tokenizer import toy_tokenizer
@@ -28,7 +26,7 @@ from piecework.bench import soak_faults
 from piecework.bench.report import Report
 from piecework.bench.server_state import resident_bytes
 from piecework.bench.soak import run
-from piecework.bench.soak_requests import Fate, Mix
+from piecework.bench.soak_requests import Mix
 from piecework.bench.soak_result import SoakSettings
 from piecework.bench.target import Api, Target
 from piecework.runtime.engine.messages import EngineStats
@@ -232,13 +230,13 @@ def test_the_figures_of_the_last_step_are_brought_up_to_date(
     """
     idle, stale = engine.stats, replace(engine.stats, running_requests=1, kv_tokens_used=32)
     engine.script.reply = lambda request: [66] * 8
-    real = engine.generate
+    real = engine.add_request
 
-    def generate(request: Any) -> Any:
+    def add_request(request: Any) -> None:
         engine.stats = idle if request.params.max_new_tokens == 1 else stale
-        return real(request)
+        real(request)
 
-    engine.generate = generate  # type: ignore[method-assign]
+    engine.add_request = add_request  # type: ignore[method-assign]
     with serve_app(make_app(engine)) as url:
         assert (
             soak(url, tmp_path, mix=replace(CALM, max_prompt_words=5, vocab_size=300))["code"] == 0
@@ -364,51 +362,6 @@ def test_faults_need_the_process_of_the_server() -> None:
 
 
 # The mix
-
-
-@given(seed=st.integers(), number=st.integers(0, 10**6))
-def test_a_request_is_a_function_of_seed_and_number(seed: int, number: int) -> None:
-    mix = replace(STORMY, seed=seed, vocab_size=VOCAB_SIZE)
-    request = mix.request(number)
-    assert request == mix.request(number)
-    assert 1 <= request.call.max_tokens <= mix.max_new_tokens
-    prompt = request.call.prompt
-    assert 1 <= len(prompt.split() if isinstance(prompt, str) else prompt) <= mix.max_prompt_words
-    assert request.api is not Api.CHAT or isinstance(prompt, str)
-    assert request.fate is not Fate.ABORT or request.call.stream or request.api is Api.GENERATE
-
-
-def test_the_mix_has_every_shape_at_its_rate() -> None:
-    requests = [
-        replace(CALM, disconnect_rate=0.2, abort_rate=0.1, vocab_size=VOCAB_SIZE).request(number)
-        for number in range(2000)
-    ]
-    fates = [
-        sum(request.fate is fate for request in requests) / 2000
-        for fate in (Fate.DISCONNECT, Fate.ABORT)
-    ]
-    assert fates == pytest.approx([0.2, 0.1], abs=0.03)
-    calls = [request.call for request in requests]
-    for shape in (
-        lambda call: call.stream,
-        lambda call: call.n > 1,
-        lambda call: call.logprobs is not None,
-        lambda call: bool(call.stop),
-        lambda call: call.seed is not None and call.temperature > 0,
-        lambda call: call.temperature == 0,
-        lambda call: call.ignore_eos,
-        lambda call: isinstance(call.prompt, list),
-        lambda call: isinstance(call.prompt, str) and len(call.prompt.split()) > 20,
-        lambda call: isinstance(call.prompt, str) and len(call.prompt.split()) == 1,
-    ):
-        assert 0.02 < sum(map(shape, calls)) / 2000 < 0.98
-    beginnings = [
-        call.prompt.split()[0]
-        for call in calls
-        if isinstance(call.prompt, str) and len(call.prompt.split()) > 4
-    ]
-    assert max(map(beginnings.count, set(beginnings))) > len(beginnings) / 20
-    assert {request.api for request in requests} == set(Api)
 
 
 def test_prompts_fit_the_context_that_the_server_tells(
