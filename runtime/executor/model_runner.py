@@ -22,7 +22,7 @@ from ..layers.attention import register_attention
 from ..loader.check import check_model
 from ..loader.loader import load_model, random_model
 from ..loader.resolve import resolve_model_path
-from ..quantization.methods import PLAIN
+from ..quantization.methods import PLAIN, packed_kinds
 from .batch import Batch, Scheduled
 from .forward_context import PagedAttention
 from .memory_profile import profile_memory
@@ -78,7 +78,7 @@ class ModelRunner:
                 self.dtype, self.platform.attention_backend(config.attention_backend)
             )
         with self.clock.phase("weights"):
-            self.model, self.model_config, self.linear_kinds = (
+            self.model = (
                 random_model(path, self.dtype, self.device, kernels)
                 if config.load_format == "dummy"
                 else load_model(
@@ -90,6 +90,7 @@ class ModelRunner:
                     keep_quantized=config.quantization == "auto",
                 )
             )
+        self.model_config, self.linear_kinds = self.model.config, packed_kinds(self.model)
         self._layouts = self.model.kv_layouts(self.dtype)
         self.attention_backend = self.platform.choose_attention(
             config.attention_backend, self._layouts

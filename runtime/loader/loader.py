@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -25,7 +24,6 @@ from ..quantization.methods import (
     choose_kinds,
     create_weights,
     named_linears,
-    packed_kinds,
     part_name,
     weight_name,
 )
@@ -39,14 +37,6 @@ _IGNORED = ".rotary_emb.inv_freq"
 """Old checkpoints bring the rotary frequencies, which follow from the config."""
 
 
-class Loaded(NamedTuple):
-    """A model, its configuration, and which of its linear layers are packed."""
-
-    model: LlamaForCausalLM
-    config: ModelConfig
-    kinds: Kinds
-
-
 def load_model(
     path: str,
     dtype: torch.dtype,
@@ -55,7 +45,7 @@ def load_model(
     kernels: LinearKernels | None = None,
     *,
     keep_quantized: bool = False,
-) -> Loaded:
+) -> LlamaForCausalLM:
     """The model of a folder or .gguf file in `dtype` on `device`, its linear layers packed where
     there are `kernels`.
 
@@ -72,7 +62,7 @@ def load_model(
     model = empty_model(config, dtype, device, lambda model: choose_kinds(model, kernels, kept))
     _fill(model, tensors, path, progress=progress)
     _finish(model, kernels, progress=progress)
-    return Loaded(model, config, packed_kinds(model))
+    return model
 
 
 def _open_gguf(path: Path) -> tuple[ModelConfig, Sequence[StoredTensor]]:
@@ -88,15 +78,14 @@ def _open_gguf(path: Path) -> tuple[ModelConfig, Sequence[StoredTensor]]:
 
 def random_model(
     path: str, dtype: torch.dtype, device: torch.device, kernels: LinearKernels | None = None
-) -> Loaded:
+) -> LlamaForCausalLM:
     """The model that a folder's config.json describes, with random weights made on `device`: the
     same ones each time on one device.
 
     Norms are 1 and matrices small, as before training, so that activations stay finite in any
     dtype.
     """
-    config = ModelConfig.from_pretrained(path)
-    model = empty_model(config, dtype, device)
+    model = empty_model(ModelConfig.from_pretrained(path), dtype, device)
     generator = torch.Generator(device).manual_seed(0)
     for parameter in model.parameters():
         if parameter.dim() == 1:
@@ -104,7 +93,7 @@ def random_model(
         else:
             parameter.data.normal_(std=_INITIAL_STD, generator=generator)
     _finish(model, kernels, progress=False)
-    return Loaded(model, config, packed_kinds(model))
+    return model
 
 
 def _fill(

@@ -51,9 +51,10 @@ class Case:
     """One model's weights and a cache of random keys and values, which both ways start from."""
 
     def __init__(self, path: Path) -> None:
-        self.model, self.config, _ = load_model(
+        self.model = load_model(
             str(path), torch.bfloat16, torch.device("cpu"), progress=False, kernels=native_linear()
         )
+        self.config = self.model.config
         register_attention("CPU")
         generator = torch.Generator().manual_seed(0)
         self.layouts = self.model.kv_layouts(torch.bfloat16)
@@ -167,7 +168,7 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
     load = partial(load_model, device=torch.device("cpu"), progress=False)
 
     def known(path: Path, dtype: torch.dtype, **options: Any) -> bool:
-        model = load(str(path), dtype, **options).model
+        model = load(str(path), dtype, **options)
         return is_known(model, model.kv_layouts(dtype))
 
     assert not known(path, torch.float32)
@@ -180,7 +181,7 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
 
 def test_a_model_whose_layers_have_other_heads_is_refused(tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path)
-    model = load_model(str(path), torch.bfloat16, torch.device("cpu"), False, native_linear()).model
+    model = load_model(str(path), torch.bfloat16, torch.device("cpu"), False, native_linear())
     same = model.kv_layouts(torch.bfloat16)
     assert is_known(model, [replace(same[0], window=9), *same[1:]])
     for other in ({"num_kv_heads": 1}, {"value_size": same[0].value_size * 2}):

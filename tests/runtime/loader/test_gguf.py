@@ -33,7 +33,7 @@ CONFIG = ModelConfig(
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    model = load_model(str(path), dtype, torch.device("cpu"), False).model
+    model = load_model(str(path), dtype, torch.device("cpu"), False)
     return loaded_weights(model)
 
 

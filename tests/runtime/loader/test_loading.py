@@ -31,7 +31,7 @@ from piecework.runtime.model_config import ModelConfig
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    model = load_model(str(folder), dtype, torch.device("cpu"), False).model
+    model = load_model(str(folder), dtype, torch.device("cpu"), False)
     return loaded_weights(model)
 
 
@@ -77,7 +77,7 @@ def test_every_weight_takes_its_place_in_the_dtype_that_is_asked_for(
 def test_a_tied_head_is_the_embedding_whatever_the_file_holds(tmp_path: Path) -> None:
     make_tiny_model(tmp_path, tie_word_embeddings=True)
     edit_weights(tmp_path, lambda tensors: tensors.update({"lm_head.weight": torch.ones(512, 64)}))
-    model = load_model(str(tmp_path), torch.float32, torch.device("cpu"), False).model
+    model = load_model(str(tmp_path), torch.float32, torch.device("cpu"), False)
     assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
     assert torch.equal(
         model.lm_head.weight, load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
@@ -303,9 +303,7 @@ def test_random_weights_need_the_configuration_alone(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model", "qwen3")
     shapes = {name: tensor.shape for name, tensor in load(folder).items()}
     (folder / "model.safetensors").unlink()
-    models = [
-        random_model(str(folder), torch.bfloat16, torch.device("cpu")).model for _ in range(2)
-    ]
+    models = [random_model(str(folder), torch.bfloat16, torch.device("cpu")) for _ in range(2)]
     first, second = (loaded_weights(model) for model in models)
     assert {name: tensor.shape for name, tensor in first.items()} == shapes
     assert all(torch.equal(first[name], second[name]) and first[name].any() for name in shapes)

@@ -52,7 +52,7 @@ def reference(path: str, dtype: torch.dtype) -> Any:
     )  # fmt: skip
     # Built in the dtype, not cast to it: a cast would round the rotary frequencies too.
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    weights = loaded_weights(load_model(path, torch.float32, torch.device("cpu"), False).model)
+    weights = loaded_weights(load_model(path, torch.float32, torch.device("cpu"), False))
     # The head is the embedding, and has no weight of its own in the file.
     assert model.load_state_dict(weights, strict=False) == (["lm_head.weight"], [])
     return model.eval()
@@ -117,7 +117,7 @@ import resource, sys, torch
 from piecework.runtime.executor.model_runner import weight_bytes
 from piecework.runtime.loader.loader import load_model
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-model = load_model(sys.argv[1], torch.bfloat16, torch.device("cpu"), False).model
+model = load_model(sys.argv[1], torch.bfloat16, torch.device("cpu"), False)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / weight_bytes(model))
 """
 

@@ -43,7 +43,7 @@ class Traced:
 
     def __init__(self, folder: Path) -> None:
         register_attention("CPU")
-        self.model = load_model(str(folder), torch.float32, torch.device("cpu"), False).model
+        self.model = load_model(str(folder), torch.float32, torch.device("cpu"), False)
         self.graphs: list[torch.fx.Graph] = []
         self._compiled = torch.compile(self.model.forward, backend=self._keep, fullgraph=True)
         layouts = self.model.kv_layouts(torch.float32)

@@ -15,8 +15,10 @@ from tiny_models import make_tiny_model
 from piecework.kernels.cpu.native.linear import Layout, native_linear
 from piecework.runtime.layers.linear import FusedLinear, Linear, StoredTensor
 from piecework.runtime.llm import LLM
-from piecework.runtime.loader.loader import Loaded, hollow_model, load_model
+from piecework.runtime.loader.loader import hollow_model, load_model
+from piecework.runtime.models.llama import LlamaForCausalLM
 from piecework.runtime.quantization.gguf import GGUFBlocks
+from piecework.runtime.quantization.methods import packed_kinds
 from piecework.runtime.sampling.params import SamplingParams
 
 CPU = torch.device("cpu")
@@ -76,17 +78,15 @@ def write_gguf(
     return path
 
 
-def load(path: Path, **settings: Any) -> Loaded:
+def load(path: Path, **settings: Any) -> LlamaForCausalLM:
     return load_model(str(path), torch.bfloat16, CPU, False, native_linear(), **settings)
 
 
-def layers_of(loaded: Loaded) -> dict[str, Linear]:
-    return {
-        name: module for name, module in loaded.model.named_modules() if isinstance(module, Linear)
-    }
+def layers_of(loaded: LlamaForCausalLM) -> dict[str, Linear]:
+    return {name: module for name, module in loaded.named_modules() if isinstance(module, Linear)}
 
 
-def assert_same_layers(packed: Loaded, path: Path) -> None:
+def assert_same_layers(packed: LlamaForCausalLM, path: Path) -> None:
     """Every linear layer gives what one with the file's numbers in float32 gives."""
     exact = layers_of(load_model(str(path), torch.float32, CPU, False))
     for name, layer in layers_of(packed).items():
@@ -102,10 +102,10 @@ def test_quantised_weights_stay_in_their_bits(kind: str, tied: bool, tmp_path: P
     loaded = load(path, keep_quantized=True)
     expected = Layout.Q8 if kind == "Q8_0" else Layout.Q4
     assert {layer.layout for layer in layers_of(loaded).values()} == {expected}
-    assert set(loaded.kinds.values()) == {kind}
+    assert set(packed_kinds(loaded).values()) == {kind}
     assert_same_layers(loaded, path)
-    embedding = load_model(str(path), torch.float32, CPU, False).model.model.embed_tokens.weight
-    assert torch.equal(loaded.model.model.embed_tokens.weight, embedding.bfloat16())
+    embedding = load_model(str(path), torch.float32, CPU, False).model.embed_tokens.weight
+    assert torch.equal(loaded.model.embed_tokens.weight, embedding.bfloat16())
 
 
 def test_parts_of_several_kinds_are_widened(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_parts_of_several_kinds_are_widened(tmp_path: Path) -> None:
         tmp_path / "model.gguf", {"attn_v": "Q8_0", "ffn_down": "Q5_0", "token_embd": "F16"}
     )
     loaded = load(path, keep_quantized=True)
-    kinds = {name.rpartition(".")[2]: kind for name, kind in loaded.kinds.items()}
+    kinds = {name.rpartition(".")[2]: kind for name, kind in packed_kinds(loaded).items()}
     assert kinds == {
         "qkv_proj": "bfloat16",
         "o_proj": "Q4_1",
@@ -127,7 +127,7 @@ def test_parts_of_several_kinds_are_widened(tmp_path: Path) -> None:
 def test_nothing_is_kept_unless_wanted(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", {})
     loaded = load(path)
-    assert set(loaded.kinds.values()) == {"bfloat16"}
+    assert set(packed_kinds(loaded).values()) == {"bfloat16"}
     assert_same_layers(loaded, path)
 
 
@@ -135,13 +135,13 @@ def test_nothing_is_kept_unless_wanted(tmp_path: Path) -> None:
 def test_a_hollow_model_has_the_shapes_of_the_packed_one(tied: bool, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", {"ffn_down": "Q8_0"}, tied=tied)
     loaded = load(path, keep_quantized=True)
-    hollow = hollow_model(loaded.config, torch.bfloat16, CPU, native_linear(), loaded.kinds)
+    hollow = hollow_model(loaded.config, torch.bfloat16, CPU, native_linear(), packed_kinds(loaded))
     described = [
         {
             name: (tensor.shape, tensor.stride(), tensor.dtype, type(tensor))
             for name, tensor in model.state_dict(keep_vars=True).items()
         }
-        for model in (hollow, loaded.model)
+        for model in (hollow, loaded)
     ]
     assert described[0] == described[1]
     assert [layer.layout for layer in hollow.modules() if isinstance(layer, Linear)] == [
