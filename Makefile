@@ -8,8 +8,9 @@ PYTHON ?= python3
 PORT ?= 30000
 MODEL ?= smollm2-135m
 ARGS ?=
-# Processes that run tests side by side; a file's tests stay in one.
-JOBS ?= 2
+# Processes that run tests side by side; a file's tests stay in one. One more than two cores, for
+# tests wait a third of their time.
+JOBS ?= 3
 PEERS ?= $(HOME)/peers
 # An environment variable of these names means something else.
 VENV := .venv
