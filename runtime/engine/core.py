@@ -296,7 +296,8 @@ class EngineCore:
         request, tokens, logprobs, _ = result
         if NO_TOKEN in tokens:
             return self._fail(request, "the model's logits are not finite (NaN or infinite)")
-        tokens = tokens[: request.max_tokens - request.num_known]
+        if len(tokens) > 1:
+            tokens = tokens[: request.max_tokens - request.num_known]
         reason = stop = None
         for position, token in enumerate(tokens):
             if token in request.stop_ids:
@@ -314,7 +315,7 @@ class EngineCore:
             finish_reason=reason,
             stop_token_id=stop,
             cached_tokens=request.cached_tokens or 0,
-            logprobs=None if logprobs is None else logprobs[: len(tokens)],
+            logprobs=logprobs and logprobs[: len(tokens)],
             prompt_logprobs=request.prompt_logprobs if due else None,
         )
 

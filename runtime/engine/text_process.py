@@ -26,7 +26,7 @@ _STARTUP_POLL_MS = 20
 
 
 class EngineProcess:
-    """Receives messages, steps the scheduler, sends what it delivers."""
+    """Receives messages, steps the engine core, sends what it delivers."""
 
     def __init__(self, engine: Engine, inbox: Any, outbox: Any) -> None:
         self._core, self._runner, self._startup = engine

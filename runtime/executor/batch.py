@@ -21,11 +21,6 @@ class Scheduled(NamedTuple):
     request: Request
     num_new: int
 
-    @property
-    def reaches_end(self) -> bool:
-        """Whether the last token is among them, so that the next one can be sampled."""
-        return self.request.num_computed + self.num_new == self.request.num_tokens
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:

@@ -68,7 +68,10 @@ class PendingStep:
         hidden = model.forward(batch)
         self.scheduled = scheduled
         self.samplers = batch.samplers
-        self._reach_end = [entry.reaches_end for entry in scheduled]
+        self._reach_end = [
+            seq_len == request.num_tokens
+            for (request, _), seq_len in zip(scheduled, batch.metadata.seq_lens, strict=True)
+        ]
         self.samples: Samples | None = None
         self._prompt_rows = list(_prompt_rows(model, scheduled, hidden))
         if batch.samplers:
