@@ -8,38 +8,30 @@ import asyncio
 import contextlib
 import logging
 import subprocess
-from collections.abc import Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import zmq
 
 from ...runtime.engine.ipc import Unreadable, decode
 from ...runtime.engine.messages import (
-    AbortRequests,
     EngineFailed,
     FinishReason,
-    ImageOutput,
     Shutdown,
-    ToEngine,
-    TokenOutput,
 )
 from .connection import EngineLife
 from .crash_limit import CrashLimit
-from .quarantine import Quarantine
 from .spawn import spawn
 from .state import EngineState, EngineUnavailable, QueueFull
-from .unfinished import Unfinished
+from .unfinished import R, UnfinishedRequests
 from .watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
 _STOP_TIMEOUT = 5.0
-_UNREADABLE = "its output could not be processed; the server's log has the details"
-
-R = TypeVar("R", bound=Unfinished)
 
 
-class EngineSupervisor(Generic[R]):
+class EngineSupervisor(UnfinishedRequests[R]):
     """An engine process behind ZeroMQ, and the requests that it has.
 
     When the process ends unexpectedly it is started again, and every unfinished request resumes.
@@ -66,6 +58,7 @@ class EngineSupervisor(Generic[R]):
         `watchdog_timeout`: seconds of silence after which the process is taken to hang, and killed;
         0: never.
         """
+        super().__init__()
         self.state = EngineState.STARTING
         self.info: Any = None
         self.restarts = self.hangs = 0
@@ -77,18 +70,13 @@ class EngineSupervisor(Generic[R]):
         self._config = config
         self._max_queued = max_queued_requests
         self._log_level = log_level
-        self._requests: dict[str, R] = {}
         self._ready = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._draining = False
         self._stopped = False
-        self._quarantine = Quarantine()
         self._crashes = CrashLimit()
         self._watchdog = Watchdog(watchdog_timeout)
         self._hung = False
         self._context: zmq.Context[Any] = zmq.Context()
-        self._life: EngineLife | None = None
         self._supervisor: asyncio.Task[None] | None = None
 
     @property
@@ -140,19 +128,6 @@ class EngineSupervisor(Generic[R]):
                 self._life.kill()
             await self._supervisor
         self._context.destroy(linger=0)
-
-    async def abort(self, rid: str | None) -> int:
-        """Abort every request that goes by `rid` (None: all); returns how many."""
-        chosen = [
-            known
-            for known, request in self._requests.items()
-            if rid is None or request.goes_by(rid)
-        ]
-        for known in chosen:
-            self._end(known, FinishReason.ABORT, None)
-        if chosen:
-            self._send(AbortRequests(rids=chosen))
-        return len(chosen)
 
     @property
     def capacity(self) -> int:
@@ -210,64 +185,7 @@ class EngineSupervisor(Generic[R]):
     def add_request(self, request: R) -> None:
         """Raises `QueueFull` and `EngineUnavailable`."""
         self.require_room(1)
-        self._send(request.to_message())
-        self._requests[request.rid] = request
-        self._idle.clear()
-
-    def drop(self, requests: Iterable[R]) -> None:
-        """Their consumer is gone: nobody waits for what is unfinished of them."""
-        left = [one.rid for one in requests if self._requests.get(one.rid) is one]
-        for rid in left:
-            self._forget(rid)
-        if left:
-            self._send(AbortRequests(rids=left))
-
-    def _after_step(
-        self,
-        outputs: Sequence[TokenOutput] | Sequence[ImageOutput],
-        ended: Iterable[str],
-        to_abort: list[str],
-    ) -> None:
-        """The outputs of a step have been delivered: these requests are over, and those of them the
-        engine is to abort.
-        """
-        for rid in ended:
-            self._forget(rid)
-        if to_abort:
-            self._send(AbortRequests(rids=to_abort))
-        alone = self._quarantine.running
-        if alone is not None and any(output.rid == alone for output in outputs):
-            self._leave_quarantine()
-
-    def _fail(self, rids: list[str]) -> None:
-        """Requests that this side cannot go on with."""
-        failed = [rid for rid in rids if rid in self._requests]
-        for rid in failed:
-            self._end(rid, FinishReason.ERROR, _UNREADABLE)
-        if failed:
-            self._send(AbortRequests(rids=failed))
-
-    def _end(self, rid: str, reason: FinishReason, error: str | None) -> None:
-        """Finish a request here; its consumer gets what there is of it, and `reason`."""
-        try:
-            self._requests[rid].end(reason, error)
-        except Exception:
-            logger.exception("request %s could not be told that it is over", rid)
-        self._forget(rid)
-
-    def _forget(self, rid: str) -> None:
-        del self._requests[rid]
-        if rid == self._quarantine.running:
-            self._leave_quarantine()
-        if not self._requests:
-            self._idle.set()
-
-    def _send(self, message: ToEngine) -> None:
-        """Between two lives nothing is sent: the next one begins with everything that is
-        unfinished.
-        """
-        if self._life is not None:
-            self._life.send(message)
+        self._add(request)
 
     # The process's lives
 
@@ -297,7 +215,7 @@ class EngineSupervisor(Generic[R]):
                 EngineState.UNRESPONSIVE,
                 EngineState.DRAINING,
             )
-            excused = served and self._end_who_is_to_blame(code)
+            excused = served and self._end_who_is_to_blame(code, hung=self._hung)
             if reason := self._crashes.count(code, served=served, excused=excused):
                 self._give_up(reason)
                 return
@@ -308,7 +226,7 @@ class EngineSupervisor(Generic[R]):
         exit code.
         """
         with EngineLife(self._context) as self._life:
-            self._resume()
+            self._resume(crashed=self.restarts > 0)
             process, self._waiting = self._waiting or spawn(self._command), None
             self._hung = False
             self._watchdog.begin()
@@ -349,59 +267,6 @@ class EngineSupervisor(Generic[R]):
         elif not worried and self.state is EngineState.UNRESPONSIVE:
             self.state = EngineState.READY
 
-    def _resume(self) -> None:
-        """Send what is unfinished: what is quarantined one at a time, the rest at once."""
-        crashed = self.restarts > 0
-        quarantined = {
-            rid: None for rid, one in self._requests.items() if crashed and not one.delivered
-        }
-        self._quarantine.begin(quarantined)
-        for rid, request in list(self._requests.items()):
-            request.delivered = False
-            if rid not in quarantined:
-                self._send_again(rid, request)
-        self._leave_quarantine()
-
-    def _send_again(self, rid: str, request: R) -> bool:
-        """Whether it could be sent; else it is over."""
-        try:
-            self._send(request.to_message())
-        except Exception:
-            logger.exception(
-                "request %s ends: it could not be given to the new engine process", rid
-            )
-            self._end(
-                rid,
-                FinishReason.ERROR,
-                "it could not be given to a new engine process; the server's log has the details",
-            )
-            return False
-        return True
-
-    def _leave_quarantine(self) -> None:
-        """The engine has outlived the request that ran alone: the next one may."""
-        while (rid := self._quarantine.next()) is not None:
-            request = self._requests.get(rid)
-            if request is not None and self._send_again(rid, request):
-                self._quarantine.run(rid)
-                return
-
-    def _end_who_is_to_blame(self, code: int) -> bool:
-        """Answer the request that ran alone with an error if it may be to blame for the end of a
-        process that served.
-
-        Returns whether it surely is, as far as can be known: who kills a process from outside does
-        not say why.
-        """
-        rid = self._quarantine.running
-        if rid is None or rid not in self._requests:
-            return False
-        blame = self._quarantine.blame(code, hung=self._hung)
-        if blame is None:
-            return False
-        self._end(rid, FinishReason.ERROR, blame.reason)
-        return blame.sure
-
     def _survive_crash(self, code: int) -> None:
         logger.error(
             "the engine process ended unexpectedly (exit code %s); starting it again, %d requests "
@@ -424,7 +289,3 @@ class EngineSupervisor(Generic[R]):
             logger.exception("requests could not be told that the engine is gone")
         finally:
             self.failed.set()
-
-    def _end_all(self, reason: FinishReason, error: str | None) -> None:
-        for rid in list(self._requests):
-            self._end(rid, reason, error)

@@ -7,29 +7,17 @@ Every name of uvicorn's class that is used, beyond what asyncio calls, is used i
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
-import uuid
 from collections import deque
-from collections.abc import Sequence
 from enum import Enum
-from http import HTTPStatus
 from typing import Any
 
 import httptools
-import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from ..errors import (
-    ApiError,
-    HeadersTooLarge,
-    InvalidRequest,
-    MethodNotAllowed,
-    RequestTimeout,
-    Unavailable,
-    UrlTooLong,
-)
+from ..errors import ApiError, InvalidRequest, MethodNotAllowed, UrlTooLong
 from .connections import Connections
+from .refusals import Refused, answer, busy, crowded, headers_too_large, late, malformed
+from .slow_reader import SECOND_LOOK, SlowReader, least_bytes
 
 MAX_PIPELINED = 32
 """Requests that may have come on a connection before the first of them is answered."""
@@ -46,13 +34,6 @@ noticed.
 _LINGER = 2.0
 """Seconds that a client whose request was refused may go on sending, so that it gets to read why.
 """
-_SECOND_LOOK = 0.2
-"""Seconds between a time-out and its effect: what came while this process stood still is read
-first.
-"""
-_RETRY_SECONDS = 5
-_NO_LINGER = struct.pack("ii", 1, 0)
-"""SO_LINGER: on, for no time."""
 
 
 class Awaited(Enum):
@@ -63,13 +44,6 @@ class Awaited(Enum):
     HEAD = "head"
     BODY = "body"
     END = "end"
-
-
-class _Refused(Exception):
-    """Leaves the parser's callback."""
-
-    def __init__(self, error: ApiError) -> None:
-        self.error = error
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -91,8 +65,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._timed: Awaited | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timed_bytes = 0
-        self._write_timer: asyncio.TimerHandle | None = None
-        self._unsent = 0
+        self._slow_reader = SlowReader(self._limits, self._abort)
 
     @property
     def has_unsent(self) -> bool:
@@ -104,7 +77,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def drop_body(self) -> None:
         self._refuse(
-            _busy(
+            busy(
                 "Too many bodies are arriving at once, and this one is the oldest "
                 "(--max-unfinished-bodies)"
             )
@@ -118,13 +91,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._restart_clock()
         else:
             self._refused = True
-            self._write_error(_crowded())
+            self._write_error(crowded())
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._timer, self._write_timer):
-            if timer is not None:
-                timer.cancel()
+        self._slow_reader.stop()
+        if self._timer is not None:
+            self._timer.cancel()
         self._peers.leave(self)
         self._tell_applications()
         super().connection_lost(exc)
@@ -134,25 +107,24 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         try:
             while rest and not self._refused:
                 rest = rest[self._feed(rest) :]
-        except _Refused as refused:
+        except Refused as refused:
             self._refuse(refused.error)
         except httptools.HttpParserCallbackError as failure:
             cause = failure.__context__
             self._refuse(
-                cause.error if isinstance(cause, _Refused) else _malformed("its URL cannot be read")
+                cause.error if isinstance(cause, Refused) else malformed("its URL cannot be read")
             )
         except httptools.HttpParserError as failure:
-            self._refuse(_malformed(str(failure)))
+            self._refuse(malformed(str(failure)))
         self._restart_clock()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._watch_reader()
+        self._slow_reader.watch(self.transport)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._write_timer is not None:
-            self._write_timer.cancel()
+        self._slow_reader.stop()
 
     # What the parser calls.
 
@@ -168,7 +140,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 f"The URL is longer than {self._limits.max_header_bytes} bytes; put "
                 "parameters into the body."
             )
-            raise _Refused(UrlTooLong(message, code="url_too_long"))
+            raise Refused(UrlTooLong(message, code="url_too_long"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._reading is Awaited.BODY:
@@ -185,7 +157,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         method = self.parser.get_method()
         if method == b"CONNECT":
-            raise _Refused(
+            raise Refused(
                 MethodNotAllowed(
                     "CONNECT: this server is no proxy; send a request for one of its paths.",
                     code="method_not_allowed",
@@ -195,17 +167,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._upgrade_asked = True
             return
         if len(self._unanswered) > MAX_PIPELINED:
-            raise _Refused(
+            raise Refused(
                 InvalidRequest(
                     f"More than {MAX_PIPELINED} requests wait on this connection; read the answers "
                     "first."
                 )
             )
-        crowded = not self._unanswered and self._peers.crowded
-        if crowded and not self._is_monitoring(method):
-            raise _Refused(_crowded())
+        full = not self._unanswered and self._peers.crowded
+        if full and not self._is_monitoring(method):
+            raise Refused(crowded())
         super().on_headers_complete()
-        if crowded:
+        if full:
             self.cycle.keep_alive = False
         self._unanswered.append(self.cycle)
         self._reading = Awaited.BODY
@@ -215,7 +187,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_chunk_header(self) -> None:
         self._chunks += 1
         if self._chunks > MAX_CHUNKS:
-            raise _Refused(_malformed(f"its body comes in more than {MAX_CHUNKS} chunks"))
+            raise Refused(malformed(f"its body comes in more than {MAX_CHUNKS} chunks"))
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
@@ -233,7 +205,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         self._unset_keepalive_if_required()
         if self.has_unsent:
-            self._watch_reader()
+            self._slow_reader.watch(self.transport)
         # Without "100 Continue" the client may leave its body out: what comes next could be that or
         # another request.
         unsure = self._reading is Awaited.BODY and self.expect_100_continue and not self._unanswered
@@ -244,7 +216,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # Reading.
 
     def _feed(self, rest: memoryview) -> int:
-        """Parse the next bytes; returns how many. Raises `_Refused`, bare or within httptools'
+        """Parse the next bytes; returns how many. Raises `Refused`, bare or within httptools'
         errors.
         """
         if self._reading is Awaited.REQUEST:
@@ -280,8 +252,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _count_body(self, size: int) -> None:
         self._body_bytes += size
         if self._body_bytes - self._payload_bytes > MAX_CHUNK_OVERHEAD:
-            raise _Refused(
-                _malformed(
+            raise Refused(
+                malformed(
                     f"its chunks have more than {MAX_CHUNK_OVERHEAD} bytes of extensions and "
                     "trailers"
                 )
@@ -295,14 +267,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 f"The headers have more than {self._limits.max_header_bytes} bytes; send "
                 "fewer or shorter ones."
             )
-            raise _Refused(HeadersTooLarge(message, code="headers_too_large"))
+            raise Refused(headers_too_large(message))
 
     def _check_header_count(self, count: int) -> None:
         if count > self._limits.max_header_count:
             message = (
                 f"The request has more than {self._limits.max_header_count} headers; send fewer."
             )
-            raise _Refused(HeadersTooLarge(message, code="headers_too_large"))
+            raise Refused(headers_too_large(message))
 
     def _is_monitoring(self, method: bytes) -> bool:
         """The request is one that `crowded` leaves room for, and has no body that could keep that
@@ -341,7 +313,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _write_error(self, error: ApiError) -> None:
         self._peers.count_error(error.type)
-        self.transport.write(_answer(error, self.server_state.default_headers))
+        self.transport.write(answer(error, self.server_state.default_headers))
 
     def _linger(self) -> None:
         """Say that nothing more comes, and read on for a while: closed at once, the client could
@@ -355,51 +327,46 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     # Time.
 
-    def _awaited(self) -> Awaited:
-        """What the client must send in time. While earlier requests are answered nothing has to
-        come behind them.
-        """
-        if self._reading is Awaited.BODY and len(self._unanswered) <= 1 and not self._refused:
-            return Awaited.BODY
-        return self._reading if not self._unanswered else Awaited.NOTHING
-
     def _restart_clock(self) -> None:
         """Set the timer where something else is awaited than before."""
-        awaited = self._awaited()
+        # While earlier requests are answered nothing has to come behind them.
+        awaited = self._reading if not self._unanswered else Awaited.NOTHING
+        if self._reading is Awaited.BODY and len(self._unanswered) <= 1 and not self._refused:
+            awaited = Awaited.BODY
         self._peers.set_waiting(self, not self._unanswered)
         if awaited is self._timed:
             return
         self._timed, self._timed_bytes = awaited, self._body_bytes
         if self._timer is not None:
             self._timer.cancel()
-        if awaited is not Awaited.NOTHING:
-            self._timer = self.loop.call_later(self._timeout(awaited), self._time_is_up, False)
-
-    def _timeout(self, awaited: Awaited) -> float:
-        match awaited:
-            case Awaited.HEAD:
-                return self._limits.timeout_header
-            case Awaited.BODY:
-                return self._limits.timeout_body
-            case Awaited.REQUEST:
-                return self._limits.timeout_keep_alive
-        return _LINGER
+        timeout = {
+            Awaited.HEAD: self._limits.timeout_header,
+            Awaited.BODY: self._limits.timeout_body,
+            Awaited.REQUEST: self._limits.timeout_keep_alive,
+            Awaited.END: _LINGER,
+        }.get(awaited)
+        if timeout is not None:
+            self._timer = self.loop.call_later(timeout, self._time_is_up, False)
 
     def _time_is_up(self, looked_again: bool) -> None:
         if not looked_again:
-            self._timer = self.loop.call_later(_SECOND_LOOK, self._time_is_up, True)
+            self._timer = self.loop.call_later(SECOND_LOOK, self._time_is_up, True)
             return
         match self._timed:
             case Awaited.HEAD:
                 self._refuse(
-                    _late(
+                    late(
                         f"The headers did not end within {self._limits.timeout_header:g} s "
                         "(--timeout-header)"
                     )
                 )
-            case Awaited.BODY if not self._body_goes_on():
+            case Awaited.BODY if not (
+                self.flow.read_paused
+                or self._body_bytes - self._timed_bytes
+                >= least_bytes(self._limits, self._limits.timeout_body)
+            ):
                 self._refuse(
-                    _late(
+                    late(
                         f"The body did not go on for {self._limits.timeout_body:g} s "
                         "(--timeout-body, --min-transfer-rate)"
                     )
@@ -412,39 +379,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self._abort()
         self._restart_clock()
 
-    def _body_goes_on(self) -> bool:
-        return self.flow.read_paused or self._body_bytes - self._timed_bytes >= self._least_bytes(
-            self._limits.timeout_body
-        )
-
-    def _least_bytes(self, seconds: float) -> float:
-        return max(1.0, self._limits.min_transfer_rate * seconds)
-
-    def _watch_reader(self) -> None:
-        """See to it that the client reads what has been written."""
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-        self._unsent = self.transport.get_write_buffer_size()
-        self._write_timer = self.loop.call_later(
-            self._limits.timeout_write, self._reader_is_late, False
-        )
-
-    def _reader_is_late(self, looked_again: bool) -> None:
-        unsent = self.transport.get_write_buffer_size()
-        if self._unsent - unsent >= self._least_bytes(self._limits.timeout_write):
-            self._watch_reader()
-        elif unsent and looked_again:
-            self._reset()
-        elif unsent:
-            self._write_timer = self.loop.call_later(_SECOND_LOOK, self._reader_is_late, True)
-
-    def _reset(self) -> None:
-        """Close, and have the kernel forget what it would otherwise try to send for minutes."""
-        self.transport.get_extra_info("socket").setsockopt(
-            socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER
-        )
-        self._abort()
-
     def _abort(self) -> None:
         self._tell_applications()
         self.transport.abort()
@@ -455,39 +389,3 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         self._unanswered.clear()
-
-
-def _answer(error: ApiError, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """A whole response, after which the connection ends."""
-    body = msgspec.json.encode(error.body())
-    own = {
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        "connection": "close",
-        "x-request-id": uuid.uuid4().hex,
-        **error.headers,
-    }
-    lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}".encode()]
-    lines += [b"%s: %s" % field for field in headers]
-    lines += [f"{name}: {value}".encode() for name, value in own.items()]
-    return b"\r\n".join([*lines, b"", body])
-
-
-def _malformed(reason: str) -> InvalidRequest:
-    return InvalidRequest(f"The request is not valid HTTP/1.1: {reason}.", code="invalid_http")
-
-
-def _late(what: str) -> RequestTimeout:
-    return RequestTimeout(f"{what}; send the request again.", code="request_timeout")
-
-
-def _busy(why: str) -> Unavailable:
-    return Unavailable(
-        f"{why}. Try again in {_RETRY_SECONDS} s.",
-        code="too_busy",
-        headers={"Retry-After": str(_RETRY_SECONDS)},
-    )
-
-
-def _crowded() -> Unavailable:
-    return _busy("As many requests as the server takes are under way (--max-connections)")

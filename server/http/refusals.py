@@ -1,0 +1,60 @@
+"""Why a connection is refused, and the answer that says so without an application."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from http import HTTPStatus
+
+import msgspec
+
+from ..errors import ApiError, HeadersTooLarge, InvalidRequest, RequestTimeout, Unavailable
+
+_RETRY_SECONDS = 5
+
+
+class Refused(Exception):
+    """Leaves the parser's callback."""
+
+    def __init__(self, error: ApiError) -> None:
+        self.error = error
+
+
+def answer(error: ApiError, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """A whole response, after which the connection ends."""
+    body = msgspec.json.encode(error.body())
+    own = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+        "x-request-id": uuid.uuid4().hex,
+        **error.headers,
+    }
+    lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}".encode()]
+    lines += [b"%s: %s" % field for field in headers]
+    lines += [f"{name}: {value}".encode() for name, value in own.items()]
+    return b"\r\n".join([*lines, b"", body])
+
+
+def malformed(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"The request is not valid HTTP/1.1: {reason}.", code="invalid_http")
+
+
+def headers_too_large(what: str) -> HeadersTooLarge:
+    return HeadersTooLarge(what, code="headers_too_large")
+
+
+def late(what: str) -> RequestTimeout:
+    return RequestTimeout(f"{what}; send the request again.", code="request_timeout")
+
+
+def busy(why: str) -> Unavailable:
+    return Unavailable(
+        f"{why}. Try again in {_RETRY_SECONDS} s.",
+        code="too_busy",
+        headers={"Retry-After": str(_RETRY_SECONDS)},
+    )
+
+
+def crowded() -> Unavailable:
+    return busy("As many requests as the server takes are under way (--max-connections)")
