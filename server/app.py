@@ -20,11 +20,10 @@ from .engine.state import EngineUnavailable, QueueFull
 from .errors import ApiError, answer_error
 from .http.body import Bodies
 from .metrics import Metrics
-from .middleware import HeadRequests, UnforeseenErrors
+from .middleware import EveryAnswer
 from .native import control, generate
 from .openai import chat, completions, models, tokenize
 from .page import docs as docs_page
-from .request_id import RequestIds
 from .state import AnyServing, Serving
 
 if TYPE_CHECKING:
@@ -83,11 +82,9 @@ def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
         app.include_router(router)
     for kind in _EXCEPTIONS:
         app.add_exception_handler(kind, answer_error)
-    app.add_middleware(UnforeseenErrors)
-    app.add_middleware(HeadRequests)
     if serving.config.api_key is not None:
         app.add_middleware(ApiKey, api_key=serving.config.api_key, metrics=serving.metrics)
-    app.add_middleware(RequestIds)
+    app.add_middleware(EveryAnswer)
     if origins := parse_origins(serving.config.cors_origins):
         # Outside of the key: a browser asks without one whether it may send it.
         app.add_middleware(

@@ -44,8 +44,19 @@ class Collector:
         """The reader wants nothing before all have ended."""
 
     def __enter__(self) -> Self:
-        """Raises what the engine does where it takes no request."""
-        self._claim_rids()
+        """Raises `InvalidRequest` for an id that is in use, and what the engine does where it takes
+        no request.
+        """
+        # Two requests of one id could not be told apart, and who aborts one must not end the other.
+        taken = self._names & self._live_rids
+        if taken or len({one.rid for one in self._requests}) < len(self._requests):
+            which = (
+                f"{min(taken)!r} is in use" if taken else "several sequences would have the same"
+            )
+            raise InvalidRequest(
+                f"rid: {which}; choose another.", param="rid", code="duplicate_rid"
+            )
+        self._live_rids.update(self._names)
         try:
             for index, request in enumerate(self._requests):
                 request.deliver = partial(self._put, index)
@@ -66,20 +77,6 @@ class Collector:
         self._live_rids.difference_update(self._names)
         for clock in self._clocks:
             clock.end()
-
-    def _claim_rids(self) -> None:
-        """Clients may choose ids; two requests of one id could not be told apart, and who aborts
-        one must not end the other.
-        """
-        taken = self._names & self._live_rids
-        if taken or len({one.rid for one in self._requests}) < len(self._requests):
-            which = (
-                f"{min(taken)!r} is in use" if taken else "several sequences would have the same"
-            )
-            raise InvalidRequest(
-                f"rid: {which}; choose another.", param="rid", code="duplicate_rid"
-            )
-        self._live_rids.update(self._names)
 
     def _put(self, index: int, output: RequestOutput) -> None:
         """What the engine calls."""

@@ -1,56 +1,52 @@
-"""ASGI middleware of every server: HEAD is answered as GET without a body, and an unforeseen error
-like any other.
-"""
+"""ASGI middleware: what every answer has, whoever gives it."""
 
 from __future__ import annotations
+
+import re
+import uuid
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import answer_error
 
-
-class HeadRequests:
-    """Routes know GET alone; the answer to HEAD has the same status and headers."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "HEAD":
-            await self._app(scope, receive, send)
-            return
-
-        async def send_without_body(message: Message) -> None:
-            await send(
-                {**message, "body": b""} if message["type"] == "http.response.body" else message
-            )
-
-        await self._app({**scope, "method": "GET"}, receive, send_without_body)
+_USABLE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
-class UnforeseenErrors:
-    """Answers what nobody foresaw inside of the middleware that adds headers to answers, and raises
-    it for the log.
-
-    Starlette's own handler of `Exception` would do so outside of all middleware.
+class EveryAnswer:
+    """An `X-Request-Id`, the client's where it sent a usable one; no body for HEAD, which is
+    answered as GET, for routes know that alone; and an unforeseen error in the form of any other,
+    raised for the log. Starlette's own handler of `Exception` is outside of all middleware.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id, started, head = b"", False, scope["method"] == "HEAD"
+        for name, value in scope["headers"]:
+            if name == b"x-request-id":
+                request_id = value
+                break
+        if not _USABLE_ID.fullmatch(request_id):
+            request_id = uuid.uuid4().hex.encode()
 
-        async def watch(message: Message) -> None:
+        async def send_on(message: Message) -> None:
             nonlocal started
-            started = True
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+            elif head and message["type"] == "http.response.body":
+                message = {**message, "body": b""}
             await send(message)
 
         try:
-            await self._app(scope, receive, watch)
+            await self._app({**scope, "method": "GET"} if head else scope, receive, send_on)
         except Exception as error:
-            if scope["type"] == "http" and not started:
+            if not started:
                 response = await answer_error(Request(scope), error)
-                await response(scope, receive, send)
+                await response(scope, receive, send_on)
             raise

@@ -185,7 +185,9 @@ class EngineSupervisor(UnfinishedRequests[R]):
     def add_request(self, request: R) -> None:
         """Raises `QueueFull` and `EngineUnavailable`."""
         self.require_room(1)
-        self._add(request)
+        self._send(request.to_message())
+        self._requests[request.rid] = request
+        self._idle.clear()
 
     # The process's lives
 

@@ -61,11 +61,6 @@ class UnfinishedRequests(Generic[R]):
         self._quarantine = Quarantine()
         self._life: EngineLife | None = None
 
-    def _add(self, request: R) -> None:
-        self._send(request.to_message())
-        self._requests[request.rid] = request
-        self._idle.clear()
-
     async def abort(self, rid: str | None) -> int:
         """Abort every request that goes by `rid` (None: all); returns how many."""
         chosen = [

@@ -125,21 +125,17 @@ class Bodies:
                     raise _too_large()
         except ClientDisconnect:
             raise ClientGone("The client went away while it sent the request.") from None
-        self._take(room, len(content))
+        # What is still arriving is bounded by `--max-unfinished-bodies`.
+        if len(content) > LARGE_BODY_BYTES:
+            room.size = len(content)
+            self._large_bytes += room.size
+            if self._large_bytes > MAX_LARGE_BYTES:
+                message = (
+                    f"Requests of more than {MAX_LARGE_BYTES} bytes together are under way. Try "
+                    "again in 1 s."
+                )
+                raise Unavailable(message, code="bodies_full", headers={"Retry-After": "1"})
         return bytes(content)
-
-    def _take(self, room: _Room, size: int) -> None:
-        """What is still arriving is bounded by `--max-unfinished-bodies`."""
-        if size <= LARGE_BODY_BYTES:
-            return
-        room.size = size
-        self._large_bytes += size
-        if self._large_bytes > MAX_LARGE_BYTES:
-            message = (
-                f"Requests of more than {MAX_LARGE_BYTES} bytes together are under way. Try "
-                "again in 1 s."
-            )
-            raise Unavailable(message, code="bodies_full", headers={"Retry-After": "1"})
 
     async def _parse_large(self, raw: bytes) -> Any:
         async with self._turn:

@@ -21,7 +21,7 @@ from ..limits import check_text
 from ..sse import EventStream
 from ..state import THREAD_FROM, Serving, ServingDep, json_response
 from .answers import ChatCompletion, ChatCompletionChunk
-from .chunks import ChunkWriter, Usage, head, new_id, total_usage
+from .chunks import ChunkWriter, Usage, head, total_usage
 from .generation import best, generation_requests
 from .logprobs import chat_logprobs
 from .protocol import ChatCompletionRequest, ChatOptions
@@ -42,7 +42,7 @@ async def create_chat_completion(
     ids = await chat_ids(
         serving, body, size=request.size, add_special_tokens=body.add_special_tokens
     )
-    request_id = new_id("chatcmpl")
+    request_id = f"chatcmpl-{uuid.uuid4().hex}"
     requests = generation_requests(serving, body, request_id, [ids])
     tokenizer = serving.engine.tokenizer
     if body.stream:
@@ -96,10 +96,9 @@ def _render(tokenizer: Tokenizer, options: ChatOptions) -> str:
     """The prompt. Raises `InvalidRequest` where the template leaves tool calls out, and
     `ChatTemplateError`.
     """
-    arguments = (
-        call.function.arguments for message in options.messages for call in message.tool_calls
-    )
-    check_structure("".join(part for part in arguments if isinstance(part, str)).encode())
+    calls = [call for message in options.messages for call in message.tool_calls]
+    arguments = [call.function.arguments for call in calls]
+    check_structure("".join([part for part in arguments if isinstance(part, str)]).encode())
     messages = [message.for_template() for message in options.messages]
     apply = partial(
         tokenizer.apply_chat_template,
@@ -107,7 +106,8 @@ def _render(tokenizer: Tokenizer, options: ChatOptions) -> str:
         continue_final_message=options.continue_final_message,
         template_kwargs=options.chat_template_kwargs,
     )
-    _check_calls_are_told(messages, apply)
+    if calls:
+        _check_calls_are_told(messages, apply)
     return apply(messages)
 
 
@@ -124,8 +124,6 @@ def _check_calls_are_told(
         for index, message in enumerate(messages)
         for call in message.get("tool_calls", ())
     }
-    if not places:
-        return
     marked = [{**message} for message in messages]
     for index in {index for index, _ in places.values()}:
         marked[index]["tool_calls"] = []

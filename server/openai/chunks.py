@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -13,10 +12,6 @@ from ..collector import Update
 from ..sse import DONE, encode_json, event
 from ..state import Serving
 from .protocol import GenerationBody
-
-
-def new_id(prefix: str) -> str:
-    return f"{prefix}-{uuid.uuid4().hex}"
 
 
 def head(serving: Serving, request_id: str, kind: str) -> dict[str, Any]:

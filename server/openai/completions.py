@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..http.body import JsonRoute
 from ..sse import EventStream
 from ..state import Serving, ServingDep, json_response
 from .answers import Completion, CompletionChunk
-from .chunks import ChunkWriter, Usage, head, new_id, total_usage
+from .chunks import ChunkWriter, Usage, head, total_usage
 from .generation import best, generation_requests
 from .logprobs import CompletionLogprobs
 from .protocol import CompletionRequest
@@ -33,7 +34,7 @@ async def create_completion(body: CompletionRequest, serving: ServingDep) -> Res
     prompts = await serving.prompt_ids(
         body.prompt, "prompt", add_special_tokens=body.add_special_tokens
     )
-    request_id = new_id("cmpl")
+    request_id = f"cmpl-{uuid.uuid4().hex}"
     requests = generation_requests(serving, body, request_id, prompts)
     start = head(serving, request_id, "text_completion")
     choices = [_Choice(serving, body, prompts, index) for index in range(len(prompts) * body.n)]

@@ -26,7 +26,7 @@ from openai import AsyncOpenAI, OpenAI
 from server_process import IMAGE_FLAGS, ServerProcess, ready, serve
 
 from piecework.runtime.diffusion.config import DiffusionConfig
-from piecework.server.engine import quarantine as suspects
+from piecework.server.engine import quarantine
 from piecework.server.images.client import ImageClient
 from piecework.server.images.config import ImageServerConfig
 from piecework.server.images.service import create_image_app
@@ -389,7 +389,7 @@ async def test_an_image_that_ends_it_for_want_of_memory_is_found_at_once(
     """As often as it is asked for: what a request does is no fault of the engine's, which is
     started again each time.
     """
-    monkeypatch.setattr(suspects, "count_oom_kills", count().__next__)
+    monkeypatch.setattr(quarantine, "count_oom_kills", count().__next__)
     body = {"prompt": "a fox", "size": "32x32", "num_inference_steps": 1}
     for _ in range(2):
         assert (
