@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import os
 import signal
@@ -128,6 +129,8 @@ async def _launch(
     config: CommonServerConfig, listener: socket.socket, make: Callable[[], Service], began: float
 ) -> NoReturn:
     launch = Launch(config, listener, make(), began)
+    # What is there by now stays: collections of garbage need not look at it again.
+    gc.freeze()
     try:
         code = await launch.run()
     except Exception:
