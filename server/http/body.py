@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pydantic_core
@@ -27,7 +26,7 @@ _STRUCTURE = (b"{", b"[", b":")
 class JsonRequest(Request):
     """A request whose body has been read and parsed. `size`: bytes of the body."""
 
-    size: int
+    size: int = 0
     parsed: Any
 
     async def body(self) -> bytes:
@@ -49,17 +48,14 @@ class JsonRoute(APIRoute):
 
         async def read_then_handle(request: Request) -> Response:
             bodies: Bodies = request.app.state.bodies
-            with bodies.room() as room:
-                read = await bodies.read(request, room)
+            read = JsonRequest(request.scope, request.receive)
+            try:
+                await bodies.read(request, read)
                 return await unless_client_goes(request.receive, handler(read))
+            finally:
+                bodies.release(read)
 
         return read_then_handle
-
-
-class _Room:
-    """What one body takes of the bytes that large bodies share."""
-
-    size = 0
 
 
 class Bodies:
@@ -71,18 +67,14 @@ class Bodies:
         self._large_bytes = 0
         self._turn = asyncio.Lock()
 
-    @contextmanager
-    def room(self) -> Iterator[_Room]:
-        """For as long as a request holds its body."""
-        room = _Room()
-        try:
-            yield room
-        finally:
-            self._large_bytes -= room.size
+    def release(self, read: JsonRequest) -> None:
+        """The request is over, and holds its body no longer."""
+        if read.size > LARGE_BODY_BYTES:
+            self._large_bytes -= read.size
 
-    async def read(self, request: Request, room: _Room) -> JsonRequest:
-        """Raises `UnsupportedMedia`, `BodyTooLarge`, `InvalidRequest`, `Unavailable` or
-        `ClientGone`.
+    async def read(self, request: Request, read: JsonRequest) -> None:
+        """Fill `read`. Raises `UnsupportedMedia`, `BodyTooLarge`, `InvalidRequest`, `Unavailable`
+        or `ClientGone`.
         """
         # Browsers send other types across sites without asking first, so a page could reach a
         # server on its reader's machine.
@@ -94,13 +86,11 @@ class Bodies:
                 f"The content type is {kind:.60}; send the header `Content-Type: application/json`."
             )
             raise UnsupportedMedia(message, param="Content-Type")
-        raw = await self._read_bounded(request, room)
+        raw = await self._read_bounded(request, read)
         if not raw:
             raise InvalidRequest(
                 "The request body is empty; send a JSON object.", code="invalid_json"
             )
-        read = JsonRequest(request.scope, request.receive)
-        read.size = len(raw)
         try:
             read.parsed = (
                 _parse(raw) if len(raw) <= LARGE_BODY_BYTES else await self._parse_large(raw)
@@ -108,9 +98,8 @@ class Bodies:
         except ValueError as error:
             message = f"The request body is not valid JSON: {error}. Send a JSON object in UTF-8."
             raise InvalidRequest(message, code="invalid_json") from None
-        return read
 
-    async def _read_bounded(self, request: Request, room: _Room) -> bytes:
+    async def _read_bounded(self, request: Request, read: JsonRequest) -> bytes:
         """The body, never more than MAX_BODY_BYTES of it in memory, whatever Content-Length says or
         does not say.
         """
@@ -126,9 +115,9 @@ class Bodies:
         except ClientDisconnect:
             raise ClientGone("The client went away while it sent the request.") from None
         # What is still arriving is bounded by `--max-unfinished-bodies`.
-        if len(content) > LARGE_BODY_BYTES:
-            room.size = len(content)
-            self._large_bytes += room.size
+        read.size = len(content)
+        if read.size > LARGE_BODY_BYTES:
+            self._large_bytes += read.size
             if self._large_bytes > MAX_LARGE_BYTES:
                 message = (
                     f"Requests of more than {MAX_LARGE_BYTES} bytes together are under way. Try "
