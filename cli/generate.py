@@ -96,7 +96,7 @@ def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
     print(table(clock, total_ms))
     if model.compiled is not None:
         print(f"  compiled              {model.compiled.summary()}")
-        for found in dict.fromkeys(model.compiled.breaks):
+        for found in dict.fromkeys(model.compiled.log.breaks):
             print(f"  graph break           {found.file}:{found.line}: {found.reason}")
     if asked.perf_dump_path:
         meta = _meta(model, config, states)

@@ -58,8 +58,8 @@ def entry_key(parts: Mapping[str, Any]) -> str:
 
 
 class CompileCache:
-    """Files by key. Raises `OSError` where the folder cannot be written; whoever reads gets None
-    for what is not whole.
+    """Files by key. Raises `OSError` where the folder cannot be written; what is not
+    whole reads as None.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -117,8 +117,8 @@ class CompileCache:
             shutil.rmtree(folder, ignore_errors=True)
 
     def lock(self, key: str) -> AbstractContextManager[None]:
-        """Held by one process at a time: whoever waited finds the entry made. A process that dies
-        lets go.
+        """Held by one process at a time: those that waited find the entry made. A process that
+        dies lets go.
         """
         return locked(self.folder / f"{key}.lock")
 

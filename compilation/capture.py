@@ -201,7 +201,14 @@ class Graphs:
                     self._check(size)
         except Exception as error:
             recorder.abandon()
-            return _Failure(_reason(error), _sum_up(error))
+            match error:
+                case _WrongResult():
+                    reason = Reason.WRONG_RESULT
+                case torch.OutOfMemoryError() | MemoryError():
+                    reason = Reason.OUT_OF_MEMORY
+                case _:
+                    reason = Reason.CAPTURE_FAILED
+            return _Failure(reason, _sum_up(error))
         return None
 
     def _record(self, size: int, recorder: Recorder) -> Recording:
@@ -221,24 +228,23 @@ class Graphs:
         `CaptureError`.
         """
         assert self._eager is not None
-        expected = self._run_dummy(size, self._eager)
-        pieces = self._run_dummy(size, self._forward)
-        actual = self._run_dummy(size, lambda *inputs: self._replay_on(size, inputs))
-        if not _row_distance(actual, pieces, 0.9) <= _FROM_PIECES.get(
-            pieces.dtype, _FROM_PIECES_ELSE
-        ):
+
+        def replayed(*inputs: torch.Tensor) -> torch.Tensor:
+            self._fill(inputs, size, size)
+            return self._recordings[size].replay()
+
+        expected, pieces, actual = (
+            _run_dummy(self._dummy_step, size, forward)
+            for forward in (self._eager, self._forward, replayed)
+        )
+        distance = _row_distance(actual, pieces, 0.9)
+        if not distance <= _FROM_PIECES.get(pieces.dtype, _FROM_PIECES_ELSE):
             raise _WrongResult(
-                "the replay differs from the same forward without a graph by "
-                f"{_row_distance(actual, pieces, 0.9):.2g}"
+                f"the replay differs from the same forward without a graph by {distance:.2g}"
             )
-        _compare_with_eager(actual, expected, "the replay")
-
-    def _run_dummy(self, size: int, forward: Callable[..., torch.Tensor]) -> torch.Tensor:
-        return _run_dummy(self._dummy_step, size, forward)
-
-    def _replay_on(self, size: int, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        self._fill(inputs, size, size)
-        return self._recordings[size].replay()
+        distance = _row_distance(actual, expected, 0.5)
+        if not distance <= _FROM_EAGER.get(expected.dtype, _FROM_EAGER_ELSE):
+            raise _WrongResult(f"the replay differs from eager by {distance:.2g}")
 
     def _fill(self, inputs: Sequence[torch.Tensor], num_tokens: int, size: int) -> None:
         for buffer, tensor in zip(self._buffers, inputs, strict=True):
@@ -333,12 +339,6 @@ def _run_dummy(
         return forward(*inputs).clone()
 
 
-def _compare_with_eager(actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:
-    distance = _row_distance(actual, expected, 0.5)
-    if not distance <= _FROM_EAGER.get(expected.dtype, _FROM_EAGER_ELSE):
-        raise _WrongResult(f"{what} differs from eager by {distance:.2g}")
-
-
 class _WrongResult(CaptureError):
     """A replay, or the forward in pieces, gave other numbers than eager."""
 
@@ -358,16 +358,6 @@ def _row_distance(actual: torch.Tensor, expected: torch.Tensor, quantile: float)
     distance = (actual - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)
     share: float = distance.quantile(quantile).item()
     return share
-
-
-def _reason(error: BaseException) -> Reason:
-    if isinstance(error, _WrongResult):
-        return Reason.WRONG_RESULT
-    return (
-        Reason.OUT_OF_MEMORY
-        if isinstance(error, torch.OutOfMemoryError | MemoryError)
-        else Reason.CAPTURE_FAILED
-    )
 
 
 def _sum_up(error: BaseException) -> str:

@@ -1,10 +1,5 @@
-"""What can go wrong between a forward and its graphs. None of it reaches a client: whoever catches
-it runs eagerly.
-
-GraphError ├── TraceError the forward cannot be taken as one graph; the phase runs without pieces
-├── CompileError a piece cannot be compiled; it runs as it was traced ├── NotStoredError the compile
-cache lacks a part of the forward; a process that serves runs without pieces └── CaptureError a size
-cannot be recorded; it runs without a graph
+"""What can go wrong between a forward and its graphs. None of it reaches a client: the step
+runs eagerly.
 """
 
 from __future__ import annotations
@@ -15,16 +10,18 @@ class GraphError(Exception):
 
 
 class TraceError(GraphError):
-    """The forward cannot be taken as one graph that is right for every number of tokens."""
+    """The forward cannot be taken as one graph that is right for every number of tokens; it runs
+    without pieces.
+    """
 
 
 class CompileError(GraphError):
-    """A piece cannot be compiled."""
+    """A piece cannot be compiled; it runs as it was traced."""
 
 
 class NotStoredError(GraphError):
-    """The compile cache does not hold all that a forward in pieces needs."""
+    """The compile cache lacks a part of the forward; a process that serves runs without pieces."""
 
 
 class CaptureError(GraphError):
-    """A size cannot be recorded, or its replay is wrong."""
+    """A size cannot be recorded, or its replay is wrong; it runs without a graph."""

@@ -5,11 +5,11 @@ store each distinct piece. For processes that do not serve.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
+import re
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,33 +31,14 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 """Told how many of how many distinct pieces are ready."""
 
-_MACHINE_ERRORS = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.ENOMEM,
-    errno.EAGAIN,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.EIO,
-    errno.EROFS,
-    errno.EACCES,
-}
-_MACHINE_WORDS = (
-    "no space left",
-    "disk quota",
-    "out of memory",
-    "allocate memory",
-    "memory exhausted",
-    "bad_alloc",
-    "killed signal",
-    "terminated signal",
-    "terminated abruptly",
-    "start new thread",
-    "read-only file system",
-    "file size limit",
-    "file too large",
+_OUT_OF_MACHINE = re.compile(
+    "no space left|disk quota|out of memory|allocate memory|memory exhausted|bad_alloc|"
+    "killed signal|terminated signal|terminated abruptly|start new thread|resource temporarily|"
+    "too many open files|input/output error|read-only file system|permission denied|"
+    "file size limit|file too large",
+    re.IGNORECASE,
 )
-"""What compilers print, in lower case, that meet the limits of a machine."""
+"""What compilers and the operating system say of a machine's limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,33 +63,21 @@ class PieceMaker(PieceStore):
                 stored = run(self.load(module, model_key))
                 self.progress(len(stored.forward.plan.pieces), len(stored.forward.plan.pieces))
                 return stored
-        report = PiecesReport()
-        plan, graphs, tensors = self._trace(module, list(inputs), report)
-        pieces = [self._make(number, plan, graph, report) for number, graph in enumerate(graphs)]
-        if model_key is not None and plan.is_portable:
-            self._keep_plan(plan, model_key)
-        return PreparedForward(
-            PiecewiseForward(plan, pieces, tensors, self.platform.pack_linear_weight), report
-        )
-
-    def _trace(
-        self, module: nn.Module, inputs: list[torch.Tensor], report: PiecesReport
-    ) -> tuple[Plan, list[fx.Graph], Mapping[str, torch.Tensor]]:
-        """The plan, the graphs of its pieces, and all tensors that it names, those of no parameter
-        too.
-        """
-        began = time.perf_counter()
+        began, report, inputs = time.perf_counter(), PiecesReport(), list(inputs)
         traced = trace(module.forward, inputs, self.max_tokens)
-        passes = self.pass_manager().run(
-            traced.graph, PassContext(frozenset(traced.weights(inputs)))
-        )
+        weights = PassContext(frozenset(traced.weights(inputs)))
+        matches = self.pass_manager().run(traced.graph, weights)
         traced.shapes.check_guards()
         cut = split(traced, inputs)
         names = {id(tensor): name for name, tensor in named_tensors(module).items()}
-        plan, graphs = make_plan(cut, inputs, names, passes)
-        found = {name: cut.tensors[number] for number, name in plan.weights.items()}
+        plan, graphs = make_plan(cut, inputs, names, matches)
         report.trace_seconds = time.perf_counter() - began
-        return plan, graphs, found
+        pieces = [self._make(number, plan, graph, report) for number, graph in enumerate(graphs)]
+        if model_key is not None and plan.is_portable:
+            self._keep_plan(plan, model_key)
+        tensors = {name: cut.tensors[number] for number, name in plan.weights.items()}
+        pack = self.platform.pack_linear_weight
+        return PreparedForward(PiecewiseForward(plan, pieces, tensors, pack), report)
 
     def _keep_plan(self, plan: Plan, model_key: str) -> None:
         about = {
@@ -168,7 +137,7 @@ class PieceMaker(PieceStore):
         return CompiledPiece(self.compiler.load(path), packed)
 
     def _keep_failure(self, piece: DistinctPiece, graph: fx.Graph, error: Exception) -> None:
-        """An entry that says so, with the piece as it was traced: whoever finds it need neither
+        """An entry that says so, with the piece as it was traced: the next start need neither
         trace nor try.
         """
         about = self._about(piece) | {
@@ -190,14 +159,14 @@ class PieceMaker(PieceStore):
         return {"kind": "piece", "piece": piece.key, "ops": piece.ops} | made_with
 
 
-def run(portions: Generator[None, None, PreparedForward]) -> PreparedForward:
+def run(portions: Generator[bool, None, PreparedForward]) -> PreparedForward:
     """All of a work in portions, at once."""
     while True:
         try:
             next(portions)
         except StopIteration as done:
-            installed: PreparedForward = done.value
-            return installed
+            prepared: PreparedForward = done.value
+            return prepared
 
 
 def is_transient(error: BaseException | None) -> bool:
@@ -209,8 +178,5 @@ def is_transient(error: BaseException | None) -> bool:
         seen.append(error)
         error = error.__cause__ or error.__context__
     return any(
-        isinstance(error, MemoryError)
-        or (isinstance(error, OSError) and error.errno in _MACHINE_ERRORS)
-        or any(word in str(error).lower() for word in _MACHINE_WORDS)
-        for error in seen
+        isinstance(error, MemoryError) or _OUT_OF_MACHINE.search(str(error)) for error in seen
     )

@@ -73,7 +73,7 @@ class PieceStore:
 
     def load(
         self, module: nn.Module, model_key: str, *, retry: bool = True
-    ) -> Generator[None, None, PreparedForward]:
+    ) -> Generator[bool, None, PreparedForward]:
         """`module`'s forward in pieces, a portion of the work for each turn of the generator, whose
         return value it is.
 
@@ -94,7 +94,7 @@ class PieceStore:
                     f"the compile cache lacks piece {number} of {len(plan.pieces)}"
                 )
             pieces.append(loaded)
-            yield
+            yield True
         forward = PiecewiseForward(plan, pieces, tensors, self.platform.pack_linear_weight)
         report.load_seconds = time.perf_counter() - began
         return PreparedForward(forward, report)
@@ -174,8 +174,8 @@ def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def weight_bytes(module: nn.Module) -> int:
-    """Bytes of a model's weights, one that layers share counted once; of a hollow model those that
-    it stands for.
+    """Bytes of a model's weights, one that layers share counted once; of a model without
+    numbers those that it stands for.
     """
     return sum(tensor.nbytes for tensor in [*module.parameters(), *module.buffers()])
 

@@ -98,7 +98,7 @@ class PiecewiseForward:
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
-        """The model's, by name. Not the packed ones: they are ours, nobody moves them, and their
+        """The model's, by name. Not the packed ones: they are ours and never move, and their
         layout may have no address to tell.
         """
         return {name: self._weights[number] for number, name in self.plan.weights.items()}
@@ -180,7 +180,7 @@ def _with_packed_weights(
 
 
 def _last_uses(steps: Sequence[Step], output: int) -> list[list[int]]:
-    """For each step, the values made by steps that nobody needs after it."""
+    """For each step, the values made by steps that no later one needs."""
     last = {
         number: index
         for index, step in enumerate(steps)

@@ -8,7 +8,7 @@ import base64
 import pickle
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -82,25 +82,7 @@ class Plan:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "steps": self.steps,
-            "pieces": [
-                {
-                    "key": piece.key,
-                    "inputs": [spec.to_json() for spec in piece.inputs],
-                    "ops": piece.ops,
-                    "traced": piece.traced,
-                }
-                for piece in self.pieces
-            ],
-            "inputs": self.inputs,
-            "weights": self.weights,
-            "weight_specs": {number: spec.to_json() for number, spec in self.weight_specs.items()},
-            "constants": self.constants,
-            "output": self.output,
-            "num_values": self.num_values,
-            "passes": self.passes,
-        }
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Plan:

@@ -77,7 +77,7 @@ class Recorder:
     def graph(
         self, work: Work, label: str, host_arguments: HostArguments | None = None
     ) -> list[torch.Tensor]:
-        """Record `work`, which must hold its inputs weakly; its outputs, held by nobody else."""
+        """Record `work`, which must hold its inputs weakly; its outputs, held nowhere else."""
         graph = self._platform.graph(host_arguments)
         try:
             outputs = graph.capture(work, self._pool, self._stream)

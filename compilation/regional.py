@@ -17,7 +17,6 @@ from ..kernels.platform import Platform
 from .cache import inductor_folder
 from .torch_private import (
     CompileLog,
-    GraphBreak,
     compile_function,
     is_compile_error,
     keep_inductor_s_code,
@@ -41,8 +40,8 @@ class CompiledModels:
     called.
 
     A class is compiled once: all its modules, of all models, call one compiled function. `regional`
-    False: the models themselves are the modules. Raises `ValueError` where a model has no repeated
-    blocks, or the device no compiler.
+    False: the models themselves are the modules. `log`: what the compiler has done. Raises
+    `ValueError` where a model has no repeated blocks, or the device no compiler.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class CompiledModels:
     ) -> None:
         _keep_on_disk()
         options = platform.compile_options()
-        self._log = CompileLog()
+        self.log = CompileLog()
         self._modules = [
             module
             for name, model in models.items()
@@ -58,7 +57,7 @@ class CompiledModels:
         ]
         self._settled: int | None = None
         kinds: set[Any] = set(map(type, self._modules))
-        functions = {kind: compile_function(kind.forward, options, self._log) for kind in kinds}
+        functions = {kind: compile_function(kind.forward, options, self.log) for kind in kinds}
         for module in self._modules:
             module.forward = MethodType(_with_plain_inputs(functions[type(module)]), module)
 
@@ -68,27 +67,9 @@ class CompiledModels:
         return dict(Counter(type(module).__name__ for module in self._modules))
 
     @property
-    def seconds(self) -> float:
-        """Spent tracing and compiling."""
-        return self._log.seconds
-
-    @property
-    def graphs(self) -> int:
-        return self._log.graphs
-
-    @property
-    def built(self) -> int:
-        """Graphs that inductor had to build; the others it found on disk."""
-        return self._log.built
-
-    @property
-    def breaks(self) -> list[GraphBreak]:
-        return self._log.breaks
-
-    @property
     def recompiles(self) -> int:
         """Graphs that were made after `settle`: 0 unless shapes change."""
-        return 0 if self._settled is None else self.graphs - self._settled
+        return 0 if self._settled is None else self.log.graphs - self._settled
 
     def settle(self, *, anew: bool = False) -> None:
         """All that the coming calls need has been compiled; what is compiled from now on counts as
@@ -97,7 +78,7 @@ class CompiledModels:
         Only the first time says so, unless `anew`.
         """
         if self._settled is None or anew:
-            self._settled = self.graphs
+            self._settled = self.log.graphs
 
     def give_up(self, error: BaseException) -> bool:
         """Whether `error` is the compiler's; then the modules run eagerly from now on."""
@@ -114,20 +95,20 @@ class CompiledModels:
         regions = (
             ", ".join(f"{count} x {name}" for name, count in self.regions.items()) or "nothing"
         )
+        log = self.log
         return (
-            f"{regions}: {self.graphs} graphs in {self.seconds:.1f} s ({self.built} built, the "
-            "others found on disk), "
-            f"{len(self.breaks)} graph breaks, {self.recompiles} recompiles"
+            f"{regions}: {log.graphs} graphs in {log.seconds:.1f} s ({log.built} built, the others "
+            f"found on disk), {len(log.breaks)} graph breaks, {self.recompiles} recompiles"
         )
 
     def report(self) -> dict[str, Any]:
         """The same for programs."""
         return {
             "regions": self.regions,
-            "seconds": self.seconds,
-            "graphs": self.graphs,
-            "graphs_built": self.built,
-            "graph_breaks": [found._asdict() for found in self.breaks],
+            "seconds": self.log.seconds,
+            "graphs": self.log.graphs,
+            "graphs_built": self.log.built,
+            "graph_breaks": [found._asdict() for found in self.log.breaks],
             "recompiles": self.recompiles,
         }
 
@@ -140,7 +121,15 @@ def _repeated_blocks(name: str, model: torch.nn.Module) -> list[torch.nn.Module]
     if named:
         blocks = list(_outermost(model, lambda module: type(module).__name__ in named))
     else:
-        blocks = [block for entries in _outermost_lists(model) for block in entries]
+        lists = _outermost(
+            model,
+            lambda found: (
+                isinstance(found, torch.nn.ModuleList)
+                and len(found) > 1
+                and len(set(map(type, found))) == 1
+            ),
+        )
+        blocks = [block for entries in lists for block in entries.children()]
         kinds = ", ".join(sorted({type(block).__name__ for block in blocks}))
         logger.info(
             "%s (%s) names no repeated blocks; its lists of equal modules: %s",
@@ -167,18 +156,6 @@ def _outermost(
             yield from _outermost(child, wanted)
 
 
-def _outermost_lists(model: torch.nn.Module) -> Iterator[list[torch.nn.Module]]:
-    def repeats(module: torch.nn.Module) -> bool:
-        return (
-            isinstance(module, torch.nn.ModuleList)
-            and len(module) > 1
-            and len(set(map(type, module))) == 1
-        )
-
-    for found in _outermost(model, repeats):
-        yield list(found.children())
-
-
 def _with_plain_inputs(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, whose guards see no difference between a view and a tensor of its own, as blocks
     get them by turns.
@@ -193,7 +170,9 @@ def _with_plain_inputs(function: Callable[..., Any]) -> Callable[..., Any]:
 def _plain(value: Any) -> Any:
     match value:
         case torch.Tensor():
-            return value if _is_plain(value) else _plain_copy(value)
+            # It owns its memory and lies in it densely, dimensions of one element included.
+            plain = value._base is None and _are_dense(value.shape, value.stride())
+            return value if plain else _plain_copy(value)
         case tuple() | list():
             return type(value)(map(_plain, value))
         case dict():
@@ -214,13 +193,6 @@ def _plain_copy(tensor: torch.Tensor) -> torch.Tensor:
         kept = _PlainCopy(copy, tensor._version, copy._version)
         setattr(tensor, _KEPT, kept)
     return kept.copy
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor owns its memory and lies in it densely, dimensions of one element
-    included.
-    """
-    return tensor._base is None and _are_dense(tensor.shape, tensor.stride())
 
 
 @lru_cache(256)

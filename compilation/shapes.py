@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
+
+from .errors import TraceError
 
 
 class Extent(NamedTuple):
@@ -51,28 +53,75 @@ class TensorSpec:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "shape": self.shape,
-            "stride": self.stride,
-            "dtype": self.dtype,
-            "device": self.device,
-            "weight": self.weight,
-        }
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TensorSpec:
         """The inverse of `to_json`, after a way through JSON. Raises `KeyError` or `TypeError` on
         other data.
         """
+        extents = {
+            name: tuple(Extent(*extent) for extent in data[name]) for name in ("shape", "stride")
+        }
+        return cls(**data | extents)
+
+
+class TokenShapes:
+    """Reads sizes of a trace's tensors as functions of the number of tokens. `tokens`: the symbols
+    that stand for it.
+    """
+
+    def __init__(self, shape_env: Any, tokens: set[Any]) -> None:
+        self._shape_env = shape_env
+        self._tokens = next(iter(tokens))
+        self._same = dict.fromkeys(tokens, self._tokens)
+
+    def expression(self, size: Any) -> Any:
+        """A size, or a scalar computed from sizes, as a sympy expression of the one symbol. Raises
+        `TraceError`.
+        """
+        if not isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return size
+        expression = self.simplify(size.node.expr)
+        if expression.free_symbols - {self._tokens}:
+            raise TraceError(f"a number depends on data: {expression}")
+        return expression
+
+    def simplify(self, expression: Any) -> Any:
+        return self._shape_env.replace(expression).subs(self._same)
+
+    def check_guards(self) -> None:
+        """Raises `TraceError` where anything was assumed of the number of tokens."""
+        import sympy
+
+        for guard in self._shape_env.guards:
+            if self.simplify(guard.expr) != sympy.true:
+                raise TraceError(
+                    "the forward takes another way for some numbers of tokens: it assumes "
+                    f"{guard.expr} ({guard.sloc})"
+                )
+
+    def extent(self, size: int | torch.SymInt) -> Extent:
+        """Raises `TraceError` where the size is no linear function of the number of tokens."""
+        if isinstance(size, int):
+            return Extent(0, size)
+        expression = self.expression(size)
+        at = [int(expression.subs(self._tokens, tokens)) for tokens in (1000, 1001, 2000)]
+        per_token = at[1] - at[0]
+        if at[2] - at[0] != 1000 * per_token:
+            raise TraceError(f"a size is no linear function of the number of tokens: {expression}")
+        return Extent(per_token, at[0] - 1000 * per_token)
+
+    def spec(self, tensor: torch.Tensor, *, weight: bool) -> TensorSpec:
         shape, stride = (
-            tuple(Extent(*extent) for extent in data[name]) for name in ("shape", "stride")
+            tuple(self.extent(size) for size in sizes) for sizes in (tensor.shape, tensor.stride())
         )
-        return cls(
+        return TensorSpec(
             shape=shape,
             stride=stride,
-            dtype=data["dtype"],
-            device=data["device"],
-            weight=data["weight"],
+            dtype=dtype_name(tensor),
+            device=str(tensor.device),
+            weight=weight,
         )
 
 

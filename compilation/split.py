@@ -12,9 +12,9 @@ import torch
 from torch import fx
 
 from .errors import TraceError
-from .shapes import Extent, TensorSpec
+from .shapes import Extent, TensorSpec, TokenShapes
 from .split_ops import split_op_name
-from .torch_private import TokenShapes, Trace
+from .torch_private import Trace
 
 
 class PieceCall(NamedTuple):

@@ -26,7 +26,7 @@ def register_split_op(name: str, implementation: Implementation | None = None) -
     kernel.
 
     With `implementation`, pieces call it straight, past torch's dispatcher, and a breakable capture
-    (`recording.py`) interrupts its recording for it. Without, the op itself is called; a
+    (`whole.py`) interrupts its recording for it. Without, the op itself is called; a
     collective, say, whose kernel is torch's.
     """
     run = implementation or _op(name)

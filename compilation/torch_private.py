@@ -24,7 +24,7 @@ from torch import fx
 from ..kernels.platform import CompileOptions
 from ..kernels.toolchain import version_of
 from .errors import CompileError, TraceError
-from .shapes import Extent, TensorSpec, dtype_name
+from .shapes import Extent, TensorSpec, TokenShapes
 
 _EXAMPLE_TOKENS = 64
 """The number of tokens that a compiler tunes its loops for; what it makes is right for any."""
@@ -52,66 +52,7 @@ class Trace(NamedTuple):
 
 
 class _Done(Exception):
-    """Ends a trace once the graph is there, before guards are made that nobody will ever check."""
-
-
-class TokenShapes:
-    """Reads sizes of a trace's tensors as functions of the number of tokens. `tokens`: the symbols
-    that stand for it.
-    """
-
-    def __init__(self, shape_env: Any, tokens: set[Any]) -> None:
-        self._shape_env = shape_env
-        self._tokens = next(iter(tokens))
-        self._same = dict.fromkeys(tokens, self._tokens)
-
-    def expression(self, size: Any) -> Any:
-        """A size, or a scalar computed from sizes, as a sympy expression of the one symbol. Raises
-        `TraceError`.
-        """
-        if not isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool):
-            return size
-        expression = self.simplify(size.node.expr)
-        if expression.free_symbols - {self._tokens}:
-            raise TraceError(f"a number depends on data: {expression}")
-        return expression
-
-    def simplify(self, expression: Any) -> Any:
-        return self._shape_env.replace(expression).subs(self._same)
-
-    def check_guards(self) -> None:
-        """Raises `TraceError` where anything was assumed of the number of tokens."""
-        import sympy
-
-        for guard in self._shape_env.guards:
-            if self.simplify(guard.expr) != sympy.true:
-                raise TraceError(
-                    "the forward takes another way for some numbers of tokens: it assumes "
-                    f"{guard.expr} ({guard.sloc})"
-                )
-
-    def extent(self, size: int | torch.SymInt) -> Extent:
-        """Raises `TraceError` where the size is no linear function of the number of tokens."""
-        if isinstance(size, int):
-            return Extent(0, size)
-        expression = self.expression(size)
-        at = [int(expression.subs(self._tokens, tokens)) for tokens in (1000, 1001, 2000)]
-        per_token = at[1] - at[0]
-        if at[2] - at[0] != 1000 * per_token:
-            raise TraceError(f"a size is no linear function of the number of tokens: {expression}")
-        return Extent(per_token, at[0] - 1000 * per_token)
-
-    def spec(self, tensor: torch.Tensor, *, weight: bool) -> TensorSpec:
-        shape, stride = (
-            tuple(self.extent(size) for size in sizes) for sizes in (tensor.shape, tensor.stride())
-        )
-        return TensorSpec(
-            shape=shape,
-            stride=stride,
-            dtype=dtype_name(tensor),
-            device=str(tensor.device),
-            weight=weight,
-        )
+    """Ends a trace once the graph is there, before guards are made that are never checked."""
 
 
 def trace(forward: Callable[..., Any], inputs: Sequence[torch.Tensor], max_tokens: int) -> Trace:
@@ -142,7 +83,7 @@ def trace(forward: Callable[..., Any], inputs: Sequence[torch.Tensor], max_token
     except Exception as error:
         # The end that `keep` makes arrives wrapped in an exception of Dynamo's.
         if not traced:
-            raise TraceError(_sum_up(error)) from error
+            raise TraceError(sum_up(error)) from error
     if not traced:
         raise TraceError("the forward computes nothing")
     graph_module, values = traced[0]
@@ -189,8 +130,7 @@ def compile_package(
         examples = tuple(spec.empty(_EXAMPLE_TOKENS) for spec in inputs)
     try:
         with torch.no_grad(), _quiet("torch.export", "torch._inductor"):
-            for op in _packed_linears(module):
-                _lower_packed_linear(op)
+            _lower_packed_linear(module)
             program = torch.export.export(
                 module, examples, dynamic_shapes=_dynamic_shapes(inputs, tokens)
             )
@@ -198,7 +138,7 @@ def compile_package(
                 program, package_path=os.fspath(path), inductor_configs=options
             )
     except Exception as error:
-        raise CompileError(_sum_up(error)) from error
+        raise CompileError(sum_up(error)) from error
 
 
 _SETTINGS = (
@@ -273,16 +213,9 @@ def cpp_compiler() -> str | None:
     return None if path is None else version_of(path)
 
 
-def _packed_linears(module: fx.GraphModule) -> set[torch._ops.OpOverload]:
-    return {
-        node.target
-        for node in module.graph.nodes
-        if str(node.target) == "piecework.packed_linear.default"
-    }
-
-
-def _lower_packed_linear(op: torch._ops.OpOverload) -> None:
-    """Teach Inductor `op` (x, packed weight, bias) as a call of oneDNN's kernel from C++.
+def _lower_packed_linear(module: fx.GraphModule) -> None:
+    """Teach Inductor `piecework::packed_linear` (x, packed weight, bias), where `module` calls it,
+    as a call of oneDNN's kernel from C++.
 
     Inductor's own lowering of that kernel wants the weight to be a constant of the graph.
     """
@@ -291,7 +224,9 @@ def _lower_packed_linear(op: torch._ops.OpOverload) -> None:
     def lower(x: Any, weight: Any, bias: Any = None) -> Any:
         return ir.TensorBox.create(mkldnn_ir.LinearUnary.create(x, weight, bias, "none", [], ""))  # type: ignore[no-untyped-call]
 
-    lowering.register_lowering(op, type_promotion_kind=None)(lower)
+    for op in {node.target for node in module.graph.nodes if node.op == "call_function"}:
+        if str(op) == "piecework.packed_linear.default":
+            lowering.register_lowering(op, type_promotion_kind=None)(lower)
 
 
 def _dynamic_shapes(inputs: Sequence[TensorSpec], tokens: Any) -> tuple[Any, ...]:
@@ -318,7 +253,7 @@ def load_package(path: Path) -> Callable[[Sequence[torch.Tensor]], list[torch.Te
     return cast("Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]", loader.run)
 
 
-def _sum_up(error: BaseException) -> str:
+def sum_up(error: BaseException) -> str:
     """What went wrong, and where in the model's code if torch says so, in one line."""
     text = str(getattr(error, "inner_exception", None) or error)
     what = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
@@ -437,16 +372,11 @@ def is_compile_error(error: BaseException) -> bool:
     return isinstance(error, TorchDynamoException)
 
 
-def sum_up(error: BaseException) -> str:
-    """A compiler's failure in one line."""
-    return _sum_up(error)
-
-
 def keep_inductor_s_code(folder: Path) -> None:
     """Let inductor's cache lie in `folder`, unless the user has chosen another."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     # Inductor writes its default into the environment when anything first asks for the folder: that
-    # is nobody's choice.
+    # is no choice of the user's.
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.fspath(folder)

@@ -6,17 +6,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Generator
 from dataclasses import asdict
 
 import torch
-from torch import nn
 
 from ...compilation.cache import CompileCache
 from ...compilation.compiler import piece_compiler
 from ...compilation.histogram import LengthHistogram
 from ...compilation.passes.manager import PassConfig
-from ...compilation.piece_store import PieceStore, PreparedForward
+from ...compilation.piece_store import PieceStore
 from ...kernels.cache_folder import cache_folder
 from ...kernels.platform import Platform
 from ..config import ResolvedConfig
@@ -40,30 +38,15 @@ def piece_store(config: ResolvedConfig, platform: Platform, passes: PassConfig) 
     )
 
 
-def load(
-    store: PieceStore,
-    model: nn.Module,
-    model_config: ModelConfig,
-    dtype: torch.dtype,
-    kinds: Kinds,
-    *,
-    retry: bool = True,
-) -> Generator[None, None, PreparedForward]:
-    """The model's forward in pieces as the cache holds it, in portions; see `PieceStore.load`.
-    Raises `NotStoredError`.
-
-    `kinds`: the linear layers whose weights are packed.
-    """
-    return store.load(model, stored_key(model_config, dtype, kinds), retry=retry)
-
-
 def most_tokens(config: ResolvedConfig) -> int:
     """The longest step that pieces must be right for."""
     return max(config.chunked_prefill_size, TRACE_TOKENS)
 
 
 def stored_key(model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds) -> str:
-    """Text in which two models differ if their traced forwards do."""
+    """Text in which two models differ if their traced forwards do. `kinds`: of the packed linear
+    layers.
+    """
     linears = _digest(json.dumps(dict(kinds), sort_keys=True))
     return f"{model_key(model_config, dtype)} linears {linears}"
 

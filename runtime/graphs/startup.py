@@ -17,14 +17,14 @@ import torch
 from ...compilation.capture import Reason
 from ...compilation.errors import CaptureError, NotStoredError
 from ...compilation.passes.manager import PassConfig
-from ...compilation.piece_store import PieceStore, PreparedForward, weight_bytes
+from ...compilation.piece_store import PreparedForward, weight_bytes
 from ...compilation.piecewise import PiecewiseForward
 from ...compilation.whole import BreakableForward
 from ..config import Backend
 from ..executor.model_runner import ModelRunner
 from ..progress import progress_bar
 from .compile_process import CompileProcess, start
-from .pieces import load, piece_store
+from .pieces import piece_store, stored_key
 from .prefill import PrefillGraph
 
 logger = logging.getLogger(__name__)
@@ -161,9 +161,10 @@ class GraphStartup:
         runner = self._runner
         passes = PassConfig.choose(runner.platform, weight_bytes(runner.model))
         store = piece_store(runner.config, runner.platform, passes)
+        key = stored_key(runner.model_config, runner.dtype, runner.linear_kinds)
         yield True
         try:
-            return (yield from self._loaded(store, retry=True))
+            return (yield from store.load(runner.model, key))
         except NotStoredError:
             if (obstacle := store.compiler.obstacle()) is not None:
                 raise _NoPieces(Reason.COMPILE_FAILED, obstacle) from None
@@ -175,20 +176,7 @@ class GraphStartup:
         self._compiling = None
         if outcome.reason is not None:
             raise _NoPieces(outcome.reason, outcome.text)
-        return (yield from self._loaded(store, retry=False))
-
-    def _loaded(self, store: PieceStore, *, retry: bool) -> Generator[bool, None, PreparedForward]:
-        runner = self._runner
-        portions = load(
-            store, runner.model, runner.model_config, runner.dtype, runner.linear_kinds, retry=retry
-        )
-        while True:
-            try:
-                next(portions)
-            except StopIteration as done:
-                installed: PreparedForward = done.value
-                return installed
-            yield True
+        return (yield from store.load(runner.model, key, retry=False))
 
     def _tell(self) -> None:
         info = self._runner.graphs.info()

@@ -102,10 +102,10 @@ def test_each_class_of_blocks_is_compiled_once_for_all_models() -> None:
         torch.equal(model(inputs()), wanted)
         for model, wanted in zip((first, second), expected, strict=True)
     ] == [True, True]
-    assert compiled.graphs == len(platform.graphs) == 1 and compiled.breaks == []
+    assert compiled.log.graphs == len(platform.graphs) == 1 and compiled.log.breaks == []
     linears = [node for node in platform.graphs[0].graph.nodes if "linear" in str(node.target)]
     assert len(linears) == 1, "one block, and nothing of what is around it"
-    assert compiled.seconds > 0
+    assert compiled.log.seconds > 0
 
 
 @torch.no_grad()
@@ -141,7 +141,7 @@ def test_whole_models_are_one_graph() -> None:
     expected = model(inputs())
     compiled = CompiledModels({"transformer": model}, platform, regional=False)
     assert torch.equal(model(inputs()), expected)
-    assert compiled.regions == {"NamingModel": 1} and compiled.graphs == 1
+    assert compiled.regions == {"NamingModel": 1} and compiled.log.graphs == 1
     assert (
         len([node for node in platform.graphs[0].graph.nodes if "linear" in str(node.target)]) == 6
     )
@@ -183,7 +183,7 @@ def test_graph_breaks_are_told_with_their_place() -> None:
     model = NamingModel(BreakingBlock)
     compiled = CompiledModels({"transformer": model}, RecordingPlatform(), regional=True)
     model(inputs())
-    (found,) = set(compiled.breaks)
+    (found,) = set(compiled.log.breaks)
     assert found.file == __file__
     assert "graph_break()" in Path(found.file).read_text().splitlines()[found.line - 1]
     assert compiled.report()["graph_breaks"][0]["line"] == found.line
@@ -210,7 +210,7 @@ def test_inductor_s_code_is_kept_with_our_pieces_and_found_again(tmp_path: Path)
         model = NamingModel()
         compiled = CompiledModels({"transformer": model}, CpuPlatform(), regional=True)
         assert torch.allclose(model(inputs()), expected, atol=1e-5)
-        built.append((compiled.graphs, compiled.built))
+        built.append((compiled.log.graphs, compiled.log.built))
     assert built == [(1, 1), (1, 0)]
     assert list((tmp_path / "inductor").rglob("*.so"))
 

@@ -113,7 +113,7 @@ def test_shapes_beyond_torch_s_limit_run_eagerly(torchair: StandIn) -> None:
     for length in range(2, 14):
         x = torch.randn(1, length, 8)
         assert torch.allclose(model(x.to("npu")).cpu(), expected(x), atol=1e-5)
-    assert compiled.graphs == torch._dynamo.config.recompile_limit == 8
+    assert compiled.log.graphs == torch._dynamo.config.recompile_limit == 8
 
 
 def test_options_are_torchair_s(torchair: StandIn) -> None:

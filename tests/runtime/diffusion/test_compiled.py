@@ -69,8 +69,8 @@ def test_the_flags_reach_every_transformer(
     # Qwen-Image's prompts with and without guidance have two lengths; the second graph takes any.
     lengths = 2 if family == "qwen-image" else 1
     if regional:
-        assert model.compiled.graphs == lengths * len(BLOCKS[family])
-        assert model.compiled.breaks == []
+        assert model.compiled.log.graphs == lengths * len(BLOCKS[family])
+        assert model.compiled.log.breaks == []
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -113,4 +113,4 @@ def test_inductor_gives_the_same_pixels(
     expected = pixels(load(pipeline_folder(family)), **asked(family))
     model = load(pipeline_folder(family), enable_torch_compile=True, regional_compile=regional)
     assert np.abs(pixels(model, **asked(family)) - expected).max() < 1e-3
-    assert model.compiled is not None and model.compiled.built >= 1
+    assert model.compiled is not None and model.compiled.log.built >= 1
