@@ -67,11 +67,11 @@ class _Splitter:
         for node in trace.graph.nodes:
             if _is_scalar(node):
                 trace.shapes.expression(node.meta["example_value"])
+        weights = set(trace.weights(inputs))
         for node, value in zip(trace.graph.find_nodes(op="placeholder"), trace.values, strict=True):
             if isinstance(value, torch.Tensor):
-                is_input = any(value is tensor for tensor in inputs)
-                self._cut.tensors[self._number(node, weight=not is_input)] = value
-                self._token_inputs += [node] if is_input else []
+                self._cut.tensors[self._number(node, weight=node in weights)] = value
+                self._token_inputs += [] if node in weights else [node]
 
     def run(self) -> Cut:
         output = self._trace.graph.output_node()

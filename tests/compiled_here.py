@@ -31,7 +31,7 @@ class CompiledHere:
     ) -> None:
         assert not kinds, "these models are in float32"
         platform = detect(config.device)
-        maker = piece_maker(config, platform, passes=passes)
+        maker = piece_maker(config, platform, passes)
         self._outcome = Outcome(None)
         try:
             make_pieces(

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from ...compilation.capture import Reason
 from ...compilation.compiler import piece_compiler
 from ...compilation.errors import TraceError
 from ...compilation.passes.manager import DEFAULT_PASSES, PassConfig
-from ...compilation.piece_maker import PieceMaker, Progress
+from ...compilation.piece_maker import PieceMaker
 from ...compilation.piece_store import PreparedForward
 from ...compilation.torch_private import change_inductor
 from ...kernels.cache_folder import cache_folder
@@ -45,11 +46,7 @@ _FIRST_TO_BE_KILLED = "1000"
 
 
 def piece_maker(
-    config: ResolvedConfig,
-    platform: Platform,
-    *,
-    passes: PassConfig = DEFAULT_PASSES,
-    progress: Progress = lambda done, total: None,
+    config: ResolvedConfig, platform: Platform, passes: PassConfig = DEFAULT_PASSES
 ) -> PieceMaker:
     """What makes pieces where `pieces.piece_store` finds them. Raises `ValueError` that names the
     flag, or `OSError`.
@@ -60,7 +57,6 @@ def piece_maker(
         cache=CompileCache(cache_folder()),
         max_tokens=most_tokens(config),
         passes=passes,
-        progress=progress,
     )
 
 
@@ -78,8 +74,14 @@ def make_pieces(
     """
     device = maker.platform.device()
     example = [torch.arange(TRACE_TOKENS, device=device), torch.arange(TRACE_TOKENS, device=device)]
-    with torch.no_grad():
-        return maker.make(model, example, model_key=stored_key(model_config, dtype, kinds))
+    key = stored_key(model_config, dtype, kinds)
+    with torch.no_grad(), progress_bar(desc="compiling pieces", unit=" pieces", leave=False) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        return replace(maker, progress=progress).make(model, example, model_key=key)
 
 
 def main(argv: list[str]) -> int:
@@ -117,20 +119,11 @@ def _compile(job: dict[str, Any]) -> None:
     platform.set_up(config.num_threads)
     change_inductor(job["inductor"])
     register_attention(platform.dispatch_key)
-    with progress_bar(desc="compiling pieces", unit=" pieces", leave=False) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        passes = PassConfig(tuple(job["passes"]))
-        maker = piece_maker(config, platform, passes=passes, progress=progress)
-        maker.cache.check_writable()
-        kernels = platform.linear_kernels(
-            dtype, platform.attention_backend(config.attention_backend)
-        )
-        model = hollow_model(model_config, dtype, platform.device(), kernels, job["kinds"])
-        make_pieces(maker, model, model_config, dtype, job["kinds"])
+    maker = piece_maker(config, platform, PassConfig(tuple(job["passes"])))
+    maker.cache.check_writable()
+    kernels = platform.linear_kernels(dtype, platform.attention_backend(config.attention_backend))
+    model = hollow_model(model_config, dtype, platform.device(), kernels, job["kinds"])
+    make_pieces(maker, model, model_config, dtype, job["kinds"])
 
 
 if __name__ == "__main__":

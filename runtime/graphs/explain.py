@@ -133,7 +133,14 @@ def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation
             "explain shows a model in pieces: leave out the flags that switch them off"
         )
     runner = ModelRunner(replace(config, piecewise_cuda_graph=True))
-    forward, report, compiler = _make_pieces(runner)
+    passes = PassConfig.choose(runner.platform, weight_bytes(runner.model))
+    try:
+        maker = piece_maker(runner.config, runner.platform, passes)
+    except OSError as error:
+        raise ValueError(f"the compile cache cannot be used: {error}") from None
+    forward, report = make_pieces(
+        maker, runner.model, runner.model_config, runner.dtype, runner.linear_kinds
+    )
     captures = _capture(runner, forward)
     if lengths is None and runner.seen_lengths.counts:
         lengths = Lengths(
@@ -146,7 +153,7 @@ def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation
         architecture=info.architecture,
         dtype=info.dtype,
         device=info.device,
-        compiler=compiler,
+        compiler=maker.compiler.name,
         trace_seconds=report.trace_seconds,
         load_seconds=report.load_seconds,
         pieces=[_piece_row(forward.plan, report, n) for n in range(len(forward.plan.pieces))],
@@ -259,23 +266,6 @@ def _chunked(lengths: Mapping[int, int], chunk: int) -> Counter[int]:
         steps[rest] += count
     del steps[0]
     return +steps
-
-
-def _make_pieces(runner: ModelRunner) -> tuple[PiecewiseForward, PiecesReport, str]:
-    with progress_bar(desc="compiling pieces", unit=" pieces", leave=False) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        try:
-            passes = PassConfig.choose(runner.platform, weight_bytes(runner.model))
-            maker = piece_maker(runner.config, runner.platform, passes=passes, progress=progress)
-        except OSError as error:
-            raise ValueError(f"the compile cache cannot be used: {error}") from None
-        return *make_pieces(
-            maker, runner.model, runner.model_config, runner.dtype, runner.linear_kinds
-        ), maker.compiler.name
 
 
 def _capture(runner: ModelRunner, forward: PiecewiseForward) -> list[Capture]:

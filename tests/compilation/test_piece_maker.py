@@ -1,4 +1,4 @@
-"""A forward is installed in pieces: compiled once, from the cache on the next start, as traced
+"""Pieces of a forward are compiled once, come from the cache on the next start, and run as traced
 where compiling fails.
 """
 

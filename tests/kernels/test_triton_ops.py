@@ -118,7 +118,7 @@ def test_rotary_embedding(
     assert_same(triton_ops.rotary_embedding(x, cos, sin), reference.rotary_embedding(x, cos, sin))
 
 
-def test_ops_are_the_device_s_own_until_a_compiler_wants_to_look_into_them() -> None:
+def test_ops_are_the_device_s_own_unless_plain_torch_is_asked_for() -> None:
     calls = []
 
     class Spy:
