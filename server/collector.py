@@ -62,7 +62,8 @@ class Collector:
                 request.deliver = partial(self._put, index)
                 self._engine.add_request(request)
         except Exception as error:
-            self._clocks[index].fail()
+            for clock in self._clocks[index:]:
+                clock.fail()
             self.__exit__(type(error), error, None)
             raise
         return self
@@ -74,6 +75,10 @@ class Collector:
         trace: TracebackType | None,
     ) -> None:
         self._engine.drop(self._requests)
+        for request in self._requests:
+            # Else each would hold this collector, which holds it: no memory would be free before a
+            # full garbage collection, which megabytes of token ids do not bring about.
+            request.deliver = _ignore
         self._live_rids.difference_update(self._names)
         for clock in self._clocks:
             clock.end()
@@ -115,6 +120,10 @@ class Collector:
         if self._error is not None:
             raise self._error
         return [merge(self._pending[index]) for index in range(len(self._requests))]
+
+
+def _ignore(output: RequestOutput) -> None:
+    """Nobody reads it any more."""
 
 
 async def generate_all(serving: Serving, requests: Sequence[RequestState]) -> list[RequestOutput]:

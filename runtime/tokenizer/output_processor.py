@@ -20,7 +20,7 @@ from .tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-_FAULT = "its output could not be processed; the server's log has the details"
+_FAULT = "its output could not be processed; the log has the details"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +210,10 @@ def process_outputs(
             )
         except Exception:
             logger.exception("request %s ends: its output could not be processed", output.rid)
-            state.end(FinishReason.ERROR, _FAULT)
+            try:
+                state.end(FinishReason.ERROR, _FAULT)
+            except Exception:
+                logger.exception("request %s cannot be told that it has ended", output.rid)
         if state.finished:
             processed.ended.append(output.rid)
             # A stop string, or a fault here: the engine would go on.

@@ -233,6 +233,20 @@ def test_what_goes_wrong_for_one_request_ends_it_and_no_other() -> None:
     assert [one.text for one in healthy.delivered] == ["so"]
 
 
+def test_a_reader_that_fails_ends_its_request_and_no_other() -> None:
+    faulty, healthy = Sequence(), Sequence()
+
+    def fail(output: Any) -> None:
+        raise RuntimeError("no reader")
+
+    faulty.state.deliver = fail
+    ids = TOKENIZER.encode("so")
+    both = [TokenOutput(rid="faulty", token_ids=ids), output(ids)]
+    states = {"faulty": faulty.state, "r": healthy.state}
+    assert process_outputs(states, both) == (["faulty"], ["faulty"])
+    assert [one.text for one in healthy.delivered] == ["so"]
+
+
 def test_the_engine_is_told_of_ends_that_it_does_not_know() -> None:
     stopped, known = Sequence(stop=["END"]), Sequence()
     states = {"stopped": stopped.state, "r": known.state}

@@ -5,10 +5,12 @@ merged.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import struct
 import threading
+import weakref
 from contextlib import closing
 from typing import Any
 
@@ -21,6 +23,7 @@ from starlette.types import Message
 from piecework.runtime.sampling.params import SamplingParams
 from piecework.runtime.tokenizer.output_processor import RequestState
 from piecework.server.collector import Collector
+from piecework.server.engine.state import QueueFull
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hello", "max_tokens": 200, "n": 2},
@@ -181,3 +184,40 @@ async def test_cancelling_the_server_ends_the_sequences(scripted: ScriptedEngine
         await task
     assert scripted.dropped == ["r"]
     assert serving.live_rids == set()
+
+
+async def test_a_request_that_is_over_holds_no_memory(scripted: ScriptedEngine) -> None:
+    """Not even until the garbage collector runs, which big lists of token ids do not bring
+    about.
+    """
+    serving = make_app(scripted).state.serving
+    params = SamplingParams(max_new_tokens=2, seed=1)
+    gc.disable()
+    try:
+        request = RequestState("r", [5, 6], params, scripted.tokenizer)
+        alive = weakref.ref(request)
+        with Collector(serving, [request]) as collector:
+            await collector.all()
+        del request, collector
+        scripted.requests.clear()
+        await asyncio.sleep(0.05)
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+async def test_samples_that_find_no_room_are_no_clients_that_left(scripted: ScriptedEngine) -> None:
+    serving = make_app(scripted).state.serving
+    scripted.script.room = 0
+    params = SamplingParams(max_new_tokens=2, seed=1)
+    requests = [RequestState(f"r-{i}", [5, 6], params, scripted.tokenizer) for i in range(3)]
+    with pytest.raises(QueueFull), Collector(serving, requests):
+        pass
+    lines = serving.metrics.exposition().decode().splitlines()
+    counts = [
+        float(line.split()[-1])
+        for name in ("num_requests_total", "num_aborted_requests_total")
+        for line in lines
+        if line.startswith(f"piecework:{name}{{")
+    ]
+    assert counts == [3, 0]
