@@ -71,8 +71,10 @@ async def test_a_star_allows_every_origin(scripted: ScriptedEngine) -> None:
     )
 
 
-async def test_errors_carry_the_headers_too(scripted: ScriptedEngine) -> None:
-    def broken(_: Any) -> list[int]:
+async def test_errors_carry_the_headers_too(
+    scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: Any) -> None:
         raise RuntimeError("secret")
 
     app = make_app(scripted, cors_origins=ORIGIN)
@@ -100,7 +102,8 @@ async def test_errors_carry_the_headers_too(scripted: ScriptedEngine) -> None:
     scripted.script.room = 0
     full = await ask(app, "POST", COMPLETIONS, **good)
     assert (full.status_code, allowed(full)) == (503, ORIGIN)
-    scripted.script.room, scripted.script.reply = 9, broken
+    scripted.script.room = 9
+    monkeypatch.setattr(scripted, "add_request", broken)
     unforeseen = await ask(app, "POST", COMPLETIONS, **good)
     assert (unforeseen.status_code, allowed(unforeseen)) == (500, ORIGIN)
     assert "secret" not in unforeseen.text and unforeseen.headers["x-request-id"]
