@@ -24,17 +24,80 @@ def _like_first(x: torch.Tensor, *others: Any) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
+def _quantized(x: torch.Tensor, group: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Numbers and scales of rows like `x`."""
+    scale = x.new_empty(*x.shape[:-1], x.shape[-1] // group, dtype=torch.float32)
+    return x.new_empty(x.shape, dtype=dtype), scale
+
+
+def _gated(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+
+
 TRACED = {
     "rms_norm": ("(Tensor x, Tensor weight, float eps) -> Tensor", _like_first),
     "add_rms_norm": (
         "(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)",
         lambda x, *others: (x.new_empty(x.shape), x.new_empty(x.shape)),
     ),
-    "silu_and_mul": (
-        "(Tensor x) -> Tensor",
-        lambda x: x.new_empty(*x.shape[:-1], x.shape[-1] // 2),
-    ),
+    "silu_and_mul": ("(Tensor x) -> Tensor", _gated),
     "rotary_embedding": ("(Tensor x, Tensor cos, Tensor signed_sin) -> Tensor", _like_first),
+    "norm_rotary_embedding": (
+        "(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, float eps, Tensor cos, "
+        "Tensor signed_sin) -> Tensor",
+        lambda q, k, *others: q.new_empty(q.shape[0], q.shape[1] + k.shape[1], q.shape[2]),
+    ),
+    "quantize_static": (
+        "(Tensor x, Tensor scale, ScalarType dtype) -> Tensor",
+        lambda x, scale, dtype: x.new_empty(x.shape, dtype=dtype),
+    ),
+    "quantize_dynamic": (
+        "(Tensor x, int group, ScalarType dtype) -> (Tensor, Tensor)",
+        _quantized,
+    ),
+    "scaled_linear": (
+        "(Tensor x, Tensor x_scale, Tensor weight, Tensor weight_scale, Tensor? bias, "
+        "ScalarType dtype) -> Tensor",
+        lambda x, x_scale, weight, weight_scale, bias, dtype: x.new_empty(
+            x.shape[0], weight.shape[0], dtype=dtype
+        ),
+    ),
+    "weight_only_linear": (
+        "(Tensor x, Tensor weight, Tensor scale, Tensor zero, Tensor? bias, int bits) -> Tensor",
+        lambda x, weight, *others: x.new_empty(x.shape[0], weight.shape[0]),
+    ),
+    "rms_norm_quantize_static": (
+        "(Tensor x, Tensor weight, float eps, Tensor scale, ScalarType dtype) -> Tensor",
+        lambda x, weight, eps, scale, dtype: x.new_empty(x.shape, dtype=dtype),
+    ),
+    "rms_norm_quantize_dynamic": (
+        "(Tensor x, Tensor weight, float eps, int group, ScalarType dtype) -> (Tensor, Tensor)",
+        lambda x, weight, eps, group, dtype: _quantized(x, group, dtype),
+    ),
+    "add_rms_norm_quantize_static": (
+        "(Tensor x, Tensor residual, Tensor weight, float eps, Tensor scale, ScalarType dtype) "
+        "-> (Tensor, Tensor)",
+        lambda x, residual, weight, eps, scale, dtype: (
+            x.new_empty(x.shape, dtype=dtype),
+            x.new_empty(x.shape),
+        ),
+    ),
+    "add_rms_norm_quantize_dynamic": (
+        "(Tensor x, Tensor residual, Tensor weight, float eps, int group, ScalarType dtype) "
+        "-> (Tensor, Tensor, Tensor)",
+        lambda x, residual, weight, eps, group, dtype: (
+            *_quantized(x, group, dtype),
+            x.new_empty(x.shape),
+        ),
+    ),
+    "silu_and_mul_quantize_static": (
+        "(Tensor x, Tensor scale, ScalarType dtype) -> Tensor",
+        lambda x, scale, dtype: x.new_empty(*x.shape[:-1], x.shape[-1] // 2, dtype=dtype),
+    ),
+    "silu_and_mul_quantize_dynamic": (
+        "(Tensor x, int group, ScalarType dtype) -> (Tensor, Tensor)",
+        lambda x, group, dtype: _quantized(_gated(x), group, dtype),
+    ),
 }
 """Ops that a traced forward holds as nodes: their signatures, and the results' kinds."""
 
@@ -48,12 +111,12 @@ def _version(op: str, x: torch.Tensor) -> Any:
     """What computes an op on tensors like `x`."""
     if torch.compiler.is_dynamo_compiling():
         return getattr(torch.ops.piecework, op).default
-    return getattr(_versions.get(x.device.type, reference), op)
+    return getattr(_versions.get(x.device.type, reference), op, getattr(reference, op))
 
 
 def register(device_type: str, version: Any) -> None:
-    """From now on, tensors of this device go through `version`, which has every op of
-    `reference`.
+    """From now on, tensors of this device go through those ops of `reference` that `version` has
+    too.
     """
     _versions[device_type] = version
 
@@ -99,8 +162,46 @@ def rotary_embedding(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tenso
     return result
 
 
+def quantize_static(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    result: torch.Tensor = _version("quantize_static", x)(x, scale, dtype)
+    return result
+
+
+def quantize_dynamic(
+    x: torch.Tensor, group: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    result: tuple[torch.Tensor, torch.Tensor] = _version("quantize_dynamic", x)(x, group, dtype)
+    return result
+
+
+def scaled_linear(
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    result: torch.Tensor = _version("scaled_linear", x)(
+        x, x_scale, weight, weight_scale, bias, dtype
+    )
+    return result
+
+
+def weight_only_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor,
+    bias: torch.Tensor | None,
+    bits: int,
+) -> torch.Tensor:
+    result: torch.Tensor = _version("weight_only_linear", x)(x, weight, scale, zero, bias, bits)
+    return result
+
+
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = _versions.get(logits.device.type, reference).argmax(logits)
+    result: torch.Tensor = _version("argmax", logits)(logits)
     return result
 
 
@@ -111,9 +212,7 @@ def sample_filtered(
     min_p: torch.Tensor,
     uniform: torch.Tensor,
 ) -> torch.Tensor:
-    result: torch.Tensor = _versions.get(probs.device.type, reference).sample_filtered(
-        probs, top_k, top_p, min_p, uniform
-    )
+    result: torch.Tensor = _version("sample_filtered", probs)(probs, top_k, top_p, min_p, uniform)
     return result
 
 

@@ -54,6 +54,165 @@ def rotary_embedding(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tenso
     return x * cos + x.roll(x.shape[-1] // 2, -1) * signed_sin
 
 
+def norm_rotary_embedding(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    eps: float,
+    cos: torch.Tensor,
+    signed_sin: torch.Tensor,
+) -> torch.Tensor:
+    """q [T, heads, D] and k [T, kv heads, D], each head normalised and rotated: [T, heads + kv
+    heads, D].
+    """
+    heads = torch.cat((rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)), dim=1)
+    return rotary_embedding(heads, cos, signed_sin)
+
+
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+"""Of the numbers that quantised activations may take; int8's -128 is left out, as by vLLM and
+SGLang.
+"""
+_LEAST_SCALED = 1e-10
+"""A row of zeros is divided by this instead of 0."""
+
+
+def quantize_static(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x [T, K] / scale as `dtype`, one of `LARGEST`: rounded to the nearest, of two the even one;
+    what is too large becomes the largest. scale [1] float32.
+    """
+    largest = LARGEST[dtype]
+    numbers = (x.float() / scale).clamp(-largest, largest)
+    return (numbers.round() if dtype == torch.int8 else numbers).to(dtype)
+
+
+def quantize_dynamic(
+    x: torch.Tensor, group: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [T, K] as `quantize_static`, each `group` columns of a row by a scale of their own, so that
+    the largest of them becomes the largest number of `dtype`: (numbers [T, K], scales [T, K /
+    group] float32). A group of K columns is a whole row (per token).
+    """
+    groups = _grouped(x, x.shape[-1] // group)
+    scale = groups.abs().amax(-1, keepdim=True).clamp(min=_LEAST_SCALED) / LARGEST[dtype]
+    return quantize_static(groups, scale, dtype).flatten(-2), scale.squeeze(-1)
+
+
+def _grouped(x: torch.Tensor, groups: int) -> torch.Tensor:
+    """x [T, K] as float32 [T, groups, K / groups]."""
+    return x.float().reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
+
+
+def scaled_linear(
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """x [T, K] times weight [N, K], both quantised, plus bias [N]: [T, N], summed in float32 and
+    rounded once to `dtype`.
+
+    x_scale: [1], or [T, K / group]. weight_scale: [1], [N, 1], or one a block, [ceil(N / rows),
+    ceil(K / columns)], both powers of two (`block_size`). All scales are float32.
+    """
+    wide = _grouped(x, x_scale.shape[-1]) * x_scale.unsqueeze(-1)
+    result = F.linear(wide.flatten(-2), _widened(weight, weight_scale))
+    return (result if bias is None else result + bias.float()).to(dtype)
+
+
+def block_size(size: int, blocks: int) -> int:
+    """How many of `size` rows or columns have one of `blocks` scales; the last may have fewer."""
+    return size if blocks == 1 else 1 << (-(-size // blocks) - 1).bit_length()
+
+
+def _widened(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    if scale.dim() == 2:
+        for dim, size in enumerate(weight.shape):
+            times = block_size(size, scale.shape[dim])
+            scale = scale.repeat_interleave(times, dim).narrow(dim, 0, size)
+    return weight.float() * scale
+
+
+def weight_only_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor,
+    bias: torch.Tensor | None,
+    bits: int,
+) -> torch.Tensor:
+    """x [T, K] times a weight of 4 or 8 `bits`, whose numbers are widened to x's dtype: [T, N].
+
+    weight: [N, K * bits / 8] uint8, of 4 bits the earlier column in the low half of a byte. The
+    weight's value is (number - zero) * scale, with scale [N, K / group] of 16 or 32 bits and zero
+    [N, K / group] uint8.
+    """
+    if bits == 4:
+        weight = torch.stack((weight & 15, weight >> 4), dim=-1).flatten(-2)
+    groups = _grouped(weight, scale.shape[-1]) - zero.unsqueeze(-1).float()
+    wide = (groups * scale.float().unsqueeze(-1)).flatten(-2).to(x.dtype)
+    return F.linear(x, wide, bias)
+
+
+def rms_norm_quantize_static(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, scale: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """`rms_norm`, then `quantize_static`; like each of the following, it rounds to x's dtype
+    between the two.
+    """
+    return quantize_static(rms_norm(x, weight, eps), scale, dtype)
+
+
+def rms_norm_quantize_dynamic(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, group: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`rms_norm`, then `quantize_dynamic`."""
+    return quantize_dynamic(rms_norm(x, weight, eps), group, dtype)
+
+
+def add_rms_norm_quantize_static(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    scale: torch.Tensor,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`add_rms_norm`, its first result quantised: (numbers, x + residual)."""
+    normalised, total = add_rms_norm(x, residual, weight, eps)
+    return quantize_static(normalised, scale, dtype), total
+
+
+def add_rms_norm_quantize_dynamic(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    group: int,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`add_rms_norm`, its first result quantised: (numbers, scales, x + residual)."""
+    normalised, total = add_rms_norm(x, residual, weight, eps)
+    return *quantize_dynamic(normalised, group, dtype), total
+
+
+def silu_and_mul_quantize_static(
+    x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """`silu_and_mul`, then `quantize_static`."""
+    return quantize_static(silu_and_mul(x), scale, dtype)
+
+
+def silu_and_mul_quantize_dynamic(
+    x: torch.Tensor, group: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`silu_and_mul`, then `quantize_dynamic`."""
+    return quantize_dynamic(silu_and_mul(x), group, dtype)
+
+
 def argmax(logits: torch.Tensor) -> torch.Tensor:
     """Ids [N] int64 of the largest of each row of logits [N, V] float32; of equals the lowest."""
     return logits.argmax(dim=-1)

@@ -115,5 +115,5 @@ rotary_embedding = triton_ops.rotary_embedding
 argmax = reference.argmax
 sample_filtered = triton_ops.sample_filtered
 
-for _name in TRACED:
+for _name in TRACED.keys() & globals():
     _LIBRARY.impl(_name, globals()[_name], "CUDA")  # type: ignore[no-untyped-call]

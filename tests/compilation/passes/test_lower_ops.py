@@ -69,7 +69,7 @@ def ours(graph: fx.Graph) -> list[str]:
 
 def test_a_forward_is_traced_with_its_ops_whole() -> None:
     assert sorted(ours(traced().graph)) == sorted(DEFINITIONS)
-    assert set(ops.TRACED) == set(DEFINITIONS)
+    assert set(ops.TRACED) >= set(DEFINITIONS)
 
 
 def test_a_compiler_that_fuses_sees_plain_torch_and_the_same_results() -> None:
