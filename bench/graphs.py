@@ -22,13 +22,15 @@ from typing import Any
 import torch
 
 from ..compilation.cache import CompileCache
+from ..compilation.piece_maker import PieceMaker
 from ..kernels.cache_folder import kernels_folder
 from ..kernels.cpu.cores import choose_threads
 from ..kernels.detect import detect
 from ..runtime.config import EngineConfig, resolve_steps
 from ..runtime.engine.build import Engine, build_engine
 from ..runtime.executor.batch import Batch
-from ..runtime.graphs.compile_pieces import make_pieces, piece_maker
+from ..runtime.graphs.compile_pieces import make_pieces
+from ..runtime.graphs.pieces import piece_store
 from ..runtime.layers.attention import register_attention
 from ..runtime.loader.loader import empty_model, load_model
 from ..runtime.loader.resolve import resolve_model_path
@@ -233,7 +235,7 @@ def _compile(settings: GraphsSettings) -> Table:
     def seconds(depth: int, folder: Path) -> float:
         changed = replace(model, num_layers=depth)
         module = empty_model(changed, dtype, platform.device())
-        maker = replace(piece_maker(steps, platform), cache=CompileCache(folder))
+        maker = replace(piece_store(PieceMaker, steps, platform), cache=CompileCache(folder))
         began = time.perf_counter()
         make_pieces(maker, module, changed, dtype)
         return time.perf_counter() - began

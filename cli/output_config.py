@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..runtime.config import option
-from ..runtime.diffusion.params import DiffusionParams
+from ..runtime.diffusion.params import OF_A_PIPELINE, DiffusionParams
 
 _WHAT = "what to make"
 _WHERE = "where it goes"
@@ -69,17 +69,7 @@ class OutputConfig:
 
     def params(self) -> list[DiffusionParams]:
         """One for each output. Raises `InvalidParams`."""
-        names = (
-            "prompt",
-            "negative_prompt",
-            "width",
-            "height",
-            "num_frames",
-            "num_inference_steps",
-            "guidance_scale",
-            "guidance_scale_2",
-        )
-        asked = {name: getattr(self, name) for name in names}
+        asked = {name: getattr(self, name) for name in OF_A_PIPELINE}
         return [
             DiffusionParams(**asked, seed=self.seed + number, group="generate")
             for number in range(self.num_outputs)

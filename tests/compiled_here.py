@@ -9,10 +9,12 @@ import torch
 from piecework.compilation.capture import Reason
 from piecework.compilation.errors import TraceError
 from piecework.compilation.passes.manager import PassConfig
+from piecework.compilation.piece_maker import PieceMaker
 from piecework.kernels.detect import detect
 from piecework.runtime.config import EngineConfig
-from piecework.runtime.graphs.compile_pieces import make_pieces, piece_maker
+from piecework.runtime.graphs.compile_pieces import make_pieces
 from piecework.runtime.graphs.compile_process import Outcome
+from piecework.runtime.graphs.pieces import piece_store
 from piecework.runtime.loader.loader import empty_model
 from piecework.runtime.model_config import ModelConfig
 from piecework.runtime.quantization.methods import Kinds
@@ -31,7 +33,7 @@ class CompiledHere:
     ) -> None:
         assert not kinds, "these models are in float32"
         platform = detect(config.device)
-        maker = piece_maker(config, platform, passes)
+        maker = piece_store(PieceMaker, config, platform, passes)
         self._outcome = Outcome(None)
         try:
             make_pieces(

@@ -12,6 +12,13 @@ MAX_PROMPT = 100_000
 """Characters."""
 
 
+OF_A_PIPELINE = (
+    "prompt", "negative_prompt", "width", "height", "num_frames", "num_inference_steps",
+    "guidance_scale", "guidance_scale_2",
+)  # fmt: skip
+"""What a request asks of a pipeline, by the names of diffusers' arguments."""
+
+
 class InvalidParams(ValueError):
     """A parameter that cannot be served. `param` is its name, with which the message begins; None:
     the pipeline did not say which.

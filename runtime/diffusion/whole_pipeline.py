@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .clock import Clock, Stage
 from .family import call_defaults, check_size, device_of, transformers_of, truncation_warning
-from .params import DiffusionParams, InvalidParams
+from .params import OF_A_PIPELINE, DiffusionParams, InvalidParams
 from .state import State
 
 Watch = Callable[[int, int], None]
@@ -77,19 +77,9 @@ class WholePipeline:
     def run(self, state: State, clock: Clock, watch: Watch) -> None:
         """From prompt to pixels. Raises `InvalidParams`, and what `watch` raises."""
         params = state.params
-        names = (
-            "prompt",
-            "negative_prompt",
-            "width",
-            "height",
-            "num_frames",
-            "num_inference_steps",
-            "guidance_scale",
-            "guidance_scale_2",
-        )
         asked = {
             name: getattr(params, name)
-            for name in names
+            for name in OF_A_PIPELINE
             if name in self._takes and getattr(params, name) is not None
         }
         generator = torch.Generator(device_of(self.pipeline)).manual_seed(params.seed)

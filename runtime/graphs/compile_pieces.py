@@ -20,17 +20,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...compilation.cache import CompileCache
 from ...compilation.capture import Reason
-from ...compilation.compiler import piece_compiler
 from ...compilation.errors import TraceError
-from ...compilation.passes.manager import DEFAULT_PASSES, PassConfig
+from ...compilation.passes.manager import PassConfig
 from ...compilation.piece_maker import PieceMaker
 from ...compilation.piece_store import PreparedForward
 from ...compilation.torch_private import change_inductor
-from ...kernels.cache_folder import cache_folder
 from ...kernels.detect import detect
-from ...kernels.platform import Platform
 from ..config import ResolvedConfig
 from ..engine.parent import end_with_parent
 from ..layers.attention import register_attention
@@ -38,26 +34,11 @@ from ..loader.loader import hollow_model
 from ..model_config import ModelConfig
 from ..progress import progress_bar
 from ..quantization.methods import NOTHING_PACKED, Kinds
-from .pieces import TRACE_TOKENS, most_tokens, stored_key
+from .pieces import TRACE_TOKENS, piece_store, stored_key
 
 _NICENESS = 10
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
 _FIRST_TO_BE_KILLED = "1000"
-
-
-def piece_maker(
-    config: ResolvedConfig, platform: Platform, passes: PassConfig = DEFAULT_PASSES
-) -> PieceMaker:
-    """What makes pieces where `pieces.piece_store` finds them. Raises `ValueError` that names the
-    flag, or `OSError`.
-    """
-    return PieceMaker(
-        platform=platform,
-        compiler=piece_compiler(config.piecewise_cuda_graph_compiler, platform),
-        cache=CompileCache(cache_folder()),
-        max_tokens=most_tokens(config),
-        passes=passes,
-    )
 
 
 def make_pieces(
@@ -119,7 +100,7 @@ def _compile(job: dict[str, Any]) -> None:
     platform.set_up(config.num_threads)
     change_inductor(job["inductor"])
     register_attention(platform.dispatch_key)
-    maker = piece_maker(config, platform, PassConfig(tuple(job["passes"])))
+    maker = piece_store(PieceMaker, config, platform, PassConfig(tuple(job["passes"])))
     maker.cache.check_writable()
     kernels = platform.linear_kernels(dtype, platform.attention_backend(config.attention_backend))
     model = hollow_model(model_config, dtype, platform.device(), kernels, job["kinds"])

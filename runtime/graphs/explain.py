@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...compilation.passes.manager import PassConfig
+from ...compilation.piece_maker import PieceMaker
 from ...compilation.piece_store import PiecesReport, weight_bytes
 from ...compilation.piecewise import PiecewiseForward
 from ...compilation.plan import Plan
@@ -22,7 +23,8 @@ from ..executor.model_runner import ModelRunner
 from ..loader.resolve import resolve_model_path
 from ..progress import progress_bar
 from ..tokenizer.tokenizer import load_tokenizer
-from .compile_pieces import make_pieces, piece_maker
+from .compile_pieces import make_pieces
+from .pieces import piece_store
 
 _COMPARED = (4, 8, 16, 32)
 """K of the auto:K lists that are shown beside the default one."""
@@ -135,7 +137,7 @@ def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation
     runner = ModelRunner(replace(config, piecewise_cuda_graph=True))
     passes = PassConfig.choose(runner.platform, weight_bytes(runner.model))
     try:
-        maker = piece_maker(runner.config, runner.platform, passes)
+        maker = piece_store(PieceMaker, runner.config, runner.platform, passes)
     except OSError as error:
         raise ValueError(f"the compile cache cannot be used: {error}") from None
     forward, report = make_pieces(

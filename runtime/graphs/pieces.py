@@ -7,13 +7,14 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict
+from typing import TypeVar
 
 import torch
 
 from ...compilation.cache import CompileCache
 from ...compilation.compiler import piece_compiler
 from ...compilation.histogram import LengthHistogram
-from ...compilation.passes.manager import PassConfig
+from ...compilation.passes.manager import DEFAULT_PASSES, PassConfig
 from ...compilation.piece_store import PieceStore
 from ...kernels.cache_folder import cache_folder
 from ...kernels.platform import Platform
@@ -21,15 +22,19 @@ from ..config import ResolvedConfig
 from ..model_config import ModelConfig
 from ..quantization.methods import Kinds
 
+S = TypeVar("S", bound=PieceStore)
 TRACE_TOKENS = 64
 """Tokens of the example that is traced; any number above 1 gives the same pieces."""
 
 
-def piece_store(config: ResolvedConfig, platform: Platform, passes: PassConfig) -> PieceStore:
-    """Where the pieces of this machine lie. Raises `ValueError` that names the flag, or `OSError`
-    of the cache's folder.
+def piece_store(
+    kind: type[S], config: ResolvedConfig, platform: Platform, passes: PassConfig = DEFAULT_PASSES
+) -> S:
+    """Where the pieces of this machine lie; `kind` says whether they are only loaded from there, as
+    a process that serves does it, or made too. Raises `ValueError` that names the flag, or
+    `OSError` of the cache's folder.
     """
-    return PieceStore(
+    return kind(
         platform=platform,
         compiler=piece_compiler(config.piecewise_cuda_graph_compiler, platform),
         cache=CompileCache(cache_folder()),

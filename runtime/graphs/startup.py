@@ -17,7 +17,7 @@ import torch
 from ...compilation.capture import Reason
 from ...compilation.errors import CaptureError, NotStoredError
 from ...compilation.passes.manager import PassConfig
-from ...compilation.piece_store import PreparedForward, weight_bytes
+from ...compilation.piece_store import PieceStore, PreparedForward, weight_bytes
 from ...compilation.piecewise import PiecewiseForward
 from ...compilation.whole import BreakableForward
 from ..config import Backend
@@ -160,7 +160,7 @@ class GraphStartup:
         """What the cache holds; what it lacks another process is asked for first, once."""
         runner = self._runner
         passes = PassConfig.choose(runner.platform, weight_bytes(runner.model))
-        store = piece_store(runner.config, runner.platform, passes)
+        store = piece_store(PieceStore, runner.config, runner.platform, passes)
         key = stored_key(runner.model_config, runner.dtype, runner.linear_kinds)
         yield True
         try:

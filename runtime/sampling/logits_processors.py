@@ -81,7 +81,9 @@ class Penalties:
             params.frequency_penalty,
         )
         self._over_prompt = params.repetition_penalty != 1.0
-        self._counts = TokenCounts(prompt)
+        self._prompt = prompt
+        self._counts: TokenCounts | None = None
+        """Made with the first token: hundreds of long prompts may wait in the queue."""
 
     @classmethod
     def wanted(
@@ -97,6 +99,7 @@ class Penalties:
         places, counts = [], []
         for row, own, request in rows:
             parameters[:, row] = own._parameters
+            own._counts = own._counts or TokenCounts(own._prompt)
             ids, times = own._counts.of(request.output_tokens)
             if not own._over_prompt:
                 said = np.flatnonzero(times)

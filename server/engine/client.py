@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 from ...runtime.config import EngineConfig
 from ...runtime.engine.messages import (
@@ -22,7 +21,7 @@ from ...runtime.tokenizer.output_processor import RequestState, process_outputs
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from .spawn import LANGUAGE_MODEL
 from .state import EngineState, EngineUnavailable
-from .supervisor import EngineSupervisor
+from .supervisor import EngineSupervisor, SupervisorSettings
 
 
 class Engine(Protocol):
@@ -84,21 +83,11 @@ class EngineClient(EngineSupervisor[RequestState]):
         config: EngineConfig,
         tokenizer: Tokenizer,
         *,
-        max_queued_requests: int = 512,
-        log_level: str = "info",
-        watchdog_timeout: float = 300.0,
         command: Sequence[str] = LANGUAGE_MODEL,
-        process: subprocess.Popen[bytes] | None = None,
+        **settings: Unpack[SupervisorSettings],
     ) -> None:
-        """As `EngineSupervisor`."""
-        super().__init__(
-            command,
-            config,
-            max_queued_requests=max_queued_requests,
-            log_level=log_level,
-            watchdog_timeout=watchdog_timeout,
-            process=process,
-        )
+        """`settings`: as `EngineSupervisor` takes them."""
+        super().__init__(command, config, **settings)
         self.info: EngineInfo | None = None
         self.stats = EngineStats()
         self.tokenizer = tokenizer

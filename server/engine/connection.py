@@ -29,7 +29,7 @@ _LAST_WORDS_MS = 50
 """How long to wait for another message of a process that has ended."""
 
 
-class EngineLife:
+class EngineConnection:
     """A process with a fresh pair of sockets, so that nothing of an earlier life can reach it.
 
     `send` never blocks: what is sent before the process listens is queued.

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import subprocess
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import zmq
 
@@ -19,7 +19,7 @@ from ...runtime.engine.messages import (
     FinishReason,
     Shutdown,
 )
-from .connection import EngineLife
+from .connection import EngineConnection
 from .crash_limit import CrashLimit
 from .spawn import spawn
 from .state import EngineState, EngineUnavailable, QueueFull
@@ -29,6 +29,15 @@ from .watchdog import Watchdog
 logger = logging.getLogger(__name__)
 
 _STOP_TIMEOUT = 5.0
+
+
+class SupervisorSettings(TypedDict, total=False):
+    """What every engine client hands on to its supervisor."""
+
+    max_queued_requests: int
+    log_level: str
+    watchdog_timeout: float
+    process: subprocess.Popen[bytes] | None
 
 
 class EngineSupervisor(UnfinishedRequests[R]):
@@ -47,9 +56,9 @@ class EngineSupervisor(UnfinishedRequests[R]):
         command: Sequence[str],
         config: Any,
         *,
-        max_queued_requests: int,
-        log_level: str,
-        watchdog_timeout: float,
+        max_queued_requests: int = 512,
+        log_level: str = "info",
+        watchdog_timeout: float = 300.0,
         process: subprocess.Popen[bytes] | None = None,
     ) -> None:
         """`config`: the dataclass that the process of `command` is told; `process`: one that waits
@@ -227,7 +236,7 @@ class EngineSupervisor(UnfinishedRequests[R]):
         """One life of the engine process, which begins with every unfinished request; returns its
         exit code.
         """
-        with EngineLife(self._context) as self._life:
+        with EngineConnection(self._context) as self._life:
             self._resume(crashed=self.restarts > 0)
             process, self._waiting = self._waiting or spawn(self._command), None
             self._hung = False
@@ -240,7 +249,7 @@ class EngineSupervisor(UnfinishedRequests[R]):
         self._life = None
         return code
 
-    async def _watch(self, life: EngineLife) -> None:
+    async def _watch(self, life: EngineConnection) -> None:
         """Kill a process that hangs, which may be a stopped one: nothing but SIGKILL ends those."""
         watchdog = self._watchdog
         await watchdog.watch(lambda: life.pid, self._look)

@@ -16,7 +16,7 @@ from ...runtime.engine.messages import (
     ToEngine,
     TokenOutput,
 )
-from .connection import EngineLife
+from .connection import EngineConnection
 from .quarantine import Quarantine
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class UnfinishedRequests(Generic[R]):
         self._idle = asyncio.Event()
         self._idle.set()
         self._quarantine = Quarantine()
-        self._life: EngineLife | None = None
+        self._life: EngineConnection | None = None
 
     async def abort(self, rid: str | None) -> int:
         """Abort every request that goes by `rid` (None: all); returns how many."""
@@ -116,7 +116,7 @@ class UnfinishedRequests(Generic[R]):
         self._forget(rid)
 
     def _forget(self, rid: str) -> None:
-        del self._requests[rid]
+        self._requests.pop(rid, None)  # an engine may tell an end twice
         if rid == self._quarantine.running:
             self._leave_quarantine()
         if not self._requests:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from ...runtime.diffusion.config import DiffusionConfig
 from ...runtime.engine.messages import (
@@ -18,7 +17,7 @@ from ...runtime.engine.messages import (
     ImageStep,
 )
 from ..engine.spawn import DIFFUSION_PIPELINE
-from ..engine.supervisor import EngineSupervisor
+from ..engine.supervisor import EngineSupervisor, SupervisorSettings
 
 
 class _Job:
@@ -56,21 +55,11 @@ class ImageClient(EngineSupervisor[_Job]):
         self,
         config: DiffusionConfig,
         *,
-        max_queued_requests: int = 512,
-        log_level: str = "info",
-        watchdog_timeout: float = 300.0,
         command: Sequence[str] = DIFFUSION_PIPELINE,
-        process: subprocess.Popen[bytes] | None = None,
+        **settings: Unpack[SupervisorSettings],
     ) -> None:
-        """As `EngineSupervisor`."""
-        super().__init__(
-            command,
-            config,
-            max_queued_requests=max_queued_requests,
-            log_level=log_level,
-            watchdog_timeout=watchdog_timeout,
-            process=process,
-        )
+        """`settings`: as `EngineSupervisor` takes them."""
+        super().__init__(command, config, **settings)
         self.info: DiffusionInfo | None = None
         self.stats = ImageStats()
 

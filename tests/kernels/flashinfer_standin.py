@@ -31,6 +31,18 @@ _LIBRARY.define(
 )
 
 
+def store(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """What Triton's kernel does on a GPU: keys and values to their slots of the cache."""
+    k_cache.flatten(0, 1).index_copy_(0, slots, k)
+    v_cache.flatten(0, 1).index_copy_(0, slots, v)
+
+
 def _attend(
     q: torch.Tensor,
     k_cache: torch.Tensor,

@@ -12,6 +12,7 @@ from typing import Any
 import flashinfer_standin
 import pytest
 import torch
+from flashinfer_standin import store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_steps import Step, untouched
@@ -27,17 +28,6 @@ from piecework.kernels.cuda.platform import CudaPlatform
 from piecework.kernels.triton import attention as triton_attention
 
 ON_GPU = torch.cuda.is_available() and importlib.util.find_spec("flashinfer") is not None
-
-
-def store(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slots: torch.Tensor,
-) -> None:
-    k_cache.flatten(0, 1).index_copy_(0, slots, k)
-    v_cache.flatten(0, 1).index_copy_(0, slots, v)
 
 
 def backend() -> FlashInferAttention:

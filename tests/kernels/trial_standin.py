@@ -13,7 +13,7 @@ from typing import Any
 
 import flashinfer_standin
 import library_ops_standin
-import torch
+from flashinfer_standin import store
 
 from piecework.kernels.cuda import attention, libraries, trials
 
@@ -55,17 +55,6 @@ def load(name: str) -> libraries.LibraryOps:
     elif poisoned:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
     return library
-
-
-def store(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slots: torch.Tensor,
-) -> None:
-    k_cache.flatten(0, 1).index_copy_(0, slots, k)
-    v_cache.flatten(0, 1).index_copy_(0, slots, v)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import flashinfer_standin
 import pytest
 import torch
 from compiled_here import CompiledHere
+from flashinfer_standin import store
 from tiny_models import make_tiny_model
 
 from piecework.kernels.attention import AttentionBackend
@@ -25,17 +26,6 @@ from piecework.runtime.sampling.params import SamplingParams
 
 PROMPTS = [[5, 6, 7], list(range(20, 90)), [9], list(range(20, 50))]
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True)
-
-
-def store(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slots: torch.Tensor,
-) -> None:
-    k_cache.flatten(0, 1).index_copy_(0, slots, k)
-    v_cache.flatten(0, 1).index_copy_(0, slots, v)
 
 
 class FlashInferOnCpu(CpuPlatform):

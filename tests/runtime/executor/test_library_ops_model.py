@@ -13,6 +13,7 @@ import library_ops_standin
 import pytest
 import torch
 from compiled_here import CompiledHere
+from flashinfer_standin import store
 from tiny_models import make_tiny_model
 from tried_here import TriedHere
 
@@ -43,17 +44,6 @@ IMPLEMENTATIONS = {
     "add_rms_norm": reference.add_rms_norm,
     "rotary_embedding": reference.rotary_embedding,
 }
-
-
-def store(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slots: torch.Tensor,
-) -> None:
-    k_cache.flatten(0, 1).index_copy_(0, slots, k)
-    v_cache.flatten(0, 1).index_copy_(0, slots, v)
 
 
 class LibrariesOnCpu(CpuPlatform):

@@ -15,6 +15,7 @@ import torch
 from tiny_models import make_tiny_model
 from triton_interpreter import DEVICE
 
+from piecework.compilation.piece_maker import PieceMaker
 from piecework.kernels import ops
 from piecework.kernels.attention import AttentionBackend
 from piecework.kernels.cpu.platform import CpuPlatform
@@ -26,7 +27,8 @@ from piecework.runtime.engine.messages import GenerateRequest
 from piecework.runtime.executor import model_runner
 from piecework.runtime.executor.dummy_batch import dummy_prefill
 from piecework.runtime.executor.model_runner import ModelRunner
-from piecework.runtime.graphs.compile_pieces import make_pieces, piece_maker
+from piecework.runtime.graphs.compile_pieces import make_pieces
+from piecework.runtime.graphs.pieces import piece_store
 from piecework.runtime.llm import LLM
 from piecework.runtime.model_config import ModelConfig
 from piecework.runtime.sampling.params import SamplingParams
@@ -116,7 +118,11 @@ def test_a_model_is_traced_with_its_ops_whole(model: Path, on_triton: None) -> N
     runner = make(model).core._runner
     assert isinstance(runner, ModelRunner)
     pieces, _ = make_pieces(
-        piece_maker(replace(runner.config, piecewise_cuda_graph_compiler="eager"), runner.platform),
+        piece_store(
+            PieceMaker,
+            replace(runner.config, piecewise_cuda_graph_compiler="eager"),
+            runner.platform,
+        ),
         *of(runner),
     )
     found = {op for piece in pieces.plan.pieces for op in piece.ops}

@@ -4,6 +4,7 @@ knows its last token.
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from random import Random
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from piecework.runtime.engine.messages import GenerateRequest
 from piecework.runtime.engine.request import Request
-from piecework.runtime.sampling.logits_processors import TokenCounts, adjust
+from piecework.runtime.sampling.logits_processors import TokenCounts, adjust, processors_for
 from piecework.runtime.sampling.params import SamplingParams
 
 VOCAB = 7
@@ -149,3 +150,18 @@ def test_logits_of_requests_that_ask_for_nothing_stay_as_they_are(wanted: dict[s
     logits = some_logits(2)
     adjust(logits, [request([1], [2], SamplingParams(**wanted)) for _ in range(2)])
     assert torch.equal(logits, some_logits(2))
+
+
+def test_a_request_that_waits_has_counted_nothing() -> None:
+    """Hundreds of long prompts may be in the queue; counts of each are many times its tokens."""
+    prompt = np.arange(20_000)
+    tracemalloc.start()
+    try:
+        waiting = [
+            processors_for(SamplingParams(repetition_penalty=1.1), prompt, frozenset())
+            for _ in range(50)
+        ]
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert all(waiting) and held < 2**20
