@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 from .apis import GenerationCall, ask
 from .client import Client, RequestFailed, ServerUnusable, resolve
+from .datasets import Question, load_gsm8k
+from .quality import mean_logprob
 from .report import Report
 from .server_state import MIB, resident_bytes
 from .serving import ServingResult, ServingSettings, measure
@@ -68,7 +70,7 @@ CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeersSettings:
     """`servers`: label and command of each; `PORT` in a command is replaced by a free port, or that
-    port is added at its end.
+    port is added at its end. `answers`: how many of GSM8K's tell the mean log-probability.
     """
 
     servers: Sequence[tuple[str, str]] = ()
@@ -77,6 +79,8 @@ class PeersSettings:
     loads: Sequence[str] = tuple(LOADS)
     scaling: bool = False
     rounds: int = 1
+    answers: int = 0
+    data_path: str | None = None
     seed: int = 0
     markdown: str | None = None
     plot: str | None = None
@@ -85,11 +89,12 @@ class PeersSettings:
 @dataclass(slots=True, kw_only=True)
 class Measured:
     """What one server did. `ready`: seconds from its start to its first token; `resident`: bytes
-    after the loads, of all its processes.
+    after the loads, of all its processes; `logprob`: None where the server does not tell it.
     """
 
     ready: float
     resident: int = 0
+    logprob: float | None = None
     results: dict[str, ServingResult] = field(default_factory=dict)
     scaling: dict[int, ServingResult] = field(default_factory=dict)
 
@@ -101,6 +106,7 @@ def run(settings: PeersSettings, report: Report) -> int:
     if settings.plot is not None and not settings.scaling:
         raise ValueError("--plot shows a scaling run: give --scaling too")
     own = [sys.executable, "-m", "piecework", "serve", "--model-path", settings.model_path]
+    questions = load_gsm8k(settings.data_path)[: settings.answers] if settings.answers else []
     commands = {
         "piecework": shlex.join([*own, "--port", PORT, "--log-level", "warning"]),
         **dict(settings.servers),
@@ -109,13 +115,13 @@ def run(settings: PeersSettings, report: Report) -> int:
     # alone.
     rounds = [
         {
-            label: asyncio.run(_measure(label, command, settings, number))
+            label: asyncio.run(_measure(label, command, settings, questions, number))
             for label, command in commands.items()
         }
         for number in range(settings.rounds)
     ]
     measured = {label: best_of([found[label] for found in rounds]) for label in commands}
-    lines = table(measured, settings.loads)
+    lines = table(measured, settings.loads, settings.answers)
     if settings.scaling:
         lines += ["", *scaling_table(measured)]
     report.print(lines)
@@ -145,6 +151,7 @@ def best_of(rounds: Sequence[Measured]) -> Measured:
     return Measured(
         ready=min(found.ready for found in rounds),
         resident=min(found.resident for found in rounds),
+        logprob=first.logprob,
         results={
             name: max((found.results[name] for found in rounds), key=lambda r: _rate(r, name))
             for name in first.results
@@ -156,7 +163,13 @@ def best_of(rounds: Sequence[Measured]) -> Measured:
     )
 
 
-async def _measure(label: str, command: str, settings: PeersSettings, number: int) -> Measured:
+async def _measure(
+    label: str,
+    command: str,
+    settings: PeersSettings,
+    questions: Sequence[Question],
+    number: int,
+) -> Measured:
     with _server(label, command) as (process, port):
         # Some servers reset a connection that is used again.
         target = Target(base_url=f"http://127.0.0.1:{port}", keep_alive=False)
@@ -175,6 +188,10 @@ async def _measure(label: str, command: str, settings: PeersSettings, number: in
             load = Load(_random(128, 64), max(4, 2 * clients), clients, _OUT)
             found.scaling[clients] = await _put(load, target, settings, seed + len(LOADS) + clients)
         found.resident = resident_bytes(process.pid)
+        if questions:
+            print(f"{label}: answers", file=sys.stderr)
+            async with Client(target) as client:
+                found.logprob = await mean_logprob(client, questions)
     return found
 
 
@@ -249,32 +266,33 @@ async def _first_token(label: str, target: Target, process: subprocess.Popen[byt
     )
 
 
-def table(measured: dict[str, Measured], loads: Sequence[str]) -> list[str]:
+def table(measured: dict[str, Measured], loads: Sequence[str], answers: int = 0) -> list[str]:
     """Markdown: a row a server, and below it what Piecework's figure is of the best peer's."""
+    quality = [f"log-probability, {answers} answers"] if answers else []
     units = {_OUT: "out tok/s", _IN: "in tok/s"}
     heads = [
         "server",
         "ready",
         *(f"{name}: {units[LOADS[name].figure]}" for name in loads),
         "memory",
+        *quality,
     ]
     lines = [_row(heads), _row(["---"] * len(heads))]
     for label, found in measured.items():
         figures = [f"{_figure(found, name):,.1f}" for name in loads]
-        lines.append(
-            _row([label, f"{found.ready:.1f} s", *figures, f"{found.resident / MIB:,.0f} MiB"])
-        )
+        told = ["" if found.logprob is None else f"{found.logprob:.4f}" for _ in quality]
+        memory = f"{found.resident / MIB:,.0f} MiB"
+        lines.append(_row([label, f"{found.ready:.1f} s", *figures, memory, *told]))
     own, *peers = measured.values()
     if peers:
         best = [
             f"{_figure(own, name) / max(_figure(peer, name) for peer in peers):.2f}x"
             for name in loads
         ]
-        ready, memory = (
-            own.ready / min(peer.ready for peer in peers),
-            own.resident / min(peer.resident for peer in peers),
-        )
-        lines.append(_row(["piecework / best peer", f"{ready:.2f}x", *best, f"{memory:.2f}x"]))
+        ready = own.ready / min(peer.ready for peer in peers)
+        resident = own.resident / min(peer.resident for peer in peers)
+        last = [f"{ready:.2f}x", *best, f"{resident:.2f}x", *("" for _ in quality)]
+        lines.append(_row(["piecework / best peer", *last]))
     return lines
 
 
@@ -312,6 +330,7 @@ def _as_dict(found: Measured) -> dict[str, Any]:
     return {
         "ready_s": found.ready,
         "resident_bytes": found.resident,
+        "mean_logprob": found.logprob,
         "loads": {name: result.as_dict() for name, result in found.results.items()},
         "scaling": {str(clients): result.as_dict() for clients, result in found.scaling.items()},
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 from .flags import (
     add_flag,
+    add_gsm8k_file,
     add_json,
     add_measurement,
     given,
@@ -24,6 +25,7 @@ word, or where it says {port}.
 _EXAMPLES = """\
 examples:
   %(prog)s --loads single,batch8
+  %(prog)s --answers 24 --server 'int8=piecework serve --quantization int8 --port {port}'
   %(prog)s --server llama=./llama.sh --server 'vllm=vllm serve DIR --port {port}' --json peers.json
 """
 _LOADS = ("single", "batch8", "batch32", "prefill", "prefix")
@@ -67,6 +69,14 @@ def add_parser(subparsers: Any) -> None:
         "start and load every server so many times, in turn, and take its best figures; default: 1",
         positive,
     )
+    add_flag(
+        parser,
+        "--answers N",
+        "also the mean log-probability of the first N worked answers of GSM8K, where a server "
+        "tells it; default: 0",
+        positive,
+    )
+    add_gsm8k_file(parser)
     add_flag(parser, "--seed N", "of prompts; default: 0", int)
     add_flag(parser, "--markdown FILE", "write the tables there too")
     add_flag(parser, "--plot FILE", "draw the scaling run there, PNG or SVG; needs matplotlib")

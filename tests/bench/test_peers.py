@@ -55,6 +55,8 @@ def test_two_servers_are_measured_and_ended(
     monkeypatch.setitem(peers.LOADS, "batch8", Load(workload, 6, 3, "output_throughput"))
     monkeypatch.setattr(peers, "CLIENTS", (1, 2))
     model, drawn = make_tiny_model(tmp_path / "model"), tmp_path / "scaling.png"
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"question": "2 + 2?", "answer": "It is 4.\\n#### 4"}\n' * 3)
     before = set(psutil.Process().children(recursive=True))
     flags = [
         "--model-path",
@@ -65,6 +67,10 @@ def test_two_servers_are_measured_and_ended(
         "batch8",
         "--rounds",
         "2",
+        "--answers",
+        "2",
+        "--data-path",
+        str(questions),
         "--server",
         f"other={command(model)}",
     ]
@@ -88,7 +94,7 @@ def test_two_servers_are_measured_and_ended(
             server["loads"]["batch8"]["completed"] == 6
             and server["loads"]["batch8"]["output_tokens"] == 30
         )
-        assert server["resident_bytes"] > 100 * 2**20
+        assert server["resident_bytes"] > 100 * 2**20 and server["mean_logprob"] < 0
         assert [row["completed"] for row in server["scaling"].values()] == [4, 4]
     assert drawn.read_bytes().startswith(b"\x89PNG")
     assert set(psutil.Process().children(recursive=True)) <= before
