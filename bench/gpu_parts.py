@@ -14,12 +14,12 @@ import torch
 
 from ..compilation.passes.manager import PassConfig
 from ..kernels.detect import detect
-from ..runtime.config import resolve_steps
 from ..runtime.engine.build import Engine
 from ..runtime.engine.messages import GenerateRequest
 from ..runtime.graphs.compile_process import start
 from ..runtime.model_config import ModelConfig
 from ..runtime.quantization.methods import NOTHING_PACKED
+from ..runtime.resolve_config import resolve_steps
 from ..runtime.sampling.params import SamplingParams
 from .gpu_attention import attention
 from .gpu_checks import OFF, correctness

@@ -26,7 +26,7 @@ from ..compilation.piece_maker import PieceMaker
 from ..kernels.cache_folder import kernels_folder
 from ..kernels.cpu.cores import choose_threads
 from ..kernels.detect import detect
-from ..runtime.config import EngineConfig, resolve_steps
+from ..runtime.config import EngineConfig
 from ..runtime.engine.build import Engine, build_engine
 from ..runtime.executor.batch import Batch
 from ..runtime.graphs.compile_pieces import make_pieces
@@ -34,6 +34,7 @@ from ..runtime.graphs.pieces import piece_store
 from ..runtime.layers.attention import register_attention
 from ..runtime.loader.loader import empty_model, load_model
 from ..runtime.loader.resolve import resolve_model_path
+from ..runtime.resolve_config import resolve_steps
 from .gpu_engines import decode_batch, fill_cache, prefill_batch
 from .graph_faults import FAULTS, WITHOUT, watch
 from .report import Report

@@ -14,7 +14,7 @@ from ...kernels.attention import AttentionBackend
 from ...kernels.detect import detect
 from ...kernels.platform import Platform
 from ..cache.pool import KVPool, page_bytes
-from ..config import LEAST_PAGES, EngineConfig, ResolvedConfig, resolve_cache, resolve_steps
+from ..config import EngineConfig, ResolvedConfig
 from ..engine.messages import EngineInfo
 from ..graphs.graph_runner import GraphCounts, GraphRunner
 from ..graphs.pieces import seen_lengths
@@ -23,6 +23,7 @@ from ..loader.check import check_model
 from ..loader.loader import load_model, random_model
 from ..loader.resolve import resolve_model_path
 from ..quantization.methods import PLAIN, packed_kinds
+from ..resolve_config import LEAST_PAGES, resolve_cache, resolve_steps
 from .batch import Batch, Scheduled
 from .forward_context import PagedAttention
 from .memory_profile import profile_memory

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piecework.kernels.platform import Platform
-from piecework.runtime.config import EngineConfig, ResolvedConfig, resolve_cache, resolve_steps
+from piecework.runtime.config import EngineConfig, ResolvedConfig
 from piecework.runtime.model_config import ModelConfig
+from piecework.runtime.resolve_config import resolve_cache, resolve_steps
 
 MIB = 2**20
 MODEL = ModelConfig(

@@ -1,0 +1,89 @@
+"""What an engine is told becomes settings in which every number is chosen: pure functions of the
+model, the machine and its memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+from ..kernels.platform import Platform
+from .config import EngineConfig, ResolvedConfig, check_context_length
+from .model_config import ModelConfig
+
+LEAST_PAGES = 2
+"""Of a KV cache."""
+
+
+def resolve_steps(config: EngineConfig, model: ModelConfig, platform: Platform) -> ResolvedConfig:
+    """What steps depend on is chosen; the KV cache has the least of pages until `resolve_cache`.
+
+    Raises `ValueError` for a context that the model does not have.
+    """
+    check_context_length(config.context_length, model.max_position_embeddings)
+    context = config.context_length or model.max_position_embeddings
+    page_size = config.page_size or platform.default_page_size
+    chunk = config.chunked_prefill_size or min(platform.default_chunked_prefill_size, context)
+    running = config.max_running_requests or platform.default_max_running_requests
+    if (no_overlap := config.disable_overlap_schedule) is None:
+        no_overlap = not platform.runs_beside_host
+    chosen = {
+        "page_size": page_size,
+        "context_length": context,
+        "chunked_prefill_size": chunk,
+        "max_running_requests": running,
+        "max_total_tokens": config.max_total_tokens or LEAST_PAGES * page_size,
+        "mem_fraction_static": config.mem_fraction_static or platform.default_mem_fraction,
+        "piecewise_cuda_graph_max_tokens": min(
+            chunk, config.piecewise_cuda_graph_max_tokens or chunk
+        ),
+        "cuda_graph_max_bs": min(running, config.cuda_graph_max_bs or running),
+        "disable_overlap_schedule": no_overlap,
+        "disable_cuda_graph": config.disable_cuda_graph or platform.graph_obstacle() is not None,
+    }
+    return ResolvedConfig(**asdict(config) | chosen)
+
+
+def resolve_cache(
+    steps: ResolvedConfig, max_total_tokens: int | None, *, free_bytes: int, page_bytes: int
+) -> ResolvedConfig:
+    """What `resolve_steps` gives, with the size of the KV cache chosen, and the context no longer
+    than that.
+
+    `max_total_tokens`: what was asked for; `free_bytes`: memory of which the cache gets its share,
+    or all of it if no share is set; `page_bytes`: what a page of it takes. Raises `ValueError` with
+    a remedy where the memory does not suffice.
+    """
+    page_size, fraction = steps.page_size, steps.mem_fraction_static
+    if max_total_tokens is not None:
+        pages = max_total_tokens // page_size
+        if pages < LEAST_PAGES:
+            raise ValueError(
+                f"--max-total-tokens {max_total_tokens} is too few: the least is "
+                f"{LEAST_PAGES * page_size}, two pages"
+            )
+        if pages * page_bytes > free_bytes:
+            raise ValueError(
+                f"--max-total-tokens {max_total_tokens} takes {pages * page_bytes / 2**20:.0f} "
+                f"MiB, but {free_bytes / 2**20:.0f} MiB are free; at most "
+                f"{free_bytes // page_bytes * page_size} tokens fit"
+            )
+    else:
+        # More than every running request at full length would never be used.
+        pages = min(
+            int(free_bytes * (fraction or 1.0)) // page_bytes,
+            steps.max_running_requests * -(-steps.context_length // page_size),
+        )
+        if pages < LEAST_PAGES:
+            remedy = (
+                f"raise --mem-fraction-static ({fraction})"
+                if fraction is not None
+                else f"lower --chunked-prefill-size ({steps.chunked_prefill_size}) or "
+                f"--max-running-requests ({steps.max_running_requests})"
+            )
+            raise ValueError(
+                f"too little memory for the KV cache: {free_bytes / 2**20:.0f} MiB are free, a "
+                f"page of {page_size} tokens takes {page_bytes / 2**20:.2f} MiB; {remedy}, or "
+                "choose a smaller model"
+            )
+    size = pages * page_size
+    return replace(steps, context_length=min(steps.context_length, size), max_total_tokens=size)
