@@ -55,7 +55,8 @@ def test_every_graph_fits_beside_a_cache_that_takes_the_rest(
     graphs = llm.info.graphs
     assert graphs.failed_sizes == {} and graphs.decode_sizes == [1, 4, 16, 64, 96]
     assert bool(graphs.prefill_sizes) is (backend != "disabled")
-    assert llm.info.kv_bytes > 0.7 * MEMORY
+    # The first engine of a process also makes attention's mask.
+    assert llm.info.kv_bytes > 0.65 * MEMORY
 
 
 def test_the_profile_leaves_nothing_behind(
