@@ -112,6 +112,15 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 # angles: these two are Triton's.
 add_rms_norm = triton_ops.add_rms_norm
 rotary_embedding = triton_ops.rotary_embedding
+norm_rotary_embedding = triton_ops.norm_rotary_embedding
+quantize_static = triton_ops.quantize_static
+quantize_dynamic = triton_ops.quantize_dynamic
+rms_norm_quantize_static = triton_ops.rms_norm_quantize_static
+rms_norm_quantize_dynamic = triton_ops.rms_norm_quantize_dynamic
+add_rms_norm_quantize_static = triton_ops.add_rms_norm_quantize_static
+add_rms_norm_quantize_dynamic = triton_ops.add_rms_norm_quantize_dynamic
+silu_and_mul_quantize_static = triton_ops.silu_and_mul_quantize_static
+silu_and_mul_quantize_dynamic = triton_ops.silu_and_mul_quantize_dynamic
 argmax = reference.argmax
 sample_filtered = triton_ops.sample_filtered
 

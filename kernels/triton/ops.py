@@ -4,13 +4,42 @@ from __future__ import annotations
 
 import torch
 
-from .op_kernels import add_rms_norm_kernel, rms_norm_kernel, rotary_kernel, silu_and_mul_kernel
+from .op_kernels import (
+    add_rms_norm_kernel,
+    norm_rotary_kernel,
+    rms_norm_kernel,
+    rotary_kernel,
+    silu_and_mul_kernel,
+)
+from .quantize import (
+    add_rms_norm_quantize_dynamic,
+    add_rms_norm_quantize_static,
+    quantize_dynamic,
+    quantize_static,
+    rms_norm_quantize_dynamic,
+    rms_norm_quantize_static,
+    silu_and_mul_quantize_dynamic,
+    silu_and_mul_quantize_static,
+)
 from .sampling import sample_filtered
+from .tiles import BLOCK, power_of_2, warps
 
-__all__ = ["add_rms_norm", "rms_norm", "rotary_embedding", "sample_filtered", "silu_and_mul"]
-
-_BLOCK = 1024
-"""Elements of a program where a row has more than one."""
+__all__ = [
+    "add_rms_norm",
+    "add_rms_norm_quantize_dynamic",
+    "add_rms_norm_quantize_static",
+    "norm_rotary_embedding",
+    "quantize_dynamic",
+    "quantize_static",
+    "rms_norm",
+    "rms_norm_quantize_dynamic",
+    "rms_norm_quantize_static",
+    "rotary_embedding",
+    "sample_filtered",
+    "silu_and_mul",
+    "silu_and_mul_quantize_dynamic",
+    "silu_and_mul_quantize_static",
+]
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -32,8 +61,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
             inner,
             eps,
             SIZE=size,
-            BLOCK=_power_of_2(size),
-            num_warps=_warps(size),
+            BLOCK=power_of_2(size),
+            num_warps=warps(size),
         )
     return out
 
@@ -48,7 +77,7 @@ def add_rms_norm(
     if rows:
         add_rms_norm_kernel[(rows,)](
             x, residual, weight, out, total, x.stride(0), residual.stride(0), eps,
-            SIZE=size, BLOCK=_power_of_2(size), num_warps=_warps(size),
+            SIZE=size, BLOCK=power_of_2(size), num_warps=warps(size),
         )  # fmt: skip
     return out, total
 
@@ -59,8 +88,8 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty(rows, size, dtype=x.dtype, device=x.device)
     assert x.stride(1) == 1
     if rows:
-        silu_and_mul_kernel[(rows, -(-size // _BLOCK))](
-            x, out, x.stride(0), SIZE=size, BLOCK=_BLOCK, num_warps=4
+        silu_and_mul_kernel[(rows, -(-size // BLOCK))](
+            x, out, x.stride(0), SIZE=size, BLOCK=BLOCK, num_warps=4
         )
     return out
 
@@ -75,7 +104,7 @@ def rotary_embedding(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tenso
         and size % 2 == 0
     )
     if rows:
-        rotary_kernel[(rows, -(-heads * size // _BLOCK))](
+        rotary_kernel[(rows, -(-heads * size // BLOCK))](
             x,
             cos,
             signed_sin,
@@ -85,16 +114,51 @@ def rotary_embedding(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tenso
             cos.stride(0),
             HEADS=heads,
             HALF=size // 2,
-            BLOCK=_BLOCK,
+            BLOCK=BLOCK,
             num_warps=4,
         )
     return out
 
 
-def _power_of_2(number: int) -> int:
-    return 1 << max(0, number - 1).bit_length()
-
-
-def _warps(size: int) -> int:
-    """So that each thread has about eight elements: 16 bytes of bfloat16."""
-    return min(16, max(1, _power_of_2(size) // 256))
+def norm_rotary_embedding(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    eps: float,
+    cos: torch.Tensor,
+    signed_sin: torch.Tensor,
+) -> torch.Tensor:
+    """q [T, heads, D], k [T, kv heads, D]; cos, signed_sin [T, 1, D]."""
+    rows, heads, size = q.shape
+    kv_heads, block = k.shape[1], power_of_2(size // 2)
+    out = torch.empty(rows, heads + kv_heads, size, dtype=q.dtype, device=q.device)
+    assert (
+        q.stride(2) == k.stride(2) == cos.stride(2) == signed_sin.stride(2) == 1
+        and cos.stride(0) == signed_sin.stride(0)
+        and size % 2 == 0
+    )
+    at_once = max(1, BLOCK // (2 * block))
+    if rows:
+        norm_rotary_kernel[(rows, -(-(heads + kv_heads) // at_once))](
+            q,
+            k,
+            q_weight,
+            k_weight,
+            cos,
+            signed_sin,
+            out,
+            q.stride(0),
+            q.stride(1),
+            k.stride(0),
+            k.stride(1),
+            cos.stride(0),
+            eps,
+            HEADS=heads,
+            KV_HEADS=kv_heads,
+            HALF=size // 2,
+            ROWS=at_once,
+            BLOCK=block,
+            num_warps=4,
+        )
+    return out

@@ -16,6 +16,7 @@ from triton.compiler import ASTSource
 
 from piecework.kernels.triton import attention_kernels as attention
 from piecework.kernels.triton import op_kernels as ops
+from piecework.kernels.triton import quantize_kernels as quantize
 from piecework.kernels.triton import sampling_kernel as sampling
 
 _POINTERS = {
@@ -33,6 +34,8 @@ _POINTERS = {
             "total",
             "cos",
             "signed_sin",
+            "k_weight",
+            "q_weight",
         ),
         "*bf16",
     ),
@@ -40,10 +43,11 @@ _POINTERS = {
     **dict.fromkeys(("tiles", "query_starts", "seq_lens", "rows", "requests"), "*i32"),
     **dict.fromkeys(("partial", "partial_lse", "probs", "candidates", "top_ps", "min_ps"), "*fp32"),
     **dict.fromkeys(("top_ks", "drawn"), "*i64"),
-    **{"ids": "*i32", "uniforms": "*fp64"},
+    **{"scale": "*fp32", "ids": "*i32", "uniforms": "*fp64"},
 }
 _FLOATS = ("scale_log2", "eps")
 _HEADS = {"GROUP": 4, "HEAD": 128, "BLOCK_D": 128, "PAGE": 16, "PRECISION": "ieee"}
+_E4M3 = {"SIZE": 4096, "DYNAMIC": True, "LARGEST": 448.0, "MANTISSA": 3, "BIAS": 7, "out": "*u8"}
 KERNELS: list[tuple[Any, dict[str, Any], dict[str, int]]] = [
     (
         attention.store_kernel,
@@ -85,20 +89,51 @@ KERNELS: list[tuple[Any, dict[str, Any], dict[str, int]]] = [
     (ops.add_rms_norm_kernel, {"SIZE": 4096, "BLOCK": 4096}, {"num_warps": 16}),
     (ops.silu_and_mul_kernel, {"SIZE": 14336, "BLOCK": 1024}, {"num_warps": 4}),
     (ops.rotary_kernel, {"HEADS": 40, "HALF": 64, "BLOCK": 1024}, {"num_warps": 4}),
+    (
+        ops.norm_rotary_kernel,
+        {"HEADS": 32, "KV_HEADS": 8, "HALF": 64, "ROWS": 8, "BLOCK": 64},
+        {"num_warps": 4},
+    ),
+    (quantize.quantize_kernel, _E4M3 | {"BLOCK": 1024, "GROUP": 128}, {"num_warps": 4}),
+    (
+        quantize.rms_norm_quantize_kernel,
+        _E4M3 | {"ADD": True, "BLOCK": 4096, "GROUP": 4096},
+        {"num_warps": 16},
+    ),
+    (
+        quantize.silu_and_mul_quantize_kernel,
+        _E4M3 | {"SIZE": 14336, "BLOCK": 16384, "GROUP": 16384},
+        {"num_warps": 16},
+    ),
+    (
+        quantize.silu_and_mul_quantize_kernel,
+        _E4M3
+        | {"SIZE": 14336, "BLOCK": 1024, "DYNAMIC": False, "MANTISSA": 0, "GROUP": 0, "out": "*i8"},
+        {"num_warps": 4},
+    ),
     (sampling.sample_filtered_kernel, {"BLOCK": 4096}, {"num_warps": 16}),
 ]
-"""With the constants and options of an 8B model in bfloat16."""
+"""With the constants and options of an 8B model in bfloat16; a pointer that is of another type than
+`_POINTERS` says stands among the constants.
+"""
 
 
 def compile_for(
     kernel: Any, constants: dict[str, Any], options: dict[str, int], capability: int
 ) -> dict[str, Any]:
     """Shared memory in bytes, and which matrix instructions there are."""
-    types = {name: "constexpr" if name in constants else _type(name) for name in kernel.arg_names}
+    pointers = _POINTERS | {
+        name: value for name, value in constants.items() if str(value).startswith("*")
+    }
+    constants = {name: value for name, value in constants.items() if name not in pointers}
+    types = {
+        name: "constexpr" if name in constants else pointers.get(name, _type(name))
+        for name in kernel.arg_names
+    }
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, name in enumerate(kernel.arg_names)
-        if name in _POINTERS or "stride" in name
+        if name in pointers or "stride" in name
     }
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     compiled = triton.compile(
@@ -120,7 +155,7 @@ def compile_for(
 
 
 def _type(name: str) -> str:
-    return _POINTERS.get(name, "fp32" if name in _FLOATS else "i32")
+    return "fp32" if name in _FLOATS else "i32"
 
 
 if __name__ == "__main__":
