@@ -9,14 +9,19 @@ import torch
 
 
 class LinearKernels(Protocol):
-    """Products with packed weights. A `kind` names what a weight was: "bfloat16", or a quantised
-    format of GGUF such as "Q4_1".
+    """Products with packed weights. A `kind` names what a weight was: "bfloat16", a quantised
+    format of GGUF such as "Q4_1", or numbers of 8 bits with float32 scales: "int8" and "fp8_e4m3"
+    with one a row, "fp8_e4m3_blocks" with one for each 128 columns of a row.
 
     `op(x, weight, bias, out_features, layout)`: x [T, in] bfloat16, `weight` as `pack` gives it,
-    bias [out] or None, to [T, out].
+    bias [out] bfloat16 or None, to [T, out] bfloat16.
+
+    `scaled_op(x, x_scale, weight, bias, out_features, layout)`: x and x_scale [1], [T, 1] or [T, in
+    / 128] as `ops.quantize_static` and `ops.quantize_dynamic` give them, in the weight's dtype.
     """
 
     op: torch._ops.OpOverload
+    scaled_op: torch._ops.OpOverload
 
     def layout(self, kind: str, in_features: int) -> int | None:
         """How weights of this kind are packed; None for what the kernels do not know."""
@@ -26,8 +31,12 @@ class LinearKernels(Protocol):
         """Shape of the packed weight, of uint8."""
         ...
 
-    def pack(self, kind: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The weight whose rows are those of `parts`, one after another: [rows, in] bfloat16, or
-        GGUF's blocks, [rows, bytes] uint8.
+    def pack(
+        self, kind: str, parts: Sequence[torch.Tensor], scales: Sequence[torch.Tensor] = ()
+    ) -> torch.Tensor:
+        """The weight whose rows are those of `parts`, one after another: [rows, in] bfloat16, int8
+        or float8_e4m3fn, or GGUF's blocks, [rows, bytes] uint8.
+
+        `scales`: of each part of 8 bits [rows, 1], or [rows, ceil(in / 128)] of blocks, float32.
         """
         ...

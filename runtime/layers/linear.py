@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ...kernels import ops
 from ...kernels.linear import LinearKernels
 
 
@@ -70,6 +71,23 @@ class LinearMethod(Protocol):
         ...
 
 
+class QuantizedInput(nn.Module):
+    """How a layer makes numbers of 8 bits of its x: by the scale [1] float32 that the checkpoint
+    gives, or by one for each `group` columns of a row, found when it runs.
+    """
+
+    def __init__(self, dtype: torch.dtype, group: int, scale: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.dtype, self.group = dtype, group
+        self.scale = None if scale is None else nn.Parameter(scale, requires_grad=False)
+
+    def quantize(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [T, in] to numbers [T, in] and scales, [1] or [T, in / group] float32."""
+        if self.scale is not None:
+            return ops.quantize_static(x, self.scale, self.dtype), self.scale
+        return ops.quantize_dynamic(x, self.group, self.dtype)
+
+
 class Linear(nn.Module):
     """y = x W^T + b: x [T, in], weight [out, in], or in the form that `method` keeps it in."""
 
@@ -83,6 +101,7 @@ class Linear(nn.Module):
         self.bias = weight(out_features) if bias else None
         self.layout: int | None = None
         self.op: torch._ops.OpOverload | None = None
+        self.input: QuantizedInput | None = None
 
     def rows(self, part: str) -> slice:
         """Where a part lies in the weight and the bias."""
@@ -90,9 +109,15 @@ class Linear(nn.Module):
         begin = sum(self.parts[name] for name in names[: names.index(part)])
         return slice(begin, begin + self.parts[part])
 
-    def pack(self, kernels: LinearKernels, kind: str, parts: Sequence[torch.Tensor]) -> None:
+    def pack(
+        self,
+        kernels: LinearKernels,
+        kind: str,
+        parts: Sequence[torch.Tensor],
+        scales: Sequence[torch.Tensor] = (),
+    ) -> None:
         """From now on the weight is that of `parts` in the device's own layout: see
-        `LinearKernels`.
+        `LinearKernels`. On the meta device only its shape.
         """
         layout = kernels.layout(kind, self.in_features)
         assert layout is not None
@@ -100,14 +125,20 @@ class Linear(nn.Module):
             shape = kernels.packed_shape(layout, self.in_features, self.out_features)
             packed = torch.empty(shape, dtype=torch.uint8, device="meta")
         else:
-            packed = kernels.pack(kind, parts)
+            packed = kernels.pack(kind, parts, scales)
         self.weight = nn.Parameter(packed, requires_grad=False)
-        self.layout, self.op = layout, kernels.op
+        self.layout = layout
+        self.op = kernels.op if self.input is None else kernels.scaled_op
 
     def multiply_packed(self, x: torch.Tensor) -> torch.Tensor:
-        """For methods whose `finish` has called `pack`."""
+        """For methods whose `finish` has called `pack`: x [T, in] to [T, out], by way of `input`
+        where the method has set that before.
+        """
         assert self.op is not None
-        result: torch.Tensor = self.op(x, self.weight, self.bias, self.out_features, self.layout)
+        given = (x,) if self.input is None else self.input.quantize(x)
+        result: torch.Tensor = self.op(
+            *given, self.weight, self.bias, self.out_features, self.layout
+        )
         return result
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,6 @@ from piecework.kernels.cpu.native.linear import NativeLinear
 
 KINDS = ["bfloat16", "Q8_0", "Q4_0", "Q4_1"]
 VARIANTS = native_variants()
-THREADS = torch.get_num_threads()
 
 
 @cache
@@ -57,15 +56,7 @@ def multiply(
     rows: int,
     layout: int,
 ) -> torch.Tensor:
-    out = torch.full((x.shape[0], rows), torch.nan, dtype=torch.bfloat16)
-    struct = native.linear_struct(packed, bias, x.shape[1], rows, layout)
-    pointers = (
-        ctypes.c_void_p(x.data_ptr()),
-        ctypes.c_int64(x.stride(0)),
-        ctypes.c_void_p(out.data_ptr()),
-    )
-    library.piecework_linear(ctypes.byref(struct), *pointers, x.shape[0], THREADS)
-    return out
+    return native.multiply(library, x, None, packed, bias, rows, layout)
 
 
 def close(

@@ -66,13 +66,18 @@ _AVX512 = (
 _HAS_AVX2 = frozenset({"avx2", "fma", "f16c"})
 _HAS_AVX512 = _HAS_AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 
-_AVX512_BF16 = (*_AVX512, "-mavx512bf16")
-_HAS_AVX512_BF16 = _HAS_AVX512 | {"avx512_bf16"}
+_AVX512_VNNI = (*_AVX512, "-mavx512vnni")
+_HAS_AVX512_VNNI = _HAS_AVX512 | {"avx512_vnni"}
+
+_AVX512_BF16 = (*_AVX512_VNNI, "-mavx512bf16")
+_HAS_AVX512_BF16 = _HAS_AVX512_VNNI | {"avx512_bf16"}
 
 VARIANTS = (
     Variant("avx512_fp16", _HAS_AVX512_BF16 | {"avx512_fp16"}, (*_AVX512_BF16, "-mavx512fp16")),
     Variant("avx512_bf16", _HAS_AVX512_BF16, _AVX512_BF16),
+    Variant("avx512_vnni", _HAS_AVX512_VNNI, _AVX512_VNNI),
     Variant("avx512", _HAS_AVX512, _AVX512),
+    Variant("avx_vnni", _HAS_AVX2 | {"avx_vnni"}, (*_AVX2, "-mavxvnni")),
     Variant("avx2", _HAS_AVX2, _AVX2),
     Variant("portable", frozenset(), ()),
 )

@@ -20,6 +20,22 @@ inline float to_float(bf16 x) {
   return result;
 }
 
+// A number of 8 bits: sign, 4 of exponent, 3 of fraction, no infinities (OCP 8-bit floating point, E4M3).
+struct fp8 {
+  uint8_t bits;
+};
+
+inline float to_float(fp8 x) {
+  const uint32_t sign = static_cast<uint32_t>(x.bits & 0x80u) << 24, size = x.bits & 0x7fu;
+  const float small = static_cast<float>(size) * 0x1p-9f;
+  uint32_t wide;
+  std::memcpy(&wide, &small, sizeof wide);
+  wide = sign | (size == 0x7fu ? 0x7fc00000u : size < 8u ? wide : (size << 20) + (120u << 23));
+  float result;
+  std::memcpy(&result, &wide, sizeof result);
+  return result;
+}
+
 template <class T>
 T from_float(float x);
 

@@ -58,31 +58,28 @@ void narrow_panel(const uint8_t* panel, int groups, uint32_t* out) {
 
 }  // namespace
 
-void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const RowsOf<bf16>& x, int first, int tokens) {
+void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const RowsOf<bf16>& x, const Span& span, float* to, bool adds) {
   static_assert(kParts == 1, "a panel is as wide as two vectors");
-  const int blocks = (tokens + kBlockRows - 1) / kBlockRows, size = (tokens + blocks - 1) / blocks;
-  for (int begin = 0, block = 0; begin < linear.columns; begin += kColumnsAtOnce, ++block) {
-    const int columns = std::min(kColumnsAtOnce, linear.columns - begin), pairs = (columns + 1) / 2;
-    const uint32_t* weights = reinterpret_cast<const uint32_t*>(panel);
+  const int blocks = (span.tokens + kBlockRows - 1) / kBlockRows, size = (span.tokens + blocks - 1) / blocks;
+  const int pairs = (span.columns + 1) / 2;
+  panel += group_bytes(linear.format, span.begin);
+  const uint32_t* weights = reinterpret_cast<const uint32_t*>(panel);
+  if (linear.format != kBf16) {
+    pairs_.resize(kColumnsAtOnce / 2 * kPanel);
+    weights = pairs_.data();
     with_format(linear.format, [&](auto kind) {
-      const int groups = (columns + kind.kColumns - 1) / kind.kColumns;
-      if constexpr (kind.kIsScaled) {
-        pairs_.resize(kColumnsAtOnce / 2 * kPanel);
-        narrow_panel<decltype(kind)>(panel, groups, pairs_.data());
-        weights = pairs_.data();
-      }
-      panel += static_cast<int64_t>(groups) * kind.kBytes;
+      narrow_panel<decltype(kind)>(panel, (span.columns + kind.kColumns - 1) / kind.kColumns, pairs_.data());
     });
-    for (int t = 0; t < tokens; t += size)
-      with_constant<kBlockRows>(std::min(size, tokens - t), [&](auto rows) {
-        dot_products<rows>(weights, x.at(block, first + t), pairs, tile_.data() + static_cast<size_t>(t) * kPanel, begin > 0);
-      });
   }
+  for (int t = 0; t < span.tokens; t += size, to += size * kPanel)
+    with_constant<kBlockRows>(std::min(size, span.tokens - t), [&](auto rows) {
+      dot_products<rows>(weights, x.columns(span.first + t, span.begin), pairs, to, adds);
+    });
 }
 
 #else
 
-void Multiplier::multiply(const Linear&, const uint8_t*, const RowsOf<bf16>&, int, int) {}
+void Multiplier::multiply(const Linear&, const uint8_t*, const RowsOf<bf16>&, const Span&, float*, bool) {}
 
 #endif
 

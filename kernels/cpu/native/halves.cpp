@@ -125,32 +125,21 @@ void narrow(const bf16* values, int count, float factor, half* to) {
   for (int k = 0; k < count; ++k) to[k] = bits_as<half>(static_cast<_Float16>(to_float(values[k]) * inverse));
 }
 
-void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const RowsOf<half>& x, int first, int tokens) {
+void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const RowsOf<half>& x, const Span& span, float* to, bool adds) {
   static_assert(kParts == 1, "a panel is as wide as two vectors");
   constexpr int kRows = kRowsAtOnce<half>;
-  const int blocks = (tokens + kRows - 1) / kRows, size = (tokens + blocks - 1) / blocks;
+  const int blocks = (span.tokens + kRows - 1) / kRows, size = (span.tokens + blocks - 1) / blocks, columns = (span.columns + 1) / 2 * 2;
   const float* powers = row_powers(linear, panel);
   const PanelRows factors = {load<floats>(powers), load<floats>(powers + kLanes)}, inverses = {1.0f / factors.low, 1.0f / factors.high};
   halves_.resize(kColumnsAtOnce * kPanel);
-  for (int begin = 0, block = 0; begin < linear.columns; begin += kColumnsAtOnce, ++block) {
-    const int columns = (std::min(kColumnsAtOnce, linear.columns - begin) + 1) / 2 * 2;
-    with_format(linear.format, [&](auto kind) {
-      using Kind = decltype(kind);
-      const int groups = (columns + Kind::kColumns - 1) / Kind::kColumns;
-      narrow_groups(kind, panel, groups, inverses, halves_.data());
-      for (int t = 0; t < tokens; t += size) {
-        float* to = tile_.data() + static_cast<size_t>(t) * kPanel;
-        with_constant<kRows>(std::min(size, tokens - t), [&](auto rows) {
-          half_products<rows>(halves_.data(), x.at(block, first + t), columns, factors, to, begin > 0);
-        });
-      }
-      panel += static_cast<int64_t>(groups) * Kind::kBytes;
+  with_format(linear.format, [&](auto kind) {
+    const int groups = (columns + kind.kColumns - 1) / kind.kColumns;
+    narrow_groups(kind, panel + group_bytes(linear.format, span.begin), groups, inverses, halves_.data());
+  });
+  for (int t = 0; t < span.tokens; t += size, to += size * kPanel)
+    with_constant<kRows>(std::min(size, span.tokens - t), [&](auto rows) {
+      half_products<rows>(halves_.data(), x.columns(span.first + t, span.begin), columns, factors, to, adds);
     });
-  }
-  for (int t = 0; t < tokens; ++t) {
-    float* values = tile_.data() + static_cast<size_t>(t) * kPanel;
-    for (int i = 0; i < kPanel; ++i) values[i] *= x.factors[first + t];
-  }
 }
 
 #else
@@ -159,7 +148,7 @@ float half_factor(const bf16*, int) { return 1.0f; }
 
 void narrow(const bf16*, int, float, half*) {}
 
-void Multiplier::multiply(const Linear&, const uint8_t*, const RowsOf<half>&, int, int) {}
+void Multiplier::multiply(const Linear&, const uint8_t*, const RowsOf<half>&, const Span&, float*, bool) {}
 
 #endif
 

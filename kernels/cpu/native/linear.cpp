@@ -3,6 +3,8 @@
 
 #include <omp.h>
 
+#include <limits>
+
 #include "weights.h"
 
 namespace piecework {
@@ -66,6 +68,29 @@ void pack_q4(const uint8_t* const* rows, int count, int columns, bool has_minimu
     }
 }
 
+// Numbers and 128.
+void pack_int8(const int8_t* const* rows, int count, int columns, uint8_t* out) {
+  for (int k = 0; k < columns; ++k)
+    for (int r = 0; r < count; ++r) out[(k / 4 * kPanel + r) * 4 + k % 4] = static_cast<uint8_t>(rows[r][k] + 128);
+}
+
+// Numbers as they are.
+void pack_fp8(const uint8_t* const* rows, int count, int columns, uint8_t* out) {
+  for (int k = 0; k < columns; ++k)
+    for (int r = 0; r < count; ++r) out[k * kPanel + r] = rows[r][k];
+}
+
+// The scales of rows [count][columns], of fp8 those of numbers that are a 256th of what they stand for: a NaN where the row holds one.
+void pack_scales(const float* scales, int columns, const uint8_t* const* rows, int count, int row_bytes, bool is_fp8, float* out) {
+  for (int r = 0; r < count; ++r) {
+    bool has_nan = false;
+    if (is_fp8)
+      for (int k = 0; k < row_bytes; ++k) has_nan |= (rows[r][k] & 0x7f) == 0x7f;
+    for (int g = 0; g < columns; ++g)
+      out[g * kPanel + r] = has_nan ? std::numeric_limits<float>::quiet_NaN() : scales[r * columns + g] * (is_fp8 ? 256.0f : 1.0f);
+  }
+}
+
 // The largest bits of a row but the sign, which are those of its largest number, or, of a format with scales, of the largest they allow.
 struct Largest {
   uint32_t bits[kPanel] = {};
@@ -81,6 +106,13 @@ Largest largest_of(Bf16, const uint8_t* panel, int groups) {
       largest.bits[r] = std::max({largest.bits[r], pair << 16 & 0x7fffffffu, pair & 0x7fff0000u});
     }
   }
+  return largest;
+}
+
+Largest largest_of(Fp8, const uint8_t* panel, int groups) {
+  Largest largest;
+  for (int k = 0; k < groups * Fp8::kColumns; ++k, panel += kPanel)
+    for (int r = 0; r < kPanel; ++r) largest.meet(r, to_float(fp8{panel[r]}) * 0x1p-8f);
   return largest;
 }
 
@@ -128,8 +160,17 @@ Number* kept(Aligned<Number>& memory, size_t count) {
   return memory.data();
 }
 
-template <class Number, class Write>
-void multiply(const Linear& linear, const bf16* x, int64_t stride, int tokens, int most_threads, Write write) {
+// Rows of x that lie `stride` numbers apart, and their scales as in RowsOf.
+template <class Number>
+struct Source {
+  const Number* x;
+  int64_t stride;
+  const float* scales = nullptr;
+  int groups = 0;
+};
+
+template <class Number, class Given, class Write>
+void multiply(const Linear& linear, const Source<Given>& x, int tokens, int most_threads, Write write) {
   static thread_local Aligned<Number> memory;
   static thread_local Aligned<float> factors;
   constexpr int row_bytes = sizeof(Number) * kStrideOf<Number>;
@@ -138,7 +179,8 @@ void multiply(const Linear& linear, const bf16* x, int64_t stride, int tokens, i
   const int threads = static_cast<int64_t>(tokens) * linear.rows * linear.columns < kAlone ? 1 : most_threads;
   for (int start = 0; start < tokens; start += at_once) {
     const int count = std::min(at_once, tokens - start);
-    const RowsOf<Number> rows{kept(memory, RowsOf<Number>::size(count, linear.columns)), count, kept(factors, count)};
+    const RowsOf<Number> rows{kept(memory, RowsOf<Number>::size(count, linear.columns)), count, kept(factors, count),
+                                x.scales + static_cast<int64_t>(start) * x.groups, x.groups};
     // Chunks of whole blocks of rows, and so many that every thread gets a share.
     const int blocks = (count + kRowsAtOnce<Number> - 1) / kRowsAtOnce<Number>, most = kChunkBytes / (row_bytes * kRowsAtOnce<Number>);
     const int chunks = std::max((blocks + most - 1) / most, std::min(blocks, (2 * threads + panels - 1) / panels));
@@ -147,7 +189,7 @@ void multiply(const Linear& linear, const bf16* x, int64_t stride, int tokens, i
     {
       static thread_local Multiplier multiplier;
 #pragma omp for schedule(static)
-      for (int t = 0; t < count; ++t) rows.set(t, x + (start + t) * stride, linear.columns);
+      for (int t = 0; t < count; ++t) rows.set(t, x.x + (start + t) * x.stride, linear.columns);
       multiplier.prepare(linear, rows);
 #pragma omp for schedule(dynamic)
       for (int item = 0; item < chunks * panels; ++item) {
@@ -163,37 +205,51 @@ void multiply(const Linear& linear, const bf16* x, int64_t stride, int tokens, i
 }  // namespace
 }  // namespace piecework
 
-// kind: a Format, or 3 for Q4_0. rows: `count` pointers to rows of W as bfloat16 or as GGUF's blocks.
-extern "C" void piecework_pack(int kind, const void* const* rows, int count, int columns, void* out, int threads) {
+// kind: 0 bfloat16, GGUF's 1 Q8_0, 2 Q4_1, 3 Q4_0, 4 int8, 5 e4m3, 6 e4m3 with blocks. rows: `count` pointers to rows of W, and of the last
+// three their scales [count][row_scales].
+extern "C" void piecework_pack(int kind, const void* const* rows, int count, int columns, const float* scales, void* out, int threads) {
   using namespace piecework;
-  const int32_t format = std::min(kind, static_cast<int>(kQ4));
+  constexpr Format kFormats[] = {kBf16, kQ8, kQ4, kQ4, kInt8, kFp8, kFp8Blocks};
+  const Format format = kFormats[kind];
   const int64_t bytes = panel_bytes(format, columns);
+  const int row_size = row_scales(format, columns);
 #pragma omp parallel for num_threads(threads)
   for (int first = 0; first < count; first += kPanel) {
     uint8_t* to = static_cast<uint8_t*>(out) + first / kPanel * bytes;
     const int size = std::min(kPanel, count - first);
     const auto* bytes_of = reinterpret_cast<const uint8_t* const*>(rows + first);
-    if (size < kPanel) std::memset(to, 0, bytes);
-    if (kind == kBf16) pack_bf16(reinterpret_cast<const bf16* const*>(rows + first), size, columns, to);
-    if (kind == kQ8) pack_q8(bytes_of, size, columns, to);
-    if (kind >= kQ4) pack_q4(bytes_of, size, columns, kind == kQ4, to);
+    auto* powers = reinterpret_cast<float*>(to + group_bytes(format, columns));
+    if (size < kPanel || format >= kInt8) std::memset(to, 0, bytes);
+    if (format == kBf16) pack_bf16(reinterpret_cast<const bf16* const*>(rows + first), size, columns, to);
+    if (format == kQ8) pack_q8(bytes_of, size, columns, to);
+    if (format == kQ4) pack_q4(bytes_of, size, columns, kind == 2, to);
+    if (format == kInt8) pack_int8(reinterpret_cast<const int8_t* const*>(rows + first), size, columns, to);
+    if (format == kFp8 || format == kFp8Blocks) pack_fp8(bytes_of, size, columns, to);
+    pack_scales(scales + static_cast<int64_t>(first) * row_size, row_size, bytes_of, size, columns, format != kInt8, powers + kPanel);
+    if (format == kInt8) continue;
     with_format(format, [&](auto of) {
       const int groups = (columns + of.kColumns - 1) / of.kColumns;
-      write_row_powers(largest_of(of, to, groups), to + group_bytes(format, columns));
+      write_row_powers(largest_of(of, to, groups), reinterpret_cast<uint8_t*>(powers));
     });
   }
 }
 
-// out [tokens, rows] = x [tokens, columns], whose rows are `stride` numbers apart, times W^T.
-extern "C" void piecework_linear(const void* linear, const void* x, int64_t stride, void* out, int tokens, int threads) {
+// out [tokens, rows] = x [tokens, columns], whose rows are `stride` numbers apart, times W^T. x is bfloat16, or quantised as W is: then
+// with `groups` scales a row, or, for 0, one for all.
+extern "C" void piecework_linear(const void* linear, const void* x, int64_t stride, const float* scales, int groups, void* out, int tokens,
+                                 int threads) {
   using namespace piecework;
   const Linear& layer = *static_cast<const Linear*>(linear);
   const auto write = [&](int t, int n, const float* values, int count) {
     write_bf16(values, count, static_cast<bf16*>(out) + static_cast<int64_t>(t) * layer.rows + n);
   };
   const Way way = way_of(layer, tokens);
-  const auto* rows = static_cast<const bf16*>(x);
-  if (way == kHalves) return multiply<half>(layer, rows, stride, tokens, threads, write);
-  if (way == kDots) return multiply<bf16>(layer, rows, stride, tokens, threads, write);
-  multiply<float>(layer, rows, stride, tokens, threads, write);
+  const auto multiplied = [&](auto source) {
+    if (way == kHalves) return multiply<half>(layer, source, tokens, threads, write);
+    if (way == kDots) return multiply<bf16>(layer, source, tokens, threads, write);
+    multiply<float>(layer, source, tokens, threads, write);
+  };
+  if (way == kBytes) return multiply<byte>(layer, Source<int8_t>{static_cast<const int8_t*>(x), stride, scales, groups}, tokens, threads, write);
+  if (scales) return multiplied(Source<fp8>{static_cast<const fp8*>(x), stride, scales, groups});
+  multiplied(Source<bf16>{static_cast<const bf16*>(x), stride});
 }

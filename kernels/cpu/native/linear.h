@@ -2,7 +2,8 @@
 //
 // Few rows by float32 FMAs on numbers that are widened. Many rows in the fastest of the ways that the CPU has: these, dot products of
 // bfloat16, or FMAs of float16. On Emerald Rapids they make 176, 86 and 352 GFLOP/s a core (docs/performance-cpu.md); others have twice as
-// many dot products as FMAs, or no float16.
+// many dot products as FMAs, or no float16. Weights of 8 bits with a scale a row are multiplied by x of 8 bits: int8 by products of whole
+// numbers (bytes.cpp), e4m3 in the same ways as bfloat16, which holds each of its numbers.
 #pragma once
 #include <algorithm>
 
@@ -18,16 +19,28 @@ struct Linear {
 
 constexpr int kPanel = 32;  // rows of W that lie side by side
 
-enum Format : int32_t { kBf16 = 0, kQ8 = 1, kQ4 = 2 };
+enum Format : int32_t { kBf16 = 0, kQ8 = 1, kQ4 = 2, kInt8 = 3, kFp8 = 4, kFp8Blocks = 5 };
+
+constexpr int kScaledColumns = 128;  // that have one scale, of kFp8Blocks, and of x where it has several
+
+// Scales of a row of W: those of the other formats are parts of their groups.
+inline int row_scales(int32_t format, int columns) {
+  return format == kFp8Blocks ? (columns + kScaledColumns - 1) / kScaledColumns : format >= kInt8 ? 1 : 0;
+}
 
 // Bytes of the groups of a panel, and of a panel.
 int64_t group_bytes(int32_t format, int columns);
-inline int64_t panel_bytes(int32_t format, int columns) { return group_bytes(format, columns) + kPanel * sizeof(float); }
+inline int64_t panel_bytes(int32_t format, int columns) {
+  return group_bytes(format, columns) + (1 + row_scales(format, columns)) * kPanel * sizeof(float);
+}
 
-// The last of a panel, [32]: for each row the largest power of two that is at most its largest number, with whose inverse it fits float16.
+// After the groups, [32]: for each row the largest power of two that is at most its largest number, with whose inverse it fits float16.
 inline const float* row_powers(const Linear& linear, const uint8_t* panel) {
   return reinterpret_cast<const float*>(panel + group_bytes(linear.format, linear.columns));
 }
+
+// The last of a panel, [row_scales][32].
+inline const float* scales_of_rows(const Linear& linear, const uint8_t* panel) { return row_powers(linear, panel) + kPanel; }
 
 constexpr int kColumnsAtOnce = 1024;  // that products are summed over before the sums are put down
 
@@ -35,7 +48,16 @@ struct half {
   uint16_t bits;
 };
 
-enum Way : int32_t { kFloats = 0, kDots = 1, kHalves = 2 };
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+constexpr bool kHasByteDots = true;
+#else
+constexpr bool kHasByteDots = false;
+#endif
+
+// x quantised to int8, as products of bytes take it.
+using byte = std::conditional_t<kHasByteDots, int8_t, int16_t>;
+
+enum Way : int32_t { kFloats = 0, kDots = 1, kHalves = 2, kBytes = 3 };
 
 #if defined(__AVX512BF16__)
 constexpr bool kHasDots = true;
@@ -62,12 +84,22 @@ constexpr int kStride = kStrideOf<float>;
 float half_factor(const bf16* values, int count);
 void narrow(const bf16* values, int count, float factor, half* to);
 
+// Bytes as the products take them, ended by zeros, and their corrections [1 + 8] (bytes.cpp).
+void set_bytes(const int8_t* values, int count, byte* to, int32_t* corrections);
+
 // Rows of x, cut into blocks of columns: [blocks][tokens][kStrideOf], of which the first kColumnsAtOnce hold numbers.
 template <class Number>
 struct RowsOf {
   Number* x;
   int tokens;
-  float* factors = nullptr;  // [tokens], of float16: by what a row is to be multiplied
+  float* factors = nullptr;       // [tokens], of float16: by what a row is to be multiplied
+  const float* scales = nullptr;  // [tokens][groups] of what was quantised, or one for all, and then no groups
+  int groups = 0;
+
+  float scale(int t, int segment) const {
+    if (groups == 0) return scales ? *scales : 1.0f;
+    return scales[static_cast<int64_t>(t) * groups + (groups > 1 ? segment : 0)];
+  }
 
   static size_t size(int tokens, int columns) { return static_cast<size_t>(blocks(columns)) * tokens * kStrideOf<Number>; }
   static int blocks(int columns) { return (columns + kColumnsAtOnce - 1) / kColumnsAtOnce; }
@@ -94,6 +126,23 @@ struct RowsOf {
     end(t, count);
   }
 
+  void set(int t, const fp8* values, int count) const {
+    static thread_local std::vector<bf16> wide;
+    wide.resize(count);
+    for (int k = 0; k < count; ++k) wide[k] = from_float<bf16>(to_float(values[k]));
+    set(t, wide.data(), count);
+  }
+
+  // Each block's columns are followed by the correction of products with weights to which 128 was added, of all and of each segment
+  // (bytes.cpp).
+  void set(int t, const int8_t* values, int count) const {
+    for (int first = 0; first < count; first += kColumnsAtOnce) {
+      Number* to = columns(t, first);
+      const int size = std::min(kColumnsAtOnce, count - first);
+      set_bytes(values + first, size, to, reinterpret_cast<int32_t*>(to + kColumnsAtOnce));
+    }
+  }
+
   // The pairs of an odd number of columns end with a zero.
   void end(int t, int count) const {
     if (count % 2) columns(t, count - 1)[1] = Number{};
@@ -109,17 +158,29 @@ class Multiplier {
   void prepare(const Linear& linear, const Rows& x);
   void prepare(const Linear&, const RowsOf<bf16>&) {}
   void prepare(const Linear&, const RowsOf<half>&) {}
+  void prepare(const Linear&, const RowsOf<byte>&) {}
 
   // Calls write(token, row, values, count), the results of `count` rows of W from `row` on, for the tokens [first, last).
   template <class Number, class Write>
   void panel(const Linear& linear, const RowsOf<Number>& x, int panel, int first, int last, Write write) {
     const int tokens = last - first;
-    if (tile_.size() < static_cast<size_t>(tokens) * kPanel) tile_.resize(static_cast<size_t>(tokens) * kPanel);
+    const size_t size = static_cast<size_t>(tokens) * kPanel;
+    if (tile_.size() < size) tile_.resize(size);
     const uint8_t* weight = linear.weight + panel * panel_bytes(linear.format, linear.columns);
-    multiply(linear, weight, x, first, tokens);
+    const bool is_scaled = row_scales(linear.format, linear.columns) > 0, by_segments = linear.format == kFp8Blocks || x.groups > 1;
+    const int step = by_segments ? kScaledColumns : kColumnsAtOnce;
+    if (by_segments && part_.size() < size) part_.resize(size);
+    for (int begin = 0; begin < linear.columns; begin += step) {
+      const Span span{begin, std::min(step, linear.columns - begin), first, tokens};
+      multiply(linear, weight, x, span, by_segments ? part_.data() : tile_.data(), begin > 0 && !by_segments);
+      if (by_segments) scale(linear, weight, x, span, begin / step, part_.data(), begin > 0);
+    }
+    if (is_scaled && !by_segments) scale(linear, weight, x, Span{0, linear.columns, first, tokens}, 0, tile_.data(), false);
     const int row = panel * kPanel, count = std::min(kPanel, linear.rows - row);
     for (int t = 0; t < tokens; ++t) {
       float* values = tile_.data() + static_cast<size_t>(t) * kPanel;
+      if constexpr (std::is_same_v<Number, half>)
+        for (int i = 0; i < count; ++i) values[i] *= x.factors[first + t];
       if (linear.bias)
         for (int i = 0; i < count; ++i) values[i] += to_float(linear.bias[row + i]);
       write(first + t, row, values, count);
@@ -127,24 +188,45 @@ class Multiplier {
   }
 
  private:
-  // The products of a panel with the rows [first, first + tokens) of x, into the tile [tokens][32].
-  void multiply(const Linear& linear, const uint8_t* panel, const Rows& x, int first, int tokens);
+  // Columns of a panel that lie in one block, and rows of x.
+  struct Span {
+    int begin, columns, first, tokens;
+  };
+
+  // to [tokens][32] = or += the products of a panel with rows of x.
+  void multiply(const Linear& linear, const uint8_t* panel, const Rows& x, const Span& span, float* to, bool adds);
 
   // The same by dot products of bfloat16 (dots.cpp), to which weights of other formats are rounded.
-  void multiply(const Linear& linear, const uint8_t* panel, const RowsOf<bf16>& x, int first, int tokens);
+  void multiply(const Linear& linear, const uint8_t* panel, const RowsOf<bf16>& x, const Span& span, float* to, bool adds);
 
   // The same by FMAs of float16 (halves.cpp), to which weights of 4 and 8 bits are rounded, and sums of a few products.
-  void multiply(const Linear& linear, const uint8_t* panel, const RowsOf<half>& x, int first, int tokens);
+  void multiply(const Linear& linear, const uint8_t* panel, const RowsOf<half>& x, const Span& span, float* to, bool adds);
+
+  // The same of int8 (bytes.cpp): sums of whole numbers are exact.
+  void multiply(const Linear& linear, const uint8_t* panel, const RowsOf<byte>& x, const Span& span, float* to, bool adds);
+
+  // The tile = or += numbers [tokens][32] times the scales that a segment of columns has in W and in x.
+  template <class Number>
+  void scale(const Linear& linear, const uint8_t* panel, const RowsOf<Number>& x, const Span& span, int segment, const float* numbers,
+             bool adds) {
+    const float* by = scales_of_rows(linear, panel) + (linear.format == kFp8Blocks ? segment * kPanel : 0);
+    for (int t = 0; t < span.tokens; ++t, numbers += kPanel) {
+      const float factor = x.scale(span.first + t, segment);
+      float* to = tile_.data() + static_cast<size_t>(t) * kPanel;
+#pragma omp simd
+      for (int i = 0; i < kPanel; ++i) to[i] = (adds ? to[i] : 0.0f) + numbers[i] * factor * by[i];
+    }
+  }
 
   template <class Kind>
-  void multiply_as(const uint8_t* panel, int columns, const Rows& x, int first, int tokens);
+  void multiply_as(const uint8_t* weight, const Rows& x, const Span& span, float* to, bool adds);
 
-  Aligned<float> tile_, widened_, x_sums_;
+  Aligned<float> tile_, part_, widened_, x_sums_;
   Aligned<uint32_t> pairs_;
   Aligned<half> halves_;
 };
 
-// The way in which products with so many rows of x are made: by FMAs of float32 where there are few, else as this CPU does it fastest,
+// The way in which products with so many rows of x are made: int8 by products of bytes, others by FMAs of float32 where there are few, else as this CPU does it fastest,
 // which is found out once, by trying all that it has.
 Way way_of(const Linear& linear, int tokens);
 

@@ -1,5 +1,5 @@
-"""Linear layers by the C++ kernels: `piecework::linear`, on weights packed in panels
-(weights.h).
+"""Linear layers by the C++ kernels: `piecework::linear`, and `piecework::native_scaled_linear` for
+activations that are quantised too, on weights packed in panels (weights.h).
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import ctypes
 from collections.abc import Sequence
 from enum import IntEnum
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 
@@ -18,24 +19,55 @@ PANEL = 32
 
 
 class Layout(IntEnum):
-    """`Format` of weights.h."""
+    """`Format` of linear.h."""
 
     BF16 = 0
     Q8 = 1
     Q4 = 2
+    INT8 = 3
+    FP8 = 4
+    FP8_BLOCKS = 5
 
 
-_GROUPS = {Layout.BF16: (2, 4 * PANEL), Layout.Q8: (32, 34 * PANEL), Layout.Q4: (32, 20 * PANEL)}
-"""Columns of a group, and its bytes in a panel."""
-_ROW_POWERS_BYTES = 4 * PANEL
-"""At the end of a panel."""
+class _Group(NamedTuple):
+    """Columns that lie together, their bytes in a panel, and whether the last may be fewer."""
+
+    columns: int
+    size: int
+    may_be_short: bool = True
+
+
+_GROUPS = {
+    Layout.BF16: _Group(2, 4 * PANEL),
+    Layout.Q8: _Group(32, 34 * PANEL, False),
+    Layout.Q4: _Group(32, 20 * PANEL, False),
+    Layout.INT8: _Group(4, 4 * PANEL),
+    Layout.FP8: _Group(2, 2 * PANEL),
+    Layout.FP8_BLOCKS: _Group(2, 2 * PANEL),
+}
+_SCALED_COLUMNS = 128
+"""Columns that have one scale, of a layout with several and of x."""
 _KINDS = {
     "bfloat16": (Layout.BF16, 0),
     "Q8_0": (Layout.Q8, 1),
     "Q4_1": (Layout.Q4, 2),
     "Q4_0": (Layout.Q4, 3),
+    "int8": (Layout.INT8, 4),
+    "fp8_e4m3": (Layout.FP8, 5),
+    "fp8_e4m3_blocks": (Layout.FP8_BLOCKS, 6),
 }
 """Layout, and the number by which `piecework_pack` knows the kind."""
+_DTYPES = {"bfloat16": torch.bfloat16, "int8": torch.int8} | dict.fromkeys(
+    ("fp8_e4m3", "fp8_e4m3_blocks"), torch.float8_e4m3fn
+)
+"""Of weights that are no blocks of GGUF."""
+
+
+def _row_scales(layout: int, columns: int) -> int:
+    """Scales of a row of a weight; those of GGUF's formats are parts of their blocks."""
+    if layout == Layout.FP8_BLOCKS:
+        return -(-columns // _SCALED_COLUMNS)
+    return int(layout in (Layout.INT8, Layout.FP8))
 
 
 class LinearStruct(ctypes.Structure):
@@ -60,40 +92,99 @@ _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-unt
 _LIBRARY.define(
     "linear(Tensor x, Tensor weight, Tensor? bias, int out_features, int layout) -> Tensor"
 )  # type: ignore[no-untyped-call]
+_LIBRARY.define(
+    "native_scaled_linear(Tensor x, Tensor x_scale, Tensor weight, Tensor? bias, "
+    "int out_features, int layout) -> Tensor"
+)  # type: ignore[no-untyped-call]
+
+
+def multiply(
+    library: ctypes.CDLL,
+    x: torch.Tensor,
+    x_scale: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_features: int,
+    layout: int,
+) -> torch.Tensor:
+    """x [T, in], bfloat16 or, with x_scale [1], [T, 1] or [T, in / 128] float32, quantised as the
+    weight is, to [T, out_features] bfloat16.
+    """
+    tokens, columns = x.shape
+    shape = _packed_shape(layout, columns, out_features)
+    assert weight.shape == shape and weight.dtype == torch.uint8 and weight.is_contiguous()
+    assert bias is None or (bias.shape == (out_features,) and bias.dtype == torch.bfloat16)
+    groups = 0
+    if x_scale is None:
+        assert x.dtype == torch.bfloat16 and layout != Layout.INT8
+    else:
+        assert x.dtype == (torch.int8 if layout == Layout.INT8 else torch.float8_e4m3fn)
+        assert layout >= Layout.INT8 and x_scale.dtype == torch.float32
+        if x_scale.dim() == 2:
+            x_scale, groups = x_scale.contiguous(), x_scale.shape[1]
+            assert x_scale.shape[0] == tokens and columns == groups * (
+                columns if groups == 1 else _SCALED_COLUMNS
+            )
+        else:
+            assert x_scale.shape == (1,)
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    out = x.new_empty(tokens, out_features, dtype=torch.bfloat16)
+    library.piecework_linear(
+        ctypes.byref(linear_struct(weight, bias, columns, out_features, layout)),
+        ctypes.c_void_p(x.data_ptr()),
+        ctypes.c_int64(x.stride(0)),
+        None if x_scale is None else ctypes.c_void_p(x_scale.data_ptr()),
+        groups,
+        ctypes.c_void_p(out.data_ptr()),
+        tokens,
+        torch.get_num_threads(),
+    )
+    return out
 
 
 def _linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out_features: int, layout: int
 ) -> torch.Tensor:
     library = load_kernels()
-    assert library is not None and x.dtype == torch.bfloat16 and x.dim() == 2
-    if x.stride(1) != 1:
-        x = x.contiguous()
-    out = x.new_empty(x.shape[0], out_features)
-    struct = linear_struct(weight, bias, x.shape[1], out_features, layout)
-    pointers = (
-        ctypes.c_void_p(x.data_ptr()),
-        ctypes.c_int64(x.stride(0)),
-        ctypes.c_void_p(out.data_ptr()),
-    )
-    library.piecework_linear(ctypes.byref(struct), *pointers, x.shape[0], torch.get_num_threads())
-    return out
+    assert library is not None
+    return multiply(library, x, None, weight, bias, out_features, layout)
 
 
-def _linear_meta(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out_features: int, layout: int
+def _scaled_linear(
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_features: int,
+    layout: int,
 ) -> torch.Tensor:
-    return x.new_empty(x.shape[0], out_features)
+    library = load_kernels()
+    assert library is not None
+    return multiply(library, x, x_scale, weight, bias, out_features, layout)
 
 
 _LIBRARY.impl("linear", _linear, "CPU")  # type: ignore[no-untyped-call]
-_LIBRARY.impl("linear", _linear_meta, "Meta")  # type: ignore[no-untyped-call]
+_LIBRARY.impl(
+    "linear",
+    lambda x, weight, bias, out_features, layout: x.new_empty(x.shape[0], out_features),
+    "Meta",
+)  # type: ignore[no-untyped-call]
+_LIBRARY.impl("native_scaled_linear", _scaled_linear, "CPU")  # type: ignore[no-untyped-call]
+_LIBRARY.impl(
+    "native_scaled_linear",
+    lambda x, x_scale, weight, bias, out_features, layout: x.new_empty(
+        x.shape[0], out_features, dtype=torch.bfloat16
+    ),
+    "Meta",
+)  # type: ignore[no-untyped-call]
 
 
 class NativeLinear:
     """`LinearKernels` of the CPU."""
 
     op = torch.ops.piecework.linear.default
+    scaled_op = torch.ops.piecework.native_scaled_linear.default
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -102,28 +193,45 @@ class NativeLinear:
         if kind not in _KINDS:
             return None
         layout = _KINDS[kind][0]
-        return layout if layout is Layout.BF16 or in_features % _GROUPS[layout][0] == 0 else None
+        group = _GROUPS[layout]
+        return layout if group.may_be_short or in_features % group.columns == 0 else None
 
     def packed_shape(self, layout: int, in_features: int, out_features: int) -> tuple[int, int]:
-        columns, size = _GROUPS[Layout(layout)]
-        return -(-out_features // PANEL), -(-in_features // columns) * size + _ROW_POWERS_BYTES
+        return _packed_shape(layout, in_features, out_features)
 
-    def pack(self, kind: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    def pack(
+        self, kind: str, parts: Sequence[torch.Tensor], scales: Sequence[torch.Tensor] = ()
+    ) -> torch.Tensor:
         layout, number = _KINDS[kind]
+        dtype = _DTYPES.get(kind, torch.uint8)
+        assert all(part.dtype == dtype for part in parts)
         parts = [part.contiguous() for part in parts]
         width = parts[0].shape[1]
-        columns = width if layout is Layout.BF16 else width // _block_bytes(kind) * 32
+        assert all(part.shape[1] == width for part in parts)
+        columns = width // _block_bytes(kind) * 32 if dtype == torch.uint8 else width
         rows = list(chain.from_iterable(_row_addresses(part) for part in parts))
-        packed = torch.empty(self.packed_shape(layout, columns, len(rows)), dtype=torch.uint8)
+        packed = torch.empty(_packed_shape(layout, columns, len(rows)), dtype=torch.uint8)
         addresses = torch.tensor(rows, dtype=torch.int64)
-        pointers = (
+        each = torch.cat([*scales]).float().contiguous() if scales else torch.empty(len(rows), 0)
+        assert each.shape == (len(rows), _row_scales(layout, columns))
+        self._library.piecework_pack(
+            number,
             ctypes.c_void_p(addresses.data_ptr()),
             len(rows),
             columns,
+            ctypes.c_void_p(each.data_ptr()),
             ctypes.c_void_p(packed.data_ptr()),
+            torch.get_num_threads(),
         )
-        self._library.piecework_pack(number, *pointers, torch.get_num_threads())
         return packed
+
+
+def _packed_shape(layout: int, in_features: int, out_features: int) -> tuple[int, int]:
+    group = _GROUPS[Layout(layout)]
+    # Each row's power of two and its scales.
+    numbers = 1 + _row_scales(layout, in_features)
+    size = -(-in_features // group.columns) * group.size + numbers * 4 * PANEL
+    return -(-out_features // PANEL), size
 
 
 def _block_bytes(kind: str) -> int:

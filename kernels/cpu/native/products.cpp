@@ -89,7 +89,7 @@ void widen_panel(const uint8_t* panel, int groups, float* out) {
 
 // So many blocks of rows take less time when each widens the numbers for itself.
 template <class Kind>
-constexpr int kNarrowBlocks = Kind::kIsScaled ? 3 : 6;
+constexpr int kNarrowBlocks = std::is_same_v<Kind, Bf16> ? 6 : 3;
 
 template <class Kind>
 void some_rows(const uint8_t* weight, const float* x, int count, int groups, float* to, bool adds) {
@@ -105,6 +105,7 @@ void few_rows(const uint8_t* weight, const float* x, const float* x_sums, int co
 }  // namespace
 
 int64_t group_bytes(int32_t format, int columns) {
+  if (format == kInt8) return static_cast<int64_t>((columns + 3) / 4) * 4 * kPanel;
   int64_t bytes = 0;
   with_format(format, [&](auto kind) { bytes = static_cast<int64_t>((columns + kind.kColumns - 1) / kind.kColumns) * kind.kBytes; });
   return bytes;
@@ -124,32 +125,29 @@ void Multiplier::prepare(const Linear& linear, const Rows& x) {
     }
 }
 
-void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const Rows& x, int first, int tokens) {
-  with_format(linear.format, [&](auto kind) { multiply_as<decltype(kind)>(panel, linear.columns, x, first, tokens); });
+void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const Rows& x, const Span& span, float* to, bool adds) {
+  const uint8_t* weight = panel + group_bytes(linear.format, span.begin);
+  with_format(linear.format, [&](auto kind) { multiply_as<decltype(kind)>(weight, x, span, to, adds); });
 }
 
 template <class Kind>
-void Multiplier::multiply_as(const uint8_t* panel, int columns, const Rows& x, int first, int tokens) {
-  const int blocks = (tokens + kBlockRows - 1) / kBlockRows, size = (tokens + blocks - 1) / blocks;
-  for (int begin = 0, block = 0; begin < columns; begin += kColumnsAtOnce, ++block) {
-    const int groups = (std::min(kColumnsAtOnce, columns - begin) + Kind::kColumns - 1) / Kind::kColumns;
-    const bool adds = begin > 0;
-    if (blocks > kNarrowBlocks<Kind>) {
-      widened_.resize(kColumnsAtOnce * kPanel);
-      widen_panel<Kind>(panel, groups, widened_.data());
-    }
-    for (int t = 0; t < tokens; t += size) {
-      const float* from = x.at(block, first + t);
-      float* to = tile_.data() + static_cast<size_t>(t) * kPanel;
-      const int rows = std::min(size, tokens - t);
-      if (blocks > kNarrowBlocks<Kind>)
-        some_rows<Widened>(reinterpret_cast<const uint8_t*>(widened_.data()), from, rows, groups * (Kind::kColumns / Widened::kColumns), to, adds);
-      else if (Kind::kIsScaled && x.tokens <= kScaledRows)
-        few_rows<Kind>(panel, from, x_sums_.data() + begin / Kind::kColumns * rows, rows, groups, to, adds);
-      else
-        some_rows<Kind>(panel, from, rows, groups, to, adds);
-    }
-    panel += static_cast<int64_t>(groups) * Kind::kBytes;
+void Multiplier::multiply_as(const uint8_t* weight, const Rows& x, const Span& span, float* to, bool adds) {
+  const int blocks = (span.tokens + kBlockRows - 1) / kBlockRows, size = (span.tokens + blocks - 1) / blocks;
+  const int groups = (span.columns + Kind::kColumns - 1) / Kind::kColumns;
+  const bool widens = blocks > kNarrowBlocks<Kind>;
+  if (widens) {
+    widened_.resize(kColumnsAtOnce * kPanel);
+    widen_panel<Kind>(weight, groups, widened_.data());
+  }
+  for (int t = 0; t < span.tokens; t += size, to += size * kPanel) {
+    const float* from = x.columns(span.first + t, span.begin);
+    const int rows = std::min(size, span.tokens - t);
+    if (widens)
+      some_rows<Widened>(reinterpret_cast<const uint8_t*>(widened_.data()), from, rows, groups * (Kind::kColumns / Widened::kColumns), to, adds);
+    else if (Kind::kIsScaled && x.tokens <= kScaledRows)
+      few_rows<Kind>(weight, from, x_sums_.data() + span.begin / Kind::kColumns * rows, rows, groups, to, adds);
+    else
+      some_rows<Kind>(weight, from, rows, groups, to, adds);
   }
 }
 

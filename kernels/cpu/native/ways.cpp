@@ -59,6 +59,7 @@ int least_rows(Way way, int32_t format) {
 }  // namespace
 
 Way way_of(const Linear& linear, int tokens) {
+  if (linear.format == kInt8) return kBytes;
   // The fastest is not asked for, and so not looked for, before there are as many rows.
   if (tokens < least_rows(kHalves, linear.format)) return kFloats;
   const Way way = fastest_way();

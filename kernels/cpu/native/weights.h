@@ -1,9 +1,11 @@
 // Weights as the products read them: panels of 32 rows of W, side by side, so that a vector holds one column of several rows.
 //
-// A panel is a row of groups of columns, and at its end the powers of two of linear.h. How a group holds its numbers is the format's:
+// A panel is a row of groups of columns, and at its end the powers of two and the scales of linear.h. How a group holds its numbers is the format's:
 //   Bf16  2 columns: pairs of bfloat16, [32 rows][2]
 //   Q8   32 columns: [32 columns][32 rows] int8, then the rows' scales [32] float16; weight = scale * number
 //   Q4   32 columns: [4][32 rows] words of 8 columns, 4 bits each, then scales and minima [2][32] float16; scale * number + minimum
+//   Fp8   2 columns: [2 columns][32 rows] e4m3
+//   int8  4 columns: [32 rows][4] numbers plus 128, which bytes.cpp alone reads
 // Q8 and Q4 hold GGUF's Q8_0, Q4_0 and Q4_1 without any change of value.
 #pragma once
 #include "linear.h"
@@ -55,6 +57,21 @@ inline floats load_bytes(const int8_t* from) {
 #else
   floats v;
   for (int i = 0; i < kLanes; ++i) v[i] = from[i];
+  return v;
+#endif
+}
+
+// kLanes e4m3 to float32, a 256th of each: under float16's exponent, which is wider by a bit, they are numbers too.
+inline floats load_fp8(const uint8_t* from) {
+#if defined(__AVX512F__)
+  const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))), 7);
+  return (floats)_mm512_cvtph_ps(_mm256_and_si256(wide, _mm256_set1_epi16(static_cast<int16_t>(0xbf80))));
+#elif defined(__AVX2__)
+  const __m128i wide = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))), 7);
+  return (floats)_mm256_cvtph_ps(_mm_and_si128(wide, _mm_set1_epi16(static_cast<int16_t>(0xbf80))));
+#else
+  floats v;
+  for (int i = 0; i < kLanes; ++i) v[i] = to_float(fp8{from[i]}) * 0x1p-8f;
   return v;
 #endif
 }
@@ -131,6 +148,18 @@ struct Q4 {
   }
 };
 
+// Each number is a 256th of what it stands for, which the scales make up for; a row that holds a NaN has it as its scale.
+struct Fp8 {
+  static constexpr int kColumns = 2, kBytes = 2 * kPanel;
+  static constexpr bool kIsScaled = false;
+
+  template <class Use>
+  __attribute__((always_inline)) static void each(const uint8_t* group, int part, Use&& use) {
+    const uint8_t* from = group + part * kWide;
+    unrolled<2>([&](auto i) __attribute__((always_inline)) { use(0, i, load_fp8(from + i * kPanel), load_fp8(from + i * kPanel + kLanes)); });
+  }
+};
+
 // A panel widened to float32: [columns][32], an even number of columns.
 struct Widened {
   static constexpr int kColumns = 2, kBytes = 8 * kPanel;
@@ -143,11 +172,12 @@ struct Widened {
   }
 };
 
-// work(format) with the type of a format that is known when it runs.
+// work(format) with the type of a format that is known when it runs, and is not int8.
 template <class Work>
 inline void with_format(int32_t format, Work&& work) {
   if (format == kQ4) return work(Q4{});
   if (format == kQ8) return work(Q8{});
+  if (format == kFp8 || format == kFp8Blocks) return work(Fp8{});
   work(Bf16{});
 }
 

@@ -153,6 +153,7 @@ class Kernels:
     """Kernels whose layout is the blocks, one after another."""
 
     op: Any = None
+    scaled_op: Any = None
 
     def layout(self, kind: str, in_features: int) -> int | None:
         return 7
@@ -160,7 +161,9 @@ class Kernels:
     def packed_shape(self, layout: int, in_features: int, out_features: int) -> tuple[int, int]:
         return out_features, 2
 
-    def pack(self, kind: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    def pack(
+        self, kind: str, parts: Sequence[torch.Tensor], scales: Sequence[torch.Tensor] = ()
+    ) -> torch.Tensor:
         return torch.cat(list(parts))
 
 

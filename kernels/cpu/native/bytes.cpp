@@ -1,0 +1,102 @@
+// The products of linear.h by whole numbers of 8 bits, whose sums are exact.
+//
+// The instructions that multiply four pairs of bytes at once take one of them without a sign. It is the weight, to which 128 was added when
+// it was packed, so that x needs no change but a sum of its columns: 128 times that is taken from each result.
+#include "linear.h"
+#include "weights.h"
+
+namespace piecework {
+namespace {
+
+constexpr int kColumns = 4;  // of a group
+
+// sums + the products of four weights of each row with four columns of x.
+inline ints dot(ints sums, words weights, const byte* x) {
+#if defined(__AVX512VNNI__)
+  return (ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, _mm512_set1_epi32(load<int32_t>(x)));
+#elif defined(__AVXVNNI__)
+  return (ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, _mm256_set1_epi32(load<int32_t>(x)));
+#elif defined(__AVX512BW__)
+  const __m512i even = _mm512_and_si512((__m512i)weights, _mm512_set1_epi16(0xff)), odd = _mm512_srli_epi16((__m512i)weights, 8);
+  const __m512i a = _mm512_madd_epi16(even, _mm512_set1_epi32(load<int32_t>(x))), b = _mm512_madd_epi16(odd, _mm512_set1_epi32(load<int32_t>(x + 2)));
+  return sums + (ints)a + (ints)b;
+#elif defined(__AVX2__)
+  const __m256i even = _mm256_and_si256((__m256i)weights, _mm256_set1_epi16(0xff)), odd = _mm256_srli_epi16((__m256i)weights, 8);
+  const __m256i a = _mm256_madd_epi16(even, _mm256_set1_epi32(load<int32_t>(x))), b = _mm256_madd_epi16(odd, _mm256_set1_epi32(load<int32_t>(x + 2)));
+  return sums + (ints)a + (ints)b;
+#else
+  unrolled<kColumns>([&](auto i) { sums += (ints)(weights >> (8 * i) & 255u) * static_cast<int32_t>(x[i % 2 * 2 + i / 2]); });
+  return sums;
+#endif
+}
+
+// c [R][32] = or += the products of groups of a panel with as many columns of R rows of x.
+template <int R>
+void byte_products(const uint8_t* panel, const byte* x, int groups, const int32_t* corrections, float* c, bool adds) {
+  constexpr int kChains = R == 1 ? 4 : R <= 3 ? 2 : 1;
+  for (int part = 0; part < kParts; ++part) {
+    ints sums[kChains][R][2] = {};
+    unrolled<R>([&](auto r) __attribute__((always_inline)) { sums[0][r][0] += corrections[r], sums[0][r][1] += corrections[r]; });
+    const uint8_t* weights = panel + part * kWide * kColumns;
+    const auto meet = [&](int g, auto chain) __attribute__((always_inline)) {
+      const uint8_t* group = weights + static_cast<int64_t>(g) * kColumns * kPanel;
+      prefetch(group, kWide * kColumns);
+      const words a = load<words>(group), b = load<words>(group + kLanes * kColumns);
+      unrolled<R>([&](auto r) __attribute__((always_inline)) {
+        const byte* from = x + r * kStrideOf<byte> + kColumns * g;
+        sums[chain][r][0] = dot(sums[chain][r][0], a, from);
+        sums[chain][r][1] = dot(sums[chain][r][1], b, from);
+      });
+    };
+    int g = 0;
+    for (; g + kChains <= groups; g += kChains) unrolled<kChains>([&](auto chain) __attribute__((always_inline)) { meet(g + chain, chain); });
+    for (; g < groups; ++g) meet(g, std::integral_constant<int, 0>{});
+    unrolled<R>([&](auto r) __attribute__((always_inline)) {
+      unrolled<2>([&](auto i) __attribute__((always_inline)) {
+        for (int chain = 1; chain < kChains; ++chain) sums[0][r][i] += sums[chain][r][i];
+        float* to = c + r * kPanel + part * kWide + i * kLanes;
+        const floats made = __builtin_convertvector(sums[0][r][i], floats);
+        store(to, adds ? load<floats>(to) + made : made);
+      });
+    });
+  }
+}
+
+}  // namespace
+
+void set_bytes(const int8_t* values, int count, byte* to, int32_t* corrections) {
+  corrections[0] = 0;
+  for (int first = 0, segment = 1; first < count; first += kScaledColumns, ++segment) {
+    const int size = std::min(kScaledColumns, count - first);
+    int32_t sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int k = 0; k < size; ++k) sum += values[first + k];
+    corrections[segment] = -128 * sum;
+    corrections[0] += corrections[segment];
+  }
+  if constexpr (kHasByteDots) {
+    std::memcpy(to, values, count);
+    std::memset(to + count, 0, -count & 3);
+  } else {
+    // Of each four columns the even ones first.
+    for (int k = 0; k < count; ++k) to[(k & ~3) + (k & 1) * 2 + (k >> 1 & 1)] = values[k];
+    for (int k = count; k & 3; ++k) to[(k & ~3) + (k & 1) * 2 + (k >> 1 & 1)] = 0;
+  }
+}
+
+void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const RowsOf<byte>& x, const Span& span, float* to, bool adds) {
+  const int blocks = (span.tokens + kBlockRows - 1) / kBlockRows, size = (span.tokens + blocks - 1) / blocks;
+  const int groups = (span.columns + kColumns - 1) / kColumns;
+  const int segment = x.groups > 1 ? 1 + span.begin % kColumnsAtOnce / kScaledColumns : 0;
+  panel += group_bytes(linear.format, span.begin);
+  for (int t = 0; t < span.tokens; t += size, to += size * kPanel)
+    with_constant<kBlockRows>(std::min(size, span.tokens - t), [&](auto rows) {
+      const byte* block = x.at(span.begin / kColumnsAtOnce, span.first + t);
+      int32_t corrections[rows];
+      for (int r = 0; r < rows; ++r)
+        corrections[r] = reinterpret_cast<const int32_t*>(block + r * kStrideOf<byte> + kColumnsAtOnce)[segment];
+      byte_products<rows>(panel, block + span.begin % kColumnsAtOnce, groups, corrections, to, adds);
+    });
+}
+
+}  // namespace piecework
