@@ -19,7 +19,6 @@ _ONE_VALUE = {
     ("--data-parallel-size", "--dp-size", "--dp", "-dp"): (("1",), _ONE_DEVICE),
     ("--expert-parallel-size", "--ep-size", "--ep"): (("1",), _ONE_DEVICE),
     ("--nnodes",): (("1",), "this version runs on one machine"),
-    ("--kv-cache-dtype",): (("auto",), "the KV cache is in --dtype"),
     ("--tokenizer-mode",): (("auto",), "there is one kind of tokenizer"),
     ("--schedule-policy", "--scheduling-policy"): (
         ("fcfs",),

@@ -12,6 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from .cache_format import row_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMetadata:
@@ -35,8 +37,10 @@ class KVLayout:
     differ in all of it.
 
     Kept are `num_kv_heads` keys of `key_size` numbers and as many values of `value_size`, in
-    `dtype`, which is that of the queries too. `scale`: of the products of queries and keys.
-    `window`: a query sees itself and the `window - 1` tokens before it; None: all before it.
+    `cache_dtype`, one of `cache_format`; None: in `dtype`, that of the queries. `k_scale`,
+    `v_scale`: what numbers in float8 are to be multiplied by. `scale`: of the products of queries
+    and keys. `window`: a query sees itself and the `window - 1` tokens before it; None: all before
+    it.
 
         KVLayout.of_heads(32, 8, 128, torch.bfloat16, window=4096)
     """
@@ -48,6 +52,9 @@ class KVLayout:
     scale: float
     dtype: torch.dtype
     window: int | None = None
+    cache_dtype: torch.dtype | None = None
+    k_scale: float = 1.0
+    v_scale: float = 1.0
 
     @classmethod
     def of_heads(
@@ -73,7 +80,10 @@ class KVLayout:
     @property
     def token_bytes(self) -> int:
         """Bytes that the layer keeps of a token."""
-        return self.num_kv_heads * (self.key_size + self.value_size) * self.dtype.itemsize
+        dtype = self.cache_dtype or self.dtype
+        return self.num_kv_heads * (
+            row_bytes(self.key_size, dtype) + row_bytes(self.value_size, dtype)
+        )
 
 
 class AttentionBackend(Protocol):
@@ -95,7 +105,8 @@ class AttentionBackend(Protocol):
         layout: KVLayout,
     ) -> None:
         """Store k [T, K, D] and v [T, K, E] at their slots of the caches [P, S, K, D] and
-        [P, S, K, E], then write causal attention of q [T, H, D] into out [T, H, E].
+        [P, S, K, E], or what `cache_format` has in their place, then write causal attention of q
+        [T, H, D] over what is stored into out [T, H, E].
         """
         ...
 

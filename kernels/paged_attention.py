@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from . import cache_format
 from .attention import AttentionMetadata, KVLayout
 
 _DECODE_PADDING = 2
@@ -142,9 +143,14 @@ class TorchAttention:
     ) -> None:
         if isinstance(plan, TorchDecodePlan):
             plan = plan.first(q.shape[0])
-        new = plan.slot_mapping.shape[0]
-        k_cache.flatten(0, 1).index_copy_(0, plan.slot_mapping, k[:new])
-        v_cache.flatten(0, 1).index_copy_(0, plan.slot_mapping, v[:new])
+        slots, new = plan.slot_mapping, plan.slot_mapping.shape[0]
+        if layout.cache_dtype is None:
+            k_cache.flatten(0, 1).index_copy_(0, slots, k[:new])
+            v_cache.flatten(0, 1).index_copy_(0, slots, v[:new])
+        else:
+            # A prompt computed in one step reads what one in chunks would: the numbers as kept.
+            k = cache_format.store(k[:new], k_cache, slots, layout.k_scale)
+            v = cache_format.store(v[:new], v_cache, slots, layout.v_scale)
         layer = _Layer(q, k, v, out, k_cache, v_cache, plan, layout)
         for number, prefill in enumerate(plan.prefills):
             _attend_prefill(layer, number, prefill)
@@ -166,7 +172,14 @@ class _Layer(NamedTuple):
 
     def gather(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys [pages, S, K, D] and values [pages, S, K, E] of these pages."""
-        return self.k_cache.index_select(0, pages), self.v_cache.index_select(0, pages)
+        layout = self.layout
+        if layout.cache_dtype is None:
+            return self.k_cache.index_select(0, pages), self.v_cache.index_select(0, pages)
+        heads, dtype = layout.num_kv_heads, layout.dtype
+        return (
+            cache_format.load(self.k_cache, pages, heads, layout.key_size, layout.k_scale, dtype),
+            cache_format.load(self.v_cache, pages, heads, layout.value_size, layout.v_scale, dtype),
+        )
 
 
 def _attend_prefill(layer: _Layer, number: int, prefill: _Prefill) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from . import reference
 from .attention import AttentionBackend, AttentionMetadata, KVLayout
+from .cache_format import CACHE_DTYPES
 from .graph import Graph, HostArguments, weak_ref_tensor
 from .linear import LinearKernels
 from .paged_attention import TorchAttention
@@ -89,6 +90,8 @@ class Platform:
     """How pieces of a model may be compiled; the first is the default."""
     attention_backends: tuple[str, ...] = ("torch",)
     """How attention may be computed; the first is the default."""
+    kv_cache_dtypes: tuple[str, ...] = tuple(CACHE_DTYPES)
+    """In which 8-bit formats attention can keep keys and values."""
     runs_beside_host: bool = True
     """Whether what is launched runs while the host goes on, so that the host can plan the next step
     meanwhile.
@@ -217,6 +220,14 @@ class Platform:
             if reason is None:
                 return backend
         raise ValueError(f"--attention-backend {name}: {reason}; take auto")
+
+    def check_kv_cache_dtype(self, name: str) -> None:
+        """Raises `ValueError` with a remedy where no attention here keeps keys and values so."""
+        if name not in ("auto", *self.kv_cache_dtypes):
+            raise ValueError(
+                f"--kv-cache-dtype {name} is not to be had on {self.device_type}, whose attention "
+                f"takes {', '.join(self.kv_cache_dtypes) or '16 bits alone'}; take auto"
+            )
 
     def attention_obstacle(self, name: str, layout: KVLayout) -> str | None:
         """Why the backend `name`, one of `attention_backends`, cannot compute such a layer here,

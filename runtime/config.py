@@ -17,6 +17,7 @@ PIECE_COMPILERS = ("eager", "inductor")
 STARTUPS = ("fast", "full")
 LOAD_FORMATS = ("auto", "dummy")
 QUANTIZATIONS = ("auto", "none")
+KV_CACHE_DTYPES = ("auto", "fp8_e4m3", "fp8_e5m2", "int8")
 
 
 class Backend(StrEnum):
@@ -55,6 +56,7 @@ _CHOICES = {
     "startup": STARTUPS,
     "load_format": LOAD_FORMATS,
     "quantization": QUANTIZATIONS,
+    "kv_cache_dtype": KV_CACHE_DTYPES,
     "piecewise_cuda_graph_compiler": PIECE_COMPILERS,
     "cuda_graph_backend_prefill": PREFILL_BACKENDS,
     "cuda_graph_backend_decode": DECODE_BACKENDS,
@@ -99,7 +101,8 @@ class EngineConfig:
     )
     dtype: str = option(
         "auto",
-        "number format of weights, activations and KV cache; auto: bfloat16",
+        "number format of weights, activations and, unless --kv-cache-dtype says otherwise, KV "
+        "cache; auto: bfloat16",
         group=MODEL,
         choices=DTYPES,
     )
@@ -139,6 +142,13 @@ class EngineConfig:
         "that steps and graphs leave",
         group=MEMORY,
         metavar="F",
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        "number format of the KV cache; auto: as --dtype; fp8_e4m3, fp8_e5m2: by the scales that a "
+        "checkpoint has for its layers, else by 1; int8: by a scale of each token and head",
+        group=MEMORY,
+        choices=KV_CACHE_DTYPES,
     )
     max_total_tokens: int | None = option(
         None,

@@ -20,7 +20,10 @@ SAME: Mapping[str, str] = {
 """A foreign name to ours. What has the same name and meaning, such as SGLang's
 `--max-running-requests`, is not here.
 """
-_VALUES: Mapping[str, Mapping[str, str]] = {"dtype": {"half": "float16", "float": "float32"}}
+_VALUES: Mapping[str, Mapping[str, str]] = {
+    "dtype": {"half": "float16", "float": "float32"},
+    "kv_cache_dtype": {"fp8": "fp8_e4m3"},
+}
 
 
 def own_value(name: str, value: Any) -> Any:

@@ -26,7 +26,7 @@ def summary(
         "model": f"{info.architecture}, {info.dtype} on {info.device}, {info.attention_backend} "
         f"attention, {_weights(info)}",
         "KV cache": f"{info.kv_tokens:,} tokens in pages of {info.page_size}, "
-        f"{info.kv_bytes / _MIB:,.0f} MiB",
+        f"{info.kv_bytes / _MIB:,.0f} MiB{_kept_as(info)}",
         "context length": f"{info.context_length:,} tokens",
         "running limit": f"{info.max_running_requests:,} requests, {config.max_queued_requests:,} "
         "more may wait",
@@ -69,6 +69,10 @@ def _phases(info: EngineInfo, seconds: float) -> dict[str, float]:
 def _weights(info: EngineInfo) -> str:
     kept = f", of which some stay in {' and '.join(info.quantization)}" if info.quantization else ""
     return f"weights {info.weight_bytes / _MIB:,.0f} MiB{kept}"
+
+
+def _kept_as(info: EngineInfo) -> str:
+    return f", in {info.kv_cache_dtype}" if info.kv_cache_dtype != "auto" else ""
 
 
 def _graphs(config: EngineConfig, graphs: GraphInfo) -> str | None:

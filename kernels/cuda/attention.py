@@ -38,6 +38,8 @@ def obstacle(layout: KVLayout) -> str | None:
             "flashinfer computes in bfloat16 and float16, not in "
             f"{str(layout.dtype).removeprefix('torch.')}"
         )
+    if layout.cache_dtype is not None:
+        return "flashinfer is used with keys and values in 16 bits"
     if layout.key_size not in _HEAD_SIZES:
         return (
             f"flashinfer has kernels for heads of {', '.join(map(str, _HEAD_SIZES))}, not of "

@@ -118,6 +118,8 @@ class CudaPlatform(Platform):
             return None
         if layout.key_size != layout.value_size:
             return f"{name} takes values as long as keys"
+        if name == "triton" and layout.cache_dtype is not None:
+            return "triton takes keys and values of 16 and 32 bits"
         if name != "flashinfer" or (reason := obstacle(layout)) is not None:
             return reason if name == "flashinfer" else None
         request = {

@@ -36,6 +36,8 @@ class NpuPlatform(Platform):
     default_page_size = 128
     piece_compilers = ("eager",)
     attention_backends = ("ascend",)
+    # `npu_fused_infer_attention_score` takes int8 with scales in a layout of their own, no float8.
+    kv_cache_dtypes = ()
     # Each graph holds streams of the device; near 1,800-2,000 graphs they run out.
     graph_budget = 1800
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...kernels.attention import KVLayout
+from ...kernels.cache_format import CACHE_DTYPES, pages_shape
 from ...kernels.platform import Platform
 
 RESERVED_PAGE = 0
@@ -18,9 +20,23 @@ def page_bytes(layouts: Sequence[KVLayout], page_size: int) -> int:
     return page_size * sum(layout.token_bytes for layout in layouts)
 
 
+def in_cache_dtype(layouts: Sequence[KVLayout], name: str) -> list[KVLayout]:
+    """The layouts with `--kv-cache-dtype` `name`. Raises `ValueError` for heads that have no place
+    for scales.
+    """
+    if name == "auto":
+        return list(layouts)
+    if name == "int8" and any(each.key_size % 2 or each.value_size % 2 for each in layouts):
+        raise ValueError(
+            "--kv-cache-dtype int8 takes heads of an even number of numbers: take fp8_e4m3 or auto"
+        )
+    return [replace(each, cache_dtype=CACHE_DTYPES[name]) for each in layouts]
+
+
 class KVPool:
     """Keys and values of every layer, as `layouts` has it: `k[layer]` is [pages, page size,
-    key/value heads, key size], `v[layer]` the same with the value size.
+    key/value heads, key size], `v[layer]` the same with the value size; in int8 as
+    `kernels.cache_format` has them.
 
     Zeroed, because attention multiplies what padding reads by a weight of 0, and 0 * NaN is NaN.
     """
@@ -32,14 +48,15 @@ class KVPool:
         self.num_pages, self.page_size = num_pages, page_size
         self.num_bytes = num_pages * page_bytes(layouts, page_size)
         shapes = [
-            (layout.dtype, (num_pages, page_size, layout.num_kv_heads, size))
+            (dtype, pages_shape(num_pages, page_size, layout.num_kv_heads, size, dtype))
             for layout in layouts
+            for dtype in (layout.cache_dtype or layout.dtype,)
             for size in (layout.key_size, layout.value_size)
         ]
         # One allocation a dtype: an allocator may round each of many up.
         rest = {
             dtype: platform.zeros((sum(math.prod(s) for d, s in shapes if d == dtype),), dtype)
-            for dtype in {layout.dtype for layout in layouts}
+            for dtype in {dtype for dtype, _ in shapes}
         }
         tensors = []
         for dtype, shape in shapes:

@@ -163,6 +163,7 @@ class EngineInfo:
     """Of each phase of the start: the device's kernels, weights, what steps take of the memory,
     first steps, pieces.
     """
+    kv_cache_dtype: str = "auto"
     quantization: list[str] = field(default_factory=list)
     """The quantised formats that weights are kept in."""
     overlap_schedule: bool = False

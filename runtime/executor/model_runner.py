@@ -13,7 +13,7 @@ from ...compilation.piece_store import weight_bytes
 from ...kernels.attention import AttentionBackend
 from ...kernels.detect import detect
 from ...kernels.platform import Platform
-from ..cache.pool import KVPool, page_bytes
+from ..cache.pool import KVPool, in_cache_dtype, page_bytes
 from ..config import EngineConfig, ResolvedConfig
 from ..engine.messages import EngineInfo
 from ..graphs.graph_runner import GraphCounts, GraphRunner
@@ -63,6 +63,7 @@ class ModelRunner:
         self.clock = StartClock()
         self.platform: Platform = detect(config.device)
         self.platform.set_up(config.num_threads)
+        self.platform.check_kv_cache_dtype(config.kv_cache_dtype)
         register_attention(self.platform.dispatch_key)
         self.platform.begin_trials()
         self.device = self.platform.device()
@@ -92,7 +93,7 @@ class ModelRunner:
                 )
             )
         self.model_config, self.linear_kinds = self.model.config, packed_kinds(self.model)
-        self._layouts = self.model.kv_layouts(self.dtype)
+        self._layouts = in_cache_dtype(self.model.kv_layouts(self.dtype), config.kv_cache_dtype)
         self.attention_backend = self.platform.choose_attention(
             config.attention_backend, self._layouts
         )
@@ -169,6 +170,7 @@ class ModelRunner:
             chunked_prefill_size=config.chunked_prefill_size,
             weight_bytes=weight_bytes(self.model),
             kv_bytes=self.pool.num_bytes,
+            kv_cache_dtype=config.kv_cache_dtype,
             start_seconds=dict(self.clock.seconds),
             quantization=sorted(set(self.linear_kinds.values()) - {PLAIN}),
             overlap_schedule=not config.disable_overlap_schedule,

@@ -244,6 +244,7 @@ def test_a_foreign_flag_means_what_its_own_name_means(name: str) -> None:
     [
         (["--dtype", "half"], ["--dtype", "float16"]),
         (["--dtype=float"], ["--dtype=float32"]),
+        (["--kv-cache-dtype", "fp8"], ["--kv-cache-dtype", "fp8_e4m3"]),
         (["--max-model-len", "auto"], []),
         (["--max-model-len", "1k"], ["--context-length", "1000"]),
         (["--max-model-len", "25.6k"], ["--context-length", "25600"]),

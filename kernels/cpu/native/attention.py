@@ -91,6 +91,7 @@ class NativeAttention(TorchAttention):
         function = self._functions.get(layout.dtype)
         if (
             function is None
+            or layout.cache_dtype is not None
             or layout.key_size != layout.value_size
             or not isinstance(plan, NativePlan)
         ):

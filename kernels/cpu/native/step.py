@@ -165,10 +165,13 @@ def is_known(model: Any, layouts: Sequence[KVLayout]) -> bool:
         return False
     first = model.model.layers[0]
     heads = {
-        (each.num_heads, each.num_kv_heads, each.key_size, each.value_size, each.dtype)
+        (
+            *(each.num_heads, each.num_kv_heads, each.key_size, each.value_size, each.dtype),
+            each.cache_dtype,
+        )
         for each in layouts
     }
-    _, _, key_size, value_size, dtype = next(iter(heads))
+    _, _, key_size, value_size, dtype, cache_dtype = next(iter(heads))
     linears = [part for layer in model.model.layers for part in _linears_of(layer)]
     packed = {id(linear.weight) for linear in (*linears, model.lm_head)}
     others = [
@@ -183,7 +186,7 @@ def is_known(model: Any, layouts: Sequence[KVLayout]) -> bool:
             for tensor in others
         )
         and len(heads) == 1
-        and (key_size, dtype) == (value_size, torch.bfloat16)
+        and (key_size, dtype, cache_dtype) == (value_size, torch.bfloat16, None)
         and key_size % 2 == 0
         and first.mlp.down_proj.in_features % PANEL == 0
     )

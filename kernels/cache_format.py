@@ -1,0 +1,90 @@
+"""How a layer's keys or values are kept in 8 bits, in plain torch: the meaning that every attention
+backend has to give.
+
+T tokens, K key/value heads, N numbers of a key or value, P pages, S tokens in a page.
+
+- float8 (e4m3fn and e5m2, arXiv:2209.05433): numbers divided by one scale of the layer, which a
+  checkpoint brings or which is 1. Pages are [P, S, K, N].
+- int8: numbers divided by a scale of their token and head, so that the largest is 127, since one
+  for all would leave most tokens a few steps. Pages are [P, S * K * (N + 2)]: first the numbers
+  [S, K, N], whose rows so stay aligned, then their scales [K, S], a head's side by side. Scales are
+  bfloat16, which no key overflows; numbers are rounded against the scale as it is kept.
+
+What is out of range becomes the largest number of its sign.
+"""
+
+from __future__ import annotations
+
+import torch
+
+CACHE_DTYPES = {
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+    "int8": torch.int8,
+}
+"""By the names that `--kv-cache-dtype` has for them."""
+_SCALE_BYTES = 2
+_LARGEST = 127
+
+
+def row_bytes(size: int, dtype: torch.dtype) -> int:
+    """Bytes of a key or value of `size` numbers, its scale included."""
+    return size * dtype.itemsize + _SCALE_BYTES * (dtype == torch.int8)
+
+
+def pages_shape(
+    num_pages: int, page_size: int, heads: int, size: int, dtype: torch.dtype
+) -> tuple[int, ...]:
+    """The shape of keys or values of one layer."""
+    if dtype == torch.int8:
+        return (num_pages, page_size * heads * row_bytes(size, dtype))
+    return (num_pages, page_size, heads, size)
+
+
+def open_int8(cache: torch.Tensor, heads: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers [P, S, K, N] int8 and scales [P, K, S] bfloat16 of int8 pages, as views."""
+    page_size = cache.shape[1] // (heads * row_bytes(size, torch.int8))
+    numbers, scales = cache.tensor_split([page_size * heads * size], 1)
+    return (
+        numbers.view(-1, page_size, heads, size),
+        scales.view(torch.bfloat16).view(-1, heads, page_size),
+    )
+
+
+def store(x: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, scale: float) -> torch.Tensor:
+    """Write x [T, K, N] to the slots [T] of 8-bit pages; returns it as it will be read.
+
+    `scale`: the layer's, for float8.
+    """
+    if cache.dtype == torch.int8:
+        numbers, scales = open_int8(cache, *x.shape[1:])
+        # A row of zeros has the scale 1.
+        highest = x.float().abs().amax(-1)
+        kept = (highest.where(highest != 0, _LARGEST) / _LARGEST).bfloat16()
+        rounded = (x.float() / kept.float()[..., None]).round().clamp(-_LARGEST, _LARGEST)
+        pages, offsets = slots // numbers.shape[1], slots % numbers.shape[1]
+        numbers[pages, offsets] = rounded.to(torch.int8)
+        scales[pages, :, offsets] = kept
+        return (rounded * kept.float()[..., None]).to(x.dtype)
+    largest = torch.finfo(cache.dtype).max
+    quantized = (x.float() / scale).clamp(-largest, largest).to(cache.dtype)
+    # Not every device copies rows of float8.
+    cache.view(torch.uint8).flatten(0, 1).index_copy_(0, slots, quantized.view(torch.uint8))
+    return (quantized.float() * scale).to(x.dtype)
+
+
+def load(
+    cache: torch.Tensor,
+    pages: torch.Tensor,
+    heads: int,
+    size: int,
+    scale: float,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """What the 8-bit pages of these numbers hold, [pages, S, K, N] in `dtype`."""
+    if cache.dtype == torch.int8:
+        numbers, scales = open_int8(cache, heads, size)
+        found = scales.index_select(0, pages).transpose(1, 2).float()[..., None]
+        return (numbers.index_select(0, pages).float() * found).to(dtype)
+    found = cache.view(torch.uint8).index_select(0, pages).view(cache.dtype)
+    return (found.float() * scale).to(dtype)

@@ -1,0 +1,169 @@
+"""Keys and values in 8 bits: what is kept, what is read, what attention gives over it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paged_steps import Step
+
+from piecework.kernels import cache_format
+from piecework.kernels.attention import KVLayout
+from piecework.kernels.cache_format import CACHE_DTYPES
+from piecework.kernels.paged_attention import TorchAttention
+
+FORMATS = list(CACHE_DTYPES.values())
+HALF_STEP = {torch.float8_e4m3fn: 2**-4, torch.float8_e5m2: 2**-3}
+"""The most that rounding changes a number by, as a share of it."""
+
+
+def kept(x: torch.Tensor, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
+    """x [T, K, N] as it is read from pages of three tokens."""
+    tokens, heads, size = x.shape
+    cache = torch.zeros(cache_format.pages_shape(-(-tokens // 3), 3, heads, size, dtype)).to(dtype)
+    returned = cache_format.store(x, cache, torch.arange(tokens), scale)
+    pages = torch.arange(len(cache))
+    read = cache_format.load(cache, pages, heads, size, scale, x.dtype).flatten(0, 1)[:tokens]
+    assert torch.equal(read.nan_to_num(7), returned.nan_to_num(7))
+    return read
+
+
+@settings(max_examples=60)
+@given(
+    dtype=st.sampled_from(FORMATS),
+    scale=st.sampled_from([1.0, 0.03, 5.0]),
+    size=st.sampled_from([2, 8, 26]),
+    spread=st.sampled_from([0.01, 1.0, 40.0]),
+    seed=st.integers(0, 100),
+)
+def test_a_number_is_read_as_it_was_but_for_a_step_of_its_format(
+    dtype: torch.dtype, scale: float, size: int, spread: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(7, 3, size, generator=generator) * spread
+    error = (kept(x, dtype, scale) - x).abs()
+    if dtype == torch.int8:
+        # Half a step, and what rounding the scale to 8 digits takes from the largest number.
+        assert (error <= x.abs().amax(-1, keepdim=True) * (0.51 / 127 + 2**-8)).all()
+    else:
+        info = torch.finfo(dtype)
+        inside = x.abs() <= scale * info.max
+        least = scale * info.smallest_normal * info.eps
+        assert (error <= (HALF_STEP[dtype] * x.abs()).clamp(min=least))[inside].all()
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+def test_what_is_too_large_becomes_the_largest_of_its_sign(dtype: torch.dtype) -> None:
+    x = torch.tensor([1e30, -1e30, 0.0, 1.0]).view(1, 1, 4)
+    found = kept(x, dtype, 2.0)[0, 0]
+    largest = 1e30 if dtype == torch.int8 else 2.0 * torch.finfo(dtype).max
+    assert found[0] == -found[1] and found[0].item() == pytest.approx(largest, rel=2**-8)
+    assert found[2] == 0
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+def test_what_is_no_number_stays_none_and_harms_no_other_token(dtype: torch.dtype) -> None:
+    x = torch.ones(2, 2, 4)
+    x[0, 0, 1] = float("nan")
+    found = kept(x, dtype)
+    assert found[0, 0, 1].isnan()
+    for other in (found[1], found[:, 1]):
+        assert torch.allclose(other, torch.ones(2, 4), atol=2**-8)
+
+
+def test_a_row_of_zeros_is_one_in_int8() -> None:
+    assert not kept(torch.zeros(1, 2, 4), torch.int8).any()
+
+
+def test_int8_follows_each_token_and_head() -> None:
+    """A scale for all would leave nothing of the small ones."""
+    x = torch.randn(4, 2, 16, generator=torch.Generator().manual_seed(0))
+    x *= torch.logspace(-5, 5, 8).view(4, 2, 1)
+    assert ((kept(x, torch.int8) - x).norm(dim=-1) < 0.01 * x.norm(dim=-1)).all()
+
+
+def test_the_rows_of_int8_pages_are_aligned_and_their_scales_lie_behind_them() -> None:
+    cache = torch.zeros(cache_format.pages_shape(2, 16, 3, 64, torch.int8), dtype=torch.int8)
+    numbers, scales = cache_format.open_int8(cache, 3, 64)
+    numbers.fill_(1)
+    assert not scales.any() and numbers.shape == (2, 16, 3, 64) and scales.shape == (2, 3, 16)
+    assert numbers.data_ptr() == cache.data_ptr() and numbers.stride(0) % 32 == 0
+
+
+def quantized(
+    step: Step, dtype: torch.dtype, scales: tuple[float, float] = (1.0, 1.0)
+) -> tuple[Step, list[torch.Tensor], list[torch.Tensor]]:
+    """The step over a cache in 8 bits, which holds its past, and all keys and values as they are
+    read from it.
+    """
+    layout = replace(step.heads, cache_dtype=dtype, k_scale=scales[0], v_scale=scales[1])
+    heads, size = layout.num_kv_heads, layout.key_size
+    caches, read = [], []
+    for plain, numbers, scale in zip(
+        (step.k_cache, step.v_cache), (step.keys, step.values), scales, strict=True
+    ):
+        pages, page_size = plain.shape[:2]
+        shape = cache_format.pages_shape(pages, page_size, heads, size, dtype)
+        # Bytes that nobody wrote are NaN in e4m3, and NaN as scales.
+        cache = torch.full(
+            shape,
+            0x7F if dtype != torch.int8 else -1,
+            dtype=torch.uint8 if dtype != torch.int8 else torch.int8,
+        ).view(dtype)
+        everything = torch.arange(pages * page_size)
+        flat = plain.flatten(0, 1)
+        written = everything[~flat.isnan().any(-1).any(-1)]
+        cache_format.store(flat[written], cache, written, scale)
+        caches.append(cache)
+        read.append([kept(each, dtype, scale) for each in numbers])
+    step.heads, (step.k_cache, step.v_cache) = layout, caches
+    return step, *read
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    lens=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20)), min_size=1, max_size=5),
+    page_size=st.sampled_from([1, 3, 16]),
+    dtype=st.sampled_from(FORMATS),
+    scales=st.sampled_from([(1.0, 1.0), (0.5, 0.03)]),
+    window=st.sampled_from([None, 4]),
+    padding=st.integers(0, 3),
+)
+def test_attention_sees_what_is_read_and_nothing_of_what_was_there(
+    lens: list[tuple[int, int]],
+    page_size: int,
+    dtype: torch.dtype,
+    scales: tuple[float, float],
+    window: int | None,
+    padding: int,
+) -> None:
+    """Also the tokens of the step itself: a prompt in one piece reads what one in chunks does."""
+    step, keys, values = quantized(Step(lens, page_size=page_size, heads=6, seed=1), dtype, scales)
+    out = step.run(TorchAttention(), window=window, padding=padding)
+    step.keys, step.values = keys, values
+    assert torch.allclose(out, step.expected(window), atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+def test_a_plan_that_is_updated_in_place(dtype: torch.dtype) -> None:
+    step, keys, values = quantized(
+        Step([(1, 30), (1, 4), (1, 0)], page_size=4, heads=4, seed=0), dtype
+    )
+    backend, new = TorchAttention(), (step.new(step.keys), step.new(step.values))
+    plan = backend.capture_plan(4, 9, 4, torch.device("cpu"))
+    backend.update_plan(plan, step.metadata, 4)
+    q, k, v = (torch.cat((part, part[:1])) for part in (step.q, *new))
+    out = torch.empty_like(q)
+    backend.run(q, k, v, out, step.k_cache, step.v_cache, plan, step.layout())
+    step.keys, step.values = keys, values
+    assert torch.allclose(out[:3], step.expected(None), atol=1e-4) and out.isfinite().all()
+
+
+def test_a_token_takes_half_the_bytes_and_its_scales() -> None:
+    plain = KVLayout.of_heads(9, 3, 64, torch.bfloat16)
+    taken = {dtype: replace(plain, cache_dtype=dtype).token_bytes for dtype in FORMATS}
+    half = plain.token_bytes // 2
+    assert taken == dict(zip(FORMATS, (half, half, half + 2 * 3 * 2), strict=True))

@@ -1,0 +1,111 @@
+"""Models over a KV cache in 8 bits: the same engine, about the same answers, twice the tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import make_tiny_model
+
+from piecework.kernels.cpu.platform import CpuPlatform
+from piecework.kernels.platform import MemoryInfo
+from piecework.runtime.executor import model_runner
+from piecework.runtime.llm import LLM
+from piecework.runtime.sampling.params import SamplingParams
+
+FORMATS = ("fp8_e4m3", "fp8_e5m2", "int8")
+PROMPTS = [[5, 6, 7], list(range(20, 120)), [9], list(range(20, 90))]
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True, logprobs=1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "llama", "llama")
+
+
+def make(model: Path, **settings: Any) -> LLM:
+    defaults = {
+        "device": "cpu",
+        "dtype": "float32",
+        "max_total_tokens": 1024,
+        "context_length": 160,
+        "disable_cuda_graph": True,
+    }
+    return LLM(str(model), **defaults | settings)
+
+
+def generated(llm: LLM) -> list[list[int]]:
+    return [completion.token_ids[0] for completion in llm.generate(PROMPTS, GREEDY)]
+
+
+@pytest.mark.parametrize("kv_cache_dtype", FORMATS)
+def test_prompts_in_chunks_and_with_cached_prefixes_give_what_whole_ones_do(
+    model: Path, kv_cache_dtype: str
+) -> None:
+    whole = make(model, kv_cache_dtype=kv_cache_dtype, disable_radix_cache=True)
+    expected = generated(whole)
+    assert (
+        generated(make(model, kv_cache_dtype=kv_cache_dtype, chunked_prefill_size=16)) == expected
+    )
+    shared = make(model, kv_cache_dtype=kv_cache_dtype)
+    assert generated(shared) == expected and generated(shared) == expected
+    assert shared.core.stats().cached_tokens_total > 0
+
+
+@pytest.mark.parametrize("kv_cache_dtype", FORMATS)
+def test_requests_that_wait_for_pages_and_are_computed_again_give_the_same(
+    model: Path, kv_cache_dtype: str
+) -> None:
+    prompts = [[3 + i, 4, 5] for i in range(4)]
+    params = replace(GREEDY, max_new_tokens=40)
+    found = {}
+    for tokens in (1024, 96):
+        llm = make(model, kv_cache_dtype=kv_cache_dtype, max_total_tokens=tokens, page_size=4)
+        found[tokens] = [each.token_ids[0] for each in llm.generate(prompts, params)]
+    assert found[96] == found[1024] and llm.core.stats().preemptions_total > 0
+
+
+@pytest.mark.parametrize("kv_cache_dtype", FORMATS)
+def test_recorded_decodes_give_what_eager_ones_do(model: Path, kv_cache_dtype: str) -> None:
+    settings = {"kv_cache_dtype": kv_cache_dtype, "attention_backend": "torch"}
+    expected = generated(make(model, **settings))
+    recorded = make(
+        model,
+        **settings,
+        disable_cuda_graph=False,
+        piecewise_cuda_graph=False,
+        cuda_graph_backend_decode="full",
+        cuda_graph_bs="4",
+        startup="full",
+    )
+    assert generated(recorded) == expected
+    assert recorded.core.stats().graph_replays_total > 0
+
+
+def test_the_same_memory_holds_about_twice_the_tokens(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = MemoryInfo(free=2**22, total=2**22)
+    monkeypatch.setattr(CpuPlatform, "memory", lambda self: memory)
+    settings = {"dtype": "bfloat16", "max_total_tokens": None, "mem_fraction_static": 0.2}
+    tokens = {
+        name: make(model, **settings, kv_cache_dtype=name).info for name in ("auto", *FORMATS)
+    }
+    plain = tokens["auto"].kv_tokens
+    for name in FORMATS:
+        assert tokens[name].kv_cache_dtype == name
+    assert tokens["fp8_e4m3"].kv_tokens >= 1.9 * plain
+    assert tokens["int8"].kv_tokens >= 1.5 * plain
+
+
+def test_a_device_whose_attention_lacks_it_is_told_before_weights_are_read(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuPlatform, "kv_cache_dtypes", ("int8",))
+    monkeypatch.setattr(model_runner, "load_model", pytest.fail)
+    with pytest.raises(
+        ValueError, match="--kv-cache-dtype fp8_e4m3 is not to be had on cpu, whose"
+    ):
+        make(model, kv_cache_dtype="fp8_e4m3")
