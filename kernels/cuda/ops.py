@@ -121,6 +121,8 @@ add_rms_norm_quantize_static = triton_ops.add_rms_norm_quantize_static
 add_rms_norm_quantize_dynamic = triton_ops.add_rms_norm_quantize_dynamic
 silu_and_mul_quantize_static = triton_ops.silu_and_mul_quantize_static
 silu_and_mul_quantize_dynamic = triton_ops.silu_and_mul_quantize_dynamic
+scaled_linear = triton_ops.scaled_linear
+weight_only_linear = triton_ops.weight_only_linear
 argmax = reference.argmax
 sample_filtered = triton_ops.sample_filtered
 

@@ -60,6 +60,19 @@ class CudaPlatform(Platform):
 
             ops.register(self.device_type, cuda_ops)
 
+    def remarks(self, layouts: Sequence[KVLayout] = ()) -> dict[str, str]:
+        if not find_spec("triton"):
+            return {}
+        from ..triton.linear import widening
+
+        if self.device() not in widening:
+            return {}
+        major, minor = torch.cuda.get_device_capability()
+        return {
+            "fp8": "widened to float16 where it is multiplied: this GPU (compute capability "
+            f"{major}.{minor}) has no FP8, which those from 8.9 have; int8 is faster here"
+        }
+
     def begin_trials(self) -> None:
         if find_spec("triton"):
             TRIALS.begin(names())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .linear import scaled_linear, weight_only_linear
 from .op_kernels import (
     add_rms_norm_kernel,
     norm_rotary_kernel,
@@ -36,9 +37,11 @@ __all__ = [
     "rms_norm_quantize_static",
     "rotary_embedding",
     "sample_filtered",
+    "scaled_linear",
     "silu_and_mul",
     "silu_and_mul_quantize_dynamic",
     "silu_and_mul_quantize_static",
+    "weight_only_linear",
 ]
 
 

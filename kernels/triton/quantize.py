@@ -16,7 +16,7 @@ from .quantize_kernels import (
 )
 from .tiles import BLOCK, power_of_2, warps
 
-_BITS = {torch.int8: (0, 0), torch.float8_e4m3fn: (3, 7), torch.float8_e5m2: (2, 15)}
+BITS = {torch.int8: (0, 0), torch.float8_e4m3fn: (3, 7), torch.float8_e5m2: (2, 15)}
 """Digits of the mantissa, and what is added to the exponent."""
 
 
@@ -50,7 +50,7 @@ def _output(
     block = power_of_2(size)
     if not whole_rows and group < size:
         block = min(block, max(BLOCK, group))
-    mantissa, bias = _BITS[dtype]
+    mantissa, bias = BITS[dtype]
     constants = {
         "SIZE": size,
         "BLOCK": block,

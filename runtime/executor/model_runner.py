@@ -97,7 +97,6 @@ class ModelRunner:
         self.attention_backend = self.platform.choose_attention(
             config.attention_backend, self._layouts
         )
-        self._remarks = self.platform.remarks(self._layouts)
         backend = self.platform.make_attention_backend(self.attention_backend)
         self.seen_lengths = seen_lengths(self.model_config, self.dtype)
         with self.clock.phase("memory"):
@@ -112,6 +111,8 @@ class ModelRunner:
             with self.clock.phase("first steps"):
                 warm_up(self.model, attention, self.platform, longest=self.config.context_length)
         self.platform.end_trials()
+        # Behind the first steps, which show what this machine computes with.
+        self._remarks = self.platform.remarks(self._layouts)
         self.graphs = GraphRunner(
             self.model, self.platform, self.config, attention, self.seen_lengths
         )

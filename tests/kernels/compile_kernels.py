@@ -15,6 +15,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from piecework.kernels.triton import attention_kernels as attention
+from piecework.kernels.triton import linear
+from piecework.kernels.triton import linear_kernels as products
 from piecework.kernels.triton import op_kernels as ops
 from piecework.kernels.triton import quantize_kernels as quantize
 from piecework.kernels.triton import sampling_kernel as sampling
@@ -36,6 +38,7 @@ _POINTERS = {
             "signed_sin",
             "k_weight",
             "q_weight",
+            "bias",
         ),
         "*bf16",
     ),
@@ -43,11 +46,41 @@ _POINTERS = {
     **dict.fromkeys(("tiles", "query_starts", "seq_lens", "rows", "requests"), "*i32"),
     **dict.fromkeys(("partial", "partial_lse", "probs", "candidates", "top_ps", "min_ps"), "*fp32"),
     **dict.fromkeys(("top_ks", "drawn"), "*i64"),
-    **{"scale": "*fp32", "ids": "*i32", "uniforms": "*fp64"},
+    **dict.fromkeys(("scale", "x_scale", "weight_scale"), "*fp32"),
+    **{"ids": "*i32", "uniforms": "*fp64"},
 }
 _FLOATS = ("scale_log2", "eps")
 _HEADS = {"GROUP": 4, "HEAD": 128, "BLOCK_D": 128, "PAGE": 16, "PRECISION": "ieee"}
 _E4M3 = {"SIZE": 4096, "DYNAMIC": True, "LARGEST": 448.0, "MANTISSA": 3, "BIAS": 7, "out": "*u8"}
+_FP8 = {"x": "*fp8e4nv", "weight": "*fp8e4nv", "X_MANTISSA": 0, "WEIGHT_MANTISSA": 0}
+_NUMBERS = {
+    "int8": _FP8 | {"x": "*i8", "weight": "*i8"},
+    "fp8": _FP8,
+    "fp8 widened": {"x": "*u8", "weight": "*u8", "X_MANTISSA": 3, "WEIGHT_MANTISSA": 3},
+}
+
+
+def _product(tokens: int, kind: str, per_block: bool) -> tuple[Any, dict[str, Any], dict[str, int]]:
+    tiles = linear._scaled_tiles(tokens, kind == "fp8 widened")
+    constants = _NUMBERS[kind] | {"PER_BLOCK": per_block, "HAS_BIAS": True, "WHOLE": True}
+    return products.scaled_linear_kernel, constants | _blocks(tiles), _options(tiles)
+
+
+def _weight_only(tokens: int, bits: int) -> tuple[Any, dict[str, Any], dict[str, int]]:
+    tiles = linear._weight_only_tiles(tokens)
+    constants = {"weight": "*u8", "zero": "*u8", "scale": "*bf16", "BITS": bits}
+    constants |= {"HAS_BIAS": False, "WHOLE": True}
+    return products.weight_only_linear_kernel, constants | _blocks(tiles), _options(tiles)
+
+
+def _blocks(tiles: Any) -> dict[str, int]:
+    return {"BLOCK_M": tiles.tokens, "BLOCK_N": tiles.columns, "BLOCK_K": tiles.deep}
+
+
+def _options(tiles: Any) -> dict[str, int]:
+    return {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+
+
 KERNELS: list[tuple[Any, dict[str, Any], dict[str, int]]] = [
     (
         attention.store_kernel,
@@ -111,6 +144,13 @@ KERNELS: list[tuple[Any, dict[str, Any], dict[str, int]]] = [
         | {"SIZE": 14336, "BLOCK": 1024, "DYNAMIC": False, "MANTISSA": 0, "GROUP": 0, "out": "*i8"},
         {"num_warps": 4},
     ),
+    *(
+        _product(tokens, kind, per_block)
+        for tokens in (1, 64, 4096)
+        for kind in _NUMBERS
+        for per_block in (False, True)
+    ),
+    *(_weight_only(tokens, bits) for tokens in (1, 64, 4096) for bits in (4, 8)),
     (sampling.sample_filtered_kernel, {"BLOCK": 4096}, {"num_warps": 16}),
 ]
 """With the constants and options of an 8B model in bfloat16; a pointer that is of another type than
@@ -145,6 +185,7 @@ def compile_for(
         "kernel": kernel.__name__,
         "capability": capability,
         "shared": compiled.metadata.shared,
+        "constants": {name: str(value) for name, value in constants.items()},
         "matrix": [
             name
             for name in ("wgmma.mma_async", "mma.sync", "tcgen05.mma")
@@ -165,6 +206,7 @@ if __name__ == "__main__":
                 compile_for(*kernel, int(capability))
                 for capability in sys.argv[1:]
                 for kernel in KERNELS
+                if int(capability) >= 89 or "*fp8e4nv" not in kernel[1].values()
             ]
         )
     )

@@ -24,7 +24,11 @@ _MATRIX = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 # One generation at each run; the others are compiled with the long runs.
 @pytest.mark.parametrize(
     "capability",
-    [pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)],
+    [
+        pytest.param(80, marks=pytest.mark.slow),
+        90,
+        pytest.param(100, marks=pytest.mark.slow),
+    ],
 )
 def test_every_kernel_compiles_and_fits_a_multiprocessor(capability: int, tmp_path: Path) -> None:
     script = Path(__file__).with_name("compile_kernels.py")
@@ -43,3 +47,5 @@ def test_every_kernel_compiles_and_fits_a_multiprocessor(capability: int, tmp_pa
     assert prefills and all(
         _MATRIX[capability] in entry["matrix"] and entry["copies_ahead"] for entry in prefills
     ), compiled
+    products = [entry for entry in compiled if entry["kernel"].endswith("linear_kernel")]
+    assert products and all(entry["matrix"] and entry["copies_ahead"] for entry in products)

@@ -1,0 +1,186 @@
+"""Products with quantised weights in Triton: signatures and meaning as in `kernels.reference`."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+from .. import reference
+from .linear_kernels import scaled_linear_kernel, weight_only_linear_kernel
+from .quantize import BITS
+
+_LEAST_BLOCK_K = 32
+"""What matrix instructions take of numbers of 8 bits at once."""
+
+
+class _Tiles(NamedTuple):
+    """How a product is cut, and how many tiles are loaded ahead."""
+
+    tokens: int
+    columns: int
+    deep: int
+    num_warps: int
+    num_stages: int
+
+    def grid(self, tokens: int, columns: int) -> tuple[int]:
+        return (-(-tokens // self.tokens) * -(-columns // self.columns),)
+
+
+def _scaled_tiles(tokens: int, widened: bool) -> _Tiles:
+    """Few tokens: many narrow programs, which have to have much of the weight on its way; many:
+    tiles so large that each number is used 128 times.
+    """
+    if tokens <= 16:
+        return _Tiles(16, 32, 128, 4, 6)
+    if tokens <= 64:
+        return _Tiles(64, 64, 128, 4, 4)
+    return _Tiles(128, 128, 64, 8, 4) if widened else _Tiles(128, 128, 128, 8, 3)
+
+
+def _weight_only_tiles(tokens: int) -> _Tiles:
+    if tokens <= 16:
+        return _Tiles(16, 32, 128, 4, 6)
+    if tokens <= 64:
+        return _Tiles(64, 64, 64, 4, 4)
+    return _Tiles(128, 128, 64, 8, 3)
+
+
+def _largest_power(number: int) -> int:
+    """The largest power of 2 that divides it."""
+    return number & -number
+
+
+widening: set[torch.device] = set()
+"""Where FP8 had to be widened to float16 to be multiplied."""
+
+
+def _widens(x: torch.Tensor) -> bool:
+    """Whether x is FP8 on a card without matrix instructions for it."""
+    if x.dtype == torch.int8 or _multiplies_fp8(x.device):
+        return False
+    widening.add(x.device)
+    return True
+
+
+@cache
+def _multiplies_fp8(device: torch.device) -> bool:
+    """From compute capability 8.9."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def scaled_linear(
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """x [T, K], weight [N, K] with rows of any distance. Scales whose groups are no multiples of 32
+    columns are plain torch's.
+    """
+    (tokens, size), columns = x.shape, weight.shape[0]
+    by_row = x_scale.dim() == 2
+    groups = x_scale.shape[1] if by_row else 1
+    blocks = weight_scale.shape if weight_scale.dim() == 2 else (1, 1)
+    x_group = size // groups
+    weight_rows, weight_columns = (
+        reference.block_size(number, count)
+        for number, count in zip(weight.shape, blocks, strict=True)
+    )
+    widened = _widens(x)
+    tiles = _scaled_tiles(tokens, widened)
+    per_block = groups > 1 or blocks[1] > 1
+    deep = tiles.deep
+    if per_block:
+        among = [
+            one for one, count in ((x_group, groups), (weight_columns, blocks[1])) if count > 1
+        ]
+        deep = min(deep, *map(_largest_power, among))
+    if deep < _LEAST_BLOCK_K or x.is_floating_point() != weight.is_floating_point():
+        return reference.scaled_linear(x, x_scale, weight, weight_scale, bias, dtype)
+    assert x.stride(1) == weight.stride(1) == 1
+    out = torch.empty(tokens, columns, dtype=dtype, device=x.device)
+    if tokens:
+        scaled_linear_kernel[tiles.grid(tokens, columns)](
+            x.view(torch.uint8) if widened else x,
+            x_scale,
+            weight.view(torch.uint8) if widened else weight,
+            weight_scale,
+            out if bias is None else bias,
+            out,
+            tokens,
+            columns,
+            size,
+            x.stride(0),
+            weight.stride(0),
+            x_scale.stride(0) if by_row else 0,
+            weight_scale.stride(0) if weight_scale.dim() == 2 else 0,
+            x_group,
+            weight_rows,
+            weight_columns,
+            PER_BLOCK=per_block,
+            X_MANTISSA=BITS[x.dtype][0] if widened else 0,
+            WEIGHT_MANTISSA=BITS[weight.dtype][0] if widened else 0,
+            HAS_BIAS=bias is not None,
+            WHOLE=size % deep == 0,
+            BLOCK_M=tiles.tokens,
+            BLOCK_N=tiles.columns,
+            BLOCK_K=deep,
+            num_warps=tiles.num_warps,
+            num_stages=tiles.num_stages,
+        )
+    return out
+
+
+def weight_only_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor,
+    bias: torch.Tensor | None,
+    bits: int,
+) -> torch.Tensor:
+    """x [T, K], rows of any distance. Groups that are no multiples of 32 columns are plain
+    torch's.
+    """
+    (tokens, size), columns, groups = x.shape, weight.shape[0], scale.shape[1]
+    tiles = _weight_only_tiles(tokens)
+    deep = tiles.deep
+    if x.dtype == torch.float32:
+        # Twice the bytes a number.
+        deep = min(deep, 32)
+    if groups > 1:
+        deep = min(deep, _largest_power(size // groups))
+    if deep < _LEAST_BLOCK_K:
+        return reference.weight_only_linear(x, weight, scale, zero, bias, bits)
+    assert x.stride(1) == weight.stride(1) == scale.stride(1) == zero.stride(1) == 1
+    assert scale.stride(0) == zero.stride(0)
+    out = torch.empty(tokens, columns, dtype=x.dtype, device=x.device)
+    if tokens:
+        weight_only_linear_kernel[tiles.grid(tokens, columns)](
+            x,
+            weight,
+            scale,
+            zero,
+            out if bias is None else bias,
+            out,
+            tokens,
+            columns,
+            size,
+            x.stride(0),
+            weight.stride(0),
+            scale.stride(0),
+            size // groups,
+            BITS=bits,
+            HAS_BIAS=bias is not None,
+            WHOLE=size % deep == 0,
+            BLOCK_M=tiles.tokens,
+            BLOCK_N=tiles.columns,
+            BLOCK_K=deep,
+            num_warps=tiles.num_warps,
+            num_stages=tiles.num_stages,
+        )
+    return out

@@ -1,0 +1,176 @@
+"""Triton kernels that multiply by quantised weights: numbers of 8 bits by numbers of 8 bits, and 16
+or 32 bits by weights of 4 or 8, widened tile by tile.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_ROWS_TOGETHER = tl.constexpr(8)
+"""Programs of so many blocks of tokens follow each other: they find weights in the cache."""
+
+
+@triton.jit
+def _blocks(tokens, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The program's first token and first column of [tokens, columns]."""
+    program = tl.program_id(0)
+    across = tl.cdiv(columns, BLOCK_N)
+    band = program // (_ROWS_TOGETHER * across)
+    high = tl.minimum(tl.cdiv(tokens, BLOCK_M) - band * _ROWS_TOGETHER, _ROWS_TOGETHER)
+    within = program % (_ROWS_TOGETHER * across)
+    return (band * _ROWS_TOGETHER + within % high) * BLOCK_M, (within // high) * BLOCK_N
+
+
+@triton.jit
+def _widened(code, MANTISSA: tl.constexpr):
+    """Bits of e4m3 (MANTISSA 3) or e5m2 (2) as float16, which holds them all."""
+    bits = code.to(tl.int16)
+    if MANTISSA == 2:
+        return (bits << 8).to(tl.float16, bitcast=True)
+    number = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
+    return tl.where((bits & 0x7F) == 0x7F, float("nan"), number).to(tl.float16)
+
+
+@triton.jit
+def scaled_linear_kernel(
+    x,
+    x_scale,
+    weight,
+    weight_scale,
+    bias,
+    out,
+    tokens,
+    columns,
+    size,
+    x_stride,
+    weight_stride,
+    x_scale_stride,
+    weight_scale_stride,
+    x_group,
+    weight_rows,
+    weight_columns,
+    PER_BLOCK: tl.constexpr,
+    X_MANTISSA: tl.constexpr,
+    WEIGHT_MANTISSA: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """x [tokens, size] times weight [columns, size] to out [tokens, columns], contiguous.
+
+    The scale of x[m, k] lies at m * x_scale_stride + k // x_group, that of weight[n, k] at n //
+    weight_rows * weight_scale_stride + k // weight_columns. PER_BLOCK: they change along k, at
+    multiples of BLOCK_K. MANTISSA above 0: FP8 that comes as bits, and is widened; WHOLE: size is a
+    multiple of BLOCK_K.
+    """
+    first_m, first_n = _blocks(tokens, columns, BLOCK_M, BLOCK_N)
+    m = first_m + tl.arange(0, BLOCK_M)
+    n = first_n + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    row = m.to(tl.int64)
+    x_place = x + row[:, None] * x_stride + k[None, :]
+    weight_place = weight + n.to(tl.int64)[None, :] * weight_stride + k[:, None]
+    x_scale_row = x_scale + row * x_scale_stride
+    weight_scale_row = weight_scale + (n // weight_rows).to(tl.int64) * weight_scale_stride
+    live_m = m < tokens
+    live_n = n < columns
+    integers: tl.constexpr = x.dtype.element_ty == tl.int8 and not PER_BLOCK
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if integers else tl.float32)
+    for begin in range(0, size, BLOCK_K):
+        live_x = live_m[:, None]
+        live_weight = live_n[None, :]
+        if not WHOLE:
+            live_x = live_x & (begin + k < size)[None, :]
+            live_weight = live_weight & (begin + k < size)[:, None]
+        left = tl.load(x_place + begin, mask=live_x, other=0.0)
+        right = tl.load(weight_place + begin, mask=live_weight, other=0.0)
+        if X_MANTISSA > 0:
+            left = _widened(left, X_MANTISSA)
+            right = _widened(right, WEIGHT_MANTISSA)
+        if PER_BLOCK:
+            of_x = tl.load(x_scale_row + begin // x_group, mask=live_m, other=0.0)
+            of_weight = tl.load(weight_scale_row + begin // weight_columns, mask=live_n, other=0.0)
+            part = tl.dot(left, right).to(tl.float32)
+            total += part * (of_x[:, None] * of_weight[None, :])
+        else:
+            # Sums within matrix instructions keep 14 digits of FP8's products.
+            total += tl.dot(left, right, max_num_imprecise_acc=BLOCK_K)
+    result = total.to(tl.float32)
+    if not PER_BLOCK:
+        of_x = tl.load(x_scale_row, mask=live_m, other=0.0)
+        of_weight = tl.load(weight_scale_row, mask=live_n, other=0.0)
+        result = result * of_x[:, None] * of_weight[None, :]
+    if HAS_BIAS:
+        result += tl.load(bias + n, mask=live_n, other=0.0).to(tl.float32)[None, :]
+    tl.store(
+        out + row[:, None] * columns + n[None, :],
+        result.to(out.dtype.element_ty),
+        mask=live_m[:, None] & live_n[None, :],
+    )
+
+
+@triton.jit
+def weight_only_linear_kernel(
+    x,
+    weight,
+    scale,
+    zero,
+    bias,
+    out,
+    tokens,
+    columns,
+    size,
+    x_stride,
+    weight_stride,
+    scale_stride,
+    group,
+    BITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """x [tokens, size] times a weight of [columns, size] numbers of BITS to out [tokens, columns],
+    contiguous. A group has whole tiles of BLOCK_K, or there is one alone.
+
+    The weight is the left factor: matrix instructions take that one from registers, where it was
+    widened.
+    """
+    first_m, first_n = _blocks(tokens, columns, BLOCK_M, BLOCK_N)
+    m = first_m + tl.arange(0, BLOCK_M)
+    n = first_n + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    packed = tl.arange(0, BLOCK_K * BITS // 8)
+    row = m.to(tl.int64)
+    scale_row = n.to(tl.int64) * scale_stride
+    x_place = x + row[None, :] * x_stride + k[:, None]
+    weight_place = weight + n.to(tl.int64)[:, None] * weight_stride + packed[None, :]
+    live_m = m < tokens
+    live_n = n < columns
+    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for begin in range(0, size, BLOCK_K):
+        live_x = live_m[None, :]
+        live_weight = live_n[:, None]
+        if not WHOLE:
+            live_x = live_x & (begin + k < size)[:, None]
+            live_weight = live_weight & (begin * BITS // 8 + packed < size * BITS // 8)[None, :]
+        right = tl.load(x_place + begin, mask=live_x, other=0.0)
+        number = tl.load(weight_place + begin * BITS // 8, mask=live_weight, other=0)
+        if BITS == 4:
+            number = tl.reshape(tl.join(number & 15, number >> 4), (BLOCK_N, BLOCK_K))
+        of_group = tl.load(scale + scale_row + begin // group, mask=live_n, other=0.0)
+        middle = tl.load(zero + scale_row + begin // group, mask=live_n, other=0)
+        wide = number.to(tl.float32) - middle.to(tl.float32)[:, None]
+        left = (wide * of_group.to(tl.float32)[:, None]).to(right.dtype)
+        total += tl.dot(left, right, input_precision="ieee")
+    if HAS_BIAS:
+        total += tl.load(bias + n, mask=live_n, other=0.0).to(tl.float32)[:, None]
+    tl.store(
+        out + row[None, :] * columns + n[:, None],
+        total.to(out.dtype.element_ty),
+        mask=live_m[None, :] & live_n[:, None],
+    )
