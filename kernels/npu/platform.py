@@ -16,7 +16,7 @@ from .. import ops
 from ..attention import AttentionBackend, KVLayout
 from ..graph import DeviceGraph, HostArguments, side_stream
 from ..platform import CompileOptions, MemoryInfo, MemoryUse, Platform
-from . import sampling
+from . import ops as npu_ops
 from .attention import AscendAttention
 from .graph import UpdatedGraph
 
@@ -50,7 +50,7 @@ class NpuPlatform(Platform):
         self._reserved_before_graphs = 0
 
     def set_up(self, num_threads: int | None) -> None:
-        ops.register(self.device_type, sampling)
+        ops.register(self.device_type, npu_ops)
 
     def remarks(self, layouts: Sequence[KVLayout] = ()) -> dict[str, str]:
         refused = [reason for each in layouts if (reason := AscendAttention.obstacle(each))]

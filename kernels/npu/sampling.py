@@ -1,5 +1,4 @@
-"""Filtered sampling for Ascend NPUs, in float32 and without a wait, the other ops by plain torch:
-all ops of `kernels.reference`.
+"""Filtered sampling for Ascend NPUs, in float32 and without a wait.
 
 Ascend's units compute no float64 and few ops on 64-bit integers: those run on its control
 processor. So sums are those of float32, made in two levels, right to a few 2^-24 of all that is
@@ -12,18 +11,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 import torch.nn.functional as F
-
-from ..reference import add_rms_norm, argmax, rms_norm, rotary_embedding, silu_and_mul
-
-__all__ = [
-    "UNIFORM_DTYPE",
-    "add_rms_norm",
-    "argmax",
-    "rms_norm",
-    "rotary_embedding",
-    "sample_filtered",
-    "silu_and_mul",
-]
 
 UNIFORM_DTYPE = np.float32
 _BLOCK = 256

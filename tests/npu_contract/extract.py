@@ -27,10 +27,18 @@ OPS = (
     "atb::_npu_paged_attention",
     "atb::_npu_reshape_and_cache",
     "npu::npu_add_rms_norm",
+    "npu::npu_add_rms_norm_dynamic_quant",
+    "npu::npu_add_rms_norm_quant",
+    "npu::npu_convert_weight_to_int4pack",
+    "npu::npu_dynamic_quant",
     "npu::npu_fused_infer_attention_score",
+    "npu::npu_quant_matmul",
+    "npu::npu_quantize",
     "npu::npu_rms_norm",
     "npu::npu_rotary_mul",
     "npu::npu_swiglu",
+    "npu::npu_swiglu_quant",
+    "npu::npu_weight_quant_batchmatmul",
 )
 """Ops that a server of language models calls; one more op is one more line here."""
 

@@ -113,12 +113,3 @@ def test_tokens_of_no_weight_are_never_drawn() -> None:
     for number in (0.0, 0.5, 1 - 2.0**-24):
         drawn = sampling.sample_filtered(probs, *columns, torch.full((3,), number))
         assert drawn.tolist()[:2] == [650, 3] and 0 <= int(drawn[2]) < 700
-
-
-def test_the_version_for_npus_has_every_op() -> None:
-    public = {
-        name
-        for name, value in vars(reference).items()
-        if callable(value) and not name.startswith("_") and value.__module__ == reference.__name__
-    }
-    assert public <= set(sampling.__all__)

@@ -17,6 +17,7 @@ from npu_contract import assert_no_cpu_fallback, contract
 
 from . import device, graphs, ops, streams
 from .extension import extension
+from .quantized_ops import RUN_ON_THE_HOST
 
 TORCH_NPU = (device, graphs, streams)
 """Modules with torch.npu's functions and classes."""
@@ -124,7 +125,7 @@ def install() -> Simulator:
     torch.utils.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_storage=True
     )
-    extension().set_cpu_fallbacks(set(contract()["cpu_fallback"]))
+    extension().set_cpu_fallbacks(set(contract()["cpu_fallback"]) | RUN_ON_THE_HOST)
     extension().register_launch(list(contract()["native_over_fallback"]))
     _define_ops(package)
     return Simulator()

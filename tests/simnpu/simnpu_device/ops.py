@@ -15,58 +15,89 @@ from typing import Any
 
 import torch
 
+from . import quantized_ops
+from .checks import check
 from .extension import extension
 
 Tensor = torch.Tensor
 
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 HOST_ARGUMENTS = {"atb::_npu_paged_attention.context_lens"}
 """Tensors that the host part of a launch reads."""
 
 
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise RuntimeError(message)
-
-
 def npu_rms_norm(input: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
     """(normalised input, reciprocal root of the mean square [..., 1] float32)."""
+    name = "npu_rms_norm"
+    check(input.dtype in FLOATS, f"{name}: input must be floating point, got {input.dtype}")
+    check(
+        gamma.dtype in (input.dtype, torch.float32) and gamma.numel() > 0,
+        f"{name}: gamma must be {input.dtype} as input is, or float32; got {gamma.dtype}",
+    )
+    check(
+        gamma.shape == input.shape[input.dim() - gamma.dim() :],
+        f"{name}: gamma must have the shape of input's last dimensions",
+    )
     wide = input.float()
     rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-    return (wide * rstd * gamma.float()).to(input.dtype), rstd
+    return (wide * rstd * gamma.float()).to(input.dtype).contiguous(), rstd
 
 
 def npu_add_rms_norm(
     x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(normalised x1 + x2, reciprocal root of the mean square, x1 + x2)."""
-    total = x1 + x2
+    name = "npu_add_rms_norm"
+    check(
+        x1.dtype == x2.dtype == gamma.dtype,
+        f"{name}: x1, x2 and gamma must be of one dtype, got {x1.dtype}, {x2.dtype}, {gamma.dtype}",
+    )
+    check(x1.shape == x2.shape and x1.numel() > 0, f"{name}: x1 and x2 must be alike, not empty")
+    total = (x1 + x2).contiguous()
     return (*npu_rms_norm(total, gamma, epsilon), total)
 
 
 def npu_swiglu(input: Tensor, dim: int = -1) -> Tensor:
-    gate, up = input.chunk(2, dim)
-    return torch.nn.functional.silu(gate) * up
+    name = "npu_swiglu"
+    check(input.dtype in FLOATS, f"{name}: input must be floating point, got {input.dtype}")
+    check(input.is_contiguous() and input.numel() > 0, f"{name}: input must be contiguous")
+    check(input.shape[dim] % 2 == 0, f"{name}: dimension {dim} must be even")
+    gate, up = input.float().chunk(2, dim)
+    return (torch.nn.functional.silu(gate) * up).to(input.dtype)
 
 
 def npu_rotary_mul(
     input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None
 ) -> Tensor:
-    """input * r1 + rotated(input) * r2; `r1` the cosines, `r2` the sines, all of four
-    dimensions.
+    """input * r1 + rotated(input) * r2; `r1` the cosines, `r2` the sines, all of four dimensions:
+    batch, tokens, heads and their numbers, of which r1 and r2 have one batch and one head.
     """
-    _check(
+    name = "npu_rotary_mul"
+    check(
         input.dim() == r1.dim() == r2.dim() == 4,
-        "npu_rotary_mul: input, r1 and r2 must have 4 dimensions",
+        f"{name}: input, r1 and r2 must have 4 dimensions",
     )
+    batch, tokens, heads, size = input.shape
+    check(input.dtype in FLOATS, f"{name}: input must be floating point, got {input.dtype}")
+    check(
+        size % 2 == 0 and size < 896 and batch < 1000 and heads < 1000,
+        f"{name}: heads must be even and below 896 numbers, below 1000 heads and sequences; got "
+        f"{list(input.shape)}",
+    )
+    check(
+        r1.shape == r2.shape and list(r1.shape) in ([1, tokens, 1, size], list(input.shape)),
+        f"{name}: r1 and r2 must be [1, {tokens}, 1, {size}], got {list(r1.shape)}",
+    )
+    input, r1, r2, dtype = input.float(), r1.float(), r2.float(), input.dtype
     if rotate is not None:
-        rotated = input @ rotate
+        rotated = input @ rotate.float()
     elif rotary_mode == "half":
         first, second = input.chunk(2, -1)
         rotated = torch.cat((-second, first), -1)
     else:
-        _check(rotary_mode == "interleave", f"npu_rotary_mul: no rotary_mode {rotary_mode!r}")
+        check(rotary_mode == "interleave", f"{name}: no rotary_mode {rotary_mode!r}")
         rotated = torch.stack((-input[..., 1::2], input[..., ::2]), -1).flatten(-2)
-    return input * r1 + rotated * r2
+    return (input * r1 + rotated * r2).to(dtype).contiguous()
 
 
 def npu_reshape_and_cache(
@@ -75,16 +106,16 @@ def npu_reshape_and_cache(
     """Stores key and value [T, K, D] at slots [T] (page * S + offset) of the caches [P, S, K,
     D].
     """
-    _check(
+    check(
         slot_indices.dtype == torch.int32,
         f"_npu_reshape_and_cache: slot_indices must be int32, got {slot_indices.dtype}",
     )
-    _check(
+    check(
         len(slot_indices) == len(key) == len(value),
         "_npu_reshape_and_cache: one slot for each token",
     )
     slots = slot_indices.long()
-    _check(
+    check(
         bool(((slots >= 0) & (slots < key_cache.shape[0] * key_cache.shape[1])).all()),
         "_npu_reshape_and_cache: no such slot",
     )
@@ -108,9 +139,9 @@ def npu_paged_attention(
     """Decoding: one query [B, N, D] a request over its `context_lens` [B] (on the host) tokens in
     caches [P, S, K, D].
     """
-    _check(context_lens.dtype == torch.int32, "_npu_paged_attention: context_lens must be int32")
-    _check(block_table.dtype == torch.int32, "_npu_paged_attention: block_table must be int32")
-    _check(
+    check(context_lens.dtype == torch.int32, "_npu_paged_attention: context_lens must be int32")
+    check(block_table.dtype == torch.int32, "_npu_paged_attention: block_table must be int32")
+    check(
         query.shape[1] == num_heads and key_cache.shape[2] == num_kv_heads,
         "_npu_paged_attention: wrong number of heads",
     )
@@ -179,27 +210,27 @@ def _check_paged_tnd(
     num_heads: int,
 ) -> tuple[list[int], list[int], Tensor]:
     name = "npu_fused_infer_attention_score"
-    _check(
+    check(
         layout == "TND" and pages is not None,
         f"{name}: the simulator knows layout TND with a block_table only",
     )
-    _check(
+    check(
         bool(ends) and bool(lengths),
         f"{name}: TND needs actual_seq_lengths and actual_seq_lengths_kv",
     )
     assert pages is not None and ends and lengths
-    _check(
+    check(
         pages.dtype == torch.int32 and pages.dim() == 2,
         f"{name}: block_table must be int32 [B, pages]",
     )
-    _check(
+    check(
         len(ends) == len(lengths) == len(pages),
         f"{name}: one length and one row of block_table for each request",
     )
-    _check(
+    check(
         query.dim() == 3 and query.shape[1] == num_heads, f"{name}: query must be [T, num_heads, D]"
     )
-    _check(
+    check(
         ends == sorted(ends) and ends[-1] == len(query),
         f"{name}: actual_seq_lengths must rise to T = {len(query)}, got {ends}",
     )
@@ -208,7 +239,7 @@ def _check_paged_tnd(
 
 def _check_block_size(block_size: int, *, prefill: bool) -> None:
     unit = 128 if prefill else 16
-    _check(
+    check(
         0 < block_size <= 512 and block_size % unit == 0,
         f"npu_fused_infer_attention_score: block_size must be a multiple of {unit} up to 512, got "
         f"{block_size}",
@@ -217,7 +248,7 @@ def _check_block_size(block_size: int, *, prefill: bool) -> None:
 
 def _check_head_size(size: int) -> None:
     """Those of toys, up to 32, are allowed here, which hardware rejects."""
-    _check(
+    check(
         size in (64, 128, 192) or size <= 32,
         f"When layout is TND, queryD({size}), keyD({size}) and valueD({size}) must be same equal "
         "192/128/64",
@@ -226,20 +257,20 @@ def _check_head_size(size: int) -> None:
 
 def _check_mask(sparse_mode: int, mask: Tensor | None) -> None:
     name = "npu_fused_infer_attention_score"
-    _check(sparse_mode in (0, 3), f"{name}: the simulator knows sparse_mode 0 and 3 only")
+    check(sparse_mode in (0, 3), f"{name}: the simulator knows sparse_mode 0 and 3 only")
     if sparse_mode == 0:
-        _check(mask is None, f"{name}: the simulator knows sparse_mode 0 without atten_mask only")
+        check(mask is None, f"{name}: the simulator knows sparse_mode 0 without atten_mask only")
         return
-    _check(
+    check(
         mask is not None and mask.shape[-2:] == (2048, 2048),
         f"{name}: sparse_mode 3 needs an atten_mask of 2048 x 2048",
     )
     assert mask is not None
-    _check(
+    check(
         mask.dtype in (torch.bool, torch.int8, torch.uint8),
         f"{name}: atten_mask must be bool, int8 or uint8",
     )
-    _check(
+    check(
         extension().is_trial() or torch.equal(mask.reshape(2048, 2048).bool(), _causal_mask()),
         f"{name}: atten_mask must be true above the diagonal and false elsewhere",
     )
@@ -253,7 +284,7 @@ def _causal_mask() -> Tensor:
 def _pages_of_tokens(cache: Tensor, heads: int, block_size: int) -> Tensor:
     """The cache as [P, S, K, D]."""
     pages = cache.transpose(1, 2) if cache.dim() == 4 else cache.unflatten(2, (heads, -1))
-    _check(
+    check(
         pages.shape[1] == block_size and pages.shape[2] == heads,
         f"npu_fused_infer_attention_score: a cache of {list(cache.shape)} has not block_size "
         f"{block_size} and {heads} heads",
@@ -264,7 +295,7 @@ def _pages_of_tokens(cache: Tensor, heads: int, block_size: int) -> Tensor:
 def _read_pages(cache: Tensor, pages: Tensor, length: int) -> Tensor:
     """The first `length` tokens [length, K, D] that lie in `pages` of a cache [P, S, K, D]."""
     needed = -(-length // cache.shape[1])
-    _check(
+    check(
         needed <= len(pages),
         f"the block table has {len(pages)} pages a request, {length} tokens need {needed}",
     )
@@ -303,6 +334,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "npu::npu_fused_infer_attention_score": npu_fused_infer_attention_score,
     "atb::_npu_reshape_and_cache": npu_reshape_and_cache,
     "atb::_npu_paged_attention": npu_paged_attention,
+    **quantized_ops.KERNELS,
 }
 
 SHAPES: dict[str, Callable[..., Any]] = {
@@ -311,5 +343,6 @@ SHAPES: dict[str, Callable[..., Any]] = {
     "npu::npu_swiglu": npu_swiglu,
     "npu::npu_rotary_mul": npu_rotary_mul,
     "npu::npu_fused_infer_attention_score": _attention_shapes,
+    **quantized_ops.KERNELS,
 }
 """What runs on meta tensors; torch_npu has none for the atb ops."""
