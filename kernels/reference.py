@@ -119,7 +119,7 @@ def scaled_linear(
     ceil(K / columns)], both powers of two (`block_size`). All scales are float32.
     """
     wide = _grouped(x, x_scale.shape[-1]) * x_scale.unsqueeze(-1)
-    result = F.linear(wide.flatten(-2), _widened(weight, weight_scale))
+    result = F.linear(wide.flatten(-2), widened(weight, weight_scale))
     return (result if bias is None else result + bias.float()).to(dtype)
 
 
@@ -128,7 +128,8 @@ def block_size(size: int, blocks: int) -> int:
     return size if blocks == 1 else 1 << (-(-size // blocks) - 1).bit_length()
 
 
-def _widened(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def widened(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """A weight [N, K] of `scaled_linear` as float32."""
     if scale.dim() == 2:
         for dim, size in enumerate(weight.shape):
             times = block_size(size, scale.shape[dim])

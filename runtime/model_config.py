@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .loader.files import no_model, read_json
 from .models.registry import find_model, model_class
+from .quantization.registry import quantization_of
 
 if TYPE_CHECKING:
     from .loader.gguf_reader import FastGGUFReader
@@ -160,12 +161,7 @@ def read_config(folder: Path) -> dict[str, Any]:
                 f'{architecture} goes with "model_type": "{wanted}", got {found!r}; fetch the '
                 "model again"
             )
-        if quantization := content.get("quantization_config"):
-            method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-            raise ValueError(
-                f"weights quantised by {method or 'some method'} are not supported; take the "
-                "unquantised checkpoint or a .gguf file"
-            )
+        quantization_of(content)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     config: dict[str, Any] = content

@@ -22,7 +22,8 @@ from ..layers.attention import register_attention
 from ..loader.check import check_model
 from ..loader.loader import load_model, random_model
 from ..loader.resolve import resolve_model_path
-from ..quantization.methods import PLAIN, packed_kinds
+from ..quantization.methods import linear_kinds
+from ..quantization.registry import PLAIN
 from ..resolve_config import LEAST_PAGES, resolve_cache, resolve_steps
 from .batch import Batch, Scheduled
 from .forward_context import PagedAttention
@@ -92,7 +93,7 @@ class ModelRunner:
                     keep_quantized=config.quantization == "auto",
                 )
             )
-        self.model_config, self.linear_kinds = self.model.config, packed_kinds(self.model)
+        self.model_config, self.linear_kinds = self.model.config, linear_kinds(self.model)
         self._layouts = in_cache_dtype(self.model.kv_layouts(self.dtype), config.kv_cache_dtype)
         self.attention_backend = self.platform.choose_attention(
             config.attention_backend, self._layouts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -30,10 +30,38 @@ class StoredTensor(NamedTuple):
     name: str
     shape: tuple[int, ...]
     copy_to: Callable[[torch.Tensor], None]
+    dtype: torch.dtype = torch.float32
+    """What `copy_to` reads."""
     kind: str | None = None
     """The quantised format of GGUF that it is stored in, such as "Q4_1"; None for numbers."""
     blocks: Callable[[], torch.Tensor] | None = None
     """Gives a quantised one as it is stored: [rows, bytes] uint8."""
+
+    def read(self) -> torch.Tensor:
+        """A copy in the host's memory."""
+        values = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        self.copy_to(values)
+        return values
+
+    def fault(self, text: str) -> ValueError:
+        """To be raised where its numbers are wrong."""
+        return ValueError(f"{self.file}: the tensor {self.name} {text}; fetch the model again")
+
+
+NUMBERS = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
+
+
+class Place(NamedTuple):
+    """Where a tensor of a checkpoint goes: which shapes and dtypes it may have, and what takes it.
+
+    `load` may be called from any thread; of a model's tensors it gets the small ones first, so that
+    scales are found wrong before weights are read. It raises `StoredTensor.fault`.
+    """
+
+    shapes: Sequence[tuple[int, ...]]
+    load: Callable[[StoredTensor], None]
+    dtypes: Collection[torch.dtype] = NUMBERS
+    is_optional: bool = False
 
 
 class LinearMethod(Protocol):
@@ -42,32 +70,46 @@ class LinearMethod(Protocol):
 
         method.create(layer)
         for part in layer.parts:
-            method.load(layer, part, stored[part])    # from several threads
+            for name, place in method.places(layer, part).items():
+                place.load(stored[part, name])    # from several threads
         method.finish(layer, kernels)
-        y = method.apply(layer, x)
+        y = layer.method.apply(layer, x)
+
+    What `apply` reads are parameters of the layer, whose shapes and dtypes follow from `kind` and
+    the layer's sizes: graphs are traced on a model that was created and finished without `load`.
     """
 
     @property
     def kind(self) -> str:
-        """What the weight is stored as: "bfloat16" for numbers, or a quantised format."""
+        """Says all that distinguishes the method: `methods.make_method` makes it again."""
         ...
 
     def create(self, layer: Linear) -> None:
         """Give the layer a weight to load into, in torch's default dtype and device."""
         ...
 
-    def load(self, layer: Linear, part: str, tensor: StoredTensor) -> None:
-        """Take the rows of a part of the layer."""
+    def places(self, layer: Linear, part: str) -> Mapping[str, Place]:
+        """The tensors of a part of the layer, by the last part of their names: "weight",
+        "weight_scale" and such. A bias is none of them.
+        """
         ...
 
     def finish(self, layer: Linear, kernels: LinearKernels | None) -> None:
         """Bring the whole weight into the form that `apply` reads, packed where the device has
-        kernels for that. On the meta device only its shape.
+        kernels for that; it may give the layer another method. On the meta device only its shape.
         """
         ...
 
     def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
         """x [T, in] to [T, out], by ops that passes can find in a graph."""
+        ...
+
+
+class StoredMethod(LinearMethod, Protocol):
+    """A method whose weights may also be wanted as numbers."""
+
+    def widen(self, layer: Linear) -> torch.Tensor:
+        """Instead of `finish`: the weight [out, in] float32."""
         ...
 
 
@@ -92,6 +134,8 @@ class Linear(nn.Module):
     """y = x W^T + b: x [T, in], weight [out, in], or in the form that `method` keeps it in."""
 
     weight: nn.Parameter
+    weight_scale: nn.Parameter
+    input_scale: nn.Parameter
     method: LinearMethod
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
@@ -102,6 +146,10 @@ class Linear(nn.Module):
         self.layout: int | None = None
         self.op: torch._ops.OpOverload | None = None
         self.input: QuantizedInput | None = None
+
+    def hold(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> None:
+        """Give the layer a parameter, uninitialised and on torch's default device."""
+        setattr(self, name, nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False))
 
     def rows(self, part: str) -> slice:
         """Where a part lies in the weight and the bias."""

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 from ..config import check_context_length
 from ..model_config import read_config
 from ..models.registry import find_model
+from ..quantization.registry import quantization_of
 from .files import check_pointer, read_header, weight_files
 
 _SCALARS = dict(zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True))
@@ -34,9 +35,11 @@ def check_model(path: str, *, context_length: int | None, weights: bool) -> None
     if Path(path).suffix == ".gguf":
         longest: object = _gguf_context(Path(path))
     else:
-        longest = read_config(Path(path)).get("max_position_embeddings")
+        config = read_config(Path(path))
+        longest = config.get("max_position_embeddings")
+        quantized = quantization_of(config) is not None
         for file in weight_files(Path(path)) if weights else ():
-            read_header(file)
+            read_header(file, quantized=quantized)
     if isinstance(longest, int):
         check_context_length(context_length, longest)
 

@@ -15,6 +15,7 @@ _INDEX = "model.safetensors.index.json"
 _ADAPTER = "adapter_config.json"
 _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.msgpack", "*.h5")
 _NUMBERS = ("F64", "F32", "F16", "BF16")
+_QUANTIZED = ("F8_E4M3", "F8_E5M2", "I8", "U8", "I16", "I32", "I64", "BOOL")
 _POINTER = b"version https://git-lfs.github.com/spec/v1"
 _LARGEST_POINTER = 1024
 _LARGEST_HEADER = 100_000_000
@@ -68,9 +69,9 @@ def check_pointer(path: Path) -> None:
         )
 
 
-def read_header(path: Path) -> dict[str, Header]:
+def read_header(path: Path, *, quantized: bool = False) -> dict[str, Header]:
     """Names, formats and shapes of a .safetensors file's tensors. Raises `ValueError` where it is
-    cut off or holds other than numbers.
+    cut off or holds other than numbers, or, `quantized`, what weights are quantised to.
 
     Format: https://huggingface.co/docs/safetensors: the header's length as 8 bytes, the header in
     JSON, the tensors.
@@ -98,12 +99,16 @@ def read_header(path: Path) -> dict[str, Header]:
             f"{path} is cut off or broken: it has {size:,} of {end:,} bytes; fetch it again"
         )
     for name, header in found.items():
-        if header.dtype not in _NUMBERS:
+        if quantized and header.dtype not in (*_NUMBERS, *_QUANTIZED):
+            raise ValueError(
+                f"{path} stores {name} as {header.dtype}, which is not supported; supported: "
+                f"{', '.join((*_NUMBERS, *_QUANTIZED))}; take another checkpoint"
+            )
+        if not quantized and header.dtype not in _NUMBERS:
             kind = "float8" if header.dtype.startswith("F8") else header.dtype
             raise ValueError(
                 f"{path} stores {name} as {kind}, but config.json has no quantization_config to "
-                "say how it is scaled; quantised weights are not supported: take the checkpoint in "
-                "bfloat16, or a .gguf file"
+                "say how it is scaled; take the checkpoint in bfloat16, or a .gguf file"
             )
     return found
 

@@ -6,13 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from math import prod
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from ...kernels.linear import LinearKernels
-from ..layers.linear import Linear, StoredTensor
+from ..layers.linear import NUMBERS, Linear, Place, StoredTensor
 from ..layers.rotary import Rotary
 from ..model_config import ModelConfig
 from ..models.llama import LlamaForCausalLM
@@ -21,18 +22,20 @@ from ..progress import progress_bar
 from ..quantization.methods import (
     NOTHING_PACKED,
     Kinds,
-    choose_kinds,
     create_weights,
     named_linears,
     part_name,
-    weight_name,
+    scheme_kinds,
+    stored_kinds,
 )
+from ..quantization.registry import Scheme, quantization_of, read_scheme
 from . import safetensors
+from .files import read_json
 
 _THREADS = 4
 _INITIAL_STD = 0.02
-_Place = tuple[tuple[int, ...], Callable[[StoredTensor], None]]
-"""The shape of a tensor of a checkpoint, and what takes it."""
+_SMALL = 2**16
+"""Tensors of up to so many numbers are loaded first."""
 _IGNORED = ".rotary_emb.inv_freq"
 """Old checkpoints bring the rotary frequencies, which follow from the config."""
 
@@ -49,20 +52,32 @@ def load_model(
     """The model of a folder or .gguf file in `dtype` on `device`, its linear layers packed where
     there are `kernels`.
 
-    `keep_quantized`: weights stay in the 4 or 8 bits that a file holds them in, where the kernels
-    can multiply by such. Needs little more memory than the weights themselves. Raises `ValueError`
-    that names the file or tensor at fault.
+    `keep_quantized`: weights stay in the 4 or 8 bits that a file holds them in, those of a .gguf
+    file where the kernels can multiply by such. Needs little more memory than the weights
+    themselves. Raises `ValueError` that names the file or tensor at fault.
     """
     if Path(path).suffix == ".gguf":
         config, tensors = _open_gguf(Path(path))
+        kept = tensors if keep_quantized else []
+        choose = partial(stored_kinds, kernels=kernels, tensors=kept)
     else:
-        config = ModelConfig.from_pretrained(path)
-        tensors = safetensors.list_tensors(Path(path))
-    kept = tensors if keep_quantized else []
-    model = empty_model(config, dtype, device, lambda model: choose_kinds(model, kernels, kept))
+        config, scheme = ModelConfig.from_pretrained(path), _scheme_of(Path(path))
+        tensors = safetensors.list_tensors(Path(path), quantized=scheme is not None)
+        choose = partial(scheme_kinds, scheme=scheme, widened=not keep_quantized)
+    model = empty_model(config, dtype, device, choose)
     _fill(model, tensors, path, progress=progress)
     _finish(model, kernels, progress=progress)
     return model
+
+
+def _scheme_of(folder: Path) -> Scheme | None:
+    """What config.json says of quantised weights; None where there are none."""
+    path = folder / "config.json"
+    try:
+        quantization = quantization_of(read_json(path))
+        return None if quantization is None else read_scheme(quantization)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def _open_gguf(path: Path) -> tuple[ModelConfig, Sequence[StoredTensor]]:
@@ -103,7 +118,7 @@ def _fill(
     not the model's.
     """
     places = _places(model)
-    loads: list[Callable[[], None]] = []
+    loads: list[tuple[StoredTensor, Place]] = []
     for tensor in tensors:
         if tensor.name.endswith(_IGNORED) or tensor.name in model.tied_weights:
             continue
@@ -112,47 +127,68 @@ def _fill(
                 f"{tensor.file} holds a tensor that the model has no place for, {tensor.name!r}; "
                 "it is another kind of model"
             )
-        for shape, load in places[tensor.name]:
-            if shape != tensor.shape:
-                raise ValueError(
-                    f"{tensor.file}: the tensor {tensor.name} has shape {list(tensor.shape)}, but "
-                    f"the model's configuration asks for {list(shape)}; fetch the model again"
-                )
-            loads.append(partial(load, tensor))
-    if missing := sorted(places.keys() - {tensor.name for tensor in tensors}):
+        for place in places[tensor.name]:
+            _check_fits(tensor, place)
+            loads.append((tensor, place))
+    found = {tensor.name for tensor in tensors}
+    if missing := sorted(
+        name
+        for name, wanted in places.items()
+        if name not in found and not all(place.is_optional for place in wanted)
+    ):
         raise ValueError(
             f"{path} lacks {len(missing)} tensors, such as {', '.join(missing[:3])}; fetch the "
             "model again"
         )
+    loads.sort(key=lambda load: prod(load[0].shape) > _SMALL)
     shown = {"desc": "loading weights", "total": len(loads), "unit": " tensors", "leave": False}
     with ThreadPoolExecutor(_THREADS) as pool:
-        for _ in progress_bar(pool.map(lambda load: load(), loads), shown=progress, **shown):
+        done = pool.map(lambda load: load[1].load(load[0]), loads)
+        for _ in progress_bar(done, shown=progress, **shown):
             pass
 
 
-def _places(model: LlamaForCausalLM) -> dict[str, list[_Place]]:
+def _check_fits(tensor: StoredTensor, place: Place) -> None:
+    """Raises `ValueError` where a tensor is not what its place takes."""
+    if tensor.shape not in place.shapes:
+        raise ValueError(
+            f"{tensor.file}: the tensor {tensor.name} has shape {list(tensor.shape)}, but the "
+            f"model's configuration asks for {list(place.shapes[0])}; fetch the model again"
+        )
+    if tensor.dtype not in place.dtypes:
+        wanted = "numbers" if place.dtypes is NUMBERS else "/".join(map(_dtype_name, place.dtypes))
+        raise ValueError(
+            f"{tensor.file}: the tensor {tensor.name} is stored as {_dtype_name(tensor.dtype)}, "
+            f"but the model's configuration asks for {wanted}; fetch the model again"
+        )
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _places(model: LlamaForCausalLM) -> dict[str, list[Place]]:
     """By the checkpoint's names. An embedding has two where a head that is packed is tied to it."""
-    places: defaultdict[str, list[_Place]] = defaultdict(list)
+    places: defaultdict[str, list[Place]] = defaultdict(list)
     for prefix, module in model.named_modules():
-        parameters = dict(module.named_parameters(recurse=False))
-        if isinstance(module, Linear):
-            weight = parameters.pop("weight")
-            for part, rows in module.parts.items():
-                name = weight_name(model, prefix, part)
-                if name not in places or weight is not model.get_parameter(name):
-                    load = partial(module.method.load, module, part)
-                    places[name].append(((rows, module.in_features), load))
-                for kind, parameter in parameters.items():
-                    values = parameter[module.rows(part)]
-                    places[f"{part_name(prefix, part)}.{kind}"].append(_copy_of(values))
-        else:
-            for kind, parameter in parameters.items():
+        if not isinstance(module, Linear):
+            for kind, parameter in module.named_parameters(recurse=False):
                 places[f"{prefix}.{kind}"].append(_copy_of(parameter))
+            continue
+        for part in module.parts:
+            for kind, place in module.method.places(module, part).items():
+                own = f"{part_name(prefix, part)}.{kind}"
+                name = model.tied_weights.get(own, own)
+                if name not in places or module.weight is not model.get_parameter(name):
+                    places[name].append(place)
+            if module.bias is not None:
+                values = module.bias[module.rows(part)]
+                places[f"{part_name(prefix, part)}.bias"].append(_copy_of(values))
     return places
 
 
-def _copy_of(target: torch.Tensor) -> _Place:
-    return tuple(target.shape), lambda tensor: tensor.copy_to(target)
+def _copy_of(target: torch.Tensor) -> Place:
+    return Place([tuple(target.shape)], lambda tensor: tensor.copy_to(target))
 
 
 def _finish(model: nn.Module, kernels: LinearKernels | None, *, progress: bool) -> None:

@@ -14,21 +14,37 @@ from safetensors import SafetensorError, safe_open
 from ..layers.linear import StoredTensor
 from .files import read_header, weight_files
 
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "BOOL": torch.bool,
+}
 
-def list_tensors(folder: Path) -> list[StoredTensor]:
+
+def list_tensors(folder: Path, *, quantized: bool) -> list[StoredTensor]:
     """Every tensor of a folder. Raises `ValueError` where a file is missing, cut off or broken, or
-    holds other than numbers.
+    holds what `read_header` refuses.
     """
-    return [tensor for path in weight_files(folder) for tensor in _tensors_of(path)]
+    return [tensor for path in weight_files(folder) for tensor in _tensors_of(path, quantized)]
 
 
-def _tensors_of(path: Path) -> Iterator[StoredTensor]:
-    headers = read_header(path)
+def _tensors_of(path: Path, quantized: bool) -> Iterator[StoredTensor]:
+    headers = read_header(path, quantized=quantized)
     with _named_errors(path):
         # Stays open, mapped into memory, until the last of its tensors is forgotten.
         file: Any = safe_open(path, framework="pt")
     for name, header in headers.items():
-        yield StoredTensor(path, name, header.shape, partial(_copy, path, file.get_tensor, name))
+        copy_to = partial(_copy, path, file.get_tensor, name)
+        yield StoredTensor(path, name, header.shape, copy_to, _DTYPES[header.dtype])
 
 
 def _copy(path: Path, get_tensor: Callable[[str], Any], name: str, target: torch.Tensor) -> None:

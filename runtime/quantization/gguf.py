@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
 from ...kernels.linear import LinearKernels
-from ..layers.linear import Linear, StoredTensor
+from ..layers.linear import Linear, Place, StoredTensor
 
 
 class GGUFBlocks:
@@ -20,9 +22,14 @@ class GGUFBlocks:
         # The packed weight comes whole, in `finish`.
         layer.weight = nn.Parameter(torch.empty(0, dtype=torch.uint8), requires_grad=False)
 
-    def load(self, layer: Linear, part: str, tensor: StoredTensor) -> None:
-        # Read by `finish` only, so that one layer's blocks at a time are in memory twice.
-        self._parts[layer.rows(part).start] = tensor
+    def places(self, layer: Linear, part: str) -> Mapping[str, Place]:
+        rows = layer.rows(part)
+
+        def load(tensor: StoredTensor) -> None:
+            # Read by `finish` only, so that one layer's blocks at a time are in memory twice.
+            self._parts[rows.start] = tensor
+
+        return {"weight": Place([(rows.stop - rows.start, layer.in_features)], load)}
 
     def finish(self, layer: Linear, kernels: LinearKernels | None) -> None:
         assert kernels is not None

@@ -1,31 +1,54 @@
-"""Which format each linear layer's weight is kept in."""
+"""Which format each linear layer's weight is kept in.
+
+A format of checkpoints is a file of this package (see `registry`); what it says of a layer is the
+layer's kind, one line of text, from which its `LinearMethod` is made here and in the process that
+compiles:
+
+    scheme = read_scheme(config["quantization_config"])          # fp8.py, by its QUANT_METHOD
+    scheme("model.layers.0.mlp.down_proj")                       # "w8a8 float8_e4m3fn block ..."
+    make_method("w8a8 float8_e4m3fn block group weight_scale_inv")    # w8a8.py, by the first word
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from types import MappingProxyType
 
 from torch import nn
 
 from ...kernels.linear import LinearKernels
-from ..layers.linear import Linear, StoredTensor
+from ..layers.linear import Linear, LinearMethod, StoredTensor
 from ..models.llama import LlamaForCausalLM
 from .gguf import GGUFBlocks
-from .unquantized import Unquantized
+from .registry import PLAIN, Scheme
+from .unquantized import WIDENED, Unquantized, Widened
 
-PLAIN = Unquantized.kind
 Kinds = Mapping[str, str]
-"""By the name of a linear layer, what its weight is packed from: `PLAIN`, or a quantised format of
-GGUF.
+"""By the name of a linear layer, what its weight is: see `LinearMethod.kind`. Layers that are not
+named are `PLAIN`.
 """
 NOTHING_PACKED: Kinds = MappingProxyType({})
 
 
-def choose_kinds(
+def make_method(kind: str) -> LinearMethod:
+    """The method of a layer of this kind, which is ours or a format's: no file is believed."""
+    if kind == PLAIN:
+        return Unquantized()
+    name, _, rest = kind.partition(" ")
+    if not rest:
+        return GGUFBlocks(name)
+    if kind.startswith(WIDENED):
+        return Widened(make_method(rest))  # type: ignore[arg-type]
+    method: LinearMethod = import_module(f"{__package__}.{name}").make_method(kind)
+    return method
+
+
+def stored_kinds(
     model: LlamaForCausalLM, kernels: LinearKernels | None, tensors: Sequence[StoredTensor]
 ) -> Kinds:
-    """The layers whose quantised weights are kept as they are: where all parts are of one format
-    that the kernels know.
+    """Of a .gguf file: the layers whose quantised weights are kept as they are, where all parts are
+    of one format that the kernels know.
     """
     stored = {tensor.name: tensor.kind for tensor in tensors}
     kinds = {}
@@ -38,20 +61,43 @@ def choose_kinds(
     return kinds
 
 
+def scheme_kinds(model: LlamaForCausalLM, scheme: Scheme | None, *, widened: bool) -> Kinds:
+    """Of a folder, whose `quantization_config` says `scheme`. A head that is tied to the embedding
+    is not quantised. `widened`: all become numbers again. Raises `ValueError` where parts that are
+    multiplied as one are of several kinds.
+    """
+    kinds: dict[str, str] = {}
+    if scheme is None:
+        return kinds
+    for prefix, linear in named_linears(model):
+        if weight_name(model, prefix, "") in model.tied_weights.values():
+            continue
+        names = [part_name(prefix, part) for part in linear.parts]
+        found = {name: scheme(name) for name in names}
+        (first, kind), *others = found.items()
+        if other := next((name for name, its in others if its != kind), None):
+            raise ValueError(
+                f"quantization_config keeps {first} as {kind!r} and {other} as {found[other]!r}, "
+                "which are multiplied as one; take a checkpoint that quantises them alike"
+            )
+        if kind != PLAIN:
+            kinds[prefix] = WIDENED * widened + kind
+    return kinds
+
+
 def create_weights(model: nn.Module, kinds: Kinds) -> None:
     """Give each linear layer its method, and a weight to load into."""
     for prefix, linear in named_linears(model):
-        kind = kinds.get(prefix, PLAIN)
-        linear.method = Unquantized() if kind == PLAIN else GGUFBlocks(kind)
+        linear.method = make_method(kinds.get(prefix, PLAIN))
         linear.method.create(linear)
 
 
-def packed_kinds(model: nn.Module) -> Kinds:
-    """What each packed layer is packed from."""
+def linear_kinds(model: nn.Module) -> Kinds:
+    """What each finished layer is, but for those of numbers that are not packed."""
     return {
         prefix: linear.method.kind
         for prefix, linear in named_linears(model)
-        if linear.layout is not None
+        if linear.layout is not None or linear.method.kind != PLAIN
     }
 
 

@@ -4,25 +4,33 @@ for bfloat16.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from ...kernels.linear import LinearKernels
-from ..layers.linear import Linear, StoredTensor, weight
+from ..layers.linear import Linear, Place, StoredMethod, weight
+from .registry import PLAIN
+
+WIDENED = "widened "
+"""Before the kind of what is stored."""
 
 
 class Unquantized:
     """The `LinearMethod` of every weight that no other format keeps, whatever it is stored as."""
 
-    kind = "bfloat16"
+    kind = PLAIN
 
     def create(self, layer: Linear) -> None:
         # A head that is tied to the embedding has its weight already.
         if not hasattr(layer, "weight"):
             layer.weight = weight(layer.out_features, layer.in_features)
 
-    def load(self, layer: Linear, part: str, tensor: StoredTensor) -> None:
-        tensor.copy_to(layer.weight[layer.rows(part)])
+    def places(self, layer: Linear, part: str) -> Mapping[str, Place]:
+        rows = layer.weight[layer.rows(part)]
+        return {"weight": Place([tuple(rows.shape)], lambda tensor: tensor.copy_to(rows))}
 
     def finish(self, layer: Linear, kernels: LinearKernels | None) -> None:
         if kernels is not None and kernels.layout(self.kind, layer.in_features) is not None:
@@ -32,3 +40,30 @@ class Unquantized:
         if layer.op is not None:
             return layer.multiply_packed(x)
         return F.linear(x, layer.weight, layer.bias)
+
+
+class Widened:
+    """Loads what `stored` loads, and leaves the layer `Unquantized`."""
+
+    def __init__(self, stored: StoredMethod) -> None:
+        self.stored = stored
+        self.kind = WIDENED + stored.kind
+
+    def create(self, layer: Linear) -> None:
+        self.dtype = torch.get_default_dtype()
+        self.stored.create(layer)
+
+    def places(self, layer: Linear, part: str) -> Mapping[str, Place]:
+        return self.stored.places(layer, part)
+
+    def finish(self, layer: Linear, kernels: LinearKernels | None) -> None:
+        values = self.stored.widen(layer).to(self.dtype)
+        for name, _ in list(layer.named_parameters()):
+            if name != "bias":
+                delattr(layer, name)
+        layer.weight = nn.Parameter(values, requires_grad=False)
+        layer.method = Unquantized()
+        layer.method.finish(layer, kernels)
+
+    def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("the layer is not finished")

@@ -122,8 +122,8 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         r"up_proj\.weight as I32, but config\.json has no quantization_config",
     ),
     "quantised": (
-        lambda f: edit_config(f, quantization_config={"quant_method": "fp8"}),
-        "quantised by fp8 are not supported",
+        lambda f: edit_config(f, quantization_config={"quant_method": "bitsandbytes"}),
+        "quantised by bitsandbytes are not supported; supported: compressed-tensors, ",
     ),
     "pytorch_model.bin": (
         lambda f: only(f, "config.json", "pytorch_model.bin"),

@@ -18,7 +18,7 @@ from piecework.runtime.llm import LLM
 from piecework.runtime.loader.loader import hollow_model, load_model
 from piecework.runtime.models.llama import LlamaForCausalLM
 from piecework.runtime.quantization.gguf import GGUFBlocks
-from piecework.runtime.quantization.methods import packed_kinds
+from piecework.runtime.quantization.methods import linear_kinds
 from piecework.runtime.sampling.params import SamplingParams
 
 CPU = torch.device("cpu")
@@ -102,7 +102,7 @@ def test_quantised_weights_stay_in_their_bits(kind: str, tied: bool, tmp_path: P
     loaded = load(path, keep_quantized=True)
     expected = Layout.Q8 if kind == "Q8_0" else Layout.Q4
     assert {layer.layout for layer in layers_of(loaded).values()} == {expected}
-    assert set(packed_kinds(loaded).values()) == {kind}
+    assert set(linear_kinds(loaded).values()) == {kind}
     assert_same_layers(loaded, path)
     embedding = load_model(str(path), torch.float32, CPU, False).model.embed_tokens.weight
     assert torch.equal(loaded.model.embed_tokens.weight, embedding.bfloat16())
@@ -113,7 +113,7 @@ def test_parts_of_several_kinds_are_widened(tmp_path: Path) -> None:
         tmp_path / "model.gguf", {"attn_v": "Q8_0", "ffn_down": "Q5_0", "token_embd": "F16"}
     )
     loaded = load(path, keep_quantized=True)
-    kinds = {name.rpartition(".")[2]: kind for name, kind in packed_kinds(loaded).items()}
+    kinds = {name.rpartition(".")[2]: kind for name, kind in linear_kinds(loaded).items()}
     assert kinds == {
         "qkv_proj": "bfloat16",
         "o_proj": "Q4_1",
@@ -127,7 +127,7 @@ def test_parts_of_several_kinds_are_widened(tmp_path: Path) -> None:
 def test_nothing_is_kept_unless_wanted(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", {})
     loaded = load(path)
-    assert set(packed_kinds(loaded).values()) == {"bfloat16"}
+    assert set(linear_kinds(loaded).values()) == {"bfloat16"}
     assert_same_layers(loaded, path)
 
 
@@ -135,7 +135,7 @@ def test_nothing_is_kept_unless_wanted(tmp_path: Path) -> None:
 def test_a_hollow_model_has_the_shapes_of_the_packed_one(tied: bool, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", {"ffn_down": "Q8_0"}, tied=tied)
     loaded = load(path, keep_quantized=True)
-    hollow = hollow_model(loaded.config, torch.bfloat16, CPU, native_linear(), packed_kinds(loaded))
+    hollow = hollow_model(loaded.config, torch.bfloat16, CPU, native_linear(), linear_kinds(loaded))
     described = [
         {
             name: (tensor.shape, tensor.stride(), tensor.dtype, type(tensor))
@@ -176,12 +176,14 @@ def test_blocks_are_read_one_layer_at_a_time_and_put_in_order() -> None:
             read.append(part)
             return torch.full((rows, 2), ord(part[0]), dtype=torch.uint8)
 
-        return StoredTensor(Path(part), part, (rows, 32), lambda _: None, "Q4_1", blocks)
+        return StoredTensor(
+            Path(part), part, (rows, 32), lambda _: None, kind="Q4_1", blocks=blocks
+        )
 
     layer, method = FusedLinear(32, {"q_proj": 3, "k_proj": 1, "v_proj": 2}), GGUFBlocks("Q4_1")
     method.create(layer)
     for part in ("v_proj", "q_proj", "k_proj"):
-        method.load(layer, part, stored(part, layer.parts[part]))
+        method.places(layer, part)["weight"].load(stored(part, layer.parts[part]))
     assert not read and not layer.weight.numel()
     method.finish(layer, Kernels())
     assert bytes(layer.weight[:, 0].tolist()) == b"qqqkvv" and layer.layout == 7

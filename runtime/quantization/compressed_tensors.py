@@ -1,0 +1,101 @@
+"""Checkpoints of `quant_method` compressed-tensors, as llm-compressor writes them.
+
+Fields: the library's quantization/quant_config.py, quant_scheme.py and quant_args.py; formats:
+config/base.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .config import matcher, names, setting
+from .registry import PLAIN, Scheme
+from .w8a8 import BLOCK
+
+QUANT_METHOD = "compressed-tensors"
+_W8A8_FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
+_CLASS = "Linear"
+
+
+def read_scheme(config: Mapping[str, Any]) -> Scheme:
+    _check_whole(config)
+    groups = setting(config, "config_groups", dict)
+    by_name, by_class = [], None
+    for label, group in groups.items():
+        if not isinstance(group, dict):
+            raise ValueError(f"quantization_config: config_groups.{label[:80]} must be an object")
+        targets = names(group, "targets")
+        kind = _kind(group, str(group.get("format") or config.get("format")))
+        by_name.append((matcher([target for target in targets if target != _CLASS]), kind))
+        if _CLASS in targets:
+            by_class = by_class or kind
+    is_ignored = matcher(names(config, "ignore"))
+
+    def scheme(name: str) -> str:
+        if is_ignored(name):
+            return PLAIN
+        named = next((kind for matches, kind in by_name if matches(name)), None)
+        return named or by_class or PLAIN
+
+    return scheme
+
+
+def _check_whole(config: Mapping[str, Any]) -> None:
+    """Raises `ValueError` for what changes weights or activations beside quantising them."""
+    for key, harmless in (("sparsity_config", "dense"), ("transform_config", None)):
+        value = config.get(key)
+        if value and not (isinstance(value, dict) and value.get("format") == harmless):
+            raise ValueError(
+                f"compressed-tensors with a {key} are not supported; take a checkpoint without"
+            )
+
+
+def _kind(group: Mapping[str, Any], form: str) -> str:
+    weights = setting(group, "weights", dict)
+    inputs = group.get("input_activations")
+    if group.get("output_activations") or form not in _W8A8_FORMATS:
+        raise _unsupported(form, weights, inputs)
+    dtype = {("float", "8"): "float8_e4m3fn", ("int", "8"): "int8"}.get(_number(weights))
+    weight = weights.get("strategy")
+    if (
+        dtype is None
+        or not isinstance(inputs, dict)
+        or _number(inputs) != _number(weights)
+        or not (weights.get("symmetric", True) and inputs.get("symmetric", True))
+        or weights.get("dynamic")
+    ):
+        raise _unsupported(form, weights, inputs)
+    match weight, inputs.get("strategy"), inputs.get("dynamic"):
+        case "tensor" | "channel", "token", True:
+            scales = f"{weight} token"
+        case "tensor" | "channel", "tensor", False | None:
+            scales = f"{weight} static"
+        case "block", "group", True if (
+            weights.get("block_structure") == [BLOCK, BLOCK] and inputs.get("group_size") == BLOCK
+        ):
+            scales = "block group"
+        case _:
+            raise _unsupported(form, weights, inputs)
+    return f"w8a8 {dtype} {scales} weight_scale"
+
+
+def _number(args: Mapping[str, Any]) -> tuple[str, str]:
+    return str(args.get("type")), str(args.get("num_bits"))
+
+
+def _unsupported(form: str, weights: object, inputs: object) -> ValueError:
+    def shown(args: object) -> str:
+        if not isinstance(args, dict):
+            return "16 bits"
+        words = [args.get("type"), args.get("num_bits"), "bits by", args.get("strategy")]
+        words.append("dynamic" if args.get("dynamic") else "static")
+        words += [] if args.get("symmetric", True) else ["asymmetric"]
+        return " ".join(str(word)[:40] for word in words)
+
+    return ValueError(
+        f"compressed-tensors of format {form[:80]} with weights as {shown(weights)} and "
+        f"activations as {shown(inputs)} are not supported; supported: 8-bit weights by "
+        "tensor, channel or block with activations by token, tensor (static) or group, symmetric, "
+        "float or int; take another checkpoint"
+    )

@@ -1,0 +1,99 @@
+"""Reading a `quantization_config`, which may hold anything: types are checked, and patterns of
+names matched in bounded time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import regex
+
+T = TypeVar("T")
+_MOST_PATTERNS = 1000
+_LONGEST_PATTERN = 1000
+_SECONDS = 2.0
+"""That all matches of one list may take together."""
+_TYPES = {
+    int: "a whole number",
+    str: "a text",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+}
+
+
+def setting(config: Mapping[str, Any], name: str, kind: type[T], default: T | None = None) -> T:
+    """The value of `name`; `default` where it is missing or null. Raises `ValueError` where it is
+    of another type, or missing without a default.
+    """
+    value = config.get(name)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(
+            f"quantization_config: {name} must be {_TYPES[kind]}, got {repr(value)[:80]}; fetch "
+            "the model again"
+        )
+    return value
+
+
+def names(config: Mapping[str, Any], name: str) -> list[str]:
+    """A list of names of layers; empty where there is none."""
+    listed = setting(config, name, list, [])
+    for value in listed:
+        if not isinstance(value, str):
+            raise ValueError(
+                f"quantization_config: {name} must list names of layers, got {repr(value)[:80]}; "
+                "fetch the model again"
+            )
+    return listed
+
+
+def matcher(patterns: list[str], *, parts: bool = False) -> Callable[[str], bool]:
+    """Whether a layer's name is one of `patterns`, or matches one that begins with "re:" from its
+    beginning (compressed-tensors' utils/match.py).
+
+    `parts`: a pattern may also be some of the name's parts, so that "mlp" means "layers.0.mlp.gate"
+    (transformers' `modules_to_not_convert`). Raises `ValueError` for patterns that are none, or
+    take too long.
+    """
+    expressions: list[Any] = []
+    for pattern in patterns:
+        if pattern.startswith("re:"):
+            if len(pattern) > _LONGEST_PATTERN or len(expressions) == _MOST_PATTERNS:
+                raise ValueError(
+                    f"quantization_config: more than {_MOST_PATTERNS} patterns, or one of more "
+                    f"than {_LONGEST_PATTERN} characters; list the layers by name"
+                )
+            try:
+                expressions.append(regex.compile(pattern.removeprefix("re:")))
+            except regex.error as error:
+                raise ValueError(
+                    f"quantization_config: {pattern[:80]!r} is no pattern ({error}); fetch the "
+                    "model again"
+                ) from None
+    plain = frozenset(patterns)
+    left = _SECONDS
+
+    def matches(name: str) -> bool:
+        nonlocal left
+        pieces = name.split(".") if parts else []
+        ends = range(1, len(pieces) + 1)
+        if name in plain or any(
+            ".".join(pieces[begin:end]) in plain for end in ends for begin in range(end)
+        ):
+            return True
+        began = time.monotonic()
+        try:
+            # A timeout of 0 would be none.
+            return any(each.match(name, timeout=max(left, 1e-9)) for each in expressions)
+        except TimeoutError:
+            raise ValueError(
+                "quantization_config: its patterns take too long to match; list the layers by name"
+            ) from None
+        finally:
+            left -= time.monotonic() - began
+
+    return matches

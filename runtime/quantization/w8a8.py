@@ -1,0 +1,134 @@
+"""Weights and activations in 8 bits, INT8 or FP8, multiplied as the checkpoint's scheme says.
+
+A kind is "w8a8 DTYPE WEIGHT INPUT SCALE", such as "w8a8 int8 channel token weight_scale":
+
+    WEIGHT   tensor, channel, or block: one scale for each part, row, or block of 128 x 128
+    INPUT    static, token, or group: one scale of the checkpoint, one a row, or one each 128
+             columns of a row
+    SCALE    what the checkpoint calls the weight's scales
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from math import prod
+
+import torch
+from torch import nn
+
+from ...kernels import ops
+from ...kernels.linear import LinearKernels
+from ...kernels.reference import widened
+from ..layers.linear import Linear, Place, StoredTensor
+
+BLOCK = 128
+
+
+class W8A8:
+    """The `LinearMethod` of a layer whose activations are quantised before each product.
+
+    Parameters: weight [N, K]; weight_scale float32, [1], [N, 1], or [ceil(N / 128), K / 128], and
+    [N, K / 128] where blocks would lie across parts; input_scale [1] float32 where it is static,
+    for fused parts the largest of theirs.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        _, dtype, self.weight, self.input, self.scale_name = kind.split()
+        self.dtype: torch.dtype = getattr(torch, dtype)
+
+    def create(self, layer: Linear) -> None:
+        if self.weight == "block" and layer.in_features % BLOCK:
+            raise ValueError(
+                f"weights in blocks of {BLOCK} x {BLOCK} need rows of a multiple of {BLOCK} "
+                f"numbers, but a layer's have {layer.in_features}; take another checkpoint"
+            )
+        layer.hold("weight", (layer.out_features, layer.in_features), self.dtype)
+        layer.hold("weight_scale", self._scale_shape(layer), torch.float32)
+        if self.input == "static":
+            layer.hold("input_scale", (len(layer.parts),), torch.float32)
+
+    def places(self, layer: Linear, part: str) -> Mapping[str, Place]:
+        rows = layer.rows(part)
+        count = rows.stop - rows.start
+        shapes: list[tuple[int, ...]] = {
+            "tensor": [(1,), (), (1, 1)],
+            "channel": [(count, 1), (count,)],
+            "block": [(-(-count // BLOCK), layer.in_features // BLOCK)],
+        }[self.weight]
+        found = {
+            "weight": Place(
+                [(count, layer.in_features)],
+                lambda tensor: tensor.copy_to(layer.weight[rows]),
+                (self.dtype,),
+            ),
+            self.scale_name: Place(shapes, partial(self._load_scale, layer, rows)),
+        }
+        if self.input == "static":
+            target = layer.input_scale[list(layer.parts).index(part)]
+            found["input_scale"] = Place(
+                [(1,), ()], lambda tensor: _copy(target, checked_scale(tensor))
+            )
+        return found
+
+    def finish(self, layer: Linear, kernels: LinearKernels | None) -> None:
+        if self.input == "static":
+            largest = layer.input_scale.amax(0, keepdim=True)
+            layer.input_scale = nn.Parameter(largest, requires_grad=False)
+
+    def widen(self, layer: Linear) -> torch.Tensor:
+        return widened(layer.weight, layer.weight_scale)
+
+    def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
+        if self.input == "static":
+            scale: torch.Tensor = layer.input_scale
+            numbers = ops.quantize_static(x, scale, self.dtype)
+        else:
+            group = BLOCK if self.input == "group" else layer.in_features
+            numbers, scale = ops.quantize_dynamic(x, group, self.dtype)
+        return ops.scaled_linear(
+            numbers, scale, layer.weight, layer.weight_scale, layer.bias, x.dtype
+        )
+
+    def _scale_shape(self, layer: Linear) -> tuple[int, ...]:
+        *others, _ = layer.parts.values()
+        if self.weight == "block":
+            whole = not any(rows % BLOCK for rows in others)
+            rows = -(-layer.out_features // BLOCK) if whole else layer.out_features
+            return rows, layer.in_features // BLOCK
+        return (1,) if self.weight == "tensor" and not others else (layer.out_features, 1)
+
+    def _load_scale(self, layer: Linear, rows: slice, tensor: StoredTensor) -> None:
+        values, target = checked_scale(tensor), layer.weight_scale
+        if target.shape[0] == 1:
+            _copy(target, values)
+        elif self.weight != "block":
+            _copy(target[rows], values.reshape(-1, 1))
+        elif target.shape[0] == layer.out_features:
+            by_row = values.repeat_interleave(BLOCK, 0)[: rows.stop - rows.start]
+            _copy(target[rows], by_row)
+        else:
+            _copy(target[rows.start // BLOCK : -(-rows.stop // BLOCK)], values)
+
+
+def checked_scale(tensor: StoredTensor) -> torch.Tensor:
+    """The scales of a checkpoint as float32. Raises `ValueError` where one is no positive
+    number.
+    """
+    values = tensor.read().float()
+    wrong = ~(values.isfinite() & (values > 0))
+    if wrong.any():
+        raise tensor.fault(
+            f"has {int(wrong.sum())} of {prod(values.shape)} scales that are no positive numbers, "
+            f"such as {values[wrong][0].item()}"
+        )
+    return values
+
+
+def _copy(target: torch.Tensor, values: torch.Tensor) -> None:
+    target.copy_(values.reshape(target.shape) if values.numel() == target.numel() else values)
+
+
+def make_method(kind: str) -> W8A8:
+    return W8A8(kind)
