@@ -5,7 +5,7 @@ away.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -27,8 +27,12 @@ class Collector:
     """Generates several sequences at once, for one reader.
 
     The engine puts outputs as they come, so that a slow reader finds what came meanwhile merged
-    into one. Leaving the `with` block aborts every sequence that still runs.
+    into one. `take` is given each that does not end a sequence while the reader waits for it, and
+    says whether it could use it at once: then the reader waits on. Leaving the `with` block aborts
+    every sequence that still runs.
     """
+
+    take: Callable[[int, RequestOutput], bool] | None = None
 
     def __init__(self, serving: Serving, requests: Sequence[RequestState]) -> None:
         self._engine = serving.engine
@@ -40,8 +44,6 @@ class Collector:
         self._running = len(requests)
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
-        self._whole = False
-        """The reader wants nothing before all have ended."""
 
     def __enter__(self) -> Self:
         """Raises `InvalidRequest` for an id that is in use, and what the engine does where it takes
@@ -86,16 +88,19 @@ class Collector:
     def _put(self, index: int, output: RequestOutput) -> None:
         """What the engine calls."""
         self._clocks[index].output(output)
+        reader = self._reader
         if output.finish_reason is not None:
             self._running -= 1
+        elif reader is not None and self.take is not None and self.take(index, output):
+            return
         if output.finish_reason is FinishReason.ERROR:
             self._error = self._error or InternalError(
                 f"The engine could not finish the request: {output.error}.", code="engine_error"
             )
         else:
             self._pending.setdefault(index, []).append(output)
-        if self._reader is not None and not (self._whole and self._running and not self._error):
-            reader, self._reader = self._reader, None
+        if reader is not None:
+            self._reader = None
             if not reader.done():  # cancelled
                 reader.set_result(None)
 
@@ -109,17 +114,24 @@ class Collector:
         if self._error is not None:
             raise self._error
         pending, self._pending = self._pending, {}
-        return [(index, merge(outputs)) for index, outputs in pending.items()]
+        return [
+            (index, outputs[0] if len(outputs) == 1 else merge(outputs))
+            for index, outputs in pending.items()
+        ]
 
     async def all(self) -> list[RequestOutput]:
         """Each sequence as one output, once all have ended. Raises what ended a sequence."""
-        self._whole = True
-        if self._running and self._error is None:
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-        if self._error is not None:
-            raise self._error
-        return [merge(self._pending[index]) for index in range(len(self._requests))]
+        outputs: list[list[RequestOutput]] = [[] for _ in self._requests]
+
+        def keep(index: int, output: RequestOutput) -> bool:
+            outputs[index].append(output)
+            return True
+
+        self.take = keep
+        while updates := await self.next():
+            for update in updates:
+                keep(*update)
+        return [merge(own) for own in outputs]
 
 
 def _ignore(output: RequestOutput) -> None:

@@ -5,11 +5,20 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from ..runtime.engine.messages import FinishReason, GraphInfo
 from ..runtime.tokenizer.output_processor import RequestOutput
@@ -32,30 +41,75 @@ _END_TO_END = (
 """Histogram bounds in seconds."""
 
 
-class MetricRegistry:
-    """What every server counts; its own registry, so that several applications may live in one
-    process.
+class Total:
+    """A number that grows. No lock, as prometheus_client's counters have: all that is counted is
+    counted in the event loop, some of it for each token.
+    """
+
+    def __init__(self, name: str, documentation: str) -> None:
+        self.name, self.documentation = PREFIX + name, documentation
+        self.value = 0
+        self._created = time.time()
+
+    def family(self, model_name: str) -> Metric:
+        family = CounterMetricFamily(self.name, self.documentation, labels=["model_name"])
+        family.add_metric([model_name], self.value, created=self._created)
+        return family
+
+
+class Latency:
+    """A histogram of seconds, that takes several equal values at once."""
+
+    def __init__(self, name: str, documentation: str, bounds: tuple[float, ...]) -> None:
+        self.name, self.documentation = PREFIX + name, documentation
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+        self._created = time.time()
+
+    def observe(self, seconds: float, count: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, seconds)] += count
+        self._sum += seconds * count
+
+    def family(self, model_name: str) -> Metric:
+        family = HistogramMetricFamily(self.name, self.documentation, labels=["model_name"])
+        bounds = map(floatToGoString, (*self._bounds, float("inf")))
+        buckets = zip(bounds, accumulate(self._counts), strict=True)
+        family.add_metric([model_name], list(buckets), self._sum)
+        family.add_sample(f"{self.name}_created", {"model_name": model_name}, self._created)
+        return family
+
+
+Figure = tuple[str, str, float]
+"""Name, what it is, value."""
+
+
+class MetricRegistry(Collector):
+    """What every server counts, and what its engine tells when the metrics are asked for; its own
+    registry, so that several applications may live in one process.
 
     Subclasses call a unit of work by its name: `unit` is "Sequences" or "Images".
     """
 
     unit = "Sequences"
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, engine: AnyEngine, model_name: str) -> None:
+        self._engine = engine
         self.model_name = model_name
-        self.registry = CollectorRegistry()
-        self.requests = self._counter("num_requests", f"{self.unit} that ended, in whatever way.")
-        self.aborted = self._counter(
+        self.requests = Total("num_requests", f"{self.unit} that ended, in whatever way.")
+        self.aborted = Total(
             "num_aborted_requests", f"{self.unit} whose client left, or that were aborted."
         )
-        self.end_to_end = self._histogram(
+        self.end_to_end = Latency(
             "e2e_request_latency_seconds", "From a request's arrival to its end.", _END_TO_END
         )
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
         self._errors = Counter(
             PREFIX + "num_errors",
             "Answers that were errors.",
             ["model_name", "type"],
-            registry=self.registry,
+            registry=self._registry,
         )
 
     def count_error(self, kind: str) -> None:
@@ -63,40 +117,152 @@ class MetricRegistry:
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""
-        return generate_latest(self.registry)
+        return generate_latest(self._registry)
 
-    def _counter(self, name: str, documentation: str) -> Counter:
-        return Counter(PREFIX + name, documentation, ["model_name"], registry=self.registry).labels(
-            self.model_name
-        )
+    def collect(self) -> Iterator[Metric]:
+        for series in vars(self).values():
+            if isinstance(series, Total | Latency):
+                yield series.family(self.model_name)
+        for kind, figures in (
+            (GaugeMetricFamily, self.gauges()),
+            (CounterMetricFamily, self.totals()),
+        ):
+            for name, documentation, value in figures:
+                yield self._family(kind, name, documentation, {(): value})
 
-    def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(
-            PREFIX + name, documentation, ["model_name"], registry=self.registry, buckets=buckets
-        ).labels(self.model_name)
+    def gauges(self) -> list[Figure]:
+        """Of the engine, now."""
+        engine, stats = self._engine, self._engine.stats
+        return [
+            ("engine_up", "1 while the engine serves.", engine.state is EngineState.READY),
+            ("num_running_reqs", f"{self.unit} that are being computed.", stats.running_requests),
+            ("num_queue_reqs", f"{self.unit} that wait.", stats.queued_requests),
+            (
+                "engine_silence_seconds",
+                "Time since the engine's last sign of life.",
+                engine.silence,
+            ),
+        ]
+
+    def totals(self) -> list[Figure]:
+        """Of the engine, since it began."""
+        engine, restarts = self._engine, "How often the engine process was started again."
+        return [
+            ("num_engine_restarts", restarts, engine.restarts),
+            ("num_watchdog_restarts", "How often because it hung.", engine.hangs),
+            ("num_steps", "Batches that the engine has run.", engine.stats.steps_total),
+        ]
+
+    def _family(
+        self,
+        kind: Any,
+        name: str,
+        documentation: str,
+        values: dict[tuple[str, ...], float],
+        *labels: str,
+    ) -> Metric:
+        """`values` by those of `labels`, which come beside the model's name."""
+        family = kind(PREFIX + name, documentation, labels=["model_name", *labels])
+        for own, value in sorted(values.items()):
+            family.add_metric([self.model_name, *own], value)
+        return family  # type: ignore[no-any-return]
 
 
 class Metrics(MetricRegistry):
     """What a server of a language model counts."""
 
     def __init__(self, engine: Engine, model_name: str) -> None:
-        super().__init__(model_name)
-        self.prompt_tokens = self._counter(
-            "prompt_tokens", "Prompt tokens of the sequences that began."
-        )
-        self.cached_tokens = self._counter(
+        super().__init__(engine, model_name)
+        self._tokens = engine
+        self.prompt_tokens = Total("prompt_tokens", "Prompt tokens of the sequences that began.")
+        self.cached_tokens = Total(
             "cached_tokens", "Prompt tokens that were found in the prefix cache."
         )
-        self.generation_tokens = self._counter("generation_tokens", "Generated tokens.")
-        self.time_to_first_token = self._histogram(
+        self.generation_tokens = Total("generation_tokens", "Generated tokens.")
+        self.time_to_first_token = Latency(
             "time_to_first_token_seconds",
             "From a sequence's arrival to its first token.",
             _TIME_TO_FIRST_TOKEN,
         )
-        self.inter_token_latency = self._histogram(
+        self.inter_token_latency = Latency(
             "inter_token_latency_seconds", "Between two tokens of a sequence.", _INTER_TOKEN
         )
-        self.registry.register(_TokenCollector(engine, model_name))
+
+    def collect(self) -> Iterator[Metric]:
+        yield from super().collect()
+        reasons = self._tokens.stats.graph_fallbacks_total
+        yield self._family(
+            CounterMetricFamily,
+            "num_graph_fallbacks",
+            "Batches that ran without a graph where one was hoped for.",
+            {(reason,): count for reason, count in reasons.items()},
+            "reason",
+        )
+
+    def gauges(self) -> list[Figure]:
+        stats, info = self._tokens.stats, self._tokens.info
+        graphs = GraphInfo() if info is None else info.graphs
+        used = stats.kv_tokens_used
+        hits = stats.cached_tokens_total / (stats.prompt_tokens_total or 1)
+        return [
+            *super().gauges(),
+            ("num_used_tokens", "Tokens of the KV cache that running sequences hold.", used),
+            (
+                "num_cached_tokens",
+                "Tokens of the KV cache that hold prefixes for reuse.",
+                stats.kv_tokens_cached,
+            ),
+            ("max_total_num_tokens", "Size of the KV cache in tokens.", stats.kv_tokens_total),
+            (
+                "token_usage",
+                "Share of the KV cache that running sequences hold.",
+                used / (stats.kv_tokens_total or 1),
+            ),
+            (
+                "cache_hit_rate",
+                "Share of all prompt tokens that was found in the prefix cache.",
+                hits,
+            ),
+            ("num_graphs", "Graphs that are captured.", graphs.num_graphs),
+            ("graph_memory_bytes", "Memory of all graphs.", graphs.graph_bytes),
+            ("graph_capture_seconds", "Time that all captures took.", graphs.capture_seconds),
+        ]
+
+    def totals(self) -> list[Figure]:
+        stats = self._tokens.stats
+        return [
+            *super().totals(),
+            (
+                "num_preemptions",
+                "Sequences that had to give their KV cache back and were recomputed.",
+                stats.preemptions_total,
+            ),
+            (
+                "num_overlapped_steps",
+                "Batches that were planned while the one before ran.",
+                stats.overlapped_steps_total,
+            ),
+            (
+                "num_discarded_tokens",
+                "Tokens computed before it was known that their sequence had ended.",
+                stats.discarded_tokens_total,
+            ),
+            (
+                "num_piecewise_steps",
+                "Batches that were run in compiled pieces.",
+                stats.piecewise_steps_total,
+            ),
+            (
+                "num_graph_replays",
+                "Batches that were run by replaying a captured size.",
+                stats.graph_replays_total,
+            ),
+            (
+                "num_padded_tokens",
+                "Tokens that were added to batches to reach a captured size.",
+                stats.padded_tokens_total,
+            ),
+        ]
 
 
 class SequenceClock:
@@ -113,17 +279,17 @@ class SequenceClock:
         metrics = self._metrics
         if not self._begun:
             self._begun = True
-            metrics.prompt_tokens.inc(output.prompt_tokens)
-            metrics.cached_tokens.inc(output.cached_tokens)
+            metrics.prompt_tokens.value += output.prompt_tokens
+            metrics.cached_tokens.value += output.cached_tokens
         if count := len(output.token_ids):
             now = time.monotonic()
-            metrics.generation_tokens.inc(count)
+            metrics.generation_tokens.value += count
             if self._last_token is None:
                 metrics.time_to_first_token.observe(now - self._arrival)
                 self._last_token = now
                 count -= 1
-            for _ in range(count):
-                metrics.inter_token_latency.observe((now - self._last_token) / count)
+            if count:
+                metrics.inter_token_latency.observe((now - self._last_token) / count, count)
             self._last_token = now
         self._reason = output.finish_reason
         if self._reason is not None:
@@ -139,138 +305,8 @@ class SequenceClock:
         if self._ended:
             return
         self._ended = True
-        self._metrics.requests.inc()
+        self._metrics.requests.value += 1
         if self._reason is None or self._reason is FinishReason.ABORT:
-            self._metrics.aborted.inc()
+            self._metrics.aborted.value += 1
         elif self._reason is not FinishReason.ERROR:
             self._metrics.end_to_end.observe(time.monotonic() - self._arrival)
-
-
-class EngineCollector(Collector):
-    """Reads the engine's own figures when the metrics are asked for: those that every engine
-    has.
-    """
-
-    def __init__(self, engine: AnyEngine, model_name: str, unit: str) -> None:
-        self._engine = engine
-        self._model_name = model_name
-        self._unit = unit
-
-    def collect(self) -> Iterator[Metric]:
-        stats = self._engine.stats
-        yield self._gauge(
-            "engine_up", "1 while the engine serves.", self._engine.state is EngineState.READY
-        )
-        yield self._gauge(
-            "num_running_reqs", f"{self._unit} that are being computed.", stats.running_requests
-        )
-        yield self._gauge("num_queue_reqs", f"{self._unit} that wait.", stats.queued_requests)
-        yield self._gauge(
-            "engine_silence_seconds",
-            "Time since the engine's last sign of life.",
-            self._engine.silence,
-        )
-        yield self._counter(
-            "num_engine_restarts",
-            "How often the engine process was started again.",
-            self._engine.restarts,
-        )
-        yield self._counter(
-            "num_watchdog_restarts", "How often because it hung.", self._engine.hangs
-        )
-        yield self._counter("num_steps", "Batches that the engine has run.", stats.steps_total)
-
-    def _counters(self, name: str, documentation: str, label: str) -> CounterMetricFamily:
-        return CounterMetricFamily(PREFIX + name, documentation, labels=["model_name", label])
-
-    def _gauge(self, name: str, documentation: str, value: float) -> Metric:
-        family = GaugeMetricFamily(PREFIX + name, documentation, labels=["model_name"])
-        family.add_metric([self._model_name], value)
-        return family
-
-    def _counter(self, name: str, documentation: str, value: float) -> Metric:
-        family = CounterMetricFamily(PREFIX + name, documentation, labels=["model_name"])
-        family.add_metric([self._model_name], value)
-        return family
-
-
-class _TokenCollector(EngineCollector):
-    """The figures of a language model's engine."""
-
-    def __init__(self, engine: Engine, model_name: str) -> None:
-        super().__init__(engine, model_name, "Sequences")
-        self._tokens = engine
-
-    def collect(self) -> Iterator[Metric]:
-        yield from super().collect()
-        stats = self._tokens.stats
-        yield self._gauge(
-            "num_used_tokens",
-            "Tokens of the KV cache that running sequences hold.",
-            stats.kv_tokens_used,
-        )
-        yield self._gauge(
-            "num_cached_tokens",
-            "Tokens of the KV cache that hold prefixes for reuse.",
-            stats.kv_tokens_cached,
-        )
-        yield self._gauge(
-            "max_total_num_tokens", "Size of the KV cache in tokens.", stats.kv_tokens_total
-        )
-        usage = stats.kv_tokens_used / stats.kv_tokens_total if stats.kv_tokens_total else 0.0
-        yield self._gauge(
-            "token_usage", "Share of the KV cache that running sequences hold.", usage
-        )
-        hits = (
-            stats.cached_tokens_total / stats.prompt_tokens_total
-            if stats.prompt_tokens_total
-            else 0.0
-        )
-        yield self._gauge(
-            "cache_hit_rate", "Share of all prompt tokens that was found in the prefix cache.", hits
-        )
-        yield self._counter(
-            "num_preemptions",
-            "Sequences that had to give their KV cache back and were recomputed.",
-            stats.preemptions_total,
-        )
-        yield self._counter(
-            "num_overlapped_steps",
-            "Batches that were planned while the one before ran.",
-            stats.overlapped_steps_total,
-        )
-        yield self._counter(
-            "num_discarded_tokens",
-            "Tokens computed before it was known that their sequence had ended.",
-            stats.discarded_tokens_total,
-        )
-        yield self._counter(
-            "num_piecewise_steps",
-            "Batches that were run in compiled pieces.",
-            stats.piecewise_steps_total,
-        )
-        yield self._counter(
-            "num_graph_replays",
-            "Batches that were run by replaying a captured size.",
-            stats.graph_replays_total,
-        )
-        yield self._counter(
-            "num_padded_tokens",
-            "Tokens that were added to batches to reach a captured size.",
-            stats.padded_tokens_total,
-        )
-
-        fallbacks = self._counters(
-            "num_graph_fallbacks",
-            "Batches that ran without a graph where one was hoped for.",
-            "reason",
-        )
-        for reason, count in sorted(stats.graph_fallbacks_total.items()):
-            fallbacks.add_metric([self._model_name, reason], count)
-        yield fallbacks
-        graphs = self._tokens.info.graphs if self._tokens.info is not None else GraphInfo()
-        yield self._gauge("num_graphs", "Graphs that are captured.", graphs.num_graphs)
-        yield self._gauge("graph_memory_bytes", "Memory of all graphs.", graphs.graph_bytes)
-        yield self._gauge(
-            "graph_capture_seconds", "Time that all captures took.", graphs.capture_seconds
-        )

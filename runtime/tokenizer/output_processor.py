@@ -57,8 +57,6 @@ class RequestOutput:
 
 def merge(outputs: list[RequestOutput]) -> RequestOutput:
     """Several outputs of one request, in order, as one."""
-    if len(outputs) == 1:
-        return outputs[0]
     logprobs = [entry for output in outputs for entry in output.logprobs or ()]
     return replace(
         outputs[-1],

@@ -13,10 +13,9 @@ import tempfile
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import zmq
-import zmq.asyncio
 
 from ...runtime.engine.ipc import encode, open_socket
 from ...runtime.engine.messages import ToEngine
@@ -25,8 +24,8 @@ from ...runtime.engine.process import DUMP_SIGNAL
 logger = logging.getLogger(__name__)
 
 _DUMP_SECONDS = 1.0
-_LAST_WORDS_MS = 50
-"""How long to wait for another message of a process that has ended."""
+_LAST_WORDS = 0.05
+"""Seconds to wait for another message of a process that has ended."""
 
 
 class EngineConnection:
@@ -41,9 +40,8 @@ class EngineConnection:
             f"ipc://{self._folder}/{name}" for name in ("in", "out")
         )
         self._outbox = open_socket(context, zmq.PUSH, self._to_engine, bind=False)
-        self._inbox = open_socket(
-            zmq.asyncio.Context.shadow(context), zmq.PULL, self._from_engine, bind=True
-        )
+        self._inbox = open_socket(context, zmq.PULL, self._from_engine, bind=True)
+        self._received = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -89,19 +87,18 @@ class EngineConnection:
             job = [dataclasses.asdict(config), self._to_engine, self._from_engine, log_level]
             process.stdin.write(json.dumps(job).encode() + b"\n")
             process.stdin.flush()
-        receiver = asyncio.create_task(self._receive(handle))
-        # A message that cannot be handled must not leave requests waiting for ever: the next life
-        # begins anew.
-        receiver.add_done_callback(lambda task: None if task.cancelled() else self.kill())
-        code = await _exit_code(process)
-        while not receiver.done() and await self._inbox.poll(_LAST_WORDS_MS):
-            await asyncio.sleep(0)
-        receiver.cancel()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._inbox.fileno(), self._receive, handle)
+        try:
+            self._receive(handle)
+            code, received = await _exit_code(process), -1
+            while received < self._received:
+                received = self._received
+                await asyncio.sleep(_LAST_WORDS)
+        finally:
+            loop.remove_reader(self._inbox.fileno())
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
-        for error in await asyncio.gather(receiver, return_exceptions=True):
-            if not isinstance(error, asyncio.CancelledError):
-                logger.error("a message of the engine could not be handled", exc_info=error)
         return code
 
     def send(self, message: ToEngine) -> None:
@@ -119,9 +116,21 @@ class EngineConnection:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
-    async def _receive(self, handle: Callable[[list[bytes]], None]) -> NoReturn:
-        while True:
-            handle(await self._inbox.recv_multipart())
+    def _receive(self, handle: Callable[[list[bytes]], None]) -> None:
+        """Handle every message that is there: ZeroMQ tells of new ones only once all are read."""
+        try:
+            while True:
+                try:
+                    frames = self._inbox.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:
+                    return
+                self._received += 1
+                handle(frames)
+        except Exception:
+            # It must not leave requests waiting for ever: the next life begins anew.
+            logger.exception("a message of the engine could not be handled")
+            asyncio.get_running_loop().remove_reader(self._inbox.fileno())
+            self.kill()
 
 
 async def _exit_code(process: subprocess.Popen[bytes]) -> int:

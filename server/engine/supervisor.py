@@ -14,11 +14,7 @@ from typing import Any, TypedDict
 import zmq
 
 from ...runtime.engine.ipc import Unreadable, decode
-from ...runtime.engine.messages import (
-    EngineFailed,
-    FinishReason,
-    Shutdown,
-)
+from ...runtime.engine.messages import EngineAlive, EngineFailed, FinishReason, Shutdown
 from .connection import EngineConnection
 from .crash_limit import CrashLimit
 from .spawn import spawn
@@ -162,7 +158,7 @@ class EngineSupervisor(UnfinishedRequests[R]):
         """
         try:
             message = decode(frames)
-            self._watchdog.heard(message)
+            self._watchdog.silence = 0.0
         except Unreadable as error:
             if error.known and not error.rids:
                 raise
@@ -177,8 +173,11 @@ class EngineSupervisor(UnfinishedRequests[R]):
 
     def _handle(self, message: Any) -> None:
         """A message of the engine; subclasses match their own and leave the rest to this."""
-        if isinstance(message, EngineFailed):
-            self.failure, self.user_error = message.message, True
+        match message:
+            case EngineAlive():
+                self._watchdog.told(message)
+            case EngineFailed():
+                self.failure, self.user_error = message.message, True
 
     def _interrupted(self, reason: str) -> None:
         """The engine process has ended, and what was asked of it beside requests stays

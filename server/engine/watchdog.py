@@ -30,7 +30,9 @@ class Watchdog:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self.silence = 0.0
-        """Seconds since the last sign of life, as far as this process could have heard one."""
+        """Seconds since the last sign of life, as far as this process could have heard one; any
+        message sets it to 0.
+        """
         self.doing = ""
         """What the engine said last that it did."""
         self._may_build = True
@@ -40,11 +42,9 @@ class Watchdog:
         """A new life of the engine."""
         self.silence, self.doing, self._may_build = 0.0, "starting", True
 
-    def heard(self, message: object) -> None:
-        """Any message of the engine."""
-        self.silence = 0.0
-        if isinstance(message, EngineAlive):
-            self.doing, self._may_build = message.doing, message.may_build
+    def told(self, message: EngineAlive) -> None:
+        """What the engine's loop says that it does."""
+        self.silence, self.doing, self._may_build = 0.0, message.doing, message.may_build
 
     @property
     def limit(self) -> float:

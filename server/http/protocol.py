@@ -15,6 +15,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ..errors import ApiError, InvalidRequest, MethodNotAllowed, UrlTooLong
+from ..sse import CONNECTION
 from .connections import Connections
 from .refusals import Refused, answer, busy, crowded, headers_too_large, late, malformed
 from .slow_reader import SECOND_LOOK, SlowReader, least_bytes
@@ -83,6 +84,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             )
         )
 
+    @property
+    def can_write(self) -> bool:
+        return bool(self._unanswered) and not self.flow.write_paused
+
+    def write_part(self, body: bytes) -> None:
+        if body:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -147,12 +156,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             # Trailers mean nothing here. Among the headers they would change a request that is
             # already being answered.
             self._trailers += 1
-            self._check_header_count(self._trailers)
+            self._check_headers(count=self._trailers)
             return
         super().on_header(name, value)
         self._field_bytes += len(name) + len(value)
-        self._check_header_count(len(self.headers))
-        self._check_header_bytes(self._field_bytes)
+        self._check_headers(count=len(self.headers), size=self._field_bytes)
 
     def on_headers_complete(self) -> None:
         method = self.parser.get_method()
@@ -177,6 +185,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if full and not self._is_monitoring(method):
             raise Refused(crowded())
         super().on_headers_complete()
+        self.scope[CONNECTION] = self  # type: ignore[literal-required]
         if full:
             self.cycle.keep_alive = False
         self._unanswered.append(self.cycle)
@@ -231,7 +240,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._ignore_upgrade()
         if self._reading is Awaited.HEAD:
             self._head_bytes += fed
-            self._check_header_bytes(self._head_bytes)
+            self._check_headers(size=self._head_bytes)
         elif in_body and self._reading is Awaited.BODY:
             self._count_body(fed)
         return fed
@@ -261,19 +270,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if not self.cycle.response_complete:
             self._peers.hold(self, size)
 
-    def _check_header_bytes(self, size: int) -> None:
-        if size > self._limits.max_header_bytes:
-            message = (
-                f"The headers have more than {self._limits.max_header_bytes} bytes; send "
-                "fewer or shorter ones."
-            )
+    def _check_headers(self, count: int = 0, size: int = 0) -> None:
+        most, bytes_ = self._limits.max_header_count, self._limits.max_header_bytes
+        if size > bytes_:
+            message = f"The headers have more than {bytes_} bytes; send fewer or shorter ones."
             raise Refused(headers_too_large(message))
-
-    def _check_header_count(self, count: int) -> None:
-        if count > self._limits.max_header_count:
-            message = (
-                f"The request has more than {self._limits.max_header_count} headers; send fewer."
-            )
+        if count > most:
+            message = f"The request has more than {most} headers; send fewer."
             raise Refused(headers_too_large(message))
 
     def _is_monitoring(self, method: bytes) -> bool:

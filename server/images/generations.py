@@ -148,10 +148,10 @@ async def _make(
         metrics.end_to_end.observe(time.monotonic() - start)
         return output, file
     except asyncio.CancelledError:
-        metrics.aborted.inc()
+        metrics.aborted.value += 1
         raise
     finally:
-        metrics.requests.inc()
+        metrics.requests.value += 1
 
 
 def _image(

@@ -21,7 +21,7 @@ from ..limits import check_text
 from ..sse import EventStream
 from ..state import THREAD_FROM, Serving, ServingDep, json_response
 from .answers import ChatCompletion, ChatCompletionChunk
-from .chunks import ChunkWriter, Usage, head, total_usage
+from .chunks import ChunkWriter, head, usage_of
 from .generation import best, generation_requests
 from .logprobs import chat_logprobs
 from .protocol import ChatCompletionRequest, ChatOptions
@@ -47,7 +47,7 @@ async def create_chat_completion(
     tokenizer = serving.engine.tokenizer
     if body.stream:
         start = head(serving, request_id, "chat.completion.chunk")
-        chunks = _ChatChunks(start, Usage(requests, body.samples), body, tokenizer)
+        chunks = _ChatChunks(serving, start, requests, body)
         return EventStream(Collector(serving, requests), chunks, serving.metrics)
     outputs = await generate_all(serving, requests)
     choices = [
@@ -55,9 +55,8 @@ async def create_chat_completion(
         for index, output in enumerate(best(outputs, body.samples, body.n))
     ]
     start = head(serving, request_id, "chat.completion")
-    return json_response(
-        {**start, "choices": choices, "usage": total_usage(requests, body.samples, outputs)}
-    )
+    usage = usage_of(requests, body.samples, sum([one.completion_tokens for one in outputs]))
+    return json_response({**start, "choices": choices, "usage": usage})
 
 
 async def chat_ids(
@@ -156,29 +155,19 @@ class _ChatChunks(ChunkWriter):
     with the finish reason.
     """
 
-    def __init__(
-        self, start: dict[str, Any], usage: Usage, body: ChatCompletionRequest, tokenizer: Tokenizer
-    ) -> None:
-        super().__init__(start, usage, body)
-        self._tokenizer = tokenizer
-        self._wants_logprobs = body.logprobs
-
     def opening(self, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
+    def text_choice(self, index: int, text: str) -> dict[str, Any]:
+        return {"index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
+
     def choices(self, index: int, output: RequestOutput) -> list[dict[str, Any]]:
         choices: list[dict[str, Any]] = []
-        entries = output.logprobs if self._wants_logprobs else None
-        if output.text or entries:
-            choices.append(
-                {
-                    "index": index,
-                    "delta": {"content": output.text},
-                    "logprobs": chat_logprobs(self._tokenizer, entries) if entries else None,
-                    "finish_reason": None,
-                }
-            )
+        if output.text or output.logprobs:
+            choices.append(self.text_choice(index, output.text))
+        if output.logprobs:
+            choices[0]["logprobs"] = chat_logprobs(self._tokenizer, output.logprobs)
         if output.finish_reason is not None:
             reason = output.finish_reason
             choices.append({"index": index, "delta": {}, "logprobs": None, "finish_reason": reason})

@@ -25,56 +25,54 @@ def head(serving: Serving, request_id: str, kind: str) -> dict[str, Any]:
     }
 
 
-class Usage:
-    """Counts the tokens of one request: each prompt once, and every token that was sampled."""
-
-    def __init__(self, requests: Sequence[RequestState], samples: int) -> None:
-        self._samples = samples
-        self._prompt_tokens = sum([len(request.prompt_ids) for request in requests[::samples]])
-        self._cached_tokens = 0
-        self.completion_tokens = 0
-
-    def begin(self, index: int, output: RequestOutput) -> None:
-        """The first output of sequence `index` tells of its prompt."""
-        if index % self._samples == 0:
-            self._cached_tokens += output.cached_tokens
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self._prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self._cached_tokens},
-        }
-
-
-def total_usage(
-    requests: Sequence[RequestState], samples: int, outputs: Sequence[RequestOutput]
+def usage_of(
+    requests: Sequence[RequestState], samples: int, completion_tokens: int
 ) -> dict[str, Any]:
-    """The usage of a whole answer."""
-    usage = Usage(requests, samples)
-    for index, output in enumerate(outputs):
-        usage.begin(index, output)
-        usage.completion_tokens += len(output.token_ids)
-    return usage.as_dict()
+    """`usage` of one HTTP request: each prompt once, and every token that was sampled."""
+    prompt_tokens = cached_tokens = 0
+    for request in requests[::samples]:
+        prompt_tokens += len(request.prompt_ids)
+        cached_tokens += request.cached_tokens or 0
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
 
 
 class ChunkWriter(ABC):
-    """Chunks that begin with `start`, which is encoded once."""
+    """Chunks that begin with `start`, which is encoded once, and so is what stands around the text
+    of a chunk with nothing else.
+    """
 
-    def __init__(self, start: dict[str, Any], usage: Usage, body: GenerationBody) -> None:
+    def __init__(
+        self,
+        serving: Serving,
+        start: dict[str, Any],
+        requests: Sequence[RequestState],
+        body: GenerationBody,
+    ) -> None:
+        self._tokenizer = serving.engine.tokenizer
         options = body.stream_options
         self._start = start
         self._prefix = b"data: " + encode_json(start)[:-1] + b',"choices":['
-        self._usage = usage
+        self._requests = requests
+        self._samples = body.samples
         self._include_usage = options is not None and options.include_usage
         self._continuous_usage = options is not None and options.continuous_usage_stats
         self._suffix = b'],"usage":null}\n\n' if self._include_usage else b"]}\n\n"
-        self._begun: set[int] = set()
+        self._told: dict[int, int] = {}
+        """Tokens of each sequence that the client has been told of."""
+        self._around_text: dict[int, tuple[bytes, bytes]] = {}
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """The choice that comes before any token of sequence `index` is told of."""
         return None
+
+    @abstractmethod
+    def text_choice(self, index: int, text: str) -> dict[str, Any]:
+        """The choice that tells of new text alone."""
 
     @abstractmethod
     def choices(self, index: int, output: RequestOutput) -> list[dict[str, Any]]:
@@ -83,23 +81,33 @@ class ChunkWriter(ABC):
     def events(self, updates: list[Update]) -> bytes:
         events = []
         for index, output in updates:
-            if index not in self._begun:
-                self._begun.add(index)
-                self._usage.begin(index, output)
+            around = self._around_text.get(index)
+            if around is not None and output.logprobs is None and output.finish_reason is None:
+                self._told[index] = output.completion_tokens
+                if output.text:
+                    events += [around[0], encode_json(output.text), around[1]]
+                continue
+            if index not in self._told:
+                self._told[index] = 0
                 if (opening := self.opening(index)) is not None:
                     events.append(self._chunk(opening))
-            self._usage.completion_tokens += len(output.token_ids)
-            for choice in self.choices(index, output):
-                events.append(self._chunk(choice))
+                if not self._continuous_usage:
+                    before, _, after = self._chunk(self.text_choice(index, "")).rpartition(b'""')
+                    self._around_text[index] = before, after
+            self._told[index] = output.completion_tokens
+            events += [self._chunk(choice) for choice in self.choices(index, output)]
         return b"".join(events)
 
     def end(self) -> bytes:
         if not self._include_usage:
             return DONE
-        return event({**self._start, "choices": [], "usage": self._usage.as_dict()}) + DONE
+        return event({**self._start, "choices": [], "usage": self._usage()}) + DONE
+
+    def _usage(self) -> dict[str, Any]:
+        return usage_of(self._requests, self._samples, sum(self._told.values()))
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         suffix = self._suffix
         if self._continuous_usage:
-            suffix = b'],"usage":' + encode_json(self._usage.as_dict()) + b"}\n\n"
+            suffix = b'],"usage":' + encode_json(self._usage()) + b"}\n\n"
         return self._prefix + encode_json(choice) + suffix

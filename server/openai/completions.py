@@ -9,14 +9,14 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from ...runtime.tokenizer.output_processor import RequestOutput
+from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
 from ..answers import BODY_ERRORS, answers
 from ..collector import Collector, generate_all
 from ..http.body import JsonRoute
 from ..sse import EventStream
 from ..state import Serving, ServingDep, json_response
 from .answers import Completion, CompletionChunk
-from .chunks import ChunkWriter, Usage, head, total_usage
+from .chunks import ChunkWriter, head, usage_of
 from .generation import best, generation_requests
 from .logprobs import CompletionLogprobs
 from .protocol import CompletionRequest
@@ -39,14 +39,13 @@ async def create_completion(body: CompletionRequest, serving: ServingDep) -> Res
     start = head(serving, request_id, "text_completion")
     choices = [_Choice(serving, body, prompts, index) for index in range(len(prompts) * body.n)]
     if body.stream:
-        chunks = _CompletionChunks(start, Usage(requests, body.samples), body, choices)
+        chunks = _CompletionChunks(serving, start, requests, body, choices)
         return EventStream(Collector(serving, requests), chunks, serving.metrics)
     outputs = await generate_all(serving, requests)
     chosen = best(outputs, body.samples, body.n)
     written = [choice.write(output) for choice, output in zip(choices, chosen, strict=True)]
-    return json_response(
-        {**start, "choices": written, "usage": total_usage(requests, body.samples, outputs)}
-    )
+    usage = usage_of(requests, body.samples, sum([one.completion_tokens for one in outputs]))
+    return json_response({**start, "choices": written, "usage": usage})
 
 
 class _Choice:
@@ -96,14 +95,18 @@ class _CompletionChunks(ChunkWriter):
 
     def __init__(
         self,
+        serving: Serving,
         start: dict[str, Any],
-        usage: Usage,
+        requests: Sequence[RequestState],
         body: CompletionRequest,
         choices: Sequence[_Choice],
     ) -> None:
-        super().__init__(start, usage, body)
+        super().__init__(serving, start, requests, body)
         self._choices = choices
         self._wants_tokens = body.logprobs is not None
+
+    def text_choice(self, index: int, text: str) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
 
     def choices(self, index: int, output: RequestOutput) -> list[dict[str, Any]]:
         choice = self._choices[index].write(output)

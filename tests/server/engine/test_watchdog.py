@@ -23,7 +23,7 @@ from tiny_models import make_tiny_model
 from piecework.cli.flags import ServerConfig
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.diffusion.config import DiffusionConfig
-from piecework.runtime.engine.messages import CacheFlushed, EngineAlive
+from piecework.runtime.engine.messages import EngineAlive
 from piecework.runtime.tokenizer.tokenizer import load_tokenizer
 from piecework.server.engine import watchdog as watchdog_module
 from piecework.server.engine.client import EngineClient
@@ -267,7 +267,7 @@ async def test_a_stopped_engine_of_images_is_replaced_and_the_image_is_made(
 async def test_time_in_which_the_server_itself_stands_still_is_no_silence_of_the_engine() -> None:
     """As when the whole machine is suspended."""
     watchdog = Watchdog(3.0)
-    watchdog.heard(EngineAlive(doing="computing a step"))
+    watchdog.told(EngineAlive(doing="computing a step"))
     watch = asyncio.create_task(watchdog.watch(os.getpid, lambda: None))
     await asyncio.sleep(0)
     time.sleep(3.5)
@@ -290,8 +290,8 @@ async def test_a_process_that_builds_shows_life_by_using_the_processor() -> None
     try:
         await asyncio.wait_for(watches[1], 60)
         assert not watches[0].done()
-        working.heard(CacheFlushed(freed_tokens=0))
-        assert working.limit == 12.0, "only what the loop itself says ends the patience"
+        working.told(EngineAlive(doing="computing a step"))
+        assert working.limit == 3.0 and sleeping.limit == 12.0
     finally:
         watches[0].cancel()
         resting.kill()

@@ -1,0 +1,115 @@
+"""What a stream writes at once, and what waits for a client that does not read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from http_fixtures import make_app
+from scripted_engine import ScriptedEngine
+from starlette.types import Message
+
+from piecework.runtime.engine.messages import FinishReason, TokenOutput
+from piecework.runtime.sampling.params import SamplingParams
+from piecework.runtime.tokenizer.output_processor import (
+    RequestOutput,
+    RequestState,
+    process_outputs,
+)
+from piecework.server.collector import Collector, Update
+from piecework.server.sse import CONNECTION, EventStream
+
+
+class Connection:
+    """Notes what is written to it, and what comes by ASGI."""
+
+    def __init__(self) -> None:
+        self.can_write = True
+        self.written: list[bytes] = []
+        self.by_asgi = 0
+
+    def write_part(self, body: bytes) -> None:
+        self.written.append(body)
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.body":
+            self.by_asgi += 1
+            self.written.append(message["body"])
+
+
+class Numbers:
+    """An event is its token ids; 13 is too much for it."""
+
+    def events(self, updates: list[Update]) -> bytes:
+        return b"".join(self._event(output) for _, output in updates)
+
+    def end(self) -> bytes:
+        return b"end"
+
+    def _event(self, output: RequestOutput) -> bytes:
+        assert 13 not in output.token_ids
+        return json.dumps(output.token_ids).encode()
+
+
+class Stream:
+    """A stream whose engine is the test."""
+
+    def __init__(self, scripted: ScriptedEngine) -> None:
+        serving = make_app(scripted).state.serving
+        scripted.script.held = True
+        self.connection = Connection()
+        self._state = RequestState("r", [5], SamplingParams(), scripted.tokenizer)
+        collector = Collector(serving, [self._state])
+        stream = EventStream(collector, Numbers(), serving.metrics)
+
+        async def receive() -> Message:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        scope = {CONNECTION: self.connection}
+        self.task = asyncio.create_task(stream(scope, receive, self.connection.send))
+
+    async def give(self, token: int, reason: FinishReason | None = None, turn: bool = True) -> None:
+        process_outputs(
+            {"r": self._state}, [TokenOutput(rid="r", token_ids=[token], finish_reason=reason)]
+        )
+        if turn:
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def stream(scripted: ScriptedEngine) -> Stream:
+    stream = Stream(scripted)
+    await asyncio.sleep(0.01)
+    await stream.give(1)
+    return stream
+
+
+async def test_what_comes_while_the_client_reads_is_written_where_it_comes(stream: Stream) -> None:
+    await stream.give(2, turn=False)
+    await stream.give(3, turn=False)
+    assert stream.connection.written == [b"[1]", b"[2]", b"[3]"]
+    await stream.give(4, FinishReason.LENGTH)
+    assert stream.connection.written[3:] == [b"[4]", b"end"]
+    assert stream.connection.by_asgi == 3
+    await stream.task
+
+
+async def test_what_waits_for_the_client_is_merged_and_not_overtaken(stream: Stream) -> None:
+    stream.connection.can_write = False
+    await stream.give(2, turn=False)
+    await stream.give(3, turn=False)
+    stream.connection.can_write = True
+    await stream.give(4, turn=False)
+    await stream.give(5)
+    await stream.give(6)
+    assert stream.connection.written == [b"[1]", b"[2, 3, 4, 5]", b"[6]"]
+
+
+async def test_an_event_that_cannot_be_made_ends_its_stream(
+    stream: Stream, scripted: ScriptedEngine
+) -> None:
+    await stream.give(13)
+    assert b'"type":"server_error"' in stream.connection.written[-1]
+    await stream.task
