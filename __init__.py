@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .compilation.passes.config import PassConfig as PassConfig
     from .runtime.llm import LLM as LLM
     from .runtime.sampling.params import SamplingParams as SamplingParams
 
@@ -10,13 +11,17 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Load `piecework.LLM` and `piecework.SamplingParams` on first use, so that `import piecework`
-    stays free of torch.
+    """Load `piecework.LLM`, `PassConfig` and `SamplingParams` on first use, so that `import
+    piecework` stays free of torch.
     """
     if name == "LLM":
         from .runtime.llm import LLM as LLM
 
         return LLM
+    if name == "PassConfig":
+        from .compilation.passes.config import PassConfig as PassConfig
+
+        return PassConfig
     if name == "SamplingParams":
         from .runtime.sampling.params import SamplingParams as SamplingParams
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from ..compilation.passes.manager import PassConfig
 from ..kernels.detect import detect
 from ..runtime.engine.build import Engine
 from ..runtime.engine.messages import GenerateRequest
@@ -111,7 +110,6 @@ def inductor_pieces(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
         model,
         getattr(torch, scale.dtype),
         NOTHING_PACKED,
-        PassConfig(),
     )
     if (outcome := process.wait()).reason is not None:
         raise RuntimeError(outcome.text)

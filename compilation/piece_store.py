@@ -21,7 +21,8 @@ from ..kernels.platform import Platform
 from .cache import CompileCache, entry_key
 from .compiler import CompiledPiece, EagerCompiler, PieceLoader
 from .errors import NotStoredError
-from .passes.manager import DEFAULT_PASSES, PassConfig, PassManager
+from .passes.config import DEFAULT_PASSES, PassConfig
+from .passes.manager import PassManager
 from .piecewise import PiecewiseForward
 from .plan import DistinctPiece, Plan
 from .split_ops import registered
@@ -69,7 +70,7 @@ class PieceStore:
     passes: PassConfig = DEFAULT_PASSES
 
     def pass_manager(self) -> PassManager:
-        return self.passes.manager(self.platform, fuses=self.compiler.fuses)
+        return PassManager(self.passes, self.platform, fuses=self.compiler.fuses)
 
     def load(
         self, module: nn.Module, model_key: str, *, retry: bool = True

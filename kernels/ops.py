@@ -101,6 +101,9 @@ TRACED = {
 }
 """Ops that a traced forward holds as nodes: their signatures, and the results' kinds."""
 
+PRODUCTS = ("scaled_linear", "weight_only_linear")
+"""Of those the ones that no compiler is to look into: kernels are all that makes them fast."""
+
 for _name, (_signature, _meta) in TRACED.items():
     _LIBRARY.define(_name + _signature)  # type: ignore[no-untyped-call]
     _LIBRARY.impl(_name, getattr(reference, _name), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]

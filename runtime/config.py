@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from ..compilation.passes.config import PassConfig
 from ..compilation.sizes import parse_list, parse_sizes
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -240,6 +241,13 @@ class EngineConfig:
         metavar="N",
     )
     disable_cuda_graph: bool = option(False, "no graphs of any kind", group=GRAPHS)
+    passes: str = option(
+        "auto",
+        "passes over the traced forward. auto: those that the machine gains by; none; or changes "
+        "to that: +norm_quant,-noop. `piecework explain` tells how often each matched",
+        group=GRAPHS,
+        metavar="LIST",
+    )
     startup: str = option(
         "fast",
         "fast: ready once the weights are loaded, pieces and graphs come between batches; full: "
@@ -275,6 +283,7 @@ class EngineConfig:
                 flag, got = f"--{name.replace('_', '-')}", getattr(self, name)
                 raise ValueError(f"{flag} must be one of {', '.join(choices)}, got {got}")
         parse_sizes(self.piecewise_cuda_graph_tokens)
+        PassConfig.parse(self.passes)
         if self.cuda_graph_bs is not None:
             parse_list(self.cuda_graph_bs, BATCH_SIZES_FLAG, BATCH_SIZES)
         if self.piecewise_cuda_graph and self.cuda_graph_backend_prefill not in (None, "piecewise"):

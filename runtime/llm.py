@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any, cast
 
+from ..compilation.passes.config import PassConfig
 from .config import EngineConfig
 from .engine.build import build_engine
 from .engine.messages import FinishReason, TokenLogprob
@@ -71,6 +72,8 @@ class LLM:
         self, model_path: str | None = None, *, progress: bool = False, **settings: Any
     ) -> None:
         named = {} if model_path is None else {"model_path": model_path}
+        if isinstance(passes := settings.get("passes"), PassConfig):
+            settings["passes"] = str(passes)
         # Pieces that are there at one start and not at another would change last digits: here they
         # are for who asks for them.
         self.config = EngineConfig(

@@ -8,7 +8,6 @@ import torch
 
 from piecework.compilation.capture import Reason
 from piecework.compilation.errors import TraceError
-from piecework.compilation.passes.manager import PassConfig
 from piecework.compilation.piece_maker import PieceMaker
 from piecework.kernels.detect import detect
 from piecework.runtime.config import EngineConfig
@@ -29,11 +28,10 @@ class CompiledHere:
         model_config: ModelConfig,
         dtype: torch.dtype,
         kinds: Kinds,
-        passes: PassConfig,
     ) -> None:
         assert not kinds, "these models are in float32"
         platform = detect(config.device)
-        maker = piece_store(PieceMaker, config, platform, passes)
+        maker = piece_store(PieceMaker, config, platform)
         self._outcome = Outcome(None)
         try:
             make_pieces(

@@ -1,7 +1,7 @@
 """Which passes a traced forward goes through, in which order, and how often each matched.
 
-    config = PassConfig(("pack_linear", "lower_ops"))
-    matches = config.manager(platform, fuses=True).run(graph, PassContext(weights))
+    manager = PassManager(PassConfig.parse("auto"), platform, fuses=True)
+    matches = manager.run(graph, PassContext(weights))
 
 Passes see the whole forward: what spans a split op can be matched, and pieces that no compiler
 sees profit too.
@@ -9,17 +9,21 @@ sees profit too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import NamedTuple, Protocol
 
 from torch import fx
 
 from ...kernels import ops
 from ...kernels.platform import Platform
-from .common.lower_ops import LowerOps
+from .common import norm_quant, silu_quant
+from .common.lower import Lower
+from .common.noop import Noop
+from .config import PassConfig
 from .context import PassContext
 from .cpu.pack_linear import PackLinear
+from .pattern import Fusion, Pattern
 
 
 class Pass(Protocol):
@@ -40,47 +44,77 @@ class Pass(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class PassConfig:
-    """The passes by name, in order. Decided once, for it depends on the machine's memory, and told
-    to every process that makes or loads pieces of the model.
+class Target(NamedTuple):
+    """For what a pass is made. `fuses`: whether the compiler fuses the ops of a piece, so that it
+    is to see what they mean rather than kernels; `asked`: the user has asked for the pass.
     """
 
-    names: tuple[str, ...] = ("lower_ops",)
+    platform: Platform
+    fuses: bool
+    asked: bool
 
-    @classmethod
-    def choose(cls, platform: Platform, weight_bytes: int) -> PassConfig:
-        """What this machine takes, for a model of so many bytes of weights."""
-        packs = platform.packs_linear(weight_bytes)
-        return cls(("pack_linear", "lower_ops") if packs else ("lower_ops",))
 
-    def manager(self, platform: Platform, *, fuses: bool) -> PassManager:
-        """`fuses`: whether the compiler fuses the ops of a piece. If so it is to see what they mean
-        rather than kernels; if not, those for which the device has no kernel.
-        """
-        passes: dict[str, Pass] = {}
-        if (packed_linear := platform.packed_linear()) is not None:
-            passes["pack_linear"] = PackLinear(packed_linear)
-        passes["lower_ops"] = LowerOps(
-            tuple(
-                name
-                for name in ops.TRACED
-                if fuses or not ops.has_kernel(platform.device_type, name)
-            )
+_FUSIONS: Mapping[str, tuple[Pattern, ...]] = {
+    "norm_quant": norm_quant.PATTERNS,
+    "silu_quant": silu_quant.PATTERNS,
+}
+_FUSED = {pattern.op for patterns in _FUSIONS.values() for pattern in patterns}
+
+
+def _fusion(name: str, target: Target) -> Pass | str:
+    platform = target.platform
+    patterns = [each for each in _FUSIONS[name] if target.asked or each.applies(platform)]
+    return Fusion(name, tuple(patterns)) if patterns else f"{platform.device_type} has no kernel"
+
+
+def _pack_linear(target: Target) -> Pass | str:
+    op = target.platform.packed_linear()
+    if op is None:
+        return f"{target.platform.device_type} has no kernel"
+    return PackLinear(op) if target.asked else "weights would take twice their memory"
+
+
+def _lower(target: Target) -> Pass:
+    device = target.platform.device_type
+    return Lower(
+        tuple(
+            name
+            for name in ops.TRACED
+            if name not in ops.PRODUCTS
+            and ((target.fuses and name not in _FUSED) or not ops.has_kernel(device, name))
         )
-        return PassManager([passes[name] for name in self.names if name in passes])
+    )
 
 
-DEFAULT_PASSES = PassConfig()
-"""Those that need no more memory."""
+_MAKERS: Mapping[str, Callable[[Target], Pass | str]] = {
+    "noop": lambda target: Noop(),
+    "norm_quant": lambda target: _fusion("norm_quant", target),
+    "silu_quant": lambda target: _fusion("silu_quant", target),
+    "pack_linear": _pack_linear,
+    "lower": _lower,
+}
+"""Of each pass of `PassConfig`: it, or why the platform does without."""
 
 
 class PassManager:
-    """Runs passes one after another."""
+    """Runs the passes that `config` leaves to a platform, in the order of its fields. `off`: the
+    others, and why.
+    """
 
-    def __init__(self, passes: Sequence[Pass]) -> None:
-        self._passes = passes
-        self.key = [made.key for made in passes]
+    def __init__(self, config: PassConfig, platform: Platform, *, fuses: bool) -> None:
+        self._passes: list[Pass] = []
+        self.off: dict[str, str] = {}
+        for name, wish in asdict(config).items():
+            made = (
+                "by --passes"
+                if wish is False
+                else _MAKERS[name](Target(platform, fuses, asked=wish is True))
+            )
+            if isinstance(made, str):
+                self.off[name] = made
+            else:
+                self._passes.append(made)
+        self.key = [made.key for made in self._passes]
         """What plans and pieces depend on."""
 
     def run(self, graph: fx.Graph, context: PassContext) -> dict[str, int]:

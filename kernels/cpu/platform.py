@@ -132,7 +132,7 @@ class CpuPlatform(Platform):
         return 4 * weight_bytes <= self.memory().total and packed_linear.is_available()
 
     def packed_linear(self) -> torch._ops.OpOverload | None:
-        return packed_linear.OP
+        return packed_linear.OP if packed_linear.is_available() else None
 
     def pack_linear_weight(self, weight: torch.Tensor) -> torch.Tensor:
         return packed_linear.pack(weight)

@@ -6,9 +6,11 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
+from ...compilation.passes.config import PassConfig
 from ...compilation.piece_store import weight_bytes
 from ...kernels.attention import AttentionBackend
 from ...kernels.detect import detect
@@ -204,7 +206,8 @@ class ModelRunner:
                 steps.context_length,
                 resolved.context_length,
             )
-        return resolved
+        packs = self.platform.packs_linear(weight_bytes(self.model))
+        return replace(resolved, passes=str(PassConfig.parse(config.passes).settled(packs=packs)))
 
     def _make_pool(self, num_pages: int, page_size: int) -> KVPool:
         return KVPool(

@@ -22,7 +22,6 @@ from torch import nn
 
 from ...compilation.capture import Reason
 from ...compilation.errors import TraceError
-from ...compilation.passes.manager import PassConfig
 from ...compilation.piece_maker import PieceMaker
 from ...compilation.piece_store import PreparedForward
 from ...compilation.torch_private import change_inductor
@@ -100,7 +99,7 @@ def _compile(job: dict[str, Any]) -> None:
     platform.set_up(config.num_threads)
     change_inductor(job["inductor"])
     register_attention(platform.dispatch_key)
-    maker = piece_store(PieceMaker, config, platform, PassConfig(tuple(job["passes"])))
+    maker = piece_store(PieceMaker, config, platform)
     maker.cache.check_writable()
     kernels = platform.linear_kernels(dtype, platform.attention_backend(config.attention_backend))
     model = hollow_model(model_config, dtype, platform.device(), kernels, job["kinds"])

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 
 from ...compilation.capture import Reason
-from ...compilation.passes.manager import PassConfig
 from ...compilation.torch_private import inductor_changes
 from ..config import ResolvedConfig
 from ..model_config import ModelConfig
@@ -95,7 +94,6 @@ def start(
     model_config: ModelConfig,
     dtype: torch.dtype,
     kinds: Kinds,
-    passes: PassConfig,
 ) -> CompileProcess:
     """Begin to compile; the process works at a low priority and needs no weights.
 
@@ -109,6 +107,4 @@ def start(
         "dtype": str(dtype).removeprefix("torch."),
         "kinds": dict(kinds),
     }
-    return CompileProcess(
-        json.dumps(parts | {"passes": passes.names, "inductor": inductor_changes()})
-    )
+    return CompileProcess(json.dumps(parts | {"inductor": inductor_changes()}))

@@ -12,9 +12,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...compilation.passes.manager import PassConfig
 from ...compilation.piece_maker import PieceMaker
-from ...compilation.piece_store import PiecesReport, weight_bytes
+from ...compilation.piece_store import PiecesReport
 from ...compilation.piecewise import PiecewiseForward
 from ...compilation.plan import Plan
 from ...compilation.sizes import SizesOption, choose_sizes, padding_share, parse_sizes
@@ -135,9 +134,8 @@ def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation
             "explain shows a model in pieces: leave out the flags that switch them off"
         )
     runner = ModelRunner(replace(config, piecewise_cuda_graph=True))
-    passes = PassConfig.choose(runner.platform, weight_bytes(runner.model))
     try:
-        maker = piece_store(PieceMaker, runner.config, runner.platform, passes)
+        maker = piece_store(PieceMaker, runner.config, runner.platform)
     except OSError as error:
         raise ValueError(f"the compile cache cannot be used: {error}") from None
     forward, report = make_pieces(

@@ -14,7 +14,7 @@ import torch
 from ...compilation.cache import CompileCache
 from ...compilation.compiler import piece_compiler
 from ...compilation.histogram import LengthHistogram
-from ...compilation.passes.manager import DEFAULT_PASSES, PassConfig
+from ...compilation.passes.config import PassConfig
 from ...compilation.piece_store import PieceStore
 from ...kernels.cache_folder import cache_folder
 from ...kernels.platform import Platform
@@ -27,9 +27,7 @@ TRACE_TOKENS = 64
 """Tokens of the example that is traced; any number above 1 gives the same pieces."""
 
 
-def piece_store(
-    kind: type[S], config: ResolvedConfig, platform: Platform, passes: PassConfig = DEFAULT_PASSES
-) -> S:
+def piece_store(kind: type[S], config: ResolvedConfig, platform: Platform) -> S:
     """Where the pieces of this machine lie; `kind` says whether they are only loaded from there, as
     a process that serves does it, or made too. Raises `ValueError` that names the flag, or
     `OSError` of the cache's folder.
@@ -39,7 +37,7 @@ def piece_store(
         compiler=piece_compiler(config.piecewise_cuda_graph_compiler, platform),
         cache=CompileCache(cache_folder()),
         max_tokens=most_tokens(config),
-        passes=passes,
+        passes=PassConfig.parse(config.passes),
     )
 
 

@@ -16,8 +16,7 @@ import torch
 
 from ...compilation.capture import Reason
 from ...compilation.errors import CaptureError, NotStoredError
-from ...compilation.passes.manager import PassConfig
-from ...compilation.piece_store import PieceStore, PreparedForward, weight_bytes
+from ...compilation.piece_store import PieceStore, PreparedForward
 from ...compilation.piecewise import PiecewiseForward
 from ...compilation.whole import BreakableForward
 from ..config import Backend
@@ -159,8 +158,7 @@ class GraphStartup:
     def _stored(self) -> Generator[bool, None, PreparedForward]:
         """What the cache holds; what it lacks another process is asked for first, once."""
         runner = self._runner
-        passes = PassConfig.choose(runner.platform, weight_bytes(runner.model))
-        store = piece_store(PieceStore, runner.config, runner.platform, passes)
+        store = piece_store(PieceStore, runner.config, runner.platform)
         key = stored_key(runner.model_config, runner.dtype, runner.linear_kinds)
         yield True
         try:
@@ -169,7 +167,7 @@ class GraphStartup:
             if (obstacle := store.compiler.obstacle()) is not None:
                 raise _NoPieces(Reason.COMPILE_FAILED, obstacle) from None
             self._compiling = start(
-                runner.config, runner.model_config, runner.dtype, runner.linear_kinds, passes
+                runner.config, runner.model_config, runner.dtype, runner.linear_kinds
             )
         while (outcome := self._compiling.poll()) is None:
             yield True

@@ -76,6 +76,8 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
         return st.integers(1, 99).map("auto:{}".format) | sizes
     if name == "cuda_graph_bs":
         return sizes
+    if name == "passes":
+        return st.sampled_from(["auto", "none,+lower", "+norm_quant,-noop"])
     if name == "cors_origins":
         return st.sampled_from(
             ["*", "https://a.example", "http://a.example:8080,http://[::1]:5173"]

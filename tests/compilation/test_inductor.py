@@ -18,7 +18,7 @@ from torch import nn
 
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.compiler import InductorCompiler
-from piecework.compilation.passes.manager import PassConfig
+from piecework.compilation.passes.config import PassConfig
 from piecework.compilation.piece_maker import PieceMaker
 from piecework.compilation.piece_store import PiecesReport
 from piecework.compilation.piecewise import PiecewiseForward
@@ -64,7 +64,7 @@ def make_pieces(folder: Path) -> tuple[PiecewiseForward, PiecesReport]:
         compiler=InductorCompiler(),
         cache=CompileCache(folder),
         max_tokens=512,
-        passes=PassConfig(("pack_linear",) * packed_linear.is_available() + ("lower_ops",)),
+        passes=PassConfig(pack_linear=packed_linear.is_available()),
     )
     return maker.make(Small(), step(6), model_key="small")
 

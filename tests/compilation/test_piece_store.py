@@ -67,6 +67,7 @@ def key(folder: Path) -> str:
 @pytest.mark.parametrize(
     "file",
     [
+        "compilation/passes/common/norm_quant.py",
         "compilation/passes/cpu/pack_linear.py",
         "compilation/torch_private.py",
         "kernels/cpu/packed_linear.py",

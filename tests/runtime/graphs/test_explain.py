@@ -58,10 +58,10 @@ def check_pieces(told: Explanation) -> None:
     # Of a layer without biases: four projections and two norms; of the last piece also the last.
     assert [row.num_weights for row in told.pieces][1:] in ([6, 5], [7, 5], [8, 5])
     assert all(row.num_bytes > 0 and row.seconds > 0 for row in told.pieces)
-    matches = told.passes["lower_ops"]
+    matches = told.passes["lower"]
     assert matches >= 4 * LAYERS + 1
     (line,) = (line for line in lines(told) if line.startswith("passes: "))
-    assert f"lower_ops matched {matches} times" in line
+    assert f"lower matched {matches} times" in line
 
 
 def test_pieces_captures_and_memory(folder: Path) -> None:

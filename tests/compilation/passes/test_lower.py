@@ -12,9 +12,10 @@ import torch
 from torch import fx, nn
 
 from piecework.compilation.errors import TraceError
-from piecework.compilation.passes.common.lower_ops import LowerOps
+from piecework.compilation.passes.common.lower import Lower
+from piecework.compilation.passes.config import PassConfig
 from piecework.compilation.passes.context import PassContext
-from piecework.compilation.passes.manager import PassConfig
+from piecework.compilation.passes.manager import PassManager
 from piecework.compilation.torch_private import Trace, trace
 from piecework.kernels import ops, reference
 from piecework.kernels.cpu.platform import CpuPlatform
@@ -74,9 +75,9 @@ def test_a_forward_is_traced_with_its_ops_whole() -> None:
 
 def test_a_compiler_that_fuses_sees_plain_torch_and_the_same_results() -> None:
     found = traced()
-    matches = PassConfig().manager(CpuPlatform(), fuses=True).run(found.graph, NOTHING_KNOWN)
+    matches = PassManager(PassConfig(), CpuPlatform(), fuses=True).run(found.graph, NOTHING_KNOWN)
     found.shapes.check_guards()
-    assert matches == {"lower_ops": len(DEFINITIONS)} and ours(found.graph) == []
+    assert matches["lower"] == len(DEFINITIONS) and ours(found.graph) == []
     assert all(
         "example_value" in node.meta for node in found.graph.nodes if node.op.startswith("call")
     )
@@ -85,7 +86,7 @@ def test_a_compiler_that_fuses_sees_plain_torch_and_the_same_results() -> None:
 @pytest.mark.parametrize("op", DEFINITIONS)
 def test_an_op_becomes_its_definition_and_the_others_stay(op: str) -> None:
     before, found = traced().graph, traced().graph
-    assert LowerOps((op,))(found, NOTHING_KNOWN) == 1
+    assert Lower((op,))(found, NOTHING_KNOWN) == 1
     assert sorted(ours(found)) == sorted(set(DEFINITIONS) - {op})
     assert names(found) - names(before) == Counter(DEFINITIONS[op])
 
@@ -93,7 +94,7 @@ def test_an_op_becomes_its_definition_and_the_others_stay(op: str) -> None:
 def test_the_results_are_those_of_the_model() -> None:
     for lowered in ((), tuple(DEFINITIONS), ("add_rms_norm",)):
         found = traced()
-        LowerOps(lowered)(found.graph, NOTHING_KNOWN)
+        Lower(lowered)(found.graph, NOTHING_KNOWN)
         for tokens in (2, 6, 33):
             assert torch.equal(bound(found, tokens), Block()(*inputs(tokens)))
 
@@ -118,11 +119,11 @@ def test_a_device_s_own_kernels_stay_for_a_compiler_that_fuses_nothing() -> None
         rms_norm = staticmethod(lambda x, weight, eps: reference.rms_norm(x, weight, eps))
 
     config, platform = PassConfig(), CpuPlatform()
-    all_lowered = config.manager(platform, fuses=True)
-    before = config.manager(platform, fuses=False)
+    all_lowered = PassManager(config, platform, fuses=True)
+    before = PassManager(config, platform, fuses=False)
     ops.register("cpu", Own())
     try:
-        own, fused = (config.manager(platform, fuses=fuses) for fuses in (False, True))
+        own, fused = (PassManager(config, platform, fuses=fuses) for fuses in (False, True))
     finally:
         ops._versions.pop("cpu")
     assert before.key == all_lowered.key == fused.key != own.key
@@ -136,4 +137,4 @@ def test_a_definition_of_another_layout_is_refused(monkeypatch: pytest.MonkeyPat
         reference, "silu_and_mul", lambda x: (x.chunk(2, -1)[0].t().contiguous()).t()
     )
     with pytest.raises(TraceError, match="silu_and_mul"):
-        LowerOps(("silu_and_mul",))(traced().graph, NOTHING_KNOWN)
+        Lower(("silu_and_mul",))(traced().graph, NOTHING_KNOWN)

@@ -1,0 +1,47 @@
+"""Ops of ours become plain torch where a compiler is to look into them, or no kernel computes
+them. The last pass.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from ....kernels import reference
+from ..context import PassContext
+from ..rewrite import inline, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Lower:
+    """Puts the definition of `piecework::name` (`kernels.reference`) in its place, for each of
+    `names`.
+    """
+
+    names: tuple[str, ...]
+    name = "lower"
+
+    @property
+    def key(self) -> str:
+        return " ".join([self.name, *self.names])
+
+    def __call__(self, graph: fx.Graph, context: PassContext) -> int:
+        count = 0
+        for node in list(graph.nodes):
+            namespace, _, op = str(node.target).partition(".")
+            name = op.removesuffix(".default")
+            if namespace == "piecework" and name in self.names:
+                new = inline(graph, node, getattr(reference, name), node.args, node.kwargs)
+                if len(new) == 1:
+                    replace(node, new[0])
+                for part in [] if len(new) == 1 else list(node.users):
+                    place: Any = part.args[1]
+                    assert part.target is operator.getitem
+                    replace(part, new[place])
+                    graph.erase_node(part)
+                graph.erase_node(node)
+                count += 1
+        return count

@@ -1,0 +1,73 @@
+"""What gives its input unchanged goes: views to the same shape, casts to the same type, slices of
+everything; and a cast that only passes through a wider type goes straight.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..context import PassContext
+from ..rewrite import layout
+
+_VIEWS = {"view", "reshape", "flatten", "unflatten", "squeeze", "expand", "contiguous", "narrow"}
+_CASTS = {"to", "float", "half", "bfloat16", "double", "type"}
+_NARROW = {torch.bfloat16, torch.float16}
+_WIDE = {torch.float32, torch.float64}
+"""Hold every number of each that is narrow."""
+
+
+class Noop:
+    name = key = "noop"
+
+    def __call__(self, graph: fx.Graph, context: PassContext) -> int:
+        count = 0
+        for node in list(graph.nodes):
+            source = _source(node)
+            if source is not None and _is_cast(node) and _is_detour(source, node):
+                node.replace_input_with(source, source.args[0])
+                if not source.users:
+                    graph.erase_node(source)
+                source = _source(node)
+                count += 1
+            if source is not None and layout(source) == layout(node):
+                node.replace_all_uses_with(source)
+                graph.erase_node(node)
+                count += 1
+        return count
+
+
+def _source(node: fx.Node) -> fx.Node | None:
+    """What a view, cast or slice is made of; None for other ops."""
+    if not node.op.startswith("call") or not node.args or not isinstance(node.args[0], fx.Node):
+        return None
+    source, name = node.args[0], _name(node.target)
+    if name == "getitem":
+        index: Any = node.args[1]
+        parts = index if isinstance(index, tuple) else (index,)
+        known = all(isinstance(part, slice) or part is Ellipsis for part in parts)
+    else:
+        known = name in _VIEWS or _is_cast(node)
+    tensor = isinstance(source.meta.get("example_value"), torch.Tensor)
+    return source if known and tensor else None
+
+
+def _is_cast(node: fx.Node) -> bool:
+    return node.op.startswith("call") and _name(node.target) in _CASTS
+
+
+def _is_detour(source: fx.Node, node: fx.Node) -> bool:
+    """Whether `source` is a cast to a type that holds every number of the one before."""
+    before = _source(source) if _is_cast(source) else None
+    if before is None:
+        return False
+    was, through = (each.meta["example_value"].dtype for each in (before, source))
+    return through in _WIDE and was in _NARROW
+
+
+def _name(target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.name.rpartition("::")[2]
+    return target if isinstance(target, str) else getattr(target, "__name__", "")

@@ -1,0 +1,41 @@
+"""(Add and) RMSNorm, then quantise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..pattern import Pattern
+
+piecework = torch.ops.piecework
+
+
+def norm_static(x: Any, weight: Any, eps: Any, scale: Any, dtype: Any) -> Any:
+    normalised = piecework.rms_norm.default(x, weight, eps)
+    return piecework.quantize_static.default(normalised, scale, dtype)
+
+
+def norm_dynamic(x: Any, weight: Any, eps: Any, group: Any, dtype: Any) -> Any:
+    normalised = piecework.rms_norm.default(x, weight, eps)
+    numbers, scale = piecework.quantize_dynamic.default(normalised, group, dtype)
+    return numbers, scale
+
+
+def add_norm_static(x: Any, residual: Any, weight: Any, eps: Any, scale: Any, dtype: Any) -> Any:
+    normalised, total = piecework.add_rms_norm.default(x, residual, weight, eps)
+    return piecework.quantize_static.default(normalised, scale, dtype), total
+
+
+def add_norm_dynamic(x: Any, residual: Any, weight: Any, eps: Any, group: Any, dtype: Any) -> Any:
+    normalised, total = piecework.add_rms_norm.default(x, residual, weight, eps)
+    numbers, scale = piecework.quantize_dynamic.default(normalised, group, dtype)
+    return numbers, scale, total
+
+
+PATTERNS = (
+    Pattern(norm_static, piecework.rms_norm_quantize_static.default),
+    Pattern(norm_dynamic, piecework.rms_norm_quantize_dynamic.default),
+    Pattern(add_norm_static, piecework.add_rms_norm_quantize_static.default),
+    Pattern(add_norm_dynamic, piecework.add_rms_norm_quantize_dynamic.default),
+)

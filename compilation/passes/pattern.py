@@ -1,0 +1,89 @@
+"""Fusions: ops that follow one another become one op.
+
+torch's matcher finds them, `torch.fx.passes.utils.matcher_utils.SubgraphMatcher`, on which
+`torch.fx.subgraph_rewriter` stands too; what takes their place is written by `rewrite`, for the
+rewriter leaves new nodes without example values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...kernels import ops
+from ...kernels.platform import Platform
+from .context import PassContext
+from .rewrite import inline, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Two functions of the same arguments and results, over `piecework::*` and aten ops. Where
+    `match` is found, `replacement`, one op of `kernels.ops`, takes its place.
+
+        def match(x, weight, eps, scale, dtype):
+            return quantize_static(rms_norm(x, weight, eps), scale, dtype)
+
+        Pattern(match, torch.ops.piecework.rms_norm_quantize_static.default)
+
+    An argument stands for any tensor or constant. Where something else reads what `match` computes
+    on its way, it is no match.
+    """
+
+    match: Callable[..., Any]
+    replacement: torch._ops.OpOverload
+
+    @property
+    def op(self) -> str:
+        """The name of `replacement` in `kernels.ops`."""
+        return self.replacement._schema.name.removeprefix("piecework::")
+
+    def applies(self, platform: Platform) -> bool:
+        """Whether the platform gains by it: one kernel where there were two. Without a kernel, a
+        compiler that fuses does as well by itself.
+        """
+        return ops.has_kernel(platform.device_type, self.op)
+
+    def rewrite(self, graph: fx.Graph) -> int:
+        """Replace all that matches; returns how often."""
+        from torch.fx.passes.utils.matcher_utils import SubgraphMatcher
+
+        sought = fx.symbolic_trace(self.match).graph
+        inside = [node for node in sought.nodes if node.op not in ("placeholder", "output")]
+        # The matcher takes a result for found whose op the graph does not have at all.
+        if not {node.target for node in inside} <= {node.target for node in graph.nodes}:
+            return 0
+        count, changed = 0, dict[fx.Node, fx.Node]()
+        for found in SubgraphMatcher(sought).match(graph):
+            nodes = sorted(found.nodes_map[node] for node in inside)
+            readers = {user for old in found.returning_nodes for user in old.users}
+            if any(reader < nodes[-1] for reader in readers.difference(nodes)):
+                continue
+            arguments = fx.map_arg(found.placeholder_nodes, lambda node: changed.get(node, node))
+            new = inline(graph, nodes[-1], self.replacement, arguments)
+            for old, by in zip(found.returning_nodes, new, strict=True):
+                replace(old, by)
+                changed[old] = by
+            for node in reversed(nodes):
+                graph.erase_node(node)
+            count += 1
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """A pass of patterns, none of which finds what another makes."""
+
+    name: str
+    patterns: tuple[Pattern, ...]
+
+    @property
+    def key(self) -> str:
+        return " ".join([self.name, *(pattern.op for pattern in self.patterns)])
+
+    def __call__(self, graph: fx.Graph, context: PassContext) -> int:
+        return sum(pattern.rewrite(graph) for pattern in self.patterns)

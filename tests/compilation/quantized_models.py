@@ -1,0 +1,111 @@
+"""Forwards of two-layer models whose linear layers are quantised, traced, and run as they stand on
+any number of tokens.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_models import CONFIGS
+from torch import fx, nn
+
+from piecework.compilation.passes.context import PassContext
+from piecework.compilation.torch_private import Trace, trace
+from piecework.kernels import ops
+from piecework.runtime.layers.attention import register_attention
+from piecework.runtime.layers.linear import Linear
+from piecework.runtime.loader.loader import empty_model
+from piecework.runtime.model_config import ModelConfig
+
+LAYERS = 2
+ARCHITECTURES = sorted(CONFIGS)
+CONTEXT = PassContext(frozenset())
+SCHEMES = ["static int8", "per token int8", "blocks fp8", "static fp8"]
+_ROW_SIZES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+
+
+class Quantized:
+    """A `LinearMethod` of random weights. `group`: columns that share a scale of the activations,
+    0 for a static one.
+    """
+
+    kind = "random"
+
+    def __init__(self, layer: Linear, dtype: torch.dtype, group: int) -> None:
+        numbers = torch.randint(-100, 100, (layer.out_features, layer.in_features))
+        self._weight = nn.Parameter(numbers.to(dtype), requires_grad=False)
+        self._scale = nn.Parameter(
+            torch.rand(layer.out_features, 1) / 1000 / layer.in_features**0.5, requires_grad=False
+        )
+        self._x_scale = nn.Parameter(torch.tensor([0.03]), requires_grad=False)
+        self._dtype, self._group = dtype, group
+
+    def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
+        if self._group:
+            group = min(self._group, x.shape[-1])
+            numbers, x_scale = ops.quantize_dynamic(x, group, self._dtype)
+        else:
+            numbers, x_scale = ops.quantize_static(x, self._x_scale, self._dtype), self._x_scale
+        return ops.scaled_linear(numbers, x_scale, self._weight, self._scale, layer.bias, x.dtype)
+
+
+def traced_model(folder: Path, architecture: str, scheme: str | None) -> Trace:
+    """`scheme`: one of `SCHEMES`; None: 16-bit weights. Activations are in bfloat16."""
+    CONFIGS[architecture](
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=256,
+        architectures=[f"{architecture.capitalize()}ForCausalLM"],
+    ).save_pretrained(folder)
+    register_attention("CPU")
+    config = ModelConfig.from_pretrained(str(folder))
+    model = empty_model(config, torch.bfloat16, torch.device("cpu"))
+    torch.manual_seed(1)
+    for tensor in model.parameters():
+        tensor.normal_()
+    if scheme is not None:
+        for layer in (each for each in model.model.modules() if isinstance(each, Linear)):
+            group = 0 if scheme.startswith("static") else 32 if "blocks" in scheme else 1 << 20
+            layer.method = Quantized(layer, _ROW_SIZES[scheme.split()[-1]], group)  # type: ignore[assignment]
+    return trace(model.forward, inputs(6), 512)
+
+
+def inputs(tokens: int) -> list[torch.Tensor]:
+    return [torch.arange(tokens) * 7 % 64, torch.arange(tokens) * 3 % 200]
+
+
+def run(found: Trace, tokens: int) -> torch.Tensor:
+    """The traced forward on other tokens. Attention only mixes, and knows no cache."""
+    taken = iter(inputs(tokens))
+    values: list[Any] = []
+    for value in found.values:
+        if not isinstance(value, torch.Tensor):
+            values.append(tokens)
+        else:
+            values.append(next(taken) if value.dtype is torch.int64 else value)
+    (result,) = _Mixing(fx.GraphModule(nn.Module(), found.graph)).run(*values)
+    return result
+
+
+class _Mixing(fx.Interpreter):
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if str(target) != "piecework.attention":
+            return super().call_function(target, args, kwargs)
+        q, k, v, out, layer = args
+        times = q.shape[1] // k.shape[1]
+        mixed = q * k.repeat_interleave(times, 1) + v.repeat_interleave(times, 1)
+        return out.copy_(mixed / (1 + layer) / 10)
+
+
+def ours(graph: fx.Graph) -> Counter[str]:
+    """How often each op of ours is called."""
+    found = [str(node.target).split(".") for node in graph.nodes]
+    return Counter(parts[1] for parts in found if parts[0] == "piecework")
