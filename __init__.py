@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .compilation.passes.config import PassConfig as PassConfig
+    from .runtime.config import PassConfig as PassConfig
     from .runtime.llm import LLM as LLM
     from .runtime.sampling.params import SamplingParams as SamplingParams
 
@@ -19,7 +19,7 @@ def __getattr__(name: str) -> Any:
 
         return LLM
     if name == "PassConfig":
-        from .compilation.passes.config import PassConfig as PassConfig
+        from .runtime.config import PassConfig as PassConfig
 
         return PassConfig
     if name == "SamplingParams":

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from ..compilation.passes.config import PassConfig
+from ..compilation.passes.config import PassConfig as PassConfig
 from ..compilation.sizes import parse_list, parse_sizes
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")

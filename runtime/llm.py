@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any, cast
 
-from ..compilation.passes.config import PassConfig
-from .config import EngineConfig
+from .config import EngineConfig, PassConfig
 from .engine.build import build_engine
 from .engine.messages import FinishReason, TokenLogprob
 from .foreign_names import own_names
