@@ -17,7 +17,7 @@ ATTENTION_BACKENDS = ("auto", "flashinfer", "triton", "ascend", "native", "torch
 PIECE_COMPILERS = ("eager", "inductor")
 STARTUPS = ("fast", "full")
 LOAD_FORMATS = ("auto", "dummy")
-QUANTIZATIONS = ("auto", "none")
+QUANTIZATIONS = ("auto", "none", "fp8", "int8")
 KV_CACHE_DTYPES = ("auto", "fp8_e4m3", "fp8_e5m2", "int8")
 
 
@@ -124,9 +124,10 @@ class EngineConfig:
     )
     quantization: str = option(
         "auto",
-        "auto: weights stay in the 4 or 8 bits that a .gguf file holds them in (Q4_0, Q4_1, Q8_0), "
-        "where the device can multiply by such; "
-        "none: all are widened to --dtype",
+        "auto: weights stay in the 4 or 8 bits that a checkpoint or .gguf file (Q4_0, Q4_1, Q8_0) "
+        "holds them in, where the device can multiply by such; none: all are widened to --dtype; "
+        "fp8, int8: weights of 16 bits are quantised while they are loaded, and activations "
+        "when they are multiplied",
         group=MODEL,
         choices=QUANTIZATIONS,
     )

@@ -84,7 +84,9 @@ class ModelRunner:
             )
         with self.clock.phase("weights"):
             self.model = (
-                random_model(path, self.dtype, self.device, kernels)
+                random_model(
+                    path, self.dtype, self.device, kernels, quantization=config.quantization
+                )
                 if config.load_format == "dummy"
                 else load_model(
                     path,
@@ -92,7 +94,7 @@ class ModelRunner:
                     self.device,
                     progress,
                     kernels,
-                    keep_quantized=config.quantization == "auto",
+                    quantization=config.quantization,
                 )
             )
         self.model_config, self.linear_kinds = self.model.config, linear_kinds(self.model)

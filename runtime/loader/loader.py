@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import prod
 from pathlib import Path
+from zlib import crc32
 
 import torch
 from torch import nn
@@ -24,6 +25,7 @@ from ..quantization.methods import (
     Kinds,
     create_weights,
     named_linears,
+    on_load_kinds,
     part_name,
     scheme_kinds,
     stored_kinds,
@@ -40,6 +42,10 @@ _IGNORED = ".rotary_emb.inv_freq"
 """Old checkpoints bring the rotary frequencies, which follow from the config."""
 
 
+def _nothing_packed(model: LlamaForCausalLM) -> Kinds:
+    return NOTHING_PACKED
+
+
 def load_model(
     path: str,
     dtype: torch.dtype,
@@ -47,23 +53,33 @@ def load_model(
     progress: bool,
     kernels: LinearKernels | None = None,
     *,
-    keep_quantized: bool = False,
+    quantization: str = "none",
 ) -> LlamaForCausalLM:
     """The model of a folder or .gguf file in `dtype` on `device`, its linear layers packed where
     there are `kernels`.
 
-    `keep_quantized`: weights stay in the 4 or 8 bits that a file holds them in, those of a .gguf
-    file where the kernels can multiply by such. Needs little more memory than the weights
-    themselves. Raises `ValueError` that names the file or tensor at fault.
+    `quantization`: as `--quantization`. auto: weights stay in the 4 or 8 bits that a file holds
+    them in, those of a .gguf file where the kernels can multiply by such; none: they become
+    numbers. Needs little more memory than the weights themselves. Raises `ValueError` that names
+    the file or tensor at fault.
     """
+    scheme: Scheme | None = None
+    choose: Callable[[LlamaForCausalLM], Kinds]
     if Path(path).suffix == ".gguf":
         config, tensors = _open_gguf(Path(path))
-        kept = tensors if keep_quantized else []
+        kept = tensors if quantization == "auto" else []
         choose = partial(stored_kinds, kernels=kernels, tensors=kept)
     else:
         config, scheme = ModelConfig.from_pretrained(path), _scheme_of(Path(path))
         tensors = safetensors.list_tensors(Path(path), quantized=scheme is not None)
-        choose = partial(scheme_kinds, scheme=scheme, widened=not keep_quantized)
+        choose = partial(scheme_kinds, scheme=scheme, widened=quantization == "none")
+    if quantization not in ("auto", "none"):
+        if scheme is not None or any(tensor.kind is not None for tensor in tensors):
+            raise ValueError(
+                f"--quantization {quantization} is for weights of 16 bits, but those of {path} are "
+                "quantised already; take --quantization auto, or another checkpoint"
+            )
+        choose = partial(on_load_kinds, quantization=quantization)
     model = empty_model(config, dtype, device, choose)
     _fill(model, tensors, path, progress=progress)
     _finish(model, kernels, progress=progress)
@@ -92,23 +108,45 @@ def _open_gguf(path: Path) -> tuple[ModelConfig, Sequence[StoredTensor]]:
 
 
 def random_model(
-    path: str, dtype: torch.dtype, device: torch.device, kernels: LinearKernels | None = None
+    path: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: LinearKernels | None = None,
+    *,
+    quantization: str = "none",
 ) -> LlamaForCausalLM:
     """The model that a folder's config.json describes, with random weights made on `device`: the
     same ones each time on one device.
 
     Norms are 1 and matrices small, as before training, so that activations stay finite in any
-    dtype.
+    dtype. Raises `ValueError` where a checkpoint's own kind of quantised weights is asked for.
     """
-    model = empty_model(ModelConfig.from_pretrained(path), dtype, device)
-    generator = torch.Generator(device).manual_seed(0)
-    for parameter in model.parameters():
-        if parameter.dim() == 1:
-            parameter.data.fill_(1.0)
-        else:
-            parameter.data.normal_(std=_INITIAL_STD, generator=generator)
+    if quantization == "auto" and _scheme_of(Path(path)) is not None:
+        raise ValueError(
+            f"--load-format dummy makes weights of 16 bits, but those of {path} are quantised; add "
+            "--quantization none, fp8 or int8"
+        )
+    on_load = quantization not in ("auto", "none")
+    model = empty_model(
+        ModelConfig.from_pretrained(path),
+        dtype,
+        device,
+        partial(on_load_kinds, quantization=quantization) if on_load else _nothing_packed,
+    )
+    for name, places in _places(model).items():
+        for place in places:
+            make = partial(_make_random, name)
+            place.load(StoredTensor(Path(path), name, place.shapes[0], make, dtype))
     _finish(model, kernels, progress=False)
     return model
+
+
+def _make_random(name: str, target: torch.Tensor) -> None:
+    if target.dim() == 1:
+        target.fill_(1.0)
+    else:
+        generator = torch.Generator(target.device).manual_seed(crc32(name.encode()))
+        target.normal_(std=_INITIAL_STD, generator=generator)
 
 
 def _fill(
@@ -230,7 +268,7 @@ def empty_model(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
-    choose: Callable[[LlamaForCausalLM], Kinds] = lambda _: NOTHING_PACKED,
+    choose: Callable[[LlamaForCausalLM], Kinds] = _nothing_packed,
 ) -> LlamaForCausalLM:
     """The model with uninitialised weights of `dtype` on `device`. `choose`: which of its layers
     are not kept as numbers.

@@ -21,6 +21,7 @@ from ...kernels.linear import LinearKernels
 from ..layers.linear import Linear, LinearMethod, StoredTensor
 from ..models.llama import LlamaForCausalLM
 from .gguf import GGUFBlocks
+from .on_load import GROUPS
 from .registry import PLAIN, Scheme
 from .unquantized import WIDENED, Unquantized, Widened
 
@@ -29,10 +30,13 @@ Kinds = Mapping[str, str]
 named are `PLAIN`.
 """
 NOTHING_PACKED: Kinds = MappingProxyType({})
+_PACKED = " packed"
+"""Behind a kind that is also multiplied without `LinearKernels`, where it is not."""
 
 
 def make_method(kind: str) -> LinearMethod:
     """The method of a layer of this kind, which is ours or a format's: no file is believed."""
+    kind = kind.removesuffix(_PACKED)
     if kind == PLAIN:
         return Unquantized()
     name, _, rest = kind.partition(" ")
@@ -85,6 +89,18 @@ def scheme_kinds(model: LlamaForCausalLM, scheme: Scheme | None, *, widened: boo
     return kinds
 
 
+def on_load_kinds(model: LlamaForCausalLM, quantization: str) -> Kinds:
+    """Of 16-bit weights that are quantised as `--quantization` says, but for layers whose width
+    does not fit. A head that is tied to the embedding becomes a copy.
+    """
+    columns = GROUPS[quantization]
+    return {
+        prefix: f"on_load {quantization}"
+        for prefix, linear in named_linears(model)
+        if linear.in_features % columns == 0
+    }
+
+
 def create_weights(model: nn.Module, kinds: Kinds) -> None:
     """Give each linear layer its method, and a weight to load into."""
     for prefix, linear in named_linears(model):
@@ -95,7 +111,7 @@ def create_weights(model: nn.Module, kinds: Kinds) -> None:
 def linear_kinds(model: nn.Module) -> Kinds:
     """What each finished layer is, but for those of numbers that are not packed."""
     return {
-        prefix: linear.method.kind
+        prefix: linear.method.kind + _PACKED * (" " in linear.method.kind and linear.op is not None)
         for prefix, linear in named_linears(model)
         if linear.layout is not None or linear.method.kind != PLAIN
     }

@@ -15,22 +15,28 @@ from functools import partial
 from math import prod
 
 import torch
-from torch import nn
 
 from ...kernels import ops
 from ...kernels.linear import LinearKernels
 from ...kernels.reference import widened
-from ..layers.linear import Linear, Place, StoredTensor
+from ..layers.linear import Linear, Place, QuantizedInput, StoredTensor
 
 BLOCK = 128
+_PACKED = {
+    (torch.int8, False): "int8",
+    (torch.int8, True): None,
+    (torch.float8_e4m3fn, False): "fp8_e4m3",
+    (torch.float8_e4m3fn, True): "fp8_e4m3_blocks",
+}
+"""What `LinearKernels` call a weight of a dtype, by whether it has blocks."""
 
 
 class W8A8:
     """The `LinearMethod` of a layer whose activations are quantised before each product.
 
     Parameters: weight [N, K]; weight_scale float32, [1], [N, 1], or [ceil(N / 128), K / 128], and
-    [N, K / 128] where blocks would lie across parts; input_scale [1] float32 where it is static,
-    for fused parts the largest of theirs.
+    [N, K / 128] where blocks would lie across parts; input.scale [1] float32 where it is static,
+    for fused parts the largest of theirs. Packed, weight holds its scales.
     """
 
     def __init__(self, kind: str) -> None:
@@ -73,20 +79,31 @@ class W8A8:
         return found
 
     def finish(self, layer: Linear, kernels: LinearKernels | None) -> None:
+        scale = None
         if self.input == "static":
-            largest = layer.input_scale.amax(0, keepdim=True)
-            layer.input_scale = nn.Parameter(largest, requires_grad=False)
+            scale = layer.input_scale.amax(0, keepdim=True)
+            del layer.input_scale
+        group = BLOCK if self.input == "group" else layer.in_features
+        layer.input = QuantizedInput(self.dtype, group, scale)
+        kind = _PACKED[self.dtype, self.weight == "block"]
+        if kernels is None or kind is None or kernels.layout(kind, layer.in_features) is None:
+            return
+        rows: torch.Tensor = layer.weight_scale
+        if self.weight == "block" and rows.shape[0] != layer.out_features:
+            rows = rows.repeat_interleave(BLOCK, 0)[: layer.out_features]
+        elif rows.shape[0] == 1:
+            rows = rows.expand(layer.out_features, 1)
+        layer.pack(kernels, kind, [layer.weight], [rows.contiguous()])
+        del layer.weight_scale
 
     def widen(self, layer: Linear) -> torch.Tensor:
         return widened(layer.weight, layer.weight_scale)
 
     def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
-        if self.input == "static":
-            scale: torch.Tensor = layer.input_scale
-            numbers = ops.quantize_static(x, scale, self.dtype)
-        else:
-            group = BLOCK if self.input == "group" else layer.in_features
-            numbers, scale = ops.quantize_dynamic(x, group, self.dtype)
+        if layer.op is not None:
+            return layer.multiply_packed(x)
+        assert layer.input is not None
+        numbers, scale = layer.input.quantize(x)
         return ops.scaled_linear(
             numbers, scale, layer.weight, layer.weight_scale, layer.bias, x.dtype
         )

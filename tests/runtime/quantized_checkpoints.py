@@ -142,33 +142,38 @@ def reference(
     folder: Path,
     dequantise: Callable[[dict[str, torch.Tensor]], torch.Tensor],
     quantise_input: Callable[[str, torch.Tensor], torch.Tensor] | None = None,
+    quantised: Callable[[str], bool] | None = None,
 ) -> list[torch.Tensor]:
     """Log-probabilities [tokens, vocab] of `PROMPTS` in float32 by transformers, on weights that
     `dequantise` makes of a layer's tensors; `quantise_input(layer, x)`: what a quantised layer's
-    input becomes.
+    input becomes; `quantised`: which layers are, by default those of several tensors.
     """
     source = json.loads((folder / "config.json").read_text())
-    source.pop("quantization_config")
+    source.pop("quantization_config", None)
+    tied = source.pop("tie_word_embeddings")
     plain = folder.parent / "plain"
     plain.mkdir()
-    (plain / "config.json").write_text(json.dumps(source))
+    (plain / "config.json").write_text(json.dumps(source | {"tie_word_embeddings": False}))
     layers: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         layer, _, last = name.rpartition(".")
         layers.setdefault(layer, {})[last] = tensor
+    if tied:
+        layers["lm_head"] = dict(layers["model.embed_tokens"])
+    is_quantised = quantised or (lambda name: len(layers.get(name, {})) > 1)
+    chosen = {name for name in layers if is_quantised(name)}
     weights = {}
     for name, tensors in layers.items():
         bias = {f"{name}.bias": tensors.pop("bias")} if "bias" in tensors else {}
         weights |= bias
-        weights[f"{name}.weight"] = (
-            dequantise(tensors).contiguous() if len(tensors) > 1 else tensors["weight"]
-        )
+        weights[f"{name}.weight"] = dequantise(tensors) if name in chosen else tensors["weight"]
+    weights = {name: tensor.clone().contiguous() for name, tensor in weights.items()}
     save_file(weights, plain / "model.safetensors", metadata={"format": "pt"})
     model = AutoModelForCausalLM.from_pretrained(
         plain, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     for name, module in model.named_modules():
-        if quantise_input and len(layers.get(name, {})) > 1:
+        if quantise_input and name in chosen:
             module.register_forward_pre_hook(
                 lambda _, inputs, name=name: (quantise_input(name, inputs[0]), *inputs[1:])
             )

@@ -99,7 +99,7 @@ def assert_same_layers(packed: LlamaForCausalLM, path: Path) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_quantised_weights_stay_in_their_bits(kind: str, tied: bool, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", {}, kind, tied=tied)
-    loaded = load(path, keep_quantized=True)
+    loaded = load(path, quantization="auto")
     expected = Layout.Q8 if kind == "Q8_0" else Layout.Q4
     assert {layer.layout for layer in layers_of(loaded).values()} == {expected}
     assert set(linear_kinds(loaded).values()) == {kind}
@@ -112,7 +112,7 @@ def test_parts_of_several_kinds_are_widened(tmp_path: Path) -> None:
     path = write_gguf(
         tmp_path / "model.gguf", {"attn_v": "Q8_0", "ffn_down": "Q5_0", "token_embd": "F16"}
     )
-    loaded = load(path, keep_quantized=True)
+    loaded = load(path, quantization="auto")
     kinds = {name.rpartition(".")[2]: kind for name, kind in linear_kinds(loaded).items()}
     assert kinds == {
         "qkv_proj": "bfloat16",
@@ -134,7 +134,7 @@ def test_nothing_is_kept_unless_wanted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_hollow_model_has_the_shapes_of_the_packed_one(tied: bool, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", {"ffn_down": "Q8_0"}, tied=tied)
-    loaded = load(path, keep_quantized=True)
+    loaded = load(path, quantization="auto")
     hollow = hollow_model(loaded.config, torch.bfloat16, CPU, native_linear(), linear_kinds(loaded))
     described = [
         {
