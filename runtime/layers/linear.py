@@ -135,7 +135,9 @@ class Linear(nn.Module):
 
     weight: nn.Parameter
     weight_scale: nn.Parameter
+    weight_zero: nn.Parameter
     input_scale: nn.Parameter
+    input_order: nn.Parameter
     method: LinearMethod
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:

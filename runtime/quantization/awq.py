@@ -1,16 +1,64 @@
-"""AWQ (arXiv:2306.00978) as AutoAWQ writes it for its `gemm` kernels."""
+"""AWQ (arXiv:2306.00978) as AutoAWQ writes it for its `gemm` kernels.
+
+Fields and layout: AutoAWQ's awq/models/_config.py and awq/modules/linear/gemm.py.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
-from .weight_only import GroupedWeight, fields, packed_nibbles
+from ..layers.linear import Linear, Place
+from .config import matcher, names, setting
+from .grouped_weight import GroupedWeight, check_scale, fields, packed_nibbles
+from .registry import PLAIN, Scheme
+from .weight_only import INT32, PackedFormat, group_size, words_of
 
+QUANT_METHOD = "awq"
 BITS = 4
 _COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
-"""The output that each of a word's eight numbers belongs to, from the lowest bits on (AutoAWQ,
-awq/modules/linear/gemm.py).
-"""
+"""The output that each of a word's eight numbers belongs to, from the lowest bits on."""
+
+
+def read_scheme(config: Mapping[str, Any]) -> Scheme:
+    bits, version = setting(config, "bits", int), setting(config, "version", str, "gemm")
+    if bits != BITS or version.lower() != "gemm":
+        raise ValueError(
+            f"AWQ of {bits} bits in the version {version[:80]} is not supported; supported: 4 bits "
+            "in the version gemm; take another checkpoint"
+        )
+    columns = group_size(config)
+    # AutoAWQ quantises the layers of decoder blocks only.
+    is_plain = matcher([*names(config, "modules_to_not_convert"), "lm_head"], parts=True)
+    return lambda name: PLAIN if is_plain(name) else f"awq {columns}"
+
+
+class AWQ(PackedFormat):
+    """A kind is "awq COLUMNS", the columns of a group or -1 for all."""
+
+    bits = BITS
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.columns = kind, int(kind.split()[1])
+
+    def places(self, layer: Linear, part: str) -> Mapping[str, Place]:
+        rows, groups = layer.parts[part], layer.in_features // self.columns_of(layer)
+        words = words_of(rows, BITS)
+        return {
+            "qweight": self.place(part, (layer.in_features, words), INT32),
+            "qzeros": self.place(part, (groups, words), INT32),
+            "scales": self.place(part, (groups, rows), check=check_scale),
+        }
+
+    def unpack(self, layer: Linear, tensors: Mapping[str, torch.Tensor]) -> GroupedWeight:
+        return unpack(**tensors)
+
+
+def make_method(kind: str) -> AWQ:
+    return AWQ(kind)
 
 
 def unpack(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor) -> GroupedWeight:

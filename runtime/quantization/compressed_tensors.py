@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from . import pack_quantized
 from .config import matcher, names, setting
 from .registry import PLAIN, Scheme
 from .w8a8 import BLOCK
@@ -54,7 +55,12 @@ def _check_whole(config: Mapping[str, Any]) -> None:
 def _kind(group: Mapping[str, Any], form: str) -> str:
     weights = setting(group, "weights", dict)
     inputs = group.get("input_activations")
-    if group.get("output_activations") or form not in _W8A8_FORMATS:
+    outputs = group.get("output_activations")
+    if form == pack_quantized.FORMAT and not (inputs or outputs):
+        packed = pack_quantized.kind_of(weights)
+        if packed is not None:
+            return packed
+    if outputs or form not in _W8A8_FORMATS:
         raise _unsupported(form, weights, inputs)
     dtype = {("float", "8"): "float8_e4m3fn", ("int", "8"): "int8"}.get(_number(weights))
     weight = weights.get("strategy")
@@ -97,5 +103,6 @@ def _unsupported(form: str, weights: object, inputs: object) -> ValueError:
         f"compressed-tensors of format {form[:80]} with weights as {shown(weights)} and "
         f"activations as {shown(inputs)} are not supported; supported: 8-bit weights by "
         "tensor, channel or block with activations by token, tensor (static) or group, symmetric, "
-        "float or int; take another checkpoint"
+        f"float or int; {pack_quantized.FORMAT} int weights of 4 or 8 bits by group or channel "
+        "with activations of 16 bits; take another checkpoint"
     )

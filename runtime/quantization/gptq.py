@@ -1,30 +1,158 @@
-"""GPTQ (arXiv:2210.17323) as AutoGPTQ and GPTQModel write it."""
+"""GPTQ (arXiv:2210.17323) as AutoGPTQ and GPTQModel write it.
+
+Fields and layout: GPTQModel's gptqmodel/quantization/config.py, gptqmodel/nn_modules/qlinear and
+gptqmodel/utils/model.py.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
 import torch
 
-from .weight_only import GroupedWeight, fields, in_groups, word_bytes
+from ..layers.linear import Linear, Place
+from .config import matcher, names, setting
+from .grouped_weight import (
+    BITS,
+    GroupedWeight,
+    check_scale,
+    column_order,
+    fields,
+    reordered,
+    word_bytes,
+)
+from .registry import PLAIN, Scheme
+from .weight_only import INT32, PackedFormat, group_size, words_of
 
+QUANT_METHOD = "gptq"
+_VERSIONS = {"gptq": "v1", "gptq_v2": "v2"}
 _ONES = {4: 0x11111111, 8: 0x01010101}
+_MOST_RULES = 100
+
+
+def read_scheme(config: Mapping[str, Any]) -> Scheme:
+    kind, rules = _kind(config), _rules(config)
+    has_head = setting(config, "lm_head", bool, False)
+    is_inside = _inside(config)
+
+    def scheme(name: str) -> str:
+        if not (has_head if name == "lm_head" else is_inside(name)):
+            return PLAIN
+        return next((found for matches, found in rules if matches(name)), kind)
+
+    return scheme
+
+
+def _kind(config: Mapping[str, Any]) -> str:
+    form = str(config.get("checkpoint_format") or config.get("format") or "gptq")
+    bits = setting(config, "bits", int)
+    words = config.get("pack_dtype") or "int32"
+    if bits not in BITS or form not in _VERSIONS or words != "int32":
+        raise ValueError(
+            f"GPTQ of {bits} bits in the format {form[:80]}, packed in {str(words)[:80]}, is "
+            "not supported; supported: 4 and 8 bits in the formats gptq and gptq_v2, packed in "
+            "int32; take another checkpoint"
+        )
+    return f"gptq {bits} {group_size(config)} {_VERSIONS[form]}"
+
+
+def _inside(config: Mapping[str, Any]) -> Callable[[str], bool]:
+    """Whether a layer of a decoder block is quantised: all are, or those that are listed, one by
+    one or in groups.
+    """
+    listed = setting(config, "modules_in_block_to_quantize", list, [])
+    flat = [name for each in listed for name in (each if isinstance(each, list) else [each])]
+    inside = matcher(
+        names({"modules_in_block_to_quantize": flat}, "modules_in_block_to_quantize"), parts=True
+    )
+    return inside if flat else lambda name: True
+
+
+def _rules(config: Mapping[str, Any]) -> list[tuple[Callable[[str], bool], str]]:
+    """GPTQModel's `dynamic`: settings of the layers whose names match a pattern, the first that
+    does; behind "-:" those that are not quantised.
+    """
+    dynamic = setting(config, "dynamic", dict, {})
+    if len(dynamic) > _MOST_RULES:
+        raise ValueError(
+            f"quantization_config: dynamic has more than {_MOST_RULES} rules; take another "
+            "checkpoint"
+        )
+    rules = []
+    for pattern in dynamic:
+        matches = matcher([f"re:{pattern.removeprefix('-:').removeprefix('+:')}"])
+        if pattern.startswith("-:"):
+            rules.append((matches, PLAIN))
+        else:
+            rules.append((matches, _kind({**config, **setting(dynamic, pattern, dict, {})})))
+    return rules
+
+
+class GPTQ(PackedFormat):
+    """A kind is "gptq BITS COLUMNS VERSION": columns of a group or -1 for all; v1 stores zero
+    points less one.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        _, bits, columns, self.version = kind.split()
+        self.bits, self.columns = int(bits), int(columns)
+
+    def places(self, layer: Linear, part: str) -> Mapping[str, Place]:
+        rows, columns = layer.parts[part], layer.in_features
+        groups = columns // self.columns_of(layer)
+        places = {
+            "qweight": self.place(part, (words_of(columns, self.bits), rows), INT32),
+            "qzeros": self.place(part, (groups, words_of(rows, self.bits)), INT32),
+            "scales": self.place(part, (groups, rows), check=check_scale),
+            "g_idx": self.place(
+                part, (columns,), INT32, partial(column_order, groups=groups), is_optional=True
+            ),
+        }
+        if layer.bias is None:
+            # AutoGPTQ gives every layer a bias.
+            places["bias"] = self.place(part, (rows,), check=_check_unused, is_optional=True)
+        return places
+
+    def unpack(self, layer: Linear, tensors: Mapping[str, torch.Tensor]) -> GroupedWeight:
+        return unpack(
+            tensors["qweight"],
+            tensors["qzeros"],
+            tensors["scales"],
+            tensors.get("g_idx"),
+            self.bits,
+            zeros_less_one=self.version == "v1",
+        )
+
+
+def _check_unused(bias: torch.Tensor) -> None:
+    if bias.any():
+        raise ValueError("is a bias, but the model's configuration has none")
+
+
+def make_method(kind: str) -> GPTQ:
+    return GPTQ(kind)
 
 
 def unpack(
     qweight: torch.Tensor,
     qzeros: torch.Tensor,
     scales: torch.Tensor,
-    g_idx: torch.Tensor,
+    g_idx: torch.Tensor | None,
     bits: int,
     *,
     zeros_less_one: bool,
 ) -> GroupedWeight:
     """qweight [K * bits / 32, N] int32, qzeros [groups, N * bits / 32] int32, scales [groups, N],
-    g_idx [K] int32: the group of each column.
+    g_idx [K] int32: the group of each column, None where they are in turn.
 
     `zeros_less_one`: zero points are stored less one, and added to as whole words, as GPTQModel
-    does (gptqmodel/utils/model.py): it subtracts so, with borrows.
+    does: it subtracts so, with borrows.
     """
     numbers = word_bytes(qweight.T)
     zeros = fields(qzeros + _ONES[bits] if zeros_less_one else qzeros, bits)
     weight = GroupedWeight(numbers, scales.T.contiguous(), zeros.T.contiguous())
-    return in_groups(weight, g_idx, bits)
+    return weight if g_idx is None else reordered(weight, g_idx, bits)

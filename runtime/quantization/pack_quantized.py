@@ -1,10 +1,113 @@
-"""compressed-tensors' format `pack-quantized`: W4A16 and W8A16."""
+"""compressed-tensors' format `pack-quantized`: W4A16 and W8A16.
+
+Layout: the library's compressors/pack_quantized.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
 import torch
 
-from .weight_only import GroupedWeight, fields, in_groups, word_bytes
+from ..layers.linear import Linear, Place
+from .config import setting
+from .grouped_weight import (
+    BITS,
+    GroupedWeight,
+    check_scale,
+    column_order,
+    fields,
+    reordered,
+    word_bytes,
+)
+from .weight_only import INT32, PackedFormat, group_size
+
+FORMAT = "pack-quantized"
+
+
+def kind_of(weights: Mapping[str, Any]) -> str | None:
+    """The kind of layers whose `weights` a config group describes so; None for what is not
+    supported.
+    """
+    bits = setting(weights, "num_bits", int)
+    if weights.get("type") != "int" or bits not in BITS or weights.get("dynamic"):
+        return None
+    match weights.get("strategy"):
+        case "group":
+            columns = group_size(weights)
+        case "channel":
+            columns = -1
+        case _:
+            return None
+    zeros = "symmetric" if setting(weights, "symmetric", bool, True) else "zeros"
+    return f"pack_quantized {bits} {columns} {zeros}"
+
+
+class PackQuantized(PackedFormat):
+    """A kind is "pack_quantized BITS COLUMNS ZEROS": columns of a group or -1 for all; `symmetric`
+    where there are no zero points, else `zeros`.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        _, bits, columns, zeros = kind.split()
+        self.bits, self.columns = int(bits), int(columns)
+        self.is_symmetric = zeros == "symmetric"
+
+    def places(self, layer: Linear, part: str) -> Mapping[str, Place]:
+        rows, columns = layer.parts[part], layer.in_features
+        groups = columns // self.columns_of(layer)
+
+        def check_shape(shape: torch.Tensor) -> None:
+            if shape.tolist() != [rows, columns]:
+                raise ValueError(f"is {shape.tolist()}, but the model asks for {[rows, columns]}")
+
+        places = {
+            "weight_packed": self.place(part, (rows, _words(columns, self.bits)), INT32),
+            "weight_scale": self.place(part, (rows, groups), check=check_scale),
+            "weight_shape": self.place(
+                part, (2,), (torch.int64, torch.int32), check_shape, is_optional=True
+            ),
+            "weight_g_idx": self.place(
+                part, (columns,), INT32, partial(_check_index, groups=groups), is_optional=True
+            ),
+        }
+        if not self.is_symmetric:
+            shape = _words(rows, self.bits), groups
+            places["weight_zero_point"] = self.place(part, shape, INT32)
+        return places
+
+    def unpack(self, layer: Linear, tensors: Mapping[str, torch.Tensor]) -> GroupedWeight:
+        return unpack(
+            tensors["weight_packed"],
+            tensors["weight_scale"],
+            tensors.get("weight_zero_point"),
+            tensors.get("weight_g_idx"),
+            layer.in_features,
+            self.bits,
+        )
+
+
+def _words(numbers: int, bits: int) -> int:
+    """The last word of a row or column is filled up."""
+    return -(-numbers * bits // 32)
+
+
+def _check_index(group_of: torch.Tensor, groups: int) -> None:
+    if not _is_unset(group_of):
+        column_order(group_of, groups)
+
+
+def _is_unset(group_of: torch.Tensor) -> bool:
+    """Whether it is as the library makes it, before something is put into it."""
+    return bool((group_of == -1).all())
+
+
+def make_method(kind: str) -> PackQuantized:
+    return PackQuantized(kind)
 
 
 def unpack(
@@ -16,10 +119,10 @@ def unpack(
     bits: int,
 ) -> GroupedWeight:
     """weight_packed [N, ceil(K * bits / 32)] int32, weight_scale [N, groups], weight_zero_point
-    [ceil(N * bits / 32), groups] int32 or None where all are zero, weight_g_idx [K] int32.
+    [ceil(N * bits / 32), groups] int32 or None where all are zero, weight_g_idx [K] int32: the
+    group of each column, None where they are in turn.
 
-    Numbers and zero points are stored plus 2^(bits - 1)
-    (compressed_tensors/compressors/pack_quantized/helpers.py).
+    Numbers and zero points are stored plus 2^(bits - 1).
     """
     rows = weight_packed.shape[0]
     numbers = word_bytes(weight_packed)[:, : in_features * bits // 8].contiguous()
@@ -28,4 +131,6 @@ def unpack(
     else:
         zero = fields(weight_zero_point.T, bits)[:, :rows].T.contiguous()
     weight = GroupedWeight(numbers, weight_scale, zero)
-    return weight if weight_g_idx is None else in_groups(weight, weight_g_idx, bits)
+    if weight_g_idx is None or _is_unset(weight_g_idx):
+        return weight
+    return reordered(weight, weight_g_idx, bits)

@@ -1,117 +1,219 @@
-"""Weights of 4 or 8 bits that multiply activations of 16: the form that AWQ, GPTQ and
-pack-quantized files have in common once they are unpacked.
+"""Layers that multiply activations of 16 bits by weights of 4 or 8, and what loads them, whatever
+format a checkpoint holds them in.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
-BITS = (4, 8)
-_GGUF_COLUMNS = 32
-"""Columns that have one scale in a block of GGUF's Q4_1 and Q8_0."""
-_LARGEST_SCALE = 4096.0
-"""15 times it is still a float16."""
+from ...kernels import ops
+from ...kernels.linear import LinearKernels
+from ..layers.linear import NUMBERS, Linear, Place, StoredTensor
+from .config import setting
+from .grouped_weight import GroupedWeight, gguf_blocks, gguf_kind, widened
+
+INT32 = (torch.int32,)
 
 
-class GroupedWeight(NamedTuple):
-    """A weight [N, K] as `ops.weight_only_linear` takes it: each row's columns are in groups that
-    follow one another, and (number - zero) * scale is the value.
+class WeightOnly:
+    """The `LinearMethod` of a weight that is loaded: packed as GGUF's blocks are where the device
+    has kernels for them, else as `ops.weight_only_linear` takes it, with the parameters weight,
+    weight_scale and weight_zero.
 
-    `numbers`: [N, K * bits / 8] uint8, of 4 bits the earlier column in the low half of a byte.
-    `scale`: [N, groups] of 16 or 32 bits. `zero`: [N, groups] uint8. `order`: [K] int64, the column
-    of the input that each column belongs to, None where they are in order.
+    A kind is "weight_only BITS COLUMNS SCALE ZEROS ORDER", such as "weight_only 4 128 float16
+    zeros in-order":
+
+        COLUMNS  of a group
+        ZEROS    symmetric where all zero points are 2^(BITS - 1), else zeros
+        ORDER    reordered where the input's columns are first brought into that of the parameter
+                 `input_order`, else in-order
     """
 
-    numbers: torch.Tensor
-    scale: torch.Tensor
-    zero: torch.Tensor
-    order: torch.Tensor | None = None
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        _, bits, columns, scale, zeros, order = kind.split()
+        self.bits, self.columns = int(bits), int(columns)
+        self.scale_dtype: torch.dtype = getattr(torch, scale)
+        self.is_ordered = order == "reordered"
+        self._block = gguf_kind(self.bits, self.columns, symmetric=zeros == "symmetric")
+
+    @classmethod
+    def of(cls, weights: Sequence[GroupedWeight], bits: int) -> WeightOnly:
+        """The method of a layer with the rows of all `weights`."""
+        first = weights[0]
+        columns = first.numbers.shape[1] * 8 // bits // first.scale.shape[1]
+        is_symmetric = all(bool((weight.zero == 1 << (bits - 1)).all()) for weight in weights)
+        words = [
+            str(first.scale.dtype).removeprefix("torch."),
+            "symmetric" if is_symmetric else "zeros",
+            "in-order" if first.order is None else "reordered",
+        ]
+        return cls(f"weight_only {bits} {columns} {' '.join(words)}")
+
+    def create(self, layer: Linear) -> None:
+        layer.hold("weight", (0,), torch.uint8)
+
+    def places(self, layer: Linear, part: str) -> Mapping[str, Place]:
+        return {}
+
+    def finish(
+        self,
+        layer: Linear,
+        kernels: LinearKernels | None,
+        weights: Sequence[GroupedWeight] = (),
+    ) -> None:
+        """`weights`: the layer's rows; none on the meta device."""
+        with layer.weight.device:
+            if self.is_ordered:
+                layer.hold("input_order", (layer.in_features,), torch.int64)
+            if (
+                kernels is not None
+                and self._block is not None
+                and kernels.layout(self._block, layer.in_features) is not None
+            ):
+                blocks = [gguf_blocks(weight, self._block) for weight in weights]
+                layer.pack(kernels, self._block, blocks)
+            else:
+                rows, groups = layer.out_features, layer.in_features // self.columns
+                layer.hold("weight", (rows, layer.in_features * self.bits // 8), torch.uint8)
+                layer.hold("weight_scale", (rows, groups), self.scale_dtype)
+                layer.hold("weight_zero", (rows, groups), torch.uint8)
+        if not weights:
+            return
+        if (order := weights[0].order) is not None:
+            layer.input_order.copy_(order)
+        if layer.op is None:
+            layer.weight.copy_(torch.cat([weight.numbers for weight in weights]))
+            layer.weight_scale.copy_(torch.cat([weight.scale for weight in weights]))
+            layer.weight_zero.copy_(torch.cat([weight.zero for weight in weights]))
+
+    def widen(self, layer: Linear) -> torch.Tensor:
+        raise AssertionError("what a file holds is widened by the method of its format")
+
+    def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
+        if self.is_ordered:
+            x = x.index_select(1, layer.input_order)
+        if layer.op is not None:
+            return layer.multiply_packed(x)
+        return ops.weight_only_linear(
+            x, layer.weight, layer.weight_scale, layer.weight_zero, layer.bias, self.bits
+        )
 
 
-def nibbles(packed: torch.Tensor) -> torch.Tensor:
-    """[..., n] bytes to [..., 2 n] numbers of 4 bits, the low halves first."""
-    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
-
-
-def packed_nibbles(numbers: torch.Tensor) -> torch.Tensor:
-    """What `nibbles` undoes: [..., 2 n] uint8 below 16 to [..., n] uint8."""
-    return numbers[..., ::2] | numbers[..., 1::2] << 4
-
-
-def fields(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """[..., n] int32 to [..., n * 32 / bits] uint8: the numbers in each word, from its lowest bits
-    on.
+class PackedFormat(ABC):
+    """The `LinearMethod` that loads a layer from a format of packed words, and leaves it
+    `WeightOnly`.
     """
-    found = word_bytes(words)
-    return nibbles(found) if bits == 4 else found
+
+    kind: str
+    bits: int
+    columns: int
+    """Of a group; -1: all of a row."""
+
+    def __init__(self) -> None:
+        self._stored: defaultdict[str, dict[str, StoredTensor]] = defaultdict(dict)
+
+    def create(self, layer: Linear) -> None:
+        columns = self.columns_of(layer)
+        if layer.in_features % columns or layer.in_features % 2:
+            raise ValueError(
+                f"quantization_config: groups of {columns} columns do not divide rows of "
+                f"{layer.in_features} numbers; take another checkpoint"
+            )
+        layer.hold("weight", (0,), torch.uint8)
+
+    def columns_of(self, layer: Linear) -> int:
+        return layer.in_features if self.columns == -1 else self.columns
+
+    @abstractmethod
+    def places(self, layer: Linear, part: str) -> Mapping[str, Place]: ...
+
+    @abstractmethod
+    def unpack(self, layer: Linear, tensors: Mapping[str, torch.Tensor]) -> GroupedWeight:
+        """A part of the layer out of its tensors, by the last part of their names."""
+
+    def place(
+        self,
+        part: str,
+        shape: tuple[int, ...],
+        dtypes: Collection[torch.dtype] = NUMBERS,
+        check: Callable[[torch.Tensor], object] | None = None,
+        *,
+        is_optional: bool = False,
+    ) -> Place:
+        """Keeps a tensor for `unpack`. `check` raises `ValueError` for numbers that are wrong."""
+        return Place([shape], partial(self._keep, part, check), dtypes, is_optional)
+
+    def _keep(
+        self, part: str, check: Callable[[torch.Tensor], object] | None, stored: StoredTensor
+    ) -> None:
+        if check is not None:
+            try:
+                check(stored.read())
+            except ValueError as error:
+                raise stored.fault(str(error)) from None
+        self._stored[part][stored.name.rpartition(".")[2]] = stored
+
+    def finish(self, layer: Linear, kernels: LinearKernels | None) -> None:
+        weights = self._read(layer)
+        layer.method = method = WeightOnly.of(weights, self.bits)
+        method.finish(layer, kernels, weights)
+
+    def widen(self, layer: Linear) -> torch.Tensor:
+        dtype = torch.get_default_dtype()
+        return torch.cat([widened(weight, self.bits, dtype) for weight in self._read(layer)])
+
+    def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("the layer is not finished")
+
+    def _read(self, layer: Linear) -> list[GroupedWeight]:
+        """All parts, which are read only now, so that one layer at a time is in memory twice."""
+        weights = []
+        for part in layer.parts:
+            stored = self._stored.pop(part)
+            read = {name: tensor.read() for name, tensor in stored.items()}
+            weights.append(self.unpack(layer, read))
+            if not _are_equal(weights[0].order, weights[-1].order):
+                raise ValueError(
+                    f"{next(iter(stored.values())).file}: the columns of {part} are in another "
+                    f"order than those of {next(iter(layer.parts))}, which is multiplied together "
+                    "with it; take a checkpoint without act order"
+                )
+        return weights
 
 
-def word_bytes(words: torch.Tensor) -> torch.Tensor:
-    """[..., n] int32 to [..., 4 n] uint8, the lowest byte of each word first."""
-    # `contiguous` leaves dimensions of one element their stride, which `view` does not take.
-    return words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+def _are_equal(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    return a is b if a is None or b is None else torch.equal(a, b)
 
 
-def in_groups(weight: GroupedWeight, group_of: torch.Tensor, bits: int) -> GroupedWeight:
-    """The weight whose column k is of group `group_of[k]`, [K] int32, its columns sorted so that
-    groups follow one another.
+def group_size(config: Mapping[str, Any]) -> int:
+    """Columns of a group, as `quantization_config` or a part of it says; -1: all of a row."""
+    size = setting(config, "group_size", int)
+    if size != -1 and size < 1:
+        raise ValueError(
+            f"quantization_config: group_size must be -1 or more than 0, got {size}; fetch the "
+            "model again"
+        )
+    return size
 
-    Raises `ValueError` where a number is no group's, or groups are not of one size.
+
+def words_of(numbers: int, bits: int) -> int:
+    """How many words of 32 bits hold so many numbers. Raises `ValueError` where a word would not be
+    full.
     """
-    groups = weight.scale.shape[1]
-    if len(group_of) == 0 or int(group_of.min()) < 0 or int(group_of.max()) >= groups:
-        raise ValueError(f"names groups other than the {groups} that have a scale")
-    size = len(group_of) // groups
-    if (group_of.bincount(minlength=groups) != size).any():
-        raise ValueError(f"does not give each of {groups} groups {size} columns")
-    order = group_of.argsort(stable=True)
-    if torch.equal(order, torch.arange(len(order))):
-        return weight
-    if bits == 8:
-        return weight._replace(numbers=weight.numbers[:, order], order=order)
-    sorted_numbers = nibbles(weight.numbers)[:, order]
-    return weight._replace(numbers=packed_nibbles(sorted_numbers), order=order)
+    if numbers * bits % 32:
+        raise ValueError(
+            f"rows or columns of {numbers} numbers of {bits} bits do not fill words of 32 bits; "
+            "take another checkpoint"
+        )
+    return numbers * bits // 32
 
 
-def check_scale(scale: torch.Tensor) -> None:
-    """Raises `ValueError` for what no quantiser writes; holes of a broken download are zeros."""
-    if not bool(scale.isfinite().all()):
-        raise ValueError("holds NaN or infinity")
-    if not bool(scale.all()):
-        raise ValueError("holds 0")
-    if float(scale.abs().max()) > _LARGEST_SCALE:
-        raise ValueError(f"holds a number above {_LARGEST_SCALE:g}")
-
-
-def gguf_kind(bits: int, columns: int, *, symmetric: bool) -> str | None:
-    """The format of GGUF whose blocks can hold such a weight, whose groups are of `columns`
-    columns; None where none can. `symmetric`: all zero points are 2^(bits - 1).
-    """
-    if columns % _GGUF_COLUMNS:
-        return None
-    if bits == 4:
-        return "Q4_1"
-    return "Q8_0" if symmetric else None
-
-
-def gguf_blocks(weight: GroupedWeight, kind: str) -> torch.Tensor:
-    """The rows as blocks of `kind`, [N, bytes] uint8; ggml-org/ggml, src/ggml-common.h: a block's
-    scale in float16, in Q4_1 its least value (-zero * scale), 32 numbers. Of 4 bits the first 16
-    are the low halves of bytes.
-
-    Scales lose what float16 does not hold. So does the least value, at most 2^-12 of 15 scales
-    where they are no powers of two: less than large weights lose when widened to bfloat16.
-    """
-    rows = weight.numbers.shape[0]
-    if kind == "Q8_0":
-        numbers = (weight.numbers ^ 128).view(rows, -1, _GGUF_COLUMNS)
-    else:
-        halves = nibbles(weight.numbers).view(rows, -1, 2, _GGUF_COLUMNS // 2)
-        numbers = halves[:, :, 0] | halves[:, :, 1] << 4
-    scale = weight.scale.float()
-    headers = [scale, -weight.zero.float() * scale] if kind == "Q4_1" else [scale]
-    repeats = numbers.shape[1] // scale.shape[1]
-    header = torch.stack(headers, dim=-1).half().repeat_interleave(repeats, dim=1)
-    return torch.cat((header.view(torch.uint8), numbers), dim=-1).flatten(1)
+def make_method(kind: str) -> WeightOnly:
+    return WeightOnly(kind)

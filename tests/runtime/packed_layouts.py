@@ -6,6 +6,8 @@ A weight is numbers [N, K] of `bits` bits, with scale and zero point [N, groups]
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 Tensors = dict[str, torch.Tensor]
@@ -54,3 +56,36 @@ def write_gptq(
         "scales": scale.T.contiguous().half(),
         "g_idx": (columns if g_idx is None else g_idx).int(),
     }
+
+
+class Quantized(NamedTuple):
+    """A weight that quantisers would have found, and its writer's settings."""
+
+    numbers: torch.Tensor
+    scale: torch.Tensor
+    zero: torch.Tensor
+    group_of: torch.Tensor
+
+    @property
+    def values(self) -> torch.Tensor:
+        """[N, K] float32."""
+        difference = self.numbers - self.zero[:, self.group_of]
+        return difference.float() * self.scale.float()[:, self.group_of]
+
+
+def quantized(
+    weight: torch.Tensor, bits: int, group_of: torch.Tensor, *, symmetric: bool
+) -> Quantized:
+    """Rounded to the nearest number, column k by the scale of group `group_of[k]`."""
+    groups = int(group_of.max()) + 1
+    each = torch.stack([weight[:, group_of == group] for group in range(groups)], dim=1)
+    most, half = 2**bits - 1, 2 ** (bits - 1)
+    if symmetric:
+        scale = (each.abs().amax(-1) / (half - 1)).half()
+        zero = torch.full(scale.shape, half)
+    else:
+        low, high = each.amin(-1).clamp(max=0.0), each.amax(-1).clamp(min=0.0)
+        scale = ((high - low) / most).half()
+        zero = (-low / scale.float()).round().clamp(0, most).long()
+    numbers = (weight / scale.float()[:, group_of]).round() + zero[:, group_of]
+    return Quantized(numbers.clamp(0, most).long(), scale, zero, group_of)

@@ -13,7 +13,7 @@ from packed_layouts import write_awq, write_gptq
 
 from piecework.kernels import ops
 from piecework.runtime.quantization import awq, gptq, pack_quantized
-from piecework.runtime.quantization.weight_only import (
+from piecework.runtime.quantization.grouped_weight import (
     GroupedWeight,
     check_scale,
     gguf_blocks,
