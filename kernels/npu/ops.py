@@ -3,7 +3,7 @@ where it takes the call, else plain torch.
 
 Signatures and meaning as in `kernels.reference`. Kernels round once, where the reference rounds to
 16 bits in between. What they take is said in the op documentation of torch_npu 2.13
-(`_op_plugin_docs.py`) and in that of the aclnn functions beneath them.
+(`_op_plugin_docs.py`) and in that of the aclnn functions beneath them (CANN's ops-nn).
 """
 
 from __future__ import annotations
@@ -12,51 +12,72 @@ import torch
 
 from .. import reference
 from ..ops import TRACED
+from .quantized_ops import quantize_dynamic, quantize_static, scaled_linear
+from .refusals import or_else
 from .sampling import UNIFORM_DTYPE, sample_filtered
 
 __all__ = [
     "UNIFORM_DTYPE",
     "add_rms_norm",
+    "add_rms_norm_quantize_dynamic",
+    "add_rms_norm_quantize_static",
     "norm_rotary_embedding",
+    "quantize_dynamic",
+    "quantize_static",
     "rms_norm",
     "rotary_embedding",
     "sample_filtered",
+    "scaled_linear",
     "silu_and_mul",
+    "silu_and_mul_quantize_dynamic",
+    "silu_and_mul_quantize_static",
 ]
 
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+_HALVES = (torch.bfloat16, torch.float16)
 _WIDEST_HEAD, _MOST_HEADS = 894, 999
 """Of `npu_rotary_mul`."""
+_LONGEST_GATED = 8192
+"""Numbers of a row of `npu_swiglu_quant`."""
+_DYNAMIC = 1
+
+_constants: dict[tuple[float, int, torch.device], torch.Tensor] = {}
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+@or_else(reference.rms_norm)
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor | None:
     if not _takes(x, weight):
-        return reference.rms_norm(x, weight, eps)
+        return None
     result: torch.Tensor = torch.ops.npu.npu_rms_norm(x, weight, epsilon=eps)[0]
     return result
 
 
+@or_else(reference.add_rms_norm)
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor] | None:
     if not _takes(x, residual, weight):
-        return reference.add_rms_norm(x, residual, weight, eps)
+        return None
     result, _, total = torch.ops.npu.npu_add_rms_norm(x, residual, weight, epsilon=eps)
     return result, total
 
 
-def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+@or_else(reference.silu_and_mul)
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor | None:
     if not _takes(x):
-        return reference.silu_and_mul(x)
+        return None
     result: torch.Tensor = torch.ops.npu.npu_swiglu(x.contiguous(), dim=-1)
     return result
 
 
-def rotary_embedding(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+@or_else(reference.rotary_embedding)
+def rotary_embedding(
+    x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor
+) -> torch.Tensor | None:
     _, heads, size = x.shape
     if not _takes(x, cos, signed_sin) or size > _WIDEST_HEAD or heads > _MOST_HEADS:
-        return reference.rotary_embedding(x, cos, signed_sin)
+        return None
     # The kernel negates the second half of x itself, and wants both halves of the sine alike.
     sin = signed_sin[..., size // 2 :].repeat(1, 1, 2)
     # Four dimensions: one sequence, its tokens, their heads.
@@ -77,9 +98,132 @@ def norm_rotary_embedding(
     return rotary_embedding(heads, cos, signed_sin)
 
 
+def _add_norm_then_static(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    scale: torch.Tensor,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    normalised, total = add_rms_norm(x, residual, weight, eps)
+    return quantize_static(normalised, scale, dtype), total
+
+
+@or_else(_add_norm_then_static)
+def add_rms_norm_quantize_static(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    scale: torch.Tensor,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """float16: beside bfloat16 the kernel wants the scale in bfloat16, too, which loses 2^-9 of
+    it.
+    """
+    if x.dtype != torch.float16 or dtype != torch.int8 or not _takes(x, residual, weight):
+        return None
+    scales = scale.expand(x.shape[-1]).contiguous()
+    numbers, _, total = torch.ops.npu.npu_add_rms_norm_quant(
+        x, residual, weight, scales, None, epsilon=eps
+    )
+    return numbers, total
+
+
+def _add_norm_then_dynamic(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    group: int,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    normalised, total = add_rms_norm(x, residual, weight, eps)
+    return *quantize_dynamic(normalised, group, dtype), total
+
+
+@or_else(_add_norm_then_dynamic)
+def add_rms_norm_quantize_dynamic(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    group: int,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    if (
+        x.dtype not in _HALVES
+        or dtype != torch.int8
+        or group != x.shape[-1]
+        or not _takes(x, residual, weight)
+    ):
+        return None
+    numbers, _, total, scale, _ = torch.ops.npu.npu_add_rms_norm_dynamic_quant(
+        x, residual, weight, epsilon=eps, output_mask=[True, False]
+    )
+    return numbers, scale[..., None], total
+
+
+def _silu_then_static(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return quantize_static(silu_and_mul(x), scale, dtype)
+
+
+@or_else(_silu_then_static)
+def silu_and_mul_quantize_static(
+    x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor | None:
+    if not _takes_gated(x, dtype) or (offset := _constant(0.0, 1, x.device)) is None:
+        return None
+    numbers: torch.Tensor = torch.ops.npu.npu_swiglu_quant(
+        x, smooth_scales=scale.reciprocal(), offsets=offset[0], activate_left=True
+    )[0]
+    return numbers
+
+
+def _silu_then_dynamic(
+    x: torch.Tensor, group: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return quantize_dynamic(silu_and_mul(x), group, dtype)
+
+
+@or_else(_silu_then_dynamic)
+def silu_and_mul_quantize_dynamic(
+    x: torch.Tensor, group: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The kernel multiplies by factors of the columns first, and reads them whether they are given
+    or not; and its scale is what it multiplies by, not what the product is to be multiplied by
+    (ops-nn: quant/swi_glu_quant/op_kernel/swi_glu_quant.h).
+    """
+    size = x.shape[-1] // 2
+    if not _takes_gated(x, dtype) or group != size:
+        return None
+    if (factors := _constant(1.0, size, x.device)) is None:
+        return None
+    numbers, inverse = torch.ops.npu.npu_swiglu_quant(
+        x, smooth_scales=factors, activate_left=True, quant_mode=_DYNAMIC
+    )
+    return numbers, inverse.reciprocal()[..., None]
+
+
 def _takes(x: torch.Tensor, *others: torch.Tensor) -> bool:
     """Whether kernels take such numbers: of one kind, and not none."""
     return x.dtype in _FLOATS and x.numel() > 0 and all(each.dtype == x.dtype for each in others)
+
+
+def _takes_gated(x: torch.Tensor, dtype: torch.dtype) -> bool:
+    return dtype == torch.int8 and x.shape[-1] <= _LONGEST_GATED and x.is_contiguous() and _takes(x)
+
+
+def _constant(value: float, size: int, device: torch.device) -> torch.Tensor | None:
+    """[1, size] float32 of one value, made once; None while a graph is recorded, whose pool must
+    not hold it, unless it is there already.
+    """
+    found = _constants.get((value, size, device))
+    if found is None and not torch.npu.is_current_stream_capturing():  # type: ignore[attr-defined]
+        found = torch.full((1, size), value, dtype=torch.float32, device=device)
+        _constants[value, size, device] = found
+    return found
 
 
 for _name in TRACED.keys() & globals():

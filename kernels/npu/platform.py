@@ -19,6 +19,7 @@ from ..platform import CompileOptions, MemoryInfo, MemoryUse, Platform
 from . import ops as npu_ops
 from .attention import AscendAttention
 from .graph import UpdatedGraph
+from .refusals import refused as refused_ops
 
 _LEVEL_WITHOUT_GRAPHS = 2
 """Of torch_npu's queue of launches: its `capture_begin` raises there."""
@@ -61,6 +62,10 @@ class NpuPlatform(Platform):
             if refused
             else None,
             "task queue": self.graph_obstacle(),
+            "kernels": f"plain torch for {', '.join(refused_ops)}, which torch_npu refuses: "
+            f"{next(iter(refused_ops.values()))}"
+            if refused_ops
+            else None,
         }
         return {name: text for name, text in lines.items() if text}
 

@@ -1,5 +1,5 @@
 """What an NPU refuses has another way, and the start says which: heads that the fused kernel does
-not take, graphs at a level without.
+not take, graphs at a level without, kernels that this machine lacks.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import pytest
 import torch
 from tiny_models import make_tiny_model
 
+from piecework.kernels import reference
 from piecework.kernels.attention import KVLayout
 from piecework.kernels.npu.attention import AscendAttention
 from piecework.kernels.npu.platform import NpuPlatform
+from piecework.kernels.npu.refusals import or_else, refused
 from piecework.runtime.llm import LLM, Completion
 from piecework.runtime.sampling.params import SamplingParams
 
@@ -117,3 +119,49 @@ def test_other_levels_allow_graphs(
     monkeypatch.delenv("ASCEND_LAUNCH_BLOCKING", raising=False)
     monkeypatch.setenv("TASK_QUEUE_ENABLE", "2")
     assert NpuPlatform().graph_obstacle() is not None
+
+
+def test_a_kernel_that_the_machine_lacks_is_left_out_and_one_line_says_so(
+    tmp_path: Path, simnpu: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lacking(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        raise RuntimeError("aclnnSwiGlu not in libopapi.so, please upgrade CANN\n[ERROR] 2025")
+
+    monkeypatch.setattr(torch.ops.npu, "npu_swiglu", lacking)
+    path = make_tiny_model(tmp_path / "model", num_hidden_layers=2)
+    llm = engine(path, "npu", cuda_graph_bs="4")
+    assert llm.info.graphs.failed_sizes == {}
+    assert_same(llm.generate(PROMPTS, PARAMS), engine(path, "cpu").generate(PROMPTS, PARAMS))
+    assert NpuPlatform().remarks()["kernels"] == (
+        "plain torch for silu_and_mul, which torch_npu refuses: aclnnSwiGlu not in libopapi.so, "
+        "please upgrade CANN"
+    )
+    assert sum("silu_and_mul" in record.message for record in caplog.records) == 1
+    refused.clear()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("NPU has none"), RuntimeError("NPU out of memory. Tried to allocate")],
+)
+def test_a_kernel_without_memory_is_not_left_out(simnpu: Any, error: RuntimeError) -> None:
+    def scarce(x: torch.Tensor) -> torch.Tensor | None:
+        raise error
+
+    with pytest.raises(RuntimeError, match=str(error)):
+        or_else(reference.silu_and_mul)(scarce)(torch.zeros(1, 2))
+    assert not refused
+
+
+def test_a_capture_is_not_gone_on_with_behind_a_refusal(
+    simnpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is recorded by then is lost."""
+    monkeypatch.setattr(torch.npu, "is_current_stream_capturing", lambda: True)
+
+    def refuse(x: torch.Tensor) -> torch.Tensor | None:
+        raise RuntimeError("refused")
+
+    with pytest.raises(RuntimeError, match="refused"):
+        or_else(reference.silu_and_mul)(refuse)(torch.zeros(1, 2))
+    assert not refused
