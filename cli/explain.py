@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.config import EngineConfig
@@ -24,6 +25,8 @@ EXIT_FAILED = 1
 _SHOTS = 5
 """Worked examples before each question, as in `piecework bench gsm8k`."""
 _MIB = 2**20
+_CHARACTERS = 72
+"""Of a line of ops in the picture."""
 _LONGEST = 12
 """Sizes of a list that are shown; what lies in the middle of a longer one is left out."""
 
@@ -113,6 +116,8 @@ def lines(told: Explanation) -> Iterator[str]:
     )
     passes = ", ".join(f"{name} matched {count} times" for name, count in told.passes.items())
     yield f"passes: {passes or 'none'}"
+    for name, reason in told.passes_off.items():
+        yield f"  {name} is off: {reason}"
     yield ""
     yield from _pieces(told)
     yield ""
@@ -156,6 +161,8 @@ def _pieces(told: Explanation) -> Iterator[str]:
         ["piece", "calls", "inputs", "weights", "compiled in", "code", "now", "ops"], rows
     )
     for row in told.pieces:
+        if row.before != row.ops:
+            yield f"  piece {row.number} was, before the passes: {row.before}"
         if row.failed is not None:
             yield f"  piece {row.number} could not be compiled: {row.failed}"
     how = (
@@ -213,40 +220,54 @@ def _padding(told: Explanation) -> Iterator[str]:
 
 
 def picture(told: Explanation) -> str:
-    """The cut forward as SVG: a box a piece, with its ops, and the split op below it."""
-    width, box, gap, op_height = 560, 64, 18, 26
-    parts, y = [], gap
+    """The cut forward as SVG: a box a piece, as it was traced and as the passes left it side by
+    side, each with its ops, and the split op below.
+    """
+    column, gap, line = 430, 18, 16
+    middle, y, parts = gap + column + gap // 2, 2 * gap, list[str]()
+    for place, heading in enumerate(("as traced", "after the passes")):
+        parts.append(_text(gap + place * (column + gap), gap, heading))
     for piece, op, times in told.stretches:
         top = y
         if piece is not None:
-            hue = 47 * piece % 360
-            ops = told.pieces[piece].ops
-            ops = ops if len(ops) <= 78 else ops[:77] + "…"
-            parts.append(
-                f'<rect x="20" y="{y}" width="{width - 110}" height="{box}" rx="4" '
-                f'fill="hsl({hue},60%,88%)" stroke="#555"/>'
-            )
-            parts.append(f'<text x="32" y="{y + 26}" font-weight="bold">piece {piece}</text>')
-            parts.append(f'<text x="32" y="{y + 48}" font-size="11">{escape(ops)}</text>')
+            row = told.pieces[piece]
+            sides = [wrap(text, _CHARACTERS) for text in (row.before, row.ops)]
+            box = 2 * gap + line * max(map(len, sides))
+            for place, (side, lightness) in enumerate(zip(sides, (95, 88), strict=True)):
+                x = gap + place * (column + gap)
+                parts.append(
+                    f'<rect x="{x}" y="{y}" width="{column}" height="{box}" rx="4" '
+                    f'fill="hsl({47 * piece % 360},60%,{lightness}%)" stroke="#555"/>'
+                )
+                for number, text in enumerate(side):
+                    parts.append(_text(x + 12, y + 2 * gap + line * number, text, size=11))
+            parts.append(_text(middle + gap, y + gap, f"piece {piece}", weight="bold"))
             y += box
         if op is not None:
             parts.append(
-                f'<rect x="120" y="{y + 6}" width="{width - 310}" height="{op_height}" rx="13" '
+                f'<rect x="{middle - 110}" y="{y + 6}" width="220" height="26" rx="13" '
                 'fill="#fff" stroke="#555"/>'
             )
-            parts.append(
-                f'<text x="{(width - 70) // 2}" y="{y + 24}" '
-                f'text-anchor="middle">{escape(op)}</text>'
-            )
-            y += op_height + 6
+            parts.append(_text(middle, y + 24, op, anchor="middle"))
+            y += 32
         if times > 1:
+            right = 2 * column + 2 * gap + 6
             parts.append(
-                f'<path d="M{width - 80} {top} h12 v{y - top} h-12" fill="none" stroke="#555"/>'
+                f'<path d="M{right} {top} h12 v{y - top} h-12" fill="none" stroke="#555"/>'
             )
-            parts.append(f'<text x="{width - 60}" y="{(top + y) // 2 + 5}">× {times}</text>')
+            parts.append(_text(right + gap, (top + y) // 2 + 5, f"× {times}"))
         y += gap
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * column + 5 * gap}" height="{y}" '
         'font-family="sans-serif" font-size="14">'
     )
     return "\n".join([head, *parts, "</svg>"])
+
+
+def _text(
+    x: int, y: int, text: str, *, size: int = 14, anchor: str = "start", weight: str = "normal"
+) -> str:
+    return (
+        f'<text x="{x}" y="{y}" font-size="{size}" text-anchor="{anchor}" '
+        f'font-weight="{weight}">{escape(text)}</text>'
+    )

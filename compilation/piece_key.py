@@ -5,7 +5,7 @@ numbers.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -33,9 +33,9 @@ def piece_key(graph: fx.Graph, inputs: Sequence[TensorSpec]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def op_names(graph: fx.Graph) -> list[str]:
+def op_names(nodes: Iterable[fx.Node]) -> list[str]:
     """The ops of a piece in order, by short names, for people."""
-    names = [_name(node.target) for node in graph.nodes if node.op.startswith("call")]
+    names = [_name(node.target) for node in nodes if node.op.startswith("call")]
     short = [
         name.removeprefix("torch.ops.")
         if name.startswith("torch.ops.")

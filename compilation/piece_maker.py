@@ -23,7 +23,7 @@ from .passes.cpu.pack_linear import unpacked
 from .piece_store import PiecesReport, PieceStore, PreparedForward, named_tensors
 from .piecewise import PiecewiseForward
 from .plan import DistinctPiece, Plan, make_plan
-from .split import split
+from .split import piece_ops, split
 from .torch_private import trace
 
 logger = logging.getLogger(__name__)
@@ -66,11 +66,12 @@ class PieceMaker(PieceStore):
         began, report, inputs = time.perf_counter(), PiecesReport(), list(inputs)
         traced = trace(module.forward, inputs, self.max_tokens)
         weights = PassContext(frozenset(traced.weights(inputs)))
+        before = piece_ops(traced.graph)
         matches = self.pass_manager().run(traced.graph, weights)
         traced.shapes.check_guards()
         cut = split(traced, inputs)
         names = {id(tensor): name for name, tensor in named_tensors(module).items()}
-        plan, graphs = make_plan(cut, inputs, names, matches)
+        plan, graphs = make_plan(cut, inputs, names, matches, before)
         report.trace_seconds = time.perf_counter() - began
         pieces = [self._make(number, plan, graph, report) for number, graph in enumerate(graphs)]
         if model_key is not None and plan.is_portable:

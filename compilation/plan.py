@@ -7,7 +7,7 @@ from __future__ import annotations
 import base64
 import pickle
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -32,13 +32,15 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistinctPiece:
-    """A piece that is called once or often. `ops`: what it does, for people; `traced`: its graph,
-    on weights as the model has them, in base64, to check others against.
+    """A piece that is called once or often. `ops`: what it does, for people, and `before`: what it
+    did before the passes; `traced`: its graph, on weights as the model has them, in base64, to
+    check others against.
     """
 
     key: str
     inputs: tuple[TensorSpec, ...]
     ops: tuple[str, ...]
+    before: tuple[str, ...] = ()
     traced: str = ""
 
 
@@ -99,6 +101,7 @@ class Plan:
                     key=piece["key"],
                     inputs=tuple(TensorSpec.from_json(spec) for spec in piece["inputs"]),
                     ops=tuple(piece["ops"]),
+                    before=tuple(piece["before"]),
                     traced=piece["traced"],
                 )
                 for piece in data["pieces"]
@@ -121,9 +124,11 @@ def make_plan(
     inputs: list[torch.Tensor],
     names: Mapping[int, str],
     passes: Mapping[str, int],
+    before: Sequence[Sequence[str]] = (),
 ) -> tuple[Plan, list[fx.Graph]]:
     """The plan of a cut forward, and the graph of each distinct piece. `names`: of the model's
-    tensors, by `id`; `passes`: how often each matched.
+    tensors, by `id`; `passes`: how often each matched; `before`: the ops of each
+    call of a piece before them.
 
     A tensor that is neither input nor named is called `~number`; a plan with such a one is good for
     this process only.
@@ -132,10 +137,12 @@ def make_plan(
     pieces: list[DistinctPiece] = []
     graphs: list[fx.Graph] = []
     steps = []
+    was = iter(before)
     for call in cut.calls:
         if not isinstance(call, PieceCall):
             steps.append(Step(None, call.name, call.inputs, call.outputs))
             continue
+        did = tuple(next(was, ()))
         specs = tuple(cut.specs[number] for number in call.inputs)
         key = piece_key(call.graph, specs)
         if key not in numbers:
@@ -143,7 +150,11 @@ def make_plan(
             plain, _ = unpacked(call.graph)
             pieces.append(
                 DistinctPiece(
-                    key=key, inputs=specs, ops=tuple(op_names(plain)), traced=_written(plain)
+                    key=key,
+                    inputs=specs,
+                    ops=tuple(op_names(plain.nodes)),
+                    before=did,
+                    traced=_written(plain),
                 )
             )
             graphs.append(call.graph)

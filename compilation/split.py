@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from .errors import TraceError
+from .piece_key import op_names
 from .shapes import Extent, TensorSpec, TokenShapes
 from .split_ops import split_op_name
 from .torch_private import Trace
@@ -185,6 +186,11 @@ def _token_axis(nodes: list[fx.Node], shapes: TokenShapes) -> tuple[fx.Node, int
             if shapes.extent(size) == Extent(1, 0):
                 return node, axis
     raise AssertionError("a forward's inputs have one row a token")
+
+
+def piece_ops(graph: fx.Graph) -> list[list[str]]:
+    """What each piece does that the graph would be cut into, for people."""
+    return [op_names(segment) for segment in _segments(graph) if isinstance(segment, list)]
 
 
 def _segments(graph: fx.Graph) -> list[fx.Node | list[fx.Node]]:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from torch import fx
 
 from ...kernels import ops
 from ...kernels.platform import Platform
-from .common import norm_quant, silu_quant
+from .common import norm_quant, norm_rotary, silu_quant
 from .common.lower import Lower
 from .common.noop import Noop
 from .config import PassConfig
@@ -57,6 +58,7 @@ class Target(NamedTuple):
 _FUSIONS: Mapping[str, tuple[Pattern, ...]] = {
     "norm_quant": norm_quant.PATTERNS,
     "silu_quant": silu_quant.PATTERNS,
+    "norm_rotary": norm_rotary.PATTERNS,
 }
 _FUSED = {pattern.op for patterns in _FUSIONS.values() for pattern in patterns}
 
@@ -88,8 +90,7 @@ def _lower(target: Target) -> Pass:
 
 _MAKERS: Mapping[str, Callable[[Target], Pass | str]] = {
     "noop": lambda target: Noop(),
-    "norm_quant": lambda target: _fusion("norm_quant", target),
-    "silu_quant": lambda target: _fusion("silu_quant", target),
+    **{name: partial(_fusion, name) for name in _FUSIONS},
     "pack_linear": _pack_linear,
     "lower": _lower,
 }

@@ -31,15 +31,15 @@ _COMPARED = (4, 8, 16, 32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceRow:
-    """One distinct piece. `ops`: each op with how often it is applied. `seconds`: to compile it,
-    now or once.
-
-    `failed`: why it cannot be compiled, and runs as traced.
+    """One distinct piece. `ops`: each op with how often it is applied; `before`: the same before
+    the passes. `seconds`: to compile it, now or once. `failed`: why it cannot be
+    compiled, and runs as traced.
     """
 
     number: int
     calls: int
     ops: str
+    before: str
     num_inputs: int
     num_weights: int
     seconds: float
@@ -91,7 +91,8 @@ class Lengths:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """All that `piecework explain` tells. Seconds and bytes; `split_ops`: how often the forward is
-    cut at each; `passes`: how often each pass matched the traced forward.
+    cut at each; `passes`: how often each pass matched the traced forward; `passes_off`: why the
+    others did not run.
     """
 
     model_path: str
@@ -105,6 +106,7 @@ class Explanation:
     stretches: list[Stretch]
     split_ops: dict[str, int]
     passes: dict[str, int]
+    passes_off: dict[str, str]
     weight_bytes: int
     captures: list[Capture]
     num_graphs: int
@@ -160,6 +162,7 @@ def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation
         stretches=_stretches(forward.plan),
         split_ops=dict(Counter(step.op for step in forward.plan.steps if step.op is not None)),
         passes=forward.plan.passes,
+        passes_off=maker.pass_manager().off,
         weight_bytes=info.weight_bytes,
         captures=captures,
         num_graphs=info.graphs.num_graphs,
@@ -173,7 +176,6 @@ def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation
 def _piece_row(plan: Plan, report: PiecesReport, number: int) -> PieceRow:
     piece = plan.pieces[number]
     weights = sum(spec.weight for spec in piece.inputs)
-    ops = Counter(piece.ops).items()
     if number in report.failed:
         state = "as traced"
     else:
@@ -181,7 +183,8 @@ def _piece_row(plan: Plan, report: PiecesReport, number: int) -> PieceRow:
     return PieceRow(
         number=number,
         calls=plan.calls()[number],
-        ops=", ".join(name if count == 1 else f"{name} x {count}" for name, count in ops),
+        ops=_counted(piece.ops),
+        before=_counted(piece.before),
         num_inputs=len(piece.inputs) - weights,
         num_weights=weights,
         seconds=report.compile_seconds.get(number, report.loaded.get(number, 0.0)),
@@ -189,6 +192,11 @@ def _piece_row(plan: Plan, report: PiecesReport, number: int) -> PieceRow:
         state=state,
         failed=report.failed.get(number),
     )
+
+
+def _counted(ops: Sequence[str]) -> str:
+    counts = Counter(ops).items()
+    return ", ".join(name if count == 1 else f"{name} x {count}" for name, count in counts)
 
 
 def _stretches(plan: Plan) -> list[Stretch]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from quantized_models import ARCHITECTURES, CONTEXT, LAYERS, SCHEMES, ours, run, traced_model
 
-from piecework.compilation.passes.common import norm_quant, silu_quant
+from piecework.compilation.passes.common import norm_quant, norm_rotary, silu_quant
 from piecework.compilation.passes.config import PassConfig
 from piecework.compilation.passes.manager import PassManager
 from piecework.compilation.passes.pattern import Fusion
@@ -19,6 +19,7 @@ from piecework.kernels import ops, reference
 from piecework.kernels.cpu.platform import CpuPlatform
 
 NORM_QUANT = Fusion("norm_quant", norm_quant.PATTERNS)
+NORM_ROTARY = Fusion("norm_rotary", norm_rotary.PATTERNS)
 SILU_QUANT = Fusion("silu_quant", silu_quant.PATTERNS)
 
 
@@ -64,6 +65,25 @@ def test_each_norm_and_each_silu_takes_its_quantisation_in(
     for tokens, expected in before.items():
         assert expected.isfinite().all() and torch.equal(run(found, tokens), expected)
     assert NORM_QUANT(found.graph, CONTEXT) == SILU_QUANT(found.graph, CONTEXT) == 0
+
+
+@pytest.mark.parametrize("scheme", [None, "per token int8"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_heads_that_are_normalised_are_turned_in_the_same_op(
+    tmp_path: Path, architecture: str, scheme: str | None
+) -> None:
+    found = traced_model(tmp_path, architecture, scheme)
+    before = {tokens: run(found, tokens) for tokens in (1, 3, 20)}
+    matches = LAYERS if architecture == "qwen3" else 0
+    rotations = ours(found.graph)["rotary_embedding"]
+    assert NORM_ROTARY(found.graph, CONTEXT) == matches
+    found.graph.lint()
+    found.shapes.check_guards()
+    assert ours(found.graph)["norm_rotary_embedding"] == matches
+    assert ours(found.graph)["rotary_embedding"] == rotations - matches
+    for tokens, expected in before.items():
+        assert torch.equal(run(found, tokens), expected)
+    assert NORM_ROTARY(found.graph, CONTEXT) == 0
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -121,7 +141,7 @@ def test_why_a_pass_is_off_is_told() -> None:
 
 
 def test_every_fused_op_keeps_the_arguments_of_its_pattern() -> None:
-    for pattern in (*norm_quant.PATTERNS, *silu_quant.PATTERNS):
+    for pattern in (*norm_quant.PATTERNS, *silu_quant.PATTERNS, *norm_rotary.PATTERNS):
         wanted = [argument.name for argument in pattern.replacement._schema.arguments]
         code = pattern.match.__code__
         assert list(code.co_varnames[: code.co_argcount]) == wanted

@@ -62,6 +62,10 @@ def check_pieces(told: Explanation) -> None:
     assert matches >= 4 * LAYERS + 1
     (line,) = (line for line in lines(told) if line.startswith("passes: "))
     assert f"lower matched {matches} times" in line
+    assert f"{told.pieces[1].before}" in "\n".join(lines(told))
+    assert "piecework.silu_and_mul.default" in told.pieces[1].before
+    assert "silu" in told.pieces[1].ops and "piecework.silu_and_mul" not in told.pieces[1].ops
+    assert "norm_quant is off: cpu has no kernel" in "\n".join(lines(told))
 
 
 def test_pieces_captures_and_memory(folder: Path) -> None:
@@ -96,6 +100,7 @@ def test_pieces_captures_and_memory(folder: Path) -> None:
         "piece 2",
     ]
     assert f"× {LAYERS - 1}" in texts
+    assert any("piecework.silu_and_mul" in text for text in texts)
     again = explain(config(folder))
     assert {row.state for row in again.pieces} == {"from the cache"}
     assert all(row.seconds > 0 for row in again.pieces)
