@@ -18,7 +18,7 @@ from . import packed_linear
 from .cgroups import memory_limit
 from .cores import Threads, choose_threads
 from .graph import CpuGraph, CpuGraphPool
-from .native import sampling
+from .native import ops as native_ops
 from .native.attention import NativeAttention, native_or_torch
 from .native.build import instruction_sets, load_kernels, runnable_variants
 from .native.linear import NativeLinear, native_linear
@@ -103,7 +103,7 @@ class CpuPlatform(Platform):
     def make_attention_backend(self, name: str) -> AttentionBackend:
         backend = native_or_torch() if name == "native" else TorchAttention()
         if isinstance(backend, NativeAttention):
-            ops.register(self.device_type, sampling)
+            ops.register(self.device_type, native_ops)
         return backend
 
     def step_kernels(

@@ -14,6 +14,7 @@ from native_variants import native_variants
 
 from piecework.kernels import ops, reference
 from piecework.kernels.cpu.native import build, sampling
+from piecework.kernels.cpu.native import ops as native_ops
 from piecework.kernels.cpu.platform import CpuPlatform
 
 LIBRARIES = [
@@ -189,4 +190,4 @@ def test_who_computes_attention_natively_samples_natively(monkeypatch: pytest.Mo
     CpuPlatform().make_attention_backend("torch")
     assert ops._versions == {}
     CpuPlatform().make_attention_backend("native")
-    assert ops._versions == {"cpu": sampling}
+    assert ops._versions == {"cpu": native_ops}

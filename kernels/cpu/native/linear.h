@@ -7,6 +7,7 @@
 #pragma once
 #include <algorithm>
 
+#include "rows.h"
 #include "simd.h"
 
 namespace piecework {
@@ -15,6 +16,7 @@ struct Linear {
   const uint8_t* weight;  // panels
   const bf16* bias;       // [rows], or null
   int32_t rows, columns, format;
+  Quantization input;  // of x, where it is quantised here; a group of 0: it is not
 };
 
 constexpr int kPanel = 32;  // rows of W that lie side by side
@@ -230,27 +232,53 @@ class Multiplier {
 // which is found out once, by trying all that it has.
 Way way_of(const Linear& linear, int tokens);
 
-// Rows of x in the form that a way takes them in, each way's in the same memory.
+// Rows of x in the form that the products with a linear take them in, each form in the same memory.
 class Input {
  public:
-  Input(int tokens, int most_columns) : tokens_(tokens), memory_(Rows::size(tokens, most_columns)), factors_(tokens) {}
+  Input(int tokens, int most_columns)
+      : tokens_(tokens),
+        memory_(Rows::size(tokens, most_columns)),
+        factors_(tokens),
+        scales_(static_cast<size_t>(tokens) * (most_columns / kScaledColumns + 1)) {}
 
-  // work(rows) with the rows as the way takes them.
+  // work(rows) with the rows as the linear's way takes them.
   template <class Work>
-  void as(Way way, Work&& work) {
+  void as(const Linear& linear, Work&& work) {
+    const auto& [scale, group] = linear.input;
+    const float* scales = group == 0 ? nullptr : scale ? scale : scales_.data();
+    const int groups = group == 0 || scale ? 0 : linear.columns / group;
     void* memory = memory_.data();
-    if (way == kHalves) return work(RowsOf<half>{static_cast<half*>(memory), tokens_, factors_.data()});
-    if (way == kDots) return work(RowsOf<bf16>{static_cast<bf16*>(memory), tokens_});
-    work(Rows{memory_.data(), tokens_});
+    switch (way_of(linear, tokens_)) {
+      case kBytes: return work(RowsOf<byte>{static_cast<byte*>(memory), tokens_, nullptr, scales, groups});
+      case kHalves: return work(RowsOf<half>{static_cast<half*>(memory), tokens_, factors_.data(), scales, groups});
+      case kDots: return work(RowsOf<bf16>{static_cast<bf16*>(memory), tokens_, nullptr, scales, groups});
+      case kFloats: return work(Rows{memory_.data(), tokens_, nullptr, scales, groups});
+    }
   }
 
-  void set(Way way, int t, const bf16* values, int count) {
-    as(way, [&](auto rows) { rows.set(t, values, count); });
+  // Quantises the row where the linear wants that.
+  void set(const Linear& linear, int t, const bf16* values) {
+    as(linear, [&](auto rows) {
+      if constexpr (std::is_same_v<decltype(rows), RowsOf<byte>>)
+        rows.set(t, quantized<int8_t>(linear, rows.groups, t, values), linear.columns);
+      else if (linear.input.group)
+        rows.set(t, quantized<fp8>(linear, rows.groups, t, values), linear.columns);
+      else
+        rows.set(t, values, linear.columns);
+    });
   }
 
  private:
+  template <class Number>
+  const Number* quantized(const Linear& linear, int groups, int t, const bf16* values) {
+    static thread_local std::vector<Number> numbers;
+    numbers.resize(linear.columns);
+    quantize(values, linear.columns, linear.input, numbers.data(), scales_.data() + static_cast<size_t>(t) * groups);
+    return numbers.data();
+  }
+
   int tokens_;
-  Aligned<float> memory_, factors_;
+  Aligned<float> memory_, factors_, scales_;
 };
 
 }  // namespace piecework

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from .build import load_kernels
+from .quantize import Quantization
 
 PANEL = 32
 """Rows of a weight that lie side by side."""
@@ -45,7 +46,7 @@ _GROUPS = {
     Layout.FP8: _Group(2, 2 * PANEL),
     Layout.FP8_BLOCKS: _Group(2, 2 * PANEL),
 }
-_SCALED_COLUMNS = 128
+SCALED_COLUMNS = 128
 """Columns that have one scale, of a layout with several and of x."""
 _KINDS = {
     "bfloat16": (Layout.BF16, 0),
@@ -66,7 +67,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "int8": torch.int8} | dict.fromkeys(
 def _row_scales(layout: int, columns: int) -> int:
     """Scales of a row of a weight; those of GGUF's formats are parts of their blocks."""
     if layout == Layout.FP8_BLOCKS:
-        return -(-columns // _SCALED_COLUMNS)
+        return -(-columns // SCALED_COLUMNS)
     return int(layout in (Layout.INT8, Layout.FP8))
 
 
@@ -76,16 +77,29 @@ class LinearStruct(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("weight", "bias")),
         *((name, ctypes.c_int32) for name in ("rows", "columns", "layout")),
+        ("input", Quantization),
     ]
 
 
 def linear_struct(
-    weight: torch.Tensor, bias: torch.Tensor | None, columns: int, rows: int, layout: int
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    columns: int,
+    rows: int,
+    layout: int,
+    input_scale: torch.Tensor | None = None,
+    input_group: int = 0,
 ) -> LinearStruct:
-    """Points into the tensors, which must outlive it."""
-    return LinearStruct(
-        weight.data_ptr(), None if bias is None else bias.data_ptr(), rows, columns, layout
+    """Points into the tensors, which must outlive it.
+
+    `input_group`: how many columns of x have a scale, where x is to be quantised, unless all have
+    `input_scale` [1].
+    """
+    bias_pointer, scale_pointer = (
+        None if tensor is None else tensor.data_ptr() for tensor in (bias, input_scale)
     )
+    how = Quantization(scale_pointer, input_group)
+    return LinearStruct(weight.data_ptr(), bias_pointer, rows, columns, layout, how)
 
 
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -123,7 +137,7 @@ def multiply(
         if x_scale.dim() == 2:
             x_scale, groups = x_scale.contiguous(), x_scale.shape[1]
             assert x_scale.shape[0] == tokens and columns == groups * (
-                columns if groups == 1 else _SCALED_COLUMNS
+                columns if groups == 1 else SCALED_COLUMNS
             )
         else:
             assert x_scale.shape == (1,)

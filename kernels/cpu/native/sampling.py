@@ -1,6 +1,4 @@
-"""What chooses tokens by the C++ kernels, the other ops by plain torch: all ops of
-`kernels.reference`, with its very results.
-"""
+"""What chooses tokens by the C++ kernels, with the very results of `kernels.reference`."""
 
 from __future__ import annotations
 
@@ -9,17 +7,7 @@ from typing import Any
 
 import torch
 
-from ...reference import add_rms_norm, rms_norm, rotary_embedding, silu_and_mul
 from .build import load_kernels
-
-__all__ = [
-    "add_rms_norm",
-    "argmax",
-    "rms_norm",
-    "rotary_embedding",
-    "sample_filtered",
-    "silu_and_mul",
-]
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:

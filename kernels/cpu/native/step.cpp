@@ -3,11 +3,11 @@
 // T tokens, N hidden size, H query heads, K key/value heads, D head size.
 #include <omp.h>
 
-#include <cmath>
 #include <map>
 
 #include "attention.h"
 #include "linear.h"
+#include "rows.h"
 #include "team.h"
 
 namespace piecework {
@@ -38,33 +38,6 @@ struct Step {
   int64_t table_stride;
   int32_t requests, tokens;
 };
-
-inline bf16 rounded(float x) { return from_float<bf16>(x); }
-inline float as_rounded(float x) { return to_float(from_float<bf16>(x)); }
-
-void rms_norm(const bf16* x, const bf16* weight, int size, float eps, bf16* out) {
-  float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-  for (int i = 0; i < size; ++i) sum += to_float(x[i]) * to_float(x[i]);
-  const float factor = 1.0f / std::sqrt(sum / size + eps);
-#pragma omp simd
-  for (int i = 0; i < size; ++i) out[i] = rounded(as_rounded(to_float(x[i]) * factor) * to_float(weight[i]));
-}
-
-void add(bf16* total, const bf16* x, int size) {
-#pragma omp simd
-  for (int i = 0; i < size; ++i) total[i] = rounded(to_float(total[i]) + to_float(x[i]));
-}
-
-void rotate(bf16* x, const bf16* cos, const bf16* signed_sin, int size) {
-  const int half = size / 2;
-#pragma omp simd
-  for (int i = 0; i < half; ++i) {
-    const float a = to_float(x[i]), b = to_float(x[i + half]);
-    x[i] = rounded(as_rounded(a * to_float(cos[i])) + as_rounded(b * to_float(signed_sin[i])));
-    x[i + half] = rounded(as_rounded(b * to_float(cos[i + half])) + as_rounded(a * to_float(signed_sin[i + half])));
-  }
-}
 
 // What the threads of a step share.
 class Forward {
@@ -99,7 +72,7 @@ class Forward {
       Thread thread(model_);
       for (int i = 0; i < model_.num_layers; ++i) layer(model_.layers[i], i == 0, phase, thread);
       team_.each(phase, step_.tokens, [&](int t) {
-        add(residual(t), row(added_, t, model_.hidden), model_.hidden);
+        add(residual(t), row(added_, t, model_.hidden), model_.hidden, residual(t));
         rms_norm(residual(t), model_.norm, model_.hidden, model_.eps, step_.out + static_cast<int64_t>(t) * model_.hidden);
       });
     }
@@ -132,37 +105,35 @@ class Forward {
     return call;
   }
 
-  Way way(const Linear& linear) { return way_of(linear, step_.tokens); }
-
   void layer(const Layer& layer, bool is_first, int& phase, Thread& thread) {
-    normalise(layer.input_norm, way(layer.qkv), is_first, phase, thread);
+    normalise(layer.input_norm, layer.qkv, is_first, phase, thread);
     multiply(layer.qkv, qkv_, phase, thread);
     attend(layer, phase, thread.attention);
     set_rows(layer.output, attended_, phase);
     multiply(layer.output, added_, phase, thread);
-    normalise(layer.post_norm, way(layer.gate_up), false, phase, thread);
+    normalise(layer.post_norm, layer.gate_up, false, phase, thread);
     feed_forward(layer, phase, thread);
   }
 
   // x = the rows that a linear takes.
   void set_rows(const Linear& linear, std::vector<bf16>& from, int& phase) {
-    team_.each(phase, step_.tokens, [&](int t) { x_.set(way(linear), t, row(from, t, linear.columns), linear.columns); });
+    team_.each(phase, step_.tokens, [&](int t) { x_.set(linear, t, row(from, t, linear.columns)); });
   }
 
   // x = norm(residual), after what the last part of a layer gave was added, or the tokens were looked up.
-  void normalise(const bf16* weight, Way way, bool is_first, int& phase, Thread& thread) {
+  void normalise(const bf16* weight, const Linear& linear, bool is_first, int& phase, Thread& thread) {
     team_.each(phase, step_.tokens, [&](int t) {
       if (is_first)
         std::memcpy(residual(t), model_.embedding + step_.ids[t] * model_.hidden, model_.hidden * sizeof(bf16));
       else
-        add(residual(t), row(added_, t, model_.hidden), model_.hidden);
+        add(residual(t), row(added_, t, model_.hidden), model_.hidden, residual(t));
       rms_norm(residual(t), weight, model_.hidden, model_.eps, thread.row.data());
-      x_.set(way, t, thread.row.data(), model_.hidden);
+      x_.set(linear, t, thread.row.data());
     });
   }
 
   void multiply(const Linear& linear, std::vector<bf16>& out, int& phase, Thread& thread) {
-    x_.as(way(linear), [&](auto rows) {
+    x_.as(linear, [&](auto rows) {
       thread.multiplier.prepare(linear, rows);
       team_.each(phase, (linear.rows + kPanel - 1) / kPanel, [&](int i) {
         thread.multiplier.panel(linear, rows, i, 0, rows.tokens, [&](int t, int n, const float* values, int count) {
@@ -183,7 +154,7 @@ class Forward {
         bf16* head = heads + h * model_.head_size;
         const bf16* norm = h < model_.heads ? layer.q_norm : layer.k_norm;
         if (norm) rms_norm(head, norm, model_.head_size, model_.eps, head);
-        rotate(head, model_.cos + place, model_.signed_sin + place, model_.head_size);
+        rotate(head, model_.cos + place, model_.signed_sin + place, model_.head_size, head);
       }
       store_row(attention, t);
     });
@@ -197,16 +168,13 @@ class Forward {
   // Gate and up rows of the same number are met together, so that neither is written.
   void feed_forward(const Layer& layer, int& phase, Thread& thread) {
     const int panels = model_.intermediate / kPanel;
-    x_.as(way(layer.gate_up), [&](auto x) {
+    x_.as(layer.gate_up, [&](auto x) {
       thread.multiplier.prepare(layer.gate_up, x);
       team_.each(phase, panels, [&](int i) {
         thread.multiplier.panel(layer.gate_up, x, i, 0, x.tokens, [&](int t, int, const float* values, int) {
           float* gates = thread.gates.data() + t * kPanel;
 #pragma omp simd
-          for (int r = 0; r < kPanel; ++r) {
-            const float gate = as_rounded(values[r]);
-            gates[r] = as_rounded(gate / (1.0f + exponential(-gate)));
-          }
+          for (int r = 0; r < kPanel; ++r) gates[r] = silu(as_rounded(values[r]));
         });
         thread.multiplier.panel(layer.gate_up, x, panels + i, 0, x.tokens, [&](int t, int, const float* values, int) {
           const float* gates = thread.gates.data() + t * kPanel;

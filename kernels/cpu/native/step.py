@@ -15,7 +15,7 @@ from torch import nn
 
 from ...attention import AttentionMetadata, KVLayout
 from .build import load_kernels
-from .linear import PANEL, LinearStruct, linear_struct
+from .linear import PANEL, SCALED_COLUMNS, Layout, LinearStruct, linear_struct
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
@@ -173,12 +173,16 @@ def is_known(model: Any, layouts: Sequence[KVLayout]) -> bool:
     }
     _, _, key_size, value_size, dtype, cache_dtype = next(iter(heads))
     linears = [part for layer in model.model.layers for part in _linears_of(layer)]
-    packed = {id(linear.weight) for linear in (*linears, model.lm_head)}
+    packed = {
+        id(tensor)
+        for linear in (*linears, model.lm_head)
+        for tensor in (linear.weight, *(linear.input.parameters() if linear.input else ()))
+    }
     others = [
         tensor for tensor in (*model.parameters(), *model.buffers()) if id(tensor) not in packed
     ]
     return (
-        all(linear.layout is not None for linear in linears)
+        all(_is_packed(linear) for linear in linears)
         and all(
             tensor.dtype == torch.bfloat16
             and tensor.is_contiguous()
@@ -201,6 +205,27 @@ def _linears_of(layer: Any) -> tuple[Any, ...]:
     )
 
 
+def _is_packed(linear: Any) -> bool:
+    """In a layout whose products take x as the layer makes it."""
+    if linear.layout is None or linear.input is None:
+        return linear.layout not in (None, Layout.INT8)
+    dtype = torch.int8 if linear.layout == Layout.INT8 else torch.float8_e4m3fn
+    group = linear.input.group or linear.in_features
+    return (
+        linear.layout >= Layout.INT8
+        and linear.input.dtype == dtype
+        and group in (linear.in_features, SCALED_COLUMNS)
+        and linear.in_features % group == 0
+    )
+
+
+def _linear(part: Any) -> LinearStruct:
+    made = part.input
+    scheme = (None, 0) if made is None else (made.scale, made.group or part.in_features)
+    shape = part.in_features, part.out_features, part.layout
+    return linear_struct(part.weight, part.bias, *shape, *scheme)
+
+
 def _layer(layer: Any, layout: KVLayout, k_cache: torch.Tensor, v_cache: torch.Tensor) -> _Layer:
     attention = layer.self_attn
     norms = (
@@ -211,9 +236,6 @@ def _layer(layer: Any, layout: KVLayout, k_cache: torch.Tensor, v_cache: torch.T
     )
     return _Layer(
         *(None if norm is None else norm.weight.data_ptr() for norm in norms),
-        *(
-            linear_struct(part.weight, part.bias, part.in_features, part.out_features, part.layout)
-            for part in _linears_of(layer)
-        ),
+        *(_linear(part) for part in _linears_of(layer)),
         *(k_cache.data_ptr(), v_cache.data_ptr(), layout.scale, layout.window or 0),
     )

@@ -18,7 +18,7 @@ template <class Number>
 double seconds() {
   constexpr int kTokens = 48, kTimes = 8;
   const Aligned<uint8_t> weight(panel_bytes(kBf16, kColumnsAtOnce), 0x3f);
-  const Linear linear{weight.data(), nullptr, kPanel, kColumnsAtOnce, kBf16};
+  const Linear linear{weight.data(), nullptr, kPanel, kColumnsAtOnce, kBf16, {}};
   Aligned<Number> x(RowsOf<Number>::size(kTokens, kColumnsAtOnce));
   Aligned<float> factors(kTokens);
   const RowsOf<Number> rows{x.data(), kTokens, factors.data()};

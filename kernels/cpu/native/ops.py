@@ -1,0 +1,30 @@
+"""Every op of `kernels.reference` that the C++ kernels have."""
+
+from __future__ import annotations
+
+from .quantize import (
+    add_rms_norm_quantize_dynamic,
+    add_rms_norm_quantize_static,
+    norm_rotary_embedding,
+    quantize_dynamic,
+    quantize_static,
+    rms_norm_quantize_dynamic,
+    rms_norm_quantize_static,
+    silu_and_mul_quantize_dynamic,
+    silu_and_mul_quantize_static,
+)
+from .sampling import argmax, sample_filtered
+
+__all__ = [
+    "add_rms_norm_quantize_dynamic",
+    "add_rms_norm_quantize_static",
+    "argmax",
+    "norm_rotary_embedding",
+    "quantize_dynamic",
+    "quantize_static",
+    "rms_norm_quantize_dynamic",
+    "rms_norm_quantize_static",
+    "sample_filtered",
+    "silu_and_mul_quantize_dynamic",
+    "silu_and_mul_quantize_static",
+]

@@ -1,0 +1,234 @@
+"""Quantisation of activations by the C++ kernels, alone and behind what makes them; norm and
+rotation of heads.
+
+Each op is `kernels.reference`'s of the same name: its numbers but for the order in which a norm
+sums, which may move one to its neighbour. What the kernels do not know goes to the reference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+
+import torch
+
+from ... import reference
+from .build import load_kernels
+
+_POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+
+
+class _Source(IntEnum):
+    """Of quantize.cpp: what makes the rows that are quantised."""
+
+    ROW = 0
+    NORM = 1
+    ADD_NORM = 2
+    GATED = 3
+
+
+class Quantization(ctypes.Structure):
+    """Of rows.h."""
+
+    _fields_ = [("scale", _POINTER), ("group", _INT)]
+
+
+class _Quantize(ctypes.Structure):
+    _fields_ = [
+        *((name, _POINTER) for name in ("x", "residual", "weight", "total", "numbers", "scales")),
+        *((name, _LONG) for name in ("x_stride", "residual_stride")),
+        ("how", Quantization),
+        *((name, _INT) for name in ("source", "is_int8", "tokens", "columns")),
+        ("eps", _FLOAT),
+    ]
+
+
+class _NormRotary(ctypes.Structure):
+    _fields_ = [
+        *((name, _POINTER) for name in ("q", "k", "q_weight", "k_weight", "cos", "signed_sin")),
+        *(("out", _POINTER), ("q_stride", _LONG), ("k_stride", _LONG)),
+        *((name, _INT) for name in ("tokens", "heads", "kv_heads", "size")),
+        ("eps", _FLOAT),
+    ]
+
+
+def _quantize(
+    source: _Source,
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    scale: torch.Tensor | None = None,
+    group: int = 0,
+    weight: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """Numbers [T, K], scales [T, K / group] where no `scale` is given, and x + residual where there
+    is one; None for what the kernels do not know.
+    """
+    library = load_kernels()
+    columns = x.shape[-1] // (2 if source is _Source.GATED else 1)
+    if (
+        library is None
+        or dtype not in (torch.int8, torch.float8_e4m3fn)
+        or not _are_rows(x, *(() if residual is None else (residual,)))
+        or (weight is not None and not _is_row(weight, columns))
+        or (scale is not None and (scale.shape != (1,) or scale.dtype != torch.float32))
+        or (scale is None and (group <= 0 or columns % group))
+    ):
+        return None
+    tokens = len(x)
+    numbers = x.new_empty(tokens, columns, dtype=dtype)
+    scales = x.new_empty(tokens, columns // group if group else 0, dtype=torch.float32)
+    total = x.new_empty(x.shape if residual is not None else 0)
+    call = _Quantize(
+        *_pointers(x, residual, weight, total, numbers, scales),
+        *(x.stride(0), 0 if residual is None else residual.stride(0)),
+        Quantization(*_pointers(scale), group),
+        *(source, dtype == torch.int8, tokens, columns, eps),
+    )
+    library.piecework_quantize(ctypes.byref(call), torch.get_num_threads())
+    return numbers, scales, total
+
+
+def _are_rows(*tensors: torch.Tensor) -> bool:
+    """bfloat16 of one shape [T, K], whose rows may lie apart."""
+    return all(
+        each.dtype == torch.bfloat16
+        and each.dim() == 2
+        and each.shape == tensors[0].shape
+        and (each.stride(1) == 1 or each.shape[1] == 1)
+        for each in tensors
+    )
+
+
+def _is_row(tensor: torch.Tensor, size: int) -> bool:
+    return tensor.shape == (size,) and tensor.dtype == torch.bfloat16 and tensor.is_contiguous()
+
+
+def _pointers(*tensors: torch.Tensor | None) -> list[int | None]:
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+def quantize_static(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    made = _quantize(_Source.ROW, x, dtype, scale=scale)
+    return made[0] if made else reference.quantize_static(x, scale, dtype)
+
+
+def quantize_dynamic(
+    x: torch.Tensor, group: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    made = _quantize(_Source.ROW, x, dtype, group=group)
+    return made[:2] if made else reference.quantize_dynamic(x, group, dtype)
+
+
+def rms_norm_quantize_static(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, scale: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    made = _quantize(_Source.NORM, x, dtype, scale=scale, weight=weight, eps=eps)
+    return made[0] if made else reference.rms_norm_quantize_static(x, weight, eps, scale, dtype)
+
+
+def rms_norm_quantize_dynamic(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, group: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    made = _quantize(_Source.NORM, x, dtype, group=group, weight=weight, eps=eps)
+    return made[:2] if made else reference.rms_norm_quantize_dynamic(x, weight, eps, group, dtype)
+
+
+def add_rms_norm_quantize_static(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    scale: torch.Tensor,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if made := _quantize(
+        _Source.ADD_NORM, x, dtype, scale=scale, weight=weight, residual=residual, eps=eps
+    ):
+        return made[0], made[2]
+    return reference.add_rms_norm_quantize_static(x, residual, weight, eps, scale, dtype)
+
+
+def add_rms_norm_quantize_dynamic(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    group: int,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    made = _quantize(
+        _Source.ADD_NORM, x, dtype, group=group, weight=weight, residual=residual, eps=eps
+    )
+    return made or reference.add_rms_norm_quantize_dynamic(x, residual, weight, eps, group, dtype)
+
+
+def silu_and_mul_quantize_static(
+    x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    made = _quantize(_Source.GATED, x, dtype, scale=scale)
+    return made[0] if made else reference.silu_and_mul_quantize_static(x, scale, dtype)
+
+
+def silu_and_mul_quantize_dynamic(
+    x: torch.Tensor, group: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    made = _quantize(_Source.GATED, x, dtype, group=group)
+    return made[:2] if made else reference.silu_and_mul_quantize_dynamic(x, group, dtype)
+
+
+def norm_rotary_embedding(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    eps: float,
+    cos: torch.Tensor,
+    signed_sin: torch.Tensor,
+) -> torch.Tensor:
+    library = load_kernels()
+    tokens, heads, size = q.shape
+    turns = [each.contiguous() for each in (cos, signed_sin)]
+    if (
+        library is None
+        or size % 2
+        or not all(_are_heads(each, tokens, size) for each in (q, k))
+        or not all(_is_row(each, size) for each in (q_weight, k_weight))
+        or any(each.shape != (tokens, 1, size) or each.dtype != q.dtype for each in turns)
+    ):
+        return reference.norm_rotary_embedding(q, k, q_weight, k_weight, eps, cos, signed_sin)
+    out = q.new_empty(tokens, heads + k.shape[1], size)
+    call = _NormRotary(
+        *_pointers(q, k, q_weight, k_weight, *turns, out),
+        *(q.stride(0), k.stride(0), tokens, heads, k.shape[1], size, eps),
+    )
+    library.piecework_norm_rotary(ctypes.byref(call), torch.get_num_threads())
+    return out
+
+
+def _are_heads(x: torch.Tensor, tokens: int, size: int) -> bool:
+    """bfloat16 [T, heads, D], whose tokens may lie apart."""
+    return (
+        x.dtype == torch.bfloat16
+        and x.dim() == 3
+        and (x.shape[0], x.shape[2]) == (tokens, size)
+        and x.stride(2) == 1
+        and (x.stride(1) == size or x.shape[1] == 1)
+    )
+
+
+_LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
+for _op in (
+    quantize_static,
+    quantize_dynamic,
+    rms_norm_quantize_static,
+    rms_norm_quantize_dynamic,
+    add_rms_norm_quantize_static,
+    add_rms_norm_quantize_dynamic,
+    silu_and_mul_quantize_static,
+    silu_and_mul_quantize_dynamic,
+    norm_rotary_embedding,
+):
+    _LIBRARY.impl(_op.__name__, _op, "CPU")  # type: ignore[no-untyped-call]
