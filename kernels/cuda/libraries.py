@@ -1,5 +1,5 @@
-"""Norms and gated activation by sgl-kernel's and flashinfer's CUDA kernels, where these libraries
-are installed.
+"""Ops by sgl-kernel's and flashinfer's CUDA kernels, where these libraries are installed, and by
+torch's own.
 """
 
 from __future__ import annotations
@@ -13,9 +13,16 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+
+from .products import (
+    TorchProducts,
+    multiply_by_sgl_kernel,
+    scaled_product,
+    takes_by_sgl_kernel,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -25,22 +32,34 @@ _VECTOR_BYTES = 16
 _REASON_CHARACTERS = 300
 
 
+class Library(Protocol):
+    """Some ops of `kernels.reference`, by their names; each gives None where it does not take a
+    call.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def takes(self, op: str, *given: Any) -> bool:
+        """Whether this call of `op` is one that the kernels are written for."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LibraryOps:
-    """The ops of `kernels.reference` that a library has, into new memory; None where a call is none
-    that its kernels take.
+    """The ops that sgl-kernel or flashinfer has, into new memory.
 
     `module`: the library; `takes_heads`: whether it normalises [T, heads, D] too, heads at any
-    distance. The kernels keep float32 where the definition rounds in between, so results may differ
-    in their last digit.
+    distance; `multiplies`: whether it has `scaled_linear`. Kernels of norms and activations keep
+    float32 where the definition rounds in between, so results may differ in their last digit.
     """
 
     name: str
     module: Any
     takes_heads: bool
+    multiplies: bool = False
 
     def takes(self, op: str, x: torch.Tensor, *others: Any) -> bool:
-        """Whether this call of `op` is one that the kernels are written for."""
         match op:
             case "rms_norm":
                 laid_out = x.is_contiguous() if x.dim() == 2 else x.dim() == 3 and self.takes_heads
@@ -54,6 +73,9 @@ class LibraryOps:
                 )
             case "silu_and_mul":
                 return x.dim() == 2 and x.is_contiguous() and _in_vectors(x, x.shape[1] // 2)
+            case "scaled_linear" if self.multiplies:
+                product = scaled_product(x, *others)
+                return product is not None and takes_by_sgl_kernel(product)
         return False
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor | None:
@@ -71,6 +93,13 @@ class LibraryOps:
         out = torch.empty(x.shape[0], x.shape[1] // 2, dtype=x.dtype, device=x.device)
         self.module.silu_and_mul(x, out=out)
         return out
+
+    def scaled_linear(self, *given: Any) -> torch.Tensor | None:
+        """Arguments as those of `reference.scaled_linear`."""
+        product = scaled_product(*given) if self.multiplies else None
+        if product is None or not takes_by_sgl_kernel(product):
+            return None
+        return multiply_by_sgl_kernel(self.module, product)
 
 
 def _in_vectors(x: torch.Tensor, size: int) -> bool:
@@ -98,26 +127,33 @@ def names() -> list[str]:
     return [name for name in found if name != "flashinfer" or has_flashinfer()]
 
 
+TORCH = TorchProducts()
+_PRODUCTS = ("fp8_scaled_mm", "int8_scaled_mm", "fp8_blockwise_scaled_mm")
+
+
 @cache
-def load(name: str) -> LibraryOps:
+def load(name: str) -> Library:
     """A library, imported, which takes seconds, and memory of the GPU. Raises whatever its import
     does.
     """
+    if name == TORCH.name:
+        return TORCH
     module, takes_heads = _MODULES[name]
     library = import_module(module)
     assert callable(library.rmsnorm) and callable(library.silu_and_mul)
-    return LibraryOps(name, library, takes_heads)
+    multiplies = all(hasattr(library, product) for product in _PRODUCTS)
+    return LibraryOps(name, library, takes_heads, multiplies)
 
 
-def installed() -> tuple[LibraryOps, ...]:
+def installed() -> tuple[Library, ...]:
     """What is installed and can be imported."""
-    found = []
+    found: list[Library] = []
     for name in names():
         try:
             found.append(load(name))
         except Exception as error:
             leave_out(name, one_line(error))
-    return tuple(found)
+    return (*found, TORCH)
 
 
 def _is_there(module: str) -> bool:

@@ -16,7 +16,7 @@ import torch
 from .. import reference
 from ..ops import TRACED
 from ..triton import ops as triton_ops
-from .libraries import LibraryOps, leave_out, load, names
+from .libraries import TORCH, Library, leave_out, load, names
 from .trial_process import TRIALS, Trials
 from .trials import described
 
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
 _TRIAL_ROWS = 4
+_MANY_ROWS = 160
+"""Products have other kernels for many rows."""
 
 
 class Libraries:
@@ -36,7 +38,7 @@ class Libraries:
     call of a model by then.
     """
 
-    def __init__(self, found: Sequence[LibraryOps] | None = None, trials: Trials = TRIALS) -> None:
+    def __init__(self, found: Sequence[Library] | None = None, trials: Trials = TRIALS) -> None:
         """`found`: None for what is installed, which is looked for at the first call: processes
         that compute nothing import nothing.
         """
@@ -44,42 +46,42 @@ class Libraries:
         self._passed: set[tuple[Any, ...]] = set()
         self._failed: set[tuple[str, str]] = set()
 
-    def compute(self, op: str, x: torch.Tensor, *others: Any) -> torch.Tensor | None:
+    def compute(self, op: str, *given: Any) -> torch.Tensor | None:
         """The first library's result; None where none takes this call."""
         if self._found is None:
             self._found = self._imported()
+        layout = _layout(op, *given)
         for library in self._found:
-            kind = (library.name, op, x.dim(), x.shape[-1], x.dtype)
-            if kind[:2] in self._failed or not library.takes(op, x, *others):
-                continue
-            if kind in self._passed or self._passes(
-                library.name, op, kind, [x[:_TRIAL_ROWS], *others]
+            kind = (library.name, op, layout)
+            if kind not in self._passed and (
+                kind[:2] in self._failed
+                or not library.takes(op, *given)
+                or not self._passes(kind, given)
             ):
-                result: torch.Tensor = getattr(library, op)(x, *others)
+                continue
+            result: torch.Tensor | None = getattr(library, op)(*given)
+            if result is not None:
                 return result
         return None
 
-    def _imported(self) -> list[LibraryOps]:
-        found = []
+    def _imported(self) -> list[Library]:
+        found: list[Library] = []
         for name in names():
             if (reason := self._trials.import_failure(name)) is None:
                 found.append(load(name))
             else:
                 leave_out(name, reason)
-        return found
+        return [*found, TORCH]
 
-    def _passes(self, library: str, op: str, kind: tuple[Any, ...], given: Sequence[Any]) -> bool:
-        """Whether the library computes a few rows, laid out as these, of numbers that are known.
+    def _passes(self, kind: tuple[str, str, Any], given: Sequence[Any]) -> bool:
+        """Whether the library computes some rows, laid out as these, of numbers that are known.
         For an op that fails it is left out.
         """
+        library, op, _ = kind
         if _recording(given[0].device):
             return False
         reason = self._trials.failure(
-            {
-                "library": library,
-                "call": op,
-                "arguments": [described(argument) for argument in given],
-            }
+            {"library": library, "call": op, "arguments": _trial_arguments(op, given)}
         )
         if reason is not None:
             self._failed.add((library, op))
@@ -89,6 +91,26 @@ class Libraries:
             logger.info("%s computes %s", library, op)
         self._passed.add(kind)
         return True
+
+
+def _layout(op: str, x: torch.Tensor, *others: Any) -> tuple[Any, ...]:
+    """What a library may choose another kernel by, but the number of rows."""
+    if op != "scaled_linear":
+        return x.dim(), x.shape[-1], x.dtype
+    x_scale, weight, weight_scale, bias, dtype = others
+    return x_scale.shape[1:], weight.shape, weight_scale.shape, bias is None, x.dtype, dtype
+
+
+def _trial_arguments(op: str, given: Sequence[Any]) -> list[Any]:
+    if op != "scaled_linear":
+        return [described(argument) for argument in (given[0][:_TRIAL_ROWS], *given[1:])]
+    told = [described(argument) for argument in given]
+    for argument in told[:2]:
+        # x, and its scales unless there is one for all: contiguous, whatever their rows are now.
+        if len(argument["shape"]) == 2:
+            columns = argument["shape"][1]
+            argument |= {"shape": [_MANY_ROWS, columns], "stride": [columns, 1]}
+    return told
 
 
 def _recording(device: torch.device) -> bool:
@@ -108,6 +130,19 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     return triton_ops.silu_and_mul(x) if result is None else result
 
 
+def scaled_linear(
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    given = (x, x_scale, weight, weight_scale, bias, dtype)
+    result = _libraries.compute("scaled_linear", *given)
+    return triton_ops.scaled_linear(*given) if result is None else result
+
+
 # The libraries' fused add and norm writes over both its inputs, and their rotation wants other
 # angles: these two are Triton's.
 add_rms_norm = triton_ops.add_rms_norm
@@ -121,7 +156,6 @@ add_rms_norm_quantize_static = triton_ops.add_rms_norm_quantize_static
 add_rms_norm_quantize_dynamic = triton_ops.add_rms_norm_quantize_dynamic
 silu_and_mul_quantize_static = triton_ops.silu_and_mul_quantize_static
 silu_and_mul_quantize_dynamic = triton_ops.silu_and_mul_quantize_dynamic
-scaled_linear = triton_ops.scaled_linear
 weight_only_linear = triton_ops.weight_only_linear
 argmax = reference.argmax
 sample_filtered = triton_ops.sample_filtered

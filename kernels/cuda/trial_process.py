@@ -28,6 +28,7 @@ COMMAND = (sys.executable, "-m", "piecework.kernels.cuda.trials")
 _PACKAGES = {
     "sgl-kernel": ("sgl-kernel",),
     "flashinfer": ("flashinfer-python", "flashinfer-jit-cache"),
+    "torch._scaled_mm": (),
 }
 _TRIAL_SECONDS = 900.0
 """flashinfer builds its kernels with nvcc, which takes minutes."""

@@ -1,8 +1,8 @@
-"""The norms and gated activations of sgl-kernel and flashinfer in plain torch, as strict as their
-kernels, each call checked against the library's own signature.
+"""The ops of sgl-kernel and flashinfer in plain torch, as strict as their kernels, each call
+checked against the library's own signature.
 
-They compute in float32 and round once, as the kernels do; what a kernel would read or write wrongly
-is an error here.
+Norms and activations compute in float32 and round once, as the kernels do; what a kernel would read
+or write wrongly is an error here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import products_standin
 import torch
 import torch.nn.functional as F
 
@@ -61,6 +62,18 @@ class LibraryStandIn:
         out.copy_(F.silu(gate) * up)
         return out
 
+    def fp8_scaled_mm(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        given = self._bound("fp8_scaled_mm", *args, **kwargs)
+        return products_standin.multiply_rows(torch.float8_e4m3fn, *given.values())
+
+    def int8_scaled_mm(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        given = self._bound("int8_scaled_mm", *args, **kwargs)
+        return products_standin.multiply_rows(torch.int8, *given.values())
+
+    def fp8_blockwise_scaled_mm(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        given = self._bound("fp8_blockwise_scaled_mm", *args, **kwargs)
+        return products_standin.multiply_blocks(*given.values())
+
     def _bound(self, name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         self.calls.append(name)
         bound = inspect.signature(eval(f"lambda {self._signatures[name]}: None")).bind(
@@ -81,7 +94,8 @@ def _check(*tensors: torch.Tensor) -> None:
 
 
 def sgl_kernel() -> LibraryOps:
-    return LibraryOps("sgl-kernel", LibraryStandIn("sgl_kernel", heads=False), takes_heads=False)
+    module = LibraryStandIn("sgl_kernel", heads=False)
+    return LibraryOps("sgl-kernel", module, takes_heads=False, multiplies=True)
 
 
 def flashinfer() -> LibraryOps:

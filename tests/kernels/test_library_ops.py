@@ -310,7 +310,7 @@ def test_what_is_installed_is_found_and_offered_for_comparison(
     for module in (libraries, cuda_platform):
         monkeypatch.setattr(module, "has_flashinfer", lambda: True)
     versions = CudaPlatform().op_versions()
-    assert list(versions) == ["torch", "triton", "sgl-kernel", "flashinfer"]
+    assert list(versions) == ["torch", "triton", "sgl-kernel", "flashinfer", "torch._scaled_mm"]
     assert versions["sgl-kernel"].rms_norm(HEADS, WEIGHT, 1e-5) is None
     assert versions["flashinfer"].rms_norm(HEADS, WEIGHT, 1e-5) is not None
 

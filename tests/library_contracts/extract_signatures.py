@@ -46,6 +46,9 @@ LIBRARIES = {
             "rmsnorm": "elementwise.py",
             "silu_and_mul": "elementwise.py",
             "weak_ref_tensor": "memory.py",
+            "fp8_scaled_mm": "gemm.py",
+            "int8_scaled_mm": "gemm.py",
+            "fp8_blockwise_scaled_mm": "gemm.py",
         },
     ),
 }
