@@ -112,6 +112,28 @@ class AttentionBackend(Protocol):
 
 
 @runtime_checkable
+class QuantizedAttention(AttentionBackend, Protocol):
+    """A backend that writes its result in 8 bits itself."""
+
+    def run_quantized(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        scale: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        plan: Any,
+        layout: KVLayout,
+    ) -> None:
+        """What `run` does, with out [T, H, E] of a dtype of 8 bits: the result by `scale` [1]
+        float32, as `reference.quantize_static` makes it of the result in q's dtype.
+        """
+        ...
+
+
+@runtime_checkable
 class GraphAttention(AttentionBackend, Protocol):
     """A backend whose decodes a graph can record: what changes from step to step lives in tensors
     that stay where they are.

@@ -235,6 +235,12 @@ class Platform:
         """
         return None
 
+    def quantized_attention_obstacle(self) -> str | None:
+        """Why no attention of this device gains by writing FP8 itself; None: it does
+        (`QuantizedAttention`).
+        """
+        return f"attention on {self.device_type} writes 16 bits"
+
     def make_attention_backend(self, name: str) -> AttentionBackend:
         """The backend `name`, one of `attention_backends`."""
         return TorchAttention()

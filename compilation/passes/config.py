@@ -20,6 +20,7 @@ class PassConfig:
     noop: bool | None = None
     norm_quant: bool | None = None
     silu_quant: bool | None = None
+    attention_quant: bool | None = None
     norm_rotary: bool | None = None
     pack_linear: bool | None = None
     lower: bool | None = None

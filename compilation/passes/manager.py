@@ -19,6 +19,7 @@ from torch import fx
 from ...kernels import ops
 from ...kernels.platform import Platform
 from .common import norm_quant, norm_rotary, silu_quant
+from .common.attention_quant import AttentionQuant
 from .common.lower import Lower
 from .common.noop import Noop
 from .config import PassConfig
@@ -69,6 +70,11 @@ def _fusion(name: str, target: Target) -> Pass | str:
     return Fusion(name, tuple(patterns)) if patterns else f"{platform.device_type} has no kernel"
 
 
+def _attention_quant(target: Target) -> Pass | str:
+    obstacle = None if target.asked else target.platform.quantized_attention_obstacle()
+    return AttentionQuant() if obstacle is None else obstacle
+
+
 def _pack_linear(target: Target) -> Pass | str:
     op = target.platform.packed_linear()
     if op is None:
@@ -91,6 +97,7 @@ def _lower(target: Target) -> Pass:
 _MAKERS: Mapping[str, Callable[[Target], Pass | str]] = {
     "noop": lambda target: Noop(),
     **{name: partial(_fusion, name) for name in _FUSIONS},
+    "attention_quant": _attention_quant,
     "pack_linear": _pack_linear,
     "lower": _lower,
 }

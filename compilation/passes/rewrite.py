@@ -34,7 +34,7 @@ def inline(
             results = tuple(iter(results)) if several else (results,)
     nodes = [result.node for result in results]
     for node in reversed(tracer.created):
-        if not node.users and node not in nodes:
+        if node.target == "size" and not node.users:
             graph.erase_node(node)
     return nodes
 

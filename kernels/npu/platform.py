@@ -112,6 +112,9 @@ class NpuPlatform(Platform):
             backend=torchair.get_npu_backend(compiler_config=CompilerConfig()), dynamic=False
         )
 
+    def quantized_attention_obstacle(self) -> str | None:
+        return "no attention kernel of Ascend writes FP8"
+
     def make_attention_backend(self, name: str) -> AttentionBackend:
         return AscendAttention()
 

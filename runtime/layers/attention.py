@@ -1,5 +1,6 @@
 """Attention as one op, `piecework::attention`: the only op that touches the KV cache, and where
-graphs are cut.
+graphs are cut. `piecework::attention_quantize` is the same with a result in 8 bits, which a pass
+puts in its place.
 """
 
 from __future__ import annotations
@@ -7,10 +8,16 @@ from __future__ import annotations
 import torch
 
 from ...compilation.split_ops import register_split_op
+from ...kernels import ops
+from ...kernels.attention import QuantizedAttention
 from ..executor.forward_context import current_context, layer_begins
 
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define("attention(Tensor q, Tensor k, Tensor v, Tensor(a!) out, int layer) -> ()")  # type: ignore[no-untyped-call]
+_LIBRARY.define(
+    "attention_quantize(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor scale, int layer) "
+    "-> ()"
+)  # type: ignore[no-untyped-call]
 
 
 def _attention(
@@ -24,21 +31,42 @@ def _attention(
     )
 
 
-def _attention_meta(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, layer: int
+def _attention_quantize(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    scale: torch.Tensor,
+    layer: int,
 ) -> None:
-    """Shapes are the caller's; nothing is returned."""
+    """`_attention`, then `quantize_static`, by the backend where that writes 8 bits itself."""
+    context = current_context()
+    if not isinstance(context.backend, QuantizedAttention):
+        result = q.new_empty(out.shape)
+        _attention(q, k, v, result, layer)
+        out.copy_(ops.quantize_static(result.flatten(1), scale, out.dtype).view(out.shape))
+        return
+    layer_begins()
+    pool = context.pool
+    context.backend.run_quantized(
+        q, k, v, out, scale, pool.k[layer], pool.v[layer], context.plan, pool.layouts[layer]
+    )
 
 
-_KERNEL = register_split_op("piecework::attention", _attention)
-_LIBRARY.impl("attention", _attention_meta, "Meta")  # type: ignore[no-untyped-call]
+_KERNELS = {
+    name: register_split_op(f"piecework::{name}", run)
+    for name, run in (("attention", _attention), ("attention_quantize", _attention_quantize))
+}
+for _name in _KERNELS:
+    _LIBRARY.impl(_name, lambda *arguments: None, "Meta")  # type: ignore[no-untyped-call]
 _registered: set[str] = set()
 
 
 def register_attention(dispatch_key: str) -> None:
-    """Make the op run on tensors of a platform's dispatch key; calling again is harmless."""
+    """Make the ops run on tensors of a platform's dispatch key; calling again is harmless."""
     if dispatch_key not in _registered:
-        _LIBRARY.impl("attention", _KERNEL, dispatch_key)  # type: ignore[no-untyped-call]
+        for name, kernel in _KERNELS.items():
+            _LIBRARY.impl(name, kernel, dispatch_key)  # type: ignore[no-untyped-call]
         _registered.add(dispatch_key)
 
 

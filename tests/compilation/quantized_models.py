@@ -97,12 +97,13 @@ def run(found: Trace, tokens: int) -> torch.Tensor:
 
 class _Mixing(fx.Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if str(target) != "piecework.attention":
+        if not str(target).startswith("piecework.attention"):
             return super().call_function(target, args, kwargs)
-        q, k, v, out, layer = args
+        q, k, v, out, *scale, layer = args
         times = q.shape[1] // k.shape[1]
         mixed = q * k.repeat_interleave(times, 1) + v.repeat_interleave(times, 1)
-        return out.copy_(mixed / (1 + layer) / 10)
+        mixed = mixed / (1 + layer) / 10
+        return out.copy_(ops.quantize_static(mixed, scale[0], out.dtype) if scale else mixed)
 
 
 def ours(graph: fx.Graph) -> Counter[str]:
