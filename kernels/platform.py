@@ -92,6 +92,10 @@ class Platform:
     """How attention may be computed; the first is the default."""
     kv_cache_dtypes: tuple[str, ...] = tuple(CACHE_DTYPES)
     """In which 8-bit formats attention can keep keys and values."""
+    lacking_dtypes: frozenset[torch.dtype] = frozenset()
+    """Of which there are no numbers on this device: weights that are stored in such are widened to
+    16 bits when they are loaded.
+    """
     runs_beside_host: bool = True
     """Whether what is launched runs while the host goes on, so that the host can plan the next step
     meanwhile.

@@ -17,7 +17,7 @@ ATTENTION_BACKENDS = ("auto", "flashinfer", "triton", "ascend", "native", "torch
 PIECE_COMPILERS = ("eager", "inductor")
 STARTUPS = ("fast", "full")
 LOAD_FORMATS = ("auto", "dummy")
-QUANTIZATIONS = ("auto", "none", "fp8", "int8")
+QUANTIZATIONS = ("auto", "none", "fp8", "int8", "q8_0", "q4_0")
 KV_CACHE_DTYPES = ("auto", "fp8_e4m3", "fp8_e5m2", "int8")
 
 
@@ -127,7 +127,7 @@ class EngineConfig:
         "auto: weights stay in the 4 or 8 bits that a checkpoint or .gguf file (Q4_0, Q4_1, Q8_0) "
         "holds them in, where the device can multiply by such; none: all are widened to --dtype; "
         "fp8, int8: weights of 16 bits are quantised while they are loaded, and activations "
-        "when they are multiplied",
+        "when they are multiplied; q8_0, q4_0: weights alone, in blocks of 32 numbers",
         group=MODEL,
         choices=QUANTIZATIONS,
     )

@@ -67,7 +67,7 @@ def _phases(info: EngineInfo, seconds: float) -> dict[str, float]:
 
 
 def _weights(info: EngineInfo) -> str:
-    kept = f", of which some stay in {' and '.join(info.quantization)}" if info.quantization else ""
+    kept = f" ({'; '.join(info.quantization)})" if info.quantization else ""
     return f"weights {info.weight_bytes / _MIB:,.0f} MiB{kept}"
 
 

@@ -31,6 +31,10 @@ class NpuPlatform(Platform):
     """
 
     device_type = "npu"
+    # None of the ops of torch_npu's contract for the Ascend 910 takes them.
+    lacking_dtypes = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
+    # None of the ops of torch_npu's contract for the Ascend 910 takes them.
+    lacking_dtypes = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
     dispatch_key = "PrivateUse1"
     # Ascend's cache writes take 32-bit slots, its attention kernels pages of 128.
     slot_dtype = torch.int32

@@ -165,7 +165,9 @@ class EngineInfo:
     """
     kv_cache_dtype: str = "auto"
     quantization: list[str] = field(default_factory=list)
-    """The quantised formats that weights are kept in."""
+    """How many linear layers are kept in which format, and their bytes; empty where none is
+    quantised.
+    """
     overlap_schedule: bool = False
     """Whether the next step is planned while one runs."""
     graphs: GraphInfo = field(default_factory=GraphInfo)

@@ -24,8 +24,7 @@ from ..layers.attention import register_attention
 from ..loader.check import check_model
 from ..loader.loader import load_model, random_model
 from ..loader.resolve import resolve_model_path
-from ..quantization.methods import linear_kinds
-from ..quantization.registry import PLAIN
+from ..quantization.methods import describe, linear_kinds
 from ..resolve_config import LEAST_PAGES, resolve_cache, resolve_steps
 from .batch import Batch, Scheduled
 from .forward_context import PagedAttention
@@ -85,7 +84,12 @@ class ModelRunner:
         with self.clock.phase("weights"):
             self.model = (
                 random_model(
-                    path, self.dtype, self.device, kernels, quantization=config.quantization
+                    path,
+                    self.dtype,
+                    self.device,
+                    kernels,
+                    quantization=config.quantization,
+                    lacking=self.platform.lacking_dtypes,
                 )
                 if config.load_format == "dummy"
                 else load_model(
@@ -95,6 +99,7 @@ class ModelRunner:
                     progress,
                     kernels,
                     quantization=config.quantization,
+                    lacking=self.platform.lacking_dtypes,
                 )
             )
         self.model_config, self.linear_kinds = self.model.config, linear_kinds(self.model)
@@ -178,7 +183,7 @@ class ModelRunner:
             kv_bytes=self.pool.num_bytes,
             kv_cache_dtype=config.kv_cache_dtype,
             start_seconds=dict(self.clock.seconds),
-            quantization=sorted(set(self.linear_kinds.values()) - {PLAIN}),
+            quantization=describe(self.model),
             overlap_schedule=not config.disable_overlap_schedule,
             graphs=self.graphs.info(),
             remarks=self._remarks,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import prod
@@ -25,11 +25,11 @@ from ..quantization.methods import (
     Kinds,
     create_weights,
     named_linears,
-    on_load_kinds,
     part_name,
     scheme_kinds,
     stored_kinds,
 )
+from ..quantization.on_load import COLUMNS
 from ..quantization.registry import Scheme, quantization_of, read_scheme
 from . import safetensors
 from .files import read_json
@@ -42,10 +42,6 @@ _IGNORED = ".rotary_emb.inv_freq"
 """Old checkpoints bring the rotary frequencies, which follow from the config."""
 
 
-def _nothing_packed(model: LlamaForCausalLM) -> Kinds:
-    return NOTHING_PACKED
-
-
 def load_model(
     path: str,
     dtype: torch.dtype,
@@ -54,32 +50,34 @@ def load_model(
     kernels: LinearKernels | None = None,
     *,
     quantization: str = "none",
+    lacking: Collection[torch.dtype] = (),
 ) -> LlamaForCausalLM:
     """The model of a folder or .gguf file in `dtype` on `device`, its linear layers packed where
     there are `kernels`.
 
     `quantization`: as `--quantization`. auto: weights stay in the 4 or 8 bits that a file holds
     them in, those of a .gguf file where the kernels can multiply by such; none: they become
-    numbers. Needs little more memory than the weights themselves. Raises `ValueError` that names
-    the file or tensor at fault.
+    numbers. `lacking`: as `Platform.lacking_dtypes`. Needs little more memory than the weights
+    themselves. Raises `ValueError` that names the file or tensor at fault.
     """
     scheme: Scheme | None = None
-    choose: Callable[[LlamaForCausalLM], Kinds]
     if Path(path).suffix == ".gguf":
         config, tensors = _open_gguf(Path(path))
-        kept = tensors if quantization == "auto" else []
-        choose = partial(stored_kinds, kernels=kernels, tensors=kept)
     else:
         config, scheme = ModelConfig.from_pretrained(path), _scheme_of(Path(path))
         tensors = safetensors.list_tensors(Path(path), quantized=scheme is not None)
-        choose = partial(scheme_kinds, scheme=scheme, widened=quantization == "none")
-    if quantization not in ("auto", "none"):
-        if scheme is not None or any(tensor.kind is not None for tensor in tensors):
-            raise ValueError(
-                f"--quantization {quantization} is for weights of 16 bits, but those of {path} are "
-                "quantised already; take --quantization auto, or another checkpoint"
-            )
-        choose = partial(on_load_kinds, quantization=quantization)
+    is_quantized = scheme is not None or any(tensor.kind is not None for tensor in tensors)
+    if is_quantized and quantization in COLUMNS:
+        raise ValueError(
+            f"--quantization {quantization} is for weights of 16 bits, but those of {path} are "
+            "quantised already; take --quantization auto, or another checkpoint"
+        )
+
+    def choose(model: LlamaForCausalLM) -> Kinds:
+        if is_quantized and scheme is None:
+            return stored_kinds(model, kernels, tensors) if quantization == "auto" else {}
+        return scheme_kinds(model, scheme, quantization, lacking)
+
     model = empty_model(config, dtype, device, choose)
     _fill(model, tensors, path, progress=progress)
     _finish(model, kernels, progress=progress)
@@ -114,6 +112,7 @@ def random_model(
     kernels: LinearKernels | None = None,
     *,
     quantization: str = "none",
+    lacking: Collection[torch.dtype] = (),
 ) -> LlamaForCausalLM:
     """The model that a folder's config.json describes, with random weights made on `device`: the
     same ones each time on one device.
@@ -126,13 +125,8 @@ def random_model(
             f"--load-format dummy makes weights of 16 bits, but those of {path} are quantised; add "
             "--quantization none, fp8 or int8"
         )
-    on_load = quantization not in ("auto", "none")
-    model = empty_model(
-        ModelConfig.from_pretrained(path),
-        dtype,
-        device,
-        partial(on_load_kinds, quantization=quantization) if on_load else _nothing_packed,
-    )
+    choose = partial(scheme_kinds, scheme=None, quantization=quantization, lacking=lacking)
+    model = empty_model(ModelConfig.from_pretrained(path), dtype, device, choose)
     for name, places in _places(model).items():
         for place in places:
             make = partial(_make_random, name)
@@ -268,7 +262,7 @@ def empty_model(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
-    choose: Callable[[LlamaForCausalLM], Kinds] = _nothing_packed,
+    choose: Callable[[LlamaForCausalLM], Kinds] = lambda _: NOTHING_PACKED,
 ) -> LlamaForCausalLM:
     """The model with uninitialised weights of `dtype` on `device`. `choose`: which of its layers
     are not kept as numbers.

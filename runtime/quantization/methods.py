@@ -11,17 +11,19 @@ compiles:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
 
+import torch
 from torch import nn
 
 from ...kernels.linear import LinearKernels
 from ..layers.linear import Linear, LinearMethod, StoredTensor
 from ..models.llama import LlamaForCausalLM
 from .gguf import GGUFBlocks
-from .on_load import GROUPS
+from .on_load import COLUMNS
 from .registry import PLAIN, Scheme
 from .unquantized import WIDENED, Unquantized, Widened
 
@@ -65,11 +67,21 @@ def stored_kinds(
     return kinds
 
 
-def scheme_kinds(model: LlamaForCausalLM, scheme: Scheme | None, *, widened: bool) -> Kinds:
-    """Of a folder, whose `quantization_config` says `scheme`. A head that is tied to the embedding
-    is not quantised. `widened`: all become numbers again. Raises `ValueError` where parts that are
-    multiplied as one are of several kinds.
+def scheme_kinds(
+    model: LlamaForCausalLM,
+    scheme: Scheme | None,
+    quantization: str,
+    lacking: Collection[torch.dtype],
+) -> Kinds:
+    """Of a folder, whose `quantization_config` says `scheme`; None: weights of 16 bits.
+
+    `quantization`: as `--quantization`; `lacking`: as `Platform.lacking_dtypes`, of which layers
+    are widened. A head that is tied to the embedding is quantised on load alone, as a copy. Raises
+    `ValueError` where parts that are multiplied as one are of several kinds.
     """
+    if quantization in COLUMNS:
+        return on_load_kinds(model, quantization, lacking)
+    lacking_names = {str(dtype).removeprefix("torch.") for dtype in lacking}
     kinds: dict[str, str] = {}
     if scheme is None:
         return kinds
@@ -85,19 +97,24 @@ def scheme_kinds(model: LlamaForCausalLM, scheme: Scheme | None, *, widened: boo
                 "which are multiplied as one; take a checkpoint that quantises them alike"
             )
         if kind != PLAIN:
-            kinds[prefix] = WIDENED * widened + kind
+            is_widened = quantization == "none" or not lacking_names.isdisjoint(kind.split())
+            kinds[prefix] = WIDENED * is_widened + kind
     return kinds
 
 
-def on_load_kinds(model: LlamaForCausalLM, quantization: str) -> Kinds:
+def on_load_kinds(
+    model: LlamaForCausalLM, quantization: str, lacking: Collection[torch.dtype]
+) -> Kinds:
     """Of 16-bit weights that are quantised as `--quantization` says, but for layers whose width
-    does not fit. A head that is tied to the embedding becomes a copy.
+    does not fit. A head that is tied to the embedding becomes a copy. Raises `ValueError` where
+    the device lacks such numbers.
     """
-    columns = GROUPS[quantization]
+    if quantization == "fp8" and torch.float8_e4m3fn in lacking:
+        raise ValueError("--quantization fp8: this device has no such numbers; take int8")
     return {
         prefix: f"on_load {quantization}"
         for prefix, linear in named_linears(model)
-        if linear.in_features % columns == 0
+        if linear.in_features % COLUMNS[quantization] == 0
     }
 
 
@@ -115,6 +132,39 @@ def linear_kinds(model: nn.Module) -> Kinds:
         for prefix, linear in named_linears(model)
         if linear.layout is not None or linear.method.kind != PLAIN
     }
+
+
+def describe(model: nn.Module) -> list[str]:
+    """For people, where some layers are quantised: which formats how many layers are kept in, and
+    their bytes; the largest share first.
+    """
+    layers: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    are_numbers = True
+    for _, linear in named_linears(model):
+        name, was = _describe(linear.method.kind), None
+        if isinstance(linear.method, Unquantized):
+            name = name if linear.op else str(linear.weight.dtype).removeprefix("torch.")
+            was = linear.method.widened_from
+        if was is not None:
+            name += f", widened from {_describe(was)}"
+        are_numbers &= name.isalnum()
+        layers[name] += 1
+        sizes[name] += sum(parameter.nbytes for parameter in linear.parameters())
+    if are_numbers:
+        return []
+    return [
+        f"{layers[name]} layer{'s' * (layers[name] > 1)} in {name}: {size / 2**20:,.1f} MiB"
+        for name, size in sizes.most_common()
+    ]
+
+
+def _describe(kind: str) -> str:
+    name, _, rest = kind.partition(" ")
+    if not rest:
+        return name
+    module = import_module(f"{__package__}.{name}")
+    return str(module.describe(kind)) if hasattr(module, "describe") else name
 
 
 def named_linears(model: nn.Module) -> Iterator[tuple[str, Linear]]:

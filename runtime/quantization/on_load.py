@@ -6,21 +6,23 @@ what came of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
 from ...kernels.linear import LinearKernels
 from ...kernels.reference import quantize_dynamic
 from ..layers.linear import Linear, Place, StoredTensor
+from .grouped_weight import GroupedWeight, packed_nibbles
 from .w8a8 import W8A8
+from .weight_only import WeightOnly
 
-W8A8_KINDS = {
-    "int8": "w8a8 int8 channel token weight_scale",
+COLUMNS = {"fp8": 1, "int8": 1, "q8_0": 32, "q4_0": 32}
+"""By what `--quantization` says, of how many columns a layer's width must be a multiple."""
+_W8A8 = {
     "fp8": "w8a8 float8_e4m3fn channel token weight_scale",
+    "int8": "w8a8 int8 channel token weight_scale",
 }
-GROUPS = {"int8": 1, "fp8": 1}
-"""Of how many numbers a layer's width must be a multiple."""
 _ROWS = 4096
 """That are float32 at once."""
 
@@ -45,27 +47,68 @@ class OnLoad:
         return {"weight": Place([(layer.parts[part], layer.in_features)], load)}
 
     def finish(self, layer: Linear, kernels: LinearKernels | None) -> None:
-        method = W8A8(W8A8_KINDS[self.target])
-        device = layer.weight.device
-        with device:
+        if self.target in _W8A8:
+            self._finish_w8a8(layer, kernels)
+            return
+        quantise = quantise_q8_0 if self.target == "q8_0" else quantise_q4_0
+        found = [quantise(values) for _, values in self._rows(layer)]
+        weight = GroupedWeight(*(torch.cat(tensors) for tensors in zip(*found, strict=True)))
+        layer.method = method = WeightOnly.of([weight], 8 if self.target == "q8_0" else 4)
+        method.finish(layer, kernels, [weight])
+
+    def _finish_w8a8(self, layer: Linear, kernels: LinearKernels | None) -> None:
+        layer.method = method = W8A8(_W8A8[self.target])
+        with layer.weight.device:
             method.create(layer)
-        for part in layer.parts:
-            tensor, rows = self._parts.pop(part), layer.rows(part)
-            values = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-            tensor.copy_to(values)
-            for begin in range(0, values.shape[0], _ROWS):
-                some = slice(rows.start + begin, min(rows.start + begin + _ROWS, rows.stop))
-                numbers, scale = quantize_dynamic(
-                    values[begin : begin + _ROWS], layer.in_features, method.dtype
-                )
-                if not scale.isfinite().all():
-                    raise tensor.fault("holds numbers that are not finite")
-                layer.weight[some], layer.weight_scale[some] = numbers, scale
-        layer.method = method
+        for rows, values in self._rows(layer):
+            numbers, scale = quantize_dynamic(values, layer.in_features, method.dtype)
+            layer.weight[rows], layer.weight_scale[rows] = numbers, scale
         method.finish(layer, kernels)
+
+    def _rows(self, layer: Linear) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Some rows of the layer after others, as float32."""
+        for part in layer.parts:
+            tensor, begin = self._parts.pop(part), layer.rows(part).start
+            values = torch.empty(tensor.shape, dtype=tensor.dtype, device=layer.weight.device)
+            tensor.copy_to(values)
+            for some in torch.split(values, _ROWS):
+                if not some.isfinite().all():
+                    raise tensor.fault("holds numbers that are not finite")
+                yield slice(begin, begin + len(some)), some.float()
+                begin += len(some)
 
     def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
         raise AssertionError("the layer is not finished")
+
+
+def quantise_q8_0(values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """values [N, K] float32 as numbers, scales and zero points of `GroupedWeight`, of GGUF's Q8_0:
+    quantize_row_q8_0_ref of ggml-org/ggml, src/ggml-quants.c.
+    """
+    blocks = values.view(len(values), -1, 32)
+    scale = blocks.abs().amax(-1) / 127
+    scaled = blocks * _reciprocal(scale)
+    # Halves are rounded away from zero.
+    numbers = (scaled.abs() + 0.5).floor().copysign(scaled) + 128
+    return _numbers(numbers), scale.half(), torch.full_like(scale, 128, dtype=torch.uint8)
+
+
+def quantise_q4_0(values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """As `quantise_q8_0`, of Q4_0: the number that is farthest from zero becomes -8."""
+    blocks = values.view(len(values), -1, 32)
+    farthest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True)).squeeze(-1)
+    scale = farthest / -8
+    numbers = (blocks * _reciprocal(scale) + 8.5).floor().clamp(0, 15)
+    zero = torch.full_like(scale, 8, dtype=torch.uint8)
+    return packed_nibbles(_numbers(numbers)), scale.half(), zero
+
+
+def _reciprocal(scale: torch.Tensor) -> torch.Tensor:
+    return torch.where(scale == 0, 0.0, 1 / scale).unsqueeze(-1)
+
+
+def _numbers(blocks: torch.Tensor) -> torch.Tensor:
+    return blocks.flatten(1).to(torch.uint8)
 
 
 def make_method(kind: str) -> OnLoad:

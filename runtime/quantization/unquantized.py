@@ -23,6 +23,9 @@ class Unquantized:
 
     kind = PLAIN
 
+    def __init__(self, widened_from: str | None = None) -> None:
+        self.widened_from = widened_from
+
     def create(self, layer: Linear) -> None:
         # A head that is tied to the embedding has its weight already.
         if not hasattr(layer, "weight"):
@@ -62,7 +65,7 @@ class Widened:
             if name != "bias":
                 delattr(layer, name)
         layer.weight = nn.Parameter(values, requires_grad=False)
-        layer.method = Unquantized()
+        layer.method = Unquantized(self.stored.kind)
         layer.method.finish(layer, kernels)
 
     def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:

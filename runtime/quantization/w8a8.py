@@ -147,5 +147,12 @@ def _copy(target: torch.Tensor, values: torch.Tensor) -> None:
     target.copy_(values.reshape(target.shape) if values.numel() == target.numel() else values)
 
 
+def describe(kind: str) -> str:
+    """For people."""
+    _, dtype, weight, inputs, *_ = kind.split()
+    name = "int8" if dtype == "int8" else "fp8"
+    return f"{name} by {weight}, activations by {inputs.replace('static', 'tensor (static)')}"
+
+
 def make_method(kind: str) -> W8A8:
     return W8A8(kind)

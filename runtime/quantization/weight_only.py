@@ -215,5 +215,12 @@ def words_of(numbers: int, bits: int) -> int:
     return numbers * bits // 32
 
 
+def describe(kind: str) -> str:
+    """For people."""
+    _, bits, columns, _, zeros, order, *_ = kind.split()
+    extra = ", with zero points" * (zeros == "zeros") + ", reordered" * (order == "reordered")
+    return f"{bits} bits in groups of {columns}{extra}"
+
+
 def make_method(kind: str) -> WeightOnly:
     return WeightOnly(kind)

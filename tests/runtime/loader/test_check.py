@@ -123,7 +123,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "quantised": (
         lambda f: edit_config(f, quantization_config={"quant_method": "bitsandbytes"}),
-        "quantised by bitsandbytes are not supported; supported: compressed-tensors, ",
+        "quantised by bitsandbytes are not supported; supported: .*compressed-tensors, ",
     ),
     "pytorch_model.bin": (
         lambda f: only(f, "config.json", "pytorch_model.bin"),

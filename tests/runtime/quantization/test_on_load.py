@@ -7,8 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
+from gguf.quants import dequantize, quantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from quantized_checkpoints import SIZES, differences, make_fp8, reference, said
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
@@ -16,10 +20,14 @@ from tiny_models import make_tiny_model
 from piecework.kernels.cpu.native.linear import native_linear
 from piecework.runtime.layers.linear import Linear
 from piecework.runtime.loader.loader import hollow_model, load_model, random_model
-from piecework.runtime.quantization.methods import linear_kinds
+from piecework.runtime.quantization.grouped_weight import GroupedWeight, widened
+from piecework.runtime.quantization.methods import describe, linear_kinds
+from piecework.runtime.quantization.on_load import quantise_q4_0, quantise_q8_0
 
 CPU = torch.device("cpu")
 LARGEST = {"int8": 127, "fp8": 448}
+BLOCKS = {"q8_0": gguf.GGMLQuantizationType.Q8_0, "q4_0": gguf.GGMLQuantizationType.Q4_0}
+ALL = [*LARGEST, *BLOCKS]
 
 
 def rounded(x: torch.Tensor, quantization: str) -> torch.Tensor:
@@ -47,11 +55,50 @@ def test_weights_are_rounded_by_row_and_activations_by_token(
     assert found[int(0.9 * len(found))] < 1e-4 and found[-1] < 0.1
 
 
+def in_blocks(weight: torch.Tensor, quantization: str) -> torch.Tensor:
+    kind = BLOCKS[quantization]
+    return torch.from_numpy(dequantize(quantize(weight.numpy(), kind), kind))
+
+
+@pytest.mark.parametrize("quantization", BLOCKS)
+def test_blocks_are_those_of_the_gguf_library(quantization: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", **SIZES)
+    expected = reference(
+        folder,
+        lambda tensors: in_blocks(tensors["weight"], quantization),
+        quantised=lambda name: "proj" in name or name == "lm_head",
+    )
+    assert differences(expected, said(folder, quantization=quantization))[-1] < 1e-3
+
+
+@given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 5), blocks=st.integers(1, 3))
+@settings(deadline=None, max_examples=50)
+def test_blocks_of_any_numbers(seed: int, rows: int, blocks: int) -> None:
+    """Rows of zeros, of one number and of ties among them."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(rows, 32 * blocks, generator=generator)
+    values = values.round() if seed % 3 == 0 else values
+    values[0] = float(seed % 2)
+    for quantise, bits, name in ((quantise_q8_0, 8, "q8_0"), (quantise_q4_0, 4, "q4_0")):
+        weight = GroupedWeight(*quantise(values))
+        found = widened(weight, bits, torch.float32)
+        assert torch.equal(found, in_blocks(values, name))
+
+
+def test_layers_whose_width_does_not_fit_stay_as_they_are(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model", hidden_size=64, intermediate_size=72)
+    model = load_model(str(folder), torch.bfloat16, CPU, False, None, quantization="q8_0")
+    assert describe(model) == [
+        "10 layers in 8 bits in groups of 32: 0.1 MiB",
+        "3 layers in bfloat16: 0.0 MiB",
+    ]
+
+
 def layers_of(model: torch.nn.Module) -> dict[str, Linear]:
     return {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
 
 
-def describe(model: torch.nn.Module) -> dict[str, Any]:
+def shapes_of(model: torch.nn.Module) -> dict[str, Any]:
     return {
         name: (tensor.shape, tensor.stride(), tensor.dtype)
         for name, tensor in model.state_dict().items()
@@ -59,7 +106,7 @@ def describe(model: torch.nn.Module) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("quantization", LARGEST)
+@pytest.mark.parametrize("quantization", ALL)
 def test_a_hollow_model_has_the_shapes_of_the_loaded_one(
     quantization: str, packed: bool, tmp_path: Path
 ) -> None:
@@ -68,11 +115,11 @@ def test_a_hollow_model_has_the_shapes_of_the_loaded_one(
     loaded = load_model(str(folder), torch.bfloat16, CPU, False, kernels, quantization=quantization)
     kinds = linear_kinds(loaded)
     hollow = hollow_model(loaded.config, torch.bfloat16, CPU, kernels, kinds)
-    assert describe(hollow) == describe(loaded) and linear_kinds(hollow) == kinds
+    assert shapes_of(hollow) == shapes_of(loaded) and linear_kinds(hollow) == kinds
     assert all(kind.endswith("packed") == packed for kind in kinds.values())
 
 
-@pytest.mark.parametrize("quantization", LARGEST)
+@pytest.mark.parametrize("quantization", ALL)
 def test_packed_layers_compute_what_plain_ones_do(quantization: str, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model", "qwen2", **SIZES)
     packed, plain = (
@@ -84,10 +131,10 @@ def test_packed_layers_compute_what_plain_ones_do(quantization: str, tmp_path: P
     for name, layer in packed.items():
         x = torch.randn(5, layer.in_features).bfloat16()
         assert layer.layout is not None and plain[name].layout is None
-        assert torch.allclose(layer(x).float(), plain[name](x).float(), rtol=0.02, atol=0.02), name
+        assert torch.allclose(layer(x).float(), plain[name](x).float(), rtol=0.02, atol=0.05), name
 
 
-@pytest.mark.parametrize("quantization", LARGEST)
+@pytest.mark.parametrize("quantization", ALL)
 def test_random_weights_are_quantised_alike_each_time(quantization: str, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model", tie_word_embeddings=True, **SIZES)
     first, second = (

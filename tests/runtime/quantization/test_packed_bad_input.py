@@ -27,7 +27,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def load(path: Path) -> Any:
-    return load_model(str(path), torch.float32, torch.device("cpu"), False, keep_quantized=True)
+    return load_model(str(path), torch.float32, torch.device("cpu"), False, quantization="auto")
 
 
 def refusal(path: Path) -> str:

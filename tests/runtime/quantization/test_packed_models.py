@@ -54,7 +54,7 @@ def linears(loaded: LlamaForCausalLM) -> dict[str, Linear]:
 
 def load(path: Path, dtype: torch.dtype = torch.bfloat16, **settings: Any) -> LlamaForCausalLM:
     kernels = native_linear() if dtype == torch.bfloat16 else None
-    settings = {"kernels": kernels, "keep_quantized": True} | settings
+    settings = {"kernels": kernels, "quantization": "auto"} | settings
     return load_model(str(path), dtype, CPU, False, **settings)
 
 
@@ -67,7 +67,7 @@ def test_packed_layers_give_what_their_numbers_say(model: PackedModel) -> None:
 
 
 def test_widened_layers_have_their_numbers(model: PackedModel) -> None:
-    widened = linears(load(model.path, torch.float32, keep_quantized=False))
+    widened = linears(load(model.path, torch.float32, quantization="none"))
     for name, layer in linears(load(model.reference, torch.float32)).items():
         assert torch.allclose(widened[name].weight, layer.weight, rtol=1e-6, atol=1e-7), name
 

@@ -16,6 +16,10 @@ from quantized_checkpoints import (
     reference,
     said,
 )
+from tiny_models import make_tiny_model
+
+from piecework.runtime.loader.loader import load_model
+from piecework.runtime.quantization.methods import describe, linear_kinds
 
 FLOAT = {"num_bits": 8, "type": "float", "symmetric": True}
 INT = {"num_bits": 8, "type": "int", "symmetric": True}
@@ -117,3 +121,36 @@ def test_pieces_say_the_same(settings: dict[str, bool], tmp_path: Path) -> None:
     pairs = zip(chain(*eager), chain(*compiled), strict=True)
     found = sorted(abs(one - other) for one, other in pairs)
     assert found[int(0.9 * len(found))] < 1e-4 and found[-1] < 0.1
+
+
+@pytest.mark.parametrize("quantization", ["none", "auto"])
+def test_a_device_without_such_numbers_has_16_bits_and_says_so(
+    quantization: str, tmp_path: Path
+) -> None:
+    folder = make_fp8(tmp_path, block=False)
+    lacking = [torch.float8_e4m3fn] if quantization == "auto" else []
+    model = load_model(
+        str(folder),
+        torch.bfloat16,
+        torch.device("cpu"),
+        False,
+        quantization=quantization,
+        lacking=lacking,
+    )
+    assert not linear_kinds(model) and describe(model) == [
+        "8 layers in bfloat16, widened from fp8 by tensor, activations by token: 1.9 MiB",
+        "1 layer in bfloat16: 0.2 MiB",
+    ]
+
+
+def test_fp8_on_load_is_refused_where_the_device_lacks_it(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"--quantization fp8: .*; take int8"):
+        load_model(
+            str(folder),
+            torch.bfloat16,
+            torch.device("cpu"),
+            False,
+            quantization="fp8",
+            lacking=[torch.float8_e4m3fn],
+        )
