@@ -25,6 +25,7 @@ CACHE_DTYPES = {
 """By the names that `--kv-cache-dtype` has for them."""
 _SCALE_BYTES = 2
 _LARGEST = 127
+_LEAST_SCALE = 2.0**-126
 
 
 def row_bytes(size: int, dtype: torch.dtype) -> int:
@@ -41,9 +42,16 @@ def pages_shape(
     return (num_pages, page_size, heads, size)
 
 
+def page_size_of(cache: torch.Tensor, heads: int, size: int) -> int:
+    """Tokens in a page of keys or values."""
+    if cache.dtype == torch.int8:
+        return cache.shape[1] // (heads * row_bytes(size, torch.int8))
+    return cache.shape[1]
+
+
 def open_int8(cache: torch.Tensor, heads: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Numbers [P, S, K, N] int8 and scales [P, K, S] bfloat16 of int8 pages, as views."""
-    page_size = cache.shape[1] // (heads * row_bytes(size, torch.int8))
+    page_size = page_size_of(cache, heads, size)
     numbers, scales = cache.tensor_split([page_size * heads * size], 1)
     return (
         numbers.view(-1, page_size, heads, size),
@@ -58,9 +66,8 @@ def store(x: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, scale: floa
     """
     if cache.dtype == torch.int8:
         numbers, scales = open_int8(cache, *x.shape[1:])
-        # A row of zeros has the scale 1.
-        highest = x.float().abs().amax(-1)
-        kept = (highest.where(highest != 0, _LARGEST) / _LARGEST).bfloat16()
+        # Not 0, by which nothing can be divided.
+        kept = (x.float().abs().amax(-1) / _LARGEST).clamp(min=_LEAST_SCALE).bfloat16()
         rounded = (x.float() / kept.float()[..., None]).round().clamp(-_LARGEST, _LARGEST)
         pages, offsets = slots // numbers.shape[1], slots % numbers.shape[1]
         numbers[pages, offsets] = rounded.to(torch.int8)

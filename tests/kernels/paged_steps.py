@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from piecework.kernels import cache_format
 from piecework.kernels.attention import AttentionBackend, AttentionMetadata, KVLayout
 
 
@@ -144,3 +145,38 @@ class Step:
         return self.k_cache.view(shape)[self.metadata.slot_mapping], self.v_cache.view(shape)[
             self.metadata.slot_mapping
         ]
+
+
+def kept(x: torch.Tensor, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
+    """x [T, K, N] as it is read from pages of three tokens."""
+    tokens, heads, size = x.shape
+    cache = torch.zeros(cache_format.pages_shape(-(-tokens // 3), 3, heads, size, dtype)).to(dtype)
+    returned = cache_format.store(x, cache, torch.arange(tokens), scale)
+    pages = torch.arange(len(cache))
+    read = cache_format.load(cache, pages, heads, size, scale, x.dtype).flatten(0, 1)[:tokens]
+    assert torch.equal(read.nan_to_num(7), returned.nan_to_num(7))
+    return read
+
+
+def quantized(
+    step: Step, dtype: torch.dtype, scales: tuple[float, float] = (1.0, 1.0)
+) -> tuple[Step, list[torch.Tensor], list[torch.Tensor]]:
+    """The step over a cache in 8 bits, which holds its past, and all keys and values as they are
+    read from it, in float32. `scales`: those of keys and values in float8.
+    """
+    scales = (1.0, 1.0) if dtype == torch.int8 else scales
+    step.heads = replace(step.heads, cache_dtype=dtype, k_scale=scales[0], v_scale=scales[1])
+    caches, read = [], []
+    for plain, numbers, scale in zip(
+        (step.k_cache, step.v_cache), (step.keys, step.values), scales, strict=True
+    ):
+        # Bytes that nobody wrote are NaN in e4m3 and as scales.
+        shape = cache_format.pages_shape(*plain.shape, dtype)
+        cache = torch.full(shape, 0xFF, dtype=torch.uint8).view(dtype)
+        flat = plain.flatten(0, 1).float().cpu()
+        (written,) = torch.where(flat.isfinite().all(-1).all(-1))
+        cache_format.store(flat[written], cache, written, scale)
+        caches.append(cache.to(plain.device))
+        read.append([kept(each.float(), dtype, scale) for each in numbers])
+    step.k_cache, step.v_cache = caches
+    return step, *read

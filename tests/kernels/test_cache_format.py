@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_steps import Step
+from paged_steps import Step, kept, quantized
 
 from piecework.kernels import cache_format
 from piecework.kernels.attention import KVLayout
@@ -18,17 +18,6 @@ from piecework.kernels.paged_attention import TorchAttention
 FORMATS = list(CACHE_DTYPES.values())
 HALF_STEP = {torch.float8_e4m3fn: 2**-4, torch.float8_e5m2: 2**-3}
 """The most that rounding changes a number by, as a share of it."""
-
-
-def kept(x: torch.Tensor, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
-    """x [T, K, N] as it is read from pages of three tokens."""
-    tokens, heads, size = x.shape
-    cache = torch.zeros(cache_format.pages_shape(-(-tokens // 3), 3, heads, size, dtype)).to(dtype)
-    returned = cache_format.store(x, cache, torch.arange(tokens), scale)
-    pages = torch.arange(len(cache))
-    read = cache_format.load(cache, pages, heads, size, scale, x.dtype).flatten(0, 1)[:tokens]
-    assert torch.equal(read.nan_to_num(7), returned.nan_to_num(7))
-    return read
 
 
 @settings(max_examples=60)
@@ -91,36 +80,6 @@ def test_the_rows_of_int8_pages_are_aligned_and_their_scales_lie_behind_them() -
     numbers.fill_(1)
     assert not scales.any() and numbers.shape == (2, 16, 3, 64) and scales.shape == (2, 3, 16)
     assert numbers.data_ptr() == cache.data_ptr() and numbers.stride(0) % 32 == 0
-
-
-def quantized(
-    step: Step, dtype: torch.dtype, scales: tuple[float, float] = (1.0, 1.0)
-) -> tuple[Step, list[torch.Tensor], list[torch.Tensor]]:
-    """The step over a cache in 8 bits, which holds its past, and all keys and values as they are
-    read from it.
-    """
-    layout = replace(step.heads, cache_dtype=dtype, k_scale=scales[0], v_scale=scales[1])
-    heads, size = layout.num_kv_heads, layout.key_size
-    caches, read = [], []
-    for plain, numbers, scale in zip(
-        (step.k_cache, step.v_cache), (step.keys, step.values), scales, strict=True
-    ):
-        pages, page_size = plain.shape[:2]
-        shape = cache_format.pages_shape(pages, page_size, heads, size, dtype)
-        # Bytes that nobody wrote are NaN in e4m3, and NaN as scales.
-        cache = torch.full(
-            shape,
-            0x7F if dtype != torch.int8 else -1,
-            dtype=torch.uint8 if dtype != torch.int8 else torch.int8,
-        ).view(dtype)
-        everything = torch.arange(pages * page_size)
-        flat = plain.flatten(0, 1)
-        written = everything[~flat.isnan().any(-1).any(-1)]
-        cache_format.store(flat[written], cache, written, scale)
-        caches.append(cache)
-        read.append([kept(each, dtype, scale) for each in numbers])
-    step.heads, (step.k_cache, step.v_cache) = layout, caches
-    return step, *read
 
 
 @settings(deadline=None, max_examples=60)

@@ -13,8 +13,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from native_variants import native_variants
-from paged_steps import Step
+from paged_steps import Step, kept, quantized
 
+from piecework.kernels import cache_format
+from piecework.kernels.cache_format import CACHE_DTYPES
 from piecework.kernels.cpu.native import build
 from piecework.kernels.cpu.native.attention import NativeAttention, native_or_torch
 from piecework.kernels.paged_attention import TorchAttention
@@ -102,6 +104,72 @@ def test_it_equals_the_definition(
         )
         keys, values = step.stored()
         assert torch.equal(keys, step.new(step.keys)) and torch.equal(values, step.new(step.values))
+
+
+@settings(max_examples=20)
+@given(
+    lens=LENS,
+    page_size=st.sampled_from([1, 3, 16, 64]),
+    kv_heads=st.integers(1, 3),
+    group=st.sampled_from([1, 3, 8, 40]),
+    head_size=st.sampled_from([8, 26, 64, 80, 128]),
+    window=st.sampled_from([None, 4, 50]),
+    cache=st.sampled_from(list(CACHE_DTYPES.values())),
+    scales=st.sampled_from([(1.0, 1.0), (0.5, 0.03)]),
+)
+def test_it_stores_and_reads_8_bits_as_the_reference_does(
+    variants: list[NativeAttention],
+    lens: list[tuple[int, int]],
+    page_size: int,
+    kv_heads: int,
+    group: int,
+    head_size: int,
+    window: int | None,
+    cache: torch.dtype,
+    scales: tuple[float, float],
+) -> None:
+    plain = Step(
+        lens,
+        page_size=page_size,
+        heads=group * kv_heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        seed=len(lens),
+        dtype=torch.bfloat16,
+    )
+    step, keys, values = quantized(plain, cache, scales)
+    before, new = (step.k_cache, step.v_cache), (step.keys, step.values)
+    stored = [each.clone() for each in before]
+    for tokens, part, scale in zip(new, stored, scales, strict=True):
+        cache_format.store(step.new(tokens), part, step.metadata.slot_mapping, scale)
+    for backend in variants:
+        step.keys, step.values = new
+        step.k_cache, step.v_cache = (each.clone() for each in before)
+        out = step.run(backend, window=window, padding=2)
+        for found, wanted in zip((step.k_cache, step.v_cache), stored, strict=True):
+            assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
+        step.keys, step.values = keys, values
+        assert torch.allclose(out.double(), exact(step, window), atol=1e-3, rtol=2**-8)
+
+
+@pytest.mark.parametrize("cache", CACHE_DTYPES.values(), ids=CACHE_DTYPES)
+def test_every_number_of_8_bits_is_stored_and_read_as_the_reference_does(
+    variants: list[NativeAttention], cache: torch.dtype
+) -> None:
+    """One token that sees itself alone gets its own value: all bfloat16 numbers, one a row."""
+    bits = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    for rows in (bits.view(-1, 1, 64), bits.view(64, 1, -1).transpose(0, 2).contiguous()):
+        lens = [(1, 0)] * len(rows)
+        step, _, _ = quantized(
+            Step(lens, page_size=16, heads=1, kv_heads=1, head_size=64, seed=0, dtype=bits.dtype),
+            cache,
+        )
+        expected = kept(rows.float(), cache)
+        step.values = list(rows[:, None])
+        for backend in variants:
+            found = step.run(backend).float()
+            assert torch.equal(found.isnan(), expected.isnan())
+            assert torch.equal(found.nan_to_num(), expected.bfloat16().float().nan_to_num())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

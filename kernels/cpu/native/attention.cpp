@@ -3,8 +3,15 @@
 
 namespace piecework {
 
-template void attend_item(const AttentionCall<bf16>&, const Item&, Scratch&, float*);
-template void attend_item(const AttentionCall<float>&, const Item&, Scratch&, float*);
+template <>
+CacheKernels<bf16> kernels_for(CacheKind kind) {
+  return kind == CacheKind::kAsQueries ? CacheKernels<bf16>{store_row<bf16, bf16>, attend_item<bf16, bf16>} : byte_kernels_for(kind);
+}
+
+template <>
+CacheKernels<float> kernels_for(CacheKind) {
+  return {store_row<float, float>, attend_item<float, float>};
+}
 
 namespace {
 
@@ -19,7 +26,7 @@ void attention(const AttentionCall<T>& call, int most_threads) {
   static thread_local std::vector<float> partials;
   const int64_t floats = make_items(call, threads, items);
   if (static_cast<int64_t>(partials.size()) < floats) partials.resize(floats);
-  const AttendItem<T> attend = attend_for<T>(call.head_size);
+  const CacheKernels<T> kernels = kernels_for<T>(call.cache_kind);
   float* waiting = partials.data();
   const Item* work = items.data();
   const int count = static_cast<int>(items.size());
@@ -27,9 +34,9 @@ void attention(const AttentionCall<T>& call, int most_threads) {
   {
     Scratch scratch(call.head_size, std::max(kMostRows, call.heads / call.kv_heads));
 #pragma omp for schedule(static)
-    for (int row = 0; row < call.tokens; ++row) store_row(call, row);
+    for (int row = 0; row < call.tokens; ++row) kernels.store_row(call, row);
 #pragma omp for schedule(dynamic)
-    for (int i = 0; i < count; ++i) attend(call, work[i], scratch, waiting);
+    for (int i = 0; i < count; ++i) kernels.attend_item(call, work[i], scratch, waiting);
     if (floats > 0) {
 #pragma omp for schedule(dynamic)
       for (int i = 0; i < count; ++i)

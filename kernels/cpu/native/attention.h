@@ -19,14 +19,31 @@ template <class T>
 struct AttentionCall {
   const T *q, *k, *v;  // [T, H, D], [T, K, D]; rows are `*_stride` numbers apart
   T* out;              // [T, H, D]
-  T *k_cache, *v_cache;  // [pages, S, K, D]
+  void *k_cache, *v_cache;  // [pages, S, K, D] of `cache_kind`; int8 has the scales of a page, [K, S] bfloat16, behind its numbers
   const int64_t* slots;  // [tokens]: page * S + offset
   const int64_t* table;  // [B, table_stride]
   const int32_t *query_lens, *seq_lens;  // [B]
   int64_t q_stride, k_stride, v_stride, out_stride, table_stride;
   int32_t requests, tokens, heads, kv_heads, head_size, page_size, window;  // window 0: all
-  float scale;
+  CacheKind cache_kind;
+  float scale, k_scale, v_scale;  // k_scale, v_scale: 1 but for numbers in float8
+
+  // Numbers of a page, without the scales behind them.
+  int64_t page_numbers() const { return static_cast<int64_t>(page_size) * kv_heads * head_size; }
 };
+
+// Where something lies in pages of C, in numbers from the first page's first.
+template <class C, class T>
+int64_t page_start(const AttentionCall<T>& call, int64_t page) {
+  const int64_t scales = kIsInt8<C> ? static_cast<int64_t>(sizeof(bf16)) * call.page_size * call.kv_heads : 0;
+  return page * (call.page_numbers() + scales);
+}
+
+// The scale of the first head's first token of a page.
+template <class T>
+bf16* page_scales(const AttentionCall<T>& call, void* cache, int64_t page) {
+  return reinterpret_cast<bf16*>(static_cast<int8_t*>(cache) + page_start<int8_t>(call, page) + call.page_numbers());
+}
 
 // Keys [begin, end) for the query tokens [first, last) of a request: `row` is the step's token that belongs to `first`.
 struct Item {
@@ -85,26 +102,40 @@ int64_t make_items(const AttentionCall<T>& call, int threads, std::vector<Item>&
   return floats;
 }
 
-template <class T>
+template <class T, class C>
+void store_part(const AttentionCall<T>& call, int64_t slot, const T* from, float scale, void* cache) {
+  const int64_t width = static_cast<int64_t>(call.kv_heads) * call.head_size, page = slot / call.page_size, offset = slot % call.page_size;
+  C* to = static_cast<C*>(cache) + page_start<C>(call, page) + offset * width;
+  if constexpr (std::is_same_v<T, C>) {
+    std::memcpy(to, from, width * sizeof(T));
+  } else if constexpr (kIsInt8<C>) {
+    for (int head = 0; head < call.kv_heads; ++head, from += call.head_size, to += call.head_size)
+      store_int8(from, call.head_size, to, page_scales(call, cache, page) + head * call.page_size + offset);
+  } else {
+    store_float8(from, width, scale, to);
+  }
+}
+
+template <class T, class C>
 void store_row(const AttentionCall<T>& call, int row) {
-  const size_t width = static_cast<size_t>(call.kv_heads) * call.head_size;
-  std::memcpy(call.k_cache + call.slots[row] * width, call.k + row * call.k_stride, width * sizeof(T));
-  std::memcpy(call.v_cache + call.slots[row] * width, call.v + row * call.v_stride, width * sizeof(T));
+  store_part<T, C>(call, call.slots[row], call.k + row * call.k_stride, call.k_scale, call.k_cache);
+  store_part<T, C>(call, call.slots[row], call.v + row * call.v_stride, call.v_scale, call.v_cache);
 }
 
 template <class T>
 void write_row(const AttentionCall<T>& call, const Item& item, int row, const float* __restrict sums, float total) {
   const int group = call.heads / call.kv_heads;
   T* __restrict out = call.out + (item.row + row / group) * call.out_stride + (item.kv_head * group + row % group) * call.head_size;
-  const float factor = 1.0f / total;
+  const float factor = call.v_scale * unit_of(call.cache_kind) / total;
 #pragma omp simd
   for (int i = 0; i < call.head_size; ++i) out[i] = from_float<T>(sums[i] * factor);
 }
 
 // The queries of the item's `rows`, so scaled that scores count in powers of two.
-template <class T>
+template <class C, class T>
 void load_queries(const AttentionCall<T>& call, const Item& item, int rows, bool few, Scratch& scratch) {
   constexpr float kLog2E = 1.44269504f;
+  const float factor = call.scale * kLog2E * call.k_scale * unit_of(call.cache_kind);
   const int group = call.heads / call.kv_heads;
   for (int row = 0; row < rows; row += tiles::kRows) {
     const T* from[tiles::kRows];
@@ -112,63 +143,80 @@ void load_queries(const AttentionCall<T>& call, const Item& item, int rows, bool
     for (int i = 0; i < count; ++i)
       from[i] = call.q + (item.row + (row + i) / group) * call.q_stride + (item.kv_head * group + (row + i) % group) * call.head_size;
     if (few) {
-      tiles::load_few(from, count, call.scale * kLog2E, scratch);
+      tiles::load_few<C>(from, count, factor, scratch);
     } else {
-      tiles::widen_transposed(from, count, call.head_size, call.scale * kLog2E, scratch.queries(row), kLanes);
+      tiles::widen_transposed(from, count, call.head_size, tiles::splat(factor), scratch.queries(row), kLanes);
     }
   }
 }
 
-// keys, values [kTile]: where they lie; behind the tile's last token there are others of its own.
-template <class T>
-void find_tile(const AttentionCall<T>& call, const Item& item, const tiles::Tile& tile, const T** keys, const T** values) {
+template <class C, class T>
+void find_tile(const AttentionCall<T>& call, const Item& item, const tiles::Tile& tile, tiles::Places<C>& places) {
   const int64_t* pages = call.table + item.request * call.table_stride;
   const int64_t width = static_cast<int64_t>(call.kv_heads) * call.head_size;
+  const C *k_cache = static_cast<const C*>(call.k_cache), *v_cache = static_cast<const C*>(call.v_cache);
   for (int j = 0, page = tile.start / call.page_size, offset = tile.start % call.page_size; j < tile.count; ++page, offset = 0) {
-    int64_t place = (pages[page] * call.page_size + offset) * width + item.kv_head * call.head_size;
-    for (; offset < call.page_size && j < tile.count; ++offset, ++j, place += width) {
-      keys[j] = call.k_cache + place;
-      values[j] = call.v_cache + place;
+    int64_t place = page_start<C>(call, pages[page]) + offset * width + item.kv_head * call.head_size;
+    const int count = std::min(call.page_size - offset, tile.count - j);
+    if constexpr (kIsInt8<C>) {
+      const int64_t first = static_cast<int64_t>(item.kv_head) * call.page_size + offset;
+      const bf16 *keys = page_scales(call, call.k_cache, pages[page]) + first, *values = page_scales(call, call.v_cache, pages[page]) + first;
+#pragma omp simd
+      for (int i = 0; i < count; ++i) places.key_scales[j + i] = to_float(keys[i]), places.value_scales[j + i] = to_float(values[i]);
+    }
+    for (const int end = j + count; j < end; ++j, place += width) {
+      places.keys[j] = k_cache + place;
+      places.values[j] = v_cache + place;
     }
   }
-  std::fill(keys + tile.count, keys + tiles::kTile, keys[0]);
+  std::fill(places.keys + tile.count, places.keys + tiles::kTile, places.keys[0]);
+  if constexpr (kIsInt8<C>) {
+    std::fill(places.key_scales + tile.count, places.key_scales + tiles::kTile, 1.0f);
+    std::fill(places.value_scales + tile.count, places.value_scales + tiles::kTile, 1.0f);
+  }
 }
 
 // Many rows: keys and values are widened once for all of them.
-template <class T>
-void attend_blocks(int rows, const tiles::Sight& sight, const tiles::Tile& tile, const T* const* keys, const T* const* values, Scratch& scratch) {
-  for (int j = 0; j < tile.count; ++j) tiles::widen_row(values[j], scratch.values + j * scratch.padded, scratch.head_size, scratch.padded);
-  for (int j = 0; j < tile.count; j += kLanes)
-    tiles::widen_transposed(keys + j, std::min(kLanes, tile.count - j), scratch.head_size, 1.0f, scratch.keys + j, tiles::kTile);
+template <class C>
+void attend_blocks(int rows, const tiles::Sight& sight, const tiles::Tile& tile, const tiles::Places<C>& places, Scratch& scratch) {
+  for (int j = 0; j < tile.count; ++j) {
+    float factor = 1.0f;
+    if constexpr (kIsInt8<C>) factor = places.value_scales[j];
+    tiles::widen_value(places.values[j], factor, scratch.values + j * scratch.padded, scratch.head_size, scratch.padded);
+  }
+  for (int j = 0; j < tile.count; j += kLanes) {
+    floats factors = tiles::splat(1.0f);
+    if constexpr (kIsInt8<C>) factors = load<floats>(places.key_scales + j);
+    tiles::widen_keys(places.keys + j, std::min(kLanes, tile.count - j), scratch.head_size, factors, scratch.keys + j, tiles::kTile);
+  }
   for (int row = 0; row < rows; row += tiles::kRows) scratch.attend(sight, tile, row, std::min(tiles::kRows, rows - row));
 }
 
-template <class T>
+template <class T, class C>
 void attend_item(const AttentionCall<T>& call, const Item& item, Scratch& scratch, float* partials) {
   const int group = call.heads / call.kv_heads, rows = (item.last - item.first) * group, size = call.head_size;
   const tiles::Sight sight{call.seq_lens[item.request] - call.query_lens[item.request] + item.first, group, call.window};
-  const bool few = tiles::is_few<T>(rows, size);
-  const T *places[2][2][tiles::kTile];  // keys and values of a tile and of the next
+  const bool few = tiles::is_few<C>(rows, size);
+  tiles::Places<C> both[2];  // of a tile and of the next
+  const auto places = [&](int start) -> tiles::Places<C>& { return both[start / tiles::kTile % 2]; };
   const auto tile_at = [&](int start) { return tiles::Tile{start, std::max(0, std::min(tiles::kTile, item.end - start))}; };
   const auto find = [&](const tiles::Tile& tile) {
-    auto& [keys, values] = places[tile.start / tiles::kTile % 2];
-    if (tile.count > 0) find_tile(call, item, tile, keys, values);
+    if (tile.count > 0) find_tile(call, item, tile, places(tile.start));
   };
   find(tile_at(item.begin));
-  if (few) tiles::prefetch_rows(places[item.begin / tiles::kTile % 2][0], tile_at(item.begin).count, size);
+  if (few) tiles::prefetch_rows(places(item.begin).keys, tile_at(item.begin).count, size);
   scratch.start(rows);
-  load_queries(call, item, rows, few, scratch);
+  load_queries<C>(call, item, rows, few, scratch);
   for (int start = item.begin; start < item.end; start += tiles::kTile) {
     const tiles::Tile tile = tile_at(start), next = tile_at(start + tiles::kTile);
     find(next);
-    const auto& [keys, values] = places[start / tiles::kTile % 2];
     if (few) {
-      tiles::attend_few(rows, sight, tile, keys, values, places[next.start / tiles::kTile % 2][0], next.count, scratch);
+      tiles::attend_few(rows, sight, tile, places(start), places(next.start).keys, next.count, scratch);
     } else {
-      attend_blocks(rows, sight, tile, keys, values, scratch);
+      attend_blocks(rows, sight, tile, places(start), scratch);
     }
   }
-  if (few) tiles::restore_order<T>(rows, scratch);
+  if (few) tiles::restore_order<C>(rows, scratch);
   float* partial = partials + item.partial;
   for (int row = 0; row < rows; ++row) {
     const float* sums = scratch.sums + row * scratch.padded;
@@ -182,17 +230,17 @@ void attend_item(const AttentionCall<T>& call, const Item& item, Scratch& scratc
   }
 }
 
-// Compiled once, in attention.cpp.
-extern template void attend_item(const AttentionCall<bf16>&, const Item&, Scratch&, float*);
-extern template void attend_item(const AttentionCall<float>&, const Item&, Scratch&, float*);
+// What depends on the numbers of the cache, compiled once for each kind: in attention.cpp and attention_bytes.cpp.
+template <class T>
+struct CacheKernels {
+  void (*store_row)(const AttentionCall<T>&, int row);
+  void (*attend_item)(const AttentionCall<T>&, const Item&, Scratch&, float* partials);
+};
 
 template <class T>
-using AttendItem = void (*)(const AttentionCall<T>&, const Item&, Scratch&, float*);
+CacheKernels<T> kernels_for(CacheKind kind);
 
-template <class T>
-AttendItem<T> attend_for(int) {
-  return attend_item<T>;
-}
+CacheKernels<bf16> byte_kernels_for(CacheKind kind);
 
 // The chunks of `item`, the first of them, become the rows of `out`; a chunk in which a row sees nothing counts nothing.
 template <class T>

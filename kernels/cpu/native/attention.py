@@ -19,7 +19,12 @@ from .build import load_kernels
 _FUNCTIONS = {torch.bfloat16: "piecework_attention_bf16", torch.float32: "piecework_attention_f32"}
 _POINTERS = ("q", "k", "v", "out", "k_cache", "v_cache", "slots", "table", "query_lens", "seq_lens")
 _STRIDES = ("q_stride", "k_stride", "v_stride", "out_stride", "table_stride")
-_NUMBERS = ("requests", "tokens", "heads", "kv_heads", "head_size", "page_size", "window")
+_NUMBERS = (
+    *("requests", "tokens", "heads", "kv_heads", "head_size", "page_size", "window"),
+    "cache_kind",
+)
+CACHE_KINDS = {None: 0, torch.float8_e4m3fn: 1, torch.float8_e5m2: 2, torch.int8: 3}
+"""`CacheKind` of attention_cache.h."""
 
 
 class AttentionCall(ctypes.Structure):
@@ -29,7 +34,7 @@ class AttentionCall(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in _POINTERS),
         *((name, ctypes.c_int64) for name in _STRIDES),
         *((name, ctypes.c_int32) for name in _NUMBERS),
-        ("scale", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("scale", "k_scale", "v_scale")),
     ]
 
 
@@ -54,8 +59,8 @@ class NativeAttention(TorchAttention):
     """One call of C++ a layer: stores keys and values, and attends to whole pages where they lie.
 
     Threads share requests, heads, blocks of queries, and stretches of long contexts. Tensors of
-    other kinds than bfloat16 and float32, values that are not as long as keys, and plans of graphs
-    go to plain torch.
+    other kinds than bfloat16 and float32, caches in 8 bits under queries in float32, values that
+    are not as long as keys, and plans of graphs go to plain torch.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -91,7 +96,7 @@ class NativeAttention(TorchAttention):
         function = self._functions.get(layout.dtype)
         if (
             function is None
-            or layout.cache_dtype is not None
+            or (layout.cache_dtype is not None and layout.dtype != torch.bfloat16)
             or layout.key_size != layout.value_size
             or not isinstance(plan, NativePlan)
         ):
@@ -116,6 +121,8 @@ class NativeAttention(TorchAttention):
         call.k_cache, call.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
         call.heads, call.kv_heads = layout.num_heads, layout.num_kv_heads
         call.head_size, call.window, call.scale = layout.key_size, layout.window or 0, layout.scale
+        call.cache_kind = CACHE_KINDS[layout.cache_dtype]
+        call.k_scale, call.v_scale = layout.k_scale, layout.v_scale
         function(ctypes.byref(call), torch.get_num_threads())
 
     def _torch_plan(self, plan: Any) -> TorchPlan | TorchDecodePlan:

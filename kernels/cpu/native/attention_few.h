@@ -1,9 +1,9 @@
 // Few query rows over a tile, as decodes have them: keys and values are widened in registers and not written anywhere.
 //
-// bfloat16 comes two to a word, so that a vector of words becomes one of even and one of odd numbers: rows of queries and of sums
-// lie in that order here, kLanes even ones, kLanes odd ones, and so on.
+// C: the cache's kind of number. bfloat16 comes two to a word, so that a vector of words becomes one of even and one of odd numbers: rows
+// of queries and of sums lie in that order here, kLanes even ones, kLanes odd ones, and so on. Others lie one after another.
 #pragma once
-#include "attention_tiles.h"
+#include "attention_cache.h"
 
 namespace piecework::tiles {
 
@@ -11,20 +11,24 @@ constexpr int kFewRows = std::min(8, kRows);  // with more of them it pays to tr
 constexpr int kKeysAtOnce = kLanes == 16 ? 4 : 2;
 constexpr int kColumnsAtOnce = kLanes == 16 ? 4 : 2;  // vectors
 
-template <class T>
+template <class C>
+constexpr int kVectors = std::is_same_v<C, bf16> ? 2 : 1;  // that are made at once
+
+template <class C>
 bool is_few(int rows, int head_size) {
-  return rows <= kFewRows && head_size % (kLanes * kNumbersInWord<T>) == 0;
+  return rows <= kFewRows && head_size % (kLanes * kVectors<C>) == 0;
 }
 
-// The numbers of a vector of words.
-template <class T>
-inline void widen_words(const T* from, floats* to) {
-  const words together = load<words>(from);
-  if constexpr (kNumbersInWord<T> == 1) {
-    to[0] = bits_as<floats>(together);
-  } else {
+template <class C>
+inline void widen_vectors(const C* from, floats* to) {
+  if constexpr (std::is_same_v<C, bf16>) {
+    const words together = load<words>(from);
     to[0] = bits_as<floats>(together << 16);
     to[1] = bits_as<floats>(together & 0xffff0000u);
+  } else if constexpr (std::is_same_v<C, float>) {
+    to[0] = load<floats>(from);
+  } else {
+    to[0] = widen(from);
   }
 }
 
@@ -43,16 +47,16 @@ inline floats sum_each(floats (&rows)[kLanes]) {
 }
 
 // q [R, size] times each of kLanes keys: scores [R, kTile].
-template <int R, class T>
-inline void score_few(const float* q, int size, const T* const* keys, float* scores) {
-  constexpr int pack = kNumbersInWord<T>;
+template <int R, class C>
+inline void score_few(const float* q, int size, const C* const* keys, float* scores) {
+  constexpr int pack = kVectors<C>;
   floats products[R][kLanes];
   for (int j = 0; j < kLanes; j += kKeysAtOnce) {
     floats sums[R][kKeysAtOnce] = {};
     for (int i = 0; i < size; i += kLanes * pack) {
       floats key[kKeysAtOnce][pack];
 #pragma GCC unroll 4
-      for (int k = 0; k < kKeysAtOnce; ++k) widen_words(keys[j + k] + i, key[k]);
+      for (int k = 0; k < kKeysAtOnce; ++k) widen_vectors(keys[j + k] + i, key[k]);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 2
@@ -72,14 +76,14 @@ inline void score_few(const float* q, int size, const T* const* keys, float* sco
 }
 
 // kept * sums + weights [R, kTile] times `count` values, of N vectors of columns.
-template <int R, int N, class T>
-inline void sum_few(const float* weights, const T* const* values, int column, int count, const float* kept, float* sums, int size) {
-  constexpr int pack = kNumbersInWord<T>;
+template <int R, int N, class C>
+inline void sum_few(const float* weights, const C* const* values, int column, int count, const float* kept, float* sums, int size) {
+  constexpr int pack = kVectors<C>;
   floats added[R][N] = {};
   for (int j = 0; j < count; ++j) {
     floats value[N];
 #pragma GCC unroll 4
-    for (int n = 0; n < N; n += pack) widen_words(values[j] + column + n * kLanes, value + n);
+    for (int n = 0; n < N; n += pack) widen_vectors(values[j] + column + n * kLanes, value + n);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       const floats weight = splat(weights[r * kTile + j]);
@@ -116,50 +120,63 @@ inline void prefetch_rows(const T* const* rows, int count, int size) {
     for (int i = 0; i < size; i += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(rows[j] + i);
 }
 
-// keys [kTile], values [tile.count]. Queries lie where other items have their keys. While scores are made, the values come from
-// memory, and while these are summed, the keys of the next tile, if there is one: next_keys [next_count].
-template <class T>
-void attend_few(int rows, const Sight& sight, const Tile& tile, const T* const* keys, const T* const* values, const T* const* next_keys, int next_count,
+// scores [rows][kTile] of the keys [0, end) times a number of each key.
+inline void scale_scores(int rows, int end, const float* by, float* scores) {
+  for (int r = 0; r < rows; ++r, scores += kTile)
+    for (int j = 0; j < end; j += kLanes) store(scores + j, load<floats>(scores + j) * load<floats>(by + j));
+}
+
+// Queries lie where other items have their keys. While scores are made, the values come from memory, and while these are summed, the keys
+// of the next tile, if there is one: next_keys [next_count].
+template <class C>
+void attend_few(int rows, const Sight& sight, const Tile& tile, const Places<C>& places, const C* const* next_keys, int next_count,
                 Scratch& scratch) {
-  constexpr int pack = kNumbersInWord<T>;
+  constexpr int pack = kVectors<C>;
   const int size = scratch.head_size, end = round_up(tile.count, kLanes);
   each_few(rows, [&](int row, auto count) {
     for (int j = 0; j < end; j += kLanes) {
-      if (row == 0) prefetch_rows(values + j, std::min(kLanes, tile.count - j), size);
-      score_few<count>(scratch.keys + row * size, size, keys + j, scratch.scores + row * kTile + j);
+      if (row == 0) prefetch_rows(places.values + j, std::min(kLanes, tile.count - j), size);
+      score_few<count>(scratch.keys + row * size, size, places.keys + j, scratch.scores + row * kTile + j);
     }
   });
+  if constexpr (kIsInt8<C>) scale_scores(rows, end, places.key_scales, scratch.scores);
   prefetch_rows(next_keys, next_count, size);
   alignas(4 * kLanes) float kept[kLanes];
   scratch.weigh(sight, tile, 0, rows, 0, end, kept);
+  if constexpr (kIsInt8<C>) scale_scores(rows, end, places.value_scales, scratch.scores);
   each_few(rows, [&](int row, auto count) {
     const float* weights = scratch.scores + row * kTile;
     float* sums = scratch.sums + row * size;
     int column = 0;
     for (; column + kColumnsAtOnce * kLanes <= size; column += kColumnsAtOnce * kLanes)
-      sum_few<count, kColumnsAtOnce>(weights, values, column, tile.count, kept + row, sums, size);
-    for (; column < size; column += pack * kLanes) sum_few<count, pack>(weights, values, column, tile.count, kept + row, sums, size);
+      sum_few<count, kColumnsAtOnce>(weights, places.values, column, tile.count, kept + row, sums, size);
+    for (; column < size; column += pack * kLanes) sum_few<count, pack>(weights, places.values, column, tile.count, kept + row, sums, size);
   });
 }
 
-// Queries of `count` rows times `factor`.
-template <class T>
+// Queries of `count` rows times `factor`, in the order of the cache's numbers.
+template <class C, class T>
 void load_few(const T* const* from, int count, float factor, Scratch& scratch) {
-  constexpr int pack = kNumbersInWord<T>;
   for (int r = 0; r < count; ++r) {
-    for (int i = 0; i < scratch.head_size; i += pack * kLanes) {
-      floats numbers[pack];
-      widen_words(from[r] + i, numbers);
-      for (int p = 0; p < pack; ++p) store(scratch.keys + r * scratch.head_size + i + p * kLanes, numbers[p] * factor);
+    float* to = scratch.keys + r * scratch.head_size;
+    if constexpr (kVectors<C> == 1) {
+#pragma omp simd
+      for (int i = 0; i < scratch.head_size; ++i) to[i] = to_float(from[r][i]) * factor;
+    } else {
+      for (int i = 0; i < scratch.head_size; i += 2 * kLanes) {
+        floats numbers[2];
+        widen_vectors(from[r] + i, numbers);
+        for (int p = 0; p < 2; ++p) store(to + i + p * kLanes, numbers[p] * factor);
+      }
     }
   }
 }
 
 // Sums lie one after another again.
-template <class T>
+template <class C>
 void restore_order(int rows, Scratch& scratch) {
   constexpr auto numbers = std::make_integer_sequence<int, kLanes>{};
-  if constexpr (kNumbersInWord<T> == 2) {
+  if constexpr (kVectors<C> == 2) {
     for (float* sums = scratch.sums; sums < scratch.sums + rows * scratch.head_size; sums += 2 * kLanes) {
       const words even = bits_as<words>(load<floats>(sums)), odd = bits_as<words>(load<floats>(sums + kLanes));
       store(sums, bits_as<floats>(interleaved<0>(even, odd, numbers)));

@@ -102,22 +102,22 @@ constexpr int kNumbersInWord = sizeof(words) / (kLanes * sizeof(T));
 
 // kLanes words of kLanes rows become `taken` lines of to [taken, stride].
 template <class T>
-inline void store_transposed(words (&rows)[kLanes], int taken, float factor, float* to, int stride) {
+inline void store_transposed(words (&rows)[kLanes], int taken, floats factors, float* to, int stride) {
   transpose(rows);
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) {
     if constexpr (kNumbersInWord<T> == 1) {
-      if (i < taken) store(to + i * stride, bits_as<floats>(rows[i]) * factor);
+      if (i < taken) store(to + i * stride, bits_as<floats>(rows[i]) * factors);
     } else {
-      if (2 * i < taken) store(to + 2 * i * stride, bits_as<floats>(rows[i] << 16) * factor);
-      if (2 * i + 1 < taken) store(to + (2 * i + 1) * stride, bits_as<floats>(rows[i] & 0xffff0000u) * factor);
+      if (2 * i < taken) store(to + 2 * i * stride, bits_as<floats>(rows[i] << 16) * factors);
+      if (2 * i + 1 < taken) store(to + (2 * i + 1) * stride, bits_as<floats>(rows[i] & 0xffff0000u) * factors);
     }
   }
 }
 
-// `count` rows, up to kLanes, of `size` numbers become columns of to [size, stride], as float32 times `factor`; the others zeros.
+// `count` rows, up to kLanes, of `size` numbers become columns of to [size, stride], as float32 each times its factor; the others zeros.
 template <class T>
-inline void widen_transposed(const T* const* from, int count, int size, float factor, float* to, int stride) {
+inline void widen_transposed(const T* const* from, int count, int size, floats factors, float* to, int stride) {
   constexpr int step = kLanes * kNumbersInWord<T>;
   static constexpr T zeros[step] = {};
   words rows[kLanes];
@@ -125,14 +125,14 @@ inline void widen_transposed(const T* const* from, int count, int size, float fa
   for (; begin + step <= size; begin += step) {
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) std::memcpy(&rows[i], i < count ? from[i] + begin : zeros, sizeof(words));
-    store_transposed<T>(rows, step, factor, to + begin * stride, stride);
+    store_transposed<T>(rows, step, factors, to + begin * stride, stride);
   }
   if (begin < size) {
     for (int i = 0; i < kLanes; ++i) {
       rows[i] = words{};
       if (i < count) std::memcpy(&rows[i], from[i] + begin, (size - begin) * sizeof(T));
     }
-    store_transposed<T>(rows, size - begin, factor, to + begin * stride, stride);
+    store_transposed<T>(rows, size - begin, factors, to + begin * stride, stride);
   }
 }
 

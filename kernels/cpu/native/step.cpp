@@ -18,9 +18,10 @@ constexpr int kMostTokens = 64;
 struct Layer {
   const bf16 *input_norm, *post_norm, *q_norm, *k_norm;  // q_norm, k_norm: null where heads are not normalised
   Linear qkv, output, gate_up, down;
-  bf16 *k_cache, *v_cache;
-  float scale;
+  void *k_cache, *v_cache;
+  float scale, k_scale, v_scale;
   int32_t window;
+  CacheKind cache_kind;
 };
 
 struct Model {
@@ -102,6 +103,7 @@ class Forward {
     call.q_stride = call.k_stride = call.v_stride = width_, call.out_stride = queries, call.table_stride = step_.table_stride;
     call.requests = step_.requests, call.tokens = step_.tokens, call.heads = model_.heads, call.kv_heads = model_.kv_heads;
     call.head_size = model_.head_size, call.page_size = model_.page_size, call.window = layer.window, call.scale = layer.scale;
+    call.cache_kind = layer.cache_kind, call.k_scale = layer.k_scale, call.v_scale = layer.v_scale;
     return call;
   }
 
@@ -147,6 +149,7 @@ class Forward {
   void attend(const Layer& layer, int& phase, Scratch& scratch) {
     const AttentionCall<bf16> attention = call(layer);
     const std::vector<Item>& items = items_.at(layer.window);
+    const CacheKernels<bf16> kernels = kernels_for<bf16>(layer.cache_kind);
     team_.each(phase, step_.tokens, [&](int t) {
       bf16* heads = row(qkv_, t, width_);
       const int64_t place = step_.positions[t] * model_.head_size;
@@ -156,10 +159,9 @@ class Forward {
         if (norm) rms_norm(head, norm, model_.head_size, model_.eps, head);
         rotate(head, model_.cos + place, model_.signed_sin + place, model_.head_size, head);
       }
-      store_row(attention, t);
+      kernels.store_row(attention, t);
     });
-    const AttendItem<bf16> attend = attend_for<bf16>(model_.head_size);
-    team_.each(phase, static_cast<int>(items.size()), [&](int i) { attend(attention, items[i], scratch, partials_.data()); });
+    team_.each(phase, static_cast<int>(items.size()), [&](int i) { kernels.attend_item(attention, items[i], scratch, partials_.data()); });
     team_.each(phase, partials_.empty() ? 0 : static_cast<int>(items.size()), [&](int i) {
       if (items[i].chunks > 0) merge_item(attention, items[i], scratch, partials_.data());
     });

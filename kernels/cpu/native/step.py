@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from ...attention import AttentionMetadata, KVLayout
+from ...cache_format import page_size_of
+from .attention import CACHE_KINDS
 from .build import load_kernels
 from .linear import PANEL, SCALED_COLUMNS, Layout, LinearStruct, linear_struct
 
@@ -24,7 +26,9 @@ class _Layer(ctypes.Structure):
     _fields_ = [
         *((name, _POINTER) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
         *((name, LinearStruct) for name in ("qkv", "output", "gate_up", "down")),
-        *(("k_cache", _POINTER), ("v_cache", _POINTER), ("scale", _FLOAT), ("window", _INT)),
+        *((name, _POINTER) for name in ("k_cache", "v_cache")),
+        *((name, _FLOAT) for name in ("scale", "k_scale", "v_scale")),
+        *(("window", _INT), ("cache_kind", _INT)),
     ]
 
 
@@ -70,7 +74,7 @@ class NativeStep:
     """The forward of small steps of a model whose weights are packed. The model and the cache must
     outlive it unmoved.
 
-    `k_cache`, `v_cache`: one tensor [P, S, K, D] a layer, as `layouts` has it.
+    `k_cache`, `v_cache`: one tensor [P, S, K, D] a layer, as `layouts` has it, or in 8 bits.
     """
 
     max_tokens = 64
@@ -104,7 +108,8 @@ class NativeStep:
                 )
             ),
             *(len(layers), self._hidden, decoder.layers[0].mlp.down_proj.in_features),
-            *(first.num_heads, first.num_kv_heads, first.key_size, k_cache[0].shape[1]),
+            *(first.num_heads, first.num_kv_heads, first.key_size),
+            page_size_of(k_cache[0], first.num_kv_heads, first.key_size),
             decoder.norm.eps,
         )
 
@@ -165,13 +170,10 @@ def is_known(model: Any, layouts: Sequence[KVLayout]) -> bool:
         return False
     first = model.model.layers[0]
     heads = {
-        (
-            *(each.num_heads, each.num_kv_heads, each.key_size, each.value_size, each.dtype),
-            each.cache_dtype,
-        )
+        (each.num_heads, each.num_kv_heads, each.key_size, each.value_size, each.dtype)
         for each in layouts
     }
-    _, _, key_size, value_size, dtype, cache_dtype = next(iter(heads))
+    _, _, key_size, value_size, dtype = next(iter(heads))
     linears = [part for layer in model.model.layers for part in _linears_of(layer)]
     packed = {
         id(tensor)
@@ -190,7 +192,7 @@ def is_known(model: Any, layouts: Sequence[KVLayout]) -> bool:
             for tensor in others
         )
         and len(heads) == 1
-        and (key_size, dtype, cache_dtype) == (value_size, torch.bfloat16, None)
+        and (key_size, dtype) == (value_size, torch.bfloat16)
         and key_size % 2 == 0
         and first.mlp.down_proj.in_features % PANEL == 0
     )
@@ -237,5 +239,6 @@ def _layer(layer: Any, layout: KVLayout, k_cache: torch.Tensor, v_cache: torch.T
     return _Layer(
         *(None if norm is None else norm.weight.data_ptr() for norm in norms),
         *(_linear(part) for part in _linears_of(layer)),
-        *(k_cache.data_ptr(), v_cache.data_ptr(), layout.scale, layout.window or 0),
+        *(k_cache.data_ptr(), v_cache.data_ptr(), layout.scale, layout.k_scale, layout.v_scale),
+        *(layout.window or 0, CACHE_KINDS[layout.cache_dtype]),
     )

@@ -23,59 +23,6 @@ inline void prefetch(const uint8_t* from, int bytes) {
   for (int line = 0; line < bytes; line += 64) __builtin_prefetch(from + kAhead + line);
 }
 
-inline float half_to_float(uint16_t bits) {
-  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16, exponent = (bits >> 10) & 31u, fraction = bits & 0x3ffu;
-  if (exponent == 0) {
-    const float size = static_cast<float>(fraction) * 0x1p-24f;
-    return sign ? -size : size;
-  }
-  const uint32_t wide = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | fraction << 13;
-  float result;
-  std::memcpy(&result, &wide, sizeof result);
-  return result;
-}
-
-// kLanes float16 to float32.
-inline floats load_halves(const uint16_t* from) {
-#if defined(__AVX512F__)
-  return (floats)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-#elif defined(__AVX2__)
-  return (floats)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-#else
-  floats v;
-  for (int i = 0; i < kLanes; ++i) v[i] = half_to_float(from[i]);
-  return v;
-#endif
-}
-
-// kLanes int8 to float32.
-inline floats load_bytes(const int8_t* from) {
-#if defined(__AVX512F__)
-  return (floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
-#elif defined(__AVX2__)
-  return (floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
-#else
-  floats v;
-  for (int i = 0; i < kLanes; ++i) v[i] = from[i];
-  return v;
-#endif
-}
-
-// kLanes e4m3 to float32, a 256th of each: under float16's exponent, which is wider by a bit, they are numbers too.
-inline floats load_fp8(const uint8_t* from) {
-#if defined(__AVX512F__)
-  const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))), 7);
-  return (floats)_mm512_cvtph_ps(_mm256_and_si256(wide, _mm256_set1_epi16(static_cast<int16_t>(0xbf80))));
-#elif defined(__AVX2__)
-  const __m128i wide = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))), 7);
-  return (floats)_mm256_cvtph_ps(_mm_and_si128(wide, _mm_set1_epi16(static_cast<int16_t>(0xbf80))));
-#else
-  floats v;
-  for (int i = 0; i < kLanes; ++i) v[i] = to_float(fp8{from[i]}) * 0x1p-8f;
-  return v;
-#endif
-}
-
 // The number in bits [4 I, 4 I + 4) of each word.
 template <int I>
 inline floats nibbles(words w) {

@@ -1,0 +1,134 @@
+// Numbers of a KV cache: as wide as the queries, or 8 bits, laid out and rounded as kernels/cache_format.py says.
+#pragma once
+#include "attention_tiles.h"
+
+namespace piecework {
+
+// As attention.py counts them.
+enum class CacheKind : int32_t { kAsQueries, kE4M3, kE5M2, kInt8 };
+
+struct e5m2 {
+  uint8_t bits;
+};
+
+template <class C>
+constexpr bool kIsInt8 = std::is_same_v<C, int8_t>;
+
+// What `widen` divides the numbers by.
+inline float unit_of(CacheKind kind) { return kind == CacheKind::kE4M3 ? 256.0f : 1.0f; }
+
+// The bits of |x| <= largest, rounded to nearest, ties to even, in a format of `fraction` bits under an exponent of this bias; a NaN
+// is all ones.
+template <int fraction, int bias>
+inline uint8_t float8_bits(float x, float largest) {
+  constexpr int cut = 23 - fraction;
+  const uint32_t sign = bits_as<uint32_t>(x) >> 31 << 7;
+  const float size = std::min(bits_as<float>(bits_as<uint32_t>(x) & 0x7fffffffu), largest);
+  const uint32_t wide = bits_as<uint32_t>(size);
+  const uint32_t normal = ((wide + (1u << (cut - 1)) - 1 + (wide >> cut & 1u)) >> cut) - ((127u - bias) << fraction);
+  // Added to a number whose last digit is worth as much as the smallest of the format.
+  constexpr uint32_t unit = (127u + 24 - bias - fraction) << 23;
+  const uint32_t subnormal = bits_as<uint32_t>(size + bits_as<float>(unit)) - unit;
+  const uint32_t found = wide < (128u - bias) << 23 ? subnormal : normal;
+  return static_cast<uint8_t>(sign | (x == x ? found : 0x7fu));
+}
+
+inline fp8 narrowed(float x, fp8) { return {float8_bits<3, 7>(x, 448.0f)}; }
+inline e5m2 narrowed(float x, e5m2) { return {float8_bits<2, 15>(x, 57344.0f)}; }
+
+template <class T, class C>
+void store_float8(const T* x, int64_t count, float scale, C* to) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) to[i] = narrowed(to_float(x[i]) / scale, C{});
+}
+
+// One token's key or value of a head, and the scale that it gets.
+template <class T>
+void store_int8(const T* x, int size, int8_t* to, bf16* scale) {
+  constexpr float kMost = 127.0f, kWhole = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to whole numbers, in its lowest bits
+  uint32_t bits = 0;  // counted so, a NaN is the greatest
+#pragma omp simd reduction(max : bits)
+  for (int i = 0; i < size; ++i) bits = std::max(bits, bits_as<uint32_t>(to_float(x[i])) & 0x7fffffffu);
+  *scale = from_float<bf16>(std::max(bits_as<float>(bits) / kMost, 0x1p-126f));
+  const float kept = to_float(*scale);
+#pragma omp simd
+  for (int i = 0; i < size; ++i) {
+    const float number = std::min(std::max(to_float(x[i]) / kept, -kMost), kMost);
+    to[i] = static_cast<int8_t>(bits_as<int32_t>(number + kWhole) - bits_as<int32_t>(kWhole));
+  }
+}
+
+namespace tiles {
+
+template <class C>
+constexpr bool kIsByte = sizeof(C) == 1;
+
+// kLanes numbers, in `unit_of` their kind.
+inline floats widen(const fp8* from) {
+  const floats v = load_fp8(&from->bits);
+  // Where all bits are ones, 480 of its units, is no number.
+  return bits_as<floats>(bits_as<ints>(v) | ((v * v > 3.3f) & 0x7fc00000));
+}
+
+// The upper half of a float16.
+inline floats widen(const e5m2* from) {
+#if defined(__AVX512F__)
+  return (floats)_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))), 8));
+#elif defined(__AVX2__)
+  return (floats)_mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))), 8));
+#else
+  floats v;
+  for (int i = 0; i < kLanes; ++i) v[i] = half_to_float(static_cast<uint16_t>(from[i].bits << 8));
+  return v;
+#endif
+}
+
+inline floats widen(const int8_t* from) { return load_bytes(from); }
+
+// Up to kLanes of them, the others zeros.
+template <class C>
+inline floats widen(const C* from, int count) {
+  if (count >= kLanes) return widen(from);
+  C some[kLanes] = {};
+  std::memcpy(some, from, count * sizeof(C));
+  return widen(some);
+}
+
+// Where the keys and values of a tile lie. Behind its last token there are others of its own.
+template <class C>
+struct Places {
+  const C *keys[kTile], *values[kTile];
+};
+
+template <>
+struct Places<int8_t> {
+  const int8_t *keys[kTile], *values[kTile];
+  float key_scales[kTile], value_scales[kTile];
+};
+
+// One value as float32, zeros up to `padded`, a multiple of kLanes.
+template <class C>
+inline void widen_value(const C* from, float factor, float* to, int size, int padded) {
+  if constexpr (kIsByte<C>) {
+    for (int i = 0; i < padded; i += kLanes) store(to + i, widen(from + i, size - i) * factor);
+  } else {
+    widen_row(from, to, size, padded);
+  }
+}
+
+// `count` keys, up to kLanes, become columns of to [size, stride], each times its factor.
+template <class C>
+inline void widen_keys(const C* const* from, int count, int size, floats factors, float* to, int stride) {
+  if constexpr (kIsByte<C>) {
+    for (int begin = 0; begin < size; begin += kLanes) {
+      words rows[kLanes];
+      for (int i = 0; i < kLanes; ++i) rows[i] = i < count ? bits_as<words>(widen(from[i] + begin, size - begin)) : words{};
+      store_transposed<float>(rows, std::min(kLanes, size - begin), factors, to + begin * stride, stride);
+    }
+  } else {
+    widen_transposed(from, count, size, factors, to, stride);
+  }
+}
+
+}  // namespace tiles
+}  // namespace piecework
