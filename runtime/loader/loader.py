@@ -78,7 +78,10 @@ def load_model(
             return stored_kinds(model, kernels, tensors) if quantization == "auto" else {}
         return scheme_kinds(model, scheme, quantization, lacking)
 
-    model = empty_model(config, dtype, device, choose)
+    try:
+        model = empty_model(config, dtype, device, choose)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     _fill(model, tensors, path, progress=progress)
     _finish(model, kernels, progress=progress)
     return model

@@ -17,12 +17,18 @@ from .w8a8 import BLOCK
 QUANT_METHOD = "compressed-tensors"
 _W8A8_FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
 _CLASS = "Linear"
+_MOST_GROUPS = 32
 
 
 def read_scheme(config: Mapping[str, Any]) -> Scheme:
     _check_whole(config)
     groups = setting(config, "config_groups", dict)
     by_name, by_class = [], None
+    if len(groups) > _MOST_GROUPS:
+        raise ValueError(
+            f"quantization_config: more than {_MOST_GROUPS} config_groups are not supported; take "
+            "another checkpoint"
+        )
     for label, group in groups.items():
         if not isinstance(group, dict):
             raise ValueError(f"quantization_config: config_groups.{label[:80]} must be an object")
@@ -44,9 +50,9 @@ def read_scheme(config: Mapping[str, Any]) -> Scheme:
 
 def _check_whole(config: Mapping[str, Any]) -> None:
     """Raises `ValueError` for what changes weights or activations beside quantising them."""
-    for key, harmless in (("sparsity_config", "dense"), ("transform_config", None)):
+    for key in ("sparsity_config", "transform_config"):
         value = config.get(key)
-        if value and not (isinstance(value, dict) and value.get("format") == harmless):
+        if value and not (isinstance(value, dict) and value.get("format") == "dense"):
             raise ValueError(
                 f"compressed-tensors with a {key} are not supported; take a checkpoint without"
             )

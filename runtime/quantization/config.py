@@ -13,7 +13,7 @@ import regex
 T = TypeVar("T")
 _MOST_PATTERNS = 1000
 _LONGEST_PATTERN = 1000
-_SECONDS = 2.0
+_SECONDS = 1.0
 """That all matches of one list may take together."""
 _TYPES = {
     int: "a whole number",

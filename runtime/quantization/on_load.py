@@ -23,8 +23,8 @@ _W8A8 = {
     "fp8": "w8a8 float8_e4m3fn channel token weight_scale",
     "int8": "w8a8 int8 channel token weight_scale",
 }
-_ROWS = 4096
-"""That are float32 at once."""
+_NUMBERS = 2**19
+"""That are float32 at once, in rows: few enough to stay in a processor's cache."""
 
 
 class OnLoad:
@@ -71,7 +71,7 @@ class OnLoad:
             tensor, begin = self._parts.pop(part), layer.rows(part).start
             values = torch.empty(tensor.shape, dtype=tensor.dtype, device=layer.weight.device)
             tensor.copy_to(values)
-            for some in torch.split(values, _ROWS):
+            for some in torch.split(values, max(1, _NUMBERS // layer.in_features)):
                 if not some.isfinite().all():
                     raise tensor.fault("holds numbers that are not finite")
                 yield slice(begin, begin + len(some)), some.float()
@@ -89,7 +89,7 @@ def quantise_q8_0(values: torch.Tensor) -> tuple[torch.Tensor, ...]:
     scale = blocks.abs().amax(-1) / 127
     scaled = blocks * _reciprocal(scale)
     # Halves are rounded away from zero.
-    numbers = (scaled.abs() + 0.5).floor().copysign(scaled) + 128
+    numbers = scaled.abs().add_(0.5).floor_().copysign_(scaled).add_(128)
     return _numbers(numbers), scale.half(), torch.full_like(scale, 128, dtype=torch.uint8)
 
 
@@ -98,7 +98,7 @@ def quantise_q4_0(values: torch.Tensor) -> tuple[torch.Tensor, ...]:
     blocks = values.view(len(values), -1, 32)
     farthest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True)).squeeze(-1)
     scale = farthest / -8
-    numbers = (blocks * _reciprocal(scale) + 8.5).floor().clamp(0, 15)
+    numbers = (blocks * _reciprocal(scale)).add_(8.5).floor_().clamp_(0, 15)
     zero = torch.full_like(scale, 8, dtype=torch.uint8)
     return packed_nibbles(_numbers(numbers)), scale.half(), zero
 
