@@ -32,7 +32,7 @@ def _widened(code, MANTISSA: tl.constexpr):
     return tl.where((bits & 0x7F) == 0x7F, float("nan"), number).to(tl.float16)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def scaled_linear_kernel(
     x,
     x_scale,
@@ -112,7 +112,7 @@ def scaled_linear_kernel(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def weight_only_linear_kernel(
     x,
     weight,

@@ -14,8 +14,8 @@ from ..models.llama import LlamaForCausalLM
 from .dummy_batch import dummy_batch
 from .forward_context import PagedAttention
 
-_LONG, _SHORT = 256, 8
-"""Prompts that fill large tiles, and small ones."""
+_PROMPTS = (256, 48, 8)
+"""Tokens that fill large tiles, middle ones, and small ones."""
 _MANY = 256
 """Decodes that fill the device by themselves; one alone is shared out over it."""
 
@@ -27,9 +27,9 @@ def warm_up(
     """Prefills and decodes, few and many, up to `longest` tokens of context. What they store goes
     to the reserved page and nowhere else.
     """
+    prompts = [[min(length, longest)] for length in _PROMPTS]
     for query_lens, seq_lens in (
-        ([min(_LONG, longest)], [min(_LONG, longest)]),
-        ([min(_SHORT, longest)], [min(_SHORT, longest)]),
+        *zip(prompts, prompts, strict=True),
         ([1], [longest]),
         ([1] * _MANY, [1] * _MANY),
     ):
