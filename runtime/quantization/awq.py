@@ -12,14 +12,14 @@ import torch
 
 from ..layers.linear import Linear, Place
 from .config import matcher, names, setting
-from .grouped_weight import GroupedWeight, check_scale, fields, packed_nibbles
+from .grouped_weight import GroupedWeight, check_scale, fields, regrouped, word_bytes
 from .registry import PLAIN, Scheme
 from .weight_only import INT32, PackedFormat, group_size, words_of
 
 QUANT_METHOD = "awq"
 BITS = 4
-_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
-"""The output that each of a word's eight numbers belongs to, from the lowest bits on."""
+_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
+"""Where the numbers of eight outputs lie in a word, from the lowest bits on."""
 
 
 def read_scheme(config: Mapping[str, Any]) -> Scheme:
@@ -63,11 +63,9 @@ def make_method(kind: str) -> AWQ:
 
 def unpack(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor) -> GroupedWeight:
     """qweight [K, N / 8] int32, qzeros [groups, N / 8] int32, scales [groups, N]."""
-    numbers = packed_nibbles(_in_order(qweight).T.contiguous())
-    return GroupedWeight(numbers, scales.T.contiguous(), _in_order(qzeros).T.contiguous())
-
-
-def _in_order(words: torch.Tensor) -> torch.Tensor:
-    """[rows, N / 8] words to [rows, N] numbers."""
-    places = torch.tensor(_COLUMNS).argsort()
-    return fields(words, BITS).view(len(words), -1, len(places))[..., places].flatten(1)
+    # [N / 8, K, 4] bytes; each gives two rows of the result.
+    of_words = word_bytes(qweight.T).view(qweight.shape[1], -1, 4)
+    rows = regrouped(of_words[:, ::2], of_words[:, 1::2]).flatten(2)[..., _PLACES]
+    numbers = rows.transpose(1, 2).reshape(-1, rows.shape[1])
+    zero = fields(qzeros, BITS).view(len(qzeros), -1, 8)[..., _PLACES].flatten(1)
+    return GroupedWeight(numbers, scales.T.contiguous(), zero.T.contiguous())

@@ -40,6 +40,13 @@ def packed_nibbles(numbers: torch.Tensor) -> torch.Tensor:
     return numbers[..., ::2] | numbers[..., 1::2] << 4
 
 
+def regrouped(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Bytes of two numbers of 4 bits, [..., n] each, to [..., n, 2]: the low halves of both, and
+    the high halves of both, `first`'s in the lower bits.
+    """
+    return torch.stack((first & 15 | second << 4, first >> 4 | second & 240), dim=-1)
+
+
 def fields(words: torch.Tensor, bits: int) -> torch.Tensor:
     """[..., n] int32 to [..., n * 32 / bits] uint8: the numbers in each word, from its lowest bits
     on.
@@ -123,8 +130,8 @@ def gguf_blocks(weight: GroupedWeight, kind: str) -> torch.Tensor:
     if kind == "Q8_0":
         numbers = (weight.numbers ^ 128).view(rows, -1, _GGUF_COLUMNS)
     else:
-        halves = nibbles(weight.numbers).view(rows, -1, 2, _GGUF_COLUMNS // 2)
-        numbers = halves[:, :, 0] | halves[:, :, 1] << 4
+        halves = weight.numbers.view(rows, -1, 2, _GGUF_COLUMNS // 4)
+        numbers = regrouped(halves[:, :, 0], halves[:, :, 1]).flatten(2)
     scale = weight.scale.float()
     headers = [scale, -weight.zero.float() * scale] if kind == "Q4_1" else [scale]
     repeats = numbers.shape[1] // scale.shape[1]
