@@ -20,6 +20,7 @@ from ..kernels.platform import Platform
 from ..runtime.engine.messages import GenerateRequest
 from ..runtime.sampling.params import SamplingParams
 from .gpu_engines import LLAMA_TINY, QWEN3_TINY, Scale, close, make_engine
+from .gpu_quantized import Fusion, fusions, products
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 """Of |result - plain torch| / |plain torch|."""
@@ -75,6 +76,7 @@ def correctness(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
     for check in chain(
         _attention_checks(platform),
         _op_checks(platform),
+        _quantized_checks(platform),
         _sampling_checks(platform),
         _model_checks(scale, folder, platform),
     ):
@@ -217,6 +219,31 @@ def _op_checks(platform: Platform) -> Iterator[Check]:
                         )
 
 
+def _quantized_checks(platform: Platform) -> Iterator[Check]:
+    """Every product by every version against plain torch, and fused ops against those that they
+    take the place of.
+    """
+    versions = {"": ops, **{f", {name}": one for name, one in platform.op_versions().items()}}
+    like = torch.empty(0, device=platform.device(), dtype=torch.bfloat16)
+    for tokens in (1, 33, 200):
+        for what, product in products(tokens, 512, 384, like.dtype, like.device).items():
+            for name, version in versions.items():
+                if version is not reference and _takes(version, product.op, product.arguments):
+                    yield _checked(
+                        f"{what}, {tokens} tokens{name}",
+                        lambda v=version, p=product: _op_error(v, p.op, p.arguments),
+                    )
+        for what, fusion in fusions(tokens, 384, 512, (4, 2, 64), like).items():
+            yield _checked(f"{what}, {tokens} tokens", lambda f=fusion: _fusion_error(f))
+
+
+def _fusion_error(fusion: Fusion) -> float:
+    """A number of 8 bits may be rounded the other way."""
+    fused, apart = fusion.fused(), fusion.apart()
+    pairs = zip(fused, apart, strict=True) if isinstance(fused, tuple | list) else [(fused, apart)]
+    return max(_within(one, other, _TOLERANCE[torch.bfloat16]) for one, other in pairs)
+
+
 def _takes(version: Any, op: str, arguments: tuple[Any, ...]) -> bool:
     """Whether a version computes this call, or fails at it."""
     try:
@@ -341,10 +368,10 @@ def _tokens(
     return [token for rid in sorted(answers) for token in answers[rid]]
 
 
-def _within(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """The distance as a share of the tolerance of the dtype."""
+def _within(actual: torch.Tensor, expected: torch.Tensor, tolerance: float | None = None) -> float:
+    """The distance as a share of the tolerance, that of the dtype if none is given."""
     distance = (actual.double() - expected.double()).norm() / expected.double().norm()
-    return float(distance) / _TOLERANCE[expected.dtype]
+    return float(distance) / (tolerance or _TOLERANCE[expected.dtype])
 
 
 def _checked(name: str, measure: Any, allowed: float = 1.0) -> Check:

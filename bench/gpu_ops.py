@@ -38,7 +38,7 @@ def op_times(scale: Scale, folder: Path, device: str) -> dict[str, Any]:
                 try:
                     if call() is None:
                         continue
-                    times[name] = _microseconds(call, platform, scale)
+                    times[name] = microseconds(call, platform, scale)
                 except Exception as error:
                     errors[f"{what}, {tokens} tokens, {name}"] = " ".join(
                         f"{type(error).__name__}: {error}".split()
@@ -89,7 +89,7 @@ def _work(
     }
 
 
-def _microseconds(call: Callable[[], Any], platform: Platform, scale: Scale) -> float:
+def microseconds(call: Callable[[], Any], platform: Platform, scale: Scale) -> float:
     """Of one call among many."""
 
     def calls() -> list[torch.Tensor]:

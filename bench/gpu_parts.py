@@ -39,6 +39,7 @@ from .gpu_engines import (
 from .gpu_ops import op_times
 from .gpu_peer import load_transformers, load_vllm
 from .gpu_prompts import gsm8k_prompts
+from .gpu_quantized import quantized_times
 
 Part = Callable[[Scale, Path, str], dict[str, Any]]
 
@@ -249,6 +250,7 @@ PARTS: dict[str, Part] = {
     "inductor_pieces": inductor_pieces,
     "attention": attention,
     "ops": op_times,
+    "quantized": quantized_times,
     "prefill_off": partial(prefill, OFF),
     "prefill_piecewise_eager": partial(prefill, _EAGER_PIECES),
     "decode_off": partial(decode, OFF),

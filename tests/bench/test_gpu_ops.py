@@ -12,12 +12,18 @@ from typing import Any
 
 import library_ops_standin
 import pytest
+import torch
+from gpu_pages import page_of
 from recording_platform import RecordingPlatform
 
-from piecework.bench import gpu_ops
-from piecework.bench.gpu_checks import _op_checks
+from piecework.bench import gpu_ops, gpu_quantized
+from piecework.bench.gpu_checks import _op_checks, _quantized_checks
 from piecework.bench.gpu_engines import TINY
 from piecework.kernels import reference
+
+
+def no_product(*given: Any) -> torch.Tensor:
+    return reference.scaled_linear(*given) * 2
 
 
 def fails(*given: Any) -> Any:
@@ -67,3 +73,44 @@ def test_each_version_is_checked_at_what_it_takes() -> None:
         assert f"{name}, 33 tokens, torch.float32, sgl-kernel" not in checks
     assert "rms_norm of heads, 1 tokens, torch.bfloat16, flashinfer" in checks
     assert "rms_norm of heads, 1 tokens, torch.bfloat16, sgl-kernel" not in checks
+
+
+def test_quantised_products_and_fusions_are_timed_beside_16_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    platform = ManyVersions()
+    versions = platform.op_versions() | {"own": reference}
+    monkeypatch.setattr(platform, "op_versions", lambda: versions)
+    monkeypatch.setattr(gpu_quantized, "detect", lambda device: platform)
+    measured = gpu_quantized.quantized_times(replace(TINY, dtype="bfloat16"), Path(), "cpu")
+    assert measured["errors"] == {}
+    kinds = {row["kind"]: row for row in measured["products"] if row["layer"] == "down"}
+    assert list(kinds) == [
+        "bfloat16",
+        "FP8, scales of rows",
+        "FP8, scales of blocks",
+        "INT8, scales of rows",
+        "8-bit weights",
+        "4-bit weights",
+    ]
+    assert list(kinds["bfloat16"]["times"]) == ["torch"]
+    assert list(kinds["4-bit weights"]["times"]) == ["own"]
+    assert kinds["4-bit weights"]["bytes"] * 4 == kinds["bfloat16"]["bytes"]
+    assert len(measured["fusions"]) == 14
+    floors = {"copy_bytes_per_second": 1e12, "matmul_flops_per_second": 1e12}
+    page = page_of({"quantized": measured, "floors": floors})
+    assert "| layer | tokens | numbers | torch | own |" in page
+    assert "| norm and rotation of heads | 16 |" in page
+
+
+def test_quantised_products_and_fusions_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    platform = ManyVersions()
+    versions = {"broken": SimpleNamespace(scaled_linear=no_product)}
+    monkeypatch.setattr(platform, "op_versions", lambda: versions)
+    checks = {check.name: check.ok for check in _quantized_checks(platform)}
+    wrong = {name for name, ok in checks.items() if not ok}
+    kinds = ("FP8, scales of rows", "FP8, scales of blocks", "INT8, scales of rows")
+    assert wrong == {
+        f"{kind}, {tokens} tokens, broken" for kind in kinds for tokens in (1, 33, 200)
+    }
+    assert checks["4-bit weights, 33 tokens"] and checks["gate, quantise groups, 200 tokens"]
