@@ -11,17 +11,24 @@ import torch
 class LinearKernels(Protocol):
     """Products with packed weights. A `kind` names what a weight was: "bfloat16", a quantised
     format of GGUF such as "Q4_1", or numbers of 8 bits with float32 scales: "int8" and "fp8_e4m3"
-    with one a row, "fp8_e4m3_blocks" with one for each 128 columns of a row.
+    with one a row, "fp8_e4m3_blocks" with one for each 128 columns of a row; or numbers of 4 or 8
+    bits that are widened to x's dtype, "weight_only 4 128 zeros", whose groups of as many columns
+    have a scale and a zero point, "symmetric" where all of those are 2^(bits - 1).
 
-    `op(x, weight, bias, out_features, layout)`: x [T, in] bfloat16, `weight` as `pack` gives it,
-    bias [out] bfloat16 or None, to [T, out] bfloat16.
+    `op(x, weight, bias, out_features, layout)`: x [T, in] in the dtype that the kernels were made
+    for (bfloat16 on a CPU), `weight` as `pack` gives it, bias [out] or None, to [T, out], all of
+    that dtype.
 
     `scaled_op(x, x_scale, weight, bias, out_features, layout)`: x and x_scale [1], [T, 1] or [T, in
-    / 128] as `ops.quantize_static` and `ops.quantize_dynamic` give them, in the weight's dtype.
+    / 128] as `ops.quantize_static` and `ops.quantize_dynamic` give them, in the weight's dtype;
+    None where such weights are not packed.
     """
 
-    op: torch._ops.OpOverload
-    scaled_op: torch._ops.OpOverload
+    @property
+    def op(self) -> torch._ops.OpOverload: ...
+
+    @property
+    def scaled_op(self) -> torch._ops.OpOverload | None: ...
 
     def layout(self, kind: str, in_features: int) -> int | None:
         """How weights of this kind are packed; None for what the kernels do not know."""
@@ -35,8 +42,10 @@ class LinearKernels(Protocol):
         self, kind: str, parts: Sequence[torch.Tensor], scales: Sequence[torch.Tensor] = ()
     ) -> torch.Tensor:
         """The weight whose rows are those of `parts`, one after another: [rows, in] bfloat16, int8
-        or float8_e4m3fn, or GGUF's blocks, [rows, bytes] uint8.
+        or float8_e4m3fn, or GGUF's blocks, [rows, bytes] uint8, or of weights alone as
+        `ops.weight_only_linear` takes them.
 
-        `scales`: of each part of 8 bits [rows, 1], or [rows, ceil(in / 128)] of blocks, float32.
+        `scales`: of each part of 8 bits [rows, 1], or [rows, ceil(in / 128)] of blocks, float32; of
+        weights alone [rows, groups, 2], the scale and the zero point of each group.
         """
         ...

@@ -15,11 +15,13 @@ import torch
 from .. import ops
 from ..attention import AttentionBackend, KVLayout
 from ..graph import DeviceGraph, HostArguments, side_stream
+from ..linear import LinearKernels
 from ..platform import CompileOptions, MemoryInfo, MemoryUse, Platform
 from . import ops as npu_ops
 from .attention import AscendAttention
 from .graph import UpdatedGraph
 from .refusals import refused as refused_ops
+from .weight_only import WeightOnlyKernels
 
 _LEVEL_WITHOUT_GRAPHS = 2
 """Of torch_npu's queue of launches: its `capture_begin` raises there."""
@@ -31,8 +33,6 @@ class NpuPlatform(Platform):
     """
 
     device_type = "npu"
-    # None of the ops of torch_npu's contract for the Ascend 910 takes them.
-    lacking_dtypes = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
     # None of the ops of torch_npu's contract for the Ascend 910 takes them.
     lacking_dtypes = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
     dispatch_key = "PrivateUse1"
@@ -118,6 +118,9 @@ class NpuPlatform(Platform):
 
     def quantized_attention_obstacle(self) -> str | None:
         return "no attention kernel of Ascend writes FP8"
+
+    def linear_kernels(self, dtype: torch.dtype, backend: AttentionBackend) -> LinearKernels | None:
+        return WeightOnlyKernels(dtype) if dtype in (torch.bfloat16, torch.float16) else None
 
     def make_attention_backend(self, name: str) -> AttentionBackend:
         return AscendAttention()

@@ -4,7 +4,7 @@ for bfloat16.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -46,21 +46,34 @@ class Unquantized:
 
 
 class Widened:
-    """Loads what `stored` loads, and leaves the layer `Unquantized`."""
+    """Loads what `stored` loads, in the host's memory and a layer at a time, and leaves the layer
+    `Unquantized`: the device may lack such numbers.
+    """
 
     def __init__(self, stored: StoredMethod) -> None:
         self.stored = stored
         self.kind = WIDENED + stored.kind
+        self._waiting: list[Callable[[], None]] = []
 
     def create(self, layer: Linear) -> None:
-        self.dtype = torch.get_default_dtype()
-        self.stored.create(layer)
+        self._dtype, self._device = torch.get_default_dtype(), torch.get_default_device()
+        # Memory of the host that nothing is written to is not taken.
+        with torch.device("meta" if self._device.type == "meta" else "cpu"):
+            self.stored.create(layer)
 
     def places(self, layer: Linear, part: str) -> Mapping[str, Place]:
-        return self.stored.places(layer, part)
+        places = dict(self.stored.places(layer, part))
+        if (weight := places.get("weight")) is not None:
+            places["weight"] = weight._replace(
+                load=lambda tensor: self._waiting.append(lambda: weight.load(tensor))
+            )
+        return places
 
     def finish(self, layer: Linear, kernels: LinearKernels | None) -> None:
-        values = self.stored.widen(layer).to(self.dtype)
+        for load in self._waiting:
+            load()
+        self._waiting.clear()
+        values = self.stored.widen(layer).to(self._device, self._dtype)
         for name, _ in list(layer.named_parameters()):
             if name != "bias":
                 delattr(layer, name)

@@ -22,9 +22,9 @@ INT32 = (torch.int32,)
 
 
 class WeightOnly:
-    """The `LinearMethod` of a weight that is loaded: packed as GGUF's blocks are where the device
-    has kernels for them, else as `ops.weight_only_linear` takes it, with the parameters weight,
-    weight_scale and weight_zero.
+    """The `LinearMethod` of a weight that is loaded: packed, as it is or as GGUF's blocks are,
+    where the device has kernels for that, else as `ops.weight_only_linear` takes it, with the
+    parameters weight, weight_scale and weight_zero.
 
     A kind is "weight_only BITS COLUMNS SCALE ZEROS ORDER", such as "weight_only 4 128 float16
     zeros in-order":
@@ -41,6 +41,7 @@ class WeightOnly:
         self.bits, self.columns = int(bits), int(columns)
         self.scale_dtype: torch.dtype = getattr(torch, scale)
         self.is_ordered = order == "reordered"
+        self._packed = f"weight_only {bits} {columns} {zeros}"
         self._block = gguf_kind(self.bits, self.columns, symmetric=zeros == "symmetric")
 
     @classmethod
@@ -72,7 +73,13 @@ class WeightOnly:
         with layer.weight.device:
             if self.is_ordered:
                 layer.hold("input_order", (layer.in_features,), torch.int64)
-            if (
+            if kernels is not None and kernels.layout(self._packed, layer.in_features) is not None:
+                pairs = [
+                    torch.stack((weight.scale.float(), weight.zero.float()), dim=-1)
+                    for weight in weights
+                ]
+                layer.pack(kernels, self._packed, [weight.numbers for weight in weights], pairs)
+            elif (
                 kernels is not None
                 and self._block is not None
                 and kernels.layout(self._block, layer.in_features) is not None

@@ -268,13 +268,30 @@ def test_an_event_that_is_done_is_not_waited_for(simnpu: Any) -> None:
     open_.synchronize()
 
 
+LACKING = [torch.float64, torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@pytest.mark.parametrize("dtype", LACKING)
 @pytest.mark.parametrize(
     "compute",
-    [lambda x: x.double(), lambda x: torch.zeros(2, dtype=torch.float64, device="npu") + 1],
+    [
+        lambda dtype: torch.ones(2, device="npu").to(dtype),
+        lambda dtype: torch.ones(2).to(dtype).npu().float(),
+        lambda dtype: torch.ones(2).to(dtype).npu().neg(),
+    ],
+    ids=["narrowed", "widened", "negated"],
 )
-def test_float64_is_not_computed(simnpu: Any, compute: Any) -> None:
-    with pytest.raises(RuntimeError, match="float64"):
-        compute(torch.ones(2, device="npu"))
+def test_numbers_that_the_device_lacks_are_not_computed(
+    simnpu: Any, compute: Any, dtype: torch.dtype
+) -> None:
+    with pytest.raises(RuntimeError, match="compute units do not know"):
+        compute(dtype)
+
+
+@pytest.mark.parametrize("dtype", LACKING)
+def test_numbers_that_the_device_lacks_are_moved(simnpu: Any, dtype: torch.dtype) -> None:
+    x = torch.ones(2).to(dtype)
+    assert torch.equal(x.npu().cpu().float(), torch.ones(2))
 
 
 def test_waiting_is_counted(simnpu: Any) -> None:

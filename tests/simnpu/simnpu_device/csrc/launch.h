@@ -170,12 +170,19 @@ inline void check_has_kernel(const c10::OperatorHandle& op) {
       "' with arguments from the 'npu' backend: no kernel is registered for PrivateUse1");
 }
 
-// Ascend computes float64 on its control processor alone, a hundred times slower, which no step of a server may ask for.
+// Ascend computes float64 on its control processor alone, a hundred times slower, which no step of a server may ask
+// for; the 910 has no numbers of FP8, whose bytes it can only move (CANN's aclnnCast).
+inline bool is_computed(const at::Tensor& tensor) {
+  const auto type = tensor.scalar_type();
+  return type != at::kDouble && type != at::kFloat8_e4m3fn && type != at::kFloat8_e5m2;
+}
+
 inline void check_is_computed(const c10::OperatorHandle& op, const Stack& stack) {
   for (const auto& value : torch::jit::last(stack, op.schema().arguments().size()))
     TORCH_CHECK(
-        !value.isTensor() || !is_npu(value.toTensor()) || value.toTensor().scalar_type() != at::kDouble, "simnpu: ",
-        op.schema().name(), " in float64, which the NPU's compute units do not know");
+        !value.isTensor() || !is_npu(value.toTensor()) || is_computed(value.toTensor()), "simnpu: ",
+        op.schema().name(), " in ", value.isTensor() ? toString(value.toTensor().scalar_type()) : "",
+        ", which the NPU's compute units do not know");
 }
 
 // Ops whose launch makes the host wait: it needs values that the device computes, or runs the op itself.
@@ -278,8 +285,9 @@ inline void launch(const c10::OperatorHandle& op, Stack* stack) {
 inline at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
   TORCH_CHECK(
-      from.scalar_type() == to.scalar_type() || (from.scalar_type() != at::kDouble && to.scalar_type() != at::kDouble),
-      "simnpu: a conversion of float64, which the NPU's compute units do not know");
+      from.scalar_type() == to.scalar_type() || (is_computed(from) && is_computed(to)), "simnpu: a conversion of ",
+      toString(from.scalar_type()), " to ", toString(to.scalar_type()),
+      ", one of which the NPU's compute units do not know");
   wait_if_behind_stall(current_stream, "a copy");
   if (!non_blocking && !is_npu(from)) wait_for_device("a blocking copy to the device");
   if (!non_blocking && !is_npu(to)) wait_for_device("a copy to the host");
