@@ -135,10 +135,13 @@ def plain_torch() -> Iterator[None]:
         _versions = registered
 
 
-def has_kernel(device_type: str, op: str) -> bool:
-    """Whether a version other than plain torch is registered for the op."""
-    plain = getattr(reference, op)
-    return getattr(_versions.get(device_type, reference), op, plain) is not plain
+def has_kernel(device_type: str, op: str, dtype: torch.dtype | None = None) -> bool:
+    """Whether a version other than plain torch is registered for the op, which takes activations of
+    `dtype`, where that is said: a version with kernels for some only has them as `DTYPES`.
+    """
+    plain, version = getattr(reference, op), _versions.get(device_type, reference)
+    taken = dtype is None or dtype in getattr(version, "DTYPES", (dtype,))
+    return taken and getattr(version, op, plain) is not plain
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

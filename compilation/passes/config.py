@@ -24,6 +24,7 @@ class PassConfig:
     norm_rotary: bool | None = None
     pack_linear: bool | None = None
     lower: bool | None = None
+    in_place: bool | None = None
 
     @classmethod
     def parse(cls, text: str) -> PassConfig:

@@ -20,6 +20,7 @@ from ...kernels import ops
 from ...kernels.platform import Platform
 from .common import norm_quant, norm_rotary, silu_quant
 from .common.attention_quant import AttentionQuant
+from .common.in_place import InPlace
 from .common.lower import Lower
 from .common.noop import Noop
 from .config import PassConfig
@@ -65,9 +66,12 @@ _FUSED = {pattern.op for patterns in _FUSIONS.values() for pattern in patterns}
 
 
 def _fusion(name: str, target: Target) -> Pass | str:
+    if target.asked:
+        return Fusion(name, _FUSIONS[name])
     platform = target.platform
-    patterns = [each for each in _FUSIONS[name] if target.asked or each.applies(platform)]
-    return Fusion(name, tuple(patterns)) if patterns else f"{platform.device_type} has no kernel"
+    patterns = tuple(each for each in _FUSIONS[name] if each.applies(platform))
+    device = platform.device_type
+    return Fusion(name, patterns, device) if patterns else f"{device} has no kernel"
 
 
 def _attention_quant(target: Target) -> Pass | str:
@@ -90,7 +94,8 @@ def _lower(target: Target) -> Pass:
             for name in ops.TRACED
             if name not in ops.PRODUCTS
             and ((target.fuses and name not in _FUSED) or not ops.has_kernel(device, name))
-        )
+        ),
+        device,
     )
 
 
@@ -100,6 +105,9 @@ _MAKERS: Mapping[str, Callable[[Target], Pass | str]] = {
     "attention_quant": _attention_quant,
     "pack_linear": _pack_linear,
     "lower": _lower,
+    "in_place": lambda target: (
+        "the compiler reuses memory itself" if target.fuses and not target.asked else InPlace()
+    ),
 }
 """Of each pass of `PassConfig`: it, or why the platform does without."""
 

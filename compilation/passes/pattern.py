@@ -48,8 +48,10 @@ class Pattern:
         """
         return ops.has_kernel(platform.device_type, self.op)
 
-    def rewrite(self, graph: fx.Graph) -> int:
-        """Replace all that matches; returns how often."""
+    def rewrite(self, graph: fx.Graph, device_type: str | None) -> int:
+        """Replace all that matches, or where a device is given what that has a kernel for; returns
+        how often.
+        """
         from torch.fx.passes.utils.matcher_utils import SubgraphMatcher
 
         sought = fx.symbolic_trace(self.match).graph
@@ -61,6 +63,9 @@ class Pattern:
         for found in SubgraphMatcher(sought).match(graph):
             nodes = sorted(found.nodes_map[node] for node in inside)
             readers = {user for old in found.returning_nodes for user in old.users}
+            dtype = found.placeholder_nodes[0].meta["example_value"].dtype
+            if device_type is not None and not ops.has_kernel(device_type, self.op, dtype):
+                continue
             if any(reader < nodes[-1] for reader in readers.difference(nodes)):
                 continue
             arguments = fx.map_arg(found.placeholder_nodes, lambda node: changed.get(node, node))
@@ -76,14 +81,17 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """A pass of patterns, none of which finds what another makes."""
+    """A pass of patterns, none of which finds what another makes. `device_type`: only what that
+    device has kernels for is matched.
+    """
 
     name: str
     patterns: tuple[Pattern, ...]
+    device_type: str | None = None
 
     @property
     def key(self) -> str:
-        return " ".join([self.name, *(pattern.op for pattern in self.patterns)])
+        return " ".join([self.name, str(self.device_type), *(each.op for each in self.patterns)])
 
     def __call__(self, graph: fx.Graph, context: PassContext) -> int:
-        return sum(pattern.rewrite(graph) for pattern in self.patterns)
+        return sum(pattern.rewrite(graph, self.device_type) for pattern in self.patterns)

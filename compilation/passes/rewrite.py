@@ -58,6 +58,14 @@ def layout(node: fx.Node) -> tuple[Any, ...]:
     return *exact, value.dtype, value.device
 
 
+def op_name(node: fx.Node) -> str:
+    """What a call calls, in the same short word for functions, methods and ops."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.name.rpartition("::")[2]
+    return target if isinstance(target, str) else getattr(target, "__name__", "")
+
+
 class _Inliner(GraphAppendingTracer):
     """Appends to a traced graph."""
 

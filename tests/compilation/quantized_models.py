@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from piecework.compilation.passes.context import PassContext
 from piecework.compilation.torch_private import Trace, trace
-from piecework.kernels import ops
+from piecework.kernels import ops, reference
 from piecework.runtime.layers.attention import register_attention
 from piecework.runtime.layers.linear import Linear
 from piecework.runtime.loader.loader import empty_model
@@ -97,8 +97,11 @@ def run(found: Trace, tokens: int) -> torch.Tensor:
 
 class _Mixing(fx.Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if not str(target).startswith("piecework.attention"):
+        namespace, _, name = str(target).partition(".")
+        if namespace != "piecework":
             return super().call_function(target, args, kwargs)
+        if not name.startswith("attention"):
+            return getattr(reference, name.removesuffix(".default"))(*args, **kwargs)
         q, k, v, out, *scale, layer = args
         times = q.shape[1] // k.shape[1]
         mixed = q * k.repeat_interleave(times, 1) + v.repeat_interleave(times, 1)

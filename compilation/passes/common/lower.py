@@ -1,5 +1,5 @@
 """Ops of ours become plain torch where a compiler is to look into them, or no kernel computes
-them. The last pass.
+them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from ....kernels import reference
+from ....kernels import ops, reference
 from ..context import PassContext
 from ..rewrite import inline, replace
 
@@ -18,10 +18,12 @@ from ..rewrite import inline, replace
 @dataclass(frozen=True, slots=True)
 class Lower:
     """Puts the definition of `piecework::name` (`kernels.reference`) in its place, for each of
-    `names`.
+    `names`, and for all others where `device_type` has a kernel that does not take the node's
+    dtype.
     """
 
     names: tuple[str, ...]
+    device_type: str
     name = "lower"
 
     @property
@@ -33,7 +35,7 @@ class Lower:
         for node in list(graph.nodes):
             namespace, _, op = str(node.target).partition(".")
             name = op.removesuffix(".default")
-            if namespace == "piecework" and name in self.names:
+            if namespace == "piecework" and (name in self.names or self._is_refused(node, name)):
                 new = inline(graph, node, getattr(reference, name), node.args, node.kwargs)
                 if len(new) == 1:
                     replace(node, new[0])
@@ -45,3 +47,12 @@ class Lower:
                 graph.erase_node(node)
                 count += 1
         return count
+
+    def _is_refused(self, node: fx.Node, name: str) -> bool:
+        if name not in ops.TRACED or name in ops.PRODUCTS:
+            return False
+        x: Any = node.args[0]
+        dtype = x.meta["example_value"].dtype
+        return ops.has_kernel(self.device_type, name) and not ops.has_kernel(
+            self.device_type, name, dtype
+        )

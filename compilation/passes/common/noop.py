@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from ..context import PassContext
-from ..rewrite import layout
+from ..rewrite import layout, op_name
 
 _VIEWS = {"view", "reshape", "flatten", "unflatten", "squeeze", "expand", "contiguous", "narrow"}
 _CASTS = {"to", "float", "half", "bfloat16", "double", "type"}
@@ -43,7 +43,7 @@ def _source(node: fx.Node) -> fx.Node | None:
     """What a view, cast or slice is made of; None for other ops."""
     if not node.op.startswith("call") or not node.args or not isinstance(node.args[0], fx.Node):
         return None
-    source, name = node.args[0], _name(node.target)
+    source, name = node.args[0], op_name(node)
     if name == "getitem":
         index: Any = node.args[1]
         parts = index if isinstance(index, tuple) else (index,)
@@ -55,7 +55,7 @@ def _source(node: fx.Node) -> fx.Node | None:
 
 
 def _is_cast(node: fx.Node) -> bool:
-    return node.op.startswith("call") and _name(node.target) in _CASTS
+    return node.op.startswith("call") and op_name(node) in _CASTS
 
 
 def _is_detour(source: fx.Node, node: fx.Node) -> bool:
@@ -65,9 +65,3 @@ def _is_detour(source: fx.Node, node: fx.Node) -> bool:
         return False
     was, through = (each.meta["example_value"].dtype for each in (before, source))
     return through in _WIDE and was in _NARROW
-
-
-def _name(target: Any) -> str:
-    if isinstance(target, torch._ops.OpOverload):
-        return target._schema.name.rpartition("::")[2]
-    return target if isinstance(target, str) else getattr(target, "__name__", "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from .quantize import (
     add_rms_norm_quantize_dynamic,
     add_rms_norm_quantize_static,
@@ -15,7 +17,11 @@ from .quantize import (
 )
 from .sampling import argmax, sample_filtered
 
+DTYPES = (torch.bfloat16,)
+"""Of activations that they take; for others they are the reference's."""
+
 __all__ = [
+    "DTYPES",
     "add_rms_norm_quantize_dynamic",
     "add_rms_norm_quantize_static",
     "argmax",

@@ -4,7 +4,6 @@ says.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,18 +23,14 @@ SILU_QUANT = Fusion("silu_quant", silu_quant.PATTERNS)
 
 
 @pytest.fixture
-def own_kernels() -> Iterator[type]:
+def own_kernels() -> type:
     """Kernels registered for the CPU, of which a test says which there are."""
 
     class Own:
         pass
 
-    before = ops._versions.pop("cpu", None)
     ops.register("cpu", Own)
-    yield Own
-    ops._versions.pop("cpu")
-    if before is not None:
-        ops.register("cpu", before)
+    return Own
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -121,13 +116,33 @@ def test_by_itself_a_platform_fuses_what_it_has_kernels_for(own_kernels: type) -
 
     none, forced = keys("auto"), keys("+norm_quant")
     assert not any(key.startswith("norm_quant") for key in none)
-    assert any(key.split() == ["norm_quant", *map(_op, norm_quant.PATTERNS)] for key in forced)
+    assert any(
+        key.split() == ["norm_quant", "None", *map(_op, norm_quant.PATTERNS)] for key in forced
+    )
     own_kernels.rms_norm_quantize_dynamic = staticmethod(lambda *given: given)  # type: ignore[attr-defined]
     some = keys("auto")
-    assert "norm_quant rms_norm_quantize_dynamic" in some
+    assert "norm_quant cpu rms_norm_quantize_dynamic" in some
     # A fused op that has a kernel is not lowered, even where the compiler fuses.
     assert set(none[-1].split()) - set(some[-1].split()) == {"rms_norm_quantize_dynamic"}
     assert len({tuple(each) for each in (none, forced, some)}) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_a_kernel_does_not_take_is_not_fused(
+    tmp_path: Path, own_kernels: type, dtype: torch.dtype
+) -> None:
+    own_kernels.DTYPES = (dtype,)  # type: ignore[attr-defined]
+    own_kernels.silu_and_mul_quantize_static = staticmethod(lambda *given: given)  # type: ignore[attr-defined]
+    graph = traced_model(tmp_path, "llama", "static int8").graph
+    taken = LAYERS if dtype == torch.bfloat16 else 0
+    manager = PassManager(PassConfig(), CpuPlatform(), fuses=True)
+    assert manager.run(graph, CONTEXT)["silu_quant"] == taken
+    assert ours(graph)["silu_and_mul_quantize_static"] == taken
+    # Asked for, it is fused, and what no kernel takes becomes plain torch again.
+    graph = traced_model(tmp_path, "llama", "static int8").graph
+    manager = PassManager(PassConfig(silu_quant=True), CpuPlatform(), fuses=True)
+    assert manager.run(graph, CONTEXT)["silu_quant"] == LAYERS
+    assert ours(graph)["silu_and_mul_quantize_static"] == taken
 
 
 def _op(pattern: object) -> str:

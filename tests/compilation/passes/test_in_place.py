@@ -1,0 +1,100 @@
+"""What nobody needs any more is written over, and what somebody does is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from quantized_models import ARCHITECTURES, CONTEXT, run, traced_model
+from torch import fx, nn
+from torch.nn import functional as F
+
+from piecework.compilation.passes.common.in_place import InPlace
+from piecework.compilation.passes.common.lower import Lower
+from piecework.compilation.passes.config import PassConfig
+from piecework.compilation.passes.manager import PassManager
+from piecework.compilation.torch_private import Trace, trace
+from piecework.kernels import ops
+from piecework.kernels.cpu.platform import CpuPlatform
+
+IN_PLACE = InPlace()
+
+
+def in_place_ops(graph: fx.Graph) -> list[str]:
+    targets = [node.target for node in graph.nodes if node.op == "call_method"]
+    return [str(target) for target in targets if str(target).endswith("_")]
+
+
+def x(tokens: int) -> torch.Tensor:
+    return torch.randn(tokens, 8, generator=torch.Generator().manual_seed(tokens))
+
+
+def computed(found: Trace, tokens: int) -> torch.Tensor:
+    values: list[Any] = [
+        x(tokens) if isinstance(each, torch.Tensor) else tokens for each in found.values
+    ]
+    kept = [value.clone() for value in values if isinstance(value, torch.Tensor)]
+    (result,) = fx.GraphModule(nn.Module(), found.graph)(*values)
+    given = [value for value in values if isinstance(value, torch.Tensor)]
+    assert all(torch.equal(now, before) for now, before in zip(given, kept, strict=True))
+    return result
+
+
+@pytest.mark.parametrize(
+    ("function", "forms"),
+    [
+        (lambda y: F.silu(y) * y, ["mul_"]),
+        (lambda y: y * F.silu(y), ["mul_"]),
+        (lambda y: (y * 2 + y) / 3, ["add_", "div_"]),
+        (lambda y: F.silu(y).clamp(-1, 1).round(), ["clamp_", "round_"]),
+        (lambda y: (y.double() * 2).float() + 1, ["mul_", "add_"]),
+        # A number minus what is there has no in-place form of that operand.
+        (lambda y: y - F.silu(y), []),
+        # The input of the forward is its caller's.
+        (lambda y: y * 2, []),
+        (lambda y: y.float() * 2, []),
+        # Others read it later: itself, or a view of it.
+        (lambda y: (z := F.silu(y)) * 2 + z, ["add_"]),
+        (lambda y: (z := F.silu(y)).view(-1, 4).sum() + (z * 2), ["add_"]),
+        (lambda y: (z := F.silu(y).view(-1, 8)) * 2 + z, ["add_"]),
+        # Another shape or type does not fit.
+        (lambda y: F.silu(y)[:, :1] * y, []),
+        (lambda y: y.amax(-1, keepdim=True) * y, []),
+        (lambda y: F.silu(y) * y.double(), ["mul_"]),
+        (lambda y: (z := F.silu(y)) * z, []),
+    ],
+)
+def test_forms(function: Callable[[torch.Tensor], torch.Tensor], forms: list[str]) -> None:
+    found = trace(lambda y: function(y), [x(6)], 512)
+    expected = {tokens: computed(found, tokens) for tokens in (2, 6, 31)}
+    assert IN_PLACE(found.graph, CONTEXT) == len(forms)
+    assert in_place_ops(found.graph) == forms
+    found.graph.lint()
+    for tokens, wanted in expected.items():
+        assert torch.equal(computed(found, tokens), wanted)
+    assert IN_PLACE(found.graph, CONTEXT) == 0
+
+
+@pytest.mark.parametrize("scheme", [None, "static fp8", "per token int8"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_models_compute_the_same(tmp_path: Path, architecture: str, scheme: str | None) -> None:
+    found = traced_model(tmp_path, architecture, scheme)
+    expected = {tokens: run(found, tokens) for tokens in (1, 5, 18)}
+    Lower(tuple(name for name in ops.TRACED if name not in ops.PRODUCTS), "cpu")(
+        found.graph, CONTEXT
+    )
+    assert IN_PLACE(found.graph, CONTEXT) > 10
+    found.graph.lint()
+    found.shapes.check_guards()
+    for tokens, wanted in expected.items():
+        assert torch.equal(run(found, tokens), wanted)
+    assert IN_PLACE(found.graph, CONTEXT) == 0
+
+
+def test_it_is_for_pieces_that_run_as_they_are() -> None:
+    fusing = PassManager(PassConfig(), CpuPlatform(), fuses=True)
+    assert fusing.off["in_place"] == "the compiler reuses memory itself"
+    assert PassManager(PassConfig(), CpuPlatform(), fuses=False).key[-1] == "in_place"
