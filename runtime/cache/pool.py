@@ -20,9 +20,11 @@ def page_bytes(layouts: Sequence[KVLayout], page_size: int) -> int:
     return page_size * sum(layout.token_bytes for layout in layouts)
 
 
-def in_cache_dtype(layouts: Sequence[KVLayout], name: str) -> list[KVLayout]:
-    """The layouts with `--kv-cache-dtype` `name`. Raises `ValueError` for heads that have no place
-    for scales.
+def in_cache_dtype(
+    layouts: Sequence[KVLayout], name: str, scales: Sequence[tuple[float, float]]
+) -> list[KVLayout]:
+    """The layouts with `--kv-cache-dtype` `name`; `scales` of each layer's keys and values, for
+    float8. Raises `ValueError` for heads that have no place for scales of their own.
     """
     if name == "auto":
         return list(layouts)
@@ -30,7 +32,13 @@ def in_cache_dtype(layouts: Sequence[KVLayout], name: str) -> list[KVLayout]:
         raise ValueError(
             "--kv-cache-dtype int8 takes heads of an even number of numbers: take fp8_e4m3 or auto"
         )
-    return [replace(each, cache_dtype=CACHE_DTYPES[name]) for each in layouts]
+    dtype = CACHE_DTYPES[name]
+    if not dtype.is_floating_point:
+        return [replace(each, cache_dtype=dtype) for each in layouts]
+    return [
+        replace(each, cache_dtype=dtype, k_scale=k_scale, v_scale=v_scale)
+        for each, (k_scale, v_scale) in zip(layouts, scales, strict=True)
+    ]
 
 
 class KVPool:

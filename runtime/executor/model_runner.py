@@ -103,7 +103,9 @@ class ModelRunner:
                 )
             )
         self.model_config, self.linear_kinds = self.model.config, linear_kinds(self.model)
-        self._layouts = in_cache_dtype(self.model.kv_layouts(self.dtype), config.kv_cache_dtype)
+        self._layouts = in_cache_dtype(
+            self.model.kv_layouts(self.dtype), config.kv_cache_dtype, self.model.kv_scales
+        )
         self.attention_backend = self.platform.choose_attention(
             config.attention_backend, self._layouts
         )

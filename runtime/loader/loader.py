@@ -33,6 +33,7 @@ from ..quantization.on_load import COLUMNS
 from ..quantization.registry import Scheme, quantization_of, read_scheme
 from . import safetensors
 from .files import read_json
+from .kv_scales import split_kv_scales
 
 _THREADS = 4
 _INITIAL_STD = 0.02
@@ -66,6 +67,7 @@ def load_model(
     else:
         config, scheme = ModelConfig.from_pretrained(path), _scheme_of(Path(path))
         tensors = safetensors.list_tensors(Path(path), quantized=scheme is not None)
+    tensors, kv_scales = split_kv_scales(tensors, config.num_layers)
     is_quantized = scheme is not None or any(tensor.kind is not None for tensor in tensors)
     if is_quantized and quantization in COLUMNS:
         raise ValueError(
@@ -82,6 +84,7 @@ def load_model(
         model = empty_model(config, dtype, device, choose)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    model.kv_scales = kv_scales
     _fill(model, tensors, path, progress=progress)
     _finish(model, kernels, progress=progress)
     return model

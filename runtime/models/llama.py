@@ -147,6 +147,7 @@ class LlamaForCausalLM(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.kv_scales = [(1.0, 1.0)] * config.num_layers
         self.model = Decoder(config)
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
         self.tied_weights: dict[str, str] = {}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny_models import make_tiny_model
 
 from piecework.kernels.cpu.platform import CpuPlatform
@@ -17,6 +18,11 @@ from piecework.runtime.sampling.params import SamplingParams
 
 FORMATS = ("fp8_e4m3", "fp8_e5m2", "int8")
 PROMPTS = [[5, 6, 7], list(range(20, 120)), [9], list(range(20, 90))]
+TEXT = (
+    "Janet's ducks lay 16 eggs per day. She eats three for breakfast every morning and bakes "
+    "muffins for her friends every day with four. She sells the remainder at the market for $2 an "
+    "egg. How much does she make every day? She makes 9 * 2 = $18 every day at the market."
+)
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True, logprobs=1)
 
 
@@ -37,7 +43,7 @@ def make(model: Path, **settings: Any) -> LLM:
 
 
 def generated(llm: LLM) -> list[list[int]]:
-    return [completion.token_ids[0] for completion in llm.generate(PROMPTS, GREEDY)]
+    return [completion.token_ids for completion in llm.generate(PROMPTS, GREEDY)]
 
 
 @pytest.mark.parametrize("kv_cache_dtype", FORMATS)
@@ -63,7 +69,7 @@ def test_requests_that_wait_for_pages_and_are_computed_again_give_the_same(
     found = {}
     for tokens in (1024, 96):
         llm = make(model, kv_cache_dtype=kv_cache_dtype, max_total_tokens=tokens, page_size=4)
-        found[tokens] = [each.token_ids[0] for each in llm.generate(prompts, params)]
+        found[tokens] = [each.token_ids for each in llm.generate(prompts, params)]
     assert found[96] == found[1024] and llm.core.stats().preemptions_total > 0
 
 
@@ -109,3 +115,40 @@ def test_a_device_whose_attention_lacks_it_is_told_before_weights_are_read(
         ValueError, match="--kv-cache-dtype fp8_e4m3 is not to be had on cpu, whose"
     ):
         make(model, kv_cache_dtype="fp8_e4m3")
+
+
+def said(llm: LLM, prompt: list[int] | str) -> torch.Tensor:
+    """Log-probabilities of a prompt's tokens."""
+    params = SamplingParams(max_new_tokens=1, prompt_logprobs=0, logprobs=0)
+    (found,) = llm.generate([prompt], params)
+    assert found.prompt_logprobs is not None
+    return torch.tensor([each.logprob for each in found.prompt_logprobs if each is not None])
+
+
+def test_log_probabilities_are_near_those_of_16_bits(model: Path) -> None:
+    """Weights at random make the most of each error; int8 has five bits more than e5m2."""
+    prompt = [(31 * i) % 500 for i in range(100)]
+    plain = said(make(model), prompt)
+    for name, bound in {"fp8_e4m3": 0.35, "fp8_e5m2": 0.7, "int8": 0.07}.items():
+        found = (said(make(model, kv_cache_dtype=name), prompt) - plain).abs().mean()
+        assert 0 < found < bound, name
+
+
+@pytest.mark.parametrize("kv_cache_dtype", FORMATS)
+def test_smollm2_says_almost_the_same(kv_cache_dtype: str) -> None:
+    """By the kernels that serve it, prefill and native decodes."""
+    settings = {"dtype": "bfloat16", "disable_cuda_graph": False, "piecewise_cuda_graph": False}
+    plain, small = (
+        make(Path("smollm2-135m"), **settings, kv_cache_dtype=name)
+        for name in ("auto", kv_cache_dtype)
+    )
+    difference = said(small, TEXT) - said(plain, TEXT)
+    each, together = {"fp8_e4m3": (0.2, 0.05), "fp8_e5m2": (0.4, 0.15), "int8": (0.1, 0.03)}[
+        kv_cache_dtype
+    ]
+    assert 0 < difference.abs().mean() < each and difference.mean().abs() < together
+    first, second = (
+        llm.generate(["The capital of France is"], replace(GREEDY, max_new_tokens=6))[0].text
+        for llm in (plain, small)
+    )
+    assert first == second

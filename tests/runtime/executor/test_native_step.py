@@ -107,12 +107,11 @@ class Case:
     def in_bytes(self, kv_cache_dtype: str) -> KVPool:
         """The cache in 8 bits, with scales a layer where it is float8."""
         pool = KVPool(
-            [
-                replace(each, k_scale=0.5 + layer, v_scale=0.1)
-                if kv_cache_dtype != "int8"
-                else each
-                for layer, each in enumerate(in_cache_dtype(self.layouts, kv_cache_dtype))
-            ],
+            in_cache_dtype(
+                self.layouts,
+                kv_cache_dtype,
+                [(0.5 + layer, 0.1) for layer in range(len(self.layouts))],
+            ),
             num_pages=PAGES,
             page_size=PAGE,
             platform=CpuPlatform(),
