@@ -55,7 +55,8 @@ def _kind(config: Mapping[str, Any]) -> str:
             "not supported; supported: 4 and 8 bits in the formats gptq and gptq_v2, packed in "
             "int32; take another checkpoint"
         )
-    return f"gptq {bits} {group_size(config)} {_VERSIONS[form]}"
+    order = "act-order" if setting(config, "desc_act", bool, False) else "in-order"
+    return f"gptq {bits} {group_size(config)} {_VERSIONS[form]} {order}"
 
 
 def _inside(config: Mapping[str, Any]) -> Callable[[str], bool]:
@@ -91,14 +92,14 @@ def _rules(config: Mapping[str, Any]) -> list[tuple[Callable[[str], bool], str]]
 
 
 class GPTQ(PackedFormat):
-    """A kind is "gptq BITS COLUMNS VERSION": columns of a group or -1 for all; v1 stores zero
-    points less one.
+    """A kind is "gptq BITS COLUMNS VERSION ORDER": columns of a group or -1 for all; v1 stores zero
+    points less one; with act-order each column's group has to be told.
     """
 
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind = kind
-        _, bits, columns, self.version = kind.split()
+        _, bits, columns, self.version, self.order = kind.split()
         self.bits, self.columns = int(bits), int(columns)
 
     def places(self, layer: Linear, part: str) -> Mapping[str, Place]:
@@ -109,7 +110,11 @@ class GPTQ(PackedFormat):
             "qzeros": self.place(part, (groups, words_of(rows, self.bits)), INT32),
             "scales": self.place(part, (groups, rows), check=check_scale),
             "g_idx": self.place(
-                part, (columns,), INT32, partial(column_order, groups=groups), is_optional=True
+                part,
+                (columns,),
+                INT32,
+                partial(column_order, groups=groups),
+                is_optional=self.order == "in-order",
             ),
         }
         if layer.bias is None:

@@ -14,11 +14,12 @@ import torch
 
 from ...kernels import ops
 from ...kernels.linear import LinearKernels
-from ..layers.linear import NUMBERS, Linear, Place, StoredTensor
+from ..layers.linear import Linear, Place, StoredTensor
 from .config import setting
 from .grouped_weight import GroupedWeight, gguf_blocks, gguf_kind, widened
 
 INT32 = (torch.int32,)
+_SCALES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class WeightOnly:
@@ -149,7 +150,7 @@ class PackedFormat(ABC):
         self,
         part: str,
         shape: tuple[int, ...],
-        dtypes: Collection[torch.dtype] = NUMBERS,
+        dtypes: Collection[torch.dtype] = _SCALES,
         check: Callable[[torch.Tensor], object] | None = None,
         *,
         is_optional: bool = False,

@@ -82,12 +82,18 @@ def set_to(name: str, value: float) -> Callable[[dict[str, torch.Tensor]], objec
     return lambda tensors: tensors[name].view(-1)[3:4].fill_(value)
 
 
+def wide(tensors: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
+    return {name: tensors[name].double()}
+
+
 @pytest.mark.parametrize(
     ("case", "change", "said"),
     [
         ("awq", set_to(DOWN + "scales", float("nan")), "holds NaN or infinity"),
         ("awq", set_to(DOWN + "scales", 0.0), "holds 0"),
         ("awq", lambda tensors: tensors.pop(DOWN + "qzeros"), "lacks 1 tensors"),
+        ("gptq-act-order", lambda tensors: tensors.pop(DOWN + "g_idx"), "lacks 1 tensors"),
+        ("awq", lambda tensors: tensors.update(wide(tensors, DOWN + "scales")), "as float64"),
         ("gptq-act-order", set_to(DOWN + "g_idx", 3), "names groups other than the 3"),
         ("gptq-act-order", set_to(DOWN + "g_idx", -1), "names groups other than the 3"),
         (
