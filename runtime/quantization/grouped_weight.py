@@ -123,8 +123,8 @@ def gguf_blocks(weight: GroupedWeight, kind: str) -> torch.Tensor:
     scale in float16, in Q4_1 its least value (-zero * scale), 32 numbers. Of 4 bits the first 16
     are the low halves of bytes.
 
-    Scales lose what float16 does not hold. So does the least value, at most 2^-12 of 15 scales
-    where they are no powers of two: less than large weights lose when widened to bfloat16.
+    Scales lose what float16 does not hold. So does the least value, at most 2^-11 of itself, an
+    eighth of what numbers lose when they become bfloat16.
     """
     rows = weight.numbers.shape[0]
     if kind == "Q8_0":
