@@ -124,9 +124,10 @@ class CpuPlatform(Platform):
         # Who asks for torch's attention wants transformers' arithmetic, all of it.
         if dtype != torch.bfloat16 or not isinstance(backend, NativeAttention):
             return None
-        # oneDNN's kernels for matrix units are several times as fast as any on vectors.
+        # oneDNN's kernels for matrix units are several times as fast as any on vectors, but take
+        # no quantised weights.
         has_matrix_units = "amx_bf16" in instruction_sets()
-        return native_linear() if _has_vectors() and not has_matrix_units else None
+        return native_linear(packs_numbers=not has_matrix_units) if _has_vectors() else None
 
     def packs_linear(self, weight_bytes: int) -> bool:
         return 4 * weight_bytes <= self.memory().total and packed_linear.is_available()

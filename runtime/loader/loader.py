@@ -23,6 +23,7 @@ from ..progress import progress_bar
 from ..quantization.methods import (
     NOTHING_PACKED,
     Kinds,
+    Products,
     create_weights,
     named_linears,
     part_name,
@@ -78,7 +79,8 @@ def load_model(
     def choose(model: LlamaForCausalLM) -> Kinds:
         if is_quantized and scheme is None:
             return stored_kinds(model, kernels, tensors) if quantization == "auto" else {}
-        return scheme_kinds(model, scheme, quantization, lacking)
+        products = Products(dtype, device, kernels, lacking)
+        return scheme_kinds(model, scheme, quantization, products)
 
     try:
         model = empty_model(config, dtype, device, choose)
@@ -131,7 +133,8 @@ def random_model(
             f"--load-format dummy makes weights of 16 bits, but those of {path} are quantised; add "
             "--quantization none, fp8 or int8"
         )
-    choose = partial(scheme_kinds, scheme=None, quantization=quantization, lacking=lacking)
+    products = Products(dtype, device, kernels, lacking)
+    choose = partial(scheme_kinds, scheme=None, quantization=quantization, products=products)
     model = empty_model(ModelConfig.from_pretrained(path), dtype, device, choose)
     for name, places in _places(model).items():
         for place in places:

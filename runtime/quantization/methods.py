@@ -15,15 +15,17 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from ...kernels import ops
 from ...kernels.linear import LinearKernels
 from ..layers.linear import Linear, LinearMethod, StoredTensor
 from ..models.llama import LlamaForCausalLM
 from .gguf import GGUFBlocks
-from .on_load import COLUMNS
+from .on_load import COLUMNS, finished_kind
 from .registry import PLAIN, Scheme
 from .unquantized import WIDENED, Unquantized, Widened
 
@@ -32,6 +34,7 @@ Kinds = Mapping[str, str]
 named are `PLAIN`.
 """
 NOTHING_PACKED: Kinds = MappingProxyType({})
+_ANY_WIDTH = 128
 _PACKED = " packed"
 """Behind a kind that is also multiplied without `LinearKernels`, where it is not."""
 
@@ -54,34 +57,63 @@ def stored_kinds(
     model: LlamaForCausalLM, kernels: LinearKernels | None, tensors: Sequence[StoredTensor]
 ) -> Kinds:
     """Of a .gguf file: the layers whose quantised weights are kept as they are, where all parts are
-    of one format that the kernels know.
+    of one format that the kernels know. None are where other kernels multiply numbers, which on
+    processors with matrix units they do several times as fast.
     """
+    if kernels is None or kernels.layout(PLAIN, _ANY_WIDTH) is None:
+        return NOTHING_PACKED
     stored = {tensor.name: tensor.kind for tensor in tensors}
     kinds = {}
     for prefix, linear in named_linears(model):
         # Rows of one weight are of one kind.
         found = {stored.get(weight_name(model, prefix, part)) for part in linear.parts}
         kind = found.pop() if len(found) == 1 else None
-        if kernels and kind and kernels.layout(kind, linear.in_features) is not None:
+        if kind and kernels.layout(kind, linear.in_features) is not None:
             kinds[prefix] = kind
     return kinds
 
 
+class Products(NamedTuple):
+    """What multiplies a model's weights: `dtype` of its activations, `device`, its `kernels`, and
+    `Platform.lacking_dtypes`.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    kernels: LinearKernels | None = None
+    lacking: Collection[torch.dtype] = ()
+
+    def take(self, kind: str) -> bool:
+        """Whether there is a product for a kind of "w8a8" or of weights alone. Plain torch, which
+        widens all of a weight at each step, is one for float32 only, where the scheme's own numbers
+        are wanted and not speed.
+        """
+        words = kind.split()
+        dtype = torch.int8
+        if words[0] != "w8a8":
+            op, packed = "weight_only_linear", "Q4_1"
+        else:
+            dtype = getattr(torch, words[1])
+            op, packed = "scaled_linear", "int8" if dtype == torch.int8 else "fp8_e4m3"
+        kernels = self.kernels
+        return dtype not in self.lacking and (
+            self.dtype == torch.float32
+            or ops.has_kernel(self.device.type, op)
+            or (kernels is not None and kernels.layout(packed, _ANY_WIDTH) is not None)
+        )
+
+
 def scheme_kinds(
-    model: LlamaForCausalLM,
-    scheme: Scheme | None,
-    quantization: str,
-    lacking: Collection[torch.dtype],
+    model: LlamaForCausalLM, scheme: Scheme | None, quantization: str, products: Products
 ) -> Kinds:
     """Of a folder, whose `quantization_config` says `scheme`; None: weights of 16 bits.
 
-    `quantization`: as `--quantization`; `lacking`: as `Platform.lacking_dtypes`, of which layers
-    are widened. A head that is tied to the embedding is quantised on load alone, as a copy. Raises
-    `ValueError` where parts that are multiplied as one are of several kinds.
+    `quantization`: as `--quantization`. Layers are widened where no product takes them. A head that
+    is tied to the embedding is quantised on load alone, as a copy. Raises `ValueError` where parts
+    that are multiplied as one are of several kinds.
     """
     if quantization in COLUMNS:
-        return on_load_kinds(model, quantization, lacking)
-    lacking_names = {str(dtype).removeprefix("torch.") for dtype in lacking}
+        return on_load_kinds(model, quantization, products)
     kinds: dict[str, str] = {}
     if scheme is None:
         return kinds
@@ -97,20 +129,22 @@ def scheme_kinds(
                 "which are multiplied as one; take a checkpoint that quantises them alike"
             )
         if kind != PLAIN:
-            is_widened = quantization == "none" or not lacking_names.isdisjoint(kind.split())
+            is_widened = quantization == "none" or not products.take(kind)
             kinds[prefix] = WIDENED * is_widened + kind
     return kinds
 
 
-def on_load_kinds(
-    model: LlamaForCausalLM, quantization: str, lacking: Collection[torch.dtype]
-) -> Kinds:
+def on_load_kinds(model: LlamaForCausalLM, quantization: str, products: Products) -> Kinds:
     """Of 16-bit weights that are quantised as `--quantization` says, but for layers whose width
     does not fit. A head that is tied to the embedding becomes a copy. Raises `ValueError` where
-    the device lacks such numbers.
+    no product takes them.
     """
-    if quantization == "fp8" and torch.float8_e4m3fn in lacking:
-        raise ValueError("--quantization fp8: this device has no such numbers; take int8")
+    if not products.take(finished_kind(quantization)):
+        dtype = str(products.dtype).removeprefix("torch.")
+        raise ValueError(
+            f"--quantization {quantization}: nothing multiplies such weights by {dtype} numbers "
+            f"on {products.device.type} here; take another quantization, or none"
+        )
     return {
         prefix: f"on_load {quantization}"
         for prefix, linear in named_linears(model)

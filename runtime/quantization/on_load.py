@@ -6,7 +6,8 @@ what came of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import torch
 
@@ -23,7 +24,7 @@ _W8A8 = {
     "fp8": "w8a8 float8_e4m3fn channel token weight_scale",
     "int8": "w8a8 int8 channel token weight_scale",
 }
-_NUMBERS = 2**19
+_NUMBERS = 2**20
 """That are float32 at once, in rows: few enough to stay in a processor's cache."""
 
 
@@ -51,7 +52,7 @@ class OnLoad:
             self._finish_w8a8(layer, kernels)
             return
         quantise = quantise_q8_0 if self.target == "q8_0" else quantise_q4_0
-        found = [quantise(values) for _, values in self._rows(layer)]
+        found = [tensors for _, tensors in self._quantised(layer, quantise)]
         weight = GroupedWeight(*(torch.cat(tensors) for tensors in zip(*found, strict=True)))
         layer.method = method = WeightOnly.of([weight], 8 if self.target == "q8_0" else 4)
         method.finish(layer, kernels, [weight])
@@ -60,21 +61,24 @@ class OnLoad:
         layer.method = method = W8A8(_W8A8[self.target])
         with layer.weight.device:
             method.create(layer)
-        for rows, values in self._rows(layer):
-            numbers, scale = quantize_dynamic(values, layer.in_features, method.dtype)
+        quantise = partial(quantize_dynamic, group=layer.in_features, dtype=method.dtype)
+        for rows, (numbers, scale) in self._quantised(layer, quantise):
             layer.weight[rows], layer.weight_scale[rows] = numbers, scale
         method.finish(layer, kernels)
 
-    def _rows(self, layer: Linear) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Some rows of the layer after others, as float32."""
+    def _quantised(
+        self, layer: Linear, quantise: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
+    ) -> Iterator[tuple[slice, tuple[torch.Tensor, ...]]]:
+        """What `quantise` makes of some rows after others: numbers and scales first."""
         for part in layer.parts:
             tensor, begin = self._parts.pop(part), layer.rows(part).start
             values = torch.empty(tensor.shape, dtype=tensor.dtype, device=layer.weight.device)
             tensor.copy_to(values)
             for some in torch.split(values, max(1, _NUMBERS // layer.in_features)):
-                if not some.isfinite().all():
+                found = quantise(some.float())
+                if not found[1].isfinite().all():
                     raise tensor.fault("holds numbers that are not finite")
-                yield slice(begin, begin + len(some)), some.float()
+                yield slice(begin, begin + len(some)), found
                 begin += len(some)
 
     def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
@@ -109,6 +113,11 @@ def _reciprocal(scale: torch.Tensor) -> torch.Tensor:
 
 def _numbers(blocks: torch.Tensor) -> torch.Tensor:
     return blocks.flatten(1).to(torch.uint8)
+
+
+def finished_kind(quantization: str) -> str:
+    """What a layer becomes by what `--quantization` says: the first words of its kind."""
+    return _W8A8.get(quantization, "weight_only")
 
 
 def make_method(kind: str) -> OnLoad:

@@ -200,11 +200,12 @@ class NativeLinear:
     op = torch.ops.piecework.linear.default
     scaled_op = torch.ops.piecework.native_scaled_linear.default
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
+    def __init__(self, library: ctypes.CDLL, *, packs_numbers: bool = True) -> None:
+        """`packs_numbers`: whether it takes weights that are not quantised."""
+        self._library, self._packs_numbers = library, packs_numbers
 
     def layout(self, kind: str, in_features: int) -> int | None:
-        if kind not in _KINDS:
+        if kind not in _KINDS or (kind == "bfloat16" and not self._packs_numbers):
             return None
         layout = _KINDS[kind][0]
         group = _GROUPS[layout]
@@ -258,7 +259,7 @@ def _row_addresses(part: torch.Tensor) -> range:
     return range(part.data_ptr(), part.data_ptr() + part.shape[0] * step, step)
 
 
-def native_linear() -> NativeLinear | None:
+def native_linear(*, packs_numbers: bool = True) -> NativeLinear | None:
     """None where there are no kernels."""
     library = load_kernels()
-    return None if library is None else NativeLinear(library)
+    return None if library is None else NativeLinear(library, packs_numbers=packs_numbers)

@@ -215,3 +215,17 @@ def test_graphs_on_and_off_agree_on_quantised_weights(tmp_path: Path) -> None:
             ]
         )
     assert np.allclose(found[0], found[1], atol=0.05)
+
+
+def test_matrix_units_multiply_numbers_and_kernels_the_rest(tmp_path: Path) -> None:
+    """Where torch is faster by numbers: they stay torch's, and so do those of a .gguf file."""
+    kernels = native_linear(packs_numbers=False)
+    folder = make_tiny_model(tmp_path / "model", hidden_size=64, intermediate_size=96)
+    plain, int8 = (
+        load_model(str(folder), torch.bfloat16, CPU, False, kernels, quantization=quantization)
+        for quantization in ("auto", "int8")
+    )
+    assert not linear_kinds(plain) and len(linear_kinds(int8)) == 13
+    path = write_gguf(tmp_path / "model.gguf", {})
+    settings = {"kernels": kernels, "quantization": "auto"}
+    assert not linear_kinds(load_model(str(path), torch.bfloat16, CPU, False, **settings))

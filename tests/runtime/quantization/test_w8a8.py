@@ -123,12 +123,12 @@ def test_pieces_say_the_same(settings: dict[str, bool], tmp_path: Path) -> None:
     assert found[int(0.9 * len(found))] < 1e-4 and found[-1] < 0.1
 
 
+@pytest.mark.parametrize("lacking", [[], [torch.float8_e4m3fn]])
 @pytest.mark.parametrize("quantization", ["none", "auto"])
-def test_a_device_without_such_numbers_has_16_bits_and_says_so(
-    quantization: str, tmp_path: Path
+def test_where_nothing_multiplies_them_weights_have_16_bits_and_the_summary_says_so(
+    quantization: str, lacking: list[torch.dtype], tmp_path: Path
 ) -> None:
     folder = make_fp8(tmp_path, block=False)
-    lacking = [torch.float8_e4m3fn] if quantization == "auto" else []
     model = load_model(
         str(folder),
         torch.bfloat16,
@@ -143,14 +143,12 @@ def test_a_device_without_such_numbers_has_16_bits_and_says_so(
     ]
 
 
-def test_fp8_on_load_is_refused_where_the_device_lacks_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_nothing_multiplies_is_refused_on_load(dtype: torch.dtype, tmp_path: Path) -> None:
+    """For want of such numbers, or of a product: plain torch would widen all at each step."""
     folder = make_tiny_model(tmp_path / "model")
-    with pytest.raises(ValueError, match=r"--quantization fp8: .*; take int8"):
+    lacking = [torch.float8_e4m3fn] if dtype == torch.float32 else []
+    with pytest.raises(ValueError, match=r"--quantization fp8: nothing multiplies .*; take ano"):
         load_model(
-            str(folder),
-            torch.bfloat16,
-            torch.device("cpu"),
-            False,
-            quantization="fp8",
-            lacking=[torch.float8_e4m3fn],
+            str(folder), dtype, torch.device("cpu"), False, quantization="fp8", lacking=lacking
         )
