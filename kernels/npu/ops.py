@@ -29,7 +29,6 @@ __all__ = [
     "sample_filtered",
     "scaled_linear",
     "silu_and_mul",
-    "silu_and_mul_quantize_dynamic",
     "silu_and_mul_quantize_static",
 ]
 
@@ -40,9 +39,8 @@ _WIDEST_HEAD, _MOST_HEADS = 894, 999
 """Of `npu_rotary_mul`."""
 _LONGEST_GATED = 8192
 """Numbers of a row of `npu_swiglu_quant`."""
-_DYNAMIC = 1
 
-_constants: dict[tuple[float, int, torch.device], torch.Tensor] = {}
+_offsets: dict[torch.device, torch.Tensor] = {}
 
 
 @or_else(reference.rms_norm)
@@ -162,7 +160,7 @@ def add_rms_norm_quantize_dynamic(
     numbers, _, total, scale, _ = torch.ops.npu.npu_add_rms_norm_dynamic_quant(
         x, residual, weight, epsilon=eps, output_mask=[True, False]
     )
-    return numbers, scale[..., None], total
+    return numbers, scale.view(*x.shape[:-1], 1), total
 
 
 def _silu_then_static(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -173,37 +171,17 @@ def _silu_then_static(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) 
 def silu_and_mul_quantize_static(
     x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor | None:
-    if not _takes_gated(x, dtype) or (offset := _constant(0.0, 1, x.device)) is None:
+    """By rows there is none: what scale the kernel gives then differs from one CANN to another, and
+    some end in it.
+    """
+    if dtype != torch.int8 or x.shape[-1] > _LONGEST_GATED or not x.is_contiguous():
+        return None
+    if not _takes(x) or (offset := _no_offset(x.device)) is None:
         return None
     numbers: torch.Tensor = torch.ops.npu.npu_swiglu_quant(
-        x, smooth_scales=scale.reciprocal(), offsets=offset[0], activate_left=True
+        x, smooth_scales=scale.reciprocal(), offsets=offset, activate_left=True
     )[0]
     return numbers
-
-
-def _silu_then_dynamic(
-    x: torch.Tensor, group: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return quantize_dynamic(silu_and_mul(x), group, dtype)
-
-
-@or_else(_silu_then_dynamic)
-def silu_and_mul_quantize_dynamic(
-    x: torch.Tensor, group: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The kernel multiplies by factors of the columns first, and reads them whether they are given
-    or not; and its scale is what it multiplies by, not what the product is to be multiplied by
-    (ops-nn: quant/swi_glu_quant/op_kernel/swi_glu_quant.h).
-    """
-    size = x.shape[-1] // 2
-    if not _takes_gated(x, dtype) or group != size:
-        return None
-    if (factors := _constant(1.0, size, x.device)) is None:
-        return None
-    numbers, inverse = torch.ops.npu.npu_swiglu_quant(
-        x, smooth_scales=factors, activate_left=True, quant_mode=_DYNAMIC
-    )
-    return numbers, inverse.reciprocal()[..., None]
 
 
 def _takes(x: torch.Tensor, *others: torch.Tensor) -> bool:
@@ -211,18 +189,13 @@ def _takes(x: torch.Tensor, *others: torch.Tensor) -> bool:
     return x.dtype in _FLOATS and x.numel() > 0 and all(each.dtype == x.dtype for each in others)
 
 
-def _takes_gated(x: torch.Tensor, dtype: torch.dtype) -> bool:
-    return dtype == torch.int8 and x.shape[-1] <= _LONGEST_GATED and x.is_contiguous() and _takes(x)
-
-
-def _constant(value: float, size: int, device: torch.device) -> torch.Tensor | None:
-    """[1, size] float32 of one value, made once; None while a graph is recorded, whose pool must
-    not hold it, unless it is there already.
+def _no_offset(device: torch.device) -> torch.Tensor | None:
+    """[1] float32 of 0, made once; None while a graph is recorded, whose pool must not hold it,
+    unless it is there already.
     """
-    found = _constants.get((value, size, device))
+    found = _offsets.get(device)
     if found is None and not torch.npu.is_current_stream_capturing():  # type: ignore[attr-defined]
-        found = torch.full((1, size), value, dtype=torch.float32, device=device)
-        _constants[value, size, device] = found
+        found = _offsets[device] = torch.zeros(1, dtype=torch.float32, device=device)
     return found
 
 

@@ -34,18 +34,16 @@ def test_rows_are_quantised_by_their_largest(simnpu: Any) -> None:
     torch.testing.assert_close(scales.cpu() * 127, largest)
 
 
-def test_the_scale_of_a_gated_product_is_what_it_was_multiplied_by(simnpu: Any) -> None:
-    """Not what it is to be multiplied by, as that of `npu_dynamic_quant`; and the gate is the right
-    half unless the call says left.
-    """
-    x, factors = halves(M, 2 * K), torch.ones(1, K, device="npu")
+def test_the_gate_is_the_right_half_unless_the_call_says_left(simnpu: Any) -> None:
+    """And the factor is what the product is multiplied by, not what it is divided by."""
+    x, factor, offset = halves(M, 2 * K), wide(1) * 50, torch.zeros(1, device="npu")
     gate, up = x.cpu().float().chunk(2, -1)
     for left, product in ((True, F.silu(gate) * up), (False, gate * F.silu(up))):
-        found, inverse = torch.ops.npu.npu_swiglu_quant(
-            x, smooth_scales=factors, activate_left=left, quant_mode=1
+        found, _ = torch.ops.npu.npu_swiglu_quant(
+            x, smooth_scales=factor, offsets=offset, activate_left=left
         )
-        torch.testing.assert_close(inverse.cpu(), 127 / product.abs().amax(-1))
-        assert (found.cpu() - product * inverse.cpu()[:, None]).abs().max() <= 0.5
+        expected = (product * factor.cpu()).clamp(-128, 127)
+        assert (found.cpu() - expected).abs().max() <= 0.5
 
 
 def test_what_int4_pack_makes_the_product_reads(simnpu: Any) -> None:
@@ -114,8 +112,9 @@ def norm_dynamic(dtype: torch.dtype, gamma: torch.dtype) -> None:
     )
 
 
-def swiglu(x: torch.Tensor, factors: torch.Tensor | None, **named: Any) -> None:
-    torch.ops.npu.npu_swiglu_quant(x, smooth_scales=factors, **{"quant_mode": 1} | named)
+def swiglu(size: int = 2 * K, **changes: Any) -> None:
+    given = {"smooth_scales": wide(1), "offsets": wide(1)} | changes
+    torch.ops.npu.npu_swiglu_quant(halves(M, size), **given)
 
 
 SEEDED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
@@ -205,18 +204,19 @@ SEEDED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
         "must have the same 16 bits",
     ),
     "a long gated row": (
-        lambda: swiglu(halves(M, 8192), torch.ones(1, 4096, device="npu")),
-        lambda: swiglu(halves(M, 8194), torch.ones(1, 4097, device="npu")),
+        lambda: swiglu(8192),
+        lambda: swiglu(8194),
         "should not be larger than 8192",
     ),
     "factors that the kernel reads but was not given": (
-        lambda: swiglu(halves(M, 2 * K), torch.ones(1, K, device="npu")),
-        lambda: swiglu(halves(M, 2 * K), None),
+        swiglu,
+        lambda: swiglu(smooth_scales=None, offsets=None),
         "smooth_scales must be given",
     ),
-    "a static scale without an offset": (
-        lambda: swiglu(halves(M, 2 * K), wide(1), offsets=wide(1), quant_mode=0),
-        lambda: swiglu(halves(M, 2 * K), wide(1), quant_mode=0),
+    "a gated product by rows": (swiglu, lambda: swiglu(quant_mode=1), "the caller's own only"),
+    "a factor without an offset": (
+        swiglu,
+        lambda: swiglu(offsets=None),
         "should have the same shape",
     ),
     "heads of 896 numbers": (

@@ -95,7 +95,6 @@ BY_TOKEN = {
     "npu_add_rms_norm_dynamic_quant",
     "npu_dynamic_quant",
     "npu_quant_matmul",
-    "npu_swiglu_quant",
 }
 BY_TENSOR = {"npu_quant_matmul", "npu_quantize", "npu_swiglu_quant"}
 CHECKPOINTS: dict[str, tuple[Callable[[Path], Path], dict[str, Any], set[str]]] = {

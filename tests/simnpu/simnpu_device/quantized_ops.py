@@ -320,9 +320,9 @@ def npu_swiglu_quant(
     group_list_type: int = 0,
     dst_type: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One half of x [M, 2 * K] by the SiLU of the other, times smooth_scales [1, K] or [1], as int8
-    [M, K]: with `quant_mode` 1 by the largest of each row, and 127 / that largest beside it [M]; 0:
-    plus offsets, and no scales.
+    """One half of x [M, 2 * K] by the SiLU of the other, times smooth_scales [1, K] or [1], plus
+    offsets, as int8 [M, K]; no scales beside it. By rows (`quant_mode` 1) it is not known here: its
+    scale is 127 / the largest in ops-nn's kernel for A2, and the inverse on others.
     """
     name = "npu_swiglu_quant"
     check(x.dtype in (*HALVES, torch.float32) and x.dim() > 1, f"{name}: x must be 16 or 32 bits")
@@ -331,25 +331,22 @@ def npu_swiglu_quant(
     check(size <= 8192, f"x last dim size should not be larger than 8192, but got {size}")
     check(size % 2 == 0, "x last dim size should be even")
     check(group_index is None and dst_type in INT8_ONLY, f"{name}: int8 without groups only")
+    check(quant_mode == 0, f"{name}: the simulator knows scales of the caller's own only")
     # The kernel of A2 and A3 reads them whether they were given or not.
     check(smooth_scales is not None, f"{name}: smooth_scales must be given")
     assert smooth_scales is not None
-    shapes = ([1, size // 2],) if quant_mode else ([1, size // 2], [1])
     check(
-        smooth_scales.dtype == torch.float32 and list(smooth_scales.shape) in shapes,
-        f"{name}: smooth_scales must be float32 {shapes[-1]}, got {list(smooth_scales.shape)}",
+        smooth_scales.dtype == torch.float32 and list(smooth_scales.shape) in ([1, size // 2], [1]),
+        f"{name}: smooth_scales must be float32 [1], got {list(smooth_scales.shape)}",
     )
-    left, right = x.float().chunk(2, -1)
-    product = F.silu(left) * right if activate_left else left * F.silu(right)
-    product = product * smooth_scales
-    if quant_mode:
-        numbers, scales = _by_the_largest(product)
-        return numbers, 1 / scales
     check(
         offsets is not None and offsets.shape == smooth_scales.shape,
         "smooth_scales and offsets should have the same shape when quant_mode is 0",
     )
-    return _as_int8(product + offsets), x.new_zeros(x.shape[:-1], dtype=torch.float32)
+    left, right = x.float().chunk(2, -1)
+    product = F.silu(left) * right if activate_left else left * F.silu(right)
+    numbers = _as_int8(product * smooth_scales + offsets)
+    return numbers, x.new_zeros(x.shape[:-1], dtype=torch.float32)
 
 
 def _by_the_largest(wide: Tensor) -> tuple[Tensor, Tensor]:
