@@ -89,17 +89,18 @@ class Products(NamedTuple):
         are wanted and not speed.
         """
         words = kind.split()
-        dtype = torch.int8
-        if words[0] != "w8a8":
-            op, packed = "weight_only_linear", "Q4_1"
-        else:
-            dtype = getattr(torch, words[1])
-            op, packed = "scaled_linear", "int8" if dtype == torch.int8 else "fp8_e4m3"
+        op, dtype, packed = "weight_only_linear", torch.uint8, ["Q4_1", "weight_only 4 32 zeros"]
+        if words[0] == "w8a8":
+            op, dtype = "scaled_linear", getattr(torch, words[1])
+            packed = ["int8" if dtype == torch.int8 else "fp8_e4m3"]
         kernels = self.kernels
         return dtype not in self.lacking and (
             self.dtype == torch.float32
             or ops.has_kernel(self.device.type, op)
-            or (kernels is not None and kernels.layout(packed, _ANY_WIDTH) is not None)
+            or (
+                kernels is not None
+                and any(kernels.layout(each, _ANY_WIDTH) is not None for each in packed)
+            )
         )
 
 
@@ -141,9 +142,10 @@ def on_load_kinds(model: LlamaForCausalLM, quantization: str, products: Products
     """
     if not products.take(finished_kind(quantization)):
         dtype = str(products.dtype).removeprefix("torch.")
+        taken = [each for each in COLUMNS if products.take(finished_kind(each))]
         raise ValueError(
             f"--quantization {quantization}: nothing multiplies such weights by {dtype} numbers "
-            f"on {products.device.type} here; take another quantization, or none"
+            f"on {products.device.type} here; take {' or '.join([*taken, 'none'])}"
         )
     return {
         prefix: f"on_load {quantization}"
