@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 
 from ..kernels import ops, reference
 from ..kernels.attention import AttentionBackend, AttentionMetadata, KVLayout
+from ..kernels.cache_format import CACHE_DTYPES, pages_shape, store
 from ..kernels.detect import detect
 from ..kernels.paged_attention import TorchAttention
 from ..kernels.platform import Platform
@@ -95,24 +97,25 @@ def _attention_checks(platform: Platform) -> Iterator[Check]:
     a kernel to compile.
     """
     first = next(iter(_SHAPES))
-    combinations: list[tuple[str, torch.dtype, int | None]] = [
-        (shape, torch.bfloat16, None) for shape in _SHAPES
+    combinations: list[tuple[str, torch.dtype, int | None, str]] = [
+        (shape, torch.bfloat16, None, "auto") for shape in _SHAPES
     ]
     combinations += [
-        (first, torch.bfloat16, 33),
-        (first, torch.float32, None),
-        (first, torch.float32, 33),
+        (first, torch.bfloat16, 33, "auto"),
+        (first, torch.float32, None, "auto"),
+        (first, torch.float32, 33, "auto"),
+        *((first, torch.bfloat16, None, cache) for cache in CACHE_DTYPES),
     ]
-    for shape, dtype, window in combinations:
+    for shape, dtype, window, cache in combinations:
         for step, lens in _STEPS.items():
             layout = KVLayout.of_heads(*_SHAPES[shape], dtype, window=window)
+            layout = replace(layout, cache_dtype=CACHE_DTYPES.get(cache))
             for backend in platform.attention_backends:
                 if platform.attention_obstacle(backend, layout) is not None:
                     continue
-                name = f"{backend} attention, {step}, {shape}, window {window}, {dtype}"
+                name = f"{backend} attention, {step}, {shape}, window {window}, {dtype}, {cache}"
                 yield _checked(
-                    name,
-                    lambda b=backend, n=lens, of=layout: _attend(platform, b, n, of),
+                    name, lambda b=backend, n=lens, of=layout: _attend(platform, b, n, of)
                 )
 
 
@@ -126,11 +129,8 @@ def _attend(
     stored what it should.
     """
     kv = (layout.num_kv_heads, layout.key_size)
-    device, page_size, draw = (
-        platform.device(),
-        platform.default_page_size,
-        np.random.default_rng(1),
-    )
+    device, page_size = platform.device(), platform.default_page_size
+    draw = np.random.default_rng(1)
     metadata, num_pages = made_up_step(lens, platform, draw)
     total = sum(metadata.query_lens)
     generator = torch.Generator(device).manual_seed(2)
@@ -140,7 +140,7 @@ def _attend(
 
     q = random(total, layout.num_heads, layout.key_size)
     k, v = random(total, *kv), random(total, *kv)
-    k_cache, v_cache = (random(num_pages, page_size, *kv) for _ in range(2))
+    k_cache, v_cache = (_pages(random(num_pages, page_size, *kv), layout) for _ in range(2))
     results = []
     backends: list[AttentionBackend] = [TorchAttention(), platform.attention_backend(name)]
     for backend in backends:
@@ -149,10 +149,23 @@ def _attend(
         results.append((out, *caches))
     (expected, *expected_caches), (actual, *actual_caches) = results
     if not all(
-        torch.equal(one, other) for one, other in zip(expected_caches, actual_caches, strict=True)
+        torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+        for one, other in zip(expected_caches, actual_caches, strict=True)
     ):
         raise AssertionError("the cache holds other keys and values")
     return _within(actual, expected)
+
+
+def _pages(numbers: torch.Tensor, layout: KVLayout) -> torch.Tensor:
+    """Numbers [P, S, K, D] as the layer keeps them."""
+    if layout.cache_dtype is None:
+        return numbers
+    pages, page_size, heads, size = numbers.shape
+    shape = pages_shape(pages, page_size, heads, size, layout.cache_dtype)
+    cache = torch.zeros(shape, dtype=torch.uint8, device=numbers.device).view(layout.cache_dtype)
+    slots = torch.arange(pages * page_size, device=numbers.device)
+    store(numbers.flatten(0, 1), cache, slots, 1.0)
+    return cache
 
 
 def made_up_step(

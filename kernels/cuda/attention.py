@@ -7,8 +7,8 @@ size, S tokens in a page.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +27,10 @@ _WORKSPACE_BYTES = 384 << 20
 queries of a key.
 """
 
-Store = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""Writes keys and values [T, K, D] to the slots [T] of two caches."""
+Store = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, KVLayout], None
+]
+"""Writes keys and values [T, K, D] to the slots [T] of two caches of a layout."""
 
 
 def obstacle(layout: KVLayout) -> str | None:
@@ -38,8 +40,8 @@ def obstacle(layout: KVLayout) -> str | None:
             "flashinfer computes in bfloat16 and float16, not in "
             f"{str(layout.dtype).removeprefix('torch.')}"
         )
-    if layout.cache_dtype is not None:
-        return "flashinfer is used with keys and values in 16 bits"
+    if layout.cache_dtype == torch.int8:
+        return "flashinfer reads keys and values of 16 bits and float8, not int8"
     if layout.key_size not in _HEAD_SIZES:
         return (
             f"flashinfer has kernels for heads of {', '.join(map(str, _HEAD_SIZES))}, not of "
@@ -123,9 +125,13 @@ class _Call:
         self._pages = pages
 
     def run(
-        self, q: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor
+        self,
+        q: torch.Tensor,
+        caches: tuple[torch.Tensor, torch.Tensor],
+        out: torch.Tensor,
+        scales: Mapping[str, float],
     ) -> None:
-        self._wrapper.run(q, caches, out=out)
+        self._wrapper.run(q, caches, out=out, **scales)
 
 
 class FlashInferAttention:
@@ -184,16 +190,20 @@ class FlashInferAttention:
         plan: FlashInferPlan | FlashInferDecodePlan,
         layout: KVLayout,
     ) -> None:
+        # The wrappers of layers that differ by these alone are one.
+        scales = {"k_scale": layout.k_scale, "v_scale": layout.v_scale}
+        scales = {name: scale for name, scale in scales.items() if scale != 1.0}
+        shared = replace(layout, k_scale=1.0, v_scale=1.0)
         # A graph pads q, k and v behind the tokens of the step; a fixed plan may have more places
         # than this graph has queries.
         new = min(len(plan.slots), len(q))
         call = (
-            self._recorded_call(plan, layout, new)
+            self._recorded_call(plan, shared, new)
             if isinstance(plan, FlashInferDecodePlan)
-            else self._call(plan, layout, q.device)
+            else self._call(plan, shared, q.device)
         )
-        self._store(k[:new], v[:new], k_cache, v_cache, plan.slots[:new])
-        call.run(q[:new], (k_cache, v_cache), out[:new])
+        self._store(k[:new], v[:new], k_cache, v_cache, plan.slots[:new], layout)
+        call.run(q[:new], (k_cache, v_cache), out[:new], scales)
 
     def _call(self, plan: FlashInferPlan, layout: KVLayout, device: torch.device) -> _Call:
         call = self._calls.get((plan.decodes, layout))
@@ -287,7 +297,7 @@ def _plan_decode(
         sm_scale=layout.scale,
         window_left=-1 if layout.window is None else layout.window - 1,
         q_data_type=layout.dtype,
-        kv_data_type=layout.dtype,
+        kv_data_type=layout.cache_dtype or layout.dtype,
         **options,
     )
 

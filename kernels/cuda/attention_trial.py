@@ -55,6 +55,8 @@ def _distance(
     q = random(len(slots), layout.num_heads, layout.key_size)
     k, v = (random(len(slots), layout.num_kv_heads, layout.key_size) for _ in range(2))
     caches = [random(4, _PAGE_SIZE, layout.num_kv_heads, layout.key_size) for _ in range(2)]
+    if layout.cache_dtype is not None:
+        caches = [cache.to(layout.cache_dtype) for cache in caches]
     results = []
     for one in (TorchAttention(), backend):
         out = torch.full_like(q, float("nan"))

@@ -131,8 +131,6 @@ class CudaPlatform(Platform):
             return None
         if layout.key_size != layout.value_size:
             return f"{name} takes values as long as keys"
-        if name == "triton" and layout.cache_dtype is not None:
-            return "triton takes keys and values of 16 and 32 bits"
         if name != "flashinfer" or (reason := obstacle(layout)) is not None:
             return reason if name == "flashinfer" else None
         request = {
@@ -140,6 +138,7 @@ class CudaPlatform(Platform):
             "call": "attention",
             "heads": [layout.num_heads, layout.num_kv_heads, layout.key_size],
             "dtype": str(layout.dtype).removeprefix("torch."),
+            "cache_dtype": str(layout.cache_dtype or layout.dtype).removeprefix("torch."),
         }
         if str(request) not in self._obstacles:
             reason = self._obstacles[str(request)] = TRIALS.failure(request)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -46,8 +47,12 @@ def failure(request: Mapping[str, Any], device: torch.device) -> str | None:
     try:
         if request["call"] == "attention":
             num_heads, num_kv_heads, head_size = request["heads"]
-            dtype = getattr(torch, request["dtype"])
+            dtype, cache_dtype = (
+                getattr(torch, request[name]) for name in ("dtype", "cache_dtype")
+            )
             layout = KVLayout.of_heads(num_heads, num_kv_heads, head_size, dtype)
+            if cache_dtype != dtype:
+                layout = replace(layout, cache_dtype=cache_dtype, k_scale=0.5, v_scale=2.0)
             return attention_trial.failure(
                 FlashInferAttention(store_of_keys_and_values()), layout, device
             )

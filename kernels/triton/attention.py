@@ -14,14 +14,18 @@ import numpy as np
 import torch
 
 from ..attention import AttentionMetadata, KVLayout
+from ..cache_format import open_int8
 from ..staging import to_device
 from .attention_kernels import combine_kernel, decode_kernel, prefill_kernel, store_kernel
+from .cache_kernels import store_bytes_kernel
 
 MAX_SPLITS = 32
 _PROGRAMS_PER_PROCESSOR = 2
 """Decode programs that a multiprocessor should have at least; keys are split until there are as
 many.
 """
+_KINDS = {None: 0, torch.float8_e4m3fn: 1, torch.float8_e5m2: 2, torch.int8: 3}
+"""`KIND` of cache_kernels."""
 _SPLIT_TOKENS = 128
 """A split of fewer keys costs more to combine than it saves."""
 
@@ -146,13 +150,13 @@ class TritonAttention:
             == k_cache.stride(-1)
             == 1
         )
-        assert k_cache.stride() == v_cache.stride()
         # A fixed plan may have more places than this graph has queries; a step that is padded, more
         # queries than tokens.
         num_new = min(len(plan.slots), len(q))
         num_decodes = len(q) if plan.fixed else len(plan.rows)
-        store_keys_and_values(k, v, k_cache, v_cache, plan.slots[:num_new])
-        layer = _Layer(q, out, k_cache, v_cache, plan, layout)
+        store_keys_and_values(k, v, k_cache, v_cache, plan.slots[:num_new], layout)
+        keys, values = (_Pages.of(cache, layout) for cache in (k_cache, v_cache))
+        layer = _Layer(q, out, keys, values, plan, layout)
         if plan.prefills:
             _prefill(layer, self._blocks or _prefill_blocks(layer))
         if num_decodes:
@@ -165,20 +169,46 @@ class TritonAttention:
             _decode(layer, num_decodes, blocks, splits)
 
 
+class _Pages(NamedTuple):
+    """Keys or values as kernels take them: `numbers` [P, S, K, D], bytes where they have 8 bits,
+    and with int8 `scales` [P, K, S]; else those are not read.
+    """
+
+    numbers: torch.Tensor
+    scales: torch.Tensor
+
+    @classmethod
+    def of(cls, cache: torch.Tensor, layout: KVLayout) -> _Pages:
+        if layout.cache_dtype is None:
+            return cls(cache, cache)
+        if layout.cache_dtype != torch.int8:
+            numbers = cache.view(torch.uint8)
+            return cls(numbers, numbers)
+        numbers, scales = open_int8(cache, layout.num_kv_heads, layout.key_size)
+        return cls(numbers.view(torch.uint8), scales)
+
+
 class _Layer(NamedTuple):
     """The arguments of one `run`."""
 
     q: torch.Tensor
     out: torch.Tensor
-    k_cache: torch.Tensor
-    v_cache: torch.Tensor
+    keys: _Pages
+    values: _Pages
     plan: TritonPlan
     layout: KVLayout
 
     @property
     def scale(self) -> float:
         """For exponents of base 2."""
-        return self.layout.scale * math.log2(math.e)
+        return self.layout.scale * self.layout.k_scale * math.log2(math.e)
+
+    @property
+    def caches(self) -> tuple[torch.Tensor, ...]:
+        return (
+            *(self.keys.numbers, self.values.numbers),
+            *(self.keys.scales, self.values.scales),
+        )
 
     @property
     def window(self) -> int:
@@ -196,7 +226,7 @@ class _Layer(NamedTuple):
 
     @property
     def strides(self) -> tuple[int, ...]:
-        cache, table = self.k_cache.stride()[:3], self.plan.block_table.stride(0)
+        cache, table = self.keys.numbers.stride()[:3], self.plan.block_table.stride(0)
         return (
             self.q.stride(0),
             self.q.stride(1),
@@ -213,13 +243,25 @@ def store_keys_and_values(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slots: torch.Tensor,
+    layout: KVLayout,
 ) -> None:
-    """k, v [T, K, D] to their slots [T] of the caches [P, S, K, D], but for those whose slot is
-    negative.
+    """k, v [T, K, D] to their slots [T] of the caches [P, S, K, D], or those in 8 bits, but for
+    those whose slot is negative.
     """
     kv_heads, head_size = k.shape[1:]
     if not len(slots):
         return
+    if layout.cache_dtype is not None:
+        keys, values = (_Pages.of(cache, layout) for cache in (k_cache, v_cache))
+        store_bytes_kernel[(len(slots),)](
+            k, v, keys.numbers, values.numbers, keys.scales, values.scales, slots,
+            *k.stride()[:2], *v.stride()[:2], keys.numbers.stride(0), layout.k_scale,
+            layout.v_scale, KV_HEADS=kv_heads, HEAD=head_size, HEADS_BLOCK=_power_of_2(kv_heads),
+            BLOCK=_power_of_2(head_size), PAGE=keys.numbers.shape[1],
+            KIND=_KINDS[layout.cache_dtype], num_warps=4,
+        )  # fmt: skip
+        return
+    assert k_cache.stride() == v_cache.stride()
     store_kernel[(len(slots),)](
         k, v, k_cache, v_cache, slots, *k.stride()[:2], *v.stride()[:2], *k_cache.stride()[:3],
         KV_HEADS=kv_heads, HEAD=head_size, BLOCK=_power_of_2(kv_heads * head_size),
@@ -233,10 +275,11 @@ def _prefill(layer: _Layer, blocks: Blocks) -> None:
     block_m = max(blocks.rows, group_pad)
     tiles = _tiles(plan, block_m // group_pad)
     prefill_kernel[(len(tiles), layer.layout.num_kv_heads)](
-        layer.q, layer.out, layer.k_cache, layer.v_cache, tiles, plan.query_starts, plan.seq_lens,
-        plan.block_table, *layer.strides, layer.scale, GROUP=layer.group, GROUP_PAD=group_pad,
-        HEAD=head_size, BLOCK_M=block_m, BLOCK_N=blocks.keys, BLOCK_D=layer.head_block,
-        PAGE=plan.page_size, WINDOW=layer.window, PRECISION="ieee",
+        layer.q, layer.out, *layer.caches, tiles, plan.query_starts, plan.seq_lens,
+        plan.block_table, *layer.strides, layer.scale, layer.layout.v_scale, GROUP=layer.group,
+        GROUP_PAD=group_pad, HEAD=head_size, BLOCK_M=block_m, BLOCK_N=blocks.keys,
+        BLOCK_D=layer.head_block, PAGE=plan.page_size, WINDOW=layer.window, PRECISION="ieee",
+        KIND=_KINDS[layer.layout.cache_dtype],
         num_warps=8 if block_m >= 128 else 4, num_stages=2,
     )  # fmt: skip
 
@@ -254,8 +297,9 @@ def _decode(layer: _Layer, count: int, blocks: Blocks, splits: int) -> None:
         layer.out if direct else layer.q.new_empty(count, heads, splits, dtype=torch.float32)
     )
     decode_kernel[(count, layer.layout.num_kv_heads, splits)](
-        layer.q, layer.out, partial, partial_lse, layer.k_cache, layer.v_cache, plan.rows,
-        plan.requests, plan.seq_lens, plan.block_table, *layer.strides, layer.scale, heads, splits,
+        layer.q, layer.out, partial, partial_lse, *layer.caches, plan.rows,
+        plan.requests, plan.seq_lens, plan.block_table, *layer.strides, layer.scale,
+        layer.layout.v_scale, heads, splits, KIND=_KINDS[layer.layout.cache_dtype],
         GROUP=layer.group, BLOCK_M=max(16, _power_of_2(layer.group)), HEAD=head_size,
         BLOCK_N=blocks.keys, BLOCK_D=layer.head_block, PAGE=plan.page_size, WINDOW=layer.window,
         DIRECT=direct, PRECISION="ieee", num_warps=4, num_stages=2,

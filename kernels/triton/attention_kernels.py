@@ -5,13 +5,17 @@ T tokens, B requests, H query heads, K key/value heads, D head size, S tokens in
 heads that share a key/value head (`GROUP` = H / K of them) are rows of one tile, so each key is
 read once for all of them. Softmax runs online in base 2 (arXiv:2205.14135); a split of the keys
 leaves its partial sum and the logarithm of its weight (arXiv:2311.01282). Offsets into the cache
-are 64 bits wide: it may hold more than 2^31 numbers.
+are 64 bits wide: it may hold more than 2^31 numbers. `KIND` is what `cache_kernels` calls so;
+`k_scales`, `v_scales` [P, K, S] are those of int8 and read with it alone, `value_scale` is that of
+values in float8.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from .cache_kernels import widened
 
 
 @triton.jit
@@ -65,6 +69,8 @@ def _attend(
     position,
     k_head,
     v_head,
+    k_scales,
+    v_scales,
     pages,
     low,
     high,
@@ -78,6 +84,7 @@ def _attend(
     WINDOW: tl.constexpr,
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
+    KIND: tl.constexpr,
 ):
     """Take the keys [low, high) into the running sum `total` [M, D] with its `peak` and `weight`
     [M]; `query` [M, D] at `position` [M].
@@ -93,7 +100,14 @@ def _attend(
         offset = page * page_stride + (key % PAGE) * slot_stride
         readable = inside[:, None] & (dim < HEAD)[None, :]
         keys = tl.load(k_head + offset[:, None] + dim[None, :], mask=readable, other=0.0)
+        if KIND != 0:
+            keys = widened(keys, KIND).to(query.dtype)
         score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale_log2
+        if KIND == 3:
+            place = page * (page_stride // 2) + key % PAGE
+            score = (
+                score * tl.load(k_scales + place, mask=inside, other=0.0).to(tl.float32)[None, :]
+            )
         if MASKED:
             visible = (key[None, :] <= position[:, None]) & inside[None, :]
             if WINDOW > 0:
@@ -106,6 +120,11 @@ def _attend(
         fade = tl.exp2(peak - base)
         weight = weight * fade + tl.sum(share, 1)
         values = tl.load(v_head + offset[:, None] + dim[None, :], mask=readable, other=0.0)
+        if KIND == 3:
+            by = tl.load(v_scales + place, mask=inside, other=0.0).to(tl.float32)
+            values = (widened(values, KIND) * by[:, None]).to(query.dtype)
+        elif KIND != 0:
+            values = widened(values, KIND).to(query.dtype)
         total = total * fade[:, None] + tl.dot(
             share.to(values.dtype), values, input_precision=PRECISION
         )
@@ -115,23 +134,9 @@ def _attend(
 
 @triton.jit(do_not_specialize=["table_stride"])
 def prefill_kernel(
-    q,
-    out,
-    k_cache,
-    v_cache,
-    tiles,
-    query_starts,
-    seq_lens,
-    block_table,
-    q_stride_t,
-    q_stride_h,
-    out_stride_t,
-    out_stride_h,
-    page_stride,
-    slot_stride,
-    head_stride,
-    table_stride,
-    scale_log2,
+    q, out, k_cache, v_cache, k_scales, v_scales, tiles, query_starts, seq_lens, block_table,
+    q_stride_t, q_stride_h, out_stride_t, out_stride_h, page_stride, slot_stride, head_stride,
+    table_stride, scale_log2, value_scale,
     GROUP: tl.constexpr,
     GROUP_PAD: tl.constexpr,
     HEAD: tl.constexpr,
@@ -141,7 +146,8 @@ def prefill_kernel(
     PAGE: tl.constexpr,
     WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+    KIND: tl.constexpr,
+):  # fmt: skip
     """Program (tile, kv head): `BLOCK_M / GROUP_PAD` tokens of one request, each with its GROUP
     heads, over all keys before them.
 
@@ -179,46 +185,32 @@ def prefill_kernel(
     pages = block_table + request.to(tl.int64) * table_stride
     k_head = k_cache + kv_head * head_stride
     v_head = v_cache + kv_head * head_stride
+    k_scales += kv_head * PAGE
+    v_scales += kv_head * PAGE
     total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
     if WINDOW == 0:
         total, peak, weight = _attend(
-            total, peak, weight, query, position, k_head, v_head, pages, low, clear, page_stride,
-            slot_stride, scale_log2, HEAD, BLOCK_D, BLOCK_N, PAGE, WINDOW, False, PRECISION,
+            total, peak, weight, query, position, k_head, v_head, k_scales, v_scales, pages, low,
+            clear, page_stride, slot_stride, scale_log2, HEAD, BLOCK_D, BLOCK_N, PAGE, WINDOW,
+            False, PRECISION, KIND,
         )  # fmt: skip
     total, peak, weight = _attend(
-        total, peak, weight, query, position, k_head, v_head, pages, clear, high, page_stride,
-        slot_stride, scale_log2, HEAD, BLOCK_D, BLOCK_N, PAGE, WINDOW, True, PRECISION,
+        total, peak, weight, query, position, k_head, v_head, k_scales, v_scales, pages, clear,
+        high, page_stride, slot_stride, scale_log2, HEAD, BLOCK_D, BLOCK_N, PAGE, WINDOW, True,
+        PRECISION, KIND,
     )  # fmt: skip
-    result = total / tl.where(weight == 0.0, 1.0, weight)[:, None]
+    result = total * value_scale / tl.where(weight == 0.0, 1.0, weight)[:, None]
     target = out + step_row[:, None] * out_stride_t + head[:, None] * out_stride_h + dim[None, :]
     tl.store(target, result.to(out.dtype.element_ty), mask=live)
 
 
 @triton.jit(do_not_specialize=["table_stride", "num_splits"])
 def decode_kernel(
-    q,
-    out,
-    partial,
-    partial_lse,
-    k_cache,
-    v_cache,
-    rows,
-    requests,
-    seq_lens,
-    block_table,
-    q_stride_t,
-    q_stride_h,
-    out_stride_t,
-    out_stride_h,
-    page_stride,
-    slot_stride,
-    head_stride,
-    table_stride,
-    scale_log2,
-    num_heads,
-    num_splits,
+    q, out, partial, partial_lse, k_cache, v_cache, k_scales, v_scales, rows, requests, seq_lens,
+    block_table, q_stride_t, q_stride_h, out_stride_t, out_stride_h, page_stride, slot_stride,
+    head_stride, table_stride, scale_log2, value_scale, num_heads, num_splits,
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     HEAD: tl.constexpr,
@@ -228,7 +220,8 @@ def decode_kernel(
     WINDOW: tl.constexpr,
     DIRECT: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+    KIND: tl.constexpr,
+):  # fmt: skip
     """Program (decode, kv head, split): one token with its GROUP heads over the split's share of
     the keys.
 
@@ -263,11 +256,12 @@ def decode_kernel(
     weight = tl.zeros([BLOCK_M], tl.float32)
     total, peak, weight = _attend(
         total, peak, weight, query, position, k_cache + kv_head * head_stride,
-        v_cache + kv_head * head_stride, block_table + request * table_stride, low, high,
-        page_stride, slot_stride, scale_log2, HEAD, BLOCK_D, BLOCK_N, PAGE, 0, True, PRECISION,
+        v_cache + kv_head * head_stride, k_scales + kv_head * PAGE, v_scales + kv_head * PAGE,
+        block_table + request * table_stride, low, high, page_stride, slot_stride, scale_log2,
+        HEAD, BLOCK_D, BLOCK_N, PAGE, 0, True, PRECISION, KIND,
     )  # fmt: skip
     weight = tl.where(weight == 0.0, 1.0, weight)
-    result = total / weight[:, None]
+    result = total * value_scale / weight[:, None]
     if DIRECT:
         target = out + step_row * out_stride_t + head[:, None] * out_stride_h + dim[None, :]
         tl.store(target, result.to(out.dtype.element_ty), mask=live)

@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from piecework.kernels.triton import attention_kernels as attention
+from piecework.kernels.triton import cache_kernels as cache
 from piecework.kernels.triton import linear
 from piecework.kernels.triton import linear_kernels as products
 from piecework.kernels.triton import op_kernels as ops
@@ -48,9 +49,11 @@ _POINTERS = {
     **dict.fromkeys(("top_ks", "drawn"), "*i64"),
     **dict.fromkeys(("scale", "x_scale", "weight_scale"), "*fp32"),
     **{"ids": "*i32", "uniforms": "*fp64"},
+    **dict.fromkeys(("k_scales", "v_scales"), "*bf16"),
 }
-_FLOATS = ("scale_log2", "eps")
-_HEADS = {"GROUP": 4, "HEAD": 128, "BLOCK_D": 128, "PAGE": 16, "PRECISION": "ieee"}
+_FLOATS = ("scale_log2", "value_scale", "k_scale", "v_scale", "eps")
+_HEADS = {"GROUP": 4, "HEAD": 128, "BLOCK_D": 128, "PAGE": 16, "PRECISION": "ieee", "KIND": 0}
+_BYTES = {"k_cache": "*u8", "v_cache": "*u8"}
 _E4M3 = {"SIZE": 4096, "DYNAMIC": True, "LARGEST": 448.0, "MANTISSA": 3, "BIAS": 7, "out": "*u8"}
 _FP8 = {"x": "*fp8e4nv", "weight": "*fp8e4nv", "X_MANTISSA": 0, "WEIGHT_MANTISSA": 0}
 _NUMBERS = {
@@ -102,6 +105,33 @@ KERNELS: list[tuple[Any, dict[str, Any], dict[str, int]]] = [
             {"num_warps": 4, "num_stages": 2},
         )
         for direct in (False, True)
+    ),
+    *(
+        kernel
+        for kind in (1, 2, 3)
+        for kernel in (
+            (
+                cache.store_bytes_kernel,
+                _BYTES
+                | {"KV_HEADS": 8, "HEAD": 128, "HEADS_BLOCK": 8, "BLOCK": 128}
+                | {"PAGE": 16, "KIND": kind},
+                {"num_warps": 4},
+            ),
+            (
+                attention.prefill_kernel,
+                _HEADS
+                | _BYTES
+                | {"GROUP_PAD": 4, "BLOCK_M": 128, "BLOCK_N": 64, "WINDOW": 0, "KIND": kind},
+                {"num_warps": 8, "num_stages": 2},
+            ),
+            (
+                attention.decode_kernel,
+                _HEADS
+                | _BYTES
+                | {"BLOCK_M": 16, "BLOCK_N": 64, "WINDOW": 0, "DIRECT": False, "KIND": kind},
+                {"num_warps": 4, "num_stages": 2},
+            ),
+        )
     ),
     # A head size that is no power of two, seven queries a key; a large head; float32: each with the
     # blocks that it gets.

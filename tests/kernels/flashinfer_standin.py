@@ -15,6 +15,9 @@ from typing import Any, ClassVar
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from piecework.kernels import cache_format
+from piecework.kernels.attention import KVLayout
+
 EXTRACT = json.loads(
     (Path(__file__).parents[1] / "library_contracts" / "flashinfer.json").read_text()
 )
@@ -37,8 +40,13 @@ def store(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slots: torch.Tensor,
+    layout: KVLayout,
 ) -> None:
     """What Triton's kernel does on a GPU: keys and values to their slots of the cache."""
+    if layout.cache_dtype is not None:
+        cache_format.store(k, k_cache, slots, layout.k_scale)
+        cache_format.store(v, v_cache, slots, layout.v_scale)
+        return
     k_cache.flatten(0, 1).index_copy_(0, slots, k)
     v_cache.flatten(0, 1).index_copy_(0, slots, v)
 
@@ -64,7 +72,11 @@ def _attend(
         pages = indices[indptr[number] : indptr[number + 1]].long()
         length = (len(pages) - 1) * page_size + last
         keys, values = (
-            cache[pages].flatten(0, 1)[:length].repeat_interleave(group, 1).transpose(0, 1)
+            cache[pages]
+            .to(q.dtype)
+            .flatten(0, 1)[:length]
+            .repeat_interleave(group, 1)
+            .transpose(0, 1)
             for cache in (k_cache, v_cache)
         )
         rows = slice(int(query_indptr[number]), int(query_indptr[number + 1]))
@@ -140,9 +152,11 @@ class _Checked:
             plan["num_kv_heads"],
         ) and out.shape == q.shape
         torch.ops.flashinfer_standin.attend(
-            q, k_cache, v_cache, query_indptr, *buffers, planned, out, plan["sm_scale"],
-            plan["window_left"]
+            q, k_cache, v_cache, query_indptr, *buffers, planned, out,
+            plan["sm_scale"] * (given["k_scale"] or 1.0), plan["window_left"]
         )  # fmt: skip
+        if given["v_scale"] is not None:
+            out *= given["v_scale"]
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Checked):

@@ -15,7 +15,7 @@ import torch
 from flashinfer_standin import store
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_steps import Step, untouched
+from paged_steps import Step, quantized, untouched
 from recording_platform import RecordingPlatform
 from tried_here import TriedHere
 
@@ -68,6 +68,27 @@ def test_it_equals_the_definition(
     torch.testing.assert_close(out, step.expected(window), atol=1e-4, rtol=1e-4)
     keys, values = step.stored()
     assert torch.equal(keys, step.new(step.keys)) and torch.equal(values, step.new(step.values))
+
+
+@pytest.mark.parametrize("cache", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (0.5, 0.03)])
+@pytest.mark.parametrize("lens", [[(1, 30), (1, 4)], [(9, 20), (1, 3), (5, 0)]])
+def test_it_reads_float8_with_its_scales(
+    lens: list[tuple[int, int]], scales: tuple[float, float], cache: torch.dtype
+) -> None:
+    step, keys, values = quantized(Step(lens, page_size=4, heads=6, seed=1), cache, scales)
+    out = step.run(backend())
+    step.keys, step.values = keys, values
+    torch.testing.assert_close(out, step.expected(None), atol=1e-4, rtol=1e-4)
+
+
+def test_layers_that_differ_by_scales_alone_share_one_plan() -> None:
+    step, _, _ = quantized(Step([(1, 9)], page_size=4, heads=2, seed=1), torch.float8_e4m3fn)
+    used = backend()
+    for scale in (1.0, 0.5):
+        step.heads = replace(step.heads, k_scale=scale, v_scale=scale)
+        step.run(used)
+    assert len(used._calls) == 1
 
 
 def padded(step: Step, rows: int) -> tuple[torch.Tensor, ...]:
@@ -208,6 +229,8 @@ def test_it_says_which_models_it_takes() -> None:
         and obstacle(replace(LAYOUT, key_size=64, value_size=64, dtype=torch.float16)) is None
     )
     assert "float32" in (obstacle(replace(LAYOUT, dtype=torch.float32)) or "")
+    assert obstacle(replace(LAYOUT, cache_dtype=torch.float8_e4m3fn)) is None
+    assert "int8" in (obstacle(replace(LAYOUT, cache_dtype=torch.int8)) or "")
     assert "80" in (obstacle(replace(LAYOUT, key_size=80, value_size=80)) or "")
 
 
@@ -225,6 +248,7 @@ def test_auto_takes_flashinfer_where_it_can(with_flashinfer: None) -> None:
     assert isinstance(platform.attention_backend("flashinfer", [LAYOUT]), FlashInferAttention)
     for other in (
         replace(LAYOUT, dtype=torch.float32),
+        replace(LAYOUT, cache_dtype=torch.int8),
         replace(LAYOUT, key_size=80, value_size=80),
     ):
         assert not isinstance(platform.attention_backend("auto", [other]), FlashInferAttention)
@@ -242,7 +266,10 @@ def no_kernels(*_: Any) -> None:
     ("broken", "reason"),
     [
         (no_kernels, "do not work here .*Unsupported gpu"),
-        (lambda self, q, caches, out: out.zero_(), "other numbers here, off by a share of 1"),
+        (
+            lambda self, q, caches, out, scales: out.zero_(),
+            "other numbers here, off by a share of 1",
+        ),
     ],
     ids=["kernels that cannot be built", "wrong numbers"],
 )

@@ -8,10 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_steps import Step, untouched
+from paged_steps import Step, quantized, untouched
 from triton_interpreter import DEVICE
 
+from piecework.kernels import cache_format
 from piecework.kernels.attention import AttentionMetadata, GraphAttention
+from piecework.kernels.cache_format import CACHE_DTYPES
 from piecework.kernels.triton.attention import Blocks, TritonAttention
 
 SMALL = Blocks(16, 16)
@@ -60,6 +62,45 @@ def test_it_equals_the_definition(
     assert close(out, step.expected(window))
     keys, values = step.stored()
     assert torch.equal(keys, step.new(step.keys)) and torch.equal(values, step.new(step.values))
+
+
+@pytest.mark.parametrize("cache", CACHE_DTYPES.values(), ids=CACHE_DTYPES)
+@settings(max_examples=6)
+@given(
+    lens=st.lists(
+        st.tuples(st.one_of(st.just(1), st.integers(1, 20)), st.integers(0, 30)),
+        min_size=1,
+        max_size=3,
+    ),
+    page_size=st.sampled_from([1, 3, 16]),
+    heads=st.sampled_from([(2, 2), (6, 3), (4, 1)]),
+    head_size=st.sampled_from([8, 26, 32]),
+    window=st.sampled_from([None, 5]),
+    splits=st.sampled_from([1, 4]),
+    scales=st.sampled_from([(1.0, 1.0), (0.5, 0.03)]),
+)
+def test_it_stores_and_reads_8_bits_as_the_reference_does(
+    cache: torch.dtype,
+    lens: list[tuple[int, int]],
+    page_size: int,
+    heads: tuple[int, int],
+    head_size: int,
+    window: int | None,
+    splits: int,
+    scales: tuple[float, float],
+) -> None:
+    sizes = {"heads": heads[0], "kv_heads": heads[1], "head_size": head_size}
+    step, keys, values = quantized(
+        Step(lens, page_size=page_size, **sizes, seed=1, device=DEVICE), cache, scales
+    )
+    wanted = [step.k_cache.clone(), step.v_cache.clone()]
+    for tokens, part, scale in zip((step.keys, step.values), wanted, scales, strict=True):
+        cache_format.store(step.new(tokens), part, step.metadata.slot_mapping, scale)
+    out = step.run(TritonAttention(blocks=SMALL, num_splits=splits), window=window, padding=2)
+    for found, part in zip((step.k_cache, step.v_cache), wanted, strict=True):
+        assert torch.equal(found.view(torch.uint8), part.view(torch.uint8))
+    step.keys, step.values = keys, values
+    assert close(out, step.expected(window))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
