@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
@@ -104,8 +105,7 @@ class Serving(AnyServing):
     @property
     def fingerprint(self) -> str:
         """`system_fingerprint`: the same as long as version, model and number format are."""
-        what = f"{__version__} {self.config.engine.model_path} {self.info.dtype} {self.info.device}"
-        return f"fp_{hashlib.sha256(what.encode()).hexdigest()[:10]}"
+        return _fingerprint(self.config.engine.model_path, self.info.dtype, self.info.device)
 
     def model_card(self) -> dict[str, Any]:
         return {**AnyServing.model_card(self), "max_model_len": self.limits.context_length}
@@ -161,23 +161,20 @@ class Serving(AnyServing):
         ]
 
 
-async def _any_serving(request: Request) -> AnyServing:
-    serving = request.app.state.serving
-    assert isinstance(serving, AnyServing)
-    return serving
+@cache
+def _fingerprint(*what: str) -> str:
+    return f"fp_{hashlib.sha256(' '.join([__version__, *what]).encode()).hexdigest()[:10]}"
 
 
-async def _serving(request: Request) -> Serving:
-    serving = request.app.state.serving
-    assert isinstance(serving, Serving)
-    return serving
+async def serving_of(request: Request) -> Any:
+    """What the application of a request was built with."""
+    return request.app.state.serving
 
 
-AnyServingDep = Annotated[AnyServing, Depends(_any_serving)]
+AnyServingDep = Annotated[AnyServing, Depends(serving_of)]
 """Parameter of an endpoint that every server has."""
-
-ServingDep = Annotated[Serving, Depends(_serving)]
-"""Parameter of an endpoint that receives the application's `Serving`."""
+ServingDep = Annotated[Serving, Depends(serving_of)]
+"""Parameter of an endpoint of servers of a language model."""
 
 
 def json_response(content: Any, status: int = 200) -> Response:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 TOP_LOGPROBS_LIMIT = 100
@@ -11,8 +10,15 @@ _COLDEST = 1e-6
 """Temperatures below it are greedy, as SGLang's: logits divided by less may overflow float32, in
 which they are sampled.
 """
-_LEAST_REPETITION_PENALTY = 0.01
-"""Logits divided by less may overflow float32."""
+_RANGES = (
+    ("temperature", 0.0, 100.0),
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+    # Logits divided by less may overflow float32.
+    ("repetition_penalty", 0.01, 2.0),
+)
 _NEW_TOKENS = 128
 
 
@@ -51,73 +57,32 @@ class SamplingParams:
     max_tokens: int | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._settle_max_new_tokens()
-        _require(self.max_new_tokens >= 0, "max_new_tokens", "at least 0", self.max_new_tokens)
-        _require(
-            0 <= self.min_new_tokens <= self.max_new_tokens,
-            "min_new_tokens",
-            "between 0 and max_new_tokens",
-            self.min_new_tokens,
-        )
-        _require(
-            _within(self.temperature, 0.0, 100.0),
-            "temperature",
-            "between 0 and 100",
-            self.temperature,
-        )
-        _require(_within(self.top_p, 0.0, 1.0), "top_p", "between 0 and 1", self.top_p)
-        _require(self.top_k == -1 or self.top_k >= 1, "top_k", "-1 (all) or at least 1", self.top_k)
-        _require(_within(self.min_p, 0.0, 1.0), "min_p", "between 0 and 1", self.min_p)
-        _require(
-            _within(self.presence_penalty, -2.0, 2.0),
-            "presence_penalty",
-            "between -2 and 2",
-            self.presence_penalty,
-        )
-        _require(
-            _within(self.frequency_penalty, -2.0, 2.0),
-            "frequency_penalty",
-            "between -2 and 2",
-            self.frequency_penalty,
-        )
-        _require(
-            _within(self.repetition_penalty, _LEAST_REPETITION_PENALTY, 2.0),
-            "repetition_penalty",
-            f"between {_LEAST_REPETITION_PENALTY} and 2",
-            self.repetition_penalty,
-        )
-        _require(
-            self.seed is None or -(2**63) <= self.seed < 2**64,
-            "seed",
-            "a 64-bit integer",
-            self.seed,
-        )
+        if self.max_tokens is not None:
+            if self.max_new_tokens not in (_NEW_TOKENS, self.max_tokens):
+                raise ValueError(
+                    f"max_new_tokens {self.max_new_tokens} and max_tokens {self.max_tokens} are "
+                    "two names of one number; give one"
+                )
+            object.__setattr__(self, "max_new_tokens", self.max_tokens)
+            object.__setattr__(self, "max_tokens", None)
+        if self.max_new_tokens < 0:
+            raise _wrong("max_new_tokens", "at least 0", self.max_new_tokens)
+        if not 0 <= self.min_new_tokens <= self.max_new_tokens:
+            raise _wrong("min_new_tokens", "between 0 and max_new_tokens", self.min_new_tokens)
+        for name, low, high in _RANGES:
+            if not low <= getattr(self, name) <= high:
+                raise _wrong(name, f"between {low:g} and {high:g}", getattr(self, name))
+        if self.top_k != -1 and self.top_k < 1:
+            raise _wrong("top_k", "-1 (all) or at least 1", self.top_k)
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise _wrong("seed", "a 64-bit integer", self.seed)
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
-            _require(
-                count is None or 0 <= count <= TOP_LOGPROBS_LIMIT,
-                name,
-                f"between 0 and {TOP_LOGPROBS_LIMIT}",
-                count,
-            )
+            if count is not None and not 0 <= count <= TOP_LOGPROBS_LIMIT:
+                raise _wrong(name, f"between 0 and {TOP_LOGPROBS_LIMIT}", count)
         for token, bias in self.logit_bias.items():
-            _require(
-                _within(bias, -100.0, 100.0),
-                "logit_bias",
-                "between -100 and 100",
-                f"{bias} for token {token}",
-            )
-
-    def _settle_max_new_tokens(self) -> None:
-        if self.max_tokens is None:
-            return
-        if self.max_new_tokens not in (_NEW_TOKENS, self.max_tokens):
-            raise ValueError(
-                f"max_new_tokens {self.max_new_tokens} and max_tokens {self.max_tokens} are two "
-                "names of one number; give one"
-            )
-        object.__setattr__(self, "max_new_tokens", self.max_tokens)
-        object.__setattr__(self, "max_tokens", None)
+            if not -100.0 <= bias <= 100.0:
+                raise _wrong("logit_bias", "between -100 and 100", f"{bias} for token {token}")
 
     @property
     def greedy(self) -> bool:
@@ -132,10 +97,5 @@ class SamplingParams:
         )
 
 
-def _within(value: float, low: float, high: float) -> bool:
-    return math.isfinite(value) and low <= value <= high
-
-
-def _require(holds: bool, name: str, wanted: str, got: object) -> None:
-    if not holds:
-        raise ValueError(f"{name} must be {wanted}, got {got}")
+def _wrong(name: str, wanted: str, got: object) -> ValueError:
+    return ValueError(f"{name} must be {wanted}, got {got}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import pydantic_core
@@ -21,6 +22,7 @@ MAX_LARGE_BYTES = 32 * MAX_BODY_BYTES
 MAX_STRUCTURE = 100_000
 """Objects, members and arrays in one body: the longest conversation has a tenth."""
 _STRUCTURE = (b"{", b"[", b":")
+_parse = partial(pydantic_core.from_json, allow_inf_nan=False, cache_strings="none")
 
 
 class JsonRequest(Request):
@@ -86,23 +88,7 @@ class Bodies:
                 f"The content type is {kind:.60}; send the header `Content-Type: application/json`."
             )
             raise UnsupportedMedia(message, param="Content-Type")
-        raw = await self._read_bounded(request, read)
-        if not raw:
-            raise InvalidRequest(
-                "The request body is empty; send a JSON object.", code="invalid_json"
-            )
-        try:
-            read.parsed = (
-                _parse(raw) if len(raw) <= LARGE_BODY_BYTES else await self._parse_large(raw)
-            )
-        except ValueError as error:
-            message = f"The request body is not valid JSON: {error}. Send a JSON object in UTF-8."
-            raise InvalidRequest(message, code="invalid_json") from None
-
-    async def _read_bounded(self, request: Request, read: JsonRequest) -> bytes:
-        """The body, never more than MAX_BODY_BYTES of it in memory, whatever Content-Length says or
-        does not say.
-        """
+        # Never more than MAX_BODY_BYTES in memory, whatever Content-Length says or does not say.
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced[:20]) > MAX_BODY_BYTES:
             raise _too_large()
@@ -116,25 +102,35 @@ class Bodies:
             raise ClientGone("The client went away while it sent the request.") from None
         # What is still arriving is bounded by `--max-unfinished-bodies`.
         read.size = len(content)
-        if read.size > LARGE_BODY_BYTES:
-            self._large_bytes += read.size
-            if self._large_bytes > MAX_LARGE_BYTES:
-                message = (
-                    f"Requests of more than {MAX_LARGE_BYTES} bytes together are under way. Try "
-                    "again in 1 s."
-                )
-                raise Unavailable(message, code="bodies_full", headers={"Retry-After": "1"})
-        return bytes(content)
+        if not content:
+            raise InvalidRequest(
+                "The request body is empty; send a JSON object.", code="invalid_json"
+            )
+        try:
+            if read.size <= LARGE_BODY_BYTES:
+                read.parsed = _parse(content)
+            else:
+                await self._parse_large(content, read)
+        except ValueError as error:
+            message = f"The request body is not valid JSON: {error}. Send a JSON object in UTF-8."
+            raise InvalidRequest(message, code="invalid_json") from None
 
-    async def _parse_large(self, raw: bytes) -> Any:
+    async def _parse_large(self, content: bytearray, read: JsonRequest) -> None:
+        self._large_bytes += read.size
+        if self._large_bytes > MAX_LARGE_BYTES:
+            message = (
+                f"Requests of more than {MAX_LARGE_BYTES} bytes together are under way. Try "
+                "again in 1 s."
+            )
+            raise Unavailable(message, code="bodies_full", headers={"Retry-After": "1"})
         async with self._turn:
             # Whoever waited meanwhile has its turn before the next body.
             await asyncio.sleep(0)
-            check_structure(raw)
-            return _parse(raw)
+            check_structure(content)
+            read.parsed = _parse(content)
 
 
-def check_structure(raw: bytes) -> None:
+def check_structure(raw: bytes | bytearray) -> None:
     """Raises `InvalidRequest` where parsing would make objects by the million, which takes seconds
     to make, to search and to free.
     """
@@ -148,10 +144,6 @@ def check_structure(raw: bytes) -> None:
             f"{MAX_STRUCTURE}; send a smaller one."
         )
         raise InvalidRequest(message, code="body_too_complex")
-
-
-def _parse(raw: bytes) -> Any:
-    return pydantic_core.from_json(raw, allow_inf_nan=False, cache_strings="none")
 
 
 def _too_large() -> BodyTooLarge:

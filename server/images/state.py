@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends
-from starlette.requests import Request
 
-from ..state import AnyServing
+from ..state import AnyServing, serving_of
 from .client import ImageClient
 from .config import ImageServerConfig
 from .metrics import ImageMetrics
@@ -27,11 +26,5 @@ class ImageServing(AnyServing):
     store: ImageStore
 
 
-async def _image_serving(request: Request) -> ImageServing:
-    serving = request.app.state.serving
-    assert isinstance(serving, ImageServing)
-    return serving
-
-
-ImageServingDep = Annotated[ImageServing, Depends(_image_serving)]
-"""Parameter of an endpoint that receives the application's `ImageServing`."""
+ImageServingDep = Annotated[ImageServing, Depends(serving_of)]
+"""Parameter of an endpoint of servers of images."""

@@ -9,6 +9,7 @@ import torch
 
 from piecework.runtime.cache.kv_cache import KVCache
 from piecework.runtime.engine.core import EngineCore
+from piecework.runtime.engine.messages import TokenOutput
 from piecework.runtime.executor.batch import Batch, Scheduled
 from piecework.runtime.executor.step import PendingStep
 from piecework.runtime.graphs.graph_runner import GraphCounts
@@ -102,3 +103,24 @@ def make_core(
         overlap=overlap,
     )
     return core, runner
+
+
+def drain(core: EngineCore, limit: int = 10_000) -> dict[str, list[TokenOutput]]:
+    """Step until nothing is left, checking the pages after every step."""
+    outputs: dict[str, list[TokenOutput]] = {}
+    for _ in range(limit):
+        if not core.has_work:
+            return outputs
+        for output in core.step().outputs:
+            outputs.setdefault(output.rid, []).append(output)
+        core.check()
+    raise AssertionError(f"not finished after {limit} steps: {core.stats()}")
+
+
+def tokens(outputs: list[TokenOutput]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
+def assert_idle(core: EngineCore) -> None:
+    stats = core.stats()
+    assert (stats.running_requests, stats.queued_requests, stats.kv_tokens_used) == (0, 0, 0)

@@ -68,6 +68,14 @@ def ask(connection: socket.socket, request: bytes) -> Answer:
     return next_answer(connection)
 
 
+def send_one(port: int, request: bytes) -> bytes:
+    with connect(port) as connection:
+        connection.sendall(
+            request.replace(b"Host: test\r\n", b"Host: test\r\nConnection: close\r\n")
+        )
+        return read_all(connection)
+
+
 def next_answer(connection: socket.socket) -> Answer:
     data = b""
     while b"\r\n\r\n" not in data or len((answer := parse(data)).body) < int(

@@ -4,18 +4,12 @@ the engine, nothing breaks.
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
-from http_fixtures import client_of, error_of, make_app
-from scripted_engine import CONTEXT_LENGTH, ScriptedEngine
-from toy_tokenizer import toy_tokenizer
-
-from piecework.server.http.body import MAX_BODY_BYTES
+from http_fixtures import error_of
+from scripted_engine import ScriptedEngine
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
 USER = {"role": "user", "content": "Hi"}
@@ -330,166 +324,6 @@ async def test_an_unknown_model_does_not_exist(client: httpx.AsyncClient, path: 
     assert error["code"] == "model_not_found"
     assert "gpt-17" in error["message"]
     assert (await client.post(path, json={**body, "model": "default"})).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("max_tokens", "prompt_tokens"),
-    [(17, CONTEXT_LENGTH - 16), (1, CONTEXT_LENGTH), (None, CONTEXT_LENGTH), (5, 9000)],
-)
-async def test_a_prompt_beyond_the_context_gives_the_numbers(
-    client: httpx.AsyncClient, max_tokens: int | None, prompt_tokens: int
-) -> None:
-    ids = [5] * prompt_tokens
-    bodies = {
-        COMPLETIONS: {"prompt": ids, "max_tokens": max_tokens},
-        GENERATE: {
-            "input_ids": ids,
-            "sampling_params": {} if max_tokens is None else {"max_new_tokens": max_tokens},
-        },
-    }
-    for path, param in ((COMPLETIONS, "prompt"), (GENERATE, "input_ids")):
-        error = error_of(await client.post(path, json=bodies[path]), 400, param)
-        assert error["code"] == "context_length_exceeded"
-        numbers = [
-            CONTEXT_LENGTH,
-            prompt_tokens,
-            *([] if max_tokens is None else [max_tokens, prompt_tokens + max_tokens]),
-        ]
-        assert all(str(number) in error["message"] for number in numbers)
-
-
-async def test_a_small_cache_limits_the_context(
-    client: httpx.AsyncClient, scripted: ScriptedEngine
-) -> None:
-    assert scripted.info is not None
-    scripted.info = replace(scripted.info, kv_tokens=64)
-    assert (
-        "64"
-        in error_of(
-            await client.post(COMPLETIONS, json={"prompt": [5] * 60, "max_tokens": 5}),
-            400,
-            "prompt",
-        )["message"]
-    )
-
-
-async def test_a_chat_beyond_the_context(client: httpx.AsyncClient) -> None:
-    long = {"messages": [{"role": "user", "content": "x " * CONTEXT_LENGTH}]}
-    assert (
-        error_of(await client.post(CHAT, json=long), 400, "messages")["code"]
-        == "context_length_exceeded"
-    )
-    assert error_of(
-        await client.post(CHAT, json={**GOOD[CHAT], "max_tokens": CONTEXT_LENGTH}), 400, "messages"
-    )
-
-
-async def test_a_chat_with_a_model_without_template() -> None:
-    async with client_of(make_app(ScriptedEngine(toy_tokenizer(chat_template=None)))) as client:
-        error = error_of(await client.post(CHAT, json=GOOD[CHAT]), 400, "messages")
-        assert error["code"] == "no_chat_template"
-        assert "--chat-template" in error["message"]
-        assert (await client.post(COMPLETIONS, json=GOOD[COMPLETIONS])).status_code == 200
-
-
-async def test_a_chat_that_becomes_no_text() -> None:
-    async with client_of(
-        make_app(ScriptedEngine(toy_tokenizer(chat_template="{{ '' }}")))
-    ) as client:
-        error_of(await client.post(CHAT, json=GOOD[CHAT]), 400, "messages")
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"{", b"nonsense", b'{"prompt": "x"', b'{"prompt": "x",}', b"{'prompt': 'x'}",
-        b'{"prompt": "\xff"}',
-        b'{"prompt": "\xed\xa0\x80"}',
-        b'{"prompt": "\\ud800"}', b'{"prompt": "x", "temperature": NaN}',
-        b'{"prompt": "x", "temperature": Infinity}', b"[" * 100_000,
-        b'{"a":' * 40_000, b'{"prompt": "x", "seed": ' + b"9" * 10_000 + b"}",
-        b"\x00", b'{"prompt": "x"} trailing', b"",
-    ],
-    ids=lambda raw: repr(raw[:30]),
-)  # fmt: skip
-@pytest.mark.parametrize("path", [COMPLETIONS, GENERATE])
-async def test_a_body_that_is_not_json(client: httpx.AsyncClient, path: str, raw: bytes) -> None:
-    assert (
-        error_of(await client.post(path, content=raw, headers=JSON), 400)["code"] == "invalid_json"
-    )
-
-
-@pytest.mark.parametrize("raw", [b"[]", b'"x"', b"5", b"null", b"true"])
-async def test_a_body_that_is_no_object(client: httpx.AsyncClient, raw: bytes) -> None:
-    error_of(await client.post(COMPLETIONS, content=raw, headers=JSON), 400)
-
-
-@pytest.mark.parametrize("number", [b"1e999", b"-1e999"])
-async def test_a_number_beyond_floats(client: httpx.AsyncClient, number: bytes) -> None:
-    error_of(
-        await client.post(
-            COMPLETIONS, content=b'{"prompt": "x", "temperature": ' + number + b"}", headers=JSON
-        ),
-        400,
-        "temperature",
-    )
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "text/plain",
-        "application/x-www-form-urlencoded",
-        "multipart/form-data; boundary=x",
-        "json",
-        "",
-        "\xff",
-    ],
-)
-async def test_another_content_type(client: httpx.AsyncClient, kind: str) -> None:
-    response = await client.post(
-        COMPLETIONS, content=b'{"prompt": "x"}', headers={"Content-Type": kind.encode("latin-1")}
-    )
-    assert "application/json" in error_of(response, 415, "Content-Type")["message"]
-
-
-@pytest.mark.parametrize(
-    "kind", ["application/json; charset=utf-8", "Application/JSON", "application/vnd.api+json"]
-)
-async def test_each_name_of_json_is_taken(client: httpx.AsyncClient, kind: str) -> None:
-    assert (
-        await client.post(COMPLETIONS, content=b'{"prompt": "x"}', headers={"Content-Type": kind})
-    ).status_code == 200
-
-
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, GENERATE, "/v1/tokenize", "/abort_request"])
-async def test_a_body_that_is_too_large(client: httpx.AsyncClient, path: str) -> None:
-    body = json.dumps({"prompt": "x" * 10_000_000}).encode()
-    assert (
-        str(MAX_BODY_BYTES)
-        in error_of(await client.post(path, content=body, headers=JSON), 413)["message"]
-    )
-
-
-@pytest.mark.parametrize("announced", [False, True])
-async def test_little_is_read_of_a_large_body(client: httpx.AsyncClient, announced: bool) -> None:
-    sent = 0
-
-    async def pieces() -> AsyncIterator[bytes]:
-        nonlocal sent
-        for _ in range(1000):
-            sent += 65_536
-            yield b" " * 65_536
-
-    length = {"Content-Length": str(1000 * 65_536)} if announced else {}
-    error_of(await client.post(COMPLETIONS, content=pieces(), headers=JSON | length), 413)
-    assert sent <= (0 if announced else MAX_BODY_BYTES + 2 * 65_536)
-
-
-async def test_a_body_just_within_the_limit_is_read(client: httpx.AsyncClient) -> None:
-    body = b'{"prompt": "Hello"}'.ljust(MAX_BODY_BYTES)
-    assert (await client.post(COMPLETIONS, content=body, headers=JSON)).status_code == 200
-    assert (await client.post(COMPLETIONS, content=body + b" ", headers=JSON)).status_code == 413
 
 
 @pytest.mark.parametrize(

@@ -6,62 +6,37 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
 import psutil
 import pytest
 import pytest_asyncio
+from engine_clients import (
+    PROMPTS,
+    assert_nothing_left,
+    collect,
+    config,
+    outputs_of,
+    params,
+    request,
+    start,
+    tokens,
+    until,
+)
 from tiny_models import EOS_ID, make_tiny_model
 
-from piecework.runtime.config import EngineConfig
 from piecework.runtime.engine.messages import FinishReason
-from piecework.runtime.llm import LLM
 from piecework.runtime.sampling.params import SamplingParams
-from piecework.runtime.tokenizer.output_processor import (
-    RequestOutput,
-    RequestState,
-    TextOptions,
-)
-from piecework.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from piecework.server.engine import crash_limit
+from piecework.runtime.tokenizer.tokenizer import load_tokenizer
 from piecework.server.engine.client import EngineClient
-from piecework.server.engine.state import EngineState, EngineUnavailable, QueueFull
+from piecework.server.engine.state import EngineUnavailable, QueueFull
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-PROMPTS = [[1 + (7 * i + j) % 300 for j in range(5 + 3 * i)] for i in range(6)]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(make_tiny_model(tmp_path_factory.mktemp("model"), "llama"))
-
-
-def config(model: str, **changes: object) -> EngineConfig:
-    settings: dict[str, object] = {
-        "dtype": "float32",
-        "max_total_tokens": 4096,
-        "num_threads": 1,
-        "max_running_requests": 4,
-    }
-    # No process that compiles beside every engine.
-    return EngineConfig(model_path=model, **{"piecewise_cuda_graph": False, **settings, **changes})  # type: ignore[arg-type]
-
-
-async def start(model: str) -> EngineClient:
-    client = EngineClient(
-        config(model), load_tokenizer(model), max_queued_requests=64, log_level="warning"
-    )
-    await client.start()
-    assert await client.wait_ready(), client.failure
-    return client
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -86,80 +61,6 @@ async def test_the_tokenizers_own_end_token_reaches_the_engine(tmp_path: Path) -
         await client.stop()
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def own_engine(model: str) -> AsyncIterator[EngineClient]:
-    """For tests that end it."""
-    client = await start(model)
-    yield client
-    await client.stop()
-
-
-def params(i: int, count: int = 120) -> SamplingParams:
-    return SamplingParams(
-        max_new_tokens=count, ignore_eos=True, temperature=0.0 if i % 2 else 0.9, seed=i
-    )
-
-
-def request(
-    rid: str, prompt: list[int], sampling: SamplingParams, *belongs_to: str, **text: object
-) -> Callable[[Tokenizer], RequestState]:
-    options = TextOptions(**text)  # type: ignore[arg-type]
-    return lambda tokenizer: RequestState(
-        rid, prompt, sampling, tokenizer, text=options, belongs_to=frozenset(belongs_to)
-    )
-
-
-async def outputs_of(
-    client: EngineClient, wanted: Callable[[Tokenizer], RequestState]
-) -> AsyncGenerator[RequestOutput, None]:
-    """The outputs of one request until its end; closing it early drops the request."""
-    state, queue = wanted(client.tokenizer), asyncio.Queue[RequestOutput]()
-    state.deliver = queue.put_nowait
-    client.add_request(state)
-    try:
-        while True:
-            output = await queue.get()
-            yield output
-            if output.finish_reason is not None:
-                return
-    finally:
-        client.drop([state])
-
-
-async def collect(
-    client: EngineClient, wanted: Callable[[Tokenizer], RequestState]
-) -> list[RequestOutput]:
-    return [output async for output in outputs_of(client, wanted)]
-
-
-def tokens(outputs: list[RequestOutput]) -> list[int]:
-    return [token for output in outputs for token in output.token_ids]
-
-
-async def until(condition: object, seconds: float = 30.0) -> None:
-    for _ in range(int(seconds / 0.02)):
-        if condition():  # type: ignore[operator]
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("the condition did not come true in time")
-
-
-async def assert_nothing_left(client: EngineClient) -> None:
-    """One more request brings fresh figures; then nothing may be running, waiting or held."""
-    await collect(client, request("last", [1, 2, 3], params(1, 1)))
-    await until(lambda: client.stats.running_requests == client.stats.queued_requests == 0)
-    assert client.stats.kv_tokens_used == 0
-
-
-@pytest.fixture(scope="module")
-def undisturbed(model: str) -> list[list[int]]:
-    """What the same requests give in one process, without a crash."""
-    llm = LLM(model, dtype="float32", max_total_tokens=4096, num_threads=1)
-    return [
-        done.token_ids for done in llm.generate(PROMPTS, [params(i) for i in range(len(PROMPTS))])
-    ]
-
-
 async def test_outputs_are_those_of_the_scheduler_in_process(
     engine: EngineClient, undisturbed: list[list[int]]
 ) -> None:
@@ -168,109 +69,6 @@ async def test_outputs_are_those_of_the_scheduler_in_process(
     )
     assert [tokens(outputs) for outputs in results] == undisturbed
     await assert_nothing_left(engine)
-
-
-async def test_killed_engine_loses_no_request_and_repeats_no_token(
-    own_engine: EngineClient, undisturbed: list[list[int]]
-) -> None:
-    """Greedy and seeded requests, running and queued ones, while their outputs are being
-    streamed.
-    """
-    jobs = [
-        asyncio.create_task(collect(own_engine, request(f"r{i}", p, params(i))))
-        for i, p in enumerate(PROMPTS)
-    ]
-    await until(lambda: own_engine.stats.generation_tokens_total > 40)
-    assert own_engine.engine_pid is not None
-    os.kill(own_engine.engine_pid, signal.SIGKILL)
-    await until(lambda: own_engine.state is EngineState.RESTARTING)
-    results = await asyncio.gather(*jobs)
-    assert [tokens(outputs) for outputs in results] == undisturbed
-    assert all(outputs[-1].completion_tokens == 120 for outputs in results)
-    whole = [own_engine.tokenizer.decode(ids) for ids in undisturbed]
-    assert ["".join(output.text for output in outputs) for outputs in results] == whole
-    assert own_engine.restarts == 1
-    await assert_nothing_left(own_engine)
-
-
-async def test_three_crashes_in_a_minute_give_up(own_engine: EngineClient) -> None:
-    job = asyncio.create_task(collect(own_engine, request("r", [1, 2, 3], params(1, 100_000))))
-    for crash in range(crash_limit.CRASH_LIMIT):
-        await until(
-            lambda: own_engine.state is EngineState.READY and own_engine.engine_pid is not None
-        )
-        os.kill(own_engine.engine_pid or 0, signal.SIGKILL)
-        await until(lambda crash=crash: own_engine.restarts > crash or own_engine.failed.is_set())
-    await asyncio.wait_for(own_engine.failed.wait(), 10)
-    assert own_engine.state is EngineState.FAILED and "3 times" in (own_engine.failure or "")
-    assert (await job)[-1].finish_reason is FinishReason.ERROR
-    with pytest.raises(EngineUnavailable):
-        await collect(own_engine, request("late", [1], params(1)))
-
-
-async def test_an_engine_that_is_never_ready_is_given_up_however_long_it_takes(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(crash_limit, "CRASH_WINDOW", 0.0)
-    command = (sys.executable, "-c", "raise SystemExit(3)")
-    client = EngineClient(config(model), load_tokenizer(model), log_level="error", command=command)
-    await client.start()
-    try:
-        assert not await asyncio.wait_for(client.wait_ready(), 30)
-        assert (
-            client.failure
-            == "the engine process ended 3 times before it was ready, last with exit code 3"
-        )
-    finally:
-        await client.stop()
-
-
-POISON = 500
-POISONED_ENGINE = f"""
-import os, sys
-from piecework.runtime.engine import process, text_process
-from piecework.runtime.engine.core import EngineCore
-
-plain_step = EngineCore.step
-
-def step(self):
-    if any({POISON} in request.tokens for request in self._scheduler.waiting):
-        os._exit(7)
-    return plain_step(self)
-
-EngineCore.step = step
-sys.exit(process.run_engine(lambda: text_process.build))
-"""
-
-
-async def test_a_request_that_kills_the_engine_is_found_and_the_others_go_on(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = tmp_path / "poisoned.py"
-    script.write_text(POISONED_ENGINE)
-    client = EngineClient(
-        config(model),
-        load_tokenizer(model),
-        log_level="warning",
-        command=(sys.executable, str(script)),
-    )
-    await client.start()
-    try:
-        assert await client.wait_ready()
-        healthy = asyncio.create_task(collect(client, request("healthy", [1, 2], params(1, 1000))))
-        await until(lambda: client.stats.generation_tokens_total > 5)
-        prompts = [[5, 6], [5, POISON], [7, 8]]
-        jobs = [
-            asyncio.create_task(collect(client, request(f"r{i}", prompt, params(1, 4))))
-            for i, prompt in enumerate(prompts)
-        ]
-        first, poison, third = [(await job)[-1] for job in jobs]
-        assert poison.finish_reason is FinishReason.ERROR and "twice" in (poison.error or "")
-        assert first.completion_tokens == third.completion_tokens == 4
-        assert len(tokens(await healthy)) == 1000
-        assert client.restarts == 2 and client.state is EngineState.READY
-    finally:
-        await client.stop()
 
 
 async def test_a_consumer_that_leaves_frees_its_request(engine: EngineClient) -> None:

@@ -20,7 +20,6 @@ import pytest
 import pytest_asyncio
 from http_fixtures import client_of, error_of, make_app
 from server_process import FLAGS, free_port
-from tiny_models import make_tiny_model
 
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.tokenizer.output_processor import RequestState
@@ -55,11 +54,6 @@ class FaultyTokenizer(Tokenizer):
         if token_id == FAULTY_TOKEN:
             raise IndexError("no such token")
         return super().token_bytes(token_id)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(make_tiny_model(tmp_path_factory.mktemp("model"), "llama"))
 
 
 def engine_of(model: str, tokenizer: Tokenizer | None = None, **settings: Any) -> EngineClient:

@@ -37,11 +37,6 @@ TIMEOUT = 4.0
 BODY = {"prompt": [5, 6, 7], "ignore_eos": True, "temperature": 0}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(make_tiny_model(tmp_path_factory.mktemp("model"), "llama"))
-
-
 @contextlib.asynccontextmanager
 async def running(
     model: str, timeout: float = TIMEOUT, **settings: Any
