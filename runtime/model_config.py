@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from .loader.files import no_model, read_json
@@ -28,6 +29,14 @@ GGUF_ROPE_FACTORS = "rope_freqs.weight"
 """A tensor of what each rotary frequency is divided by: Llama 3.1's scaling, worked out by the
 converter.
 """
+_WHOLE = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window",
+    "max_window_layers",
+)  # fmt: skip
+_FLAGS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window")
+_OPTIONAL = ("num_key_value_heads", "head_dim", "sliding_window")
+"""Members of config.json: by their kind, and those that may be null."""
 _POSITIVE = (
     "vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
     "intermediate_size", "max_position_embeddings", "rope_theta", "rms_norm_eps",
@@ -92,12 +101,13 @@ class ModelConfig:
         model is not supported.
         """
         folder = Path(folder)
-        architecture = read_config(folder)["architectures"][0]
+        content = read_config(folder)
+        architecture = content["architectures"][0]
         try:
             return cls(
                 architecture=architecture,
                 eos_token_ids=sorted(config_eos_token_ids(folder)),
-                **_hugging_face_fields(architecture, folder),
+                **_hugging_face_fields(architecture, content),
             )
         except ValueError as error:
             raise ValueError(f"{folder / 'config.json'}: {error}") from None
@@ -137,8 +147,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """What config.json says. Raises `ValueError` with a remedy where there is none or it describes
     no model that we have.
 
-    Imports nothing heavy and reads before transformers does, so that what is wrong is said at once
-    and in one line.
+    Imports nothing heavy, so that what is wrong is said at once and in one line.
     """
     if not folder.is_dir():
         raise ValueError(
@@ -168,48 +177,86 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _hugging_face_fields(architecture: str, folder: Path) -> dict[str, Any]:
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # of many kinds, for a config that it cannot make sense of
-        raise ValueError(f"it cannot be read: {' '.join(str(error).split())[:300]}") from None
+def _hugging_face_fields(architecture: str, content: dict[str, Any]) -> dict[str, Any]:
+    """What config.json says, and for members that it leaves out what transformers takes: its own
+    classes take longer to import than a small model to load.
+    """
+    model = model_class(architecture)
+    config = SimpleNamespace(**{**model.config_defaults, **content})
+    for name, kind, said in (
+        *((name, int, "a whole number") for name in _WHOLE),
+        *((name, bool, "true or false") for name in _FLAGS),
+    ):
+        value = getattr(config, name, None)
+        if name not in _OPTIONAL and name in model.config_defaults and value is None:
+            raise ValueError(f"it has no {name}; fetch the model again")
+        if value is not None and type(value) is not kind:
+            raise ValueError(f"{name} must be {said}, got {value!r:.60}; fetch the model again")
     if config.hidden_act not in ("silu", "swish"):
         raise ValueError(f"the activation {config.hidden_act!r} is not supported; supported: silu")
-    rope = dict(config.rope_parameters or {})
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+    heads = config.num_attention_heads
+    if config.head_dim is None and heads > 0 and config.hidden_size % heads:
         raise ValueError(
-            "rotary embedding of a part of each head (partial_rotary_factor) is not supported; "
-            "choose another model"
+            f"{heads} heads cannot share a hidden_size of {config.hidden_size}; fetch the model "
+            "again"
         )
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "num_layers": config.num_hidden_layers,
-        "num_heads": config.num_attention_heads,
-        "num_kv_heads": config.num_key_value_heads or config.num_attention_heads,
-        "head_dim": getattr(config, "head_dim", None)
-        or config.hidden_size // max(config.num_attention_heads, 1),
+        "num_heads": heads,
+        "num_kv_heads": config.num_key_value_heads or heads,
+        "head_dim": config.head_dim or config.hidden_size // max(heads, 1),
         "intermediate_size": config.intermediate_size,
-        "rms_norm_eps": config.rms_norm_eps,
+        "rms_norm_eps": _number("rms_norm_eps", config.rms_norm_eps),
         "max_position_embeddings": config.max_position_embeddings,
-        "rope_theta": rope.pop("rope_theta", 10000.0),
-        "rope_type": rope.pop("rope_type", "default"),
-        "rope_scaling": rope,
-        "tie_word_embeddings": bool(config.tie_word_embeddings),
+        "tie_word_embeddings": config.tie_word_embeddings,
         "windows": [None] * config.num_hidden_layers,
-        "dtype": str(config.dtype or "bfloat16").removeprefix("torch."),
-        **model_class(architecture).config_fields(config),
+        "dtype": str(content.get("dtype") or content.get("torch_dtype") or "bfloat16"),
+        **_rope_fields(config, content),
+        **model.config_fields(config),
     }
 
 
-def sliding_windows(config: Any) -> list[int | None]:
-    """One a layer: Qwen says for each whether it slides; Mistral's slide all, where it has a
-    window.
-    """
-    count, window = config.num_hidden_layers, getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * count
+def _rope_fields(config: Any, content: dict[str, Any]) -> dict[str, Any]:
+    """Older files have `rope_scaling` beside `rope_theta`, newer ones all in `rope_parameters`."""
+    rope = content.get("rope_scaling") or content.get("rope_parameters") or {}
+    if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
+        raise ValueError(f"rope scaling {rope!r:.60} is not supported; choose another model")
+    rope = {"type": "default", **rope}
+    old_name = rope.pop("type")
+    rope_type = rope.pop("rope_type", old_name)
+    theta = rope.pop("rope_theta", content.get("rope_theta", 10000.0))
+    if rope.pop("partial_rotary_factor", content.get("partial_rotary_factor")) not in (None, 1.0):
+        raise ValueError(
+            "rotary embedding of a part of each head (partial_rotary_factor) is not supported; "
+            "choose another model"
+        )
+    if rope_type == "llama3":
+        original = rope.get("original_max_position_embeddings", config.max_position_embeddings)
+        rope["original_max_position_embeddings"] = content.get(
+            "original_max_position_embeddings", original
+        )
+    return {
+        "rope_theta": _number("rope_theta", theta),
+        "rope_type": str(rope_type),
+        "rope_scaling": rope,
+    }
+
+
+def _number(name: str, value: Any) -> float:
+    if type(value) not in (int, float):
+        raise ValueError(f"{name} must be a number, got {value!r:.60}; fetch the model again")
+    return float(value)
+
+
+def sliding_windows(config: Any, window: int | None, first: int) -> list[int | None]:
+    """One a layer: those slide of which `layer_types` says so, or else those from `first` on."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return [window if layer >= first else None for layer in range(config.num_hidden_layers)]
+    if not isinstance(kinds, list) or len(kinds) != config.num_hidden_layers:
+        raise ValueError("layer_types must have an entry for each layer; fetch the model again")
     return [window if kind == "sliding_attention" else None for kind in kinds]
 
 

@@ -136,10 +136,29 @@ class LlamaForCausalLM(nn.Module):
     compute something else.
     """
 
+    config_defaults: ClassVar[dict[str, Any]] = {
+        "vocab_size": None,
+        "hidden_size": None,
+        "intermediate_size": None,
+        "num_hidden_layers": None,
+        "num_attention_heads": None,
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+    """What transformers' configuration takes for members that a config.json leaves out. None: it
+    may not, but where null means something.
+    """
+
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
-        """The fields of `ModelConfig` that are this architecture's own matter, from transformers'
-        configuration.
+        """The fields of `ModelConfig` that are this architecture's own matter, from the members of
+        config.json.
         """
         biased = bool(config.attention_bias)
         return {"qkv_bias": biased, "o_bias": biased, "mlp_bias": bool(config.mlp_bias)}

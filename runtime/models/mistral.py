@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from ..model_config import sliding_windows
 from .llama import LlamaForCausalLM
@@ -15,6 +15,13 @@ MODEL_TYPE = "mistral"
 class MistralForCausalLM(LlamaForCausalLM):
     """Whatever its config.json says of biases, it has none."""
 
+    config_defaults: ClassVar = {
+        **LlamaForCausalLM.config_defaults,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    }
+
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
-        return {"windows": sliding_windows(config)}
+        return {"windows": sliding_windows(config, config.sliding_window, 0)}

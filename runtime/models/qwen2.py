@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from ..model_config import sliding_windows
 from .llama import LlamaForCausalLM
@@ -16,7 +16,17 @@ class Qwen2ForCausalLM(LlamaForCausalLM):
     """Its biases are there whatever its config.json says."""
 
     gguf_interleaves_heads = False
+    config_defaults: ClassVar = {
+        **LlamaForCausalLM.config_defaults,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 32768,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    }
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
-        return {"qkv_bias": True, "windows": sliding_windows(config)}
+        window = config.sliding_window if config.use_sliding_window else None
+        windows = sliding_windows(config, window, config.max_window_layers)
+        return {"qkv_bias": True, "windows": windows}

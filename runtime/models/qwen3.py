@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from ..model_config import sliding_windows
 from .llama import LlamaForCausalLM
+from .qwen2 import Qwen2ForCausalLM
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 MODEL_TYPE = "qwen3"
@@ -16,9 +16,10 @@ class Qwen3ForCausalLM(LlamaForCausalLM):
     """Each head of queries and keys is normalised before the rotation."""
 
     gguf_interleaves_heads = False
+    config_defaults: ClassVar = {**Qwen2ForCausalLM.config_defaults, "head_dim": 128}
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
         biased = bool(config.attention_bias)
-        windows = sliding_windows(config)
-        return {"qkv_bias": biased, "o_bias": biased, "qk_norm": True, "windows": windows}
+        fields = Qwen2ForCausalLM.config_fields(config)
+        return {**fields, "qkv_bias": biased, "o_bias": biased, "qk_norm": True}

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tiny_models import CONFIGS, make_tiny_model
+from transformers import AutoConfig
 
 from piecework.runtime.model_config import ModelConfig
 
@@ -33,6 +36,73 @@ def write(folder: Path, architecture: str = "llama", **changes: Any) -> Path:
         json.dumps({key: value for key, value in content.items() if value is not None})
     )
     return folder
+
+
+ANY_BOOL = st.booleans()
+SCALINGS = [
+    None,
+    {"type": "linear", "factor": 2.0},
+    {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+]  # fmt: skip
+MEMBERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "num_key_value_heads": st.sampled_from([2, 6]),
+        "head_dim": st.sampled_from([8, 16]),
+        "max_position_embeddings": st.sampled_from([128, 256]),
+        "rms_norm_eps": st.sampled_from([1e-5, 1e-6]),
+        "tie_word_embeddings": ANY_BOOL,
+        "attention_bias": ANY_BOOL,
+        "mlp_bias": ANY_BOOL,
+        "use_sliding_window": ANY_BOOL,
+        "sliding_window": st.sampled_from([None, 16]),
+        "max_window_layers": st.integers(0, 5),
+        "layer_types": st.lists(
+            st.sampled_from(["full_attention", "sliding_attention"]), min_size=4, max_size=4
+        ),
+        "rope_theta": st.sampled_from([10000, 5e5]),
+        "rope_scaling": st.sampled_from(SCALINGS),
+        "torch_dtype": st.sampled_from(["float16", "float32"]),
+    },
+)
+
+
+@settings(max_examples=150)
+@given(architecture=st.sampled_from([*CONFIGS]), members=MEMBERS)
+def test_a_file_means_what_transformers_reads_in_it(
+    tmp_path_factory: pytest.TempPathFactory, architecture: str, members: dict[str, Any]
+) -> None:
+    """Also what it leaves out."""
+    config_class = CONFIGS[architecture]
+    name = f"{config_class.__name__.removesuffix('Config')}ForCausalLM"
+    needed = {key: NUMBERS[key] for key in NUMBERS if key not in ("num_key_value_heads",)}
+    needed = {key: value for key, value in needed.items() if not key.startswith(("rms", "max"))}
+    if architecture != "llama":
+        members.setdefault("num_key_value_heads", 3)
+    content = {**needed, "model_type": architecture, "architectures": [name], **members}
+    folder = tmp_path_factory.mktemp("config")
+    (folder / "config.json").write_text(json.dumps(content))
+    ours, theirs = ModelConfig.from_pretrained(folder), AutoConfig.from_pretrained(folder)
+    rope = dict(theirs.rope_parameters)
+    rope.pop("type", None)
+    assert (ours.rope_theta, ours.rope_type) == (rope.pop("rope_theta"), rope.pop("rope_type"))
+    assert ours.rope_scaling == rope
+    for own, name in (
+        ("num_kv_heads", "num_key_value_heads"),
+        ("max_position_embeddings", "max_position_embeddings"),
+        ("rms_norm_eps", "rms_norm_eps"),
+        ("tie_word_embeddings", "tie_word_embeddings"),
+    ):
+        assert getattr(ours, own) == getattr(theirs, name)
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // 6)
+    assert f"torch.{ours.dtype}" == str(theirs.dtype or "torch.bfloat16")
+    window = getattr(theirs, "sliding_window", None) if architecture != "llama" else None
+    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 4
+    assert ours.windows == [window if kind == "sliding_attention" else None for kind in kinds]
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
@@ -178,7 +248,29 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "heads": ({"num_key_value_heads": 4}, "6 query heads cannot share 4"),
     "odd head": ({"head_dim": 5}, "an even (rotary dimension|head size)"),
     "no layers": ({"num_hidden_layers": 0}, "num_layers must be more than 0"),
-    "a text for a number": ({"vocab_size": "many"}, "cannot be read: .*vocab_size"),
+    "a text for a number": (
+        {"vocab_size": "many"},
+        "vocab_size must be a whole number, got 'many'",
+    ),
+    "a member left out": ({"hidden_size": None}, "it has no hidden_size; fetch the model again"),
+    "a number for a flag": ({"attention_bias": 1}, "attention_bias must be true or false, got 1"),
+    "a text for theta": (
+        {"rope_parameters": None, "rope_theta": "1e4"},
+        "rope_theta must be a number",
+    ),
+    "rope of each kind": (
+        {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}},
+        "rope scaling .* is not supported",
+    ),
+    "layer types": (
+        {
+            "model_type": "mistral",
+            "architectures": ["MistralForCausalLM"],
+            "layer_types": ["sliding_attention"],
+        },
+        "layer_types must have an entry for each",
+    ),
+    "heads of no size": ({"num_attention_heads": 5, "head_dim": None}, "5 heads cannot share"),
     "architectures": ({"architectures": "LlamaForCausalLM"}, 'no "architectures"'),
     "encoder": (
         {"architectures": ["BertModel"]},

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 from raw_http import BODY, ask, connect, parse, post, read_all, send_one
 from server_process import ServerProcess, ready
+from tiny_models import make_tiny_model
 
 MOST = 6
 """Connections of the small server."""
