@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -15,8 +15,9 @@ from . import operations
 from .answers import Application
 from .auth import ApiKey, is_open
 from .config import parse_origins
-from .engine.client import Engine
+from .engine.client import EngineClient
 from .engine.state import EngineUnavailable, QueueFull
+from .engine.supervisor import EngineSupervisor
 from .errors import ApiError, answer_error
 from .http.body import Bodies
 from .metrics import Metrics
@@ -28,6 +29,17 @@ from .state import AnyServing, Serving
 
 if TYPE_CHECKING:
     from .config import ServerConfig
+
+
+class Service(NamedTuple):
+    """What a server runs. `summary`: (port, seconds since the start) to the lines to print, called
+    once the engine is ready.
+    """
+
+    engine: EngineSupervisor[Any]
+    app: FastAPI
+    summary: Callable[[int, float], str]
+
 
 COMMON_ROUTERS = (models.router, operations.router, docs_page.router)
 _ROUTERS = (
@@ -55,7 +67,7 @@ _CORS_SECONDS = 600
 """How long a browser may keep what it was told about these."""
 
 
-def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
+def create_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     """An application that serves a language model; starting and stopping the engine is the
     caller's.
     """

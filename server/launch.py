@@ -26,7 +26,7 @@ from fastapi import FastAPI
 
 from ..runtime.loader.resolve import resolve_model_path
 from ..runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from .app import create_app
+from .app import Service, create_app
 from .config import CommonServerConfig, ServerConfig
 from .engine.client import EngineClient
 from .engine.state import EngineState
@@ -34,7 +34,6 @@ from .http.connections import Connections
 from .http.limits import HttpLimits, room_for_connections
 from .http.protocol import BoundedHttpProtocol
 from .images.config import ImageServerConfig
-from .service import Service
 from .summary import summary
 
 logger = logging.getLogger(__name__)

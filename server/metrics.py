@@ -22,8 +22,9 @@ from prometheus_client.utils import floatToGoString
 
 from ..runtime.engine.messages import FinishReason, GraphInfo
 from ..runtime.tokenizer.output_processor import RequestOutput
-from .engine.client import Engine
-from .engine.state import AnyEngine, EngineState
+from .engine.client import EngineClient
+from .engine.state import EngineState
+from .engine.supervisor import EngineSupervisor
 
 PREFIX = "piecework:"
 _TIME_TO_FIRST_TOKEN = (
@@ -39,6 +40,17 @@ _END_TO_END = (
     1800,
 )  # fmt: skip
 """Histogram bounds in seconds."""
+
+
+_TOTALS = {
+    "preemptions": "Sequences that had to give their KV cache back and were recomputed.",
+    "overlapped_steps": "Batches that were planned while the one before ran.",
+    "discarded_tokens": "Tokens computed before it was known that their sequence had ended.",
+    "piecewise_steps": "Batches that were run in compiled pieces.",
+    "graph_replays": "Batches that were run by replaying a captured size.",
+    "padded_tokens": "Tokens that were added to batches to reach a captured size.",
+}
+"""Of `EngineStats`, the names less their `_total`."""
 
 
 class Total:
@@ -93,7 +105,7 @@ class MetricRegistry(Collector):
 
     unit = "Sequences"
 
-    def __init__(self, engine: AnyEngine, model_name: str) -> None:
+    def __init__(self, engine: EngineSupervisor[Any], model_name: str) -> None:
         self._engine = engine
         self.model_name = model_name
         self.requests = Total("num_requests", f"{self.unit} that ended, in whatever way.")
@@ -133,15 +145,12 @@ class MetricRegistry(Collector):
     def gauges(self) -> list[Figure]:
         """Of the engine, now."""
         engine, stats = self._engine, self._engine.stats
+        heard = "Time since the engine's last sign of life."
         return [
             ("engine_up", "1 while the engine serves.", engine.state is EngineState.READY),
             ("num_running_reqs", f"{self.unit} that are being computed.", stats.running_requests),
             ("num_queue_reqs", f"{self.unit} that wait.", stats.queued_requests),
-            (
-                "engine_silence_seconds",
-                "Time since the engine's last sign of life.",
-                engine.silence,
-            ),
+            ("engine_silence_seconds", heard, engine.silence),
         ]
 
     def totals(self) -> list[Figure]:
@@ -171,7 +180,7 @@ class MetricRegistry(Collector):
 class Metrics(MetricRegistry):
     """What a server of a language model counts."""
 
-    def __init__(self, engine: Engine, model_name: str) -> None:
+    def __init__(self, engine: EngineClient, model_name: str) -> None:
         super().__init__(engine, model_name)
         self._tokens = engine
         self.prompt_tokens = Total("prompt_tokens", "Prompt tokens of the sequences that began.")
@@ -202,26 +211,19 @@ class Metrics(MetricRegistry):
     def gauges(self) -> list[Figure]:
         stats, info = self._tokens.stats, self._tokens.info
         graphs = GraphInfo() if info is None else info.graphs
-        used = stats.kv_tokens_used
-        hits = stats.cached_tokens_total / (stats.prompt_tokens_total or 1)
+        used, size = stats.kv_tokens_used, stats.kv_tokens_total
+        hit = stats.cached_tokens_total / (stats.prompt_tokens_total or 1)
+        cached, share = stats.kv_tokens_cached, used / (size or 1)
         return [
             *super().gauges(),
             ("num_used_tokens", "Tokens of the KV cache that running sequences hold.", used),
-            (
-                "num_cached_tokens",
-                "Tokens of the KV cache that hold prefixes for reuse.",
-                stats.kv_tokens_cached,
-            ),
-            ("max_total_num_tokens", "Size of the KV cache in tokens.", stats.kv_tokens_total),
-            (
-                "token_usage",
-                "Share of the KV cache that running sequences hold.",
-                used / (stats.kv_tokens_total or 1),
-            ),
+            ("num_cached_tokens", "Tokens of the KV cache that hold prefixes for reuse.", cached),
+            ("max_total_num_tokens", "Size of the KV cache in tokens.", size),
+            ("token_usage", "Share of the KV cache that running sequences hold.", share),
             (
                 "cache_hit_rate",
                 "Share of all prompt tokens that was found in the prefix cache.",
-                hits,
+                hit,
             ),
             ("num_graphs", "Graphs that are captured.", graphs.num_graphs),
             ("graph_memory_bytes", "Memory of all graphs.", graphs.graph_bytes),
@@ -230,38 +232,9 @@ class Metrics(MetricRegistry):
 
     def totals(self) -> list[Figure]:
         stats = self._tokens.stats
-        return [
-            *super().totals(),
-            (
-                "num_preemptions",
-                "Sequences that had to give their KV cache back and were recomputed.",
-                stats.preemptions_total,
-            ),
-            (
-                "num_overlapped_steps",
-                "Batches that were planned while the one before ran.",
-                stats.overlapped_steps_total,
-            ),
-            (
-                "num_discarded_tokens",
-                "Tokens computed before it was known that their sequence had ended.",
-                stats.discarded_tokens_total,
-            ),
-            (
-                "num_piecewise_steps",
-                "Batches that were run in compiled pieces.",
-                stats.piecewise_steps_total,
-            ),
-            (
-                "num_graph_replays",
-                "Batches that were run by replaying a captured size.",
-                stats.graph_replays_total,
-            ),
-            (
-                "num_padded_tokens",
-                "Tokens that were added to batches to reach a captured size.",
-                stats.padded_tokens_total,
-            ),
+        return super().totals() + [
+            (f"num_{name}", documentation, getattr(stats, f"{name}_total"))
+            for name, documentation in _TOTALS.items()
         ]
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from functools import cache, partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ParamSpec, TypeVar
 
 import msgspec
 from fastapi import Depends
@@ -16,16 +19,18 @@ from starlette.responses import Response
 
 from .. import __version__
 from ..runtime.engine.messages import EngineInfo
-from .engine.client import Engine
-from .engine.state import AnyEngine, EngineUnavailable
+from .engine.client import EngineClient
+from .engine.state import EngineUnavailable
+from .engine.supervisor import EngineSupervisor
 from .errors import InvalidRequest, NotFound
 from .limits import MAX_SEQUENCES, Limits
 from .metrics import MetricRegistry, Metrics
-from .text_threads import TextThreads
 
 if TYPE_CHECKING:
     from .config import CommonServerConfig, ServerConfig
 
+P = ParamSpec("P")
+T = TypeVar("T")
 DEFAULT_MODEL = "default"
 """Model name that means the one this server has, as for SGLang; so does no name."""
 THREAD_FROM = 8192
@@ -34,6 +39,25 @@ _SLICE = 32_768
 """Characters of a long prompt whose tokens are counted at once."""
 _CUT = 16
 """Tokens that cutting a text in two may add to it, and more."""
+
+
+_CORES_A_THREAD = 4
+"""The other cores are the engine's."""
+_MOST = 4
+
+
+class TextThreads:
+    """A few threads, whatever comes; what waits for one is dropped when its caller is cancelled."""
+
+    def __init__(self) -> None:
+        count = min(_MOST, max(1, (os.cpu_count() or 1) // _CORES_A_THREAD))
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="text")
+
+    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`work(*args, **kwargs)`, first come, first served."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._pool, partial(work, *args, **kwargs)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +69,7 @@ class AnyServing:
 
     purpose: ClassVar[str]
 
-    engine: AnyEngine
+    engine: EngineSupervisor[Any]
     config: CommonServerConfig
     metrics: MetricRegistry
     model_name: str
@@ -81,7 +105,7 @@ class Serving(AnyServing):
         "This server has a language model, for POST /v1/chat/completions and POST /v1/completions"
     )
 
-    engine: Engine
+    engine: EngineClient
     config: ServerConfig
     metrics: Metrics
     live_rids: set[str] = field(default_factory=set)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, Unpack
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 from ...runtime.config import EngineConfig
 from ...runtime.engine.messages import (
@@ -24,59 +24,11 @@ from .state import EngineState, EngineUnavailable
 from .supervisor import EngineSupervisor, SupervisorSettings
 
 
-class Engine(Protocol):
-    """What the HTTP side sees of the runtime. `EngineClient` is the real one, tests bring a
-    scripted one.
-    """
-
-    state: EngineState
-    info: EngineInfo | None
-    stats: EngineStats
-    restarts: int
-    hangs: int
-    tokenizer: Tokenizer
-
-    @property
-    def silence(self) -> float:
-        """As in `AnyEngine`."""
-        ...
-
-    @property
-    def capacity(self) -> int:
-        """Most sequences that run and wait at once."""
-        ...
-
-    def require_room(self, count: int) -> None:
-        """Raises `QueueFull` and `EngineUnavailable` where `count` more sequences are not taken
-        now.
-        """
-        ...
-
-    def add_request(self, request: RequestState) -> None:
-        """Its `deliver` is called with each output, until one carries a finish reason.
-
-        Raises `QueueFull` and `EngineUnavailable`.
-        """
-        ...
-
-    def drop(self, requests: Iterable[RequestState]) -> None:
-        """Nobody waits for these any more: what is unfinished of them is aborted."""
-        ...
-
-    async def abort(self, rid: str | None) -> int:
-        """Abort every request whose id is `rid`, or that belongs to it; None: all.
-
-        Their last output says `FinishReason.ABORT`. Returns how many.
-        """
-        ...
-
-    async def flush_cache(self) -> int:
-        """Drop cached prefixes that no request uses; returns the number of tokens freed."""
-        ...
-
-
 class EngineClient(EngineSupervisor[RequestState]):
-    """The real `Engine`: a supervised process."""
+    """A supervised process of a language model.
+
+    A request's `deliver` is called with each output, until one carries a finish reason.
+    """
 
     def __init__(
         self,
@@ -94,6 +46,7 @@ class EngineClient(EngineSupervisor[RequestState]):
         self._flushes: deque[asyncio.Future[int]] = deque()
 
     async def flush_cache(self) -> int:
+        """Drop cached prefixes that no request uses; returns the number of tokens freed."""
         if self.state is not EngineState.READY:
             raise EngineUnavailable(f"the engine is {self.state}")
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()

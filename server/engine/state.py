@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Protocol
 
 
 class EngineState(StrEnum):
@@ -27,22 +26,3 @@ class QueueFull(Exception):
     """`--max-queued-requests` requests wait already. `retry_after`: seconds."""
 
     retry_after: int = 1
-
-
-class AnyEngine(Protocol):
-    """What health and metrics see of an engine, whatever it makes. `stats` has at least running and
-    queued requests and steps.
-
-    `restarts`: how often it was started again, `hangs`: because the watchdog ended it.
-    """
-
-    state: EngineState
-    info: Any
-    stats: Any
-    restarts: int
-    hangs: int
-
-    @property
-    def silence(self) -> float:
-        """Seconds since its last sign of life."""
-        ...

@@ -44,6 +44,8 @@ class EngineSupervisor(UnfinishedRequests[R]):
     resume one at a time, and should the process end again, the one that it had is answered with an
     error. `failed` is set when the
     engine is given up; `failure` then says why, `user_error` whether the user can mend it.
+    `restarts` says how often the process was started again, `hangs` how often the watchdog ended
+    it; `stats` has at least running and queued requests and steps.
     Subclasses handle the messages of their kind of engine.
     """
 
@@ -66,6 +68,7 @@ class EngineSupervisor(UnfinishedRequests[R]):
         super().__init__()
         self.state = EngineState.STARTING
         self.info: Any = None
+        self.stats: Any = None
         self.restarts = self.hangs = 0
         self.failed = asyncio.Event()
         self.failure: str | None = None

@@ -62,7 +62,9 @@ class UnfinishedRequests(Generic[R]):
         self._life: EngineConnection | None = None
 
     async def abort(self, rid: str | None) -> int:
-        """Abort every request that goes by `rid` (None: all); returns how many."""
+        """Abort every request that goes by `rid` (None: all): its last output says
+        `FinishReason.ABORT`. Returns how many.
+        """
         chosen = [
             known
             for known, request in self._requests.items()

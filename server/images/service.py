@@ -11,14 +11,12 @@ import subprocess
 from fastapi import FastAPI
 
 from ...runtime.engine.messages import DiffusionInfo
-from ..app import COMMON_ROUTERS, build_app
-from ..service import Service
+from ..app import COMMON_ROUTERS, Service, build_app
 from ..summary import base_url, curl, table
 from . import generations
 from .client import ImageClient
 from .config import ImageServerConfig
-from .metrics import ImageMetrics
-from .state import ImageServing
+from .state import ImageMetrics, ImageServing
 from .store import ImageStore
 
 _MIB = 2**20

@@ -1,17 +1,56 @@
-"""What the endpoints of images work with."""
+"""What the endpoints of images work with, and what is counted."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends
+from prometheus_client.core import CounterMetricFamily, Metric
 
+from ..metrics import Figure, MetricRegistry
 from ..state import AnyServing, serving_of
 from .client import ImageClient
 from .config import ImageServerConfig
-from .metrics import ImageMetrics
 from .store import ImageStore
+
+
+class ImageMetrics(MetricRegistry):
+    """The figures of a diffusion engine, and of the images that wait to be fetched."""
+
+    unit = "Images"
+
+    def __init__(self, engine: ImageClient, store: ImageStore, model_name: str) -> None:
+        super().__init__(engine, model_name)
+        self._images = engine
+        self._store = store
+
+    def collect(self) -> Iterator[Metric]:
+        yield from super().collect()
+        seconds = self._images.stats.stage_seconds_total
+        yield self._family(
+            CounterMetricFamily,
+            "stage_seconds",
+            "Time that the engine has spent in each stage.",
+            {(stage,): total for stage, total in seconds.items()},
+            "stage",
+        )
+
+    def gauges(self) -> list[Figure]:
+        stored = "Memory of the images that can be fetched by their URLs."
+        return [*super().gauges(), ("stored_image_bytes", stored, self._store.size)]
+
+    def totals(self) -> list[Figure]:
+        stats, compiled = (
+            self._images.stats,
+            "Graphs that were compiled while requests were served.",
+        )
+        return [
+            *super().totals(),
+            ("num_images", "Images that were made.", stats.images_total),
+            ("num_recompiles", compiled, stats.recompiles_total),
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

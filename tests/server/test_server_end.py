@@ -25,7 +25,7 @@ SLACK = 8.0
 """For a machine that others use too."""
 
 BUSY_THREADS = """
-from piecework.server.text_threads import TextThreads
+from piecework.server.state import TextThreads
 
 run = TextThreads.run
 
