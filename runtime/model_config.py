@@ -34,6 +34,8 @@ _WHOLE = (
     "num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window",
     "max_window_layers",
 )  # fmt: skip
+_MOST_LAYERS = 10_000
+"""Lists are made for each before a file of weights is looked into."""
 _FLAGS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window")
 _OPTIONAL = ("num_key_value_heads", "head_dim", "sliding_window")
 """Members of config.json: by their kind, and those that may be null."""
@@ -192,6 +194,11 @@ def _hugging_face_fields(architecture: str, content: dict[str, Any]) -> dict[str
             raise ValueError(f"it has no {name}; fetch the model again")
         if value is not None and type(value) is not kind:
             raise ValueError(f"{name} must be {said}, got {value!r:.60}; fetch the model again")
+    if config.num_hidden_layers > _MOST_LAYERS:
+        raise ValueError(
+            f"num_hidden_layers must be at most {_MOST_LAYERS}, got {config.num_hidden_layers}; "
+            "fetch the model again"
+        )
     if config.hidden_act not in ("silu", "swish"):
         raise ValueError(f"the activation {config.hidden_act!r} is not supported; supported: silu")
     heads = config.num_attention_heads

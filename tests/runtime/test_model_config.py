@@ -247,6 +247,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "own code": ({"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}, "got 'own'"),
     "heads": ({"num_key_value_heads": 4}, "6 query heads cannot share 4"),
     "odd head": ({"head_dim": 5}, "an even (rotary dimension|head size)"),
+    "layers without end": (
+        {"num_hidden_layers": 10**12},
+        "num_hidden_layers must be at most 10000",
+    ),
     "no layers": ({"num_hidden_layers": 0}, "num_layers must be more than 0"),
     "a text for a number": (
         {"vocab_size": "many"},

@@ -61,6 +61,14 @@ async def test_the_tokenizers_own_end_token_reaches_the_engine(tmp_path: Path) -
         await client.stop()
 
 
+@pytest_asyncio.fixture(loop_scope="session")
+async def own_engine(model: str) -> AsyncIterator[EngineClient]:
+    """For tests that end it."""
+    client = await start(model)
+    yield client
+    await client.stop()
+
+
 async def test_outputs_are_those_of_the_scheduler_in_process(
     engine: EngineClient, undisturbed: list[list[int]]
 ) -> None:

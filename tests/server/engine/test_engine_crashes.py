@@ -8,9 +8,11 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from engine_clients import (
     PROMPTS,
     assert_nothing_left,
@@ -18,6 +20,7 @@ from engine_clients import (
     config,
     params,
     request,
+    start,
     tokens,
     until,
 )
@@ -29,6 +32,14 @@ from piecework.server.engine.client import EngineClient
 from piecework.server.engine.state import EngineState, EngineUnavailable
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def own_engine(model: str) -> AsyncIterator[EngineClient]:
+    """For tests that end it."""
+    client = await start(model)
+    yield client
+    await client.stop()
 
 
 async def test_killed_engine_loses_no_request_and_repeats_no_token(
