@@ -88,7 +88,12 @@ class ChatTemplates:
                 f"template arguments cannot set {taken[0]}: it has a field of its own in the "
                 "request"
             )
-        template = _compile(self._choose(tools))
+        source = (self._templates.get(TOOL_USE) if tools else None) or self.default
+        if source is None:
+            named = f" by default, only {', '.join(self._templates)}" if self._templates else ""
+            raise ChatTemplateError(
+                f"the model has no chat template{named}; give one with --chat-template FILE"
+            )
         variables = {
             **self._variables,
             "documents": None,
@@ -98,22 +103,12 @@ class ChatTemplates:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            text = template.render(variables)
+            text = _compile(source).render(variables)
         except (
             Exception
         ) as error:  # A template is a program: whatever it raises, these messages are not for it.
             raise ChatTemplateError(f"{error}" or type(error).__name__) from error
         return _cut_at_end_of_final_message(text) if continue_final_message else text
-
-    def _choose(self, tools: Sequence[dict[str, Any]] | None) -> str:
-        template = self._templates.get(TOOL_USE) if tools else None
-        template = template if template is not None else self.default
-        if template is None:
-            named = f" by default, only {', '.join(self._templates)}" if self._templates else ""
-            raise ChatTemplateError(
-                f"the model has no chat template{named}; give one with --chat-template FILE"
-            )
-        return template
 
 
 def _open_final_message(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

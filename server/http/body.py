@@ -55,7 +55,7 @@ class JsonRoute(APIRoute):
                 await bodies.read(request, read)
                 return await unless_client_goes(request.receive, handler(read))
             finally:
-                bodies.release(read)
+                bodies.release(read.size)
 
         return read_then_handle
 
@@ -69,10 +69,10 @@ class Bodies:
         self._large_bytes = 0
         self._turn = asyncio.Lock()
 
-    def release(self, read: JsonRequest) -> None:
-        """The request is over, and holds its body no longer."""
-        if read.size > LARGE_BODY_BYTES:
-            self._large_bytes -= read.size
+    def release(self, size: int) -> None:
+        """A request is over, and holds its body no longer."""
+        if size > LARGE_BODY_BYTES:
+            self._large_bytes -= size
 
     async def read(self, request: Request, read: JsonRequest) -> None:
         """Fill `read`. Raises `UnsupportedMedia`, `BodyTooLarge`, `InvalidRequest`, `Unavailable`

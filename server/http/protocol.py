@@ -207,7 +207,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         super().on_message_complete()
         self._reading = Awaited.REQUEST
-        self._peers.release(self)
+        if self._body_bytes:
+            self._peers.release(self)
 
     def on_response_complete(self) -> None:
         self._unanswered.popleft()

@@ -61,7 +61,7 @@ async def test_the_tokenizers_own_end_token_reaches_the_engine(tmp_path: Path) -
         await client.stop()
 
 
-@pytest_asyncio.fixture(loop_scope="session")
+@pytest_asyncio.fixture(loop_scope="module")
 async def own_engine(model: str) -> AsyncIterator[EngineClient]:
     """For tests that end it."""
     client = await start(model)

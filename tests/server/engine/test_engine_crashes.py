@@ -34,7 +34,7 @@ from piecework.server.engine.state import EngineState, EngineUnavailable
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest_asyncio.fixture(loop_scope="session")
+@pytest_asyncio.fixture(loop_scope="module")
 async def own_engine(model: str) -> AsyncIterator[EngineClient]:
     """For tests that end it."""
     client = await start(model)
