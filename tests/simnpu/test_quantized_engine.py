@@ -152,5 +152,5 @@ def test_eager_steps_take_the_kernels_too(
 
 
 def test_fp8_on_load_is_refused_before_memory_is_spent(tmp_path: Path, simnpu: Any) -> None:
-    with pytest.raises(ValueError, match=r"--quantization fp8: .*take another quantization"):
+    with pytest.raises(ValueError, match="--quantization fp8: "):
         engine(plain(tmp_path), "npu", quantization="fp8")
