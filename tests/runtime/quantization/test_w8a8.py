@@ -18,8 +18,13 @@ from quantized_checkpoints import (
 )
 from tiny_models import make_tiny_model
 
+from piecework.kernels.cpu.native.linear import native_linear
 from piecework.runtime.loader.loader import load_model
-from piecework.runtime.quantization.methods import describe, linear_kinds
+from piecework.runtime.models.llama import LlamaForCausalLM
+from piecework.runtime.quantization.methods import describe, linear_kinds, named_linears
+from piecework.runtime.quantization.registry import PLAIN, read_scheme
+
+CPU = torch.device("cpu")
 
 FLOAT = {"num_bits": 8, "type": "float", "symmetric": True}
 INT = {"num_bits": 8, "type": "int", "symmetric": True}
@@ -152,3 +157,64 @@ def test_what_nothing_multiplies_is_refused_on_load(dtype: torch.dtype, tmp_path
         load_model(
             str(folder), dtype, torch.device("cpu"), False, quantization="fp8", lacking=lacking
         )
+
+
+def load(folder: Path, dtype: torch.dtype, kernels: Any) -> LlamaForCausalLM:
+    return load_model(str(folder), dtype, CPU, False, kernels, quantization="auto")
+
+
+PACKED: dict[str, dict[str, Any]] = {
+    "tensor-static": {"block": False, "static": True},
+    "tensor-token": {"block": False},
+    "blocks": {"block": True},
+    "blocks across parts": {"block": True, "num_key_value_heads": 1, "head_dim": 64},
+    "biases": {"block": True, "architecture": "qwen2"},
+}
+
+
+@pytest.mark.parametrize("case", PACKED)
+def test_packed_layers_compute_what_plain_ones_do(case: str, tmp_path: Path) -> None:
+    folder = make_fp8(tmp_path, **PACKED[case])
+    packed, plain = (
+        dict(named_linears(load(folder, dtype, kernels)))
+        for dtype, kernels in ((torch.bfloat16, native_linear()), (torch.float32, None))
+    )
+    for name, layer in packed.items():
+        x = torch.randn(5, layer.in_features).bfloat16()
+        assert layer.layout is not None and plain[name].layout is None
+        assert torch.allclose(layer(x).float(), plain[name](x.float()), rtol=0.02, atol=0.02), name
+
+
+def test_each_layer_has_the_scheme_of_its_target_and_the_head_too(tmp_path: Path) -> None:
+    """Names go before classes, and names that are ignored before both."""
+    token = {"strategy": "token", "dynamic": True}
+    scheme = {"targets": ["Linear"], "weights": INT | {"strategy": "channel"}}
+    groups = {
+        "all": scheme | {"input_activations": INT | token},
+        "some": {
+            "targets": [r"re:.*\.1\.mlp\..*"],
+            "weights": FLOAT | {"strategy": "channel"},
+            "input_activations": FLOAT | token,
+        },
+    }
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": "naive-quantized",
+        "config_groups": groups,
+        "ignore": [r"re:.*self_attn\.o_proj"],
+    }
+    found = read_scheme(config)
+    layers = [f"model.layers.{layer}" for layer in (0, 1, 11)]
+    assert [found(f"{layer}.mlp.up_proj").split()[1] for layer in layers] == [
+        "int8",
+        "float8_e4m3fn",
+        "int8",
+    ]
+    assert {found(f"{layer}.self_attn.o_proj") for layer in layers} == {PLAIN}
+    assert found("lm_head") == "w8a8 int8 channel token weight_scale"
+
+
+def test_a_head_that_is_not_ignored_is_quantised(tmp_path: Path) -> None:
+    form, weights, inputs = COMPRESSED["fp8-channel-token"]
+    folder = make_compressed(tmp_path, weights, inputs, form=form, ignore=())
+    assert_served(folder, "fp8-channel-token")
