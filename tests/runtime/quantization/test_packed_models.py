@@ -4,6 +4,7 @@ the numbers that it stands for.
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from piecework.kernels.cpu.native.linear import Layout, native_linear
 from piecework.kernels.cpu.native.step import is_known
-from piecework.runtime.layers.linear import Linear
+from piecework.runtime.layers.linear import Linear, StoredTensor
 from piecework.runtime.llm import LLM
 from piecework.runtime.loader.loader import hollow_model, load_model
 from piecework.runtime.models.llama import LlamaForCausalLM
@@ -84,6 +85,25 @@ def test_a_hollow_model_has_the_shapes_of_the_loaded_one(model: PackedModel) -> 
             for each in (hollow, loaded)
         ]
         assert described[0] == described[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_words_of_one_layer_at_a_time_are_in_memory(
+    model: PackedModel, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, alive = StoredTensor.read, []
+
+    def reading(stored: StoredTensor) -> torch.Tensor:
+        values = read(stored)
+        if stored.name.endswith(("qweight", "weight_packed")):
+            block = stored.name.rpartition("_proj.")[0].rpartition(".")[0]
+            assert {other for other, words in alive if words() is not None} <= {block}
+            alive.append((block, weakref.ref(values)))
+        return values
+
+    monkeypatch.setattr(StoredTensor, "read", reading)
+    load(model.path, dtype)
+    assert len(alive) >= 21
 
 
 @pytest.mark.parametrize(
