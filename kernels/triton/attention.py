@@ -18,6 +18,8 @@ from ..cache_format import open_int8
 from ..staging import to_device
 from .attention_kernels import combine_kernel, decode_kernel, prefill_kernel, store_kernel
 from .cache_kernels import store_bytes_kernel
+from .quantize import BITS
+from .tiles import power_of_2
 
 MAX_SPLITS = 32
 _PROGRAMS_PER_PROCESSOR = 2
@@ -142,21 +144,29 @@ class TritonAttention:
         plan: TritonPlan,
         layout: KVLayout,
     ) -> None:
-        assert (
-            q.stride(-1)
-            == k.stride(-1)
-            == v.stride(-1)
-            == out.stride(-1)
-            == k_cache.stride(-1)
-            == 1
-        )
+        self.run_quantized(q, k, v, out, None, k_cache, v_cache, plan, layout)
+
+    def run_quantized(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        scale: torch.Tensor | None,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        plan: TritonPlan,
+        layout: KVLayout,
+    ) -> None:
+        """`scale`: None where `out` is of q's dtype."""
+        assert all(one.stride(-1) == 1 for one in (q, k, v, out, k_cache))
         # A fixed plan may have more places than this graph has queries; a step that is padded, more
         # queries than tokens.
         num_new = min(len(plan.slots), len(q))
         num_decodes = len(q) if plan.fixed else len(plan.rows)
         store_keys_and_values(k, v, k_cache, v_cache, plan.slots[:num_new], layout)
         keys, values = (_Pages.of(cache, layout) for cache in (k_cache, v_cache))
-        layer = _Layer(q, out, keys, values, plan, layout)
+        layer = _Layer(q, _Output.of(out, scale), keys, values, plan, layout)
         if plan.prefills:
             _prefill(layer, self._blocks or _prefill_blocks(layer))
         if num_decodes:
@@ -188,11 +198,27 @@ class _Pages(NamedTuple):
         return cls(numbers.view(torch.uint8), scales)
 
 
+class _Output(NamedTuple):
+    """Where the result goes: `numbers` [T, H, D], FP8 as bytes, by `scale`, with a mantissa of
+    `digits`; 0 for numbers like q's, whose scale is not read.
+    """
+
+    numbers: torch.Tensor
+    scale: torch.Tensor
+    digits: int
+
+    @classmethod
+    def of(cls, out: torch.Tensor, scale: torch.Tensor | None) -> _Output:
+        if scale is None:
+            return cls(out, out, 0)
+        return cls(out.view(torch.uint8), scale, BITS[out.dtype][0])
+
+
 class _Layer(NamedTuple):
     """The arguments of one `run`."""
 
     q: torch.Tensor
-    out: torch.Tensor
+    out: _Output
     keys: _Pages
     values: _Pages
     plan: TritonPlan
@@ -222,7 +248,7 @@ class _Layer(NamedTuple):
     @property
     def head_block(self) -> int:
         """Head size as a block: a power of two that a matrix instruction takes."""
-        return max(16, _power_of_2(self.layout.key_size))
+        return max(16, power_of_2(self.layout.key_size))
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -230,8 +256,7 @@ class _Layer(NamedTuple):
         return (
             self.q.stride(0),
             self.q.stride(1),
-            self.out.stride(0),
-            self.out.stride(1),
+            *self.out.numbers.stride()[:2],
             *cache,
             table,
         )
@@ -256,30 +281,30 @@ def store_keys_and_values(
         store_bytes_kernel[(len(slots),)](
             k, v, keys.numbers, values.numbers, keys.scales, values.scales, slots,
             *k.stride()[:2], *v.stride()[:2], keys.numbers.stride(0), layout.k_scale,
-            layout.v_scale, KV_HEADS=kv_heads, HEAD=head_size, HEADS_BLOCK=_power_of_2(kv_heads),
-            BLOCK=_power_of_2(head_size), PAGE=keys.numbers.shape[1],
+            layout.v_scale, KV_HEADS=kv_heads, HEAD=head_size, HEADS_BLOCK=power_of_2(kv_heads),
+            BLOCK=power_of_2(head_size), PAGE=keys.numbers.shape[1],
             KIND=_KINDS[layout.cache_dtype], num_warps=4,
         )  # fmt: skip
         return
     assert k_cache.stride() == v_cache.stride()
     store_kernel[(len(slots),)](
         k, v, k_cache, v_cache, slots, *k.stride()[:2], *v.stride()[:2], *k_cache.stride()[:3],
-        KV_HEADS=kv_heads, HEAD=head_size, BLOCK=_power_of_2(kv_heads * head_size),
+        KV_HEADS=kv_heads, HEAD=head_size, BLOCK=power_of_2(kv_heads * head_size),
         PAGE=k_cache.shape[1], num_warps=4,
     )  # fmt: skip
 
 
 def _prefill(layer: _Layer, blocks: Blocks) -> None:
     plan, head_size = layer.plan, layer.layout.key_size
-    group_pad = _power_of_2(layer.group)
+    group_pad = power_of_2(layer.group)
     block_m = max(blocks.rows, group_pad)
     tiles = _tiles(plan, block_m // group_pad)
     prefill_kernel[(len(tiles), layer.layout.num_kv_heads)](
-        layer.q, layer.out, *layer.caches, tiles, plan.query_starts, plan.seq_lens,
+        layer.q, *layer.out[:2], *layer.caches, tiles, plan.query_starts, plan.seq_lens,
         plan.block_table, *layer.strides, layer.scale, layer.layout.v_scale, GROUP=layer.group,
         GROUP_PAD=group_pad, HEAD=head_size, BLOCK_M=block_m, BLOCK_N=blocks.keys,
         BLOCK_D=layer.head_block, PAGE=plan.page_size, WINDOW=layer.window, PRECISION="ieee",
-        KIND=_KINDS[layer.layout.cache_dtype],
+        KIND=_KINDS[layer.layout.cache_dtype], QUANTIZED=layer.out.digits,
         num_warps=8 if block_m >= 128 else 4, num_stages=2,
     )  # fmt: skip
 
@@ -289,25 +314,26 @@ def _decode(layer: _Layer, count: int, blocks: Blocks, splits: int) -> None:
     direct = splits == 1
     # Without splits the kernel touches neither.
     partial = (
-        layer.out
+        layer.q
         if direct
         else layer.q.new_empty(count, heads, splits, head_size, dtype=torch.float32)
     )
     partial_lse = (
-        layer.out if direct else layer.q.new_empty(count, heads, splits, dtype=torch.float32)
+        layer.q if direct else layer.q.new_empty(count, heads, splits, dtype=torch.float32)
     )
     decode_kernel[(count, layer.layout.num_kv_heads, splits)](
-        layer.q, layer.out, partial, partial_lse, *layer.caches, plan.rows,
+        layer.q, *layer.out[:2], partial, partial_lse, *layer.caches, plan.rows,
         plan.requests, plan.seq_lens, plan.block_table, *layer.strides, layer.scale,
         layer.layout.v_scale, heads, splits, KIND=_KINDS[layer.layout.cache_dtype],
-        GROUP=layer.group, BLOCK_M=max(16, _power_of_2(layer.group)), HEAD=head_size,
+        GROUP=layer.group, BLOCK_M=max(16, power_of_2(layer.group)), HEAD=head_size,
         BLOCK_N=blocks.keys, BLOCK_D=layer.head_block, PAGE=plan.page_size, WINDOW=layer.window,
-        DIRECT=direct, PRECISION="ieee", num_warps=4, num_stages=2,
+        DIRECT=direct, PRECISION="ieee", QUANTIZED=layer.out.digits, num_warps=4, num_stages=2,
     )  # fmt: skip
     if not direct:
         combine_kernel[(count, heads)](
-            partial, partial_lse, layer.out, plan.rows, layer.out.stride(0), layer.out.stride(1),
-            heads, splits, HEAD=head_size, BLOCK_D=layer.head_block, MAX_SPLITS=MAX_SPLITS,
+            partial, partial_lse, layer.q, *layer.out[:2], plan.rows,
+            *layer.out.numbers.stride()[:2], heads, splits, HEAD=head_size,
+            BLOCK_D=layer.head_block, MAX_SPLITS=MAX_SPLITS, QUANTIZED=layer.out.digits,
             num_warps=4,
         )  # fmt: skip
 
@@ -335,7 +361,7 @@ def _prefill_blocks(layer: _Layer) -> Blocks:
     """Tiles that fill the matrix units and stay within a multiprocessor's shared memory."""
     if layer.q.element_size() == 4:
         return Blocks(32, 32)
-    rows = max(new for _, new in layer.plan.prefills) * _power_of_2(layer.group)
+    rows = max(new for _, new in layer.plan.prefills) * power_of_2(layer.group)
     return Blocks(128 if rows >= 128 else 64, 64 if layer.head_block <= 128 else 32)
 
 
@@ -353,11 +379,6 @@ def _num_splits(programs: int, longest: int, device: torch.device) -> int:
         MAX_SPLITS,
     )
     return 1 << max(0, math.floor(math.log2(max(wanted, 1))))
-
-
-def _power_of_2(number: int) -> int:
-    """The smallest that is not below `number`, at least 1."""
-    return 1 << max(0, number - 1).bit_length()
 
 
 def _processors(device: torch.device) -> int:

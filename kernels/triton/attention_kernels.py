@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from .cache_kernels import widened
+from .quantize_kernels import quantized
 
 
 @triton.jit
@@ -132,11 +133,28 @@ def _attend(
     return total, peak, weight
 
 
+@triton.jit
+def _store_result(q, out, out_scale, place, result, live, QUANTIZED: tl.constexpr):
+    """result float32 to out + place. QUANTIZED: what has q's digits is stored by `out_scale` as
+    FP8, with a mantissa of so many digits; 0: as it is.
+    """
+    if QUANTIZED == 0:
+        number = result.to(out.dtype.element_ty)
+    else:
+        number = result.to(q.dtype.element_ty).to(tl.float32)
+        scale = tl.load(out_scale) + tl.zeros_like(number)
+        if QUANTIZED == 3:
+            number = quantized(number, scale, 448.0, 3, 7)
+        else:
+            number = quantized(number, scale, 57344.0, 2, 15)
+    tl.store(out + place, number, mask=live)
+
+
 @triton.jit(do_not_specialize=["table_stride"])
 def prefill_kernel(
-    q, out, k_cache, v_cache, k_scales, v_scales, tiles, query_starts, seq_lens, block_table,
-    q_stride_t, q_stride_h, out_stride_t, out_stride_h, page_stride, slot_stride, head_stride,
-    table_stride, scale_log2, value_scale,
+    q, out, out_scale, k_cache, v_cache, k_scales, v_scales, tiles, query_starts, seq_lens,
+    block_table, q_stride_t, q_stride_h, out_stride_t, out_stride_h, page_stride, slot_stride,
+    head_stride, table_stride, scale_log2, value_scale,
     GROUP: tl.constexpr,
     GROUP_PAD: tl.constexpr,
     HEAD: tl.constexpr,
@@ -147,6 +165,7 @@ def prefill_kernel(
     WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
     KIND: tl.constexpr,
+    QUANTIZED: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, kv head): `BLOCK_M / GROUP_PAD` tokens of one request, each with its GROUP
     heads, over all keys before them.
@@ -202,14 +221,14 @@ def prefill_kernel(
         PRECISION, KIND,
     )  # fmt: skip
     result = total * value_scale / tl.where(weight == 0.0, 1.0, weight)[:, None]
-    target = out + step_row[:, None] * out_stride_t + head[:, None] * out_stride_h + dim[None, :]
-    tl.store(target, result.to(out.dtype.element_ty), mask=live)
+    place = step_row[:, None] * out_stride_t + head[:, None] * out_stride_h + dim[None, :]
+    _store_result(q, out, out_scale, place, result, live, QUANTIZED)
 
 
 @triton.jit(do_not_specialize=["table_stride", "num_splits"])
 def decode_kernel(
-    q, out, partial, partial_lse, k_cache, v_cache, k_scales, v_scales, rows, requests, seq_lens,
-    block_table, q_stride_t, q_stride_h, out_stride_t, out_stride_h, page_stride, slot_stride,
+    q, out, out_scale, partial, partial_lse, k_cache, v_cache, k_scales, v_scales, rows, requests,
+    seq_lens, block_table, q_stride_t, q_stride_h, out_stride_t, out_stride_h, page_stride, slot_stride,
     head_stride, table_stride, scale_log2, value_scale, num_heads, num_splits,
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -221,6 +240,7 @@ def decode_kernel(
     DIRECT: tl.constexpr,
     PRECISION: tl.constexpr,
     KIND: tl.constexpr,
+    QUANTIZED: tl.constexpr,
 ):  # fmt: skip
     """Program (decode, kv head, split): one token with its GROUP heads over the split's share of
     the keys.
@@ -263,8 +283,8 @@ def decode_kernel(
     weight = tl.where(weight == 0.0, 1.0, weight)
     result = total * value_scale / weight[:, None]
     if DIRECT:
-        target = out + step_row * out_stride_t + head[:, None] * out_stride_h + dim[None, :]
-        tl.store(target, result.to(out.dtype.element_ty), mask=live)
+        place = step_row * out_stride_t + head[:, None] * out_stride_h + dim[None, :]
+        _store_result(q, out, out_scale, place, result, live, QUANTIZED)
     else:
         place = ((decode.to(tl.int64) * num_heads + head) * num_splits) + split
         tl.store(partial + place[:, None] * HEAD + dim[None, :], result, mask=live)
@@ -276,7 +296,9 @@ def decode_kernel(
 def combine_kernel(
     partial,
     partial_lse,
+    q,
     out,
+    out_scale,
     rows,
     out_stride_t,
     out_stride_h,
@@ -285,6 +307,7 @@ def combine_kernel(
     HEAD: tl.constexpr,
     BLOCK_D: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
+    QUANTIZED: tl.constexpr,
 ):
     """Program (decode, head): the splits' results, each by its weight."""
     decode = tl.program_id(0)
@@ -302,5 +325,5 @@ def combine_kernel(
     weight = tl.sum(share, 0)
     result = tl.sum(results * share[:, None], 0) / tl.where(weight == 0.0, 1.0, weight)
     step_row = tl.load(rows + decode).to(tl.int64)
-    target = out + step_row * out_stride_t + head * out_stride_h + dim
-    tl.store(target, result.to(out.dtype.element_ty), mask=dim < HEAD)
+    place = step_row * out_stride_t + head * out_stride_h + dim
+    _store_result(q, out, out_scale, place, result, dim < HEAD, QUANTIZED)

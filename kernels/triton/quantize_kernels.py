@@ -35,6 +35,18 @@ def fp8_code(number, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
 
 
 @triton.jit
+def quantized(value, divisor, LARGEST: tl.constexpr, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
+    """value / divisor, both float32 of one shape, as int8 (MANTISSA 0) or the bits of FP8."""
+    number = tl.div_rn(value, divisor)
+    kept = tl.minimum(tl.maximum(number, -LARGEST), LARGEST)
+    if MANTISSA == 0:
+        code = ((kept + _HALVES_TO_EVEN) - _HALVES_TO_EVEN).to(tl.int8)
+    else:
+        code = fp8_code(tl.where(number != number, number, kept), MANTISSA, BIAS)
+    return code
+
+
+@triton.jit
 def _store_quantized(
     value,
     out,
@@ -62,12 +74,7 @@ def _store_quantized(
         divisor = tl.reshape(tl.broadcast_to(each[:, None], (BLOCK // GROUP, GROUP)), (BLOCK,))
     else:
         divisor = tl.load(scale) + tl.zeros((BLOCK,), tl.float32)
-    number = tl.div_rn(value, divisor)
-    kept = tl.minimum(tl.maximum(number, -LARGEST), LARGEST)
-    if MANTISSA == 0:
-        code = ((kept + _HALVES_TO_EVEN) - _HALVES_TO_EVEN).to(tl.int8)
-    else:
-        code = fp8_code(tl.where(number != number, number, kept), MANTISSA, BIAS)
+    code = quantized(value, divisor, LARGEST, MANTISSA, BIAS)
     tl.store(out + column, code, mask=column < SIZE)
 
 

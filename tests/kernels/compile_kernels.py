@@ -47,13 +47,15 @@ _POINTERS = {
     **dict.fromkeys(("tiles", "query_starts", "seq_lens", "rows", "requests"), "*i32"),
     **dict.fromkeys(("partial", "partial_lse", "probs", "candidates", "top_ps", "min_ps"), "*fp32"),
     **dict.fromkeys(("top_ks", "drawn"), "*i64"),
-    **dict.fromkeys(("scale", "x_scale", "weight_scale"), "*fp32"),
+    **dict.fromkeys(("scale", "x_scale", "weight_scale", "out_scale"), "*fp32"),
     **{"ids": "*i32", "uniforms": "*fp64"},
     **dict.fromkeys(("k_scales", "v_scales"), "*bf16"),
 }
 _FLOATS = ("scale_log2", "value_scale", "k_scale", "v_scale", "eps")
-_HEADS = {"GROUP": 4, "HEAD": 128, "BLOCK_D": 128, "PAGE": 16, "PRECISION": "ieee", "KIND": 0}
+_HEADS = {"GROUP": 4, "HEAD": 128, "BLOCK_D": 128, "PAGE": 16, "PRECISION": "ieee"}
+_HEADS |= {"KIND": 0, "QUANTIZED": 0}
 _BYTES = {"k_cache": "*u8", "v_cache": "*u8"}
+_FP8_OUTPUT = {"QUANTIZED": 3, "out": "*u8"}
 _E4M3 = {"SIZE": 4096, "DYNAMIC": True, "LARGEST": 448.0, "MANTISSA": 3, "BIAS": 7, "out": "*u8"}
 _FP8 = {"x": "*fp8e4nv", "weight": "*fp8e4nv", "X_MANTISSA": 0, "WEIGHT_MANTISSA": 0}
 _NUMBERS = {
@@ -147,7 +149,24 @@ KERNELS: list[tuple[Any, dict[str, Any], dict[str, int]]] = [
         | {"HEAD": 256, "BLOCK_D": 256, "GROUP_PAD": 4, "BLOCK_M": 128, "BLOCK_N": 32, "WINDOW": 0},
         {"num_warps": 8, "num_stages": 2},
     ),
-    (attention.combine_kernel, {"HEAD": 128, "BLOCK_D": 128, "MAX_SPLITS": 32}, {"num_warps": 4}),
+    *(
+        (
+            attention.combine_kernel,
+            {"HEAD": 128, "BLOCK_D": 128, "MAX_SPLITS": 32} | output,
+            {"num_warps": 4},
+        )
+        for output in ({"QUANTIZED": 0}, _FP8_OUTPUT)
+    ),
+    (
+        attention.prefill_kernel,
+        _HEADS | {"GROUP_PAD": 4, "BLOCK_M": 128, "BLOCK_N": 64, "WINDOW": 0} | _FP8_OUTPUT,
+        {"num_warps": 8, "num_stages": 2},
+    ),
+    (
+        attention.decode_kernel,
+        _HEADS | {"BLOCK_M": 16, "BLOCK_N": 64, "WINDOW": 0, "DIRECT": True} | _FP8_OUTPUT,
+        {"num_warps": 4, "num_stages": 2},
+    ),
     (ops.rms_norm_kernel, {"SIZE": 128, "BLOCK": 128}, {"num_warps": 1}),
     (ops.add_rms_norm_kernel, {"SIZE": 4096, "BLOCK": 4096}, {"num_warps": 16}),
     (ops.silu_and_mul_kernel, {"SIZE": 14336, "BLOCK": 1024}, {"num_warps": 4}),

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from paged_steps import Step, quantized, untouched
 from triton_interpreter import DEVICE
 
-from piecework.kernels import cache_format
-from piecework.kernels.attention import AttentionMetadata, GraphAttention
+from piecework.kernels import cache_format, reference
+from piecework.kernels.attention import AttentionMetadata, GraphAttention, QuantizedAttention
 from piecework.kernels.cache_format import CACHE_DTYPES
 from piecework.kernels.triton.attention import Blocks, TritonAttention
 
@@ -101,6 +101,26 @@ def test_it_stores_and_reads_8_bits_as_the_reference_does(
         assert torch.equal(found.view(torch.uint8), part.view(torch.uint8))
     step.keys, step.values = keys, values
     assert close(out, step.expected(window))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("lens", [[(40, 30), (1, 90), (3, 0)], [(1, 60), (1, 5)]])
+def test_a_result_in_fp8_is_its_own_result_quantised(
+    lens: list[tuple[int, int]], splits: int, dtype: torch.dtype
+) -> None:
+    """To the bit: in tiles, in one split, in several."""
+    step = Step(lens, page_size=16, heads=4, seed=1, dtype=torch.float16, device=DEVICE)
+    backend = TritonAttention(blocks=SMALL, num_splits=splits)
+    assert isinstance(backend, QuantizedAttention)
+    scale = torch.tensor([0.013], device=DEVICE)
+    plain = step.run(backend)
+    expected = reference.quantize_static(plain.flatten(1), scale, dtype).view(plain.shape)
+    out = torch.empty_like(plain, dtype=dtype)
+    tensors = (step.q, step.new(step.keys), step.new(step.values), out, scale)
+    plan = backend.plan(step.metadata, step.page_size)
+    backend.run_quantized(*tensors, step.k_cache, step.v_cache, plan, step.layout())
+    assert torch.equal(out.view(torch.uint8), expected.view(torch.uint8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
