@@ -193,7 +193,6 @@ def _product_rows(
             except Exception as error:
                 what = f"{layer}, {tokens} tokens, {kind}, {name}"
                 found["errors"][what] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        rows.append(
-            about | {"kind": kind, "bytes": product.weight_bytes, "plain": plain, "times": times}
-        )
+        row = about | {"kind": kind, "bytes": product.weight_bytes, "plain": plain, "times": times}
+        rows += [row] if times else []
     return rows

@@ -228,8 +228,8 @@ def prefill_kernel(
 @triton.jit(do_not_specialize=["table_stride", "num_splits"])
 def decode_kernel(
     q, out, out_scale, partial, partial_lse, k_cache, v_cache, k_scales, v_scales, rows, requests,
-    seq_lens, block_table, q_stride_t, q_stride_h, out_stride_t, out_stride_h, page_stride, slot_stride,
-    head_stride, table_stride, scale_log2, value_scale, num_heads, num_splits,
+    seq_lens, block_table, q_stride_t, q_stride_h, out_stride_t, out_stride_h, page_stride,
+    slot_stride, head_stride, table_stride, scale_log2, value_scale, num_heads, num_splits,
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     HEAD: tl.constexpr,

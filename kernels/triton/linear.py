@@ -11,8 +11,8 @@ from .. import reference
 from .linear_kernels import scaled_linear_kernel, weight_only_linear_kernel
 from .quantize import BITS
 
-_LEAST_BLOCK_K = 32
-"""What matrix instructions take of numbers of 8 bits at once."""
+_LEAST_BLOCK_K = {8: 32, 16: 16}
+"""Columns that matrix instructions take at once, by the bits of the numbers that they multiply."""
 
 
 class _Tiles(NamedTuple):
@@ -99,7 +99,7 @@ def scaled_linear(
             one for one, count in ((x_group, groups), (weight_columns, blocks[1])) if count > 1
         ]
         deep = min(deep, *map(_largest_power, among))
-    if deep < _LEAST_BLOCK_K or x.is_floating_point() != weight.is_floating_point():
+    if deep < _LEAST_BLOCK_K[8] or x.is_floating_point() != weight.is_floating_point():
         return reference.scaled_linear(x, x_scale, weight, weight_scale, bias, dtype)
     assert x.stride(1) == weight.stride(1) == 1
     out = torch.empty(tokens, columns, dtype=dtype, device=x.device)
@@ -143,7 +143,7 @@ def weight_only_linear(
     bias: torch.Tensor | None,
     bits: int,
 ) -> torch.Tensor:
-    """x [T, K], rows of any distance. Groups that are no multiples of 32 columns are plain
+    """x [T, K], rows of any distance. Groups that are no multiples of 16 columns are plain
     torch's.
     """
     (tokens, size), columns, groups = x.shape, weight.shape[0], scale.shape[1]
@@ -154,7 +154,7 @@ def weight_only_linear(
         deep = min(deep, 32)
     if groups > 1:
         deep = min(deep, _largest_power(size // groups))
-    if deep < _LEAST_BLOCK_K:
+    if deep < _LEAST_BLOCK_K[16]:
         return reference.weight_only_linear(x, weight, scale, zero, bias, bits)
     assert x.stride(1) == weight.stride(1) == scale.stride(1) == zero.stride(1) == 1
     assert scale.stride(0) == zero.stride(0)
