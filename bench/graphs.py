@@ -59,6 +59,8 @@ class GraphsSettings:
     dtype: str = "auto"
     compiler: str | None = None
     num_threads: int | None = None
+    quantization: str = "auto"
+    passes: str = "auto"
     parts: Sequence[str] = ("prefill", "decode", "compile", "ready")
     prefill: Sequence[int] = (16, 64, 256, 512)
     batch_sizes: Sequence[int] = (1, 8)
@@ -366,6 +368,8 @@ def _config(settings: GraphsSettings, **others: Any) -> EngineConfig:
         dtype=settings.dtype,
         num_threads=settings.num_threads,
         piecewise_cuda_graph_compiler=settings.compiler,
+        quantization=settings.quantization,
+        passes=settings.passes,
         max_total_tokens=max(longest, (settings.context + 16) * max(settings.batch_sizes)) + 256,
         **others,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ...runtime.config import DTYPES, PIECE_COMPILERS
+from ...runtime.config import DTYPES, PIECE_COMPILERS, QUANTIZATIONS
 from .flags import (
     add_flag,
     add_json,
@@ -55,6 +55,8 @@ def add_parser(subparsers: Any) -> None:
         "what compiles the pieces; default: by device",
         choices=PIECE_COMPILERS,
     )
+    add_flag(parser, "--quantization", "as serve's; default: auto", choices=QUANTIZATIONS)
+    add_flag(parser, "--passes LIST", "passes of the pieces, as serve's; default: auto")
     add_flag(parser, "--num-threads N", "compute threads; default: one a core", positive)
     add_flag(parser, "--parts LIST", "default: prefill,decode,compile,ready", _parts)
     add_flag(parser, "--prefill LIST", "tokens of prefills; default: 16,64,256,512", numbers)

@@ -16,6 +16,7 @@ from toy_forward import HIDDEN, ToyModel, step
 from piecework.compilation.cache import CompileCache
 from piecework.compilation.compiler import CompiledPiece, EagerCompiler
 from piecework.compilation.errors import CaptureError
+from piecework.compilation.passes.config import PassConfig
 from piecework.compilation.piece_maker import PieceMaker
 from piecework.compilation.piecewise import PiecewiseForward
 from piecework.compilation.plan import Plan
@@ -32,8 +33,13 @@ def forward_of(folder: Path, dtype: torch.dtype) -> PiecewiseForward:
     for name, tensor in model.named_parameters():
         # As in the models that are served: what is added to a norm's square counts in small rows.
         tensor.mul_(not name.endswith("bias"))
+    # What is written over in place keeps its type, and the changes below choose others.
     maker = PieceMaker(
-        platform=CpuPlatform(), compiler=EagerCompiler(), cache=CompileCache(folder), max_tokens=512
+        platform=CpuPlatform(),
+        compiler=EagerCompiler(),
+        cache=CompileCache(folder),
+        max_tokens=512,
+        passes=PassConfig(in_place=False),
     )
     return maker.make(model, step(6)).forward
 
