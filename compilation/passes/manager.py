@@ -62,7 +62,11 @@ _FUSIONS: Mapping[str, tuple[Pattern, ...]] = {
     "silu_quant": silu_quant.PATTERNS,
     "norm_rotary": norm_rotary.PATTERNS,
 }
-_FUSED = {pattern.op for patterns in _FUSIONS.values() for pattern in patterns}
+_KEPT = {pattern.op for patterns in _FUSIONS.values() for pattern in patterns} | {
+    "quantize_static",
+    "quantize_dynamic",
+}
+"""Ops whose kernel, where a device has one, beats what compilers make of their definition."""
 
 
 def _fusion(name: str, target: Target) -> Pass | str:
@@ -93,7 +97,7 @@ def _lower(target: Target) -> Pass:
             name
             for name in ops.TRACED
             if name not in ops.PRODUCTS
-            and ((target.fuses and name not in _FUSED) or not ops.has_kernel(device, name))
+            and ((target.fuses and name not in _KEPT) or not ops.has_kernel(device, name))
         ),
         device,
     )
