@@ -146,6 +146,10 @@ class CudaPlatform(Platform):
                 logger.warning("flashinfer is not used: %s", reason)
         return self._obstacles[str(request)]
 
+    def quantized_attention_obstacle(self) -> str | None:
+        first = self.attention_backends[0]
+        return None if first == "triton" else f"attention by {first} writes 16 bits"
+
     def make_attention_backend(self, name: str) -> AttentionBackend:
         if name == "torch":
             return TorchAttention()

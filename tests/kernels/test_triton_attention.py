@@ -14,6 +14,7 @@ from triton_interpreter import DEVICE
 from piecework.kernels import cache_format, reference
 from piecework.kernels.attention import AttentionMetadata, GraphAttention, QuantizedAttention
 from piecework.kernels.cache_format import CACHE_DTYPES
+from piecework.kernels.cuda import platform as cuda_platform
 from piecework.kernels.triton.attention import Blocks, TritonAttention
 
 SMALL = Blocks(16, 16)
@@ -121,6 +122,17 @@ def test_a_result_in_fp8_is_its_own_result_quantised(
     plan = backend.plan(step.metadata, step.page_size)
     backend.run_quantized(*tensors, step.k_cache, step.v_cache, plan, step.layout())
     assert torch.equal(out.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_gpus_write_fp8_where_triton_s_attention_is_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for has_flashinfer, obstacle in (
+        (False, None),
+        (True, "attention by flashinfer writes 16 bits"),
+    ):
+        monkeypatch.setattr(cuda_platform, "has_flashinfer", lambda found=has_flashinfer: found)
+        assert cuda_platform.CudaPlatform().quantized_attention_obstacle() == obstacle
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
