@@ -181,7 +181,7 @@ def test_so_it_is_over_a_cache_in_8_bits(
     step = NativeStep(build.load_variant(variant), case.model, pool.layouts, pool.k, pool.v)
     expected = case.logits(lens, eager).log_softmax(-1)
     native = case.model.compute_logits(step.forward(*case.step(lens))).log_softmax(-1)
-    assert (native - expected).abs().mean() < 0.03
+    assert (native - expected).abs().mean() < case.loss
     # The first layer sees the same numbers: what is stored differs where sums round otherwise.
     same = pool.k[0].view(torch.uint8) == eager.k[0].view(torch.uint8)
     assert same.float().mean() > 0.99 and pool.k[0].view(torch.uint8).any()
