@@ -66,8 +66,14 @@ constexpr bool kIsByte = sizeof(C) == 1;
 // kLanes numbers, in `unit_of` their kind.
 inline floats widen(const fp8* from) {
   const floats v = load_fp8(&from->bits);
-  // Where all bits are ones, 480 of its units, is no number.
+  // What is all ones but for the sign, and comes as 480 of its units, is no number.
+#if defined(__AVX512F__)
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  const __mmask16 is_nan = _mm_cmpeq_epi8_mask(_mm_add_epi8(bytes, bytes), _mm_set1_epi8(-2));
+  return (floats)_mm512_mask_blend_ps(is_nan, (__m512)v, _mm512_set1_ps(__builtin_nanf("")));
+#else
   return bits_as<floats>(bits_as<ints>(v) | ((v * v > 3.3f) & 0x7fc00000));
+#endif
 }
 
 // The upper half of a float16.
