@@ -10,7 +10,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import httpx
 import psutil
 import pytest
 from scripted_engine import INFO
@@ -34,23 +36,57 @@ def finish_reason(lines: Iterator[str]) -> str:
     return reason
 
 
-def test_health_tells_loading_from_ready_and_the_summary_what_is_served(model: str) -> None:
-    with serve(model) as server:
+class Life(NamedTuple):
+    """What one server with vLLM's flags did: statuses of /health while it started, what it was, how
+    a stream and a request fared that met SIGINT, and what was left.
+    """
+
+    seen: list[int]
+    told: dict[str, Any]
+    url: str
+    status_while_ending: int
+    reason: str
+    refused: httpx.Response
+    left: tuple[int, str, str]
+
+
+@pytest.fixture(scope="module")
+def life(model: str) -> Life:
+    flags = [
+        "--max-model-len",
+        "1k",
+        "--max-num-seqs",
+        "3",
+        "--block-size",
+        "32",
+        "--tensor-parallel-size",
+        "1",
+    ]
+    flags += ["--enforce-eager", "--no-enable-prefix-caching", "--disable-log-requests"]
+    with serve(model, *flags) as server:
         seen = []
         while 200 not in seen:
             seen.append(server.status())
             assert server.process.poll() is None
             time.sleep(0.02)
-        assert 503 in seen
-        server.process.send_signal(signal.SIGINT)
-        code, out, err = server.finish()
-    assert code == 0
+        told = server.client.get("/server_info").json()
+        with server.stream() as lines:
+            server.process.send_signal(signal.SIGINT)
+            time.sleep(0.2)
+            refused = server.client.post("/v1/completions", json=PROMPT)
+            status, reason = server.status(), finish_reason(lines)
+        return Life(seen, told, server.url, status, reason, refused, server.finish())
+
+
+def test_health_tells_loading_from_ready_and_the_summary_what_is_served(life: Life) -> None:
+    code, out, err = life.left
+    assert 503 in life.seen and code == 0
     assert (
-        f"serves tiny at {server.url}" in out
+        f"serves tiny at {life.url}" in out
         and "LlamaForCausalLM, float32 on cpu, " in out
         and " attention, weights " in out
     )
-    assert "2,048 tokens in pages of" in out and f"curl {server.url}/v1/" in out
+    assert "2,048 tokens in pages of" in out and f"curl {life.url}/v1/" in out
     told = re.search(r"ready after (\S+) s\)", out), re.search(r"start-up +(.*)", out)
     assert told[0] and told[1], out
     phases = dict(phase.removesuffix(" s").rsplit(" ", 1) for phase in told[1][1].split(", "))
@@ -67,20 +103,8 @@ def test_what_the_machine_makes_other_than_expected_has_a_line_in_the_summary() 
     )
 
 
-def test_a_command_line_of_vllm_serves_what_it_means(model: str) -> None:
-    flags = [
-        "--max-model-len",
-        "1k",
-        "--max-num-seqs",
-        "3",
-        "--block-size",
-        "32",
-        "--tensor-parallel-size",
-        "1",
-        "--enforce-eager",
-    ]
-    with ready(model, *flags, "--no-enable-prefix-caching", "--disable-log-requests") as server:
-        told = server.client.get("/server_info").json()
+def test_a_command_line_of_vllm_serves_what_it_means(life: Life) -> None:
+    told = life.told
     assert (told["context_length"], told["max_running_requests"], told["page_size"]) == (
         1000,
         3,
@@ -134,15 +158,9 @@ def test_graphs_show_in_the_summary_and_in_server_info(
     )
 
 
-def test_a_signal_lets_running_requests_finish_and_takes_no_new_ones(model: str) -> None:
-    with ready(model) as server, server.stream() as lines:
-        server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
-        refused = server.client.post("/v1/completions", json=PROMPT)
-        assert server.status() == 503
-        assert finish_reason(lines) == "length"
-        assert refused.status_code == 503 and "retry-after" in refused.headers
-        assert server.finish()[0] == 0
+def test_a_signal_lets_running_requests_finish_and_takes_no_new_ones(life: Life) -> None:
+    assert life.reason == "length" and life.status_while_ending == 503
+    assert life.refused.status_code == 503 and "retry-after" in life.refused.headers
 
 
 def test_what_runs_after_the_drain_timeout_is_cut_off(model: str) -> None:
