@@ -72,7 +72,9 @@ def run_engine(find: Callable[[], Build]) -> int:
     try:
         engine = build(settings, inbox, outbox)
     except ValueError as error:
-        outbox.send_multipart(encode(EngineFailed(message=str(error))))
+        # A file's name or text that it quotes may be no Unicode.
+        reason = str(error).encode(errors="backslashreplace").decode()
+        outbox.send_multipart(encode(EngineFailed(message=reason)))
         return EXIT_USER_ERROR
     else:
         outbox.send_multipart(encode(engine.ready()))

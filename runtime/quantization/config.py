@@ -4,8 +4,11 @@ names matched in bounded time.
 
 from __future__ import annotations
 
+import re
 import time
+import warnings
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any, TypeVar
 
 import regex
@@ -13,6 +16,9 @@ import regex
 T = TypeVar("T")
 _MOST_PATTERNS = 1000
 _LONGEST_PATTERN = 1000
+_MOST_REPEATS = 1000
+_COUNTS = re.compile(r"\{(\d*),?(\d*)\}")
+_SPACED = re.compile(r"\{(?s:.*)[\s#]|[\s#](?s:.*)\{")
 _SECONDS = 1.0
 """That all matches of one list may take together."""
 _TYPES = {
@@ -68,8 +74,8 @@ def matcher(patterns: list[str], *, parts: bool = False) -> Callable[[str], bool
                     f"than {_LONGEST_PATTERN} characters; list the layers by name"
                 )
             try:
-                expressions.append(regex.compile(pattern.removeprefix("re:")))
-            except regex.error as error:
+                expressions.append(_compiled(pattern.removeprefix("re:")))
+            except (ValueError, re.error, regex.error, RecursionError, OverflowError) as error:
                 raise ValueError(
                     f"quantization_config: {pattern[:80]!r} is no pattern ({error}); fetch the "
                     "model again"
@@ -97,3 +103,18 @@ def matcher(patterns: list[str], *, parts: bool = False) -> Callable[[str], bool
             left -= time.monotonic() - began
 
     return matches
+
+
+def _compiled(pattern: str) -> Any:
+    """Takes what Python's `re` takes, by which quantisers match: `regex` alone would also run
+    patterns that call themselves until memory ends, and writes out what counted repeats ask for.
+    """
+    if _SPACED.search(pattern):
+        # Within verbose patterns `regex` takes "{3 0}" for 30.
+        raise ValueError("has counted repeats beside spaces or comments")
+    counts = [int(count) for found in _COUNTS.findall(pattern) for count in found if count]
+    if prod(max(1, count) for count in counts) > _MOST_REPEATS:
+        raise ValueError(f"repeats more than {_MOST_REPEATS} times")
+    with warnings.catch_warnings(action="ignore"):
+        re.compile(pattern)
+        return regex.compile(pattern)

@@ -143,6 +143,23 @@ def test_a_pattern_that_backtracks_for_ever_is_cut_off() -> None:
     assert time.monotonic() - began < 10
 
 
+MONSTERS = {
+    "calls itself": "(?R)",
+    "calls a group": "((?1)|a)*",
+    "repeats": "(?:a{30000}){30000}",
+    "repeats with spaces": "(?x)(?:a{30 000}){30 000}",
+    "is deep": "(?:" * 240 + ")" * 240,
+    "flags": "(?au)a",
+    "a count": "a{" + "9" * 99 + "}",
+}
+
+
+@pytest.mark.parametrize("pattern", MONSTERS.values(), ids=MONSTERS)
+def test_patterns_that_would_take_all_memory_or_python_s_stack(pattern: str) -> None:
+    with pytest.raises(ValueError, match=r"^quantization_config: 're:.* is no pattern \("):
+        matcher([f"re:{pattern}"])("model.layers.0.mlp.up_proj")
+
+
 def test_names_match_as_the_libraries_match_them() -> None:
     exact, parts = matcher(["lm_head", r"re:.*\.layers\.1\..*"]), matcher(["mlp"], parts=True)
     assert exact("lm_head") and exact("model.layers.1.mlp.up_proj")
@@ -207,11 +224,20 @@ def test_any_config_is_a_scheme_or_one_line(method: str, config: dict[str, Any])
         assert kind.split()
 
 
-def test_the_command_ends_with_code_2_and_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("config", "flags", "reason"),
+    [
+        ({}, ["--quantization", "int8"], "--quantization int8 is for weights of 16 bits"),
+        ({"weight_block_size": "\ud800\n"}, [], r"in blocks of \ud800 with dynamic activations"),
+    ],
+    ids=["a flag", "half a surrogate pair"],
+)
+def test_the_command_ends_with_code_2_and_one_line(
+    config: dict[str, Any], flags: list[str], reason: str, tmp_path: Path
+) -> None:
     folder = make_fp8(tmp_path, block=False)
-    command = [sys.executable, "-m", "piecework", "serve", str(folder), "--port", "0"]
-    done = subprocess.run(
-        [*command, "--quantization", "int8"], capture_output=True, text=True, timeout=120
-    )
+    edit_config(folder, quantization_config={"quant_method": "fp8", **config})
+    command = [sys.executable, "-m", "piecework", "serve", str(folder), "--port", "0", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "--quantization int8 is for weights of 16 bits" in done.stderr
+    assert reason in done.stderr.splitlines()[-1]
