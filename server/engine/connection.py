@@ -26,6 +26,10 @@ logger = logging.getLogger(__name__)
 _DUMP_SECONDS = 1.0
 _LAST_WORDS = 0.05
 """Seconds to wait for another message of a process that has ended."""
+_AT_A_TIME = 8
+"""Messages that are handled before connections have their turn: an engine may make them faster than
+they are handled, for as long as its requests last.
+"""
 
 
 class EngineConnection:
@@ -42,6 +46,7 @@ class EngineConnection:
         self._outbox = open_socket(context, zmq.PUSH, self._to_engine, bind=False)
         self._inbox = open_socket(context, zmq.PULL, self._from_engine, bind=True)
         self._received = 0
+        self._more: asyncio.Handle | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -96,7 +101,7 @@ class EngineConnection:
                 received = self._received
                 await asyncio.sleep(_LAST_WORDS)
         finally:
-            loop.remove_reader(self._inbox.fileno())
+            self._stop_receiving()
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
         return code
@@ -117,20 +122,31 @@ class EngineConnection:
             self._process.kill()
 
     def _receive(self, handle: Callable[[list[bytes]], None]) -> None:
-        """Handle every message that is there: ZeroMQ tells of new ones only once all are read."""
+        """Handle messages until none is there, some at a time: ZeroMQ tells of new ones only once
+        all are read.
+        """
+        if self._more is not None:
+            self._more.cancel()
+            self._more = None
         try:
-            while True:
+            for _ in range(_AT_A_TIME):
                 try:
                     frames = self._inbox.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
                     return
                 self._received += 1
                 handle(frames)
+            self._more = asyncio.get_running_loop().call_soon(self._receive, handle)
         except Exception:
             # It must not leave requests waiting for ever: the next life begins anew.
             logger.exception("a message of the engine could not be handled")
-            asyncio.get_running_loop().remove_reader(self._inbox.fileno())
+            self._stop_receiving()
             self.kill()
+
+    def _stop_receiving(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._inbox.fileno())
+        if self._more is not None:
+            self._more.cancel()
 
 
 async def _exit_code(process: subprocess.Popen[bytes]) -> int:
