@@ -189,8 +189,10 @@ def _hugging_face_fields(architecture: str, content: dict[str, Any]) -> dict[str
         *((name, int, "a whole number") for name in _WHOLE),
         *((name, bool, "true or false") for name in _FLAGS),
     ):
-        value = getattr(config, name, None)
-        if name not in _OPTIONAL and name in model.config_defaults and value is None:
+        if name not in model.config_defaults:
+            continue
+        value = getattr(config, name)
+        if name not in _OPTIONAL and value is None:
             raise ValueError(f"it has no {name}; fetch the model again")
         if value is not None and type(value) is not kind:
             raise ValueError(f"{name} must be {said}, got {value!r:.60}; fetch the model again")

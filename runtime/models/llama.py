@@ -117,6 +117,22 @@ class Decoder(nn.Module):
         return self.norm.add(x, residual)[0]
 
 
+CONFIG_DEFAULTS: dict[str, Any] = {
+    "vocab_size": None,
+    "hidden_size": None,
+    "intermediate_size": None,
+    "num_hidden_layers": None,
+    "num_attention_heads": None,
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+"""Of `config_defaults`, the members that every architecture like Llama's has."""
+
+
 class LlamaForCausalLM(nn.Module):
     """A decoder and its output head, which may be the embedding (`tie_word_embeddings`).
 
@@ -137,22 +153,12 @@ class LlamaForCausalLM(nn.Module):
     """
 
     config_defaults: ClassVar[dict[str, Any]] = {
-        "vocab_size": None,
-        "hidden_size": None,
-        "intermediate_size": None,
-        "num_hidden_layers": None,
-        "num_attention_heads": None,
-        "num_key_value_heads": None,
-        "head_dim": None,
-        "hidden_act": "silu",
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
+        **CONFIG_DEFAULTS,
         "attention_bias": False,
         "mlp_bias": False,
     }
     """What transformers' configuration takes for members that a config.json leaves out. None: it
-    may not, but where null means something.
+    may not, but where null means something. Other members mean nothing here, whatever they are.
     """
 
     @staticmethod

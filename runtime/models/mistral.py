@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ..model_config import sliding_windows
-from .llama import LlamaForCausalLM
+from .llama import CONFIG_DEFAULTS, LlamaForCausalLM
 
 ARCHITECTURE = "MistralForCausalLM"
 MODEL_TYPE = "mistral"
@@ -16,7 +16,7 @@ class MistralForCausalLM(LlamaForCausalLM):
     """Whatever its config.json says of biases, it has none."""
 
     config_defaults: ClassVar = {
-        **LlamaForCausalLM.config_defaults,
+        **CONFIG_DEFAULTS,
         "num_key_value_heads": 8,
         "max_position_embeddings": 131072,
         "sliding_window": 4096,

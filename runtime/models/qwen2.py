@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ..model_config import sliding_windows
-from .llama import LlamaForCausalLM
+from .llama import CONFIG_DEFAULTS, LlamaForCausalLM
 
 ARCHITECTURE = "Qwen2ForCausalLM"
 MODEL_TYPE = "qwen2"
@@ -17,7 +17,7 @@ class Qwen2ForCausalLM(LlamaForCausalLM):
 
     gguf_interleaves_heads = False
     config_defaults: ClassVar = {
-        **LlamaForCausalLM.config_defaults,
+        **CONFIG_DEFAULTS,
         "num_key_value_heads": 32,
         "max_position_embeddings": 32768,
         "use_sliding_window": False,

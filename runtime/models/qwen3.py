@@ -16,7 +16,11 @@ class Qwen3ForCausalLM(LlamaForCausalLM):
     """Each head of queries and keys is normalised before the rotation."""
 
     gguf_interleaves_heads = False
-    config_defaults: ClassVar = {**Qwen2ForCausalLM.config_defaults, "head_dim": 128}
+    config_defaults: ClassVar = {
+        **Qwen2ForCausalLM.config_defaults,
+        "head_dim": 128,
+        "attention_bias": False,
+    }
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:

@@ -143,6 +143,26 @@ def test_biases_are_where_the_architecture_has_them(
 
 
 @pytest.mark.parametrize(
+    ("architecture", "member"),
+    [
+        ("llama", "sliding_window"),
+        ("mistral", "attention_bias"),
+        ("mistral", "mlp_bias"),
+        ("qwen2", "attention_bias"),
+        ("qwen3", "mlp_bias"),
+    ],
+)
+@pytest.mark.parametrize("value", [None, "of another kind"])
+def test_members_that_the_architecture_does_not_have_mean_nothing(
+    tmp_path: Path, architecture: str, member: str, value: object
+) -> None:
+    without = ModelConfig.from_pretrained(write(tmp_path, architecture, **{member: None}))
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**content, member: value}))
+    assert ModelConfig.from_pretrained(tmp_path) == without
+
+
+@pytest.mark.parametrize(
     ("architecture", "changes", "windows"),
     [
         ("llama", {"sliding_window": 16}, [None] * 4),
