@@ -160,6 +160,7 @@ def _fill(
     """
     places = _places(model)
     loads: list[tuple[StoredTensor, Place]] = []
+    found: dict[str, Path] = {}
     for tensor in tensors:
         if tensor.name.endswith(_IGNORED) or tensor.name in model.tied_weights:
             continue
@@ -168,10 +169,14 @@ def _fill(
                 f"{tensor.file} holds a tensor that the model has no place for, {tensor.name!r}; "
                 "it is another kind of model"
             )
+        if (other := found.setdefault(tensor.name, tensor.file)) != tensor.file:
+            raise ValueError(
+                f"{other} and {tensor.file} both hold the tensor {tensor.name}; keep the files of "
+                "one copy of the model"
+            )
         for place in places[tensor.name]:
             _check_fits(tensor, place)
             loads.append((tensor, place))
-    found = {tensor.name for tensor in tensors}
     if missing := sorted(
         name
         for name, wanted in places.items()

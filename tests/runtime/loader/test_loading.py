@@ -108,6 +108,11 @@ def drop_embedding(tensors: dict[str, torch.Tensor]) -> None:
     del tensors["model.embed_tokens.weight"]
 
 
+def add_copy(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    save_file({"model.norm.weight": torch.zeros(64)}, folder / "b.safetensors")
+
+
 def add_scales(tensors: dict[str, torch.Tensor]) -> None:
     tensors["model.layers.0.mlp.up_proj.scales"] = torch.zeros(3)
 
@@ -160,6 +165,10 @@ BREAKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "index": (
         lambda f: (f / "model.safetensors.index.json").write_text("{}"),
         "index.json is broken",
+    ),
+    "a tensor twice": (
+        add_copy,
+        r"a\.safetensors and .*b\.safetensors both hold the tensor model\.norm\.weight; keep",
     ),
 }
 
