@@ -5,6 +5,8 @@ variant of the kernels.
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import NamedTuple
@@ -306,3 +308,28 @@ def test_many_rows_of_a_wide_weight_are_cut_into_chunks(way: Way) -> None:
         way.rounded(numbers),
         way.loss,
     )
+
+
+_AT_THE_END_OF_MEMORY = """
+import ctypes, mmap, sys
+import numpy as np, torch
+from piecework.kernels.cpu.native.linear import native_linear
+
+kernels, page = native_linear(), mmap.PAGESIZE
+for kind, row in (("Q8_0", 68), ("Q4_0", 36), ("Q4_1", 40)):
+    memory = mmap.mmap(-1, 2 * page)
+    behind = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)) + page)
+    assert ctypes.CDLL(None).mprotect(behind, ctypes.c_size_t(page), 0) == 0
+    blocks = np.frombuffer(memory, np.uint8, 33 * row, page - 33 * row).reshape(33, row)
+    kernels.pack(kind, [torch.from_numpy(blocks)])
+"""
+
+
+def test_packing_reads_nothing_behind_the_blocks() -> None:
+    """They may be the last of a file that is mapped."""
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _AT_THE_END_OF_MEMORY],
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stderr

@@ -225,7 +225,8 @@ extern "C" void piecework_pack(int kind, const void* const* rows, int count, int
     if (format == kQ4) pack_q4(bytes_of, size, columns, kind == 2, to);
     if (format == kInt8) pack_int8(reinterpret_cast<const int8_t* const*>(rows + first), size, columns, to);
     if (format == kFp8 || format == kFp8Blocks) pack_fp8(bytes_of, size, columns, to);
-    pack_scales(scales + static_cast<int64_t>(first) * row_size, row_size, bytes_of, size, columns, format != kInt8, powers + kPanel);
+    if (row_size > 0)
+      pack_scales(scales + static_cast<int64_t>(first) * row_size, row_size, bytes_of, size, columns, format != kInt8, powers + kPanel);
     if (format == kInt8) continue;
     with_format(format, [&](auto of) {
       const int groups = (columns + of.kColumns - 1) / of.kColumns;
