@@ -25,8 +25,10 @@ _FORMS = {
 _EITHER = {"add", "mul"}
 """Whose operands may change places."""
 _CASTS = {"to", "float", "half", "bfloat16", "double"}
-_FRESH = {*_FORMS, *_FORMS.values(), "linear", "rms_norm", "silu", "roll", "cat", "abs", "amax"}
-"""Ops that give memory of their own, as all of `piecework` but attention do; views do not."""
+_FRESH = {*_FORMS, "linear", "rms_norm", "silu", "roll", "cat", "abs", "amax"}
+"""Ops that give memory of their own, as all of `piecework` but attention do; views do not, and of
+in-place forms those whose source nobody reads any more.
+"""
 
 
 class InPlace:
@@ -52,15 +54,20 @@ class InPlace:
 
 
 def _may_be_overwritten(source: fx.Node, node: fx.Node, pieces: dict[fx.Node, int]) -> bool:
-    """Whether `node` is the last that reads `source`, which is memory of the same piece without
-    views, and fits what `node` gives.
-    """
+    """Whether `source` ends with `node`, is of the same piece, and fits what `node` gives."""
     return (
-        _is_fresh(source)
+        isinstance(source.meta["example_value"], torch.Tensor)
         and pieces[source] == pieces[node]
         and node.args.count(source) == 1
-        and all(user is node or (user < node and _is_fresh(user)) for user in source.users)
+        and _ends_with(source, node)
         and layout(source) == layout(node)
+    )
+
+
+def _ends_with(source: fx.Node, node: fx.Node) -> bool:
+    """Whether `node` is the last that reads `source`, which is memory without views."""
+    return _is_fresh(source) and all(
+        user is node or (user < node and _is_fresh(user)) for user in source.users
     )
 
 
@@ -73,6 +80,8 @@ def _is_fresh(node: fx.Node) -> bool:
         return isinstance(source.meta["example_value"], tuple) and _is_ours(source)
     if op_name(node) in _CASTS and isinstance(source, fx.Node):
         return bool(source.meta["example_value"].dtype != node.meta["example_value"].dtype)
+    if op_name(node) in _FORMS.values() and isinstance(source, fx.Node):
+        return _ends_with(source, node)
     return op_name(node) in _FRESH or _is_ours(node)
 
 

@@ -59,9 +59,11 @@ def _is_cast(node: fx.Node) -> bool:
 
 
 def _is_detour(source: fx.Node, node: fx.Node) -> bool:
-    """Whether `source` is a cast to a type that holds every number of the one before."""
+    """Whether `source` is a cast to a type that holds every number of the one before, and `node`
+    one to another: a cast to another device only leaves the type to `source`.
+    """
     before = _source(source) if _is_cast(source) else None
     if before is None:
         return False
-    was, through = (each.meta["example_value"].dtype for each in (before, source))
-    return through in _WIDE and was in _NARROW
+    was, through, now = (each.meta["example_value"].dtype for each in (before, source, node))
+    return through in _WIDE and was in _NARROW and now != through

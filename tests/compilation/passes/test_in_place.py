@@ -60,6 +60,8 @@ def computed(found: Trace, tokens: int) -> torch.Tensor:
         (lambda y: (z := F.silu(y)) * 2 + z, ["add_"]),
         (lambda y: (z := F.silu(y)).view(-1, 4).sum() + (z * 2), ["add_"]),
         (lambda y: (z := F.silu(y).view(-1, 8)) * 2 + z, ["add_"]),
+        # Numbers of tokens are no memory.
+        (lambda y: y + (y.shape[0] * 2 + 1), []),
         # Another shape or type does not fit.
         (lambda y: F.silu(y)[:, :1] * y, []),
         (lambda y: y.amax(-1, keepdim=True) * y, []),
@@ -76,6 +78,23 @@ def test_forms(function: Callable[[torch.Tensor], torch.Tensor], forms: list[str
     for tokens, wanted in expected.items():
         assert torch.equal(computed(found, tokens), wanted)
     assert IN_PLACE(found.graph, CONTEXT) == 0
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: (z := F.silu(y)).add_(1) * 3 + z,
+        lambda y: (z := F.silu(y)).view(-1, 8).add_(1) * 3 + z,
+        lambda y: (z := F.silu(y)).mul_(2).add_(1).mul(3) + z.sum(),
+    ],
+)
+def test_what_the_forward_writes_over_is_read_by_its_first_name(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    found = trace(lambda y: function(y), [x(6)], 512)
+    wanted = computed(found, 6)
+    IN_PLACE(found.graph, CONTEXT)
+    assert torch.equal(computed(found, 6), wanted)
 
 
 @pytest.mark.parametrize("scheme", [None, "static fp8", "per token int8"])

@@ -49,6 +49,7 @@ def calls(found: Trace) -> int:
         (lambda y: y.float().half(), 1),
         (lambda y: y.float().to(torch.float64), 1),
         (lambda y: y.float().bfloat16() * y, 2),
+        (lambda y: y.float().to("cpu") / 3, 1),
     ],
 )
 def test_noops(function: Callable[[torch.Tensor], torch.Tensor], matches: int) -> None:
