@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -53,6 +54,14 @@ _TOTALS = {
 """Of `EngineStats`, the names less their `_total`."""
 
 
+def _now_if_told() -> float | None:
+    """When a series begins, unless whoever runs the server wants none of these, which
+    prometheus_client is told by its environment.
+    """
+    off = os.environ.get("PROMETHEUS_DISABLE_CREATED_SERIES", "").lower() in ("true", "1", "t")
+    return None if off else time.time()
+
+
 class Total:
     """A number that grows. No lock, as prometheus_client's counters have: all that is counted is
     counted in the event loop, some of it for each token.
@@ -61,7 +70,7 @@ class Total:
     def __init__(self, name: str, documentation: str) -> None:
         self.name, self.documentation = PREFIX + name, documentation
         self.value = 0
-        self._created = time.time()
+        self._created = _now_if_told()
 
     def family(self, model_name: str) -> Metric:
         family = CounterMetricFamily(self.name, self.documentation, labels=["model_name"])
@@ -77,7 +86,7 @@ class Latency:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
-        self._created = time.time()
+        self._created = _now_if_told()
 
     def observe(self, seconds: float, count: int = 1) -> None:
         self._counts[bisect_left(self._bounds, seconds)] += count
@@ -88,7 +97,8 @@ class Latency:
         bounds = map(floatToGoString, (*self._bounds, float("inf")))
         buckets = zip(bounds, accumulate(self._counts), strict=True)
         family.add_metric([model_name], list(buckets), self._sum)
-        family.add_sample(f"{self.name}_created", {"model_name": model_name}, self._created)
+        if self._created is not None:
+            family.add_sample(f"{self.name}_created", {"model_name": model_name}, self._created)
         return family
 
 

@@ -189,6 +189,18 @@ async def test_metrics_count_what_happened(
     assert f'piecework:num_errors_total{{model_name="{MODEL}",type="server_error"}} 1.0' in text
 
 
+@pytest.mark.parametrize(("said", "told"), [("", True), ("0", True), ("True", False)])
+async def test_metrics_tell_when_they_began_unless_told_not_to(
+    scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, said: str, told: bool
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_DISABLE_CREATED_SERIES", said)
+    async with client_of(make_app(scripted)) as client:
+        values = await metrics_of(client)
+    assert ("num_requests_created" in values) == told
+    assert ("e2e_request_latency_seconds_created" in values) == told
+    assert values["num_requests_total"] == 0
+
+
 async def test_metrics_tell_how_steps_ran(
     client: httpx.AsyncClient, scripted: ScriptedEngine
 ) -> None:
