@@ -22,6 +22,8 @@ from ...kernels.reference import widened
 from ..layers.linear import Linear, Place, QuantizedInput, StoredTensor
 
 BLOCK = 128
+_LARGEST_SCALE = 1e6
+"""Numbers reach 448 million with it in FP8: what is beyond is broken."""
 _PACKED = {
     (torch.int8, False): "int8",
     (torch.int8, True): None,
@@ -130,15 +132,15 @@ class W8A8:
 
 
 def checked_scale(tensor: StoredTensor) -> torch.Tensor:
-    """The scales of a checkpoint as float32. Raises `ValueError` where one is no positive
-    number.
+    """The scales of a checkpoint as float32. Raises `ValueError` where one is no positive number,
+    or larger than any can be.
     """
     values = tensor.read().float()
-    wrong = ~(values.isfinite() & (values > 0))
+    wrong = ~((values > 0) & (values <= _LARGEST_SCALE))
     if wrong.any():
         raise tensor.fault(
-            f"has {int(wrong.sum())} of {prod(values.shape)} scales that are no positive numbers, "
-            f"such as {values[wrong][0].item()}"
+            f"has {int(wrong.sum())} of {prod(values.shape)} scales that are no positive numbers "
+            f"up to {_LARGEST_SCALE:g}, such as {values[wrong][0].item()}"
         )
     return values
 

@@ -45,7 +45,11 @@ STATIC = {
     ),
     "a scale of NaN": (
         put("weight_scale", torch.tensor(float("nan"))),
-        r"weight_scale has 1 of 1 scales that are no positive numbers, such as nan",
+        r"weight_scale has 1 of 1 scales that are no positive numbers up to 1e\+06, such as nan",
+    ),
+    "a scale beyond all": (
+        put("weight_scale", torch.tensor(1e7)),
+        r"weight_scale .* such as 10000000",
     ),
     "a scale of zero": (put("weight_scale", torch.tensor(0.0)), r"such as 0\.0; fetch the model"),
     "a negative scale": (put("input_scale", torch.tensor(-0.5)), r"input_scale .* such as -0\.5"),
