@@ -120,6 +120,8 @@ class NativeStep:
         values go to their slots.
         """
         out = torch.empty(input_ids.shape[0], self._hidden, dtype=torch.bfloat16)
+        # Names keep what is copied here until the step is done.
+        ids, places = input_ids.contiguous(), positions.contiguous()
         table, slots = (
             metadata.block_table.to(torch.int64).contiguous(),
             metadata.slot_mapping.to(torch.int64).contiguous(),
@@ -127,18 +129,7 @@ class NativeStep:
         lens = torch.tensor([metadata.query_lens, metadata.seq_lens], dtype=torch.int32)
         step = _Step(
             ctypes.addressof(self._model),
-            *(
-                part.data_ptr()
-                for part in (
-                    input_ids.contiguous(),
-                    positions.contiguous(),
-                    slots,
-                    table,
-                    lens[0],
-                    lens[1],
-                    out,
-                )
-            ),
+            *(part.data_ptr() for part in (ids, places, slots, table, lens[0], lens[1], out)),
             *(table.stride(0), lens.shape[1], out.shape[0]),
         )
         self._step(ctypes.byref(step), torch.get_num_threads())
