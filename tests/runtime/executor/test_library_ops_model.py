@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import compiled_here
 import flashinfer_standin
 import library_ops_standin
 import pytest
@@ -43,6 +44,7 @@ IMPLEMENTATIONS = {
     # Triton's, but for its interpreter's time.
     "add_rms_norm": reference.add_rms_norm,
     "rotary_embedding": reference.rotary_embedding,
+    "norm_rotary_embedding": reference.norm_rotary_embedding,
 }
 
 
@@ -60,7 +62,8 @@ class LibrariesOnCpu(CpuPlatform):
 def libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[LibraryOps]]:
     """Both, over their stand-ins; the call that neither takes would be a failure."""
     monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(model_runner, "detect", lambda device: LibrariesOnCpu())
+    for module in (model_runner, compiled_here):
+        monkeypatch.setattr(module, "detect", lambda device: LibrariesOnCpu())
     monkeypatch.setattr(graph_startup, "start", CompiledHere)
     monkeypatch.setattr(attention, "_library", lambda: flashinfer_standin)
     monkeypatch.setattr(attention, "_WORKSPACE_BYTES", 1024)
@@ -75,7 +78,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[
             name,
             lambda *given, n=name: pytest.fail(f"no library has taken {n}"),
         )
-    for name in ("add_rms_norm", "rotary_embedding"):
+    for name in ("add_rms_norm", "rotary_embedding", "norm_rotary_embedding"):
         monkeypatch.setattr(cuda_ops, name, lambda *given, n=name: getattr(reference, n)(*given))
     library = torch.library.Library("piecework", "FRAGMENT")
     for name, implementation in IMPLEMENTATIONS.items():

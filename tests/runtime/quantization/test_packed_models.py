@@ -143,6 +143,7 @@ def test_one_native_call_decodes_what_is_packed_and_in_order(case: str, tmp_path
     assert is_known(loaded, loaded.kv_layouts(torch.bfloat16)) == (case == "gptq")
 
 
+@pytest.mark.slow
 def test_compiled_pieces_bring_columns_into_order(tmp_path: Path) -> None:
     path = written(tmp_path, "gptq-act-order").path
     compiled = PIECES | {"piecewise_cuda_graph_compiler": "inductor"}
