@@ -322,7 +322,7 @@ def test_a_server_process_that_is_not_there(good: ScriptedServer, tmp_path: Path
 def test_a_server_process_that_dies_fails_the_soak(
     good: ScriptedServer, program: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    good.fail = lambda number: program.kill() if number == 30 else None
+    good.fail = lambda number: program.kill() if number == 3 else None
     told = soak(good.url, tmp_path, replace(SETTINGS, server_pid=program.pid))
     assert told["code"] == 1 and told["failures"]["the server's process is gone"] > 0
 
