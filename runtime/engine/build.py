@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ..cache.kv_cache import KVCache
 from ..config import EngineConfig
+from ..distributed.ranks import ALONE, Ranks
 from ..executor.model_runner import ModelRunner
 from ..graphs.startup import GraphStartup
 from .core import EngineCore
@@ -24,9 +25,9 @@ class Engine(NamedTuple):
     startup: GraphStartup
 
 
-def build_engine(config: EngineConfig, *, progress: bool = True) -> Engine:
+def build_engine(config: EngineConfig, *, progress: bool = True, ranks: Ranks = ALONE) -> Engine:
     """A core that is ready to serve. Raises `ValueError` that the user can mend."""
-    runner = ModelRunner(config, progress=progress)
+    runner = ModelRunner(config, progress=progress, ranks=ranks)
     startup = GraphStartup(runner)
     if config.startup == "full":
         startup.complete(progress=progress)

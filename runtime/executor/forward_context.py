@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -20,18 +21,23 @@ class ForwardContext:
     pool: KVPool
 
 
-_current: ForwardContext | None = None
+class _Current(threading.local):
+    """Of each thread: an engine runs in one, and a process may hold several."""
+
+    context: ForwardContext | None = None
+
+
+_current = _Current()
 
 
 @contextmanager
 def forward_context(context: ForwardContext) -> Iterator[None]:
     """Make `context` the one that attention reads inside the block."""
-    global _current
-    previous, _current = _current, context
+    previous, _current.context = _current.context, context
     try:
         yield
     finally:
-        _current = previous
+        _current.context = previous
 
 
 _on_layer: Callable[[], None] | None = None
@@ -49,8 +55,9 @@ def layer_begins() -> None:
 
 
 def current_context() -> ForwardContext:
-    assert _current is not None, "attention ran outside a forward_context"
-    return _current
+    context = _current.context
+    assert context is not None, "attention ran outside a forward_context"
+    return context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

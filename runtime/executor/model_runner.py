@@ -17,10 +17,12 @@ from ...kernels.detect import detect
 from ...kernels.platform import Platform
 from ..cache.pool import KVPool, in_cache_dtype, page_bytes
 from ..config import EngineConfig, ResolvedConfig
+from ..distributed.ranks import ALONE, Ranks
 from ..engine.messages import EngineInfo
 from ..graphs.graph_runner import GraphCounts, GraphRunner
 from ..graphs.pieces import seen_lengths
 from ..layers.attention import register_attention
+from ..layers.parallel import Shard
 from ..loader.check import check_model
 from ..loader.loader import load_model, random_model
 from ..loader.resolve import resolve_model_path
@@ -61,7 +63,10 @@ class ModelRunner:
     the user can mend.
     """
 
-    def __init__(self, config: EngineConfig, *, progress: bool = True) -> None:
+    def __init__(
+        self, config: EngineConfig, *, progress: bool = True, ranks: Ranks = ALONE
+    ) -> None:
+        self.ranks, self.shard = ranks, Shard(ranks.rank, ranks.size)
         self.clock = StartClock()
         self.platform: Platform = detect(config.device)
         self.platform.set_up(config.num_threads)

@@ -1,0 +1,1 @@
+"""One engine in several processes."""

@@ -1,0 +1,61 @@
+"""The ranks of an engine: processes that hold a part of the model each, and run the same steps.
+
+Rank 0 alone has an inbox and an outbox. It tells the others each message and each turn of its loop,
+and every rank runs the same deterministic scheduler on them, so plans never travel. What depends on
+time or on the machine is decided by rank 0 and told, or agreed on:
+
+    free = ranks.least(platform.memory().free)
+    outcome = ranks.told(compiling.poll() if ranks.rank == 0 else None)
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Ranks(Protocol):
+    """The ranks, seen from one of them. Every rank must make the same calls in the same order."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def told(self, value: T) -> T:
+        """Rank 0's value, on every rank: JSON's kinds. On rank 0 it waits for nobody."""
+        ...
+
+    def least(self, value: int) -> int:
+        """The least of all ranks' values, on every rank; waits for all."""
+        ...
+
+    def check(self, digest: Any) -> None:
+        """To be called with what identifies a step, before it is launched. Raises `Diverged` where
+        rank 0's is another.
+        """
+        ...
+
+
+class Diverged(RuntimeError):
+    """Two ranks were about to compute different steps: the engine must end."""
+
+
+class Alone:
+    """An engine of one process."""
+
+    rank, size = 0, 1
+
+    def told(self, value: T) -> T:
+        return value
+
+    def least(self, value: int) -> int:
+        return value
+
+    def check(self, digest: Any) -> None:
+        pass
+
+
+ALONE = Alone()
