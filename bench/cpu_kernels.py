@@ -1,0 +1,203 @@
+"""Measures the CPU's kernels of 8 bits beside those of 16: `python -m piecework.bench.cpu_kernels`.
+
+products  linear layers of SmolLM2's sizes: bfloat16's time divided by that of INT8 and FP8
+quantise  activations, alone and behind norms and gates: plain torch, `torch.compile`, the kernel
+cache     a decode's attention over a KV cache in 8 bits: bfloat16's time divided by theirs
+
+Each figure is the least of many, taken in turn on one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..kernels import reference
+from ..kernels.attention import AttentionMetadata, KVLayout
+from ..kernels.cache_format import CACHE_DTYPES, pages_shape, store
+from ..kernels.cpu.native import quantize
+from ..kernels.cpu.native.attention import NativeAttention, native_or_torch
+from ..kernels.cpu.native.build import load_kernels
+from ..kernels.cpu.native.linear import multiply, native_linear
+
+SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536), (49152, 576))
+"""Rows and columns of the weights."""
+TOKENS = (1, 8, 64, 256, 1024)
+_KINDS = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
+_MOST_NUMBERS = 60_000_000
+"""Of the weights of one shape, one after another, so that they come from memory."""
+_LAYERS, _PAGE_SIZE, _HEADS, _KV_HEADS, _HEAD_SIZE = 30, 16, 9, 3, 64
+
+
+def least(calls: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Seconds of the thread's processor time that each call takes, taken in turn."""
+    best = dict.fromkeys(calls, float("inf"))
+    for name in [*calls] * rounds:
+        began = time.thread_time()
+        calls[name]()
+        best[name] = min(best[name], time.thread_time() - began)
+    return best
+
+
+def products(rounds: int) -> list[str]:
+    """A row a shape: how many times as fast as bfloat16, and GFLOP/s of INT8 in parentheses."""
+    heads = [f"{kind}: {tokens}" for kind in _KINDS for tokens in TOKENS]
+    lines = [_row("N x K", *heads), _row(*["---"] * (1 + len(heads)))]
+    for rows, columns in SHAPES:
+        times = {tokens: _product_times(rows, columns, tokens, rounds) for tokens in TOKENS}
+        cells = []
+        for kind in _KINDS:
+            for tokens, best in times.items():
+                rate = 2 * rows * columns * tokens / best[kind] / 1e9
+                shown = f" ({rate:.0f})" if kind == "int8" else ""
+                cells.append(f"{best['bfloat16'] / best[kind]:.2f}{shown}")
+        lines.append(_row(f"{rows:,} x {columns:,}", *cells))
+    return lines
+
+
+def _product_times(rows: int, columns: int, tokens: int, rounds: int) -> dict[str, float]:
+    kernels, library = native_linear(), load_kernels()
+    assert kernels is not None and library is not None
+    copies = max(1, min(30, _MOST_NUMBERS // (rows * columns)))
+    calls: dict[str, Callable[[], Any]] = {}
+    for kind, dtype in {"bfloat16": torch.bfloat16, **_KINDS}.items():
+        weight = torch.randn(rows, columns).mul(20).to(dtype)
+        scales = [torch.rand(rows, 1)] if kind in _KINDS else []
+        packed = [kernels.pack(kind, [weight], scales) for _ in range(copies)]
+        x = torch.randn(tokens, columns).mul(20).to(dtype)
+        x_scale = torch.rand(tokens, 1) if kind in _KINDS else None
+        layout = kernels.layout(kind, columns)
+        assert layout is not None
+
+        def call(
+            x: Any = x, scale: Any = x_scale, packed: Any = packed, layout: int = layout
+        ) -> None:
+            for weight in packed:
+                multiply(library, x, scale, weight, None, rows, layout)
+
+        calls[kind] = call
+    return {kind: seconds / copies for kind, seconds in least(calls, rounds).items()}
+
+
+def quantising(rounds: int, tokens: int = 256) -> list[str]:
+    """Microseconds of plain torch / `torch.compile` of the reference / the kernel."""
+    hidden, wide = 576, 1536
+    x, residual, weight = (_random(*shape) for shape in ((tokens, hidden),) * 2 + ((hidden,),))
+    gates, scale = _random(tokens, 2 * wide), torch.tensor([0.03])
+    q, k, turns = _random(tokens, 9, 64), _random(tokens, 3, 64), _random(tokens, 1, 64)
+    norms = _random(64), _random(64)
+    lines = [_row("op", *map(str, _KINDS)), _row(*["---"] * (1 + len(_KINDS)))]
+    cases: dict[str, Callable[[torch.dtype], tuple[Any, ...]]] = {
+        "quantize_dynamic": lambda dtype: (x, hidden, dtype),
+        "add_rms_norm_quantize_dynamic": lambda dtype: (x, residual, weight, 1e-5, hidden, dtype),
+        "add_rms_norm_quantize_static": lambda dtype: (x, residual, weight, 1e-5, scale, dtype),
+        "silu_and_mul_quantize_dynamic": lambda dtype: (gates, wide, dtype),
+        "silu_and_mul_quantize_static": lambda dtype: (gates, scale, dtype),
+    }
+    for op, arguments in cases.items():
+        cells = [_three_ways(op, arguments(dtype), rounds) for dtype in _KINDS.values()]
+        lines.append(_row(op, *cells))
+    rotated = _three_ways("norm_rotary_embedding", (q, k, *norms, 1e-5, turns, turns), rounds)
+    return [*lines, _row("norm_rotary_embedding, bfloat16", rotated, "")]
+
+
+def _three_ways(op: str, arguments: tuple[Any, ...], rounds: int) -> str:
+    plain = getattr(reference, op)
+    ways = (plain, torch.compile(plain, dynamic=True), getattr(quantize, op))
+    with torch.inference_mode():
+        for way in ways:
+            way(*arguments)
+        calls = {str(n): (lambda way=way: way(*arguments)) for n, way in enumerate(ways)}
+        best = least(calls, rounds)
+    return " / ".join(f"{seconds * 1e6:,.0f}" for seconds in best.values())
+
+
+def cache(rounds: int, context: int = 4096) -> list[str]:
+    """A decode of one request over `context` tokens, through all layers of SmolLM2's heads."""
+    backend = native_or_torch()
+    assert isinstance(backend, NativeAttention)
+    pages = -(-context // _PAGE_SIZE) + 1
+    metadata = AttentionMetadata(
+        query_lens=[1],
+        seq_lens=[context],
+        block_table=torch.arange(1, pages).view(1, -1),
+        slot_mapping=torch.tensor([context - 1 + _PAGE_SIZE]),
+    )
+    plan = backend.plan(metadata, _PAGE_SIZE)
+    q = _random(1, _HEADS, _HEAD_SIZE)
+    new, out = _random(1, _KV_HEADS, _HEAD_SIZE), torch.empty_like(q)
+    plain = KVLayout.of_heads(_HEADS, _KV_HEADS, _HEAD_SIZE, torch.bfloat16)
+    calls: dict[str, Callable[[], Any]] = {}
+    for name, dtype in {"bfloat16": None, **CACHE_DTYPES}.items():
+        layout = replace(plain, cache_dtype=dtype)
+        tensors = [_filled(pages, dtype) for _ in range(2 * _LAYERS)]
+
+        def call(layout: KVLayout = layout, tensors: list[torch.Tensor] = tensors) -> None:
+            for keys, values in zip(tensors[::2], tensors[1::2], strict=True):
+                backend.run(q, new, new, out, keys, values, plan, layout)
+
+        calls[name] = call
+    best = least(calls, rounds)
+    return [
+        _row("KV cache", "ms a decode", "times as fast as bfloat16"),
+        _row("---", "---", "---"),
+        *(
+            _row(name, f"{seconds * 1e3:.2f}", f"{best['bfloat16'] / seconds:.2f}")
+            for name, seconds in best.items()
+        ),
+    ]
+
+
+def _filled(pages: int, dtype: torch.dtype | None) -> torch.Tensor:
+    """Pages of random keys, in bfloat16 or rounded to `dtype`."""
+    values = _random(pages * _PAGE_SIZE, _KV_HEADS, _HEAD_SIZE)
+    if dtype is None:
+        return values.view(pages, _PAGE_SIZE, _KV_HEADS, _HEAD_SIZE)
+    shape = pages_shape(pages, _PAGE_SIZE, _KV_HEADS, _HEAD_SIZE, dtype)
+    kept = torch.zeros(shape, dtype=torch.uint8).view(dtype)
+    store(values, kept, torch.arange(len(values)), 1.0)
+    return kept
+
+
+def _random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape).bfloat16()
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+PARTS = {"products": products, "quantise": quantising, "cache": cache}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m piecework.bench.cpu_kernels",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--parts", default=",".join(PARTS), metavar="LIST", help="default: all")
+    parser.add_argument(
+        "--rounds", type=int, default=15, metavar="N", help="of each figure; default: 15"
+    )
+    arguments = parser.parse_args(argv)
+    names = arguments.parts.split(",")
+    if not set(names) <= set(PARTS) or arguments.rounds < 1:
+        parser.error(f"--parts takes some of {','.join(PARTS)}, --rounds a number above 0")
+    if load_kernels() is None:
+        parser.error("there are no native kernels on this machine; see the log for the reason")
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    for name in names:
+        print("\n".join([*PARTS[name](arguments.rounds), ""]), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

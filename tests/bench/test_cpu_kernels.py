@@ -1,0 +1,35 @@
+"""`python -m piecework.bench.cpu_kernels`: tables of what kernels of 8 bits give."""
+
+from __future__ import annotations
+
+import pytest
+
+from piecework.bench import cpu_kernels
+from piecework.kernels.cpu.native.build import load_kernels
+
+needs_kernels = pytest.mark.skipif(load_kernels() is None, reason="no native kernels here")
+
+
+@needs_kernels
+def test_each_part_is_a_table_of_positive_figures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cpu_kernels, "SHAPES", ((64, 128),))
+    monkeypatch.setattr(cpu_kernels, "TOKENS", (1, 3))
+    monkeypatch.setattr(cpu_kernels, "_MOST_NUMBERS", 1)
+    monkeypatch.setattr(cpu_kernels, "_LAYERS", 1)
+    assert cpu_kernels.main(["--parts", "products,cache", "--rounds", "2"]) == 0
+    products, cache = capsys.readouterr().out.strip().split("\n\n")
+    _, _, cells = (line.strip("| ").split(" | ") for line in products.splitlines())
+    assert cells[0] == "64 x 128" and len(cells) == 5
+    assert all(float(cell.partition(" ")[0]) > 0 for cell in cells[1:])
+    rows = [line.strip("| ").split(" | ") for line in cache.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["bfloat16", "fp8_e4m3", "fp8_e5m2", "int8"]
+    assert rows[0][2] == "1.00" and all(float(row[1]) > 0 for row in rows)
+
+
+@pytest.mark.parametrize("flags", [["--parts", "product"], ["--rounds", "0"]])
+def test_bad_flags(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cpu_kernels.main(flags)
+    assert ended.value.code == 2 and "--parts takes some of" in capsys.readouterr().err
