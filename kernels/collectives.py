@@ -113,7 +113,7 @@ for _name, _run in (
 
 def all_reduce(x: torch.Tensor, group: str) -> torch.Tensor:
     """The sum of every rank's x."""
-    result: torch.Tensor = torch.ops.piecework.all_reduce(x, group)
+    result: torch.Tensor = torch.ops.piecework.all_reduce.default(x, group)
     return result
 
 

@@ -245,6 +245,12 @@ class Platform:
         """
         return f"attention on {self.device_type} writes 16 bits"
 
+    def allreduce_norm_obstacle(self) -> str | None:
+        """Why this device gains nothing by reducing and normalising at once; None: it does
+        (`fused_collectives.Fuses`).
+        """
+        return f"{self.device_type} has no kernel"
+
     def make_attention_backend(self, name: str) -> AttentionBackend:
         """The backend `name`, one of `attention_backends`."""
         return TorchAttention()

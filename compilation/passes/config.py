@@ -22,6 +22,7 @@ class PassConfig:
     silu_quant: bool | None = None
     attention_quant: bool | None = None
     norm_rotary: bool | None = None
+    allreduce_norm: bool | None = None
     pack_linear: bool | None = None
     lower: bool | None = None
     in_place: bool | None = None

@@ -19,6 +19,7 @@ from torch import fx
 from ...kernels import ops
 from ...kernels.platform import Platform
 from .common import norm_quant, norm_rotary, silu_quant
+from .common.allreduce_norm import AllreduceNorm
 from .common.attention_quant import AttentionQuant
 from .common.in_place import InPlace
 from .common.lower import Lower
@@ -83,6 +84,11 @@ def _attention_quant(target: Target) -> Pass | str:
     return AttentionQuant() if obstacle is None else obstacle
 
 
+def _allreduce_norm(target: Target) -> Pass | str:
+    obstacle = None if target.asked else target.platform.allreduce_norm_obstacle()
+    return AllreduceNorm() if obstacle is None else obstacle
+
+
 def _pack_linear(target: Target) -> Pass | str:
     op = target.platform.packed_linear()
     if op is None:
@@ -107,6 +113,7 @@ _MAKERS: Mapping[str, Callable[[Target], Pass | str]] = {
     "noop": lambda target: Noop(),
     **{name: partial(_fusion, name) for name in _FUSIONS},
     "attention_quant": _attention_quant,
+    "allreduce_norm": _allreduce_norm,
     "pack_linear": _pack_linear,
     "lower": _lower,
     "in_place": lambda target: (

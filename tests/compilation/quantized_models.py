@@ -1,5 +1,5 @@
-"""Forwards of two-layer models whose linear layers are quantised, traced, and run as they stand on
-any number of tokens.
+"""Forwards of two-layer models whose linear layers are quantised or split over ranks, traced, and
+run as they stand on any number of tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from piecework.compilation.passes.context import PassContext
 from piecework.compilation.torch_private import Trace, trace
-from piecework.kernels import ops, reference
+from piecework.kernels import collectives, ops, reference
 from piecework.runtime.layers.attention import register_attention
 from piecework.runtime.layers.linear import Linear
 from piecework.runtime.loader.loader import empty_model
@@ -52,8 +52,35 @@ class Quantized:
         return ops.scaled_linear(numbers, x_scale, self._weight, self._scale, layer.bias, x.dtype)
 
 
-def traced_model(folder: Path, architecture: str, scheme: str | None) -> Trace:
-    """`scheme`: one of `SCHEMES`; None: 16-bit weights. Activations are in bfloat16."""
+class Reduced(nn.Module):
+    """A layer whose results are summed over ranks, each of which has numbers of its own for it."""
+
+    def __init__(self, layer: nn.Module, ranks: int) -> None:
+        super().__init__()
+        self.layer = layer
+        weight: Any = layer.method._weight if hasattr(layer, "method") else layer.weight
+        weight.by_rank = [weight.data.roll(rank, 0) for rank in range(ranks)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return collectives.all_reduce(self.layer(x), collectives.TENSOR_PARALLEL)
+
+
+class Plain:
+    """A `LinearMethod` of bfloat16 weights as they are."""
+
+    kind = "plain"
+
+    def __init__(self, layer: Linear) -> None:
+        self._weight = layer.weight
+
+    def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self._weight, layer.bias)
+
+
+def traced_model(folder: Path, architecture: str, scheme: str | None, *, ranks: int = 1) -> Trace:
+    """`scheme`: one of `SCHEMES`; None: 16-bit weights. Activations are in bfloat16. `ranks`: with
+    an all_reduce where a model has one that is split over so many.
+    """
     CONFIGS[architecture](
         vocab_size=64,
         hidden_size=64,
@@ -75,6 +102,15 @@ def traced_model(folder: Path, architecture: str, scheme: str | None) -> Trace:
         for layer in (each for each in model.model.modules() if isinstance(each, Linear)):
             group = 0 if scheme.startswith("static") else 32 if "blocks" in scheme else 1 << 20
             layer.method = Quantized(layer, _ROW_SIZES[scheme.split()[-1]], group)  # type: ignore[assignment]
+    if ranks > 1:
+        decoder = model.model
+        for layer in [each for each in decoder.modules() if isinstance(each, Linear)]:
+            if scheme is None:
+                layer.method = Plain(layer)  # type: ignore[assignment]
+        decoder.embed_tokens = Reduced(decoder.embed_tokens, ranks)
+        for block in decoder.layers:
+            block.self_attn.o_proj = Reduced(block.self_attn.o_proj, ranks)
+            block.mlp.down_proj = Reduced(block.mlp.down_proj, ranks)
     return trace(model.forward, inputs(6), 512)
 
 
@@ -82,7 +118,7 @@ def inputs(tokens: int) -> list[torch.Tensor]:
     return [torch.arange(tokens) * 7 % 64, torch.arange(tokens) * 3 % 200]
 
 
-def run(found: Trace, tokens: int) -> torch.Tensor:
+def run(found: Trace, tokens: int, rank: int = 0) -> torch.Tensor:
     """The traced forward on other tokens. Attention only mixes, and knows no cache."""
     taken = iter(inputs(tokens))
     values: list[Any] = []
@@ -90,7 +126,8 @@ def run(found: Trace, tokens: int) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
             values.append(tokens)
         else:
-            values.append(next(taken) if value.dtype is torch.int64 else value)
+            numbers = getattr(value, "by_rank", [value] * (rank + 1))[rank]
+            values.append(next(taken) if value.dtype is torch.int64 else numbers)
     (result,) = _Mixing(fx.GraphModule(nn.Module(), found.graph)).run(*values)
     return result
 
@@ -100,8 +137,11 @@ class _Mixing(fx.Interpreter):
         namespace, _, name = str(target).partition(".")
         if namespace != "piecework":
             return super().call_function(target, args, kwargs)
-        if not name.startswith("attention"):
-            return getattr(reference, name.removesuffix(".default"))(*args, **kwargs)
+        op = name.removesuffix(".default")
+        if hasattr(reference, op):
+            return getattr(reference, op)(*args, **kwargs)
+        if not op.startswith("attention"):
+            return target(*args, **kwargs)
         q, k, v, out, *scale, layer = args
         times = q.shape[1] // k.shape[1]
         mixed = q * k.repeat_interleave(times, 1) + v.repeat_interleave(times, 1)
