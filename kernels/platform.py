@@ -38,6 +38,19 @@ class MemoryUse(NamedTuple):
     peak_reserved: int
 
 
+class Place(NamedTuple):
+    """A process among the `size` ranks of an engine that this machine has. `cpus`: which cores they
+    are bound to, as `--cpu-bind` says it.
+    """
+
+    rank: int = 0
+    size: int = 1
+    cpus: str = "auto"
+
+
+ALONE = Place()
+
+
 class CompileOptions(NamedTuple):
     """How `torch.compile` compiles for a device.
 
@@ -121,8 +134,10 @@ class Platform:
         """What code that was compiled for this device depends on: its kind and what it can do."""
         return self.device_type
 
-    def set_up(self, num_threads: int | None) -> None:
-        """Called once in the engine process before anything is allocated."""
+    def set_up(self, num_threads: int | None, place: Place = ALONE) -> None:
+        """Called once in each process of an engine before anything is allocated. `num_threads`: of
+        all ranks of this machine together. Raises `ValueError` with a remedy.
+        """
 
     def remarks(self, layouts: Sequence[KVLayout] = ()) -> dict[str, str]:
         """What the start-up summary says about this machine, each line by its name: what is other

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..compilation.passes.config import PassConfig as PassConfig
 from ..compilation.sizes import parse_list, parse_sizes
+from ..kernels.cpu.core_lists import check_lists
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEVICES = ("auto", "cuda", "npu", "cpu")
@@ -264,9 +265,18 @@ class EngineConfig:
     )
     num_threads: int | None = option(
         None,
-        "compute threads on a CPU; default: one a core that is allowed, within the CPU quota",
+        "compute threads on a CPU, of all ranks of this machine; default: one a core that is "
+        "allowed, within the CPU quota",
         group=MODEL,
         metavar="N",
+    )
+    cpu_bind: str = option(
+        "auto",
+        "cores of each rank on a CPU: a list a rank (0-15,16-31, or 0-7,32-39|8-15,40-47); auto: "
+        "with several ranks a NUMA node each where there are several, else an even part; none: "
+        "the system's choice",
+        group=MODEL,
+        metavar="LISTS",
     )
 
     def __post_init__(self) -> None:
@@ -275,6 +285,7 @@ class EngineConfig:
             if value is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
         check_threads(self.num_threads)
+        check_lists(self.cpu_bind)
         if self.mem_fraction_static is not None and not 0.0 < self.mem_fraction_static < 1.0:
             raise ValueError(
                 f"--mem-fraction-static must lie between 0 and 1, got {self.mem_fraction_static}"

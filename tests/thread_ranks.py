@@ -25,6 +25,9 @@ class ThreadRanks:
     the collectives that rank 0 has taken part in, in order.
     """
 
+    # One process, which gets all cores of the machine.
+    local_rank, local_size = 0, 1
+
     def __init__(self, size: int) -> None:
         self.size = size
         self.calls: list[str] = []

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,23 +28,35 @@ class Threads(NamedTuple):
     reason: str | None = None
 
 
-def choose_threads(asked: int | None = None, root: Path = _ROOT) -> Threads:
-    """`asked`, or one thread for each physical core that is allowed, within the CPU quota. `root`:
-    of the file system.
+def choose_threads(
+    asked: int | None = None,
+    root: Path = _ROOT,
+    *,
+    ranks: int = 1,
+    bound: Sequence[frozenset[int]] = (),
+) -> Threads:
+    """`asked`, or one thread for each physical core that is allowed, within the CPU quota; an equal
+    part of them for each of the `ranks` of this machine. `root`: of the file system; `bound`: the
+    CPUs of each rank.
 
     Two threads on one core share its vector units, which one thread of the kernels keeps busy.
+    Ranks wait for one another, so all have as many threads as the one with the fewest cores.
     """
     machine = os.cpu_count() or 1
     if asked is not None:
-        return Threads(asked, f"--num-threads, on {machine} CPUs" if asked < machine else None)
-    allowed = _allowed_cpus()
+        split = f" for {ranks} ranks" if ranks > 1 else ""
+        reason = f"--num-threads {asked}{split}, on {machine} CPUs"
+        return Threads(max(1, asked // ranks), reason if asked < machine or split else None)
+    allowed = allowed_cpus()
     cores = _count_cores(allowed, root)
+    own = min((_count_cores(cpus, root) for cpus in bound), default=max(1, cores // ranks))
     quota = cpu_quota(root)
-    count = min(cores, cores if quota is None else _whole(quota))
+    count = min(own, own if quota is None else _whole(quota / ranks))
     reasons = {
         f"{len(allowed)} of {machine} CPUs are allowed (taskset or cpuset)": len(allowed) < machine,
         f"{len(allowed)} CPUs are {cores} cores": cores < len(allowed),
-        f"the control group's CPU quota is {quota}": count < cores,
+        f"{ranks} ranks share this machine": ranks > 1,
+        f"the control group's CPU quota is {quota}": count < own,
     }
     return Threads(count, ", ".join(text for text, holds in reasons.items() if holds) or None)
 
@@ -58,7 +70,8 @@ def _whole(quota: float) -> int:
     return max(1, math.ceil(quota - 0.5))
 
 
-def _allowed_cpus() -> frozenset[int]:
+def allowed_cpus() -> frozenset[int]:
+    """Which this process may use: as many as the machine has where there are no masks."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
@@ -71,11 +84,12 @@ def _count_cores(allowed: Iterable[int], root: Path) -> int:
     if not hasattr(os, "sched_getaffinity"):
         # Neither Linux's files nor its masks: macOS, Windows.
         return psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    folder = root / "sys/devices/system/cpu"
-    return len({_siblings(folder / f"cpu{cpu}/topology") or cpu for cpu in allowed})
+    return len({siblings(cpu, root) or cpu for cpu in allowed})
 
 
-def _siblings(topology: Path) -> str | None:
+def siblings(cpu: int, root: Path = _ROOT) -> str | None:
+    """The CPUs of this one's core, as the kernel lists them; None where it tells nothing."""
+    topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
     for name in _SIBLINGS:
         try:
             return (topology / name).read_text().strip()

@@ -13,8 +13,9 @@ from .. import ops
 from ..attention import AttentionBackend, KVLayout
 from ..graph import HostArguments
 from ..paged_attention import TorchAttention
-from ..platform import MemoryInfo, MemoryUse, Platform, StepKernels
+from ..platform import ALONE, MemoryInfo, MemoryUse, Place, Platform, StepKernels
 from . import packed_linear
+from .binding import bind, split_cores
 from .cgroups import memory_limit
 from .cores import Threads, choose_threads
 from .graph import CpuGraph, CpuGraphPool
@@ -46,6 +47,7 @@ class CpuPlatform(Platform):
     padding_limit = 1.0
     attention_backends = ("native", "torch")
     _threads = Threads(1)
+    _cores: str | None = None
 
     def identity(self) -> str:
         """Instruction sets, as torch names the best of them and as Linux lists them all."""
@@ -53,13 +55,18 @@ class CpuPlatform(Platform):
             ["cpu", torch.backends.cpu.get_cpu_capability(), *sorted(instruction_sets())]
         )
 
-    def set_up(self, num_threads: int | None) -> None:
-        self._threads = choose_threads(num_threads)
+    def set_up(self, num_threads: int | None, place: Place = ALONE) -> None:
+        bound, self._cores = split_cores(place.cpus, place.size)
+        self._threads = choose_threads(num_threads, ranks=place.size, bound=bound)
+        # Before there are threads of torch's, and memory, which comes from the core's own node.
+        if bound:
+            self._cores = bind(bound[place.rank], place.cpus) or self._cores
         torch.set_num_threads(self._threads.number)
 
     def remarks(self, layouts: Sequence[KVLayout] = ()) -> dict[str, str]:
         number, reason = self._threads
-        return {"threads": f"{number}: {reason}"} if reason else {}
+        lines = {"threads": reason and f"{number}: {reason}", "cores": self._cores}
+        return {name: text for name, text in lines.items() if text}
 
     def memory(self) -> MemoryInfo:
         """The host's memory, or what is left of it for this process's control group."""

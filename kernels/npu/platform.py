@@ -16,7 +16,7 @@ from .. import ops
 from ..attention import AttentionBackend, KVLayout
 from ..graph import DeviceGraph, HostArguments, side_stream
 from ..linear import LinearKernels
-from ..platform import CompileOptions, MemoryInfo, MemoryUse, Platform
+from ..platform import ALONE, CompileOptions, MemoryInfo, MemoryUse, Place, Platform
 from . import ops as npu_ops
 from .attention import AscendAttention
 from .graph import UpdatedGraph
@@ -54,7 +54,7 @@ class NpuPlatform(Platform):
         self._release_pool = torch_npu._C._npu_releasePool
         self._reserved_before_graphs = 0
 
-    def set_up(self, num_threads: int | None) -> None:
+    def set_up(self, num_threads: int | None, place: Place = ALONE) -> None:
         ops.register(self.device_type, npu_ops)
 
     def remarks(self, layouts: Sequence[KVLayout] = ()) -> dict[str, str]:

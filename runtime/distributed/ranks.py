@@ -24,6 +24,16 @@ class Ranks(Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def local_rank(self) -> int:
+        """Which of the processes on this machine this is, from 0."""
+        ...
+
+    @property
+    def local_size(self) -> int:
+        """How many of the ranks are processes on this machine."""
+        ...
+
     def told(self, value: T) -> T:
         """Rank 0's value, on every rank: JSON's kinds. On rank 0 it waits for nobody."""
         ...
@@ -47,6 +57,7 @@ class Alone:
     """An engine of one process."""
 
     rank, size = 0, 1
+    local_rank, local_size = 0, 1
 
     def told(self, value: T) -> T:
         return value

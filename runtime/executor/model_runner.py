@@ -14,7 +14,7 @@ from ...compilation.passes.config import PassConfig
 from ...compilation.piece_store import weight_bytes
 from ...kernels.attention import AttentionBackend
 from ...kernels.detect import detect
-from ...kernels.platform import Platform
+from ...kernels.platform import Place, Platform
 from ..cache.pool import KVPool, in_cache_dtype, page_bytes
 from ..config import EngineConfig, ResolvedConfig
 from ..distributed.ranks import ALONE, Ranks
@@ -69,7 +69,8 @@ class ModelRunner:
         self.ranks, self.shard = ranks, Shard(ranks.rank, ranks.size)
         self.clock = StartClock()
         self.platform: Platform = detect(config.device)
-        self.platform.set_up(config.num_threads)
+        place = Place(ranks.local_rank, ranks.local_size, config.cpu_bind)
+        self.platform.set_up(config.num_threads, place)
         self.platform.check_kv_cache_dtype(config.kv_cache_dtype)
         register_attention(self.platform.dispatch_key)
         self.platform.begin_trials()

@@ -100,7 +100,7 @@ def start(
     `kinds`: the packed layers. All that depends on the state of the machine is told: what the
     process found out by itself might be something else.
     """
-    config = replace(config, num_threads=config.num_threads or torch.get_num_threads())
+    config = replace(config, num_threads=torch.get_num_threads())
     parts = {
         "config": asdict(config),
         "model": asdict(model_config),

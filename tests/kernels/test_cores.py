@@ -7,10 +7,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
 import torch
+from made_up_machine import Machine
 
 from piecework.kernels.cpu import cores
 from piecework.kernels.cpu import platform as cpu_platform
@@ -23,37 +25,6 @@ GIB = 2**30
 V1_CPU = "33 31 0:30 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct"
 V1_MEMORY = "35 31 0:32 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory"
 V2 = "41 31 0:38 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
-
-
-class Machine:
-    """A file system with what Linux tells under `root`, and a process's affinity mask."""
-
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.root, self._monkeypatch = root, monkeypatch
-
-    def write(self, path: str, text: str) -> None:
-        file = self.root / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text + "\n")
-
-    def groups(self, own: str, *mounts: str) -> None:
-        self.write("proc/self/cgroup", own)
-        self.write(
-            "proc/self/mountinfo",
-            "\n".join(["22 1 254:0 / / rw,relatime - ext4 /dev/vda rw", *mounts]),
-        )
-
-    def cpus(
-        self, siblings: list[str], allowed: set[int] | None = None, name: str = "core_cpus_list"
-    ) -> None:
-        """`siblings`: for each CPU, those of its core; "" where nothing tells."""
-        for cpu, text in enumerate(siblings):
-            if text:
-                self.write(f"sys/devices/system/cpu/cpu{cpu}/topology/{name}", text)
-        self._monkeypatch.setattr(os, "cpu_count", lambda: len(siblings))
-        self._monkeypatch.setattr(
-            os, "sched_getaffinity", lambda pid: allowed or set(range(len(siblings))), raising=False
-        )
 
 
 @pytest.fixture
@@ -113,7 +84,7 @@ def test_threads_are_the_quota_to_the_nearest_and_at_least_one(
 
 def test_a_number_that_was_asked_for_is_taken_whatever_the_machine_is(machine: Machine) -> None:
     machine.cpus(FOUR_PAIRS, {0})
-    assert choose_threads(3, root=machine.root) == Threads(3, "--num-threads, on 8 CPUs")
+    assert choose_threads(3, root=machine.root) == Threads(3, "--num-threads 3, on 8 CPUs")
     assert choose_threads(8, root=machine.root) == Threads(8, None)
 
 
@@ -213,11 +184,11 @@ def test_the_platform_computes_with_as_many_threads_and_says_why(
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     platform = CpuPlatform()
     for threads, remarks in ((Threads(2, "a quota"), {"threads": "2: a quota"}), (Threads(4), {})):
-        monkeypatch.setattr(cpu_platform, "choose_threads", lambda asked, threads=threads: threads)
+        monkeypatch.setattr(cpu_platform, "choose_threads", Mock(return_value=threads))
         platform.set_up(None)
         assert platform.remarks() == remarks
     assert chosen == [2, 4]
 
 
 def test_this_machine_gets_between_one_thread_and_one_for_each_cpu() -> None:
-    assert 1 <= choose_threads().number <= len(cores._allowed_cpus())
+    assert 1 <= choose_threads().number <= len(cores.allowed_cpus())
