@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,12 +35,33 @@ if not torch.cuda.is_available():
 
 # Tests that want a compile cache of their own do not build the CPU kernels anew.
 os.environ.setdefault("PIECEWORK_KERNELS_DIR", str(kernels_folder()))
+# One cache for a run, not the user's; the processes that run its tests inherit it.
+if "PIECEWORK_CACHE_DIR" not in os.environ:
+    _cache = os.environ["PIECEWORK_CACHE_DIR"] = tempfile.mkdtemp(prefix="piecework-tests-")
+    atexit.register(shutil.rmtree, _cache, ignore_errors=True)
 
 # A busy machine makes no test fail, and the same commit gives the same result;
 # `--hypothesis-profile=explore` looks further.
 settings.register_profile("steady", deadline=None, derandomize=True, database=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("steady")
+
+
+_TOGETHER = ("tests/simnpu",)
+"""Folders whose tests stay in one process of several: they share what is dear to make."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file's tests stay in one process, and a folder's that is named here."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return next((folder for folder in _TOGETHER if file.startswith(folder)), file)
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +75,18 @@ def own_split_ops(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith("piecework::")
     }
     monkeypatch.setattr(split_ops, "_implementations", own)
+
+
+@pytest.fixture
+def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that compiles is this one, which has imported what compiles, and where faults
+    can be seeded.
+    """
+    from compiled_here import CompiledHere
+
+    from piecework.runtime.graphs import startup
+
+    monkeypatch.setattr(startup, "start", CompiledHere)
 
 
 @pytest.fixture(scope="session")

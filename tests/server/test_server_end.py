@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from server_process import FLAGS, free_port
+from server_process import FLAGS, NO_PIECES, free_port
 from tiny_models import make_tiny_model
 
 DRAIN = 1.0
@@ -61,7 +61,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @contextlib.contextmanager
 def server_with(
-    fault: str, model: str, folder: Path
+    fault: str, model: str, folder: Path, *flags: str
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A server with this in its web process, once it is ready."""
     script = folder / "server.py"
@@ -70,18 +70,11 @@ def server_with(
         f"main\n{fault}\nsys.exit(main(sys.argv[1:]))\n"
     )
     port = free_port()
-    flags = [
-        "serve",
-        "--model-path",
-        model,
-        "--port",
-        str(port),
-        "--drain-timeout",
-        str(DRAIN),
-        *FLAGS,
-    ]
+    command = ["serve", "--model-path", model, "--port", str(port), *FLAGS, *flags]
     server = subprocess.Popen(
-        [sys.executable, str(script), *flags], stderr=subprocess.PIPE, text=True
+        [sys.executable, str(script), *command, "--drain-timeout", str(DRAIN)],
+        stderr=subprocess.PIPE,
+        text=True,
     )
     children: list[psutil.Process] = []
     try:
@@ -139,7 +132,7 @@ def test_a_server_that_is_killed_leaves_no_process(
 def test_threads_that_tokenise_for_clients_that_are_gone_are_not_waited_for(
     model: str, tmp_path: Path
 ) -> None:
-    with server_with(BUSY_THREADS, model, tmp_path) as (server, port):
+    with server_with(BUSY_THREADS, model, tmp_path, NO_PIECES) as (server, port):
         clients = [post(port, f'{{"prompt": "{"a" * 100_000}"}}', "/tokenize") for _ in range(8)]
         assert server.stderr is not None
         assert any("a thread is busy" in line for line in server.stderr)
@@ -153,6 +146,6 @@ def test_threads_that_tokenise_for_clients_that_are_gone_are_not_waited_for(
 def test_a_process_in_which_nothing_goes_on_any_more_ends_too(
     fault: str, code: int, model: str, tmp_path: Path
 ) -> None:
-    with server_with(fault, model, tmp_path) as (server, _):
+    with server_with(fault, model, tmp_path, NO_PIECES) as (server, _):
         assert stopped_in(server) < BOUND + SLACK
         assert server.returncode == code

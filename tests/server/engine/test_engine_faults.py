@@ -19,7 +19,7 @@ import psutil
 import pytest
 import pytest_asyncio
 from http_fixtures import client_of, error_of, make_app
-from server_process import FLAGS, free_port
+from server_process import FLAGS, NO_PIECES, free_port
 
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.tokenizer.output_processor import RequestState
@@ -274,7 +274,7 @@ async def test_a_server_whose_engine_is_gone_ends_though_its_requests_cannot_be_
     script = tmp_path / "server.py"
     script.write_text(SERVER_THAT_CANNOT_TELL)
     port = free_port()
-    flags = ["serve", "--model-path", model, "--port", str(port), *FLAGS]
+    flags = ["serve", "--model-path", model, "--port", str(port), *FLAGS, NO_PIECES]
     server = subprocess.Popen(
         [sys.executable, str(script), *flags], stderr=subprocess.PIPE, text=True
     )
