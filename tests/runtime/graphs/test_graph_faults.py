@@ -67,12 +67,6 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> RecordingPlatform:
     return platform
 
 
-@pytest.fixture
-def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiling process is this one, so that faults can be seeded in it."""
-    monkeypatch.setattr(graph_startup, "start", CompiledHere)
-
-
 # Every logit at every size and its neighbours
 
 

@@ -36,11 +36,6 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path / "cache"))
 
 
-@pytest.fixture
-def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_startup, "start", CompiledHere)
-
-
 def engine(path: Path, **settings: Any) -> LLM:
     return LLM(str(path), dtype="float32", max_total_tokens=1024, num_threads=1, **settings)
 
@@ -119,6 +114,7 @@ def test_a_second_start_traces_and_compiles_nothing(
     assert graph_of(second).num_pieces == 3
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_a_model_that_cannot_be_traced_runs_eagerly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -128,7 +124,6 @@ def test_a_model_that_cannot_be_traced_runs_eagerly(
         raise TraceError("no way")
 
     monkeypatch.setattr(piece_maker, "trace", fails)
-    monkeypatch.setattr(graph_startup, "start", CompiledHere)
     llm = in_pieces(path)
     assert_same(llm.generate(PROMPTS, PARAMS), engine(path).generate(PROMPTS, PARAMS))
     assert graph_of(llm).num_pieces == 0
@@ -189,6 +184,7 @@ def test_auto_sizes_are_the_lengths_that_an_earlier_run_has_seen(tmp_path: Path)
     ]
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_captures_stay_within_the_devices_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -212,6 +208,7 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> RecordingPlatform:
     return platform
 
 
+@pytest.mark.usefixtures("compiled_here")
 @pytest.mark.parametrize(("budget", "prefill_sizes"), [(9, [16, 33]), (8, [33]), (3, [])])
 def test_graphs_of_decodes_count_in_the_devices_budget(
     tmp_path: Path,
@@ -256,6 +253,7 @@ def test_recorded_steps_give_what_eager_gives(
     assert stats.graph_replays_total >= stats.steps_total - 3
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_a_model_that_cannot_be_traced_is_recorded_as_it_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -268,13 +266,13 @@ def test_a_model_that_cannot_be_traced_is_recorded_as_it_runs(
     path = make_tiny_model(tmp_path / "model")
     expected = engine(path, disable_cuda_graph=True).generate(PROMPTS, PARAMS)
     monkeypatch.setattr(piece_maker, "trace", fails)
-    monkeypatch.setattr(graph_startup, "start", CompiledHere)
     llm = in_pieces(path, piecewise_cuda_graph_tokens="4,16,64", context_length=128)
     assert_same(llm.generate(PROMPTS, PARAMS), expected)
     assert llm.info.graphs.prefill_sizes == [4, 16, 64]
     assert "no way" in caplog.text and "--cuda-graph-backend-prefill breakable" in caplog.text
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_the_largest_size_comes_first_and_then_the_one_that_was_used_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recording: RecordingPlatform
 ) -> None:

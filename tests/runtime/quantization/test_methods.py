@@ -197,6 +197,7 @@ def test_biases_and_odd_widths_stay_right(tmp_path: Path) -> None:
     assert_same_layers(loaded, path)
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_graphs_on_and_off_agree_on_quantised_weights(tmp_path: Path) -> None:
     """Eagerly, in pieces, and in one native call a step: one file, one answer."""
     path = write_gguf(tmp_path / "model.gguf", {})

@@ -121,6 +121,7 @@ EAGER = {"disable_cuda_graph": True}
 PIECES = {"piecewise_cuda_graph": True, "piecewise_cuda_graph_compiler": "eager"}
 
 
+@pytest.mark.usefixtures("compiled_here")
 @pytest.mark.parametrize("case", ["awq", "awq-bias", "gptq-act-order", "gptq-8-rows-head"])
 def test_graphs_on_and_off_agree(case: str, tmp_path: Path) -> None:
     """Eagerly, in pieces, and, where all is packed, in one native call a decode."""

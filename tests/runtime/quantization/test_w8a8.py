@@ -118,6 +118,7 @@ def test_quantization_none_widens(tmp_path: Path) -> None:
     assert differences(expected, said(folder, quantization="none"))[-1] < 1e-3
 
 
+@pytest.mark.usefixtures("compiled_here")
 @pytest.mark.parametrize("settings", [{"block": False, "static": True}, {"block": True}])
 def test_pieces_say_the_same(settings: dict[str, bool], tmp_path: Path) -> None:
     folder = make_fp8(tmp_path, **settings)
