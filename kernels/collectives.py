@@ -21,6 +21,10 @@ TENSOR_PARALLEL = "tp"
 """The group that a layer's weights are split over."""
 
 
+class CollectiveError(RuntimeError):
+    """Ranks did not meet: one is late, gone, or in another collective. The engine must end."""
+
+
 class Group(Protocol):
     """The ranks that take part, seen from one of them. Tensors are contiguous, results new."""
 

@@ -1,5 +1,6 @@
 // Vectors of the widest kind that the kernels are compiled for, and loops that the compiler unrolls by their numbers.
 #pragma once
+#include <cmath>
 #include <new>
 #include <utility>
 #include <vector>
@@ -87,6 +88,30 @@ inline floats load_halves(const uint16_t* from) {
   floats v;
   for (int i = 0; i < kLanes; ++i) v[i] = half_to_float(from[i]);
   return v;
+#endif
+}
+
+inline uint16_t float_to_half(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  const uint32_t sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
+  if (size > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
+  if (size >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
+  const float shifted = std::fabs(x) + 0.5f;  // whose last bit counts float16's smallest
+  uint32_t small;
+  std::memcpy(&small, &shifted, sizeof small);
+  const uint32_t large = ((size + 0xfffu + (size >> 13 & 1u)) >> 13) - (112u << 10);
+  return static_cast<uint16_t>(sign | (size < 0x38800000u ? small & 0x7ffu : large));
+}
+
+// kLanes float32 rounded to float16, as torch rounds them.
+inline void store_halves(uint16_t* to, floats v) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__AVX2__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+#else
+  for (int i = 0; i < kLanes; ++i) to[i] = float_to_half(v[i]);
 #endif
 }
 

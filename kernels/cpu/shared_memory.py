@@ -1,0 +1,153 @@
+"""Memory that the ranks of one machine share, and their group over it.
+
+Rank 0 makes a file that has no name in any folder, so nothing is left of it however the ranks end;
+the others open it by way of rank 0's process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import secrets
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from .native.build import load_kernels
+from .native.shared import MOST_RANKS, SharedMemoryGroup, region_bytes
+
+_TOKEN_BYTES = 32
+
+
+class Store(Protocol):
+    """What ranks tell one another before they have a group, as `torch.distributed`'s stores."""
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def get(self, key: str) -> bytes:
+        """Waits until it is set."""
+        ...
+
+
+class NoSharedMemory(Exception):
+    """Why these ranks cannot have a group of this kind: the same on every rank."""
+
+
+def shared_memory_group(store: Store, rank: int, size: int, *, seconds: float) -> SharedMemoryGroup:
+    """The group of all ranks that meet in `store`, each with a call of its own; nothing but this is
+    kept under its names. `seconds`: how long a collective waits for a rank.
+
+    Raises `NoSharedMemory`, and `ValueError` where ranks have compiled different kernels.
+    """
+    offered: _Offer | None = None
+    try:
+        if rank == 0:
+            offer: dict[str, Any]
+            try:
+                offered = _Offer.make(size)
+                offer = offered.told()
+            except (NoSharedMemory, OSError) as error:
+                offer = {"obstacle": f"rank 0: {error}"}
+            store.set("memory", json.dumps(offer))
+        else:
+            offer = json.loads(store.get("memory"))
+        memory: mmap.mmap | None = None
+        mine: dict[str, Any] = {"obstacle": offer.get("obstacle"), "cpus": _cpus()}
+        if mine["obstacle"] is None:
+            try:
+                memory = offered.memory if offered is not None else _map(offer)
+                mine["kernels"] = _name_of(_kernels())
+            except (NoSharedMemory, OSError) as error:
+                mine["obstacle"] = f"rank {rank}: {error}"
+        store.set(f"joined {rank}", json.dumps(mine))
+        joined = [json.loads(store.get(f"joined {each}")) for each in range(size)]
+    finally:
+        if offered is not None:
+            os.close(offered.file)
+    for each in joined:
+        if each["obstacle"] is not None:
+            raise NoSharedMemory(each["obstacle"])
+    assert memory is not None
+    _check_kernels([each["kernels"] for each in joined])
+    cpus = set().union(*(each["cpus"] for each in joined))
+    crowded = 0 < len(cpus) < size
+    return SharedMemoryGroup(_kernels(), memory, rank, size, seconds=seconds, is_crowded=crowded)
+
+
+class _Offer(NamedTuple):
+    """Rank 0's memory. `file` is to be closed once the others have opened it."""
+
+    memory: mmap.mmap
+    file: int
+    token: str
+
+    @classmethod
+    def make(cls, size: int) -> _Offer:
+        if size > MOST_RANKS:
+            raise NoSharedMemory(f"at most {MOST_RANKS} ranks share memory")
+        if not hasattr(os, "memfd_create"):
+            raise NoSharedMemory("this system has no memfd_create")
+        length, token = region_bytes(_kernels(), size), secrets.token_hex(_TOKEN_BYTES)
+        file = os.memfd_create("piecework ranks", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(file, length)
+            memory = mmap.mmap(file, length)
+        except BaseException:
+            os.close(file)
+            raise
+        memory[: len(token)] = token.encode()
+        return cls(memory, file, token)
+
+    def told(self) -> dict[str, Any]:
+        return {
+            "path": f"/proc/{os.getpid()}/fd/{self.file}",
+            "length": len(self.memory),
+            "token": self.token,
+        }
+
+
+def _map(offer: dict[str, Any]) -> mmap.mmap:
+    """What another rank has offered. A process of the same number may be another one, on another
+    machine or in another container.
+    """
+    length, token = offer["length"], offer["token"].encode()
+    try:
+        file = os.open(offer["path"], os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise NoSharedMemory(f"rank 0's memory cannot be opened ({error})") from error
+    try:
+        if os.fstat(file).st_size != length:
+            raise NoSharedMemory("rank 0 runs on another machine")
+        memory = mmap.mmap(file, length)
+    finally:
+        os.close(file)
+    if memory[: len(token)] != token:
+        raise NoSharedMemory("rank 0 runs on another machine")
+    return memory
+
+
+def _kernels() -> ctypes.CDLL:
+    library = load_kernels()
+    if library is None:
+        raise NoSharedMemory("the C++ kernels cannot be built")
+    return library
+
+
+def _name_of(library: ctypes.CDLL) -> str:
+    """Tells the instruction set, the compiler and the sources that it is made of."""
+    return Path(library._name).name
+
+
+def _check_kernels(names: list[str]) -> None:
+    """Sums would be the same, products would not."""
+    for rank, name in enumerate(names):
+        if name != names[0]:
+            raise ValueError(
+                f"rank {rank} has other CPU kernels than rank 0 ({name}, {names[0]}): start all "
+                "ranks with the same compiler, piecework and PIECEWORK_KERNELS_DIR"
+            )
+
+
+def _cpus() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
