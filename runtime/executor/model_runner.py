@@ -96,6 +96,7 @@ class ModelRunner:
                     kernels,
                     quantization=config.quantization,
                     lacking=self.platform.lacking_dtypes,
+                    shard=self.shard,
                 )
                 if config.load_format == "dummy"
                 else load_model(
@@ -106,6 +107,7 @@ class ModelRunner:
                     kernels,
                     quantization=config.quantization,
                     lacking=self.platform.lacking_dtypes,
+                    shard=self.shard,
                 )
             )
         self.model_config, self.linear_kinds = self.model.config, linear_kinds(self.model)

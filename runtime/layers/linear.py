@@ -36,6 +36,23 @@ class StoredTensor(NamedTuple):
     """The quantised format of GGUF that it is stored in, such as "Q4_1"; None for numbers."""
     blocks: Callable[[], torch.Tensor] | None = None
     """Gives a quantised one as it is stored: [rows, bytes] uint8."""
+    cut: Callable[[tuple[slice, ...]], StoredTensor] | None = None
+    """Gives a part, of which no more is read than it needs: a slice a dimension."""
+    unpadded: StoredTensor | None = None
+    """What the file has of it, where that is followed by zeros that no file has."""
+
+    def part(self, index: tuple[slice, ...]) -> StoredTensor:
+        """The numbers of a slice of each dimension."""
+        if self.cut is not None:
+            return self.cut(index)
+
+        def copy_to(target: torch.Tensor) -> None:
+            whole = torch.empty(self.shape, dtype=self.dtype, device=target.device)
+            self.copy_to(whole)
+            target.copy_(whole[index])
+
+        shape = tuple(each.stop - each.start for each in index)
+        return self._replace(shape=shape, copy_to=copy_to, blocks=None)
 
     def read(self) -> torch.Tensor:
         """A copy in the host's memory."""
@@ -51,17 +68,43 @@ class StoredTensor(NamedTuple):
 NUMBERS = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 
 
+class Axis(NamedTuple):
+    """The dimension of a tensor that the rows, or the columns, of a weight lie along; `unit`: how
+    many of them an entry is for.
+    """
+
+    dim: int
+    unit: int = 1
+
+
+class Stretch(NamedTuple):
+    """`size` rows or columns of `whole`, from `begin` on; behind the last are zeros."""
+
+    begin: int
+    size: int
+    whole: int
+
+
+class CannotSplitError(ValueError):
+    """Why a layer cannot be split over so many ranks, without a remedy."""
+
+
 class Place(NamedTuple):
     """Where a tensor of a checkpoint goes: which shapes and dtypes it may have, and what takes it.
 
     `load` may be called from any thread; of a model's tensors it gets the small ones first, so that
     scales are found wrong before weights are read. It raises `StoredTensor.fault`.
+
+    `rows`, `columns`: what a rank that holds a part of the layer takes a part of. None: it takes
+    the tensor whole.
     """
 
     shapes: Sequence[tuple[int, ...]]
     load: Callable[[StoredTensor], None]
     dtypes: Collection[torch.dtype] = NUMBERS
     is_optional: bool = False
+    rows: Axis | None = None
+    columns: Axis | None = None
 
 
 class LinearMethod(Protocol):
@@ -131,7 +174,10 @@ class QuantizedInput(nn.Module):
 
 
 class Linear(nn.Module):
-    """y = x W^T + b: x [T, in], weight [out, in], or in the form that `method` keeps it in."""
+    """y = x W^T + b: x [T, in], weight [out, in], or in the form that `method` keeps it in.
+
+    Of a layer that is split, `in_features`, `out_features` and `parts` are those of this rank.
+    """
 
     weight: nn.Parameter
     weight_scale: nn.Parameter
@@ -144,6 +190,8 @@ class Linear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.parts = {"": out_features}
+        self.held_rows: Mapping[str, Stretch] = {}
+        self.held_columns: Stretch | None = None
         self.bias = weight(out_features) if bias else None
         self.layout: int | None = None
         self.op: torch._ops.OpOverload | None = None
@@ -158,6 +206,38 @@ class Linear(nn.Module):
         names = list(self.parts)
         begin = sum(self.parts[name] for name in names[: names.index(part)])
         return slice(begin, begin + self.parts[part])
+
+    def hold_rows(self, rows: Mapping[str, Stretch]) -> None:
+        """From now on the layer has these rows of each part: before its weight is created."""
+        self.held_rows = rows
+        self.parts = {part: stretch.size for part, stretch in rows.items()}
+        self.out_features = sum(self.parts.values())
+        if self.bias is not None:
+            self.bias = weight(self.out_features)
+
+    def hold_columns(self, columns: Stretch) -> None:
+        """From now on the layer has these columns, and its result is a summand of the whole's:
+        before its weight is created.
+        """
+        self.held_columns = columns
+        self.in_features = columns.size
+
+    @property
+    def is_split(self) -> bool:
+        """Whether it is a rank's part of a layer."""
+        return self.held_columns is not None or bool(self.held_rows)
+
+    @property
+    def whole_in_features(self) -> int:
+        """`in_features` of the layer that this is a part of."""
+        return self.in_features if self.held_columns is None else self.held_columns.whole
+
+    def bias_rows(self, part: str) -> Stretch | None:
+        """Of the bias, which one of the summands alone has: the others' is 0."""
+        if self.held_columns is None or self.held_columns.begin == 0:
+            return self.held_rows.get(part)
+        size = self.parts[part]
+        return Stretch(size, size, size)
 
     def pack(
         self,
@@ -208,9 +288,17 @@ class FusedLinear(Linear):
 class Embedding(nn.Module):
     """Rows of weight [vocab, hidden] by token id: [T] int64 to [T, hidden]."""
 
+    weight: nn.Parameter
+
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
-        self.weight = weight(vocab_size, hidden_size)
+        self.vocab_size, self.hidden_size = vocab_size, hidden_size
+        self.held_rows: Stretch | None = None
+
+    def create(self) -> None:
+        """Give the layer a weight to load into, in torch's default dtype and device."""
+        rows = self.vocab_size if self.held_rows is None else self.held_rows.size
+        self.weight = weight(rows, self.hidden_size)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         return F.embedding(input_ids, self.weight)

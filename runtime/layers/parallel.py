@@ -1,8 +1,33 @@
-"""Which part of a model a rank holds."""
+"""Splits a model over the ranks of an engine, from outside: by a rule for each kind of layer, and
+before weights are created.
+
+    split(model, Shard(rank=1, size=2))
+
+Layers that open a block hold some rows of their weight (heads, or columns of what lies between),
+those that close it the columns that belong to these; the summands of all ranks become one sum.
+Ranks differ in what their parameters and buffers hold and in nothing else: their traced forwards
+are the same.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ...kernels.collectives import TENSOR_PARALLEL, all_reduce
+from .linear import CannotSplitError, Embedding, Linear, Stretch
+from .mlp import GatedMLP
+from .self_attention import SelfAttention
+
+if TYPE_CHECKING:
+    from ..models.llama import LlamaForCausalLM
+
+_VOCABULARY_UNIT = 64
+"""Rows of the vocabulary that a rank holds are a multiple of it."""
 
 
 class Shard(NamedTuple):
@@ -11,5 +36,95 @@ class Shard(NamedTuple):
     rank: int = 0
     size: int = 1
 
+    def equal(self, whole: int) -> Stretch:
+        """Of `whole`, which `size` divides."""
+        return Stretch(self.rank * (whole // self.size), whole // self.size, whole)
+
 
 WHOLE = Shard()
+
+
+def split(model: LlamaForCausalLM, shard: Shard) -> None:
+    """Leave the model what `shard` holds. Raises `CannotSplitError`."""
+    if shard.size == 1:
+        return
+    for name, module in list(model.named_modules()):
+        for kind, rule in _RULES.items():
+            if isinstance(module, kind):
+                rule(model, name, module, shard)
+
+
+def _split_attention(model: LlamaForCausalLM, name: str, layer: Any, shard: Shard) -> None:
+    """By key/value heads, each with its queries. Where there are fewer than ranks, ranks that share
+    one hold the same; where they do not go round, the last rank's last ones are zeros.
+    """
+    heads, kv_heads, size = layer.num_heads, layer.num_kv_heads, shard.size
+    each = -(-kv_heads // size)
+    if kv_heads > size and each * (size - 1) < kv_heads:
+        kv = Stretch(shard.rank * each, each, kv_heads)
+        queries = Stretch(*(number * (heads // kv_heads) for number in kv))
+    elif size % kv_heads == 0 and heads % size == 0:
+        kv = Stretch(shard.rank * kv_heads // size, 1, kv_heads)
+        queries = shard.equal(heads)
+    else:
+        raise CannotSplitError(
+            f"{name}: {heads} heads on {kv_heads} key/value heads cannot be split over {size} ranks"
+        )
+    rows, kv_rows = (Stretch(*(number * layer.head_dim for number in of)) for of in (queries, kv))
+    layer.qkv_proj.hold_rows({"q_proj": rows, "k_proj": kv_rows, "v_proj": kv_rows})
+    _sum_over_ranks(layer.o_proj, rows)
+    layer.num_heads, layer.num_kv_heads = queries.size, kv.size
+
+
+def _split_mlp(model: LlamaForCausalLM, name: str, layer: Any, shard: Shard) -> None:
+    between = layer.down_proj.in_features
+    if between % shard.size:
+        raise CannotSplitError(f"{name}: {between} columns cannot be split over {shard.size} ranks")
+    rows = shard.equal(between)
+    layer.gate_up_proj.hold_rows(dict.fromkeys(layer.gate_up_proj.parts, rows))
+    _sum_over_ranks(layer.down_proj, rows)
+
+
+def _split_vocabulary(model: LlamaForCausalLM, name: str, layer: Any, shard: Shard) -> None:
+    rows = vocabulary_rows(layer.vocab_size, shard)
+    model.set_submodule(name, VocabularyParallelEmbedding(layer, rows))
+    model.lm_head.hold_rows({"": rows})
+
+
+_RULES: dict[type[nn.Module], Callable[[LlamaForCausalLM, str, Any, Shard], None]] = {
+    SelfAttention: _split_attention,
+    GatedMLP: _split_mlp,
+    Embedding: _split_vocabulary,
+}
+
+
+def vocabulary_rows(vocab_size: int, shard: Shard) -> Stretch:
+    """The token ids that a rank has rows and logits of: some more than there are, in all."""
+    each = -(-vocab_size // (shard.size * _VOCABULARY_UNIT)) * _VOCABULARY_UNIT
+    return Stretch(shard.rank * each, each, vocab_size)
+
+
+def _sum_over_ranks(layer: Linear, columns: Stretch) -> None:
+    layer.hold_columns(columns)
+    layer.register_forward_hook(lambda _, inputs, result: all_reduce(result, TENSOR_PARALLEL))
+
+
+class VocabularyParallelEmbedding(Embedding):
+    """An embedding of which each rank holds some rows, from `first` [1] int64 on: ids of others
+    give zeros, and all ranks' results the sum.
+    """
+
+    first: torch.Tensor
+
+    def __init__(self, whole: Embedding, rows: Stretch) -> None:
+        super().__init__(whole.vocab_size, whole.hidden_size)
+        self.held_rows = rows
+        self.num_rows = rows.size
+        # No constant: it would be one of the traced forward.
+        self.register_buffer("first", torch.tensor([rows.begin]), persistent=False)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        own = input_ids - self.first
+        is_other = (own < 0) | (own >= self.num_rows)
+        rows = F.embedding(own.masked_fill(is_other, 0), self.weight)
+        return all_reduce(rows.masked_fill(is_other.unsqueeze(-1), 0.0), TENSOR_PARALLEL)

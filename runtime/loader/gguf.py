@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, ReaderTensor
 from gguf.quants import dequantize
@@ -42,68 +45,101 @@ def list_tensors(reader: FastGGUFReader, config: ModelConfig) -> list[StoredTens
     """Every tensor of a file. Raises `ValueError` for a storage format that the gguf library does
     not read.
     """
-    model, found = model_class(config.architecture), []
+    model = model_class(config.architecture)
+    found = []
     for tensor in reader.tensors:
         if tensor.name != GGUF_ROPE_FACTORS:
-            heads = _heads(tensor.name, config) if model.gguf_interleaves_heads else None
-            quantized = tensor.tensor_type not in _NUMBERS
-            found.append(
-                StoredTensor(
-                    file=reader.path,
-                    name=checkpoint_name(tensor.name, model.gguf_names),
-                    shape=tuple(int(size) for size in reversed(tensor.shape)),
-                    copy_to=partial(_copy, tensor, heads),
-                    kind=tensor.tensor_type.name if quantized else None,
-                    blocks=partial(_blocks, tensor, heads) if quantized else None,
-                )
+            interleaves = model.gguf_interleaves_heads and _is_query_or_key(tensor.name)
+            shape = tuple(int(size) for size in reversed(tensor.shape))
+            stored = _Stored(
+                reader.path,
+                checkpoint_name(tensor.name, model.gguf_names),
+                tensor,
+                shape,
+                config.head_dim if interleaves else None,
             )
+            found.append(stored.part(tuple(slice(0, size) for size in shape)))
     return found
 
 
-def _heads(name: str, config: ModelConfig) -> int | None:
-    """How many heads the rows of q or k belong to; None for tensors whose rows are in order."""
-    heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
-    return heads.get(name.split(".")[-2]) if name.startswith("blk.") else None
+def _is_query_or_key(name: str) -> bool:
+    return name.startswith("blk.") and name.split(".")[-2] in ("attn_q", "attn_k")
 
 
-def _copy(tensor: ReaderTensor, heads: int | None, target: torch.Tensor) -> None:
-    if heads is None:
-        _dequantise(tensor, target.view(-1))
-        return
-    stored = torch.empty(target.shape, dtype=target.dtype)
-    _dequantise(tensor, stored.view(-1))
-    target.copy_(_in_order(stored, heads))
-
-
-def _blocks(tensor: ReaderTensor, heads: int | None) -> torch.Tensor:
-    """[rows, bytes] uint8 of a quantised tensor, copied."""
-    rows = torch.from_numpy(
-        np.array(tensor.data, dtype=np.uint8).reshape(int(tensor.shape[-1]), -1)
-    )
-    return rows if heads is None else _in_order(rows, heads)
-
-
-def _in_order(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows are stored for pairs (2i, 2i + 1); ours rotates pairs (i, i + D / 2)."""
-    return rows.view(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
-
-
-def _dequantise(tensor: ReaderTensor, values: torch.Tensor) -> None:
-    """Write into `values`, flat. Pieces that stay in the cache make it three times as fast as the
-    tensor at once.
+class _Stored(NamedTuple):
+    """A tensor of a file. `interleaved`: the rows of a head, where they are stored for pairs (2i,
+    2i + 1): ours rotates pairs (i, i + D / 2).
     """
-    block_values, block_bytes = GGML_QUANT_SIZES[tensor.tensor_type]
-    # A view as bytes works for every format: those that are not quantised come as numbers.
-    stored = tensor.data.reshape(-1).view(np.uint8)
-    for begin in range(0, values.numel(), _PIECE):
-        end = min(begin + _PIECE, values.numel())
-        blocks = slice(begin // block_values * block_bytes, end // block_values * block_bytes)
-        try:
-            piece = dequantize(stored[blocks], tensor.tensor_type)
-        except NotImplementedError:
-            raise ValueError(
-                f"the tensor {tensor.name} is stored as {tensor.tensor_type.name}, which cannot be "
-                "read; convert the model again"
-            ) from None
-        # What is stored as float32 is still the read-only file, which torch does not take.
-        values[begin:end] = torch.from_numpy(np.require(piece, requirements=["W"]))
+
+    path: Path
+    name: str
+    tensor: ReaderTensor
+    shape: tuple[int, ...]
+    interleaved: int | None
+
+    def part(self, index: tuple[slice, ...]) -> StoredTensor:
+        """The numbers of a slice of each dimension; where rows are interleaved, of whole heads."""
+        is_quantized = self.tensor.tensor_type not in _NUMBERS
+        return StoredTensor(
+            file=self.path,
+            name=self.name,
+            shape=tuple(each.stop - each.start for each in index),
+            copy_to=partial(self._copy, index),
+            kind=self.tensor.tensor_type.name if is_quantized else None,
+            blocks=partial(self._blocks, index) if is_quantized else None,
+            cut=self.part,
+        )
+
+    def _copy(self, index: tuple[slice, ...], target: torch.Tensor) -> None:
+        columns = index[-1] if len(index) > 1 else slice(0, 1)
+        block, _ = GGML_QUANT_SIZES[self.tensor.tensor_type]
+        # Of columns that begin or end inside of a block, the whole blocks.
+        first, last = columns.start // block * block, -(-columns.stop // block) * block
+        is_cut = (first, last) != (columns.start, columns.stop)
+        if not is_cut and self.interleaved is None:
+            self._dequantise(self._bytes(index), target.view(-1))
+            return
+        stored = torch.empty(target.shape[0], last - first, dtype=target.dtype)
+        self._dequantise(self._bytes(index), stored.view(-1))
+        stored = stored[:, columns.start - first : columns.stop - first]
+        target.copy_(self._in_order(stored).reshape(target.shape))
+
+    def _blocks(self, index: tuple[slice, ...]) -> torch.Tensor:
+        """[rows, bytes] uint8, copied."""
+        return self._in_order(torch.from_numpy(np.array(self._bytes(index))))
+
+    def _bytes(self, index: tuple[slice, ...]) -> npt.NDArray[np.uint8]:
+        """[rows, bytes] of the file: the blocks that have some of the columns."""
+        # A view as bytes works for every format: those that are not quantised come as numbers.
+        rows: npt.NDArray[np.uint8] = self.tensor.data.reshape(-1).view(np.uint8)
+        rows = rows.reshape(self.shape[0], -1)[index[0]]
+        if len(index) == 1:
+            return rows
+        values, size = GGML_QUANT_SIZES[self.tensor.tensor_type]
+        return rows[:, index[1].start // values * size : -(-index[1].stop // values) * size]
+
+    def _in_order(self, rows: torch.Tensor) -> torch.Tensor:
+        if self.interleaved is None:
+            return rows
+        pairs = rows.reshape(-1, self.interleaved // 2, 2, *rows.shape[1:])
+        return pairs.transpose(1, 2).reshape(rows.shape)
+
+    def _dequantise(self, rows: npt.NDArray[np.uint8], values: torch.Tensor) -> None:
+        """Write into `values`, flat. Pieces that stay in the cache make it three times as fast as
+        the tensor at once.
+        """
+        kind = self.tensor.tensor_type
+        block_values, block_bytes = GGML_QUANT_SIZES[kind]
+        stored = rows.reshape(-1)
+        for begin in range(0, values.numel(), _PIECE):
+            end = min(begin + _PIECE, values.numel())
+            blocks = slice(begin // block_values * block_bytes, end // block_values * block_bytes)
+            try:
+                piece = dequantize(stored[blocks], kind)
+            except NotImplementedError:
+                raise ValueError(
+                    f"the tensor {self.tensor.name} is stored as {kind.name}, which cannot be "
+                    "read; convert the model again"
+                ) from None
+            # What is stored as float32 is the read-only file, which torch does not take.
+            values[begin:end] = torch.from_numpy(np.require(piece, requirements=["W"]))

@@ -14,7 +14,17 @@ import torch
 from torch import nn
 
 from ...kernels.linear import LinearKernels
-from ..layers.linear import NUMBERS, Linear, Place, StoredTensor
+from ..layers.linear import (
+    NUMBERS,
+    Axis,
+    CannotSplitError,
+    Embedding,
+    Linear,
+    Place,
+    StoredTensor,
+    Stretch,
+)
+from ..layers.parallel import WHOLE, Shard, split
 from ..layers.rotary import Rotary
 from ..model_config import ModelConfig
 from ..models.llama import LlamaForCausalLM
@@ -28,6 +38,7 @@ from ..quantization.methods import (
     named_linears,
     part_name,
     scheme_kinds,
+    split_errors,
     stored_kinds,
 )
 from ..quantization.on_load import COLUMNS
@@ -35,6 +46,7 @@ from ..quantization.registry import Scheme, quantization_of, read_scheme
 from . import safetensors
 from .files import read_json
 from .kv_scales import split_kv_scales
+from .narrow import whole_place
 
 _THREADS = 4
 _INITIAL_STD = 0.02
@@ -53,14 +65,16 @@ def load_model(
     *,
     quantization: str = "none",
     lacking: Collection[torch.dtype] = (),
+    shard: Shard = WHOLE,
 ) -> LlamaForCausalLM:
     """The model of a folder or .gguf file in `dtype` on `device`, its linear layers packed where
     there are `kernels`.
 
     `quantization`: as `--quantization`. auto: weights stay in the 4 or 8 bits that a file holds
     them in, those of a .gguf file where the kernels can multiply by such; none: they become
-    numbers. `lacking`: as `Platform.lacking_dtypes`. Needs little more memory than the weights
-    themselves. Raises `ValueError` that names the file or tensor at fault.
+    numbers. `lacking`: as `Platform.lacking_dtypes`. `shard`: what this rank holds, of which alone
+    it reads. Needs little more memory than the weights themselves. Raises `ValueError` that names
+    the file or tensor at fault.
     """
     scheme: Scheme | None = None
     if Path(path).suffix == ".gguf":
@@ -83,7 +97,8 @@ def load_model(
         return scheme_kinds(model, scheme, quantization, products)
 
     try:
-        model = empty_model(config, dtype, device, choose)
+        _check_split(config, dtype, choose, shard)
+        model = empty_model(config, dtype, device, choose, shard)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     model.kv_scales = kv_scales
@@ -121,9 +136,10 @@ def random_model(
     *,
     quantization: str = "none",
     lacking: Collection[torch.dtype] = (),
+    shard: Shard = WHOLE,
 ) -> LlamaForCausalLM:
     """The model that a folder's config.json describes, with random weights made on `device`: the
-    same ones each time on one device.
+    same ones each time on one device, of which a rank has the part of `shard`.
 
     Norms are 1 and matrices small, as before training, so that activations stay finite in any
     dtype. Raises `ValueError` where a checkpoint's own kind of quantised weights is asked for.
@@ -135,7 +151,9 @@ def random_model(
         )
     products = Products(dtype, device, kernels, lacking)
     choose = partial(scheme_kinds, scheme=None, quantization=quantization, products=products)
-    model = empty_model(ModelConfig.from_pretrained(path), dtype, device, choose)
+    config = ModelConfig.from_pretrained(path)
+    _check_split(config, dtype, choose, shard)
+    model = empty_model(config, dtype, device, choose, shard)
     for name, places in _places(model).items():
         for place in places:
             make = partial(_make_random, name)
@@ -214,27 +232,41 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def _places(model: LlamaForCausalLM) -> dict[str, list[Place]]:
-    """By the checkpoint's names. An embedding has two where a head that is packed is tied to it."""
+    """By the checkpoint's names. An embedding has two where a head that is packed is tied to it.
+    Raises `CannotSplitError`.
+    """
     places: defaultdict[str, list[Place]] = defaultdict(list)
     for prefix, module in model.named_modules():
         if not isinstance(module, Linear):
+            rows = module.held_rows if isinstance(module, Embedding) else None
             for kind, parameter in module.named_parameters(recurse=False):
-                places[f"{prefix}.{kind}"].append(_copy_of(parameter))
+                places[f"{prefix}.{kind}"].append(_copy_of(parameter, rows))
             continue
         for part in module.parts:
-            for kind, place in module.method.places(module, part).items():
+            for kind, place in _linear_places(prefix, module, part).items():
                 own = f"{part_name(prefix, part)}.{kind}"
                 name = model.tied_weights.get(own, own)
                 if name not in places or module.weight is not model.get_parameter(name):
                     places[name].append(place)
-            if module.bias is not None:
-                values = module.bias[module.rows(part)]
-                places[f"{part_name(prefix, part)}.bias"].append(_copy_of(values))
     return places
 
 
-def _copy_of(target: torch.Tensor) -> Place:
-    return Place([tuple(target.shape)], lambda tensor: tensor.copy_to(target))
+def _linear_places(prefix: str, linear: Linear, part: str) -> dict[str, Place]:
+    """Of a part of a layer, its bias among them."""
+    rows, columns = linear.held_rows.get(part), linear.held_columns
+    with split_errors(prefix, linear):
+        places = {
+            kind: whole_place(place, rows, columns)
+            for kind, place in linear.method.places(linear, part).items()
+        }
+    if linear.bias is not None:
+        places["bias"] = _copy_of(linear.bias[linear.rows(part)], linear.bias_rows(part))
+    return places
+
+
+def _copy_of(target: torch.Tensor, rows: Stretch | None = None) -> Place:
+    place = Place([tuple(target.shape)], lambda tensor: tensor.copy_to(target), rows=Axis(0))
+    return whole_place(place, rows, None)
 
 
 def _finish(model: nn.Module, kernels: LinearKernels | None, *, progress: bool) -> None:
@@ -251,11 +283,12 @@ def hollow_model(
     device: torch.device,
     kernels: LinearKernels | None = None,
     kinds: Kinds = NOTHING_PACKED,
+    shard: Shard = WHOLE,
 ) -> LlamaForCausalLM:
     """The model with weights that all lie in one and the same memory, as large as the largest: for
     tracing, which reads none of them.
     """
-    model = empty_model(config, dtype, torch.device("meta"), lambda _: kinds)
+    model = empty_model(config, dtype, torch.device("meta"), lambda _: kinds, shard)
     _finish(model, kernels, progress=False)
     tensors = [*model.parameters(), *model.buffers()]
     size = max(tensor.nbytes for tensor in tensors)
@@ -272,20 +305,44 @@ def hollow_model(
     return model
 
 
+def _check_split(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    choose: Callable[[LlamaForCausalLM], Kinds],
+    shard: Shard,
+) -> None:
+    """Raises `ValueError`, before memory is spent, where a layer cannot be split so, with how many
+    ranks can have it.
+    """
+
+    def lay_out(size: int) -> CannotSplitError | None:
+        try:
+            _places(empty_model(config, dtype, torch.device("meta"), choose, Shard(0, size)))
+        except CannotSplitError as error:
+            return error
+        return None
+
+    if shard.size > 1 and (error := lay_out(shard.size)) is not None:
+        fits = next(size for size in range(shard.size - 1, 0, -1) if lay_out(size) is None)
+        raise ValueError(f"{error}; take --tp-size {fits}")
+
+
 def empty_model(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
     choose: Callable[[LlamaForCausalLM], Kinds] = lambda _: NOTHING_PACKED,
+    shard: Shard = WHOLE,
 ) -> LlamaForCausalLM:
-    """The model with uninitialised weights of `dtype` on `device`. `choose`: which of its layers
-    are not kept as numbers.
+    """The model with uninitialised weights of `dtype` on `device`, or a rank's part of it.
+    `choose`: which of its layers are not kept as numbers.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with device:
             model: LlamaForCausalLM = model_class(config.architecture)(config)
+            split(model, shard)
             create_weights(model, choose(model))
             for module in model.modules():
                 if isinstance(module, Rotary) and not module.cos.is_meta:

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ..layers.linear import StoredTensor
-from .files import read_header, weight_files
+from .files import Header, read_header, weight_files
 
 _DTYPES = {
     "F64": torch.float64,
@@ -43,13 +43,26 @@ def _tensors_of(path: Path, quantized: bool) -> Iterator[StoredTensor]:
         # Stays open, mapped into memory, until the last of its tensors is forgotten.
         file: Any = safe_open(path, framework="pt")
     for name, header in headers.items():
-        copy_to = partial(_copy, path, file.get_tensor, name)
-        yield StoredTensor(path, name, header.shape, copy_to, _DTYPES[header.dtype])
+        yield _stored(path, file.get_tensor, name, header, (slice(None),) * len(header.shape))
 
 
-def _copy(path: Path, get_tensor: Callable[[str], Any], name: str, target: torch.Tensor) -> None:
-    with _named_errors(path):
-        target.copy_(get_tensor(name))
+def _stored(
+    path: Path,
+    get_tensor: Callable[[str], Any],
+    name: str,
+    header: Header,
+    index: tuple[slice, ...],
+) -> StoredTensor:
+    """The numbers of `index`, a slice a dimension."""
+
+    def copy_to(target: torch.Tensor) -> None:
+        with _named_errors(path):
+            # The tensor is the mapped file: pages are read as they are copied.
+            target.copy_(get_tensor(name)[index])
+
+    shape = tuple(len(range(size)[each]) for size, each in zip(header.shape, index, strict=True))
+    cut = partial(_stored, path, get_tensor, name, header)
+    return StoredTensor(path, name, shape, copy_to, _DTYPES[header.dtype], cut=cut)
 
 
 @contextmanager

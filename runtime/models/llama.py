@@ -12,13 +12,12 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from ...kernels import ops
 from ...kernels.attention import KVLayout
-from ..layers.attention import attention
-from ..layers.linear import Embedding, FusedLinear, Linear
+from ..layers.linear import Embedding, Linear
 from ..layers.mlp import GatedMLP
 from ..layers.norm import RMSNorm
 from ..layers.rotary import Rotary, Rotation
+from ..layers.self_attention import SelfAttention
 from ..model_config import ModelConfig
 
 ARCHITECTURE = "LlamaForCausalLM"
@@ -37,40 +36,6 @@ _GGUF_BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-
-
-class SelfAttention(nn.Module):
-    """Grouped-query attention with rotary positions; `qk_norm` normalises each head's query and key
-    (Qwen3).
-    """
-
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
-        self.layer = layer
-        self.head_dim = config.head_dim
-        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
-        query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.qkv_proj = FusedLinear(
-            config.hidden_size,
-            {"q_proj": query, "k_proj": key, "v_proj": key},
-            bias=config.qkv_bias,
-        )
-        self.o_proj = Linear(query, config.hidden_size, bias=config.o_bias)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
-
-    def forward(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        heads: torch.Tensor = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))
-        if self.q_norm is None or self.k_norm is None:
-            turned, v = heads.tensor_split([self.num_heads + self.num_kv_heads], dim=1)
-        else:
-            q, k, v = heads.tensor_split(
-                [self.num_heads, self.num_heads + self.num_kv_heads], dim=1
-            )
-            turned = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
-        q, k = ops.rotary_embedding(turned, *rotation).tensor_split([self.num_heads], dim=1)
-        output: torch.Tensor = self.o_proj(attention(q, k, v, self.layer))
-        return output
 
 
 class DecoderLayer(nn.Module):
@@ -177,7 +142,6 @@ class LlamaForCausalLM(nn.Module):
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
         self.tied_weights: dict[str, str] = {}
         if config.tie_word_embeddings:
-            self.lm_head.weight = self.model.embed_tokens.weight
             self.tied_weights = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -192,9 +156,9 @@ class LlamaForCausalLM(nn.Module):
 
     def kv_layouts(self, dtype: torch.dtype) -> list[KVLayout]:
         """What each layer keeps of a token, in order."""
-        config = self.config
-        heads = config.num_heads, config.num_kv_heads, config.head_dim
+        layers: Any = self.model.layers
+        windows = self.config.windows or [None] * len(layers)
         return [
-            KVLayout.of_heads(*heads, dtype, window=window)
-            for window in config.windows or [None] * config.num_layers
+            layer.self_attn.kv_layout(dtype, window)
+            for layer, window in zip(layers, windows, strict=True)
         ]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..layers.linear import Linear, Place
+from ..layers.linear import Axis, Linear, Place
 from .config import matcher, names, setting
 from .grouped_weight import GroupedWeight, check_scale, fields, regrouped, word_bytes
 from .registry import PLAIN, Scheme
@@ -46,11 +46,15 @@ class AWQ(PackedFormat):
 
     def places(self, layer: Linear, part: str) -> Mapping[str, Place]:
         rows, groups = layer.parts[part], layer.in_features // self.columns_of(layer)
-        words = words_of(rows, BITS)
+        words, word, group = words_of(rows, BITS), Axis(1, 32 // BITS), self.groups(0)
         return {
-            "qweight": self.place(part, (layer.in_features, words), INT32),
-            "qzeros": self.place(part, (groups, words), INT32),
-            "scales": self.place(part, (groups, rows), check=check_scale),
+            "qweight": self.place(
+                part, (layer.in_features, words), INT32, rows=word, columns=Axis(0)
+            ),
+            "qzeros": self.place(part, (groups, words), INT32, rows=word, columns=group),
+            "scales": self.place(
+                part, (groups, rows), check=check_scale, rows=Axis(1), columns=group
+            ),
         }
 
     def unpack(self, layer: Linear, tensors: Mapping[str, torch.Tensor]) -> GroupedWeight:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ...kernels.linear import LinearKernels
-from ..layers.linear import Linear, Place, StoredTensor
+from ..layers.linear import Axis, Linear, Place, StoredTensor
 
 
 class GGUFBlocks:
@@ -29,7 +29,8 @@ class GGUFBlocks:
             # Read by `finish` only, so that one layer's blocks at a time are in memory twice.
             self._parts[rows.start] = tensor
 
-        return {"weight": Place([(rows.stop - rows.start, layer.in_features)], load)}
+        shape = rows.stop - rows.start, layer.in_features
+        return {"weight": Place([shape], load, rows=Axis(0), columns=Axis(1))}
 
     def finish(self, layer: Linear, kernels: LinearKernels | None) -> None:
         assert kernels is not None

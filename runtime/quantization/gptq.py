@@ -7,24 +7,22 @@ gptqmodel/utils/model.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 
-from ..layers.linear import Linear, Place
+from ..layers.linear import Axis, CannotSplitError, Linear, Place
 from .config import matcher, names, setting
 from .grouped_weight import (
     BITS,
     GroupedWeight,
     check_scale,
-    column_order,
     fields,
     reordered,
     word_bytes,
 )
 from .registry import PLAIN, Scheme
-from .weight_only import INT32, PackedFormat, group_size, words_of
+from .weight_only import ACT_ORDER, INT32, PackedFormat, group_size, words_of
 
 QUANT_METHOD = "gptq"
 _VERSIONS = {"gptq": "v1", "gptq_v2": "v2"}
@@ -102,24 +100,33 @@ class GPTQ(PackedFormat):
         _, bits, columns, self.version, self.order = kind.split()
         self.bits, self.columns = int(bits), int(columns)
 
+    def create(self, layer: Linear) -> None:
+        if self.order == "act-order" and layer.held_columns is not None:
+            raise CannotSplitError(ACT_ORDER)
+        super().create(layer)
+
     def places(self, layer: Linear, part: str) -> Mapping[str, Place]:
         rows, columns = layer.parts[part], layer.in_features
-        groups = columns // self.columns_of(layer)
+        groups, group = columns // self.columns_of(layer), self.groups(0)
+        words, a_word = words_of(columns, self.bits), 32 // self.bits
+        zero_words = words_of(rows, self.bits)
         places = {
-            "qweight": self.place(part, (words_of(columns, self.bits), rows), INT32),
-            "qzeros": self.place(part, (groups, words_of(rows, self.bits)), INT32),
-            "scales": self.place(part, (groups, rows), check=check_scale),
-            "g_idx": self.place(
-                part,
-                (columns,),
-                INT32,
-                partial(column_order, groups=groups),
-                is_optional=self.order == "in-order",
+            "qweight": self.place(
+                part, (words, rows), INT32, rows=Axis(1), columns=Axis(0, a_word)
             ),
+            "qzeros": self.place(
+                part, (groups, zero_words), INT32, rows=Axis(1, a_word), columns=group
+            ),
+            "scales": self.place(
+                part, (groups, rows), check=check_scale, rows=Axis(1), columns=group
+            ),
+            "g_idx": self.order_place(layer, part, is_optional=self.order == "in-order"),
         }
         if layer.bias is None:
             # AutoGPTQ gives every layer a bias.
-            places["bias"] = self.place(part, (rows,), check=_check_unused, is_optional=True)
+            places["bias"] = self.place(
+                part, (rows,), check=_check_unused, is_optional=True, rows=Axis(0)
+            )
         return places
 
     def unpack(self, layer: Linear, tensors: Mapping[str, torch.Tensor]) -> GroupedWeight:
@@ -127,7 +134,8 @@ class GPTQ(PackedFormat):
             tensors["qweight"],
             tensors["qzeros"],
             tensors["scales"],
-            tensors.get("g_idx"),
+            # Groups are in turn where a rank has some of the columns.
+            tensors.get("g_idx") if layer.held_columns is None else None,
             self.bits,
             zeros_less_one=self.version == "v1",
         )

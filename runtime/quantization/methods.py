@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from types import MappingProxyType
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from torch import nn
 
 from ...kernels import ops
 from ...kernels.linear import LinearKernels
-from ..layers.linear import Linear, LinearMethod, StoredTensor
+from ..layers.linear import CannotSplitError, Embedding, Linear, LinearMethod, StoredTensor
 from ..models.llama import LlamaForCausalLM
 from .gguf import GGUFBlocks
 from .on_load import COLUMNS, finished_kind
@@ -58,7 +59,8 @@ def stored_kinds(
 ) -> Kinds:
     """Of a .gguf file: the layers whose quantised weights are kept as they are, where all parts are
     of one format that the kernels know. None are where other kernels multiply numbers, which on
-    processors with matrix units they do several times as fast.
+    processors with matrix units they do several times as fast. Raises `CannotSplitError` for rows
+    whose blocks a split cuts.
     """
     if kernels is None or kernels.layout(PLAIN, _ANY_WIDTH) is None:
         return NOTHING_PACKED
@@ -68,9 +70,18 @@ def stored_kinds(
         # Rows of one weight are of one kind.
         found = {stored.get(weight_name(model, prefix, part)) for part in linear.parts}
         kind = found.pop() if len(found) == 1 else None
-        if kind and kernels.layout(kind, linear.in_features) is not None:
+        if kind and kernels.layout(kind, linear.whole_in_features) is not None:
+            if kernels.layout(kind, linear.in_features) is None:
+                raise _cut(prefix, linear, f"blocks of {kind}")
             kinds[prefix] = kind
     return kinds
+
+
+def _cut(prefix: str, linear: Linear, what: str) -> CannotSplitError:
+    return CannotSplitError(
+        f"{prefix}: {linear.in_features} of its {linear.whole_in_features} columns a rank are no "
+        f"whole {what}"
+    )
 
 
 class Products(NamedTuple):
@@ -138,7 +149,8 @@ def scheme_kinds(
 def on_load_kinds(model: LlamaForCausalLM, quantization: str, products: Products) -> Kinds:
     """Of 16-bit weights that are quantised as `--quantization` says, but for layers whose width
     does not fit. A head that is tied to the embedding becomes a copy. Raises `ValueError` where
-    no product takes them.
+    no product takes them, `CannotSplitError` where the whole width of a layer fits, but not a
+    rank's part.
     """
     if not products.take(finished_kind(quantization)):
         dtype = str(products.dtype).removeprefix("torch.")
@@ -147,18 +159,41 @@ def on_load_kinds(model: LlamaForCausalLM, quantization: str, products: Products
             f"--quantization {quantization}: nothing multiplies such weights by {dtype} numbers "
             f"on {products.device.type} here; take {' or '.join([*taken, 'none'])}"
         )
-    return {
-        prefix: f"on_load {quantization}"
-        for prefix, linear in named_linears(model)
-        if linear.in_features % COLUMNS[quantization] == 0
-    }
+    kinds, columns = {}, COLUMNS[quantization]
+    for prefix, linear in named_linears(model):
+        if linear.whole_in_features % columns == 0:
+            if linear.in_features % columns:
+                raise _cut(prefix, linear, f"blocks of {columns}")
+            kinds[prefix] = f"on_load {quantization}"
+    return kinds
 
 
-def create_weights(model: nn.Module, kinds: Kinds) -> None:
-    """Give each linear layer its method, and a weight to load into."""
+def create_weights(model: LlamaForCausalLM, kinds: Kinds) -> None:
+    """Give each layer a weight to load into, linear ones by their method."""
+    for module in model.modules():
+        if isinstance(module, Embedding):
+            module.create()
+    for name, other in model.tied_weights.items():
+        owner, _, kind = name.rpartition(".")
+        setattr(model.get_submodule(owner), kind, model.get_parameter(other))
     for prefix, linear in named_linears(model):
         linear.method = make_method(kinds.get(prefix, PLAIN))
-        linear.method.create(linear)
+        with split_errors(prefix, linear):
+            linear.method.create(linear)
+
+
+@contextmanager
+def split_errors(prefix: str, linear: Linear) -> Iterator[None]:
+    """What a format says of the sizes of a layer that is split becomes `CannotSplitError`: it has
+    the whole layer's.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if not linear.is_split:
+            raise
+        reason = str(error).partition(";")[0]
+        raise CannotSplitError(f"{prefix}, split over ranks: {reason}") from None
 
 
 def linear_kinds(model: nn.Module) -> Kinds:

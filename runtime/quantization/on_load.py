@@ -13,7 +13,7 @@ import torch
 
 from ...kernels.linear import LinearKernels
 from ...kernels.reference import quantize_dynamic
-from ..layers.linear import Linear, Place, StoredTensor
+from ..layers.linear import Axis, Linear, Place, StoredTensor
 from .grouped_weight import GroupedWeight, packed_nibbles
 from .w8a8 import W8A8
 from .weight_only import WeightOnly
@@ -45,7 +45,8 @@ class OnLoad:
         def load(tensor: StoredTensor) -> None:
             self._parts[part] = tensor
 
-        return {"weight": Place([(layer.parts[part], layer.in_features)], load)}
+        shape = layer.parts[part], layer.in_features
+        return {"weight": Place([shape], load, rows=Axis(0), columns=Axis(1))}
 
     def finish(self, layer: Linear, kernels: LinearKernels | None) -> None:
         if self.target in _W8A8:

@@ -6,18 +6,16 @@ Layout: the library's compressors/pack_quantized.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
 
-from ..layers.linear import Linear, Place
+from ..layers.linear import Axis, Linear, Place
 from .config import setting
 from .grouped_weight import (
     BITS,
     GroupedWeight,
     check_scale,
-    column_order,
     fields,
     reordered,
     word_bytes,
@@ -25,6 +23,8 @@ from .grouped_weight import (
 from .weight_only import INT32, PackedFormat, group_size
 
 FORMAT = "pack-quantized"
+_UNSET = -1
+"""All that a group index holds as the library makes it, before something is put into it."""
 
 
 def kind_of(weights: Mapping[str, Any]) -> str | None:
@@ -59,25 +59,36 @@ class PackQuantized(PackedFormat):
 
     def places(self, layer: Linear, part: str) -> Mapping[str, Place]:
         rows, columns = layer.parts[part], layer.in_features
-        groups = columns // self.columns_of(layer)
+        groups, group = columns // self.columns_of(layer), self.groups(1)
+        a_word = 32 // self.bits
+        held_rows = layer.held_rows.get(part)
+        whole = [rows if held_rows is None else held_rows.whole, layer.whole_in_features]
 
         def check_shape(shape: torch.Tensor) -> None:
-            if shape.tolist() != [rows, columns]:
-                raise ValueError(f"is {shape.tolist()}, but the model asks for {[rows, columns]}")
+            if shape.tolist() != whole:
+                raise ValueError(f"is {shape.tolist()}, but the model asks for {whole}")
 
         places = {
-            "weight_packed": self.place(part, (rows, _words(columns, self.bits)), INT32),
-            "weight_scale": self.place(part, (rows, groups), check=check_scale),
+            "weight_packed": self.place(
+                part,
+                (rows, _words(columns, self.bits)),
+                INT32,
+                rows=Axis(0),
+                columns=Axis(1, a_word),
+            ),
+            "weight_scale": self.place(
+                part, (rows, groups), check=check_scale, rows=Axis(0), columns=group
+            ),
             "weight_shape": self.place(
                 part, (2,), (torch.int64, torch.int32), check_shape, is_optional=True
             ),
-            "weight_g_idx": self.place(
-                part, (columns,), INT32, partial(_check_index, groups=groups), is_optional=True
-            ),
+            "weight_g_idx": self.order_place(layer, part, is_optional=True, unset=_UNSET),
         }
         if not self.is_symmetric:
             shape = _words(rows, self.bits), groups
-            places["weight_zero_point"] = self.place(part, shape, INT32)
+            places["weight_zero_point"] = self.place(
+                part, shape, INT32, rows=Axis(0, a_word), columns=group
+            )
         return places
 
     def unpack(self, layer: Linear, tensors: Mapping[str, torch.Tensor]) -> GroupedWeight:
@@ -85,7 +96,8 @@ class PackQuantized(PackedFormat):
             tensors["weight_packed"],
             tensors["weight_scale"],
             tensors.get("weight_zero_point"),
-            tensors.get("weight_g_idx"),
+            # Groups are in turn where a rank has some of the columns.
+            tensors.get("weight_g_idx") if layer.held_columns is None else None,
             layer.in_features,
             self.bits,
         )
@@ -94,16 +106,6 @@ class PackQuantized(PackedFormat):
 def _words(numbers: int, bits: int) -> int:
     """The last word of a row or column is filled up."""
     return -(-numbers * bits // 32)
-
-
-def _check_index(group_of: torch.Tensor, groups: int) -> None:
-    if not _is_unset(group_of):
-        column_order(group_of, groups)
-
-
-def _is_unset(group_of: torch.Tensor) -> bool:
-    """Whether it is as the library makes it, before something is put into it."""
-    return bool((group_of == -1).all())
 
 
 def make_method(kind: str) -> PackQuantized:
@@ -131,6 +133,6 @@ def unpack(
     else:
         zero = fields(weight_zero_point.T, bits)[:, :rows].T.contiguous()
     weight = GroupedWeight(numbers, weight_scale, zero)
-    if weight_g_idx is None or _is_unset(weight_g_idx):
+    if weight_g_idx is None or bool((weight_g_idx == _UNSET).all()):
         return weight
     return reordered(weight, weight_g_idx, bits)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ...kernels.linear import LinearKernels
-from ..layers.linear import Linear, Place, StoredMethod, weight
+from ..layers.linear import Axis, Linear, Place, StoredMethod, weight
 from .registry import PLAIN
 
 WIDENED = "widened "
@@ -33,7 +33,9 @@ class Unquantized:
 
     def places(self, layer: Linear, part: str) -> Mapping[str, Place]:
         rows = layer.weight[layer.rows(part)]
-        return {"weight": Place([tuple(rows.shape)], lambda tensor: tensor.copy_to(rows))}
+        shapes = [tuple(rows.shape)]
+        place = Place(shapes, lambda tensor: tensor.copy_to(rows), rows=Axis(0), columns=Axis(1))
+        return {"weight": place}
 
     def finish(self, layer: Linear, kernels: LinearKernels | None) -> None:
         if kernels is not None and kernels.layout(self.kind, layer.in_features) is not None:

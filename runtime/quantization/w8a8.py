@@ -19,7 +19,7 @@ import torch
 from ...kernels import ops
 from ...kernels.linear import LinearKernels
 from ...kernels.reference import widened
-from ..layers.linear import Linear, Place, QuantizedInput, StoredTensor
+from ..layers.linear import Axis, Linear, Place, QuantizedInput, StoredTensor
 
 BLOCK = 128
 _LARGEST_SCALE = 1e6
@@ -70,8 +70,15 @@ class W8A8:
                 [(count, layer.in_features)],
                 lambda tensor: tensor.copy_to(layer.weight[rows]),
                 (self.dtype,),
+                rows=Axis(0),
+                columns=Axis(1),
             ),
-            self.scale_name: Place(shapes, partial(self._load_scale, layer, rows)),
+            self.scale_name: Place(
+                shapes,
+                partial(self._load_scale, layer, rows),
+                rows={"tensor": None, "channel": Axis(0), "block": Axis(0, BLOCK)}[self.weight],
+                columns=Axis(1, BLOCK) if self.weight == "block" else None,
+            ),
         }
         if self.input == "static":
             target = layer.input_scale[list(layer.parts).index(part)]
@@ -135,14 +142,14 @@ def checked_scale(tensor: StoredTensor) -> torch.Tensor:
     """The scales of a checkpoint as float32. Raises `ValueError` where one is no positive number,
     or larger than any can be.
     """
-    values = tensor.read().float()
+    values = (tensor.unpadded or tensor).read().float()
     wrong = ~((values > 0) & (values <= _LARGEST_SCALE))
     if wrong.any():
         raise tensor.fault(
             f"has {int(wrong.sum())} of {prod(values.shape)} scales that are no positive numbers "
             f"up to {_LARGEST_SCALE:g}, such as {values[wrong][0].item()}"
         )
-    return values
+    return values if tensor.unpadded is None else tensor.read().float()
 
 
 def _copy(target: torch.Tensor, values: torch.Tensor) -> None:

@@ -14,11 +14,12 @@ import torch
 
 from ...kernels import ops
 from ...kernels.linear import LinearKernels
-from ..layers.linear import Linear, Place, StoredTensor
+from ..layers.linear import Axis, CannotSplitError, Linear, Place, StoredTensor
 from .config import setting
-from .grouped_weight import GroupedWeight, gguf_blocks, gguf_kind, widened
+from .grouped_weight import GroupedWeight, column_order, gguf_blocks, gguf_kind, widened
 
 INT32 = (torch.int32,)
+ACT_ORDER = "its columns are in act order, so that no rank has whole groups of them"
 _SCALES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -50,7 +51,11 @@ class WeightOnly:
         """The method of a layer with the rows of all `weights`."""
         first = weights[0]
         columns = first.numbers.shape[1] * 8 // bits // first.scale.shape[1]
-        is_symmetric = all(bool((weight.zero == 1 << (bits - 1)).all()) for weight in weights)
+        half = 1 << (bits - 1)
+        # Groups that a rank has behind the last row or column are zeros, whatever the zero point.
+        is_symmetric = all(
+            bool(((weight.zero == half) | (weight.scale == 0)).all()) for weight in weights
+        )
         words = [
             str(first.scale.dtype).removeprefix("torch."),
             "symmetric" if is_symmetric else "zeros",
@@ -139,8 +144,28 @@ class PackedFormat(ABC):
     def columns_of(self, layer: Linear) -> int:
         return layer.in_features if self.columns == -1 else self.columns
 
+    def groups(self, dim: int) -> Axis | None:
+        """The dimension of a tensor that has a number for each group of columns."""
+        return None if self.columns == -1 else Axis(dim, self.columns)
+
     @abstractmethod
     def places(self, layer: Linear, part: str) -> Mapping[str, Place]: ...
+
+    def order_place(
+        self, layer: Linear, part: str, *, is_optional: bool, unset: int | None = None
+    ) -> Place:
+        """Of the group of each column of the whole layer. `unset`: what all of it is where it does
+        not count. Raises `CannotSplitError` for an order that a rank's columns cannot have.
+        """
+        held, columns = layer.held_columns, layer.whole_in_features
+        groups = 1 if self.columns == -1 else columns // self.columns
+
+        def check(group_of: torch.Tensor) -> None:
+            is_unset = unset is not None and bool((group_of == unset).all())
+            if not is_unset and column_order(group_of, groups) is not None and held is not None:
+                raise CannotSplitError(ACT_ORDER)
+
+        return self.place(part, (columns,), INT32, check, is_optional=is_optional)
 
     @abstractmethod
     def unpack(self, layer: Linear, tensors: Mapping[str, torch.Tensor]) -> GroupedWeight:
@@ -154,16 +179,21 @@ class PackedFormat(ABC):
         check: Callable[[torch.Tensor], object] | None = None,
         *,
         is_optional: bool = False,
+        rows: Axis | None = None,
+        columns: Axis | None = None,
     ) -> Place:
         """Keeps a tensor for `unpack`. `check` raises `ValueError` for numbers that are wrong."""
-        return Place([shape], partial(self._keep, part, check), dtypes, is_optional)
+        keep = partial(self._keep, part, check)
+        return Place([shape], keep, dtypes, is_optional, rows, columns)
 
     def _keep(
         self, part: str, check: Callable[[torch.Tensor], object] | None, stored: StoredTensor
     ) -> None:
         if check is not None:
             try:
-                check(stored.read())
+                check((stored.unpadded or stored).read())
+            except CannotSplitError as error:
+                raise CannotSplitError(f"{stored.name.rpartition('.')[0]}: {error}") from None
             except ValueError as error:
                 raise stored.fault(str(error)) from None
         self._stored[part][stored.name.rpartition(".")[2]] = stored

@@ -1,0 +1,73 @@
+"""A rank's part of a checkpoint's tensors: what is not its own is not read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from ..layers.linear import CannotSplitError, Place, StoredTensor, Stretch
+
+
+def whole_place(place: Place, rows: Stretch | None, columns: Stretch | None) -> Place:
+    """The place of a whole tensor, of which `place` takes what belongs to a rank's rows and
+    columns of the weight; None: all of them. Raises `CannotSplitError` where those cut an entry.
+    """
+    held: dict[int, Stretch] = {}
+    for axis, stretch, name in ((place.rows, rows, "rows"), (place.columns, columns, "columns")):
+        if axis is None or stretch is None:
+            continue
+        begin, size, whole = stretch
+        if begin % axis.unit or size % axis.unit:
+            raise CannotSplitError(
+                f"{size} of {whole} {name} a rank cut what is kept for {axis.unit} together"
+            )
+        held[axis.dim] = Stretch(begin // axis.unit, size // axis.unit, -(-whole // axis.unit))
+    if not held:
+        return place
+    shapes = [
+        tuple(held[dim].whole if dim in held else size for dim, size in enumerate(shape))
+        for shape in place.shapes
+    ]
+    return place._replace(
+        shapes=shapes,
+        load=lambda tensor: place.load(narrowed(tensor, held)),
+        rows=None,
+        columns=None,
+    )
+
+
+def narrowed(tensor: StoredTensor, held: Mapping[int, Stretch]) -> StoredTensor:
+    """Stretches of some dimensions of a tensor."""
+    wanted = [held.get(dim, Stretch(0, size, size)) for dim, size in enumerate(tensor.shape)]
+    part = tensor.part(
+        tuple(slice(begin, min(begin + size, whole)) for begin, size, whole in wanted)
+    )
+    shape = tuple(stretch.size for stretch in wanted)
+    return part if part.shape == shape else _padded(part, shape)
+
+
+def _padded(part: StoredTensor, shape: tuple[int, ...]) -> StoredTensor:
+    """Zeros behind the last row and column."""
+    inside = tuple(slice(size) for size in part.shape)
+
+    def copy_to(target: torch.Tensor) -> None:
+        values = torch.empty(part.shape, dtype=target.dtype, device=target.device)
+        part.copy_to(values)
+        target.zero_()[inside] = values
+
+    def blocks() -> torch.Tensor:
+        assert part.blocks is not None
+        stored = part.blocks()
+        rows, num_bytes = stored.shape
+        padded = stored.new_zeros(shape[0], num_bytes * shape[1] // part.shape[1])
+        padded[:rows, :num_bytes] = stored
+        return padded
+
+    return part._replace(
+        shape=shape,
+        copy_to=copy_to,
+        blocks=None if part.blocks is None else blocks,
+        cut=None,
+        unpadded=part,
+    )
