@@ -14,7 +14,6 @@ from typing import Any
 
 _ONE_DEVICE = "this version runs on one device"
 _ONE_VALUE = {
-    ("--tensor-parallel-size", "--tp-size", "--tp", "-tp"): (("1",), _ONE_DEVICE),
     ("--pipeline-parallel-size", "--pp-size", "--pp", "-pp"): (("1",), _ONE_DEVICE),
     ("--data-parallel-size", "--dp-size", "--dp", "-dp"): (("1",), _ONE_DEVICE),
     ("--expert-parallel-size", "--ep-size", "--ep"): (("1",), _ONE_DEVICE),
@@ -122,6 +121,9 @@ def add_foreign_flags(parser: Any) -> None:
         )
     for flag in NOTHING_TO_DO:
         parser.add_argument(flag, action=_Ignored, nargs=0, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "-tp", type=int, dest="tp_size", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+    )
     for flag, setting, value in (
         ("--enable-prefix-caching", "disable_radix_cache", False),
         ("--no-enable-prefix-caching", "disable_radix_cache", True),

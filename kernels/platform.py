@@ -11,10 +11,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.distributed as dist
 
 from . import reference
 from .attention import AttentionBackend, AttentionMetadata, KVLayout
 from .cache_format import CACHE_DTYPES
+from .collectives import Group, TorchGroup
 from .graph import Graph, HostArguments, weak_ref_tensor
 from .linear import LinearKernels
 from .paged_attention import TorchAttention
@@ -97,6 +99,10 @@ class Platform:
     """Share of the memory that is free once the weights are loaded that the KV cache takes; None:
     what steps leave, which is tried out.
     """
+    ranks_share_memory: bool = False
+    """Whether the ranks of one machine take their weights and caches from one memory."""
+    collectives: str = "gloo"
+    """torch.distributed's backend for what the ranks of an engine compute together."""
     compiler_bytes: int = 2**30
     """Most that a process that traces and compiles pieces takes of the device's memory."""
     piece_compilers: tuple[str, ...] = ("inductor", "eager")
@@ -138,6 +144,20 @@ class Platform:
         """Called once in each process of an engine before anything is allocated. `num_threads`: of
         all ranks of this machine together. Raises `ValueError` with a remedy.
         """
+
+    def check_ranks(self, number: int) -> None:
+        """Raises `ValueError` with a remedy where so many ranks do not find a device each."""
+
+    def use_device(self, index: int) -> None:
+        """This process computes on this device of the machine from now on."""
+
+    def make_group(self, store: Any, rank: int, size: int) -> Group:
+        """The group of the ranks that meet at `store`, one of torch.distributed; waits for all.
+        Once a process.
+        """
+        dist.init_process_group(self.collectives, store=store, rank=rank, world_size=size)
+        assert dist.group.WORLD is not None
+        return TorchGroup(dist.group.WORLD)
 
     def remarks(self, layouts: Sequence[KVLayout] = ()) -> dict[str, str]:
         """What the start-up summary says about this machine, each line by its name: what is other

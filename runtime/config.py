@@ -39,6 +39,7 @@ BATCH_SIZES = "batch sizes (1,2,4,8)"
 
 MOST_THREADS = 1024
 MODEL = "model"
+RANKS = "several devices"
 MEMORY = "memory and batching"
 GRAPHS = "pieces and graphs"
 _POSITIVE = (
@@ -48,6 +49,7 @@ _POSITIVE = (
     "max_running_requests",
     "chunked_prefill_size",
     "num_threads",
+    "tp_size",
     "piecewise_cuda_graph_max_tokens",
     "cuda_graph_max_bs",
 )
@@ -136,6 +138,13 @@ class EngineConfig:
         None,
         "longest prompt plus output, in tokens; default: the model's own",
         group=MODEL,
+        metavar="N",
+    )
+    tp_size: int = option(
+        1,
+        "tensor parallelism: how many ranks hold a part of each layer, a process and a device "
+        "each; on a CPU they share the cores",
+        group=RANKS,
         metavar="N",
     )
     mem_fraction_static: float | None = option(

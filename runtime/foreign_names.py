@@ -15,6 +15,8 @@ SAME: Mapping[str, str] = {
     "max_num_seqs": "max_running_requests",
     "max_num_batched_tokens": "chunked_prefill_size",
     "block_size": "page_size",
+    "tp": "tp_size",
+    "tensor_parallel_size": "tp_size",
     "enforce_eager": "disable_cuda_graph",
 }
 """A foreign name to ours. What has the same name and meaning, such as SGLang's

@@ -4,12 +4,15 @@ measurements.
 
 from __future__ import annotations
 
+import logging
 import time
+import weakref
 from collections.abc import Sequence
 from itertools import count
 from typing import Any, cast
 
 from .config import EngineConfig, PassConfig
+from .distributed.processes import start_ranks
 from .engine.build import build_engine
 from .engine.messages import FinishReason, TokenLogprob
 from .foreign_names import own_names
@@ -18,6 +21,8 @@ from .loader.resolve import resolve_model_path
 from .sampling.params import SamplingParams
 from .tokenizer.output_processor import RequestOutput, RequestState, TextOptions, process_outputs
 from .tokenizer.tokenizer import load_tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class Completion:
@@ -85,7 +90,10 @@ class LLM:
             weights=self.config.load_format != "dummy",
         )
         self.tokenizer = load_tokenizer(path, self.config.tokenizer_path)
-        self.core, runner, startup = build_engine(self.config, progress=progress)
+        ranks = start_ranks(self.config, logger.error)
+        # Whatever becomes of this object, and where the constructor raises.
+        weakref.finalize(self, ranks.close)
+        self.core, runner, startup = build_engine(self.config, progress=progress, ranks=ranks)
         # There is no loop here that could bring pieces in between batches.
         startup.complete(progress=progress)
         self.info = runner.info()

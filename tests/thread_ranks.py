@@ -80,6 +80,24 @@ class ThreadRanks:
 
     # As ranks
 
+    def tell(self, call: str, *arguments: Any) -> None:
+        if self.rank == 0:
+            self.exchange((call, arguments))
+
+    def next_call(self) -> tuple[str, tuple[Any, ...]]:
+        call: tuple[str, tuple[Any, ...]] = self.exchange(None)[0]
+        return call
+
+    def gathered(self, value: T) -> list[T] | None:
+        values = self.exchange(value)
+        return values if self.rank == 0 else None
+
+    def make_group(self, platform: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        self.tell("end")
+
     def told(self, value: T) -> T:
         told: T = self.exchange(value)[0]
         return told

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
+import socket
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import psutil
@@ -11,6 +15,7 @@ import torch
 
 from .. import ops
 from ..attention import AttentionBackend, KVLayout
+from ..collectives import Group
 from ..graph import HostArguments
 from ..paged_attention import TorchAttention
 from ..platform import ALONE, MemoryInfo, MemoryUse, Place, Platform, StepKernels
@@ -31,6 +36,9 @@ except ImportError:  # Windows has none.
     resource = None  # type: ignore[assignment]
 
 
+logger = logging.getLogger(__name__)
+
+
 class CpuPlatform(Platform):
     """Plain torch on the host's memory."""
 
@@ -41,6 +49,7 @@ class CpuPlatform(Platform):
     # servers.
     default_mem_fraction = 0.2
     runs_beside_host = False
+    ranks_share_memory = True
     graphs_are_real = False
     # Arithmetic bounds a CPU: every padded token costs what a real one does, so only a step of a
     # captured size is replayed.
@@ -67,6 +76,21 @@ class CpuPlatform(Platform):
         number, reason = self._threads
         lines = {"threads": reason and f"{number}: {reason}", "cores": self._cores}
         return {name: text for name, text in lines.items() if text}
+
+    def check_ranks(self, number: int) -> None:
+        if number > (cores := choose_threads().number):
+            logger.warning(
+                "%d ranks share %d cores, and wait for one another: take --tp-size %d",
+                number,
+                cores,
+                cores,
+            )
+
+    def make_group(self, store: Any, rank: int, size: int) -> Group:
+        # Of all addresses of the machine, gloo would listen on the one that its name stands for.
+        if loopback := next((name for _, name in socket.if_nameindex() if name[:2] == "lo"), None):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        return super().make_group(store, rank, size)
 
     def memory(self) -> MemoryInfo:
         """The host's memory, or what is left of it for this process's control group."""

@@ -38,6 +38,7 @@ class CudaPlatform(Platform):
     """The first visible GPU, and CUDA graphs."""
 
     device_type = "cuda"
+    collectives = "nccl"
     dispatch_key = "CUDA"
     # Pieces as they are traced start at once; compiled ones are faster, and take a minute on the
     # first start.
@@ -72,6 +73,13 @@ class CudaPlatform(Platform):
             "fp8": "widened to float16 where it is multiplied: this GPU (compute capability "
             f"{major}.{minor}) has no FP8, which those from 8.9 have; int8 is faster here"
         }
+
+    def check_ranks(self, number: int) -> None:
+        if number > (found := torch.cuda.device_count()):
+            raise ValueError(f"--tp-size {number}: this machine has {found} GPUs; take {found}")
+
+    def use_device(self, index: int) -> None:
+        torch.cuda.set_device(index)
 
     def begin_trials(self) -> None:
         if find_spec("triton"):

@@ -33,6 +33,7 @@ class NpuPlatform(Platform):
     """
 
     device_type = "npu"
+    collectives = "hccl"
     # None of the ops of torch_npu's contract for the Ascend 910 takes them.
     lacking_dtypes = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
     dispatch_key = "PrivateUse1"
@@ -72,6 +73,13 @@ class NpuPlatform(Platform):
             else None,
         }
         return {name: text for name, text in lines.items() if text}
+
+    def check_ranks(self, number: int) -> None:
+        if number > (found := torch.npu.device_count()):
+            raise ValueError(f"--tp-size {number}: this machine has {found} NPUs; take {found}")
+
+    def use_device(self, index: int) -> None:
+        torch.npu.set_device(index)
 
     def graph_obstacle(self) -> str | None:
         # Older versions have the variable alone.

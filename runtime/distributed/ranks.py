@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol, TypeVar
 
+from ...kernels.platform import Platform
+
 T = TypeVar("T")
 
 
@@ -34,12 +36,24 @@ class Ranks(Protocol):
         """How many of the ranks are processes on this machine."""
         ...
 
+    def tell(self, call: str, *arguments: Any) -> None:
+        """On rank 0: the others are to do what it does with its engine from here on, `call` of
+        `rank_process.follow`; waits for nobody. Elsewhere nothing.
+        """
+        ...
+
     def told(self, value: T) -> T:
-        """Rank 0's value, on every rank: JSON's kinds. On rank 0 it waits for nobody."""
+        """Rank 0's value, on every rank: plain objects. On rank 0 it waits for nobody."""
+        ...
+
+    def gathered(self, value: T) -> list[T] | None:
+        """Every rank's value, on rank 0, which waits for all; None elsewhere. Raises `ValueError`
+        where another rank cannot start for a reason that the user can mend.
+        """
         ...
 
     def least(self, value: int) -> int:
-        """The least of all ranks' values, on every rank; waits for all."""
+        """The least of all ranks' values, on every rank; waits for all. Raises as `gathered`."""
         ...
 
     def check(self, digest: Any) -> None:
@@ -48,9 +62,25 @@ class Ranks(Protocol):
         """
         ...
 
+    def make_group(self, platform: Platform) -> None:
+        """Set the group of the collectives; waits for all."""
+        ...
 
-class Diverged(RuntimeError):
+    def close(self) -> None:
+        """On rank 0: end the others."""
+        ...
+
+
+class RankError(RuntimeError):
+    """The ranks cannot go on together, for a reason that its text says in a line."""
+
+
+class Diverged(RankError):
     """Two ranks were about to compute different steps: the engine must end."""
+
+
+class RankEnded(RankError):
+    """A rank is gone: the engine must end."""
 
 
 class Alone:
@@ -59,13 +89,25 @@ class Alone:
     rank, size = 0, 1
     local_rank, local_size = 0, 1
 
+    def tell(self, call: str, *arguments: Any) -> None:
+        pass
+
     def told(self, value: T) -> T:
         return value
+
+    def gathered(self, value: T) -> list[T] | None:
+        return [value]
 
     def least(self, value: int) -> int:
         return value
 
     def check(self, digest: Any) -> None:
+        pass
+
+    def make_group(self, platform: Platform) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 

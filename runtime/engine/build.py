@@ -29,7 +29,7 @@ def build_engine(config: EngineConfig, *, progress: bool = True, ranks: Ranks = 
     """A core that is ready to serve. Raises `ValueError` that the user can mend."""
     runner = ModelRunner(config, progress=progress, ranks=ranks)
     startup = GraphStartup(runner)
-    if config.startup == "full":
+    if config.startup == "full" and ranks.rank == 0:
         startup.complete(progress=progress)
     resolved = runner.config
     seeds = random.Random(config.random_seed)
@@ -45,5 +45,6 @@ def build_engine(config: EngineConfig, *, progress: bool = True, ranks: Ranks = 
         context_length=resolved.context_length,
         draw_seed=lambda: seeds.getrandbits(64),
         overlap=not resolved.disable_overlap_schedule,
+        ranks=ranks,
     )
     return Engine(core, runner, startup)

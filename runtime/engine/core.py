@@ -19,7 +19,8 @@ from typing import Protocol
 import torch
 
 from ..cache.kv_cache import KVCache
-from ..executor.batch import Scheduled
+from ..distributed.ranks import ALONE, Ranks
+from ..executor.batch import Scheduled, digest
 from ..executor.step import PendingStep, StepTokens
 from ..graphs.graph_runner import GraphCounts
 from ..sampling.sampler import NO_TOKEN
@@ -53,7 +54,9 @@ class EngineCore:
     """Holds every request of an engine from arrival to its last token. `overlap`: whether steps
     overlap, for a runner whose steps give a request one token at most.
 
-    What one request brings about ends that one: where a step raises, its requests are computed one
+    With several ranks each message and step of rank 0 is told to the others, and a step that raises
+    ends them all: who was in the middle of what cannot be known. Else
+    what one request brings about ends that one: where a step raises, its requests are computed one
     at a time until each has got a token, and one whose step raises again, alone, is answered with
     an error. What a broken device raises is let through.
     """
@@ -68,8 +71,9 @@ class EngineCore:
         context_length: int,
         draw_seed: Callable[[], int],
         overlap: bool,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self._runner = runner
+        self._runner, self._ranks = runner, ranks
         self._cache = cache
         self._scheduler = Scheduler(
             cache, token_budget=token_budget, max_running_requests=max_running_requests
@@ -94,6 +98,7 @@ class EngineCore:
 
     def add(self, message: GenerateRequest) -> None:
         """Queue a request; one that can never run is answered with an error at the next step."""
+        self._ranks.tell("add", message)
         try:
             self._scheduler.add(self._admit(message))
         except ValueError as error:
@@ -106,6 +111,7 @@ class EngineCore:
     def abort(self, rids: Iterable[str]) -> None:
         """Free these requests at once; they deliver nothing more."""
         gone = set(rids)
+        self._ranks.tell("abort", sorted(gone))
         for request in [
             r for r in self._scheduler.running + self._scheduler.waiting if r.rid in gone
         ]:
@@ -114,6 +120,7 @@ class EngineCore:
 
     def flush_cache(self) -> int:
         """Drop cached prefixes that no request uses; returns the number of tokens."""
+        self._ranks.tell("flush_cache")
         return self._cache.flush()
 
     @torch.inference_mode()
@@ -122,6 +129,7 @@ class EngineCore:
         delivered itself.
         """
         self._at_work = []
+        self._ranks.tell("step")
         try:
             self._advance()
         except Exception as error:
@@ -158,7 +166,7 @@ class EngineCore:
         time.
         """
         at_work = [request for request in self._at_work if not request.finished]
-        if not at_work:
+        if not at_work or self._ranks.size > 1:
             raise error
         self._runner.synchronize()
         self._in_flight = None
@@ -252,6 +260,8 @@ class EngineCore:
 
     def _launch(self, scheduled: list[Scheduled], previous: PendingStep | None) -> PendingStep:
         self._at_work = [request for request, _ in scheduled]
+        if self._ranks.size > 1:
+            self._ranks.check((self._steps, *digest(scheduled)))
         step = self._runner.execute(scheduled, previous)
         self._steps += 1
         self._overlapped_steps += previous is not None

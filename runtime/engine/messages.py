@@ -141,6 +141,14 @@ class GraphInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankInfo:
+    """What one rank holds, in bytes."""
+
+    weight_bytes: int
+    kv_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
     """What a ready engine is, for the start-up summary and `/server_info`. Sizes in tokens, memory
     in bytes.
@@ -168,6 +176,8 @@ class EngineInfo:
     """How many linear layers are kept in which format, and their bytes; empty where none is
     quantised.
     """
+    ranks: list[RankInfo] = field(default_factory=list)
+    """In order; `weight_bytes` and `kv_bytes` are the first one's."""
     overlap_schedule: bool = False
     """Whether the next step is planned while one runs."""
     graphs: GraphInfo = field(default_factory=GraphInfo)

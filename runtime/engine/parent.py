@@ -1,5 +1,5 @@
 """A process that ends when the one that started it does, however that ends: its standard input is a
-pipe that the parent holds open.
+pipe that the parent holds open, after one line, the job.
 """
 
 from __future__ import annotations
@@ -7,6 +7,17 @@ from __future__ import annotations
 import os
 import sys
 import threading
+
+
+def read_line() -> bytes:
+    """The first line of the standard input. Ends the process where there will be none."""
+    line = b""
+    while not line.endswith(b"\n"):
+        part = os.read(sys.stdin.fileno(), 2**16)
+        if not part:
+            os._exit(1)
+        line += part
+    return line
 
 
 def end_with_parent() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import logging
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -21,7 +20,7 @@ import zmq
 
 from .ipc import encode, open_socket
 from .messages import EngineFailed, FromEngine
-from .parent import end_with_parent
+from .parent import end_with_parent, read_line
 
 EXIT_USER_ERROR = 2
 DUMP_SIGNAL = signal.SIGUSR1
@@ -58,7 +57,7 @@ def run_engine(find: Callable[[], Build]) -> int:
     # Asked for before a process that hangs is killed. Needs no lock, and no thread that goes on.
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
     build = find()
-    settings, to_engine, from_engine, log_level = _read_job()
+    settings, to_engine, from_engine, log_level = json.loads(read_line())
     logging.basicConfig(
         level=log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -84,17 +83,6 @@ def run_engine(find: Callable[[], Build]) -> int:
         inbox.close()
         outbox.close()
         context.term()
-
-
-def _read_job() -> Any:
-    """[settings, inbox, outbox, log level]. Ends the process where there will be none."""
-    line = b""
-    while not line.endswith(b"\n"):
-        part = os.read(sys.stdin.fileno(), 2**16)
-        if not part:
-            os._exit(1)
-        line += part
-    return json.loads(line)
 
 
 def _build_of(module: str) -> Build:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from ..config import EngineConfig
+from ..distributed.processes import start_ranks
+from ..distributed.ranks import RankError
 from ..executor.forward_context import tell_each_layer
 from .build import Engine, build_engine
 from .heartbeat import BEAT_MS, Heartbeat
@@ -25,6 +28,9 @@ _STARTUP_POLL_MS = 20
 """How long to wait for a message before the next portion of the start-up."""
 
 
+logger = logging.getLogger(__name__)
+
+
 class EngineProcess:
     """Receives messages, steps the engine core, sends what it delivers."""
 
@@ -40,6 +46,20 @@ class EngineProcess:
         return EngineReady(info=self._runner.info())
 
     def run(self) -> None:
+        """Raises `SystemExit` where the ranks cannot go on together."""
+        ranks = self._runner.ranks
+        try:
+            self._loop()
+        except Exception as error:
+            if ranks.size == 1:
+                raise
+            trace = None if isinstance(error, RankError) else error
+            logger.error("the engine's %d ranks end: %s", ranks.size, error, exc_info=trace)
+            raise SystemExit(1) from None
+        finally:
+            ranks.close()
+
+    def _loop(self) -> None:
         while self._running:
             self._receive()
             self._heart.beat(
@@ -87,4 +107,6 @@ class EngineProcess:
 
 def build(settings: dict[str, Any], inbox: Any, outbox: Any) -> EngineProcess:
     """As `process.Build`."""
-    return EngineProcess(build_engine(EngineConfig(**settings)), inbox, outbox)
+    config = EngineConfig(**settings)
+    ranks = start_ranks(config)
+    return EngineProcess(build_engine(config, ranks=ranks), inbox, outbox)

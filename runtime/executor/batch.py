@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -20,6 +21,16 @@ class Scheduled(NamedTuple):
 
     request: Request
     num_new: int
+
+
+def digest(scheduled: list[Scheduled]) -> tuple[int, int, int]:
+    """(requests, tokens, checksum): what two plans differ in if they are not the same."""
+    plan = [
+        (request.rid, request.num_computed, num_new, len(request.pages), request.pages[-1])
+        for request, num_new in scheduled
+    ]
+    tokens = sum(num_new for _, num_new in scheduled)
+    return len(plan), tokens, zlib.crc32(repr(plan).encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

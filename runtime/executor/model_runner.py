@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from ...compilation.passes.config import PassConfig
 from ...compilation.piece_store import weight_bytes
 from ...kernels.attention import AttentionBackend
+from ...kernels.collectives import TENSOR_PARALLEL, Group, get_group
 from ...kernels.detect import detect
+from ...kernels.linear import LinearKernels
 from ...kernels.platform import Place, Platform
 from ..cache.pool import KVPool, in_cache_dtype, page_bytes
 from ..config import EngineConfig, ResolvedConfig
 from ..distributed.ranks import ALONE, Ranks
-from ..engine.messages import EngineInfo
+from ..engine.messages import EngineInfo, RankInfo
 from ..graphs.graph_runner import GraphCounts, GraphRunner
 from ..graphs.pieces import seen_lengths
 from ..layers.attention import register_attention
@@ -26,6 +30,7 @@ from ..layers.parallel import Shard
 from ..loader.check import check_model
 from ..loader.loader import load_model, random_model
 from ..loader.resolve import resolve_model_path
+from ..models.llama import LlamaForCausalLM
 from ..quantization.methods import describe, linear_kinds
 from ..resolve_config import LEAST_PAGES, resolve_cache, resolve_steps
 from .batch import Batch, Scheduled
@@ -71,6 +76,7 @@ class ModelRunner:
         self.platform: Platform = detect(config.device)
         place = Place(ranks.local_rank, ranks.local_size, config.cpu_bind)
         self.platform.set_up(config.num_threads, place)
+        self.platform.use_device(ranks.local_rank)
         self.platform.check_kv_cache_dtype(config.kv_cache_dtype)
         register_attention(self.platform.dispatch_key)
         self.platform.begin_trials()
@@ -88,28 +94,7 @@ class ModelRunner:
                 self.dtype, self.platform.attention_backend(config.attention_backend)
             )
         with self.clock.phase("weights"):
-            self.model = (
-                random_model(
-                    path,
-                    self.dtype,
-                    self.device,
-                    kernels,
-                    quantization=config.quantization,
-                    lacking=self.platform.lacking_dtypes,
-                    shard=self.shard,
-                )
-                if config.load_format == "dummy"
-                else load_model(
-                    path,
-                    self.dtype,
-                    self.device,
-                    progress,
-                    kernels,
-                    quantization=config.quantization,
-                    lacking=self.platform.lacking_dtypes,
-                    shard=self.shard,
-                )
-            )
+            self.model = self._load(path, config, kernels, progress=progress)
         self.model_config, self.linear_kinds = self.model.config, linear_kinds(self.model)
         self._layouts = in_cache_dtype(
             self.model.kv_layouts(self.dtype), config.kv_cache_dtype, self.model.kv_scales
@@ -119,6 +104,10 @@ class ModelRunner:
         )
         backend = self.platform.make_attention_backend(self.attention_backend)
         self.seen_lengths = seen_lengths(self.model_config, self.dtype)
+        # What the chosen sizes depend on; from here on every rank counts the same steps.
+        self.seen_lengths.counts = Counter(ranks.told(self.seen_lengths.counts))
+        self.vocab_size = self.model_config.vocab_size
+        self.group = self._meet()
         with self.clock.phase("memory"):
             self.config = self._resolve(config, backend)
         # One page more than is handed out: the reserved one.
@@ -127,6 +116,8 @@ class ModelRunner:
         )
         attention = PagedAttention(backend=backend, pool=self.pool)
         self.page_size = self.pool.page_size
+        own = RankInfo(weight_bytes=weight_bytes(self.model), kv_bytes=self.pool.num_bytes)
+        self._rank_infos = ranks.gathered(own) or []
         if self.platform.compiles_kernels:
             with self.clock.phase("first steps"):
                 warm_up(self.model, attention, self.platform, longest=self.config.context_length)
@@ -136,7 +127,6 @@ class ModelRunner:
         self.graphs = GraphRunner(
             self.model, self.platform, self.config, attention, self.seen_lengths
         )
-        self.vocab_size = self.model_config.vocab_size
         self.eos_token_ids = frozenset(self.model_config.eos_token_ids)
 
     def execute(self, scheduled: list[Scheduled], previous: PendingStep | None) -> PendingStep:
@@ -149,10 +139,19 @@ class ModelRunner:
         """
         return self.graphs(batch)
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [N, V] float32 of hidden [N, hidden]."""
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """Logits [N, V] float32 of hidden [N, hidden], which every rank has; None on all but rank
+        0.
+        """
         logits: torch.Tensor = self.model.compute_logits(hidden)
-        return logits
+        if self.group is None:
+            return logits
+        parts = self.group.gather(logits)
+        if parts is None:
+            return None
+        # The last part may stand for more tokens than there are.
+        each = parts.view(self.ranks.size, *logits.shape)
+        return torch.cat(each.unbind(), dim=1)[:, : self.vocab_size].contiguous()
 
     def graph_counts(self) -> GraphCounts:
         """How the steps so far have run."""
@@ -170,6 +169,8 @@ class ModelRunner:
 
     def close(self, *, unless_within: float = 0.0) -> None:
         """Keep what was learned for the next start, unless that was done within so many seconds."""
+        if self.ranks.rank != 0:
+            return
         try:
             self.seen_lengths.save_if_older_than(unless_within)
         except OSError as error:
@@ -191,6 +192,7 @@ class ModelRunner:
             chunked_prefill_size=config.chunked_prefill_size,
             weight_bytes=weight_bytes(self.model),
             kv_bytes=self.pool.num_bytes,
+            ranks=self._rank_infos,
             kv_cache_dtype=config.kv_cache_dtype,
             start_seconds=dict(self.clock.seconds),
             quantization=describe(self.model),
@@ -198,6 +200,29 @@ class ModelRunner:
             graphs=self.graphs.info(),
             remarks=self._remarks,
         )
+
+    def _load(
+        self, path: str, config: EngineConfig, kernels: LinearKernels | None, *, progress: bool
+    ) -> LlamaForCausalLM:
+        """This rank's part of the model."""
+        settings: dict[str, Any] = {
+            "quantization": config.quantization,
+            "lacking": self.platform.lacking_dtypes,
+            "shard": self.shard,
+        }
+        if config.load_format == "dummy":
+            return random_model(path, self.dtype, self.device, kernels, **settings)
+        return load_model(path, self.dtype, self.device, progress, kernels, **settings)
+
+    def _meet(self) -> Group | None:
+        """The group of the ranks once each has loaded its part of the model; None where there are
+        no others. Raises `ValueError` where one cannot, for a reason that the user can mend.
+        """
+        if self.ranks.size == 1:
+            return None
+        self.ranks.gathered(None)
+        self.ranks.make_group(self.platform)
+        return get_group(TENSOR_PARALLEL)
 
     def _resolve(self, config: EngineConfig, backend: AttentionBackend) -> ResolvedConfig:
         """Every number chosen, the size of the KV cache last: where nothing is said about it, by a
@@ -210,6 +235,9 @@ class ModelRunner:
             free = profile_memory(self.model, self.platform, steps, attention, self.seen_lengths)
         else:
             free = self.platform.memory().free
+        if self.platform.ranks_share_memory:
+            free //= self.ranks.local_size
+        free = self.ranks.least(free)
         resolved = resolve_cache(
             steps,
             config.max_total_tokens,
@@ -223,7 +251,7 @@ class ModelRunner:
                 steps.context_length,
                 resolved.context_length,
             )
-        packs = self.platform.packs_linear(weight_bytes(self.model))
+        packs = self.ranks.told(self.platform.packs_linear(weight_bytes(self.model)))
         return replace(resolved, passes=str(PassConfig.parse(config.passes).settled(packs=packs)))
 
     def _make_pool(self, num_pages: int, page_size: int) -> KVPool:

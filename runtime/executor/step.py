@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
+from ...kernels.collectives import Group
 from ...kernels.staging import HostCopy, to_device
 from ..engine.messages import TokenLogprob
 from ..engine.request import Request
@@ -26,13 +27,18 @@ class Forward(Protocol):
     device: torch.device
     slot_dtype: torch.dtype
     page_size: int
+    group: Group | None
+    """Of the ranks, each of which gets the tokens that rank 0 samples; None: there are no others.
+    """
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states [T, hidden] of a step; writes keys and values of its tokens."""
         ...
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [N, V] float32 of hidden [N, hidden]; a tensor of its own."""
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """Logits [N, V] float32 of hidden [N, hidden]; a tensor of its own. None on a rank other
+        than 0.
+        """
         ...
 
 
@@ -75,8 +81,8 @@ class PendingStep:
         self.samples: Samples | None = None
         self._prompt_rows = list(_prompt_rows(model, scheduled, hidden))
         if batch.samplers:
-            logits = model.compute_logits(hidden.index_select(0, batch.sample_rows))
-            self.samples = sample(logits, batch.samplers, sampled)
+            rows = hidden.index_select(0, batch.sample_rows)
+            self.samples = _sample(model, rows, batch.samplers, sampled)
 
     @property
     def is_of_use(self) -> bool:
@@ -99,6 +105,22 @@ class PendingStep:
             else:
                 results.append(StepTokens(request, [], None, ended))
         return results
+
+
+def _sample(
+    model: Forward, hidden: torch.Tensor, requests: list[Request], sampled: torch.Tensor | None
+) -> Samples:
+    """The next token of each request from its row [N, hidden], on every rank."""
+    logits = model.compute_logits(hidden)
+    if logits is not None:
+        samples = sample(logits, requests, sampled)
+        if model.group is not None:
+            model.group.broadcast(samples.chosen)
+        return samples
+    assert model.group is not None
+    chosen = torch.empty(len(requests), dtype=torch.int64, device=model.device)
+    model.group.broadcast(chosen)
+    return Samples(chosen, chosen.clamp_min(0), [], [])
 
 
 class _PromptRows(NamedTuple):
@@ -129,6 +151,8 @@ def _prompt_rows(
             for begin in range(wanted.start, wanted.stop, _LOGIT_ROWS):
                 end = min(begin + _LOGIT_ROWS, wanted.stop)
                 logits = model.compute_logits(hidden[row + begin - first : row + end - first])
+                if logits is None:
+                    continue
                 targets = np.ascontiguousarray(request.tokens[begin + 1 : end + 1])
                 (tokens,) = to_device([targets], logits.device)
                 gathered = gather_logprobs(logits, tokens, request.params.prompt_logprobs or 0)

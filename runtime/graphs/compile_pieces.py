@@ -46,15 +46,17 @@ def make_pieces(
     model_config: ModelConfig,
     dtype: torch.dtype,
     kinds: Kinds = NOTHING_PACKED,
+    *,
+    ranks: int = 1,
 ) -> PreparedForward:
     """The model's forward in pieces: from the cache where it is there, else traced and compiled
     into it. Raises `TraceError`.
 
-    `kinds`: the linear layers whose weights are packed.
+    `kinds`: the linear layers whose weights are packed; `ranks`: over which the model is split.
     """
     device = maker.platform.device()
     example = [torch.arange(TRACE_TOKENS, device=device), torch.arange(TRACE_TOKENS, device=device)]
-    key = stored_key(model_config, dtype, kinds)
+    key = stored_key(model_config, dtype, kinds, ranks=ranks)
     with torch.no_grad(), progress_bar(desc="compiling pieces", unit=" pieces", leave=False) as bar:
 
         def progress(done: int, total: int) -> None:
@@ -103,7 +105,7 @@ def _compile(job: dict[str, Any]) -> None:
     maker.cache.check_writable()
     kernels = platform.linear_kernels(dtype, platform.attention_backend(config.attention_backend))
     model = hollow_model(model_config, dtype, platform.device(), kernels, job["kinds"])
-    make_pieces(maker, model, model_config, dtype, job["kinds"])
+    make_pieces(maker, model, model_config, dtype, job["kinds"], ranks=config.tp_size)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ class GraphRunner:
         self.decode: DecodeGraph | None = None
         """None also before `use`."""
         self.kernels = None
-        if self.decode_backend is Backend.NATIVE:
+        if self.decode_backend is Backend.NATIVE and config.tp_size == 1:
             pool = attention.pool
             self.kernels = platform.step_kernels(
                 model, attention.backend, pool.layouts, pool.k, pool.v

@@ -46,12 +46,14 @@ def most_tokens(config: ResolvedConfig) -> int:
     return max(config.chunked_prefill_size, TRACE_TOKENS)
 
 
-def stored_key(model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds) -> str:
+def stored_key(
+    model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds, *, ranks: int = 1
+) -> str:
     """Text in which two models differ if their traced forwards do. `kinds`: of the packed linear
-    layers.
+    layers; `ranks`: over which it is split, of which all have the same forward.
     """
     linears = _digest(json.dumps(dict(kinds), sort_keys=True))
-    return f"{model_key(model_config, dtype)} linears {linears}"
+    return f"{model_key(model_config, dtype)} linears {linears}" + f" ranks {ranks}" * (ranks > 1)
 
 
 def model_key(model_config: ModelConfig, dtype: torch.dtype) -> str:

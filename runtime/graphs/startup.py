@@ -1,6 +1,9 @@
 """Brings pieces and graphs in while the engine serves: pieces out of the cache, which another
 process fills, then a capture at a time.
 
+With several ranks each portion is one that all do at once, or one of a rank's own: how many of
+those it takes, and how they end, the ranks agree on before the next common one.
+
 Nothing here traces or compiles, nor does anything that it imports: what the cache lacks once the
 other process has ended stays away.
 """
@@ -22,7 +25,7 @@ from ...compilation.whole import BreakableForward
 from ..config import Backend
 from ..executor.model_runner import ModelRunner
 from ..progress import progress_bar
-from .compile_process import CompileProcess, start
+from .compile_process import CompileProcess, Outcome, start
 from .pieces import piece_store, stored_key
 from .prefill import PrefillGraph
 
@@ -41,6 +44,11 @@ class _NoPieces(Exception):
         self.reason = reason
 
 
+_ON_ANOTHER_RANK = _NoPieces(Reason.WRONG_RESULT, "it does not on another rank")
+_LOADED, _NOT_STORED, _BROKEN = 2, 1, 0
+"""How a rank came to its pieces."""
+
+
 class GraphStartup:
     """Work that is done between batches, in portions; `pending` until there is none left."""
 
@@ -49,21 +57,33 @@ class GraphStartup:
         self._began = time.perf_counter()
         self._compiling: CompileProcess | None = None
         self._next_is_long = False
+        self._ranks = runner.ranks
         graphs = runner.graphs
         self.pending = {graphs.prefill_backend, graphs.decode_backend} != {Backend.DISABLED}
+        self._next_is_own = graphs.prefill_backend is Backend.PIECEWISE
         self._work = self._portions()
-        if self.pending and graphs.prefill_backend is not Backend.PIECEWISE:
+        if self.pending and not self._next_is_own and self._ranks.rank == 0:
             self.advance()
 
     def advance(self, *, busy: bool = False) -> None:
-        """The next portion: loading a piece, a look at the compiler, a run of a piece to check it,
-        or one capture.
+        """On rank 0, the next portion: loading a piece, a look at the compiler, a run of a piece to
+        check it, or one capture.
 
         `busy`: requests are running; a long run waits for them to end, for a while.
         """
         if busy and self._next_is_long and time.perf_counter() < self._began + _PATIENCE_SECONDS:
             return
-        self.pending = self.pending and next(self._work, None) is not None
+        self._ranks.tell("advance", self._next_is_own)
+        self._next()
+
+    def follow(self, own: bool) -> None:
+        """On another rank: rank 0 does a portion, of its `own` or one that all do."""
+        while self._next_is_own:
+            self._next()
+            if own:
+                return
+        if not own:
+            self._next()
 
     def complete(self, *, progress: bool = False) -> None:
         """Do everything now (`--startup full`)."""
@@ -86,6 +106,9 @@ class GraphStartup:
         if self._compiling is not None:
             self._compiling.stop()
 
+    def _next(self) -> None:
+        self.pending = self.pending and next(self._work, None) is not None
+
     def _portions(self) -> Iterator[bool]:
         """All of the work, a portion for each turn."""
         graphs = self._runner.graphs
@@ -100,6 +123,8 @@ class GraphStartup:
         try:
             graphs.use(forward)
         except Exception as error:
+            if self._ranks.size > 1:
+                raise
             # Buffers and plans of the graphs take memory too; without them steps stay as they are.
             logger.warning(
                 "steps run eagerly: %s; --disable-cuda-graph spares the attempt",
@@ -126,7 +151,8 @@ class GraphStartup:
                     f"none of its pieces can be compiled: {next(iter(report.failed.values()))}",
                 )
             yield True
-            for self._next_is_long in prefill.check(forward):
+            checks = self._agreed(prefill.check(forward))
+            for self._next_is_long in checks:
                 yield True
             self._next_is_long = False
         except Exception as error:
@@ -157,24 +183,83 @@ class GraphStartup:
 
     def _stored(self) -> Generator[bool, None, PreparedForward]:
         """What the cache holds; what it lacks another process is asked for first, once."""
-        runner = self._runner
-        store = piece_store(PieceStore, runner.config, runner.platform)
-        key = stored_key(runner.model_config, runner.dtype, runner.linear_kinds)
+        try:
+            return (yield from self._loaded(retry=True))
+        except NotStoredError:
+            outcome = yield from self._compiled()
+        if outcome.reason is not None:
+            raise _NoPieces(outcome.reason, outcome.text)
+        return (yield from self._loaded(retry=False))
+
+    def _loaded(self, *, retry: bool) -> Generator[bool, None, PreparedForward]:
+        """What the cache holds, on every rank or on none: raises on all where it does on one."""
+        runner, found, failure = self._runner, None, None
+        self._next_is_own = True
         yield True
         try:
-            return (yield from store.load(runner.model, key))
-        except NotStoredError:
+            store = piece_store(PieceStore, runner.config, runner.platform)
+            key = stored_key(
+                runner.model_config, runner.dtype, runner.linear_kinds, ranks=self._ranks.size
+            )
+            found = yield from store.load(runner.model, key, retry=retry)
+        except Exception as error:
+            failure = error
+        self._next_is_own = False
+        yield True
+        state = _LOADED if failure is None else _BROKEN
+        if isinstance(failure, NotStoredError):
+            state = _NOT_STORED
+        least = self._ranks.least(state)
+        if least == _NOT_STORED:
+            raise NotStoredError("the compile cache of a rank lacks pieces")
+        if least == _BROKEN:
+            raise failure or _ON_ANOTHER_RANK
+        assert found is not None
+        return found
+
+    def _compiled(self) -> Generator[bool, None, Outcome]:
+        """How the process that rank 0 starts to fill the cache has ended."""
+        outcome = None
+        if self._ranks.rank == 0:
+            self._next_is_own = True
+            yield True
+            outcome = self._start_compiling()
+            while self._compiling is not None and (outcome := self._compiling.poll()) is None:
+                yield True
+            self._compiling, self._next_is_own = None, False
+        yield True
+        told = self._ranks.told(outcome)
+        assert told is not None
+        return told
+
+    def _start_compiling(self) -> Outcome | None:
+        """Why it cannot be, where it cannot."""
+        runner = self._runner
+        try:
+            store = piece_store(PieceStore, runner.config, runner.platform)
             if (obstacle := store.compiler.obstacle()) is not None:
-                raise _NoPieces(Reason.COMPILE_FAILED, obstacle) from None
+                return Outcome(Reason.COMPILE_FAILED, obstacle)
             self._compiling = start(
                 runner.config, runner.model_config, runner.dtype, runner.linear_kinds
             )
-        while (outcome := self._compiling.poll()) is None:
-            yield True
-        self._compiling = None
-        if outcome.reason is not None:
-            raise _NoPieces(outcome.reason, outcome.text)
-        return (yield from store.load(runner.model, key, retry=False))
+        except Exception as error:
+            return Outcome(_reason(error), str(error))
+        return None
+
+    def _agreed(self, work: Iterator[bool]) -> Iterator[bool]:
+        """Portions that all ranks do at once: where one of them fails, all do."""
+        while True:
+            portion, failure = None, None
+            try:
+                portion = next(work, None)
+            except Exception as error:
+                failure = error
+            alike = self._ranks.told(portion) == portion
+            if not self._ranks.least(failure is None and alike):
+                raise failure or _ON_ANOTHER_RANK
+            if portion is None:
+                return
+            yield portion
 
     def _tell(self) -> None:
         info = self._runner.graphs.info()

@@ -52,7 +52,7 @@ class Samples:
         """`chosen`: `tokens`, with `NO_TOKEN` where a row gave none; `asking`: (row, how many
         alternatives) of those that want log-probabilities; `logprobs`: as gathered for them.
         """
-        self.tokens = tokens
+        self.chosen, self.tokens = chosen, tokens
         self._asking = asking
         self._copy = HostCopy([chosen, *logprobs])
 

@@ -253,12 +253,14 @@ def test_a_foreign_flag_means_what_its_own_name_means(name: str) -> None:
         (["--max-num-batched-tokens", "2K"], ["--chunked-prefill-size", "2048"]),
         (["--no-enable-prefix-caching"], ["--disable-radix-cache"]),
         (["--enable-prefix-caching"], []),
+        (["--tensor-parallel-size=2"], ["--tp-size", "2"]),
+        (["--tp", "2"], ["--tp-size", "2"]),
+        (["-tp", "2"], ["--tp-size", "2"]),
         (["--no-async-scheduling"], ["--disable-overlap-schedule"]),
         (
             [
                 "--tp",
                 "1",
-                "--tensor-parallel-size=1",
                 "-pp",
                 "1",
                 "--dp-size",
@@ -281,7 +283,7 @@ def test_foreign_values_are_read_as_their_servers_read_them(
 @pytest.mark.parametrize(
     ("argv", "answer"),
     [
-        (["--tp", "2"], "this version runs on one device; leave it out, or give 1, not 2"),
+        (["--pp", "2"], "this version runs on one device; leave it out, or give 1, not 2"),
         (["--schedule-policy", "lpm"], "requests run by `priority`, higher first, then by arrival"),
         (
             ["--gpu-memory-utilization", "0.9"],

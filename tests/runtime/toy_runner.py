@@ -4,10 +4,14 @@ from a paged cache.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
+from piecework.kernels.collectives import Group
 from piecework.runtime.cache.kv_cache import KVCache
+from piecework.runtime.distributed.ranks import ALONE, Ranks
 from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.engine.messages import TokenOutput
 from piecework.runtime.executor.batch import Batch, Scheduled
@@ -41,6 +45,7 @@ class ToyRunner:
 
     device = torch.device("cpu")
     slot_dtype = torch.int64
+    group: Group | None = None
     vocab_size = VOCAB
     eos_token_ids = frozenset({EOS})
 
@@ -69,7 +74,7 @@ class ToyRunner:
             rows += [digest(seen[: end + 1]) for end in range(seq_len - query_len, seq_len)]
         return torch.tensor(rows)[:, None]
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         logits = torch.zeros(hidden.shape[0], VOCAB)
         logits.scatter_(1, hidden % VOCAB, 5.0)
         return logits
@@ -90,7 +95,8 @@ def make_core(
     context_length: int = 10_000,
     share_prefixes: bool = True,
     overlap: bool = False,
-    runner_class: type[ToyRunner] = ToyRunner,
+    runner_class: Callable[[int, int], ToyRunner] = ToyRunner,
+    ranks: Ranks = ALONE,
 ) -> tuple[EngineCore, ToyRunner]:
     runner = runner_class(num_pages, page_size)
     core = EngineCore(
@@ -101,6 +107,7 @@ def make_core(
         context_length=context_length,
         draw_seed=lambda: 1,
         overlap=overlap,
+        ranks=ranks,
     )
     return core, runner
 

@@ -25,6 +25,7 @@ from piecework.runtime.engine.messages import (
     ImageOutput,
     ImageStats,
     ImageStep,
+    RankInfo,
     StepOutput,
     ToEngine,
     TokenLogprob,
@@ -86,6 +87,7 @@ INFO = {
     for name, field in EngineInfo.__dataclass_fields__.items()
 } | {
     "graphs": GRAPHS,
+    "ranks": st.lists(st.builds(RankInfo, weight_bytes=INTEGERS, kv_bytes=INTEGERS), max_size=3),
     "quantization": st.lists(st.text(max_size=5), max_size=3),
     "start_seconds": st.dictionaries(st.text(max_size=5), NUMBERS, max_size=3),
     "remarks": st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
