@@ -57,9 +57,13 @@ class CompiledModels:
         ]
         self._settled: int | None = None
         kinds: set[Any] = set(map(type, self._modules))
-        functions = {kind: compile_function(kind.forward, options, self.log) for kind in kinds}
+        self._functions = {
+            kind: _with_plain_inputs(compile_function(kind.forward, options, self.log))
+            for kind in kinds
+        }
         for module in self._modules:
-            module.forward = MethodType(_with_plain_inputs(functions[type(module)]), module)
+            # Whoever wraps `forward` from now on, this is what it calls.
+            module.forward = MethodType(_looked_up(self._functions), module)
 
     @property
     def regions(self) -> dict[str, int]:
@@ -85,8 +89,7 @@ class CompiledModels:
         if not is_compile_error(error) or not self._modules:
             return False
         logger.warning("torch.compile failed, so the model runs eagerly: %s", sum_up(error))
-        for module in self._modules:
-            del module.forward
+        self._functions.update({kind: kind.forward for kind in self._functions})
         self._modules = []
         return True
 
@@ -154,6 +157,15 @@ def _outermost(
             yield child
         else:
             yield from _outermost(child, wanted)
+
+
+def _looked_up(functions: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any]:
+    """The function of a module's class, at each call."""
+
+    def call(self: torch.nn.Module, *arguments: Any, **named: Any) -> Any:
+        return functions[type(self)](self, *arguments, **named)
+
+    return call
 
 
 def _with_plain_inputs(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 
 from .params import DiffusionParams, InvalidParams
 from .state import State, Text
+from .ulysses import check_heads
 
 
 class Defaults(NamedTuple):
@@ -31,15 +33,24 @@ class Family:
     """A loaded diffusers pipeline whose stages are run one by one.
 
     Schedulers keep what they saw between steps, so each state gets a copy. `pipeline` supplies the
-    parts and what is peculiar to its text encoders and its VAE.
+    parts and what is peculiar to its text encoders and its VAE. `ranks`: over how many the tokens
+    are split, equally.
     """
 
     makes_video = False
 
-    def __init__(self, pipeline: Any) -> None:
+    def __init__(self, pipeline: Any, ranks: int = 1) -> None:
         self.pipeline = pipeline
+        self.ranks = ranks
         self.device = device_of(pipeline)
         self.defaults = self._defaults()
+
+    @classmethod
+    def check_ranks(cls, folder: Path, ranks: int) -> None:
+        """Raises `ValueError` where so many ranks cannot share the work of the pipeline in
+        `folder`, before it is loaded.
+        """
+        check_heads(folder, ranks)
 
     def transformers(self) -> dict[str, torch.nn.Module]:
         return transformers_of(self.pipeline)
@@ -69,6 +80,13 @@ class Family:
             raise InvalidParams(
                 "guidance_scale_2", "is for pipelines with two transformers (Wan 2.2); leave it out"
             )
+        if (tokens := self.num_tokens(params)) % self.ranks:
+            raise InvalidParams(
+                "width",
+                f"or height must be a multiple of {self.size_multiple * self.ranks}: "
+                f"{params.width} by {params.height} makes {tokens:,} tokens, which {self.ranks} "
+                "ranks do not divide",
+            )
         return params
 
     def encode_text(self, params: DiffusionParams) -> Text:
@@ -90,6 +108,11 @@ class Family:
         raise NotImplementedError
 
     # What families share
+
+    def num_tokens(self, params: DiffusionParams) -> int:
+        """Tokens of the picture or video."""
+        assert params.height is not None and params.width is not None
+        return (params.height // self.size_multiple) * (params.width // self.size_multiple)
 
     @property
     def size_multiple(self) -> int:

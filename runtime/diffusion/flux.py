@@ -5,6 +5,7 @@ by two.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,15 @@ _T5_LENGTH = 512
 
 class Flux(Family):
     """`FluxPipeline` of diffusers."""
+
+    @classmethod
+    def check_ranks(cls, folder: Path, ranks: int) -> None:
+        super().check_ranks(folder, ranks)
+        if _T5_LENGTH % ranks:
+            raise ValueError(
+                f"--ulysses-degree {ranks} does not divide the {_T5_LENGTH} tokens of a prompt; "
+                "choose a power of two"
+            )
 
     def encode_text(self, params: DiffusionParams) -> Text:
         embeds, pooled, _ = self.pipeline.encode_prompt(

@@ -129,6 +129,7 @@ def _diffusers() -> Any:
     diffusers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"diffusers\.")
     return diffusers
 
 

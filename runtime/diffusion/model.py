@@ -14,15 +14,17 @@ import torch
 
 from ...compilation.regional import CompiledModels
 from ...kernels.detect import detect
+from ..distributed.ranks import ALONE, Ranks
 from ..loader.resolve import find_model
 from .clock import Clock, Stage
 from .config import DiffusionConfig
 from .family import Family
 from .flux import Flux
-from .loading import load_pipeline
+from .loading import load_pipeline, read_index
 from .params import DiffusionParams, InvalidParams
 from .qwen_image import QwenImage
 from .state import State, Text
+from .ulysses import split_tokens
 from .wan import Wan
 from .whole_pipeline import WholePipeline
 
@@ -47,21 +49,28 @@ class DiffusionModel:
     """Loads a pipeline; then `prepare`, `denoise` until denoised, `decode`, or `generate` for all
     of it.
 
+    `ranks`: every one has the whole model and the same states, and computes its part of the tokens.
     Raises `ValueError` that the user can mend.
     """
 
-    def __init__(self, config: DiffusionConfig) -> None:
+    def __init__(self, config: DiffusionConfig, ranks: Ranks = ALONE) -> None:
         start = time.perf_counter()
         self.config = config
         self.platform = detect(config.device)
         self.platform.set_up(config.num_threads)
-        self.pipeline: Any = load_pipeline(
-            Path(find_model(config.model_path)), config, self.platform
-        )
-        self.architecture = type(self.pipeline).__name__
+        folder = Path(find_model(config.model_path))
+        self.architecture: str = read_index(folder)["_class_name"]
         kind = FAMILIES.get(self.architecture)
+        if ranks.size > 1:
+            if kind is None:
+                raise ValueError(
+                    f"--ulysses-degree is for {', '.join(FAMILIES)}, and {folder} holds a "
+                    f"{self.architecture}; leave it out"
+                )
+            kind.check_ranks(folder, ranks.size)
+        self.pipeline: Any = load_pipeline(folder, config, self.platform)
         self.family: Family | WholePipeline = (
-            kind(self.pipeline) if kind else WholePipeline(self.pipeline)
+            kind(self.pipeline, ranks.size) if kind else WholePipeline(self.pipeline)
         )
         self._encoded: tuple[tuple[str, str], Text] | None = None
         self.compiled: CompiledModels | None = None
@@ -69,6 +78,9 @@ class DiffusionModel:
             self.compiled = CompiledModels(
                 self.family.transformers(), self.platform, regional=config.regional_compile
             )
+        if ranks.size > 1:
+            # After compiling: what splits and gathers stands around what is compiled.
+            split_tokens(self.family.transformers(), self.platform.device_type)
         self.load_seconds = time.perf_counter() - start
 
     @property

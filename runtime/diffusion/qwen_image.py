@@ -99,7 +99,9 @@ class QwenImage(Family):
     ) -> torch.Tensor:
         latents = torch.cat([state.latents for state in states if state.latents is not None])
         timestep = torch.stack([state.timestep for state in states]).to(latents.dtype) / 1000
-        embeds, mask = _padded([condition["encoder_hidden_states"] for condition in conditions])
+        embeds, mask = _padded(
+            [condition["encoder_hidden_states"] for condition in conditions], self.ranks
+        )
         params = states[0].params
         assert params.height is not None and params.width is not None
         shape = (1, params.height // self.size_multiple, params.width // self.size_multiple)
@@ -134,11 +136,13 @@ class QwenImage(Family):
         )
 
 
-def _padded(embeds: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Prompts [1, length, width] of one or several lengths, side by side, and where they are text;
-    None: everywhere.
+def _padded(
+    embeds: Sequence[torch.Tensor], multiple: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Prompts [1, length, width] of one or several lengths, side by side, as long as the longest
+    and a multiple of `multiple`; and where they are text, None: everywhere.
     """
-    longest = max(embed.shape[1] for embed in embeds)
+    longest = -(-max(embed.shape[1] for embed in embeds) // multiple) * multiple
     if all(embed.shape[1] == longest for embed in embeds):
         return torch.cat(list(embeds)), None
     padded = [

@@ -47,6 +47,11 @@ class Wan(Family):
             )
         return params
 
+    def num_tokens(self, params: DiffusionParams) -> int:
+        assert params.num_frames is not None
+        per_latent = int(self.pipeline.vae_scale_factor_temporal)
+        return ((params.num_frames - 1) // per_latent + 1) * super().num_tokens(params)
+
     def encode_text(self, params: DiffusionParams) -> Text:
         positive, negative = self.pipeline.encode_prompt(
             prompt=params.prompt,

@@ -203,6 +203,27 @@ def test_a_compiler_that_fails_is_left_out(caplog: pytest.LogCaptureFixture) -> 
 
 
 @torch.no_grad()
+def test_what_wraps_a_block_stays_when_the_compiler_fails() -> None:
+    """diffusers splits tokens over ranks, and offloads weights, by a `forward` of its own."""
+    model, wrapped = NamingModel(), []
+    expected = model(inputs())
+    compiled = CompiledModels({"transformer": model}, FailingPlatform(), regional=True)
+    first, inner = model.blocks[0], model.blocks[0].forward
+
+    def outer(*arguments: Any) -> torch.Tensor:
+        wrapped.append(arguments)
+        result: torch.Tensor = inner(*arguments)
+        return result
+
+    first.forward = outer  # type: ignore[method-assign]
+    with pytest.raises(Exception, match="no compiler here") as raised:
+        model(inputs())
+    wrapped.clear()
+    assert compiled.give_up(raised.value)
+    assert torch.equal(model(inputs()), expected) and len(wrapped) == 1
+
+
+@torch.no_grad()
 def test_inductor_s_code_is_kept_with_our_pieces_and_found_again(tmp_path: Path) -> None:
     built, expected = [], NamingModel()(inputs())
     for _ in range(2):

@@ -1,0 +1,65 @@
+"""Ulysses: a transformer's tokens split over ranks (DeepSpeed-Ulysses, arXiv:2309.14509).
+
+Between attentions each rank has its part of the tokens; for attention they exchange them for all
+tokens of a part of the heads, and back. diffusers does so where a model says which of its inputs
+are tokens (`_cp_plan`); text tokens are split as image tokens are, for they are projected and fed
+forward the same, but not those that Wan's tokens only look at.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def check_heads(folder: Path, ranks: int) -> None:
+    """Raises `ValueError` where `ranks` do not divide the heads of a transformer of the pipeline in
+    `folder`, before its weights are loaded.
+    """
+    for file in sorted(folder.glob("transformer*/config.json")):
+        try:
+            heads = json.loads(file.read_text()).get("num_attention_heads")
+        except (OSError, ValueError, AttributeError) as error:
+            raise ValueError(f"{file} cannot be read ({error}); is the download whole?") from None
+        if isinstance(heads, int) and heads % ranks:
+            fitting = ", ".join(str(count) for count in range(1, heads + 1) if not heads % count)
+            raise ValueError(
+                f"--ulysses-degree {ranks} does not divide the {heads} attention heads of "
+                f"{file.parent}; choose one of {fitting}"
+            )
+
+
+def split_tokens(models: Mapping[str, torch.nn.Module], device_type: str) -> None:
+    """From now on each rank of torch.distributed's default group computes its part of the tokens
+    of `models`, all of which have the whole input and get the whole output.
+
+    The numbers of tokens must be multiples of the number of ranks. Raises `ValueError` where
+    diffusers cannot split a model.
+    """
+    from diffusers.hooks.context_parallel import apply_context_parallel
+    from diffusers.models._modeling_parallel import ContextParallelConfig, ParallelConfig
+
+    size = dist.get_world_size()
+    mesh = dist.device_mesh.init_device_mesh(device_type, (size,), mesh_dim_names=("ulysses",))
+    for name, model in models.items():
+        plan: Any = getattr(model, "_cp_plan", None)
+        if plan is None:
+            raise ValueError(
+                f"--ulysses-degree: diffusers does not know how to split {type(model).__name__} "
+                f"({name}); leave it out"
+            )
+        # Not `enable_parallelism`, which takes its device from torch.accelerator: there is none on
+        # a CPU. The default group is taken as it is, with its time limit.
+        config = ContextParallelConfig(ulysses_degree=size)
+        config._flattened_mesh = config._ulysses_mesh = mesh
+        parallel = ParallelConfig(context_parallel_config=config)
+        for module in model.modules():
+            processor: Any = getattr(module, "processor", None)
+            if hasattr(processor, "_parallel_config"):
+                processor._parallel_config = parallel
+        apply_context_parallel(model, config, plan)

@@ -1,0 +1,148 @@
+"""Several ranks give the pixels of one, each computing its part of the tokens. The ranks are
+threads of one process, in torch's own stand-in for a process group.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from diffusion_pipelines import FAMILIES, Folder, load, pixels, run
+from torch.testing._internal.distributed import multi_threaded_pg as threaded
+
+from piecework.runtime.diffusion.config import DiffusionConfig
+from piecework.runtime.diffusion.model import DiffusionModel
+from piecework.runtime.diffusion.params import DiffusionParams, InvalidParams
+
+TOLERANCE = 1e-3
+ASKED: dict[str, Any] = {
+    "prompt": "a photo of a red fox in the snow",
+    "seed": 7,
+    "width": 96,
+    "height": 64,
+    "num_inference_steps": 3,
+}
+TOKENS = {"flux": (24, 512), "qwen-image": (24, None), "wan": (2 * 24, None)}
+"""Of a picture or video of that size, and of its prompt where that length is fixed."""
+
+
+def asked(family: str, **other: Any) -> dict[str, Any]:
+    """Guidance, and prompts of two lengths, where the family has them."""
+    ways = {
+        "flux": {},
+        "qwen-image": {"guidance_scale": 4.0, "negative_prompt": "blurry"},
+        "wan": {"guidance_scale": 4.0, "negative_prompt": "blurry", "num_frames": 5},
+    }
+    return {**ASKED, **ways[family], **other}
+
+
+def on_ranks(size: int, path: Path, work: Callable[[DiffusionModel], Any], **settings: Any) -> Any:
+    """What `work` returns on each rank's own model."""
+    config = DiffusionConfig(model_path=str(path), num_threads=1, **settings)
+    store, loading = dist.HashStore(), threading.Lock()  # type: ignore[no-untyped-call]
+
+    def on_rank(rank: int) -> Any:
+        dist.init_process_group("threaded", rank=rank, world_size=size, store=store)
+        try:
+            # diffusers and transformers load one model at a time.
+            with loading:
+                model = DiffusionModel(config, SimpleNamespace(rank=rank, size=size))  # type: ignore[arg-type]
+            return work(model)
+        except BaseException as error:
+            threaded.ProcessLocalGroup.exception_handle(error)
+            raise
+
+    threaded._install_threaded_pg()
+    torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    try:
+        with ThreadPoolExecutor(size) as pool:
+            return list(pool.map(on_rank, range(size)))
+    finally:
+        torch._C._distributed_c10d._set_thread_isolation_mode(False)
+        threaded._uninstall_threaded_pg()
+        threaded.ProcessLocalGroup.reset()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_ranks_give_the_pixels_of_one(pipeline_folder: Folder, family: str) -> None:
+    expected = pixels(load(pipeline_folder(family)), **asked(family))
+    found = on_ranks(2, pipeline_folder(family), lambda model: pixels(model, **asked(family)))
+    assert all(np.abs(each - expected).max() < TOLERANCE for each in found)
+    assert np.array_equal(found[0], found[1]), "ranks that differ would drift apart"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_rank_computes_its_part_of_the_tokens(pipeline_folder: Folder, family: str) -> None:
+    def lengths(model: DiffusionModel) -> set[int]:
+        found: set[int] = set()
+
+        def note(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+            found.add(arguments[0].shape[1])
+
+        for name, module in model.pipeline.transformer.named_modules():
+            if name.endswith(("attn.to_q", "attn1.to_q", "attn2.to_q", "ff.net.0.proj")):
+                module.register_forward_pre_hook(note)
+        pixels(model, **asked(family))
+        return found
+
+    image, text = TOKENS[family]
+    # FLUX's single blocks have both as one sequence.
+    expected = {image // 2} | ({image // 2 + text // 2} if text else set())
+    assert on_ranks(2, pipeline_folder(family), lengths) == [expected] * 2
+
+
+def test_prompts_of_several_lengths_side_by_side(pipeline_folder: Folder) -> None:
+    """Qwen-Image's are padded to a multiple of the ranks, and what was padded is not looked at."""
+    both = [
+        DiffusionParams(**asked("qwen-image", prompt=prompt)) for prompt in ("a fox", "a red fox!")
+    ]
+    expected = [run(load(pipeline_folder("qwen-image")), each)[0].pixels for each in both]
+    for states in on_ranks(2, pipeline_folder("qwen-image"), lambda model: run(model, *both)):
+        for state, alone in zip(states, expected, strict=True):
+            assert np.abs(state.pixels - alone).max() < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "text"),
+    [
+        ("flux", 3, "--ulysses-degree 3 does not divide the 2 attention heads of"),
+        ("wan", 4, "choose one of 1, 2"),
+    ],
+)
+def test_heads_that_ranks_do_not_divide_are_refused_before_loading(
+    pipeline_folder: Folder,
+    family: str,
+    size: int,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("piecework.runtime.diffusion.model.load_pipeline", pytest.fail)
+    config = DiffusionConfig(model_path=str(pipeline_folder(family)))
+    with pytest.raises(ValueError, match=text):
+        DiffusionModel(config, SimpleNamespace(rank=0, size=size))  # type: ignore[arg-type]
+
+
+def test_a_pipeline_of_diffusers_own_call_is_refused(pixart: Path) -> None:
+    config = DiffusionConfig(model_path=str(pixart))
+    with pytest.raises(ValueError, match=r"--ulysses-degree is for FluxPipeline, .*PixArtSigma"):
+        DiffusionModel(config, SimpleNamespace(rank=0, size=2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_that_ranks_do_not_divide_name_the_parameter(
+    pipeline_folder: Folder, family: str
+) -> None:
+    model = load(pipeline_folder(family))
+    model.family.ranks = 2  # type: ignore[union-attr]
+    frames = {"num_frames": 1} if family == "wan" else {}
+    with pytest.raises(InvalidParams, match="80 by 48 makes 15 tokens, which 2 ranks") as raised:
+        pixels(model, **{**ASKED, "width": 80, "height": 48, **frames})
+    assert raised.value.param == "width"
