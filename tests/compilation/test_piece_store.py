@@ -28,31 +28,57 @@ from piecework.kernels.cpu.native import build
 from piecework.kernels.cpu.platform import CpuPlatform
 
 PIECE = DistinctPiece(key="any", inputs=(), ops=())
-PRINT_KEY = (
-    "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
-    "from piecework.compilation.cache import CompileCache\n"
-    "from piecework.compilation.compiler import EagerCompiler\n"
-    "from piecework.compilation.piece_store import PieceStore\n"
-    "from piecework.compilation.plan import DistinctPiece\n"
-    "from piecework.kernels.cpu.platform import CpuPlatform\n"
-    "store = PieceStore(platform=CpuPlatform(), compiler=EagerCompiler(), "
-    "cache=CompileCache(Path(sys.argv[1])), max_tokens=512)\n"
-    "print(store.piece_key(DistinctPiece(key='any', inputs=(), ops=())))"
-)
+PRINT_KEYS = """
+import os, sys
+from pathlib import Path
+import torch
+
+folder, *edited = map(Path, sys.argv[1:])
+sys.path.insert(0, str(folder))
 
 
-def key_of(folder: Path) -> str:
-    """A piece's key as the source in `folder` has it."""
+def print_key():
+    # Each of a process that has read no source yet.
+    child = os.fork()
+    if child:
+        assert os.waitpid(child, 0)[1] == 0
+        return
+    from piecework.compilation.cache import CompileCache
+    from piecework.compilation.compiler import EagerCompiler
+    from piecework.compilation.piece_store import PieceStore
+    from piecework.compilation.plan import DistinctPiece
+    from piecework.kernels.cpu.platform import CpuPlatform
+
+    store = PieceStore(platform=CpuPlatform(), compiler=EagerCompiler(), cache=CompileCache(folder),
+                       max_tokens=512)
+    print(store.piece_key(DistinctPiece(key="any", inputs=(), ops=())), flush=True)
+    os._exit(0)
+
+
+print_key()
+for file in edited:
+    text = file.read_text()
+    file.write_text(text + "\\n# another pass\\n")
+    print_key()
+    file.write_text(text)
+print_key()
+"""
+
+
+def keys_of_edits(folder: Path, *edited: Path) -> list[str]:
+    """A piece's key as the source in `folder` has it, with each of these files edited, and
+    without again.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, "-c", PRINT_KEY, str(folder)],
+        [sys.executable, "-c", PRINT_KEYS, *map(str, (folder, *edited))],
         capture_output=True,
         text=True,
         env=environment,
         cwd=folder,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stdout.split()
 
 
 def key(folder: Path) -> str:
@@ -64,29 +90,24 @@ def key(folder: Path) -> str:
     ).piece_key(PIECE)
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        "compilation/passes/common/norm_quant.py",
-        "compilation/passes/cpu/pack_linear.py",
-        "compilation/torch_private.py",
-        "kernels/cpu/packed_linear.py",
-    ],
-)
-def test_a_piece_of_an_edited_pass_is_another_until_it_is_edited_back(
-    tmp_path: Path, file: str
-) -> None:
+EDITED = [
+    "compilation/passes/common/norm_quant.py",
+    "compilation/passes/cpu/pack_linear.py",
+    "compilation/torch_private.py",
+    "kernels/cpu/packed_linear.py",
+]
+
+
+def test_a_piece_of_an_edited_pass_is_another_until_it_is_edited_back(tmp_path: Path) -> None:
     root = Path(piecework.__file__).parent
     for name in ("__init__.py", "compilation", "kernels"):
         copy: Callable[..., object] = shutil.copytree if (root / name).is_dir() else shutil.copy
         (tmp_path / "piecework").mkdir(exist_ok=True)
         copy(root / name, tmp_path / "piecework" / name)
-    edited = tmp_path / "piecework" / file
-    before, text = key_of(tmp_path), edited.read_text()
-    edited.write_text(f"{text}\n# another pass\n")
-    assert key_of(tmp_path) != before
-    edited.write_text(text)
-    assert key_of(tmp_path) == before
+    before, *keys, after = keys_of_edits(
+        tmp_path, *(tmp_path / "piecework" / file for file in EDITED)
+    )
+    assert after == before and len({before, *keys}) == 1 + len(EDITED)
 
 
 @pytest.mark.parametrize(

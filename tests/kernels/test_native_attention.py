@@ -55,7 +55,7 @@ def exact(step: Step, window: int | None = None) -> torch.Tensor:
     return torch.cat(rows)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     lens=LENS,
     page_size=st.sampled_from([1, 3, 16, 64, 128]),

@@ -73,13 +73,27 @@ def said_by(texts: Sequence[str] = TEXTS, **settings: Any) -> tuple[torch.Tensor
     return torch.tensor(said), [done.prompt_ids for done in completions]
 
 
-def said_by_transformers(path: str, dtype: torch.dtype, prompts: list[list[int]]) -> torch.Tensor:
-    model, wanted = reference(path, dtype), []
-    for ids in prompts:
-        with torch.inference_mode():
-            expected = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
-        wanted.append(expected[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0])
-    return torch.cat(wanted)
+class Transformers:
+    """What transformers' model says of texts."""
+
+    def __init__(self, path: str, dtype: torch.dtype) -> None:
+        self._model, self._said = reference(path, dtype), dict[tuple[int, ...], torch.Tensor]()
+
+    def said(self, prompts: list[list[int]]) -> torch.Tensor:
+        return torch.cat([self._of(ids) for ids in prompts])
+
+    def _of(self, ids: list[int]) -> torch.Tensor:
+        if tuple(ids) not in self._said:
+            with torch.inference_mode():
+                expected = self._model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+            wanted = expected[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+            self._said[tuple(ids)] = wanted
+        return self._said[tuple(ids)]
+
+
+@pytest.fixture(scope="module")
+def transformers(path: str) -> dict[torch.dtype, Transformers]:
+    return {dtype: Transformers(path, dtype) for dtype in (torch.float32, torch.bfloat16)}
 
 
 @pytest.mark.parametrize(
@@ -88,16 +102,16 @@ def said_by_transformers(path: str, dtype: torch.dtype, prompts: list[list[int]]
     ids=["float32", "bfloat16 in plain torch"],
 )
 def test_prompt_logprobs_are_those_of_transformers(
-    path: str, settings: dict[str, Any], tolerance: float
+    transformers: dict[torch.dtype, Transformers], settings: dict[str, Any], tolerance: float
 ) -> None:
     said, prompts = said_by(**settings)
-    wanted = said_by_transformers(path, getattr(torch, settings["dtype"]), prompts)
+    wanted = transformers[getattr(torch, settings["dtype"])].said(prompts)
     assert (said - wanted).abs().mean() < tolerance
 
 
 @pytest.mark.parametrize("quantization", ["auto", "none"])
 def test_the_default_is_as_near_to_float32_as_transformers_in_bfloat16(
-    path: str, quantization: str
+    transformers: dict[torch.dtype, Transformers], quantization: str
 ) -> None:
     """Two ways to round differ by more than either errs; what counts is the distance from what the
     file's numbers give.
@@ -107,7 +121,7 @@ def test_the_default_is_as_near_to_float32_as_transformers_in_bfloat16(
     prose = (Path(__file__).parents[3] / "LICENSE").read_text()
     said, prompts = said_by([*TEXTS, prose[:2500], prose[6000:8500]], quantization=quantization)
     exact, rounded = (
-        said_by_transformers(path, dtype, prompts) for dtype in (torch.float32, torch.bfloat16)
+        transformers[dtype].said(prompts) for dtype in (torch.float32, torch.bfloat16)
     )
     assert (said - exact).abs().mean() < 1.1 * (rounded - exact).abs().mean()
 
