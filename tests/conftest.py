@@ -12,6 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+# Read when torch is loaded: threads that spin until the next parallel loop hold the cores that the
+# other processes of tests wait for.
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+
 import pytest
 import torch
 from hypothesis import settings

@@ -106,7 +106,7 @@ def test_it_equals_the_definition(
         assert torch.equal(keys, step.new(step.keys)) and torch.equal(values, step.new(step.values))
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(
     lens=LENS,
     page_size=st.sampled_from([1, 3, 16, 64]),
