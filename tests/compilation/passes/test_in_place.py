@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import toy_forward  # noqa: F401  (registers split ops)
 from quantized_models import ARCHITECTURES, CONTEXT, run, traced_model
 from torch import fx, nn
 from torch.nn import functional as F
@@ -43,6 +44,11 @@ def computed(found: Trace, tokens: int) -> torch.Tensor:
     return result
 
 
+def after_attention(y: torch.Tensor) -> torch.Tensor:
+    z = F.silu(y)
+    return torch.ops.toy.attend_fresh(y, y, y, 0) + z * 2
+
+
 @pytest.mark.parametrize(
     ("function", "forms"),
     [
@@ -67,6 +73,8 @@ def computed(found: Trace, tokens: int) -> torch.Tensor:
         (lambda y: y.amax(-1, keepdim=True) * y, []),
         (lambda y: F.silu(y) * y.double(), ["mul_"]),
         (lambda y: (z := F.silu(y)) * z, []),
+        # What another piece gave stays as it is.
+        (after_attention, ["add_"]),
     ],
 )
 def test_forms(function: Callable[[torch.Tensor], torch.Tensor], forms: list[str]) -> None:

@@ -69,6 +69,7 @@ def test_noops(function: Callable[[torch.Tensor], torch.Tensor], matches: int) -
     "function",
     [
         lambda y: y.half().bfloat16(),
+        lambda y: (y.double() / 3).float().bfloat16(),
         lambda y: y[:, :2],
         lambda y: y.flatten(1).unflatten(1, (4, 8)),
         lambda y: y.view(-1, 8, 4),
@@ -77,7 +78,7 @@ def test_noops(function: Callable[[torch.Tensor], torch.Tensor], matches: int) -
         lambda y: y[torch.arange(8) % 2],
         lambda y: y.transpose(0, 1).contiguous(),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_what_changes_numbers_stays(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     assert NOOP(traced(function).graph, CONTEXT) == 0
