@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import __version__
 from ..runtime.diffusion.config import DiffusionConfig
 from ..runtime.progress import progress_bar
-from .flags import add_config_arguments, given
+from .flags import add_config_arguments, given, report
 from .output_config import OutputConfig
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from ..runtime.diffusion.model import DiffusionModel
     from ..runtime.diffusion.params import InvalidParams
     from ..runtime.diffusion.state import State
+    from ..runtime.distributed.ranks import Ranks
+
+_LAST_WORDS = 2.0
+"""Seconds that a rank which ended has to be found."""
 
 
 def add_parser(commands: Any) -> None:
@@ -48,11 +53,14 @@ def _generate(arguments: argparse.Namespace) -> int:
 
 def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
     """Run the pipeline; returns the exit code. Raises `ValueError` that the user can mend."""
+    from ..kernels.collectives import CollectiveError
     from ..runtime.diffusion.clock import Clock
     from ..runtime.diffusion.media import Output
     from ..runtime.diffusion.model import DiffusionModel
     from ..runtime.diffusion.params import InvalidParams
+    from ..runtime.diffusion.rank_process import start_ranks
     from ..runtime.diffusion.report import performance_report, table, write_report
+    from ..runtime.distributed.ranks import ALONE, RankError
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     if config.warmup_resolutions is not None:
@@ -71,9 +79,11 @@ def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
         raise ValueError(
             "--model-path PATH is required: the folder of a pipeline in diffusers' layout"
         )
+    ranks: Ranks = ALONE
     try:
         params = asked.params()
-        model = DiffusionModel(config)
+        ranks = start_ranks(config, _end)
+        model = DiffusionModel(config, ranks)
         chosen = model.family.validate(params[0])
         if output is not None:
             output.check(chosen.num_frames or 1)
@@ -85,6 +95,12 @@ def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
         total_ms = (time.perf_counter() - start) * 1000
     except InvalidParams as error:
         raise ValueError(_by_its_flag(error)) from None
+    except (RankError, CollectiveError) as error:
+        # Who ended says why, where it did.
+        time.sleep(_LAST_WORDS)
+        _end(str(error))
+    finally:
+        ranks.close()
     for warning in dict.fromkeys(text for state in states for text in state.warnings):
         print(f"warning: {warning}", file=sys.stderr)
     if output is not None:
@@ -108,6 +124,12 @@ def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
                 f"--perf-dump-path {asked.perf_dump_path} cannot be written: {error.strerror}"
             ) from None
     return 0
+
+
+def _end(line: str) -> NoReturn:
+    """Where the ranks cannot go on: without the interpreter's end, which would wait for them."""
+    report("piecework generate", line)
+    os._exit(1)
 
 
 def _by_its_flag(error: InvalidParams) -> str:

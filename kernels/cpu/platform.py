@@ -80,7 +80,7 @@ class CpuPlatform(Platform):
     def check_ranks(self, number: int) -> None:
         if number > (cores := choose_threads().number):
             logger.warning(
-                "%d ranks share %d cores, and wait for one another: take --tp-size %d",
+                "%d ranks share %d cores, and wait for one another; take %d",
                 number,
                 cores,
                 cores,

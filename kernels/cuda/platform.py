@@ -76,7 +76,7 @@ class CudaPlatform(Platform):
 
     def check_ranks(self, number: int) -> None:
         if number > (found := torch.cuda.device_count()):
-            raise ValueError(f"--tp-size {number}: this machine has {found} GPUs; take {found}")
+            raise ValueError(f"{number} ranks, and this machine has {found} GPUs; take {found}")
 
     def use_device(self, index: int) -> None:
         torch.cuda.set_device(index)

@@ -76,7 +76,7 @@ class NpuPlatform(Platform):
 
     def check_ranks(self, number: int) -> None:
         if number > (found := torch.npu.device_count()):
-            raise ValueError(f"--tp-size {number}: this machine has {found} NPUs; take {found}")
+            raise ValueError(f"{number} ranks, and this machine has {found} NPUs; take {found}")
 
     def use_device(self, index: int) -> None:
         torch.npu.set_device(index)

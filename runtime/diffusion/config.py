@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ..config import DEVICES, MODEL, check_threads, option
+from ..config import DEVICES, MODEL, RANKS, check_threads, option
 
 DIFFUSION = "diffusion models"
 PRECISIONS = ("auto", "fp32", "fp16", "bf16")
@@ -30,6 +30,20 @@ class DiffusionConfig:
         None,
         "compute threads on a CPU; default: one a core that is allowed, within the CPU quota",
         group=MODEL,
+        metavar="N",
+    )
+    num_gpus: int | None = option(
+        None,
+        "how many ranks make a picture together, a process and a device each; on a CPU they share "
+        "the cores; default: --ulysses-degree",
+        group=RANKS,
+        metavar="N",
+    )
+    ulysses_degree: int | None = option(
+        None,
+        "over how many ranks a transformer's tokens are split, and for attention its heads; "
+        "default: --num-gpus",
+        group=RANKS,
         metavar="N",
     )
     dit_precision: str = option(
@@ -88,11 +102,26 @@ class DiffusionConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("num_threads", "warmup_steps", "max_batch_size", "max_image_pixels"):
+        for name in (
+            "num_threads",
+            "warmup_steps",
+            "max_batch_size",
+            "max_image_pixels",
+            "num_gpus",
+            "ulysses_degree",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
         check_threads(self.num_threads)
+        if (
+            None not in (self.num_gpus, self.ulysses_degree)
+            and self.num_gpus != self.ulysses_degree
+        ):
+            raise ValueError(
+                f"--num-gpus {self.num_gpus} and --ulysses-degree {self.ulysses_degree} disagree: "
+                "all ranks share the tokens; give one of them"
+            )
         for name in ("dit_precision", "vae_precision"):
             if getattr(self, name) not in PRECISIONS:
                 raise ValueError(
@@ -116,6 +145,10 @@ class DiffusionConfig:
             )
         if self.device not in DEVICES:
             raise ValueError(f"--device must be one of {', '.join(DEVICES)}, got {self.device}")
+
+    @property
+    def num_ranks(self) -> int:
+        return self.num_gpus or self.ulysses_degree or 1
 
     @property
     def warmup_sizes(self) -> list[tuple[int | None, int | None]]:

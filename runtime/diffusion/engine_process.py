@@ -6,6 +6,8 @@ import logging
 from dataclasses import replace
 from typing import Any
 
+from ...kernels.collectives import CollectiveError
+from ..distributed.ranks import RankError
 from ..engine.heartbeat import BEAT_MS, Heartbeat
 from ..engine.ipc import decode, encode
 from ..engine.messages import (
@@ -20,6 +22,7 @@ from ..engine.messages import (
 from .config import DiffusionConfig
 from .model import DiffusionModel, OutOfMemory
 from .params import DiffusionParams, InvalidParams
+from .rank_process import start_ranks
 from .scheduler import ImageScheduler
 
 logger = logging.getLogger(__name__)
@@ -31,7 +34,7 @@ class DiffusionProcess:
     """
 
     def __init__(self, config: DiffusionConfig, inbox: Any, outbox: Any) -> None:
-        self._model = DiffusionModel(config)
+        self._model = DiffusionModel(config, start_ranks(config))
         self._defaults = self._model.family.validate(
             DiffusionParams(prompt="a warm-up", num_frames=1)
         )
@@ -69,6 +72,17 @@ class DiffusionProcess:
         return DiffusionReady(info=info)
 
     def run(self) -> None:
+        """Raises `SystemExit` where the ranks cannot go on together."""
+        ranks = self._model.ranks
+        try:
+            self._loop()
+        except (RankError, CollectiveError) as error:
+            logger.error("the engine's %d ranks end: %s", ranks.size, error)
+            raise SystemExit(1) from None
+        finally:
+            ranks.close()
+
+    def _loop(self) -> None:
         while self._running:
             self._beat()
             self._receive(BEAT_MS if not self._scheduler.has_work else 0)
@@ -95,6 +109,8 @@ class DiffusionProcess:
             except InvalidParams as error:
                 raise ValueError(f"--warmup-resolutions: {error}") from None
             except OutOfMemory:
+                if self._model.ranks.size > 1:
+                    raise
                 logger.warning(
                     "no memory to warm up %sx%s; smaller images may fit", asked.width, asked.height
                 )

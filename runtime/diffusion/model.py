@@ -14,6 +14,7 @@ import torch
 
 from ...compilation.regional import CompiledModels
 from ...kernels.detect import detect
+from ...kernels.platform import Place
 from ..distributed.ranks import ALONE, Ranks
 from ..loader.resolve import find_model
 from .clock import Clock, Stage
@@ -24,7 +25,7 @@ from .loading import load_pipeline, read_index
 from .params import DiffusionParams, InvalidParams
 from .qwen_image import QwenImage
 from .state import State, Text
-from .ulysses import split_tokens
+from .ulysses import collective_errors, split_tokens
 from .wan import Wan
 from .whole_pipeline import WholePipeline
 
@@ -45,6 +46,20 @@ class OutOfMemory(ValueError):
     """The device has too little memory for an output."""
 
 
+def check_ranks(folder: Path, ranks: int) -> None:
+    """Raises `ValueError` where so many ranks cannot share the pipeline in `folder`, before it is
+    loaded.
+    """
+    architecture = read_index(folder)["_class_name"]
+    kind = FAMILIES.get(architecture)
+    if kind is None:
+        raise ValueError(
+            f"--ulysses-degree is for {', '.join(FAMILIES)}, and {folder} holds a {architecture}; "
+            "leave it out"
+        )
+    kind.check_ranks(folder, ranks)
+
+
 class DiffusionModel:
     """Loads a pipeline; then `prepare`, `denoise` until denoised, `decode`, or `generate` for all
     of it.
@@ -55,20 +70,14 @@ class DiffusionModel:
 
     def __init__(self, config: DiffusionConfig, ranks: Ranks = ALONE) -> None:
         start = time.perf_counter()
-        self.config = config
+        self.config, self.ranks = config, ranks
         self.platform = detect(config.device)
-        self.platform.set_up(config.num_threads)
+        self.platform.set_up(config.num_threads, Place(ranks.local_rank, ranks.local_size))
+        self.platform.use_device(ranks.local_rank)
         folder = Path(find_model(config.model_path))
-        self.architecture: str = read_index(folder)["_class_name"]
-        kind = FAMILIES.get(self.architecture)
-        if ranks.size > 1:
-            if kind is None:
-                raise ValueError(
-                    f"--ulysses-degree is for {', '.join(FAMILIES)}, and {folder} holds a "
-                    f"{self.architecture}; leave it out"
-                )
-            kind.check_ranks(folder, ranks.size)
         self.pipeline: Any = load_pipeline(folder, config, self.platform)
+        self.architecture = type(self.pipeline).__name__
+        kind = FAMILIES.get(self.architecture)
         self.family: Family | WholePipeline = (
             kind(self.pipeline, ranks.size) if kind else WholePipeline(self.pipeline)
         )
@@ -79,6 +88,8 @@ class DiffusionModel:
                 self.family.transformers(), self.platform, regional=config.regional_compile
             )
         if ranks.size > 1:
+            ranks.gathered(None)
+            ranks.make_group(self.platform)
             # After compiling: what splits and gathers stands around what is compiled.
             split_tokens(self.family.transformers(), self.platform.device_type)
         self.load_seconds = time.perf_counter() - start
@@ -170,7 +181,11 @@ class DiffusionModel:
 
     @torch.no_grad()
     def decode(self, state: State, clock: Clock) -> None:
+        """On rank 0, which alone answers."""
         assert isinstance(self.family, Family)
+        if self.ranks.rank != 0:
+            state.pixels = np.zeros((1, 1, 1, 3), np.float32)
+            return
         with self._memory_errors(), clock.stage(Stage.DECODING):
             state.pixels = np.clip(self.family.decode(state), 0.0, 1.0)
 
@@ -182,6 +197,7 @@ class DiffusionModel:
         Raises `InvalidParams`, `OutOfMemory`, and what `on_step` raises.
         """
         states = [self.validate(each, clock) for each in params]
+        self.ranks.tell("generate", params)
         if not isinstance(self.family, Family):
             for state in states:
                 self.make_whole(self.family, state, clock, on_step)
@@ -225,15 +241,16 @@ class DiffusionModel:
         """What the next step's forward says of the noise of each state: [len(states), ...].
 
         States are not touched, so a compiler that fails can be left out and the forward tried
-        again.
+        again. Raises `CollectiveError` where a rank does not come.
         """
         assert isinstance(self.family, Family)
-        try:
-            noise = self.family.predict(states)
-        except Exception as error:
-            if self.compiled is None or not self.compiled.give_up(error):
-                raise
-            noise = self.family.predict(states)
+        with collective_errors():
+            try:
+                noise = self.family.predict(states)
+            except Exception as error:
+                if self.compiled is None or not self.compiled.give_up(error):
+                    raise
+                noise = self.family.predict(states)
         if self.compiled is not None:
             self.compiled.settle()
         return noise

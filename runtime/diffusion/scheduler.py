@@ -69,6 +69,7 @@ class ImageScheduler:
 
     def add(self, request: GenerateImage) -> None:
         """Take a request; one that the pipeline cannot serve is answered with the next step."""
+        self._model.ranks.tell("add", request)
         clock = Clock(self._model.platform)
         try:
             state = self._model.validate(request.params, clock)
@@ -80,12 +81,14 @@ class ImageScheduler:
 
     def abort(self, rids: list[str]) -> None:
         """Forget these requests; ids that are not known are ignored."""
+        self._model.ranks.tell("abort", rids)
         gone = set(rids)
         self._waiting = deque(job for job in self._waiting if job.rid not in gone)
         self._running = [job for job in self._running if job.rid not in gone]
 
     def step(self) -> ImageStep:
         """Do one piece of work, and tell what has ended."""
+        self._model.ranks.tell("step")
         clock = Clock(self._model.platform)
         if not self._outputs:
             self._work(clock)
@@ -139,7 +142,7 @@ class ImageScheduler:
         try:
             self._model.denoise([job.state for job in batch], clock)
         except Exception as error:
-            if len(batch) == 1:
+            if len(batch) == 1 or self._model.ranks.size > 1:
                 self._finish(batch[0], self._failure(batch[0].rid, error))
             elif isinstance(error, OutOfMemory):
                 logger.warning(
@@ -188,7 +191,12 @@ class ImageScheduler:
         """The answer to what was raised for one image. Raises what the device has to say where it
         is the device that is broken.
         """
-        if isinstance(error, InvalidParams | OutOfMemory):
+        if isinstance(error, InvalidParams):
+            return _refusal(rid, error)
+        if self._model.ranks.size > 1:
+            # The other ranks may not have failed, and would go on without this one.
+            raise error
+        if isinstance(error, OutOfMemory):
             return _refusal(rid, error)
         self._model.platform.synchronize()
         logger.error("an image could not be made", exc_info=error)

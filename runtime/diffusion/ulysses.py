@@ -9,12 +9,15 @@ forward the same, but not those that Wan's tokens only look at.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from ...kernels.collectives import CollectiveError
 
 
 def check_heads(folder: Path, ranks: int) -> None:
@@ -63,3 +66,17 @@ def split_tokens(models: Mapping[str, torch.nn.Module], device_type: str) -> Non
             if hasattr(processor, "_parallel_config"):
                 processor._parallel_config = parallel
         apply_context_parallel(model, config, plan)
+
+
+@contextmanager
+def collective_errors() -> Iterator[None]:
+    """What torch.distributed raises inside as `CollectiveError`: a rank is gone, or is late."""
+    try:
+        yield
+    except RuntimeError as error:
+        # gloo's are plain errors that begin with the place in its source.
+        text = str(error)
+        if not isinstance(error, dist.DistError) and "gloo" not in text:
+            raise
+        reason = text.rpartition("] ")[2] if text.startswith("[") else text
+        raise CollectiveError(f"a rank does not take part in attention ({reason})") from error

@@ -28,7 +28,7 @@ from .ranks import ALONE, Ranks
 
 logger = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-m", "piecework.runtime.distributed.rank_process")
+_OF_AN_ENGINE = "piecework.runtime.distributed.rank_process"
 EXIT_USER_ERROR = 2
 END = "end"
 """The call that ends a rank."""
@@ -45,21 +45,31 @@ def start_ranks(config: EngineConfig, when_lost: Callable[[str], None] | None = 
     if config.tp_size == 1:
         return ALONE
     detect(config.device).check_ranks(config.tp_size)
+    return start_processes(_OF_AN_ENGINE, asdict(config), config.tp_size, when_lost)
+
+
+def start_processes(
+    module: str,
+    config: dict[str, Any],
+    size: int,
+    when_lost: Callable[[str], None] | None = None,
+) -> Ranks:
+    """`size` ranks, of which the others run `module`; its job has `config`."""
     # torch would listen on all addresses of the machine.
     listener = socket.create_server((_LOOPBACK, 0))
     port = listener.getsockname()[1]
     store = TCPStore(
         _LOOPBACK,
         port,
-        config.tp_size,
+        size,
         is_master=True,
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
-    processes = _Processes(when_lost or _leave)
+    processes = _Processes(module, when_lost or _leave)
     connections = [
-        processes.start({"config": asdict(config), "rank": rank, "port": port})
-        for rank in range(1, config.tp_size)
+        processes.start({"config": config, "rank": rank, "size": size, "port": port})
+        for rank in range(1, size)
     ]
     return Leader(connections, group_maker(store), processes.end)
 
@@ -81,7 +91,8 @@ def local_store(port: int, size: int) -> Any:
 class _Processes:
     """The processes of the other ranks."""
 
-    def __init__(self, when_lost: Callable[[str], None]) -> None:
+    def __init__(self, module: str, when_lost: Callable[[str], None]) -> None:
+        self._command = (sys.executable, "-m", module)
         self._when_lost, self._ending = when_lost, False
         self._running: list[tuple[subprocess.Popen[bytes], Connection]] = []
 
@@ -89,7 +100,7 @@ class _Processes:
         """A rank that gets its job; the connection to it."""
         ours, theirs = Pipe()
         process = subprocess.Popen(
-            COMMAND, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()], close_fds=True
+            self._command, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()], close_fds=True
         )
         assert process.stdin is not None
         level = logging.getLevelName(logging.getLogger().getEffectiveLevel())

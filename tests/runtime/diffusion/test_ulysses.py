@@ -4,11 +4,11 @@ threads of one process, in torch's own stand-in for a process group.
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,12 @@ import torch.distributed as dist
 from diffusion_pipelines import FAMILIES, Folder, load, pixels, run
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
+from piecework.bench.diffusion_tiny import Size, make_pipeline_folder
 from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.runtime.diffusion.model import DiffusionModel
 from piecework.runtime.diffusion.params import DiffusionParams, InvalidParams
+from piecework.runtime.diffusion.rank_process import start_ranks
+from piecework.runtime.distributed.ranks import Alone
 
 TOLERANCE = 1e-3
 ASKED: dict[str, Any] = {
@@ -32,6 +35,13 @@ ASKED: dict[str, Any] = {
 }
 TOKENS = {"flux": (24, 512), "qwen-image": (24, None), "wan": (2 * 24, None)}
 """Of a picture or video of that size, and of its prompt where that length is fixed."""
+
+
+class Rank(Alone):
+    """One of `size` ranks whose group is made, and which hears of each call by itself."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size  # Of processes that share no cores.
 
 
 def asked(family: str, **other: Any) -> dict[str, Any]:
@@ -54,7 +64,7 @@ def on_ranks(size: int, path: Path, work: Callable[[DiffusionModel], Any], **set
         try:
             # diffusers and transformers load one model at a time.
             with loading:
-                model = DiffusionModel(config, SimpleNamespace(rank=rank, size=size))  # type: ignore[arg-type]
+                model = DiffusionModel(config, Rank(rank, size))
             return work(model)
         except BaseException as error:
             threaded.ProcessLocalGroup.exception_handle(error)
@@ -73,10 +83,12 @@ def on_ranks(size: int, path: Path, work: Callable[[DiffusionModel], Any], **set
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_ranks_give_the_pixels_of_one(pipeline_folder: Folder, family: str) -> None:
-    expected = pixels(load(pipeline_folder(family)), **asked(family))
-    found = on_ranks(2, pipeline_folder(family), lambda model: pixels(model, **asked(family)))
-    assert all(np.abs(each - expected).max() < TOLERANCE for each in found)
-    assert np.array_equal(found[0], found[1]), "ranks that differ would drift apart"
+    (expected,) = run(load(pipeline_folder(family)), DiffusionParams(**asked(family)))
+    first, second = on_ranks(
+        2, pipeline_folder(family), lambda model: run(model, DiffusionParams(**asked(family)))[0]
+    )
+    assert np.abs(first.pixels - expected.pixels).max() < TOLERANCE
+    assert torch.equal(first.latents, second.latents), "ranks that differ would drift apart"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -105,9 +117,9 @@ def test_prompts_of_several_lengths_side_by_side(pipeline_folder: Folder) -> Non
         DiffusionParams(**asked("qwen-image", prompt=prompt)) for prompt in ("a fox", "a red fox!")
     ]
     expected = [run(load(pipeline_folder("qwen-image")), each)[0].pixels for each in both]
-    for states in on_ranks(2, pipeline_folder("qwen-image"), lambda model: run(model, *both)):
-        for state, alone in zip(states, expected, strict=True):
-            assert np.abs(state.pixels - alone).max() < TOLERANCE
+    states, _ = on_ranks(2, pipeline_folder("qwen-image"), lambda model: run(model, *both))
+    for state, alone in zip(states, expected, strict=True):
+        assert np.abs(state.pixels - alone).max() < TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -117,23 +129,33 @@ def test_prompts_of_several_lengths_side_by_side(pipeline_folder: Folder) -> Non
         ("wan", 4, "choose one of 1, 2"),
     ],
 )
-def test_heads_that_ranks_do_not_divide_are_refused_before_loading(
+def test_heads_that_ranks_do_not_divide_are_refused_before_a_rank_starts(
     pipeline_folder: Folder,
     family: str,
     size: int,
     text: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("piecework.runtime.diffusion.model.load_pipeline", pytest.fail)
-    config = DiffusionConfig(model_path=str(pipeline_folder(family)))
+    monkeypatch.setattr(subprocess, "Popen", pytest.fail)
     with pytest.raises(ValueError, match=text):
-        DiffusionModel(config, SimpleNamespace(rank=0, size=size))  # type: ignore[arg-type]
+        start_ranks(DiffusionConfig(model_path=str(pipeline_folder(family)), num_gpus=size))
 
 
 def test_a_pipeline_of_diffusers_own_call_is_refused(pixart: Path) -> None:
-    config = DiffusionConfig(model_path=str(pixart))
+    config = DiffusionConfig(model_path=str(pixart), ulysses_degree=2)
     with pytest.raises(ValueError, match=r"--ulysses-degree is for FluxPipeline, .*PixArtSigma"):
-        DiffusionModel(config, SimpleNamespace(rank=0, size=2))  # type: ignore[arg-type]
+        start_ranks(config)
+
+
+def test_prompts_that_ranks_do_not_divide_are_refused(tmp_path: Path) -> None:
+    folder = make_pipeline_folder(tmp_path, "flux", Size(heads=3))
+    with pytest.raises(ValueError, match="3 does not divide the 512 tokens of a prompt"):
+        start_ranks(DiffusionConfig(model_path=str(folder), num_gpus=3))
+
+
+def test_two_numbers_of_ranks_are_refused() -> None:
+    with pytest.raises(ValueError, match="--num-gpus 2 and --ulysses-degree 4 disagree"):
+        DiffusionConfig(num_gpus=2, ulysses_degree=4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
