@@ -85,7 +85,7 @@ class ModelRunner:
         self.dtype: torch.dtype = (
             self.platform.default_dtype if config.dtype == "auto" else getattr(torch, config.dtype)
         )
-        path = resolve_model_path(config.model_path)
+        self.model_path = path = resolve_model_path(config.model_path)
         check_model(
             path, context_length=config.context_length, weights=config.load_format != "dummy"
         )
