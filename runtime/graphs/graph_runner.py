@@ -76,7 +76,7 @@ class GraphRunner:
         self.decode: DecodeGraph | None = None
         """None also before `use`."""
         self.kernels = None
-        if self.decode_backend is Backend.NATIVE and config.tp_size == 1:
+        if self.decode_backend is Backend.NATIVE:
             pool = attention.pool
             self.kernels = platform.step_kernels(
                 model, attention.backend, pool.layouts, pool.k, pool.v
@@ -85,8 +85,8 @@ class GraphRunner:
             if config.decode_backend is Backend.NATIVE:
                 raise ValueError(
                     "--cuda-graph-backend-decode native needs a bfloat16 model, "
-                    "--attention-backend native, and a CPU that the kernels "
-                    "can be built for: take disabled"
+                    "--attention-backend native, a CPU that the kernels can be built for, and "
+                    "ranks that share its memory: take disabled"
                 )
             self.decode_backend = Backend.DISABLED
 
