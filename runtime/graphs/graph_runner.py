@@ -18,6 +18,7 @@ from ...compilation.whole import BreakableForward
 from ...kernels.attention import GraphAttention
 from ...kernels.platform import Platform
 from ..config import Backend, ResolvedConfig
+from ..distributed.ranks import ALONE, Ranks
 from ..engine.messages import GraphInfo
 from ..executor.batch import Batch
 from ..executor.forward_context import PagedAttention
@@ -50,7 +51,9 @@ class GraphRunner:
         config: ResolvedConfig,
         attention: PagedAttention,
         seen: LengthHistogram,
+        ranks: Ranks = ALONE,
     ) -> None:
+        self._agree = (lambda done: ranks.least(done) == 1) if ranks.size > 1 else None
         self._model, self._platform, self._config = model, platform, config
         self._attention, self._seen = attention, seen
         self.prefill_backend = config.prefill_backend
@@ -69,7 +72,7 @@ class GraphRunner:
                 f"which {platform.device_type} does not: take piecewise"
             )
         self.prefill = (
-            PrefillGraph(model, platform, config, attention, seen)
+            PrefillGraph(model, platform, config, attention, seen, self._agree)
             if self.prefill_backend is not Backend.DISABLED
             else None
         )
@@ -102,7 +105,12 @@ class GraphRunner:
         if self.decode_backend is Backend.FULL:
             recorded = forward if isinstance(forward, PiecewiseForward) else self._model
             self.decode = DecodeGraph(
-                recorded, self._model, self._platform, self._config, self._attention
+                recorded,
+                self._model,
+                self._platform,
+                self._config,
+                self._attention,
+                self._agree,
             )
 
     def capture_next(self) -> bool:

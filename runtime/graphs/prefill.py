@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from ...compilation.capture import Graphs, Reason, check_forward
+from ...compilation.capture import Agree, Graphs, Reason, check_forward
 from ...compilation.histogram import LengthHistogram
 from ...compilation.piecewise import PiecewiseForward
 from ...compilation.self_check import CHECKED_TOKENS, check_pieces, traced_piece
@@ -31,7 +31,7 @@ class PrefillGraph:
     """A model's forward: eager until `use`, then in pieces or recorded with breaks. Never raises
     because of a piece or a graph.
 
-    `seen`: the lengths of earlier steps, by which auto:K chooses.
+    `seen`: the lengths of earlier steps, by which auto:K chooses; `agree`: as of `Graphs`.
     """
 
     def __init__(
@@ -41,7 +41,9 @@ class PrefillGraph:
         config: ResolvedConfig,
         attention: PagedAttention,
         seen: LengthHistogram,
+        agree: Agree | None = None,
     ) -> None:
+        self._agree = agree
         self._model, self._platform, self._config = model, platform, config
         self._attention, self._seen = attention, seen
         self._forward: PiecewiseForward | BreakableForward | None = None
@@ -79,7 +81,10 @@ class PrefillGraph:
         if all(piece.traced for piece in forward.plan.pieces):
             traced = forward.with_pieces([traced_piece(piece) for piece in forward.plan.pieces])
             yield from (
-                False for _ in check_forward(traced, self._model, self._dummy_step, CHECKED_TOKENS)
+                False
+                for _ in check_forward(
+                    traced, self._model, self._dummy_step, CHECKED_TOKENS, self._agree
+                )
             )
         yield from check_pieces(
             forward,
@@ -111,6 +116,7 @@ class PrefillGraph:
                 dummy_step=self._dummy_step,
                 eager=self._model,
                 debug=self._config.debug_cuda_graph,
+                agree=self._agree,
             )
 
     def give_up(self, reason: Reason) -> None:
