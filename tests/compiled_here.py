@@ -14,7 +14,6 @@ from piecework.runtime.config import EngineConfig
 from piecework.runtime.graphs.compile_pieces import make_pieces
 from piecework.runtime.graphs.compile_process import Outcome
 from piecework.runtime.graphs.pieces import piece_store
-from piecework.runtime.layers.parallel import Shard
 from piecework.runtime.loader.loader import hollow_model
 from piecework.runtime.model_config import ModelConfig
 from piecework.runtime.quantization.methods import Kinds
@@ -34,11 +33,10 @@ class CompiledHere:
         maker = piece_store(PieceMaker, config, platform)
         backend = platform.attention_backend(config.attention_backend)
         kernels = platform.linear_kernels(dtype, backend)
-        shard = Shard(0, config.tp_size)
-        model = hollow_model(model_config, dtype, platform.device(), kernels, kinds, shard)
+        model = hollow_model(model_config, dtype, platform.device(), kernels, kinds)
         self._outcome = Outcome(None)
         try:
-            make_pieces(maker, model, model_config, dtype, kinds, ranks=config.tp_size)
+            make_pieces(maker, model, model_config, dtype, kinds)
         except TraceError as error:
             self._outcome = Outcome(Reason.TRACE_FAILED, str(error))
         self._looks = 0

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from ...compilation.by_length import ForwardByLength
 from ...compilation.capture import Graphs, Reason
 from ...compilation.histogram import LengthHistogram
 from ...compilation.piecewise import PiecewiseForward
@@ -18,7 +19,6 @@ from ...compilation.whole import BreakableForward
 from ...kernels.attention import GraphAttention
 from ...kernels.platform import Platform
 from ..config import Backend, ResolvedConfig
-from ..distributed.ranks import ALONE, Ranks
 from ..engine.messages import GraphInfo
 from ..executor.batch import Batch
 from ..executor.forward_context import PagedAttention
@@ -51,9 +51,7 @@ class GraphRunner:
         config: ResolvedConfig,
         attention: PagedAttention,
         seen: LengthHistogram,
-        ranks: Ranks = ALONE,
     ) -> None:
-        self._agree = (lambda done: ranks.least(done) == 1) if ranks.size > 1 else None
         self._model, self._platform, self._config = model, platform, config
         self._attention, self._seen = attention, seen
         self.prefill_backend = config.prefill_backend
@@ -72,14 +70,14 @@ class GraphRunner:
                 f"which {platform.device_type} does not: take piecewise"
             )
         self.prefill = (
-            PrefillGraph(model, platform, config, attention, seen, self._agree)
+            PrefillGraph(model, platform, config, attention, seen)
             if self.prefill_backend is not Backend.DISABLED
             else None
         )
         self.decode: DecodeGraph | None = None
         """None also before `use`."""
         self.kernels = None
-        if self.decode_backend is Backend.NATIVE:
+        if self.decode_backend is Backend.NATIVE and config.tp_size == 1:
             pool = attention.pool
             self.kernels = platform.step_kernels(
                 model, attention.backend, pool.layouts, pool.k, pool.v
@@ -88,12 +86,12 @@ class GraphRunner:
             if config.decode_backend is Backend.NATIVE:
                 raise ValueError(
                     "--cuda-graph-backend-decode native needs a bfloat16 model, "
-                    "--attention-backend native, a CPU that the kernels can be built for, and "
-                    "ranks that share its memory: take disabled"
+                    "--attention-backend native, and a CPU that the kernels "
+                    "can be built for: take disabled"
                 )
             self.decode_backend = Backend.DISABLED
 
-    def use(self, forward: PiecewiseForward | BreakableForward | None) -> None:
+    def use(self, forward: PiecewiseForward | ForwardByLength | BreakableForward | None) -> None:
         """Run prefills through `forward` and record decodes of it; None: both of the model as it
         is.
         """
@@ -103,14 +101,13 @@ class GraphRunner:
                 len(batch_sizes(self._config)) if self.decode_backend is Backend.FULL else 0,
             )
         if self.decode_backend is Backend.FULL:
-            recorded = forward if isinstance(forward, PiecewiseForward) else self._model
+            recorded = (
+                forward.parts[0]
+                if isinstance(forward, PiecewiseForward | ForwardByLength)
+                else self._model
+            )
             self.decode = DecodeGraph(
-                recorded,
-                self._model,
-                self._platform,
-                self._config,
-                self._attention,
-                self._agree,
+                recorded, self._model, self._platform, self._config, self._attention
             )
 
     def capture_next(self) -> bool:

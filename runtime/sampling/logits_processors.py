@@ -17,7 +17,6 @@ import numpy.typing as npt
 import torch
 
 from ...kernels.staging import to_device
-from .grammar import GrammarMask, Matcher
 from .params import SamplingParams
 
 
@@ -55,11 +54,7 @@ class LogitsProcessor(Protocol):
 
     @classmethod
     def wanted(
-        cls,
-        params: SamplingParams,
-        prompt: npt.NDArray[np.int64],
-        stop_ids: frozenset[int],
-        matcher: Matcher | None = None,
+        cls, params: SamplingParams, prompt: npt.NDArray[np.int64], stop_ids: frozenset[int]
     ) -> Self | None:
         """One for a request; None where it does not ask for this."""
         ...
@@ -92,11 +87,7 @@ class Penalties:
 
     @classmethod
     def wanted(
-        cls,
-        params: SamplingParams,
-        prompt: npt.NDArray[np.int64],
-        stop_ids: frozenset[int],
-        matcher: Matcher | None = None,
+        cls, params: SamplingParams, prompt: npt.NDArray[np.int64], stop_ids: frozenset[int]
     ) -> Self | None:
         return cls(params, prompt) if params.penalised else None
 
@@ -144,11 +135,7 @@ class Bias:
 
     @classmethod
     def wanted(
-        cls,
-        params: SamplingParams,
-        prompt: npt.NDArray[np.int64],
-        stop_ids: frozenset[int],
-        matcher: Matcher | None = None,
+        cls, params: SamplingParams, prompt: npt.NDArray[np.int64], stop_ids: frozenset[int]
     ) -> Self | None:
         return cls(params.logit_bias) if params.logit_bias else None
 
@@ -171,11 +158,7 @@ class EarlyEndBan:
 
     @classmethod
     def wanted(
-        cls,
-        params: SamplingParams,
-        prompt: npt.NDArray[np.int64],
-        stop_ids: frozenset[int],
-        matcher: Matcher | None = None,
+        cls, params: SamplingParams, prompt: npt.NDArray[np.int64], stop_ids: frozenset[int]
     ) -> Self | None:
         return cls(params.min_new_tokens, stop_ids) if params.min_new_tokens else None
 
@@ -195,18 +178,15 @@ class EarlyEndBan:
             logits.view(-1).index_fill_(0, index, float("-inf"))
 
 
-PROCESSORS: tuple[type[LogitsProcessor], ...] = (Penalties, Bias, EarlyEndBan, GrammarMask)
+PROCESSORS: tuple[type[LogitsProcessor], ...] = (Penalties, Bias, EarlyEndBan)
 """In the order in which they are applied."""
 
 
 def processors_for(
-    params: SamplingParams,
-    prompt: npt.NDArray[np.int64],
-    stop_ids: frozenset[int],
-    matcher: Matcher | None = None,
+    params: SamplingParams, prompt: npt.NDArray[np.int64], stop_ids: frozenset[int]
 ) -> list[LogitsProcessor]:
-    """What a request asks for. `matcher`: of its grammar."""
-    found = (kind.wanted(params, prompt, stop_ids, matcher) for kind in PROCESSORS)
+    """What a request asks for."""
+    found = (kind.wanted(params, prompt, stop_ids) for kind in PROCESSORS)
     return [processor for processor in found if processor is not None]
 
 
