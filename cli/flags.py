@@ -198,6 +198,7 @@ def check_model(config: EngineConfig) -> None:
         resolve_model_path(config.model_path),
         context_length=config.context_length,
         weights=config.load_format != "dummy",
+        ranks=config.tp_size,
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,6 +30,9 @@ inputs.
 Equal arguments give equal steps, another seed gives others. What a step stores must go where no
 request's tokens lie.
 """
+
+Agree = Callable[[bool], bool]
+"""Whether a piece of work succeeded here, to whether it did on every rank; waits for all."""
 
 _CAPTURED, _CHECKED = 0, 1
 """Seeds of the step that is captured and of the one that is checked: a graph must not remember the
@@ -110,7 +113,12 @@ class Graphs:
         eager: Callable[..., torch.Tensor] | None = None,
         phase: str = "prefill",
         debug: bool = False,
+        agree: Agree | None = None,
     ) -> None:
+        """`agree`: None: there are no other ranks. With others a replay that fails is raised: they
+        compute its padding.
+        """
+        self._agree = agree
         self._forward, self._platform = forward, platform
         self._buffers = list(buffers)
         self._dummy_step, self._eager = dummy_step, eager
@@ -174,14 +182,17 @@ class Graphs:
         recording = self._recordings[size]
         num_tokens = inputs[0].shape[0]
         if self._debug and (moved := recording.moved_input()) is not None:
-            self._disable(
-                size, _Failure(Reason.INPUT_MOVED, f"{moved} has moved in memory since the capture")
-            )
+            text = f"{moved} has moved in memory since the capture"
+            if self._agree is not None:
+                raise CaptureError(text)
+            self._disable(size, _Failure(Reason.INPUT_MOVED, text))
             return None
         try:
             self._fill(inputs, num_tokens, size)
             output = recording.replay()
         except Exception as error:
+            if self._agree is not None:
+                raise
             self._disable(size, _Failure(Reason.REPLAY_FAILED, _sum_up(error)))
             return None
         self.stats.replays += 1
@@ -194,13 +205,20 @@ class Graphs:
         on to memory of the graphs.
         """
         recorder = Recorder(self._platform, self._pool, self._stream)
-        try:
-            with torch.no_grad(), self._quiet_gc():
-                self._recordings[size] = self._record(size, recorder)
-                if self._eager is not None:
-                    self._check(size)
-        except Exception as error:
+        with torch.no_grad(), self._quiet_gc():
+            failure = self._attempt(self._record, size, recorder)
+            if failure is None and self._eager is not None:
+                failure = self._attempt(self._check, size)
+        if failure is not None:
             recorder.abandon()
+        return failure
+
+    def _attempt(self, work: Callable[..., None], *arguments: Any) -> _Failure | None:
+        """Why it failed, here or on another rank."""
+        failure = None
+        try:
+            work(*arguments)
+        except Exception as error:
             match error:
                 case _WrongResult():
                     reason = Reason.WRONG_RESULT
@@ -208,10 +226,12 @@ class Graphs:
                     reason = Reason.OUT_OF_MEMORY
                 case _:
                     reason = Reason.CAPTURE_FAILED
-            return _Failure(reason, _sum_up(error))
-        return None
+            failure = _Failure(reason, _sum_up(error))
+        if self._agree is not None and not self._agree(failure is None):
+            return failure or _Failure(Reason.CAPTURE_FAILED, "it failed on another rank")
+        return failure
 
-    def _record(self, size: int, recorder: Recorder) -> Recording:
+    def _record(self, size: int, recorder: Recorder) -> None:
         static = [buffer[:size] for buffer in self._buffers]
         with self._dummy_step(size, _CAPTURED) as inputs:
             self._fill(inputs, size, size)
@@ -219,9 +239,8 @@ class Graphs:
             with self._platform.on_stream(self._stream):
                 self._forward(*static)
             self._platform.synchronize()
-            recording = self._forward.record(static, recorder)
+            self._recordings[size] = self._forward.record(static, recorder)
             self._platform.synchronize()
-        return recording
 
     def _check(self, size: int) -> None:
         """Replays the size on other tokens than it was captured with, and compares. Raises
@@ -312,13 +331,14 @@ def check_forward(
     eager: Callable[..., torch.Tensor],
     dummy_step: DummyStep,
     size: int,
+    agree: Agree | None = None,
 ) -> Iterator[None]:
     """Compares what was traced of a model with the model, on `size` made-up tokens, one forward for
     each turn of the iterator.
 
     It calls the same kernels in the same order, so the results are equal but for kernels that do
     not repeat themselves. `eager` is traced in plain torch or in the device's own ops: one of the
-    two must be met. Raises `CaptureError` where it is another function.
+    two must be met. `agree`: as of `Graphs`. Raises `CaptureError` where it is another function.
     """
     actual, distances = _run_dummy(dummy_step, size, forward), []
     yield
@@ -326,7 +346,8 @@ def check_forward(
         with context():
             expected = _run_dummy(dummy_step, size, eager)
         distances.append(_row_distance(actual, expected, 0.9))
-        if distances[-1] <= _FROM_PIECES.get(expected.dtype, _FROM_PIECES_ELSE):
+        is_met = distances[-1] <= _FROM_PIECES.get(expected.dtype, _FROM_PIECES_ELSE)
+        if is_met if agree is None else agree(is_met):
             return
         yield
     raise _WrongResult(f"what was traced differs from the model by {min(distances):.2g}")

@@ -55,12 +55,9 @@ class _Done(Exception):
     """Ends a trace once the graph is there, before guards are made that are never checked."""
 
 
-def trace(
-    forward: Callable[..., Any], inputs: Sequence[torch.Tensor], max_tokens: int, unit: int = 1
-) -> Trace:
+def trace(forward: Callable[..., Any], inputs: Sequence[torch.Tensor], max_tokens: int) -> Trace:
     """`forward(*inputs)` as one graph in which the inputs' first dimension is free, weights are
-    placeholders and nothing is guarded. `unit`: passes will take that dimension, at least twice it,
-    for a multiple of it.
+    placeholders and nothing is guarded.
 
     Raises `TraceError` where the forward breaks the graph, or takes another way for some numbers of
     tokens up to `max_tokens`.
@@ -74,7 +71,7 @@ def trace(
         raise _Done
 
     for tensor in inputs:
-        torch._dynamo.mark_dynamic(tensor, 0, min=2 * unit, max=-(-max_tokens // unit) * unit)
+        torch._dynamo.mark_dynamic(tensor, 0, min=2, max=max_tokens)
     try:
         # What earlier traces saw must not turn this one's constants into variables.
         with (
@@ -90,11 +87,11 @@ def trace(
     if not traced:
         raise TraceError("the forward computes nothing")
     graph_module, values = traced[0]
-    return Trace(graph_module.graph, values, _token_shapes(graph_module, values, inputs, unit))
+    return Trace(graph_module.graph, values, _token_shapes(graph_module, values, inputs))
 
 
 def _token_shapes(
-    graph_module: fx.GraphModule, values: list[Any], inputs: Sequence[torch.Tensor], unit: int
+    graph_module: fx.GraphModule, values: list[Any], inputs: Sequence[torch.Tensor]
 ) -> TokenShapes:
     """Finds the number of tokens among the symbols."""
     placeholders = graph_module.graph.find_nodes(op="placeholder")
@@ -112,7 +109,7 @@ def _token_shapes(
     ]
     if len(symbols) < len(lengths) or not all(symbol.is_Symbol for symbol in symbols):
         raise TraceError("the forward is fixed to one number of tokens")
-    shapes = TokenShapes(lengths[0].node.shape_env, set(symbols), unit)
+    shapes = TokenShapes(lengths[0].node.shape_env, set(symbols))
     shapes.check_guards()
     return shapes
 
@@ -128,15 +125,14 @@ def compile_package(
     import torch._inductor
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    unit = max((extent.unit for spec in inputs for extent in spec.shape), default=1)
-    units = torch.export.Dim("tokens", min=1, max=_MOST_TOKENS)
+    tokens = torch.export.Dim("tokens", min=1, max=_MOST_TOKENS)
     with FakeTensorMode():
-        examples = tuple(spec.empty(-(-_EXAMPLE_TOKENS // unit) * unit) for spec in inputs)
+        examples = tuple(spec.empty(_EXAMPLE_TOKENS) for spec in inputs)
     try:
         with torch.no_grad(), _quiet("torch.export", "torch._inductor"):
             _lower_packed_linear(module)
             program = torch.export.export(
-                module, examples, dynamic_shapes=_dynamic_shapes(inputs, units)
+                module, examples, dynamic_shapes=_dynamic_shapes(inputs, tokens)
             )
             torch._inductor.aoti_compile_and_package(
                 program, package_path=os.fspath(path), inductor_configs=options
@@ -233,15 +229,15 @@ def _lower_packed_linear(module: fx.GraphModule) -> None:
             lowering.register_lowering(op, type_promotion_kind=None)(lower)
 
 
-def _dynamic_shapes(inputs: Sequence[TensorSpec], units: Any) -> tuple[Any, ...]:
+def _dynamic_shapes(inputs: Sequence[TensorSpec], tokens: Any) -> tuple[Any, ...]:
     """For each input, its dimensions that grow with the number of tokens."""
 
     def dim(extent: Extent) -> Any:
-        scaled = units if extent.per_unit == 1 else extent.per_unit * units
+        scaled = tokens if extent.per_token == 1 else extent.per_token * tokens
         return scaled + extent.fixed if extent.fixed else scaled
 
     return tuple(
-        {axis: dim(extent) for axis, extent in enumerate(spec.shape) if extent.per_unit}
+        {axis: dim(extent) for axis, extent in enumerate(spec.shape) if extent.per_token}
         for spec in inputs
     )
 

@@ -75,6 +75,10 @@ def get_group(name: str) -> Group:
     return _groups[name]
 
 
+def has_group(name: str) -> bool:
+    return name in _groups
+
+
 OPS = {
     "all_reduce": ("(Tensor x, str group) -> Tensor", lambda x, group: x.new_empty(x.shape)),
     "all_gather": (

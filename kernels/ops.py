@@ -211,6 +211,10 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
     return result
 
 
+def mask_logits(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+    _version("mask_logits", logits)(logits, rows, bits)
+
+
 def sample_filtered(
     probs: torch.Tensor,
     top_k: torch.Tensor,

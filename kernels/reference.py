@@ -219,6 +219,16 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(dim=-1)
 
 
+def mask_logits(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+    """Write -inf over logits [N, V] float32 in `rows` [n] int64, where the token's bit is 0 in bits
+    [n, ceil(V / 32)] int32, the lowest first.
+    """
+    shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
+    allowed = ((bits.unsqueeze(-1) >> shifts) & 1).flatten(1)[:, : logits.shape[1]]
+    masked = logits.index_select(0, rows).masked_fill_(allowed == 0, float("-inf"))
+    logits.index_copy_(0, rows, masked)
+
+
 def sample_filtered(
     probs: torch.Tensor,
     top_k: torch.Tensor,

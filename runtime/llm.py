@@ -88,6 +88,7 @@ class LLM:
             path,
             context_length=self.config.context_length,
             weights=self.config.load_format != "dummy",
+            ranks=self.config.tp_size,
         )
         self.tokenizer = load_tokenizer(path, self.config.tokenizer_path)
         ranks = start_ranks(self.config, logger.error)

@@ -54,6 +54,13 @@ _TOTALS = {
 """Of `EngineStats`, the names less their `_total`."""
 
 
+_OF_RANKS = (
+    ("weight_memory_bytes", "Memory of the weights that a rank holds.", "weight_bytes"),
+    ("kv_memory_bytes", "Memory of the KV cache that a rank holds.", "kv_bytes"),
+)
+"""Name, what it is, and its name in `RankInfo`."""
+
+
 def _now_if_told() -> float | None:
     """When a series begins, unless whoever runs the server wants none of these, which
     prometheus_client is told by its environment.
@@ -217,6 +224,12 @@ class Metrics(MetricRegistry):
             {(reason,): count for reason, count in reasons.items()},
             "reason",
         )
+        ranks = [] if self._tokens.info is None else self._tokens.info.ranks
+        for name, documentation, field in _OF_RANKS:
+            values: dict[tuple[str, ...], float] = {
+                (str(rank),): getattr(info, field) for rank, info in enumerate(ranks)
+            }
+            yield self._family(GaugeMetricFamily, name, documentation, values, "tp_rank")
 
     def gauges(self) -> list[Figure]:
         stats, info = self._tokens.stats, self._tokens.info

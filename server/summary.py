@@ -27,6 +27,7 @@ def summary(
         f"attention, {_weights(info)}",
         "KV cache": f"{info.kv_tokens:,} tokens in pages of {info.page_size}, "
         f"{info.kv_bytes / _MIB:,.0f} MiB{_kept_as(info)}",
+        **_ranks(info),
         "context length": f"{info.context_length:,} tokens",
         "running limit": f"{info.max_running_requests:,} requests, {config.max_queued_requests:,} "
         "more may wait",
@@ -69,6 +70,15 @@ def _phases(info: EngineInfo, seconds: float) -> dict[str, float]:
 def _weights(info: EngineInfo) -> str:
     kept = f" ({'; '.join(info.quantization)})" if info.quantization else ""
     return f"weights {info.weight_bytes / _MIB:,.0f} MiB{kept}"
+
+
+def _ranks(info: EngineInfo) -> dict[str, str]:
+    """What each rank holds, where there are several."""
+    if len(info.ranks) < 2:
+        return {}
+    held = [f"{rank.weight_bytes / _MIB:,.0f} + {rank.kv_bytes / _MIB:,.0f}" for rank in info.ranks]
+    each = f"{held[0]} MiB each" if len(set(held)) == 1 else f"{', '.join(held)} MiB"
+    return {"ranks": f"{len(held)}, weights + KV cache {each}"}
 
 
 def _kept_as(info: EngineInfo) -> str:

@@ -14,6 +14,7 @@ from piecework.runtime.config import EngineConfig
 from piecework.runtime.graphs.compile_pieces import make_pieces
 from piecework.runtime.graphs.compile_process import Outcome
 from piecework.runtime.graphs.pieces import piece_store
+from piecework.runtime.layers.parallel import Shard
 from piecework.runtime.loader.loader import hollow_model
 from piecework.runtime.model_config import ModelConfig
 from piecework.runtime.quantization.methods import Kinds
@@ -33,10 +34,11 @@ class CompiledHere:
         maker = piece_store(PieceMaker, config, platform)
         backend = platform.attention_backend(config.attention_backend)
         kernels = platform.linear_kernels(dtype, backend)
-        model = hollow_model(model_config, dtype, platform.device(), kernels, kinds)
+        shard = Shard(0, config.tp_size)
+        model = hollow_model(model_config, dtype, platform.device(), kernels, kinds, shard)
         self._outcome = Outcome(None)
         try:
-            make_pieces(maker, model, model_config, dtype, kinds)
+            make_pieces(maker, model, model_config, dtype, kinds, ranks=config.tp_size)
         except TraceError as error:
             self._outcome = Outcome(Reason.TRACE_FAILED, str(error))
         self._looks = 0

@@ -53,12 +53,26 @@ settings.load_profile("steady")
 
 _TOGETHER = ("tests/simnpu",)
 """Folders whose tests stay in one process of several: they share what is dear to make."""
+_FIRST = (
+    *_TOGETHER,
+    "tests/server/engine/",
+    "tests/server/test_server_end",
+    "tests/runtime/graphs/",
+)
+"""Files that take longest, so that none of them is the last."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(_FIRST))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """A file's tests stay in one process, and a folder's that is named here."""
     from xdist.scheduler import LoadFileScheduling
+
+    # Not by the number of tests, which says little of how long they take.
+    config.option.loadscopereorder = False
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:

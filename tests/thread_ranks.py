@@ -20,6 +20,12 @@ _TIMEOUT = 60.0
 _own = threading.local()
 
 
+def current_rank() -> int:
+    """Of this thread."""
+    rank: int = _own.rank
+    return rank
+
+
 class ThreadRanks:
     """A `collectives.Group` and a `Ranks`, as the thread that asks sees them. `calls`: the names of
     the collectives that rank 0 has taken part in, in order.
@@ -33,11 +39,11 @@ class ThreadRanks:
         self.calls: list[str] = []
         self._barrier = threading.Barrier(size, timeout=_TIMEOUT)
         self._values: list[Any] = [None] * size
+        self._closed = False
 
     @property
     def rank(self) -> int:
-        rank: int = _own.rank
-        return rank
+        return current_rank()
 
     def exchange(self, value: Any) -> list[Any]:
         """Every rank's value, on every rank."""
@@ -96,7 +102,9 @@ class ThreadRanks:
         pass
 
     def close(self) -> None:
-        self.tell("end")
+        if not self._closed:
+            self._closed = True
+            self.tell("end")
 
     def told(self, value: T) -> T:
         told: T = self.exchange(value)[0]

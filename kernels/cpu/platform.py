@@ -29,6 +29,7 @@ from .native.attention import NativeAttention, native_or_torch
 from .native.build import instruction_sets, load_kernels, runnable_variants
 from .native.linear import NativeLinear, native_linear
 from .native.step import make_native_step
+from .shared_memory import NoSharedMemory, shared_memory_group
 
 try:
     import resource
@@ -37,6 +38,8 @@ except ImportError:  # Windows has none.
 
 
 logger = logging.getLogger(__name__)
+
+_GROUP_SECONDS = 300.0
 
 
 class CpuPlatform(Platform):
@@ -56,6 +59,7 @@ class CpuPlatform(Platform):
     padding_limit = 1.0
     attention_backends = ("native", "torch")
     _threads = Threads(1)
+    _collectives: str | None = None
     _cores: str | None = None
 
     def identity(self) -> str:
@@ -74,7 +78,11 @@ class CpuPlatform(Platform):
 
     def remarks(self, layouts: Sequence[KVLayout] = ()) -> dict[str, str]:
         number, reason = self._threads
-        lines = {"threads": reason and f"{number}: {reason}", "cores": self._cores}
+        lines = {
+            "threads": reason and f"{number}: {reason}",
+            "cores": self._cores,
+            "collectives": self._collectives,
+        }
         return {name: text for name, text in lines.items() if text}
 
     def check_ranks(self, number: int) -> None:
@@ -87,6 +95,15 @@ class CpuPlatform(Platform):
             )
 
     def make_group(self, store: Any, rank: int, size: int) -> Group:
+        """Shared memory, also where ranks share cores: it is faster than gloo there, too."""
+        from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+        try:
+            return shared_memory_group(
+                PrefixStore("shared memory", store), rank, size, seconds=_GROUP_SECONDS
+            )
+        except NoSharedMemory as error:
+            self._collectives = f"gloo, as ranks share no memory: {error}"
         # Of all addresses of the machine, gloo would listen on the one that its name stands for.
         if loopback := next((name for _, name in socket.if_nameindex() if name[:2] == "lo"), None):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
@@ -130,9 +147,6 @@ class CpuPlatform(Platform):
     def choose_attention(self, name: str = "auto", layouts: Sequence[KVLayout] = ()) -> str:
         falls_back = name == "auto" and not (_has_vectors() and load_kernels() is not None)
         return super().choose_attention("torch" if falls_back else name, layouts)
-
-    def async_tp_obstacle(self) -> str | None:
-        return "what is sent takes the cores that multiply"
 
     def make_attention_backend(self, name: str) -> AttentionBackend:
         backend = native_or_torch() if name == "native" else TorchAttention()

@@ -19,7 +19,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from ...kernels.collectives import TENSOR_PARALLEL, set_group
+from ...kernels.collectives import TENSOR_PARALLEL, has_group, set_group
 from ...kernels.detect import detect
 from ...kernels.platform import Platform
 from ..config import EngineConfig
@@ -44,6 +44,11 @@ def start_ranks(config: EngineConfig, when_lost: Callable[[str], None] | None = 
     """
     if config.tp_size == 1:
         return ALONE
+    if has_group(TENSOR_PARALLEL):
+        raise ValueError(
+            "a process has one engine of several ranks at a time: delete the LLM that it has, or "
+            "take another process"
+        )
     detect(config.device).check_ranks(config.tp_size)
     return start_processes(_OF_AN_ENGINE, asdict(config), config.tp_size, when_lost)
 
@@ -125,8 +130,8 @@ class _Processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_END_SECONDS)
             process.kill()
+        set_group(TENSOR_PARALLEL, None)
         if dist.is_initialized():
-            set_group(TENSOR_PARALLEL, None)
             dist.destroy_process_group()
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:

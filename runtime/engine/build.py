@@ -5,6 +5,7 @@ calls.
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import NamedTuple
 
 from ..cache.kv_cache import KVCache
@@ -12,6 +13,8 @@ from ..config import EngineConfig
 from ..distributed.ranks import ALONE, Ranks
 from ..executor.model_runner import ModelRunner
 from ..graphs.startup import GraphStartup
+from ..sampling.grammar import Grammars
+from ..tokenizer.tokenizer import load_tokenizer
 from .core import EngineCore
 
 
@@ -46,5 +49,10 @@ def build_engine(config: EngineConfig, *, progress: bool = True, ranks: Ranks = 
         draw_seed=lambda: seeds.getrandbits(64),
         overlap=not resolved.disable_overlap_schedule,
         ranks=ranks,
+        grammars=Grammars(
+            partial(load_tokenizer, runner.model_path, config.tokenizer_path),
+            runner.vocab_size,
+            runner.eos_token_ids,
+        ),
     )
     return Engine(core, runner, startup)

@@ -23,6 +23,7 @@ from ..distributed.ranks import ALONE, Ranks
 from ..executor.batch import Scheduled, digest
 from ..executor.step import PendingStep, StepTokens
 from ..graphs.graph_runner import GraphCounts
+from ..sampling.grammar import Grammars, Matcher
 from ..sampling.sampler import NO_TOKEN
 from .messages import EngineStats, FinishReason, GenerateRequest, StepOutput, TokenOutput
 from .request import Request
@@ -72,6 +73,7 @@ class EngineCore:
         draw_seed: Callable[[], int],
         overlap: bool,
         ranks: Ranks = ALONE,
+        grammars: Grammars | None = None,
     ) -> None:
         self._runner, self._ranks = runner, ranks
         self._cache = cache
@@ -81,6 +83,7 @@ class EngineCore:
         self._context_length = context_length
         self._draw_seed = draw_seed
         self._overlap = overlap
+        self.grammars = grammars
         self._in_flight: PendingStep | None = None
         self._outputs: list[TokenOutput] = []
         """To be told with this step."""
@@ -249,11 +252,15 @@ class EngineCore:
             if message.params.ignore_eos
             else self._runner.eos_token_ids.union(message.eos_token_ids)
         )
+        grammar = message.params.grammar
+        if grammar is not None and self.grammars is None:
+            raise ValueError("this engine has no grammars")
         return Request(
             message,
             seed=self._draw_seed() if message.params.seed is None else message.params.seed,
             stop_ids=ends.union(message.params.stop_token_ids),
             max_tokens=min(limit, len(message.input_ids) + message.params.max_new_tokens),
+            grammar=self.grammars.matcher(grammar) if grammar and self.grammars else None,
         )
 
     # Launching
@@ -305,7 +312,13 @@ class EngineCore:
     def _output(self, result: StepTokens) -> TokenOutput:
         request, tokens, logprobs, _ = result
         if NO_TOKEN in tokens:
-            return self._fail(request, "the model's logits are not finite (NaN or infinite)")
+            fault = request.grammar and request.grammar.fault
+            return self._fail(
+                request,
+                f"its grammar cannot go on: {fault}"
+                if fault
+                else "the model's logits are not finite (NaN or infinite)",
+            )
         if len(tokens) > 1:
             tokens = tokens[: request.max_tokens - request.num_known]
         reason = stop = None
@@ -313,6 +326,9 @@ class EngineCore:
             if token in request.stop_ids:
                 reason, stop, tokens = FinishReason.STOP, token, tokens[: position + 1]
                 break
+        if request.grammar is not None and tokens and reason is None:
+            tokens, is_finished = self._follow(request, request.grammar, tokens)
+            reason = FinishReason.STOP if is_finished else None
         request.resolve(tokens)
         if reason is None and request.num_known >= request.max_tokens:
             reason = FinishReason.LENGTH
@@ -328,6 +344,21 @@ class EngineCore:
             logprobs=logprobs and logprobs[: len(tokens)],
             prompt_logprobs=request.prompt_logprobs if due else None,
         )
+
+    def _follow(
+        self, request: Request, grammar: Matcher, tokens: list[int]
+    ) -> tuple[list[int], bool]:
+        """Tokens with those that the grammar forces behind them, and whether it ends there."""
+        grammar.accept(tokens)
+        if request.params.logprobs is None:
+            # Taken without a forward each, which would give them log-probabilities.
+            room = request.max_tokens - request.num_known - len(tokens)
+            forced = grammar.forced()[: max(0, room)]
+            if not request.stop_ids.isdisjoint(forced):
+                forced = []
+            grammar.accept(forced)
+            tokens = tokens + forced
+        return tokens, grammar.is_finished and grammar.fault is None
 
     def _fail(self, request: Request, error: str) -> TokenOutput:
         """End a request that cannot go on."""

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..cache.radix import Node
+from ..sampling.grammar import Matcher
 from ..sampling.logits_processors import LogitsProcessor, processors_for
 from ..sampling.params import SamplingParams
 from .messages import GenerateRequest, TokenLogprob
@@ -23,7 +24,13 @@ class Request:
     """
 
     def __init__(
-        self, message: GenerateRequest, *, seed: int, stop_ids: frozenset[int], max_tokens: int
+        self,
+        message: GenerateRequest,
+        *,
+        seed: int,
+        stop_ids: frozenset[int],
+        max_tokens: int,
+        grammar: Matcher | None = None,
     ) -> None:
         self.rid = message.rid
         self.params: SamplingParams = message.params
@@ -33,6 +40,9 @@ class Request:
         self.stop_ids = stop_ids
         self.max_tokens = max_tokens
         """Length, prompt included, at which the request ends."""
+        self.grammar = grammar
+        if grammar is not None:
+            grammar.accept(message.output_ids)
         self.num_prompt = len(message.input_ids)
         self.num_tokens = self.num_prompt + len(message.output_ids)
         """Length with the placeholders."""
@@ -56,7 +66,7 @@ class Request:
         self._tokens[: self.num_prompt] = message.input_ids
         self._tokens[self.num_prompt : self.num_tokens] = message.output_ids
         self.processors: Sequence[LogitsProcessor] = processors_for(
-            self.params, self._tokens[: self.num_prompt], self.stop_ids
+            self.params, self._tokens[: self.num_prompt], self.stop_ids, grammar
         )
         self.needs_last_token = any(processor.needs_last_token for processor in self.processors)
         """Whether a processor must know the last token before the next is sampled."""

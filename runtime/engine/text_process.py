@@ -10,6 +10,7 @@ from ..distributed.processes import start_ranks
 from ..distributed.ranks import RankError
 from ..executor.forward_context import tell_each_layer
 from .build import Engine, build_engine
+from .compiling import CompilingRequests
 from .heartbeat import BEAT_MS, Heartbeat
 from .ipc import decode, encode
 from .messages import (
@@ -26,6 +27,8 @@ from .messages import (
 
 _STARTUP_POLL_MS = 20
 """How long to wait for a message before the next portion of the start-up."""
+_COMPILING_POLL_MS = 2
+"""The same while a request waits for its grammar."""
 
 
 logger = logging.getLogger(__name__)
@@ -38,6 +41,7 @@ class EngineProcess:
         self._core, self._runner, self._startup = engine
         self._inbox = inbox
         self._outbox = outbox
+        self._compiling = CompilingRequests(self._core.grammars)
         self._running = True
         self._heart = Heartbeat(self._send)
         tell_each_layer(self._heart.beat_again)
@@ -72,6 +76,7 @@ class EngineProcess:
                 self._startup.advance(busy=self._core.has_work)
                 if not self._startup.pending:
                     self._send(EngineChanged(info=self._runner.info()))
+        self._compiling.close()
         self._startup.stop()
         self._runner.close()
 
@@ -80,19 +85,25 @@ class EngineProcess:
         if not self._core.has_work:
             self._runner.rest()
         patience = 0 if self._core.has_work else _STARTUP_POLL_MS
-        if not self._core.has_work and not self._startup.pending:
+        if self._compiling.pending:
+            patience = min(patience, _COMPILING_POLL_MS)
+        elif not self._core.has_work and not self._startup.pending:
             self._heart.beat("waiting for requests")
             while not self._inbox.poll(BEAT_MS):
                 self._heart.beat("waiting for requests")
         while self._running and self._inbox.poll(patience):
             self._handle(decode(self._inbox.recv_multipart()))
             patience = 0
+        for message in self._compiling.ready():
+            self._core.add(message)
 
     def _handle(self, message: Any) -> None:
         match message:
             case GenerateRequest():
-                self._core.add(message)
+                if not self._compiling.takes(message):
+                    self._core.add(message)
             case AbortRequests(rids=rids):
+                self._compiling.drop(rids)
                 self._core.abort(rids)
                 # No step may follow: without this the figures would stay as they were.
                 self._send(StepOutput(outputs=[], stats=self._core.stats()))

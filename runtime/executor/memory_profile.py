@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Callable
 
 import torch
 
@@ -12,10 +13,14 @@ from ...compilation.histogram import LengthHistogram
 from ...compilation.whole import BreakableForward
 from ...kernels.platform import Platform
 from ..config import Backend, ResolvedConfig
+from ..distributed.ranks import ALONE, Ranks
 from ..graphs.graph_runner import GraphRunner
 from ..models.llama import LlamaForCausalLM
 from .forward_context import PagedAttention
 from .warm_up import run_dummy_batch, sample
+
+ComputeLogits = Callable[[torch.Tensor], torch.Tensor | None]
+"""Hidden states [N, hidden] to logits [N, V] float32, None on all ranks but the first."""
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +36,8 @@ def profile_memory(
     config: ResolvedConfig,
     attention: PagedAttention,
     seen: LengthHistogram,
+    ranks: Ranks = ALONE,
+    compute_logits: ComputeLogits | None = None,
 ) -> int:
     """Bytes that are free while the device holds what the largest steps and all graphs take, less
     what is kept back.
@@ -38,10 +45,12 @@ def profile_memory(
     The largest steps run, eagerly, and the two largest sizes of each kind of graph are captured:
     the others share their memory, and each is taken to need beside it what the second needed.
     `attention` is over the smallest cache: all of it stores to the reserved page. Nothing of it
-    stays. Raises `ValueError` with a remedy where the largest steps do not fit.
+    stays. `compute_logits`: of all ranks, where the model's own are a part. Raises `ValueError`
+    with a remedy where the largest steps do not fit.
     """
     try:
-        return _profile(model, platform, config, attention, seen)
+        logits = compute_logits or model.compute_logits
+        return _profile(model, platform, config, attention, seen, ranks, logits)
     except Exception as error:
         if not platform.is_out_of_memory(error):
             raise
@@ -64,11 +73,13 @@ def _profile(
     config: ResolvedConfig,
     attention: PagedAttention,
     seen: LengthHistogram,
+    ranks: Ranks,
+    compute_logits: ComputeLogits,
 ) -> int:
     before = platform.memory().free
-    _run_largest_steps(model, platform, config, attention)
+    _run_largest_steps(model, platform, config, attention, compute_logits)
     platform.end_trials()
-    graphs = GraphRunner(model, platform, config, attention, seen)
+    graphs = GraphRunner(model, platform, config, attention, seen, ranks)
     # Pieces take what the model takes that is recorded as it runs, which needs no compiler.
     graphs.use(BreakableForward(model) if graphs.prefill is not None else None)
     to_come = sum(_capture_two(phase, platform) for phase in graphs.phases())
@@ -87,7 +98,11 @@ def _profile(
 
 @torch.inference_mode()
 def _run_largest_steps(
-    model: LlamaForCausalLM, platform: Platform, config: ResolvedConfig, attention: PagedAttention
+    model: LlamaForCausalLM,
+    platform: Platform,
+    config: ResolvedConfig,
+    attention: PagedAttention,
+    compute_logits: ComputeLogits,
 ) -> None:
     """The longest chunk of a prompt, and a token for as many requests as can run; the allocator
     keeps what they took.
@@ -95,9 +110,9 @@ def _run_largest_steps(
     length = min(config.chunked_prefill_size, config.context_length)
     run_dummy_batch(model, attention, platform, [length], [length])
     rows = config.max_running_requests
-    sample(
-        model.compute_logits(run_dummy_batch(model, attention, platform, [1] * rows, [1] * rows))
-    )
+    logits = compute_logits(run_dummy_batch(model, attention, platform, [1] * rows, [1] * rows))
+    if logits is not None:
+        sample(logits)
     platform.synchronize()
 
 

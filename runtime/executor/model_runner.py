@@ -85,9 +85,12 @@ class ModelRunner:
         self.dtype: torch.dtype = (
             self.platform.default_dtype if config.dtype == "auto" else getattr(torch, config.dtype)
         )
-        path = resolve_model_path(config.model_path)
+        self.model_path = path = resolve_model_path(config.model_path)
         check_model(
-            path, context_length=config.context_length, weights=config.load_format != "dummy"
+            path,
+            context_length=config.context_length,
+            weights=config.load_format != "dummy",
+            ranks=config.tp_size,
         )
         with self.clock.phase("kernels"):
             kernels = self.platform.linear_kernels(
@@ -125,7 +128,7 @@ class ModelRunner:
         # Behind the first steps, which show what this machine computes with.
         self._remarks = self.platform.remarks(self._layouts)
         self.graphs = GraphRunner(
-            self.model, self.platform, self.config, attention, self.seen_lengths
+            self.model, self.platform, self.config, attention, self.seen_lengths, ranks
         )
         self.eos_token_ids = frozenset(self.model_config.eos_token_ids)
 
@@ -232,7 +235,15 @@ class ModelRunner:
         if config.max_total_tokens is None and steps.mem_fraction_static is None:
             pool = self._make_pool(LEAST_PAGES, steps.page_size)
             attention = PagedAttention(backend=backend, pool=pool)
-            free = profile_memory(self.model, self.platform, steps, attention, self.seen_lengths)
+            free = profile_memory(
+                self.model,
+                self.platform,
+                steps,
+                attention,
+                self.seen_lengths,
+                self.ranks,
+                self.compute_logits,
+            )
         else:
             free = self.platform.memory().free
         if self.platform.ranks_share_memory:

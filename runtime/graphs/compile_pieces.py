@@ -29,6 +29,7 @@ from ...kernels.detect import detect
 from ..config import ResolvedConfig
 from ..engine.parent import end_with_parent
 from ..layers.attention import register_attention
+from ..layers.parallel import Shard
 from ..loader.loader import hollow_model
 from ..model_config import ModelConfig
 from ..progress import progress_bar
@@ -104,7 +105,9 @@ def _compile(job: dict[str, Any]) -> None:
     maker = piece_store(PieceMaker, config, platform)
     maker.cache.check_writable()
     kernels = platform.linear_kernels(dtype, platform.attention_backend(config.attention_backend))
-    model = hollow_model(model_config, dtype, platform.device(), kernels, job["kinds"])
+    # Any rank's part: all have the same forward.
+    shard = Shard(0, config.tp_size)
+    model = hollow_model(model_config, dtype, platform.device(), kernels, job["kinds"], shard)
     make_pieces(maker, model, model_config, dtype, job["kinds"], ranks=config.tp_size)
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ...compilation.capture import Graphs
+from ...compilation.capture import Agree, Graphs
 from ...compilation.sizes import decode_sizes, parse_list
 from ...compilation.whole import FullForward
 from ...kernels.attention import AttentionMetadata, GraphAttention, HostPlan
@@ -24,7 +24,8 @@ class DecodeGraph:
     """Full graphs by batch size. What steps differ in is written to a plan of the attention backend
     that stays where it is.
 
-    `forward` is recorded, `eager` is what its answers are checked against. Never raises because of
+    `forward` is recorded, `eager` is what its answers are checked against; `agree`: as of `Graphs`.
+    Never raises because of
     a graph.
     """
 
@@ -35,6 +36,7 @@ class DecodeGraph:
         platform: Platform,
         config: ResolvedConfig,
         attention: PagedAttention,
+        agree: Agree | None = None,
     ) -> None:
         assert isinstance(attention.backend, GraphAttention)
         sizes = batch_sizes(config)
@@ -63,6 +65,7 @@ class DecodeGraph:
             eager=self._checked_against,
             phase="decode",
             debug=config.debug_cuda_graph,
+            agree=agree,
         )
 
     def capture_next(self) -> bool:

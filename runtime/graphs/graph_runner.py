@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ...compilation.by_length import ForwardByLength
 from ...compilation.capture import Graphs, Reason
 from ...compilation.histogram import LengthHistogram
 from ...compilation.piecewise import PiecewiseForward
@@ -19,6 +18,7 @@ from ...compilation.whole import BreakableForward
 from ...kernels.attention import GraphAttention
 from ...kernels.platform import Platform
 from ..config import Backend, ResolvedConfig
+from ..distributed.ranks import ALONE, Ranks
 from ..engine.messages import GraphInfo
 from ..executor.batch import Batch
 from ..executor.forward_context import PagedAttention
@@ -51,7 +51,9 @@ class GraphRunner:
         config: ResolvedConfig,
         attention: PagedAttention,
         seen: LengthHistogram,
+        ranks: Ranks = ALONE,
     ) -> None:
+        self._agree = (lambda done: ranks.least(done) == 1) if ranks.size > 1 else None
         self._model, self._platform, self._config = model, platform, config
         self._attention, self._seen = attention, seen
         self.prefill_backend = config.prefill_backend
@@ -70,14 +72,14 @@ class GraphRunner:
                 f"which {platform.device_type} does not: take piecewise"
             )
         self.prefill = (
-            PrefillGraph(model, platform, config, attention, seen)
+            PrefillGraph(model, platform, config, attention, seen, self._agree)
             if self.prefill_backend is not Backend.DISABLED
             else None
         )
         self.decode: DecodeGraph | None = None
         """None also before `use`."""
         self.kernels = None
-        if self.decode_backend is Backend.NATIVE and config.tp_size == 1:
+        if self.decode_backend is Backend.NATIVE:
             pool = attention.pool
             self.kernels = platform.step_kernels(
                 model, attention.backend, pool.layouts, pool.k, pool.v
@@ -86,12 +88,12 @@ class GraphRunner:
             if config.decode_backend is Backend.NATIVE:
                 raise ValueError(
                     "--cuda-graph-backend-decode native needs a bfloat16 model, "
-                    "--attention-backend native, and a CPU that the kernels "
-                    "can be built for: take disabled"
+                    "--attention-backend native, a CPU that the kernels can be built for, and "
+                    "ranks that share its memory: take disabled"
                 )
             self.decode_backend = Backend.DISABLED
 
-    def use(self, forward: PiecewiseForward | ForwardByLength | BreakableForward | None) -> None:
+    def use(self, forward: PiecewiseForward | BreakableForward | None) -> None:
         """Run prefills through `forward` and record decodes of it; None: both of the model as it
         is.
         """
@@ -101,13 +103,14 @@ class GraphRunner:
                 len(batch_sizes(self._config)) if self.decode_backend is Backend.FULL else 0,
             )
         if self.decode_backend is Backend.FULL:
-            recorded = (
-                forward.parts[0]
-                if isinstance(forward, PiecewiseForward | ForwardByLength)
-                else self._model
-            )
+            recorded = forward if isinstance(forward, PiecewiseForward) else self._model
             self.decode = DecodeGraph(
-                recorded, self._model, self._platform, self._config, self._attention
+                recorded,
+                self._model,
+                self._platform,
+                self._config,
+                self._attention,
+                self._agree,
             )
 
     def capture_next(self) -> bool:

@@ -87,6 +87,8 @@ def _split_mlp(model: LlamaForCausalLM, name: str, layer: Any, shard: Shard) -> 
 
 def _split_vocabulary(model: LlamaForCausalLM, name: str, layer: Any, shard: Shard) -> None:
     rows = vocabulary_rows(layer.vocab_size, shard)
+    if rows.size * (shard.size - 1) >= rows.whole:
+        raise CannotSplitError(f"{name}: {rows.whole} tokens are too few for {shard.size} ranks")
     model.set_submodule(name, VocabularyParallelEmbedding(layer, rows))
     model.lm_head.hold_rows({"": rows})
 

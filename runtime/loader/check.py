@@ -24,54 +24,59 @@ _LONGEST = 2**20
 """Bytes of a key or of a text, more than any file has."""
 
 
-def check_model(path: str, *, context_length: int | None, weights: bool) -> None:
+def check_model(path: str, *, context_length: int | None, weights: bool, ranks: int = 1) -> None:
     """Raises `ValueError` with the reason where a folder or .gguf file holds no model that we
     serve.
 
-    `context_length`: what was asked for; `weights` False leaves out the files of weights, which a
-    model with random ones does not need. What takes transformers or the whole of a .gguf file to
-    find out, the engine finds out later.
+    `context_length`, `ranks`: what was asked for; `weights` False leaves out the files of weights,
+    which a model with random ones does not need. What takes transformers or the whole of a .gguf
+    file to find out, the engine finds out later.
     """
     if Path(path).suffix == ".gguf":
-        longest: object = _gguf_context(Path(path))
+        longest, heads = _gguf_numbers(Path(path))
     else:
         config = read_config(Path(path))
-        longest = config.get("max_position_embeddings")
+        longest, heads = config.get("max_position_embeddings"), config.get("num_attention_heads")
         quantized = quantization_of(config) is not None
         for file in weight_files(Path(path)) if weights else ():
             read_header(file, quantized=quantized)
     if isinstance(longest, int):
         check_context_length(context_length, longest)
+    # Which numbers of ranks do can be told once the model is built, by each of so many processes.
+    if isinstance(heads, int) and ranks > heads:
+        raise ValueError(f"--tp-size {ranks} is more than the {heads} heads of {path}")
 
 
-def _gguf_context(path: Path) -> int | None:
-    """The longest context of a .gguf file's model, None where its reader has to find out."""
+def _gguf_numbers(path: Path) -> tuple[int | None, object]:
+    """The longest context and the heads of a .gguf file's model, None where its reader has to find
+    out.
+    """
     check_pointer(path)
-    found = architecture_and_context(path)
+    found = first_numbers(path)
     if found is None:
-        return None
+        return None, None
     try:
         find_model(gguf=found[0])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    return found[1]
+    return found[1:]
 
 
-def architecture_and_context(path: Path) -> tuple[str, int] | None:
-    """What the model is and its longest context in tokens; None where the file does not say so in
-    the usual place and form.
+def first_numbers(path: Path) -> tuple[str, int, object] | None:
+    """What the model is, its longest context in tokens and its heads; None where the file does not
+    say so in the usual place and form.
     """
     values: dict[str, Any] = {}
     try:
         with path.open("rb") as file:
-            for key, value in _values(file):
-                values[key] = value
-                name = values.get("general.architecture")
-                if isinstance(context := values.get(f"{name}.context_length"), int):
-                    return str(name), context
+            values.update(_values(file))
     except (struct.error, KeyError, UnicodeDecodeError):
         pass
-    return None
+    name = values.get("general.architecture")
+    context = values.get(f"{name}.context_length")
+    if not isinstance(context, int):
+        return None
+    return str(name), context, values.get(f"{name}.attention.head_count")
 
 
 def _values(file: BinaryIO) -> Iterator[tuple[str, Any]]:

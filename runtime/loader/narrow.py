@@ -41,7 +41,7 @@ def narrowed(tensor: StoredTensor, held: Mapping[int, Stretch]) -> StoredTensor:
     """Stretches of some dimensions of a tensor."""
     wanted = [held.get(dim, Stretch(0, size, size)) for dim, size in enumerate(tensor.shape)]
     part = tensor.part(
-        tuple(slice(begin, min(begin + size, whole)) for begin, size, whole in wanted)
+        tuple(slice(min(begin, whole), min(begin + size, whole)) for begin, size, whole in wanted)
     )
     shape = tuple(stretch.size for stretch in wanted)
     return part if part.shape == shape else _padded(part, shape)

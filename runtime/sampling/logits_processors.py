@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from ...kernels.staging import to_device
+from .grammar import GrammarMask, Matcher
 from .params import SamplingParams
 
 
@@ -54,7 +55,11 @@ class LogitsProcessor(Protocol):
 
     @classmethod
     def wanted(
-        cls, params: SamplingParams, prompt: npt.NDArray[np.int64], stop_ids: frozenset[int]
+        cls,
+        params: SamplingParams,
+        prompt: npt.NDArray[np.int64],
+        stop_ids: frozenset[int],
+        matcher: Matcher | None = None,
     ) -> Self | None:
         """One for a request; None where it does not ask for this."""
         ...
@@ -87,7 +92,11 @@ class Penalties:
 
     @classmethod
     def wanted(
-        cls, params: SamplingParams, prompt: npt.NDArray[np.int64], stop_ids: frozenset[int]
+        cls,
+        params: SamplingParams,
+        prompt: npt.NDArray[np.int64],
+        stop_ids: frozenset[int],
+        matcher: Matcher | None = None,
     ) -> Self | None:
         return cls(params, prompt) if params.penalised else None
 
@@ -135,7 +144,11 @@ class Bias:
 
     @classmethod
     def wanted(
-        cls, params: SamplingParams, prompt: npt.NDArray[np.int64], stop_ids: frozenset[int]
+        cls,
+        params: SamplingParams,
+        prompt: npt.NDArray[np.int64],
+        stop_ids: frozenset[int],
+        matcher: Matcher | None = None,
     ) -> Self | None:
         return cls(params.logit_bias) if params.logit_bias else None
 
@@ -158,7 +171,11 @@ class EarlyEndBan:
 
     @classmethod
     def wanted(
-        cls, params: SamplingParams, prompt: npt.NDArray[np.int64], stop_ids: frozenset[int]
+        cls,
+        params: SamplingParams,
+        prompt: npt.NDArray[np.int64],
+        stop_ids: frozenset[int],
+        matcher: Matcher | None = None,
     ) -> Self | None:
         return cls(params.min_new_tokens, stop_ids) if params.min_new_tokens else None
 
@@ -178,15 +195,18 @@ class EarlyEndBan:
             logits.view(-1).index_fill_(0, index, float("-inf"))
 
 
-PROCESSORS: tuple[type[LogitsProcessor], ...] = (Penalties, Bias, EarlyEndBan)
+PROCESSORS: tuple[type[LogitsProcessor], ...] = (Penalties, Bias, EarlyEndBan, GrammarMask)
 """In the order in which they are applied."""
 
 
 def processors_for(
-    params: SamplingParams, prompt: npt.NDArray[np.int64], stop_ids: frozenset[int]
+    params: SamplingParams,
+    prompt: npt.NDArray[np.int64],
+    stop_ids: frozenset[int],
+    matcher: Matcher | None = None,
 ) -> list[LogitsProcessor]:
-    """What a request asks for."""
-    found = (kind.wanted(params, prompt, stop_ids) for kind in PROCESSORS)
+    """What a request asks for. `matcher`: of its grammar."""
+    found = (kind.wanted(params, prompt, stop_ids, matcher) for kind in PROCESSORS)
     return [processor for processor in found if processor is not None]
 
 

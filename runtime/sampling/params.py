@@ -33,7 +33,8 @@ class SamplingParams:
     logarithms of softmax(logits) before temperature, penalties and bias. `prompt_logprobs` is the
     same for the prompt's tokens, from position `prompt_logprobs_start` on. `stop_token_ids` end the
     sequence; so does the model's end-of-sequence token unless `ignore_eos`. Before `min_new_tokens`
-    tokens neither can be sampled.
+    tokens neither can be sampled. `grammar`: what the text must follow, as `sampling.grammar` makes
+    it; where nothing can follow, the sequence ends.
 
     Raises `ValueError` that names the parameter and its range.
     """
@@ -54,6 +55,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prompt_logprobs_start: int = 0
+    grammar: str | None = None
     max_tokens: int | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:

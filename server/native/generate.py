@@ -20,6 +20,7 @@ from ..openai.logprobs import finite, token_text
 from ..request_builder import WireNames, build_requests, check_prompt_logprobs
 from ..sse import DONE, EventStream, event
 from ..state import Serving, ServingDep, json_response
+from ..structured import grammar_of
 from .answers import Generated, GeneratedSoFar
 from .protocol import GenerateBody
 
@@ -80,6 +81,7 @@ async def _requests(serving: Serving, body: GenerateBody) -> list[RequestState]:
             belongs_to=frozenset({rid, body.rid} if isinstance(body.rid, str) else {rid}),
             min_new_tokens=sampling.min_new_tokens,
             seed=sampling.sampling_seed,
+            grammar=await grammar_of(serving, sampling),
             **_logprobs(body, index, len(ids)),
         )
     check_prompt_logprobs(requests, "top_logprobs_num")

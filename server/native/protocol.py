@@ -34,11 +34,12 @@ from ..schemas import (
     disagreement,
     only,
 )
+from ..structured import StructuredFields
 
 T = TypeVar("T")
 
 
-class NativeSampling(SamplingFields):
+class NativeSampling(SamplingFields, StructuredFields):
     """`sampling_params`. `max_new_tokens` null: as many as the context has room for."""
 
     keeps_null: ClassVar[frozenset[str]] = frozenset({"max_new_tokens"})
@@ -49,10 +50,6 @@ class NativeSampling(SamplingFields):
     sampling_seed: Seed | None = None
 
     stop_regex: Unsupported = None
-    json_schema: Unsupported = None
-    regex: Unsupported = None
-    ebnf: Unsupported = None
-    structural_tag: Unsupported = None
     custom_params: Unsupported = None
     beam_width: Annotated[Any, only(1)] = None
 

@@ -43,7 +43,7 @@ async def create_chat_completion(
         serving, body, size=request.size, add_special_tokens=body.add_special_tokens
     )
     request_id = f"chatcmpl-{uuid.uuid4().hex}"
-    requests = generation_requests(serving, body, request_id, [ids])
+    requests = await generation_requests(serving, body, request_id, [ids])
     tokenizer = serving.engine.tokenizer
     if body.stream:
         start = head(serving, request_id, "chat.completion.chunk")

@@ -35,7 +35,7 @@ async def create_completion(body: CompletionRequest, serving: ServingDep) -> Res
         body.prompt, "prompt", add_special_tokens=body.add_special_tokens
     )
     request_id = f"cmpl-{uuid.uuid4().hex}"
-    requests = generation_requests(serving, body, request_id, prompts)
+    requests = await generation_requests(serving, body, request_id, prompts)
     start = head(serving, request_id, "text_completion")
     choices = [_Choice(serving, body, prompts, index) for index in range(len(prompts) * body.n)]
     if body.stream:

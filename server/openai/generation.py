@@ -9,10 +9,11 @@ from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
 from ..errors import InvalidRequest
 from ..request_builder import WireNames, build_requests, check_prompt_logprobs
 from ..state import Serving
+from ..structured import grammar_of
 from .protocol import ChatCompletionRequest, CompletionRequest
 
 
-def generation_requests(
+async def generation_requests(
     serving: Serving,
     body: CompletionRequest | ChatCompletionRequest,
     request_id: str,
@@ -44,6 +45,7 @@ def generation_requests(
             "logprobs": top,
         },
     )
+    grammar = await grammar_of(serving, body)
     samples, arrival = body.samples, time.monotonic()
     requests: list[RequestState] = []
     for ids in prompts:
@@ -61,6 +63,7 @@ def generation_requests(
             belongs_to=frozenset({request_id}),
             min_new_tokens=body.min_tokens,
             seed=body.seed,
+            grammar=grammar,
             # The best of several samples are chosen by their log-probabilities.
             logprobs=0 if logprobs is None and samples > body.n else logprobs,
             prompt_logprobs=logprobs if echo else None,

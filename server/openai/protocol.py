@@ -38,6 +38,7 @@ from ..schemas import (
     disagreement,
     only,
 )
+from ..structured import OpenAIStructuredFields
 
 
 class StreamOptions(WireModel):
@@ -49,20 +50,7 @@ class StreamOptions(WireModel):
     continuous_usage_stats: bool = False
 
 
-class ResponseFormat(WireModel):
-    type: Annotated[str, Field(description="only `text`")] = "text"
-
-    @model_validator(mode="after")
-    def _only_text(self) -> Self:
-        if self.type != "text":
-            raise PydanticCustomError(
-                "unsupported_parameter",
-                "this server answers in plain text alone; send the type `text`",
-            )
-        return self
-
-
-class GenerationBody(SamplingFields):
+class GenerationBody(SamplingFields, OpenAIStructuredFields):
     """What completions and chat completions have in common."""
 
     model: str | None = None
@@ -80,15 +68,6 @@ class GenerationBody(SamplingFields):
     include_stop_str_in_output: bool = False
     priority: Priority = 0
 
-    response_format: ResponseFormat | None = None
-    structured_outputs: Unsupported = None
-    guided_json: Unsupported = None
-    guided_regex: Unsupported = None
-    guided_choice: Unsupported = None
-    guided_grammar: Unsupported = None
-    json_schema: Unsupported = None
-    regex: Unsupported = None
-    ebnf: Unsupported = None
     lora_path: Unsupported = None
     use_beam_search: Unsupported = None
     bad_words: Annotated[Any, only(remedy="give their tokens a logit_bias of -100")] = None

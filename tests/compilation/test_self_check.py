@@ -5,7 +5,7 @@ elsewhere is not.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,16 @@ MIDDLE = 1
 Change = Callable[[fx.GraphModule, list[torch.Tensor]], Sequence[torch.Tensor]]
 
 
-def forward_of(folder: Path, dtype: torch.dtype) -> PiecewiseForward:
+Make = Callable[[torch.dtype], PiecewiseForward]
+
+
+@pytest.fixture(scope="module")
+def forward_of(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """The model's pieces in a dtype, which no test changes: traced once."""
+    return cache(lambda dtype: made(tmp_path_factory.mktemp("cache"), dtype))
+
+
+def made(folder: Path, dtype: torch.dtype) -> PiecewiseForward:
     model = ToyModel(4).to(dtype)
     for name, tensor in model.named_parameters():
         # As in the models that are served: what is added to a norm's square counts in small rows.
@@ -142,9 +151,9 @@ WRONG: dict[str, Change] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_piece_is_found_out(tmp_path: Path, wrong: str, dtype: torch.dtype) -> None:
+def test_a_wrong_piece_is_found_out(forward_of: Make, wrong: str, dtype: torch.dtype) -> None:
     with pytest.raises(CaptureError, match="piece 1 of 3 differs from what was traced by"):
-        checked(forward_of(tmp_path, dtype), WRONG[wrong])
+        checked(forward_of(dtype), WRONG[wrong])
 
 
 def in_single(graph: fx.GraphModule, inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -170,22 +179,22 @@ def rounds_more(graph: fx.GraphModule, inputs: list[torch.Tensor]) -> Sequence[t
     "change", [None, in_single, rounds_more], ids=["as it is", "in 32 bits", "rounded more"]
 )
 def test_other_roundings_are_not_wrong(
-    tmp_path: Path, change: Change | None, dtype: torch.dtype
+    forward_of: Make, change: Change | None, dtype: torch.dtype
 ) -> None:
-    forward = forward_of(tmp_path, dtype)
+    forward = forward_of(dtype)
     assert checked(forward, change) == len(forward.plan.pieces) * (2 * 4 + 1), (
         "a run each: two at each of four sizes, one for growth"
     )
 
 
-def test_what_was_traced_is_kept_with_the_plan(tmp_path: Path) -> None:
-    plan = forward_of(tmp_path, torch.float32).plan
+def test_what_was_traced_is_kept_with_the_plan(forward_of: Make) -> None:
+    plan = forward_of(torch.float32).plan
     assert Plan.from_json(plan.to_json()).pieces == plan.pieces
     assert all(piece.traced for piece in plan.pieces)
 
 
-def test_where_the_memory_does_not_do_the_largest_size_is_left_out(tmp_path: Path) -> None:
-    forward = forward_of(tmp_path, torch.float32)
+def test_where_the_memory_does_not_do_the_largest_size_is_left_out(forward_of: Make) -> None:
+    forward = forward_of(torch.float32)
 
     def too_large(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if len(inputs[0]) == LARGEST:
@@ -193,9 +202,12 @@ def test_where_the_memory_does_not_do_the_largest_size_is_left_out(tmp_path: Pat
         return pieces[0].run(inputs)
 
     pieces = [traced_piece(piece) for piece in forward.plan.pieces]
-    made = forward.with_pieces([CompiledPiece(too_large), *pieces[1:]])
+    too_small = forward.with_pieces([CompiledPiece(too_large), *pieces[1:]])
     list(
         check_pieces(
-            made, lambda tokens: step(tokens), LARGEST, lambda error: isinstance(error, MemoryError)
+            too_small,
+            lambda tokens: step(tokens),
+            LARGEST,
+            lambda error: isinstance(error, MemoryError),
         )
     )

@@ -191,3 +191,25 @@ def test_who_computes_attention_natively_samples_natively(monkeypatch: pytest.Mo
     assert ops._versions == {}
     CpuPlatform().make_attention_backend("native")
     assert ops._versions == {"cpu": native_ops}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@settings(max_examples=30)
+@given(
+    rows=st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True),
+    vocab=st.sampled_from([1, 31, 32, 33, 64, 1000]),
+    words=st.lists(st.sampled_from([0, -1, 1, 2**31 - 1, -(2**31), 0x0F0F]), min_size=1),
+)
+def test_a_mask_bans_what_it_has_no_bit_for(
+    library: ctypes.CDLL, rows: list[int], vocab: int, words: list[int]
+) -> None:
+    width = -(-vocab // 32)
+    bits = torch.tensor([words[i % len(words)] for i in range(len(rows) * width)])
+    bits = bits.view(len(rows), width).to(torch.int32)
+    logits = torch.randn(5, vocab)
+    expected = logits.clone()
+    reference.mask_logits(expected, torch.tensor(rows), bits)
+    sampling.mask(library, logits, torch.tensor(rows), bits)
+    assert torch.equal(logits, expected)
+    allowed = [(int(bits[0, token // 32]) >> (token % 32)) & 1 for token in range(vocab)]
+    assert (logits[rows[0]] > -torch.inf).tolist() == [bool(bit) for bit in allowed]

@@ -29,6 +29,24 @@ SIZES = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2}
 INPUT_SCALES = {"down_proj": 0.02, "o_proj": 0.01}
 """Static ones by the last name of a layer; others have 0.01 times the length of that name."""
 
+FLOAT = {"num_bits": 8, "type": "float", "symmetric": True}
+INT = {"num_bits": 8, "type": "int", "symmetric": True}
+BLOCKS = {"strategy": "block", "block_structure": [128, 128]}
+TOKEN, STATIC = {"strategy": "token", "dynamic": True}, {"strategy": "tensor", "dynamic": False}
+GROUP = {"strategy": "group", "group_size": 128, "dynamic": True}
+FP8, INT8 = "float-quantized", "int-quantized"
+COMPRESSED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "fp8-channel-token": (FP8, FLOAT | {"strategy": "channel"}, FLOAT | TOKEN),
+    "fp8-tensor-token": (FP8, FLOAT | {"strategy": "tensor"}, FLOAT | TOKEN),
+    "fp8-tensor-static": (FP8, FLOAT | {"strategy": "tensor"}, FLOAT | STATIC),
+    "fp8-channel-static": (FP8, FLOAT | {"strategy": "channel"}, FLOAT | STATIC),
+    "fp8-block-group": (FP8, FLOAT | BLOCKS, FLOAT | GROUP),
+    "int8-channel-token": (INT8, INT | {"strategy": "channel"}, INT | TOKEN),
+    "int8-tensor-token": (INT8, INT | {"strategy": "tensor"}, INT | TOKEN),
+    "int8-channel-static": (INT8, INT | {"strategy": "channel"}, INT | STATIC),
+}
+"""Formats, weights and activations of compressed-tensors."""
+
 
 def make_compressed(
     path: Path,

@@ -5,6 +5,7 @@ disconnects included.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import re
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
+import jsonschema
 import openai
 import pytest
 import pytest_asyncio
@@ -209,3 +211,29 @@ async def test_bad_input_in_a_crowd_disturbs_nobody(
     await asyncio.gather(*(post(body, status) for body, status in bad * 3))
     assert await asyncio.gather(*good) == expected
     await until_idle(server)
+
+
+async def test_structured_answers_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"kind": {"enum": ["cat", "dog"]}, "legs": {"type": "integer", "maximum": 9}},
+        "required": ["kind", "legs"],
+        "additionalProperties": False,
+    }
+    form: Any = {"type": "json_schema", "json_schema": {"name": "pet", "schema": schema}}
+    asked: dict[str, Any] = {
+        "model": "default",
+        "messages": [{"role": "user", "content": "A pet"}],
+        "response_format": form,
+        "max_tokens": 200,
+        "seed": 5,
+    }
+    whole = await client.chat.completions.create(**asked)
+    pieces = [
+        chunk.choices[0].delta.content or ""
+        async for chunk in await client.chat.completions.create(**asked, stream=True)
+        if chunk.choices
+    ]
+    assert whole.choices[0].finish_reason == "stop"
+    jsonschema.validate(json.loads(whole.choices[0].message.content or ""), schema)
+    assert "".join(pieces) == whole.choices[0].message.content

@@ -16,6 +16,7 @@ from piecework import __version__
 from piecework.runtime.engine.messages import EngineStats, GraphInfo
 from piecework.server import operations
 from piecework.server.engine.state import EngineState
+from piecework.server.metrics import Latency
 
 KEY = "sésame"
 
@@ -187,6 +188,18 @@ async def test_metrics_count_what_happened(
         in text
     )
     assert f'piecework:num_errors_total{{model_name="{MODEL}",type="server_error"}} 1.0' in text
+
+
+def test_a_latency_counts_and_sums_each_value() -> None:
+    latency = Latency("x_seconds", "", (0.25, 1.0))
+    latency.observe(0.5, 3)
+    latency.observe(0.25)
+    samples = latency.family(MODEL).samples
+    values = {
+        sample.labels.get("le", sample.name.rpartition("_")[2]): sample.value for sample in samples
+    }
+    wanted = {"0.25": 1, "1.0": 4, "+Inf": 4, "count": 4, "sum": 1.75}
+    assert {name: values[name] for name in wanted} == wanted
 
 
 @pytest.mark.parametrize(("said", "told"), [("", True), ("0", True), ("True", False)])

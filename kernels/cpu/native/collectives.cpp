@@ -226,7 +226,7 @@ void piecework_failure(void* member, piecework::Failure* failure) { *failure = s
 
 void piecework_last_call(void* member, int of, piecework::Call* call) { *call = static_cast<piecework::Member*>(member)->last_call(of); }
 
-// Whether every rank has taken part in the same. count: numbers of x, or bytes where it is only moved; of one rank's part where x has a part for each.
+// Whether every rank has taken part in the same. count: numbers of x, or bytes where it is only moved; of one part where x has one a rank.
 int piecework_collective(void* member, int op, const void* x, void* out, int64_t count, int dtype, int threads) {
   using namespace piecework;
   Member& own = *static_cast<Member*>(member);

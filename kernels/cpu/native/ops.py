@@ -15,7 +15,7 @@ from .quantize import (
     silu_and_mul_quantize_dynamic,
     silu_and_mul_quantize_static,
 )
-from .sampling import argmax, sample_filtered
+from .sampling import argmax, mask_logits, sample_filtered
 
 DTYPES = (torch.bfloat16,)
 """Of activations that they take; for others they are the reference's."""
@@ -25,6 +25,7 @@ __all__ = [
     "add_rms_norm_quantize_dynamic",
     "add_rms_norm_quantize_static",
     "argmax",
+    "mask_logits",
     "norm_rotary_embedding",
     "quantize_dynamic",
     "quantize_static",

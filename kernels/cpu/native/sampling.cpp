@@ -1,4 +1,4 @@
-// Chooses a token of each row: `argmax` and `sample_filtered` of kernels/reference.py, to the token.
+// Chooses a token of each row: `argmax` and `sample_filtered` of kernels/reference.py, to the token, and `mask_logits`.
 #include <omp.h>
 
 #include <algorithm>
@@ -145,8 +145,29 @@ int64_t argmax(const float* row, int vocab) {
   }
 }
 
+// Most words of a grammar's mask allow all of their tokens or none.
+void mask(float* row, const uint32_t* bits, int vocab) {
+  for (int begin = 0; begin < vocab; begin += 32) {
+    const uint32_t word = bits[begin / 32];
+    const int count = std::min(32, vocab - begin);
+    float* const values = row + begin;
+    if (word == 0xffffffffu) continue;
+    if (word == 0) {
+      for (int i = 0; i < count; ++i) values[i] = -INFINITY;
+    } else {
+      for (int i = 0; i < count; ++i) values[i] = (word >> i) & 1 ? values[i] : -INFINITY;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace piecework
+
+// logits: rows of `vocab` float32, `stride` apart; bits: `count` rows of ceil(vocab / 32) words.
+extern "C" void piecework_mask_logits(float* logits, int64_t stride, const int64_t* rows, const uint32_t* bits, int count, int vocab) {
+  for (int place = 0; place < count; ++place)
+    piecework::mask(logits + rows[place] * stride, bits + place * static_cast<int64_t>((vocab + 31) / 32), vocab);
+}
 
 // rows: `count` of `vocab` float32, `stride` apart; tokens int64.
 extern "C" void piecework_argmax(const float* rows, int64_t stride, int count, int vocab, int64_t* tokens, int threads) {

@@ -30,6 +30,29 @@ def sample_filtered(
     return draw(library, probs, top_k.long(), top_p.float(), min_p.float(), uniform.double())
 
 
+def mask_logits(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+    """As `kernels.reference.mask_logits`."""
+    library = load_kernels()
+    assert library is not None
+    mask(library, logits, rows, bits)
+
+
+def mask(
+    library: ctypes.CDLL, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor
+) -> None:
+    """`mask_logits` by given kernels."""
+    assert logits.dtype == torch.float32 and logits.stride(1) == 1
+    assert rows.dtype == torch.int64 and bits.dtype == torch.int32 and bits.is_contiguous()
+    library.piecework_mask_logits(
+        ctypes.c_void_p(logits.data_ptr()),
+        ctypes.c_int64(logits.stride(0)),
+        ctypes.c_void_p(rows.data_ptr()),
+        ctypes.c_void_p(bits.data_ptr()),
+        len(rows),
+        logits.shape[1],
+    )
+
+
 def likeliest(library: ctypes.CDLL, logits: torch.Tensor) -> torch.Tensor:
     """`argmax` by given kernels."""
     return _tokens(library.piecework_argmax, logits)

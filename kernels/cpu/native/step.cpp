@@ -1,5 +1,8 @@
 // A whole step of a decoder in bfloat16 as one call. Every value is rounded where plain torch rounds it.
 //
+// Of ranks each has some heads, columns between gate and down, and rows of the embedding. What is to be summed over them each writes to its
+// slot (shared.h), and all read it while they add and normalise: a sum takes no pass of its own.
+//
 // T tokens, N hidden size, H query heads, K key/value heads, D head size.
 #include <omp.h>
 
@@ -8,6 +11,7 @@
 #include "attention.h"
 #include "linear.h"
 #include "rows.h"
+#include "shared.h"
 #include "team.h"
 
 namespace piecework {
@@ -27,6 +31,8 @@ struct Layer {
 struct Model {
   const Layer* layers;
   const bf16 *embedding, *norm, *cos, *signed_sin;  // cos, signed_sin [positions, D]
+  Member* member;                                   // among ranks, or null
+  int32_t embedded;                                 // rows of the embedding that a rank has
   int32_t num_layers, hidden, intermediate, heads, kv_heads, head_size, page_size;
   float eps;
 };
@@ -47,12 +53,17 @@ class Forward {
       : step_(step),
         model_(*step.model),
         threads_(threads),
-        team_(11 * model_.num_layers + 1),
+        ranks_(model_.member),
+        team_(11 * model_.num_layers + 2),
         width_((model_.heads + 2 * model_.kv_heads) * model_.head_size),
         x_(step.tokens, std::max({model_.hidden, model_.heads * model_.head_size, model_.intermediate})) {
     const size_t tokens = step.tokens;
     residual_.resize(tokens * model_.hidden);
-    added_.resize(tokens * model_.hidden);
+    if (ranks_)
+      ranks_->enter(kDecodeStep, 0, static_cast<int64_t>(tokens) * model_.hidden);
+    else
+      own_.resize(tokens * model_.hidden);
+    set_added();
     qkv_.resize(tokens * width_);
     attended_.resize(tokens * model_.heads * model_.head_size);
     activated_.resize(tokens * model_.intermediate);
@@ -71,9 +82,11 @@ class Forward {
       team_.set_size(omp_get_num_threads());
       int phase = 0;
       Thread thread(model_);
+      if (ranks_) look_up(phase);
       for (int i = 0; i < model_.num_layers; ++i) layer(model_.layers[i], i == 0, phase, thread);
+      wait_for_ranks();
       team_.each(phase, step_.tokens, [&](int t) {
-        add(residual(t), row(added_, t, model_.hidden), model_.hidden, residual(t));
+        add_to_residual(t, thread);
         rms_norm(residual(t), model_.norm, model_.hidden, model_.eps, step_.out + static_cast<int64_t>(t) * model_.hidden);
       });
     }
@@ -83,16 +96,69 @@ class Forward {
   // What a thread has to itself.
   struct Thread {
     explicit Thread(const Model& model)
-        : attention(model.head_size, std::max(kMostRows, model.heads / model.kv_heads)), row(model.hidden), gates(kMostTokens * kPanel) {}
+        : attention(model.head_size, std::max(kMostRows, model.heads / model.kv_heads)),
+          row(model.hidden),
+          gates(kMostTokens * kPanel),
+          sums(model.member ? model.hidden : 0) {}
 
     Scratch attention;
     Multiplier multiplier;
     std::vector<bf16> row;
     std::vector<float> gates;  // [T, 32]
+    std::vector<float> sums;   // [N], over ranks
   };
 
-  bf16* row(std::vector<bf16>& rows, int t, int size) { return rows.data() + static_cast<size_t>(t) * size; }
+  static bf16* row(bf16* rows, int t, int size) { return rows + static_cast<size_t>(t) * size; }
+  static bf16* row(std::vector<bf16>& rows, int t, int size) { return row(rows.data(), t, size); }
   bf16* residual(int t) { return row(residual_, t, model_.hidden); }
+  const bf16* row_of(int rank, int t) const {
+    return reinterpret_cast<const bf16*>(ranks_->slot(rank)) + static_cast<size_t>(t) * model_.hidden;
+  }
+
+  // Where what is to be added next goes.
+  void set_added() { added_ = ranks_ ? reinterpret_cast<bf16*>(ranks_->begin()) : own_.data(); }
+
+  void post() {
+    if (ranks_) ranks_->post();
+  }
+
+  // A failure is told at the end: threads stay together.
+  void wait_for_ranks() {
+    if (ranks_) ranks_->wait();
+  }
+
+  // Each rank writes the rows of its own tokens.
+  void look_up(int& phase) {
+    team_.each(
+        phase, step_.tokens,
+        [&](int t) {
+          const int64_t id = step_.ids[t] - static_cast<int64_t>(ranks_->rank) * model_.embedded;
+          if (id < 0 || id >= model_.embedded) return;
+          std::memcpy(row(added_, t, model_.hidden), model_.embedding + id * model_.hidden, model_.hidden * sizeof(bf16));
+        },
+        [&] { post(); });
+  }
+
+  const bf16* embedding_of(int t) const {
+    const int64_t id = step_.ids[t];
+    return ranks_ ? row_of(static_cast<int>(id / model_.embedded), t) : model_.embedding + id * model_.hidden;
+  }
+
+  void add_to_residual(int t, Thread& thread) {
+    bf16* to = residual(t);
+    if (!ranks_) return add(to, row(added_, t, model_.hidden), model_.hidden, to);
+    float* sums = thread.sums.data();
+    const bf16 *first = row_of(0, t), *second = row_of(1, t);
+#pragma omp simd
+    for (int i = 0; i < model_.hidden; ++i) sums[i] = to_float(first[i]) + to_float(second[i]);
+    for (int rank = 2; rank < ranks_->size; ++rank) {
+      const bf16* other = row_of(rank, t);
+#pragma omp simd
+      for (int i = 0; i < model_.hidden; ++i) sums[i] += to_float(other[i]);
+    }
+#pragma omp simd
+    for (int i = 0; i < model_.hidden; ++i) to[i] = rounded(to_float(to[i]) + as_rounded(sums[i]));
+  }
 
   AttentionCall<bf16> call(const Layer& layer) {
     AttentionCall<bf16> call{};
@@ -109,40 +175,43 @@ class Forward {
 
   void layer(const Layer& layer, bool is_first, int& phase, Thread& thread) {
     normalise(layer.input_norm, layer.qkv, is_first, phase, thread);
-    multiply(layer.qkv, qkv_, phase, thread);
+    multiply(layer.qkv, qkv_.data(), phase, thread, [] {});
     attend(layer, phase, thread.attention);
-    set_rows(layer.output, attended_, phase);
-    multiply(layer.output, added_, phase, thread);
+    multiply_and_add(layer.output, attended_, phase, thread);
     normalise(layer.post_norm, layer.gate_up, false, phase, thread);
     feed_forward(layer, phase, thread);
   }
 
-  // x = the rows that a linear takes.
-  void set_rows(const Linear& linear, std::vector<bf16>& from, int& phase) {
-    team_.each(phase, step_.tokens, [&](int t) { x_.set(linear, t, row(from, t, linear.columns)); });
+  // What the next norm is to add, of this rank.
+  void multiply_and_add(const Linear& linear, std::vector<bf16>& from, int& phase, Thread& thread) {
+    team_.each(phase, step_.tokens, [&](int t) { x_.set(linear, t, row(from, t, linear.columns)); }, [&] { set_added(); });
+    multiply(linear, added_, phase, thread, [&] { post(); });
   }
 
   // x = norm(residual), after what the last part of a layer gave was added, or the tokens were looked up.
   void normalise(const bf16* weight, const Linear& linear, bool is_first, int& phase, Thread& thread) {
+    wait_for_ranks();
     team_.each(phase, step_.tokens, [&](int t) {
       if (is_first)
-        std::memcpy(residual(t), model_.embedding + step_.ids[t] * model_.hidden, model_.hidden * sizeof(bf16));
+        std::memcpy(residual(t), embedding_of(t), model_.hidden * sizeof(bf16));
       else
-        add(residual(t), row(added_, t, model_.hidden), model_.hidden, residual(t));
+        add_to_residual(t, thread);
       rms_norm(residual(t), weight, model_.hidden, model_.eps, thread.row.data());
       x_.set(linear, t, thread.row.data());
     });
   }
 
-  void multiply(const Linear& linear, std::vector<bf16>& out, int& phase, Thread& thread) {
+  template <class Last>
+  void multiply(const Linear& linear, bf16* out, int& phase, Thread& thread, Last last) {
     x_.as(linear, [&](auto rows) {
       thread.multiplier.prepare(linear, rows);
-      team_.each(phase, (linear.rows + kPanel - 1) / kPanel, [&](int i) {
+      const auto work = [&](int i) {
         thread.multiplier.panel(linear, rows, i, 0, rows.tokens, [&](int t, int n, const float* values, int count) {
-          bf16* to = out.data() + static_cast<size_t>(t) * linear.rows + n;
+          bf16* to = row(out, t, linear.rows) + n;
           for (int r = 0; r < count; ++r) to[r] = rounded(values[r]);
         });
-      });
+      };
+      team_.each(phase, (linear.rows + kPanel - 1) / kPanel, work, last);
     });
   }
 
@@ -186,17 +255,18 @@ class Forward {
         });
       });
     });
-    set_rows(layer.down, activated_, phase);
-    multiply(layer.down, added_, phase, thread);
+    multiply_and_add(layer.down, activated_, phase, thread);
   }
 
   const Step& step_;
   const Model& model_;
   const int threads_;
+  Member* const ranks_;
   Team team_;
   const int width_;
   Input x_;
-  std::vector<bf16> residual_, added_, qkv_, attended_, activated_;
+  bf16* added_ = nullptr;  // [T, N], of this rank
+  std::vector<bf16> residual_, own_, qkv_, attended_, activated_;
   std::map<int32_t, std::vector<Item>> items_;
   std::vector<float> partials_;
 };
@@ -204,6 +274,9 @@ class Forward {
 }  // namespace
 }  // namespace piecework
 
-extern "C" void piecework_step(const void* step, int threads) {
-  piecework::Forward(*static_cast<const piecework::Step*>(step), threads).run();
+// Whether all ranks have taken part.
+extern "C" int piecework_step(const void* step, int threads) {
+  const piecework::Step& given = *static_cast<const piecework::Step*>(step);
+  piecework::Forward(given, threads).run();
+  return !given.model->member || !given.model->member->failed();
 }

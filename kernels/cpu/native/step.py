@@ -15,9 +15,11 @@ from torch import nn
 
 from ...attention import AttentionMetadata, KVLayout
 from ...cache_format import page_size_of
+from ...collectives import TENSOR_PARALLEL, get_group
 from .attention import CACHE_KINDS
 from .build import load_kernels
 from .linear import PANEL, SCALED_COLUMNS, Layout, LinearStruct, linear_struct
+from .shared import SLOT_BYTES, SharedMemoryGroup
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
@@ -35,9 +37,11 @@ class _Layer(ctypes.Structure):
 class _Model(ctypes.Structure):
     _fields_ = [
         *((name, _POINTER) for name in ("layers", "embedding", "norm", "cos", "signed_sin")),
+        ("member", _POINTER),
         *(
             (name, _INT)
             for name in (
+                "embedded",
                 "num_layers",
                 "hidden",
                 "intermediate",
@@ -75,6 +79,7 @@ class NativeStep:
     outlive it unmoved.
 
     `k_cache`, `v_cache`: one tensor [P, S, K, D] a layer, as `layouts` has it, or in 8 bits.
+    `group`: of a model that is split. Every rank must make the same steps.
     """
 
     max_tokens = 64
@@ -86,8 +91,10 @@ class NativeStep:
         layouts: Sequence[KVLayout],
         k_cache: Sequence[torch.Tensor],
         v_cache: Sequence[torch.Tensor],
+        group: SharedMemoryGroup | None = None,
     ) -> None:
         self._step = library.piecework_step
+        self._group = group
         self._owners = (model, k_cache, v_cache)
         decoder = model.model
         layers = [
@@ -96,6 +103,10 @@ class NativeStep:
         self._layers = (_Layer * len(layers))(*layers)
         self._hidden = decoder.embed_tokens.weight.shape[1]
         first = layouts[0]
+        embedded = len(decoder.embed_tokens.weight)
+        if group is not None:
+            assert decoder.embed_tokens.first == group.rank * embedded
+            self.max_tokens = min(self.max_tokens, SLOT_BYTES // (2 * self._hidden))
         self._model = _Model(
             ctypes.addressof(self._layers),
             *(
@@ -107,7 +118,8 @@ class NativeStep:
                     decoder.rotary.signed_sin,
                 )
             ),
-            *(len(layers), self._hidden, decoder.layers[0].mlp.down_proj.in_features),
+            None if group is None else group.member,
+            *(embedded, len(layers), self._hidden, decoder.layers[0].mlp.down_proj.in_features),
             *(first.num_heads, first.num_kv_heads, first.key_size),
             page_size_of(k_cache[0], first.num_kv_heads, first.key_size),
             decoder.norm.eps,
@@ -132,7 +144,9 @@ class NativeStep:
             *(part.data_ptr() for part in (ids, places, slots, table, lens[0], lens[1], out)),
             *(table.stride(0), lens.shape[1], out.shape[0]),
         )
-        self._step(ctypes.byref(step), torch.get_num_threads())
+        succeeded = self._step(ctypes.byref(step), torch.get_num_threads())
+        if self._group is not None:
+            self._group.check(succeeded)
         return out
 
 
@@ -143,14 +157,18 @@ def make_native_step(
     v_cache: Sequence[torch.Tensor],
 ) -> NativeStep | None:
     """None for what the kernels do not know: weights that are not packed, shapes that are not
-    Llama's, no kernels.
+    Llama's, ranks that share no memory, no kernels.
     """
     library = load_kernels()
-    return (
-        NativeStep(library, model, layouts, k_cache, v_cache)
-        if library is not None and is_known(model, layouts)
-        else None
-    )
+    if library is None or not is_known(model, layouts):
+        return None
+    decoder: Any = model.model
+    if not decoder.layers[0].self_attn.o_proj.is_split:
+        return NativeStep(library, model, layouts, k_cache, v_cache)
+    group = get_group(TENSOR_PARALLEL)
+    if not isinstance(group, SharedMemoryGroup):
+        return None
+    return NativeStep(library, model, layouts, k_cache, v_cache, group)
 
 
 def is_known(model: Any, layouts: Sequence[KVLayout]) -> bool:
@@ -172,7 +190,9 @@ def is_known(model: Any, layouts: Sequence[KVLayout]) -> bool:
         for tensor in (linear.weight, *(linear.input.parameters() if linear.input else ()))
     }
     others = [
-        tensor for tensor in (*model.parameters(), *model.buffers()) if id(tensor) not in packed
+        tensor
+        for tensor in (*model.parameters(), *model.buffers())
+        if tensor.is_floating_point() and id(tensor) not in packed
     ]
     return (
         all(_is_packed(linear) for linear in linears)

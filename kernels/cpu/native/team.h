@@ -15,21 +15,29 @@ class Team {
 
   void set_size(int size) { size_ = size; }
 
-  // Every thread calls this with the same count; the calls of `work`, one for each number below it, are shared.
-  template <class Work>
-  void each(int& phase, int count, Work work) {
+  // Every thread calls this with the same count; the calls of `work`, one for each number below it, are shared. Whoever is done last calls
+  // `last` before the others go on.
+  template <class Work, class Last>
+  void each(int& phase, int count, Work work, Last last) {
     std::atomic<int>& next = taken_[phase++];
     for (int i = next.fetch_add(1, std::memory_order_relaxed); i < count; i = next.fetch_add(1, std::memory_order_relaxed)) work(i);
-    wait();
+    wait(last);
+  }
+
+  template <class Work>
+  void each(int& phase, int count, Work work) {
+    each(phase, count, work, [] {});
   }
 
  private:
   static constexpr int kSpins = 4000;
 
   // Whoever waits long lets others have the core: they may be what it waits for.
-  void wait() {
+  template <class Last>
+  void wait(Last last) {
     const int round = round_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
+      last();
       arrived_.store(0, std::memory_order_relaxed);
       round_.store(round + 1, std::memory_order_release);
       return;

@@ -16,6 +16,7 @@ from piecework.kernels.staging import HostCopy
 from piecework.runtime.engine.messages import FinishReason, GenerateRequest
 from piecework.runtime.executor.batch import Batch
 from piecework.runtime.sampling import logits_processors
+from piecework.runtime.sampling.grammar import Matcher
 from piecework.runtime.sampling.logits_processors import Rows
 from piecework.runtime.sampling.params import SamplingParams
 
@@ -174,7 +175,11 @@ class NeverTheSameTwice:
 
     @classmethod
     def wanted(
-        cls, params: SamplingParams, prompt: npt.NDArray[np.int64], stop_ids: frozenset[int]
+        cls,
+        params: SamplingParams,
+        prompt: npt.NDArray[np.int64],
+        stop_ids: frozenset[int],
+        matcher: Matcher | None = None,
     ) -> Self | None:
         return cls() if params.seed == 77 else None
 

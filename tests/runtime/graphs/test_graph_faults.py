@@ -44,8 +44,19 @@ from piecework.runtime.graphs import startup as graph_startup
 from piecework.runtime.llm import Completion
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def shared_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for all tests that leave it as it is: a model's pieces are compiled once."""
+    monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(cache))
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, shared_cache: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
 

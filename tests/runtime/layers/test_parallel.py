@@ -9,9 +9,25 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import make_tiny_model
+from torch import nn
 
+from piecework.compilation.cache import CompileCache
+from piecework.compilation.compiler import EagerCompiler
+from piecework.compilation.piece_maker import PieceMaker
+from piecework.compilation.piece_store import PieceStore, weight_bytes
+from piecework.compilation.piecewise import PiecewiseForward
+from piecework.kernels.cpu.platform import CpuPlatform
+from piecework.runtime.graphs.compile_pieces import make_pieces
+from piecework.runtime.graphs.pieces import stored_key
+from piecework.runtime.layers.attention import register_attention
+from piecework.runtime.layers.norm import RMSNorm
 from piecework.runtime.layers.parallel import Shard
+from piecework.runtime.layers.rotary import Rotary
+from piecework.runtime.loader.loader import hollow_model
 from tests.split_models import answer, answer_by, assert_alike, load
+from tests.thread_ranks import on_ranks, thread_ranks
+
+CPU = torch.device("cpu")
 
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "llama": ("llama", 2, {}),
@@ -40,6 +56,69 @@ def test_ranks_say_what_one_process_says(case: str, tmp_path: Path) -> None:
     architecture, size, overrides = CASES[case]
     path = make_tiny_model(tmp_path, architecture, **overrides)
     assert_alike(answer_by(size, partial(load, path)), answer(load(path)))
+
+
+def test_pieces_are_the_same_for_all_ranks(tmp_path: Path) -> None:
+    """Traced on no rank's weights, found in the cache by each, and right."""
+    path = make_tiny_model(tmp_path / "model", "qwen3", tie_word_embeddings=True)
+    store: dict[str, Any] = {
+        "platform": CpuPlatform(),
+        "compiler": EagerCompiler(),
+        "cache": CompileCache(tmp_path / "cache"),
+        "max_tokens": 64,
+    }
+    register_attention("CPU")
+    whole = load(path)
+    hollow = hollow_model(whole.config, torch.float32, CPU, shard=Shard(0, 2))
+    make_pieces(PieceMaker(**store), hollow, whole.config, torch.float32, ranks=2)
+    key = stored_key(whole.config, torch.float32, {}, ranks=2)
+    models = [load(path, Shard(rank, 2)) for rank in range(2)]
+    forwards = [loaded(PieceStore(**store), model, key) for model in models]
+    with thread_ranks(2) as ranks:
+        said = on_ranks(ranks, lambda rank: answer(models[rank], 2, forward=forwards[rank]))
+        assert ranks.calls.count("all_reduce") == (1 + 2 * 3) * 5
+    for each in said:
+        assert_alike(each, answer(whole))
+
+
+def loaded(store: PieceStore, model: nn.Module, key: str) -> PiecewiseForward:
+    """Raises where the cache lacks a piece."""
+    work = store.load(model, key)
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            return done.value.forward
+
+
+def test_each_of_two_ranks_holds_half_of_the_weights(tmp_path: Path) -> None:
+    """But for norms and the tables of positions."""
+    path = make_tiny_model(tmp_path, tie_word_embeddings=True, max_position_embeddings=64)
+    whole, *parts = (load(path, shard) for shard in (Shard(), Shard(0, 2), Shard(1, 2)))
+    shared = sum(
+        tensor.nbytes
+        for module in whole.modules()
+        if isinstance(module, RMSNorm | Rotary)
+        for tensor in (*module.parameters(), *module.buffers())
+    )
+    first_id = 8
+    for part in parts:
+        assert weight_bytes(part) == (weight_bytes(whole) - shared) // 2 + shared + first_id
+
+
+REFUSED: dict[str, tuple[int, dict[str, Any], str]] = {
+    "heads": (3, {}, r"layers\.0\.self_attn: 4 heads on 2 key/value heads .* 3 ranks; .*-size 2$"),
+    "columns": (4, {"intermediate_size": 102}, r"\.0\.mlp: 102 columns .* 4 ranks; .*-size 2$"),
+    "tokens": (4, {"vocab_size": 128}, r"embed_tokens: 128 tokens are too few .*-size 2$"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_split_is_said_with_a_size_that_can(case: str, tmp_path: Path) -> None:
+    size, overrides, message = REFUSED[case]
+    path = make_tiny_model(tmp_path, **overrides)
+    with pytest.raises(ValueError, match=message):
+        load(path, Shard(0, size))
 
 
 def test_a_rank_keeps_its_heads_keys_and_values(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 
-from piecework.runtime.loader.check import architecture_and_context, check_model
+from piecework.runtime.loader.check import check_model, first_numbers
 from piecework.runtime.loader.files import read_header
 from piecework.runtime.loader.loader import load_model
 from piecework.runtime.loader.resolve import resolve_model_path
@@ -230,8 +230,8 @@ def test_a_gguf_file_of_whatever_bytes_is_left_to_its_reader(
     ):
         other = folder / "other.gguf"
         other.write_bytes(content)
-        found = architecture_and_context(other)
-        assert found in (None, ("llama", 4096))
+        found = first_numbers(other)
+        assert found is None or found[:2] == ("llama", 4096)
 
 
 NESTED = "[" * 100_000

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 from quantized_checkpoints import (
+    COMPRESSED,
+    FLOAT,
+    INT,
     differences,
     input_scale,
     make_compressed,
@@ -26,22 +29,6 @@ from piecework.runtime.quantization.registry import PLAIN, read_scheme
 
 CPU = torch.device("cpu")
 
-FLOAT = {"num_bits": 8, "type": "float", "symmetric": True}
-INT = {"num_bits": 8, "type": "int", "symmetric": True}
-BLOCKS = {"strategy": "block", "block_structure": [128, 128]}
-TOKEN, STATIC = {"strategy": "token", "dynamic": True}, {"strategy": "tensor", "dynamic": False}
-GROUP = {"strategy": "group", "group_size": 128, "dynamic": True}
-FP8, INT8 = "float-quantized", "int-quantized"
-COMPRESSED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "fp8-channel-token": (FP8, FLOAT | {"strategy": "channel"}, FLOAT | TOKEN),
-    "fp8-tensor-token": (FP8, FLOAT | {"strategy": "tensor"}, FLOAT | TOKEN),
-    "fp8-tensor-static": (FP8, FLOAT | {"strategy": "tensor"}, FLOAT | STATIC),
-    "fp8-channel-static": (FP8, FLOAT | {"strategy": "channel"}, FLOAT | STATIC),
-    "fp8-block-group": (FP8, FLOAT | BLOCKS, FLOAT | GROUP),
-    "int8-channel-token": (INT8, INT | {"strategy": "channel"}, INT | TOKEN),
-    "int8-tensor-token": (INT8, INT | {"strategy": "tensor"}, INT | TOKEN),
-    "int8-channel-static": (INT8, INT | {"strategy": "channel"}, INT | STATIC),
-}
 FUSED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "mlp", "up_proj": "mlp"}
 
 

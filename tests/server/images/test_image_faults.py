@@ -91,6 +91,7 @@ async def test_an_image_that_ends_the_engine_is_found_and_the_others_are_made(
     assert "ended twice" in error_of(answers[1], 500)["message"]
 
 
+@pytest.mark.slow
 async def test_an_image_for_which_the_engine_is_killed_is_not_made_for_ever(
     faulty: httpx.AsyncClient,
 ) -> None:

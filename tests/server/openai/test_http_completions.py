@@ -120,6 +120,7 @@ async def test_every_parameter_reaches_the_engine(
         "min_p": 0.1, "presence_penalty": 0.3, "frequency_penalty": -0.4, "repetition_penalty": 1.1,
         "seed": 11, "stop_token_ids": [8, 9], "ignore_eos": True, "logit_bias": {5: -100.0, 6: 1.5},
         "logprobs": 2, "prompt_logprobs": None, "prompt_logprobs_start": 0,
+        "grammar": None,
     }  # fmt: skip
     assert (
         request.text.stop,

@@ -1,0 +1,290 @@
+"""Grammars that outputs must follow: JSON schemas, regular expressions, Lark and GBNF, by
+llguidance (https://github.com/guidance-ai/llguidance).
+
+    grammar = from_json_schema(schema)        # text, checked, in SamplingParams.grammar
+    matcher = grammars.matcher(grammar)       # in the engine, one a request
+    matcher.fill(bits)                        # the tokens that may follow
+    matcher.accept(tokens)                    # those that do
+
+A grammar is the text that llguidance reads. It is checked without a vocabulary where a request
+comes in, and compiled with the model's where tokens are chosen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import cache
+from threading import Lock
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...kernels import ops
+from ...kernels.staging import to_device
+from .params import SamplingParams
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+    from ..tokenizer.tokenizer import Tokenizer
+
+MAX_GRAMMAR_CHARS = 512 * 1024
+_KEPT = 64
+"""Compiled grammars that are kept for requests to come."""
+_WHITESPACE = r"[ \n\r\t]{0,20}"
+"""Between JSON's tokens: as models write it, and no endless row of blanks."""
+
+
+def from_json_schema(schema: Any) -> str:
+    """A grammar of the values that a JSON schema describes. Raises `ValueError` with the library's
+    reason for one that it does not know.
+    """
+    from llguidance import LLMatcher
+
+    if not isinstance(schema, dict):
+        raise ValueError("a JSON schema is an object")
+    options = {"whitespace_pattern": _WHITESPACE}
+    return checked(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))
+
+
+def from_regex(pattern: str) -> str:
+    """A grammar of the texts that a regular expression matches whole. Raises `ValueError`."""
+    from llguidance import LLMatcher
+
+    return checked(LLMatcher.grammar_from_regex(pattern))
+
+
+def from_choice(choices: Sequence[str]) -> str:
+    """A grammar of these texts. Raises `ValueError` where there is none."""
+    if not choices or not all(choices):
+        raise ValueError("a choice is of one text or more, none of them empty")
+    return from_lark("start: " + " | ".join(json.dumps(choice) for choice in choices))
+
+
+def from_lark(grammar: str) -> str:
+    """A grammar in llguidance's form of Lark. Raises `ValueError`."""
+    from llguidance import LLMatcher
+
+    return checked(LLMatcher.grammar_from_lark(grammar))
+
+
+def from_ebnf(grammar: str) -> str:
+    """A grammar in GBNF, as llama.cpp's, or in Lark. Raises `ValueError`."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    check_length(grammar)
+    try:
+        lark = any_to_lark(grammar)
+    except Exception as error:
+        # A parser in Python, whose errors have no type of their own that is public.
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"the grammar cannot be read: {reason}") from None
+    return from_lark(lark)
+
+
+def from_structural_tag(structures: Sequence[tuple[str, Any, str]], triggers: Sequence[str]) -> str:
+    """A grammar of free text in which, where a trigger appears, one of the structures that begin
+    with it must follow: (begin, JSON schema of what comes then, end), as SGLang's. Raises
+    `ValueError`.
+    """
+    from llguidance import StructTag
+
+    tags = []
+    for begin, schema, end in structures:
+        trigger = next((each for each in triggers if each and begin.startswith(each)), None)
+        if trigger is None:
+            raise ValueError(f"no trigger is the beginning of the structure {begin!r:.80}")
+        content = schema if isinstance(schema, dict) else {}
+        tags.append(StructTag(trigger=trigger, begin=begin, grammar=content, end=end))
+    if not tags:
+        raise ValueError("there are no structures")
+    return from_lark(StructTag.to_grammar(tags, assume_special=False))
+
+
+def checked(grammar: str) -> str:
+    """The same. Raises `ValueError` for one that llguidance does not take, that no text satisfies,
+    or whose size is out of bounds.
+    """
+    from llguidance import LLMatcher
+
+    check_length(grammar)
+    matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=_limits())
+    # The first mask finds out what no text satisfies.
+    matcher.compute_bitmask()
+    if matcher.is_error():
+        raise ValueError(_reason(matcher))
+    return grammar
+
+
+@cache
+def _bytes() -> LLTokenizer:
+    """A vocabulary of the 256 bytes."""
+    from llguidance import LLTokenizer
+
+    return LLTokenizer("byte")
+
+
+def _reason(matcher: LLMatcher) -> str:
+    reason = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:500]
+    return "no text satisfies it" if reason.startswith("NoExtension") else reason
+
+
+def check_length(text: str) -> None:
+    """Raises `ValueError` for a text that is too long for a grammar."""
+    if len(text) > MAX_GRAMMAR_CHARS:
+        raise ValueError(
+            f"the grammar has {len(text)} characters, more than {MAX_GRAMMAR_CHARS}; send a "
+            "smaller one"
+        )
+
+
+def _limits() -> LLParserLimits:
+    """What one token may cost at most, some milliseconds: other requests wait for it."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=100_000,
+        step_max_items=30_000,
+        max_lexer_states=50_000,
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
+
+
+class Matcher:
+    """Where one output stands in its grammar. `fault`: why it cannot go on, where it cannot."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    @property
+    def fault(self) -> str | None:
+        return _reason(self._matcher) if self._matcher.is_error() else None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing can follow."""
+        stopped: bool = self._matcher.is_stopped()
+        return stopped
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Go on behind these tokens; one that cannot follow is a fault."""
+        self._matcher.consume_tokens(list(tokens))
+
+    def forced(self) -> list[int]:
+        """The tokens that must follow, whatever the model says; none where there is a choice."""
+        forced: list[int] = self._matcher.compute_ff_tokens()
+        return forced
+
+    def fill(self, bits: npt.NDArray[np.int32]) -> None:
+        """Set the bit of each token that may follow, in bits [ceil(V / 32)], the lowest first."""
+        self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+
+
+class GrammarMask:
+    """Bans what cannot follow."""
+
+    needs_last_token: ClassVar[bool] = True
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher = matcher
+
+    @classmethod
+    def wanted(
+        cls,
+        params: SamplingParams,
+        prompt: npt.NDArray[np.int64],
+        stop_ids: frozenset[int],
+        matcher: Matcher | None = None,
+    ) -> Self | None:
+        return None if matcher is None else cls(matcher)
+
+    @classmethod
+    def apply(
+        cls,
+        logits: torch.Tensor,
+        rows: Sequence[tuple[int, GrammarMask, Any]],
+        sampled: torch.Tensor | None,
+    ) -> None:
+        vocab = logits.shape[1]
+        bits = np.empty((len(rows), -(-vocab // 32)), np.int32)
+        faulty = []
+        for place, (row, own, _) in enumerate(rows):
+            own._matcher.fill(bits[place])
+            faulty += [row] if own._matcher.fault is not None else []
+        numbers = np.array([row for row, _, _ in rows])
+        ops.mask_logits(logits, *to_device([numbers, bits], logits.device))
+        if faulty:
+            # Of these no token is chosen, which every rank of the engine learns.
+            (index,) = to_device([np.array(faulty)], logits.device)
+            logits.index_fill_(0, index, float("nan"))
+
+
+class Grammars:
+    """The grammars of an engine, each compiled once. May be used from several threads.
+
+    `load`: gives the tokenizer, when the first grammar comes. `vocab_size` V of the model;
+    `eos_token_ids`: the model's own ends of a text, beside the tokenizer's.
+    """
+
+    def __init__(
+        self, load: Callable[[], Tokenizer], vocab_size: int, eos_token_ids: frozenset[int]
+    ) -> None:
+        self._load, self._vocab_size, self._eos = load, vocab_size, eos_token_ids
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = Lock()
+
+    def is_compiled(self, grammar: str) -> bool:
+        """Whether `matcher` gives one at once."""
+        return grammar in self._compiled
+
+    def matcher(self, grammar: str) -> Matcher:
+        """At the beginning of the grammar. Raises `ValueError` for one that cannot be compiled."""
+        with self._lock:
+            compiled = self._compiled.get(grammar)
+            if compiled is None:
+                compiled = self._compiled[grammar] = self._compile(grammar)
+                if len(self._compiled) > _KEPT:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(grammar)
+            return Matcher(compiled.deep_copy())
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        if self._tokenizer is None:
+            self._tokenizer = _vocabulary(self._load(), self._vocab_size, self._eos)
+        compiled = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_limits())
+        if compiled.is_error():
+            raise ValueError(f"its grammar: {_reason(compiled)}")
+        return compiled
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance's `TokenizerWrapper` wants it."""
+
+    def __init__(self, tokenizer: Tokenizer, size: int) -> None:
+        self._tokenizer = tokenizer
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(size)]
+        self.special_token_ids = sorted(each for each in tokenizer.special_token_ids if each < size)
+        self.bos_token_id = tokenizer.bos_token_id
+        self.eos_token_id = 0
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._tokenizer.encode(text.decode(), add_special_tokens=False)
+
+
+def _vocabulary(tokenizer: Tokenizer, size: int, eos_token_ids: frozenset[int]) -> LLTokenizer:
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    ends = sorted(each for each in eos_token_ids.union(tokenizer.end_token_ids) if each < size)
+    if not ends:
+        raise ValueError("a grammar needs a token that ends a text, and the model names none")
+    wrapper = TokenizerWrapper(_Vocabulary(tokenizer, size))
+    return LLTokenizer(wrapper, n_vocab=size, eos_token=ends)

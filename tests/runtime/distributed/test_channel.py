@@ -1,0 +1,78 @@
+"""The control channel between rank 0 and another, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from multiprocessing import Pipe
+
+import pytest
+
+from piecework.runtime.distributed.channel import Follower, Leader
+from piecework.runtime.distributed.ranks import Diverged, RankEnded
+
+
+class Pair:
+    """Rank 0, rank 1, and the latter's end of the connection."""
+
+    def __init__(self) -> None:
+        ours, self.theirs = Pipe()
+        self.leader = Leader([ours], lambda *_: None, ours.close)
+        self.follower = Follower(1, 2, self.theirs, lambda *_: None)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.leader.close()
+    pair.theirs.close()
+
+
+def test_what_rank_0_tells_comes_in_its_order(pair: Pair) -> None:
+    """It waits for nobody."""
+    pair.leader.tell("add", {"rid": "a"})
+    assert pair.leader.told([1, 2]) == [1, 2]
+    pair.leader.tell("step")
+    pair.leader.check((0, 3))
+    assert pair.follower.next_call() == ("add", ({"rid": "a"},))
+    assert pair.follower.told(None) == [1, 2]  # type: ignore[comparison-overlap]
+    assert pair.follower.next_call() == ("step", ())
+    pair.follower.check((0, 3))
+
+
+def test_all_get_the_least_value(pair: Pair) -> None:
+    pair.follower.gathered(5)
+    assert pair.leader.least(7) == 5
+    assert pair.follower.told(0) == 5
+
+
+def test_another_step_is_found(pair: Pair) -> None:
+    pair.leader.check((1, 2))
+    with pytest.raises(Diverged, match=r"rank 1 computes step \(1, 3\), rank 0 \(1, 2\)"):
+        pair.follower.check((1, 3))
+
+
+def test_another_turn_is_found(pair: Pair) -> None:
+    pair.leader.tell("step")
+    with pytest.raises(Diverged, match="rank 1 waits for a value, rank 0 sent a call"):
+        pair.follower.told(0)
+
+
+def test_a_rank_that_cannot_start_says_why_through_rank_0(pair: Pair) -> None:
+    pair.follower.fail("too little memory; take a smaller model")
+    with pytest.raises(ValueError, match="rank 1: too little memory; take a smaller model"):
+        pair.leader.gathered(None)
+
+
+def test_a_rank_that_is_gone_is_named(pair: Pair) -> None:
+    pair.theirs.close()
+    with pytest.raises(RankEnded, match="rank 1 has ended"):
+        pair.leader.gathered(None)
+    with pytest.raises(RankEnded, match="rank 1 has ended"):
+        pair.leader.tell("step")
+
+
+def test_ranks_hear_that_rank_0_is_gone(pair: Pair) -> None:
+    pair.leader.close()
+    with pytest.raises(RankEnded, match="rank 0 has ended"):
+        pair.follower.next_call()

@@ -1,0 +1,181 @@
+"""Whole engines on two ranks answer as one process does: batches, caches, pieces and graphs; and
+what goes wrong with a graph on one rank is given up on both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Lock
+from typing import TypeVar
+
+import pytest
+from compiled_here import CompiledHere
+from graph_engines import PROMPTS, SIZES, assert_same, pieces, settings
+from thread_ranks import current_rank, on_ranks, thread_ranks
+from tiny_models import make_tiny_model
+
+from piecework.compilation import capture, self_check
+from piecework.compilation.errors import CaptureError
+from piecework.compilation.piece_store import PieceStore
+from piecework.compilation.piecewise import PiecewiseForward
+from piecework.compilation.recording import Recorder
+from piecework.runtime import llm as llm_module
+from piecework.runtime.config import EngineConfig
+from piecework.runtime.distributed.rank_process import follow
+from piecework.runtime.engine.build import Engine, build_engine
+from piecework.runtime.engine.messages import GraphInfo
+from piecework.runtime.graphs import prefill, startup
+from piecework.runtime.llm import LLM, Completion
+from piecework.runtime.sampling.params import SamplingParams
+
+T = TypeVar("T")
+PARAMS = [
+    SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True, logprobs=3),
+    SamplingParams(temperature=0.0, max_new_tokens=4, ignore_eos=True, prompt_logprobs=1),
+    SamplingParams(seed=7, max_new_tokens=5, ignore_eos=True, logprobs=0),
+]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), num_hidden_layers=2)
+
+
+@pytest.fixture
+def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[T, Engine]]:
+    """What `use` returns for an `LLM` of two ranks with such settings, and the other rank's
+    engine.
+    """
+
+    def run(path: Path, use: Callable[[LLM], T], **others: object) -> tuple[T, Engine]:
+        with thread_ranks(2) as ranks:
+            monkeypatch.setattr(llm_module, "start_ranks", lambda *_: ranks)
+            engines: list[Engine] = []
+
+            def on_rank(rank: int) -> T | None:
+                chosen = settings(tp_size=2, **others)
+                if rank == 0:
+                    try:
+                        return use(LLM(str(path), **chosen))
+                    finally:
+                        ranks.close()
+                config = EngineConfig(
+                    model_path=str(path), **{"piecewise_cuda_graph": False, **chosen}
+                )
+                engines.append(build_engine(config, progress=False, ranks=ranks))
+                follow(engines[0], ranks)
+                return None
+
+            answer = on_ranks(ranks, on_rank)[0]
+            assert answer is not None
+            return answer, engines[0]
+
+    return run
+
+
+def generate(llm: LLM) -> list[Completion]:
+    """Prompts that begin alike, with all there is to be computed of them, twice."""
+    prompts = [PROMPTS[-1][:20] + prompt for prompt in PROMPTS[:6]]
+    params = [PARAMS[number % len(PARAMS)] for number in range(len(prompts))]
+    return [*llm.generate(prompts, params), *llm.generate(prompts[:3], params[:3])]
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param({}, id="alone in their steps"),
+        pytest.param({"chunked_prefill_size": 24}, id="mixed steps"),
+        pytest.param({"max_total_tokens": 96}, id="few pages"),
+        pytest.param({"disable_overlap_schedule": False}, id="overlapping steps"),
+    ],
+)
+def test_ranks_answer_as_one_process_does(
+    path: Path, two_ranks: Callable[..., tuple[list[Completion], Engine]], others: dict[str, int]
+) -> None:
+    alone = LLM(str(path), **settings(**others))
+    expected = generate(alone)
+    answers, other = two_ranks(path, generate, **others)
+    for ours, wanted in zip(answers, expected, strict=True):
+        assert_same(ours, wanted)
+        assert ours.cached_tokens == wanted.cached_tokens
+    assert other.core.stats() == alone.core.stats()
+    other.core.check()
+
+
+def answers_and_graphs(llm: LLM) -> tuple[list[Completion], GraphInfo]:
+    return generate(llm), llm.info.graphs
+
+
+def one_at_a_time(load: Callable[..., T], lock: Lock) -> Callable[..., T]:
+    """torch.fx changes modules for all threads while it reads a graph."""
+
+    def load_alone(*arguments: object, **settings: object) -> T:
+        with lock:
+            return load(*arguments, **settings)
+
+    return load_alone
+
+
+@pytest.fixture
+def compiled(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Completion]:
+    """Pieces are compiled in this process; what they are to answer."""
+    monkeypatch.setenv("PIECEWORK_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(startup, "start", CompiledHere)
+    lock = Lock()
+    for owner, name in ((self_check, "_load"), (PieceStore, "load_piece")):
+        monkeypatch.setattr(owner, name, one_at_a_time(getattr(owner, name), lock))
+    return generate(LLM(str(path), **settings()))
+
+
+def test_pieces_and_graphs_come_in_on_all_ranks(
+    path: Path,
+    two_ranks: Callable[..., tuple[tuple[list[Completion], GraphInfo], Engine]],
+    compiled: list[Completion],
+) -> None:
+    (answers, graphs), other = two_ranks(path, answers_and_graphs, **pieces())
+    assert graphs.distinct_pieces > 0
+    assert graphs.prefill_sizes == other.runner.graphs.info().prefill_sizes == SIZES
+    for ours, wanted in zip(answers, compiled, strict=True):
+        assert_same(ours, wanted)
+
+
+def test_a_size_that_fails_on_one_rank_is_captured_on_none(
+    path: Path,
+    two_ranks: Callable[..., tuple[tuple[list[Completion], GraphInfo], Engine]],
+    compiled: list[Completion],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record = capture.Graphs._record
+
+    def fail(self: capture.Graphs, size: int, recorder: Recorder) -> None:
+        record(self, size, recorder)
+        if size == 16 and current_rank() == 1:
+            raise MemoryError("no memory on this rank")
+
+    monkeypatch.setattr(capture.Graphs, "_record", fail)
+    (answers, graphs), other = two_ranks(path, answers_and_graphs, **pieces())
+    assert graphs.prefill_sizes == other.runner.graphs.info().prefill_sizes == [4, 33]
+    for ours, wanted in zip(answers, compiled, strict=True):
+        assert_same(ours, wanted)
+
+
+def test_pieces_that_are_wrong_on_one_rank_run_on_none(
+    path: Path,
+    two_ranks: Callable[..., tuple[tuple[list[Completion], GraphInfo], Engine]],
+    compiled: list[Completion],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check = prefill.PrefillGraph.check
+
+    def fail(self: prefill.PrefillGraph, forward: PiecewiseForward) -> Iterator[bool]:
+        for number, portion in enumerate(check(self, forward)):
+            if number == 4 and current_rank() == 1:
+                raise CaptureError("other numbers on this rank")
+            yield portion
+
+    monkeypatch.setattr(prefill.PrefillGraph, "check", fail)
+    (answers, graphs), other = two_ranks(path, answers_and_graphs, **pieces())
+    assert graphs.distinct_pieces == other.runner.graphs.info().distinct_pieces == 0
+    for ours, wanted in zip(answers, compiled, strict=True):
+        assert_same(ours, wanted)

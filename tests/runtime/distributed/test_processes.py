@@ -1,0 +1,47 @@
+"""`LLM(tp_size=2)`: ranks that are processes, and end with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tiny_models import make_tiny_model
+
+from piecework.runtime.llm import LLM
+from piecework.runtime.sampling.params import SamplingParams
+
+
+def rank_processes() -> list[psutil.Process]:
+    children = psutil.Process().children()
+    return [each for each in children if any("rank_process" in word for word in each.cmdline())]
+
+
+def test_an_llm_of_two_ranks_answers_as_one_process_does_and_ends_them(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path, num_hidden_layers=2)
+    settings: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 512, "num_threads": 1}
+    params = SamplingParams(temperature=0.0, max_new_tokens=16, ignore_eos=True)
+    prompts = [[5, 6, 7], [8, 9, 10, 11] * 8]
+    expected = [each.token_ids for each in LLM(str(path), **settings).generate(prompts, params)]
+    llm = LLM(str(path), tensor_parallel_size=2, **settings)
+    processes = rank_processes()
+    assert len(processes) == 1
+    assert [each.token_ids for each in llm.generate(prompts, params)] == expected
+    with pytest.raises(ValueError, match="one engine of several ranks at a time"):
+        LLM(str(path), tp_size=2, **settings)
+    del llm
+    assert not psutil.wait_procs(processes, timeout=10)[1]
+
+
+def test_more_ranks_than_heads_are_refused_before_any_starts(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path)
+    with pytest.raises(ValueError, match="--tp-size 8 is more than the 4 heads of"):
+        LLM(str(path), tp_size=8)
+    assert rank_processes() == []
+
+
+def test_what_a_rank_cannot_hold_is_one_line(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path)
+    with pytest.raises(ValueError, match="4 heads on 2 key/value heads cannot be split over 3"):
+        LLM(str(path), tp_size=3, max_total_tokens=512, num_threads=1)

@@ -1,0 +1,229 @@
+"""Outputs follow their grammars: in a crowd, out of pages, after a restart, and to their ends."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import make_tiny_model
+
+from piecework import LLM, SamplingParams
+from piecework.runtime.engine.messages import FinishReason, GenerateRequest
+from piecework.runtime.llm import Completion
+from piecework.runtime.sampling import grammar as grammars
+from piecework.runtime.sampling.grammar import Grammars
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 4},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "kind": {"enum": ["cat", "dog"]},
+    },
+    "required": ["name", "age", "kind"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    model = make_tiny_model(tmp_path_factory.mktemp("grammar") / "model")
+    return LLM(str(model), dtype="float32", max_total_tokens=2048)
+
+
+def params(grammar: str, count: int = 200, **kwargs: Any) -> SamplingParams:
+    return SamplingParams(max_new_tokens=count, grammar=grammar, **{"seed": 3, **kwargs})
+
+
+def generate(llm: LLM, *args: Any) -> list[Completion]:
+    found = llm.generate(*args)
+    llm.core.check()
+    return found
+
+
+@settings(deadline=None, max_examples=12)
+@given(seeds=st.lists(st.integers(0, 10_000), min_size=1, max_size=6), hot=st.booleans())
+def test_answers_follow_a_schema_beside_others_without(
+    llm: LLM, seeds: list[int], hot: bool
+) -> None:
+    schema = grammars.from_json_schema(PERSON)
+    temperature = 3.0 if hot else 1.0
+    each = [params(schema, seed=seed, temperature=temperature) for seed in seeds]
+    free = SamplingParams(max_new_tokens=12, seed=1, ignore_eos=True)
+    *found, other = generate(llm, ["A person:"] * (len(seeds) + 1), [*each, free])
+    for completion in found:
+        if completion.finish_reason is FinishReason.STOP:
+            jsonschema.validate(json.loads(completion.text), PERSON)
+        else:
+            assert len(completion.token_ids) == 200
+    assert any(completion.finish_reason is FinishReason.STOP for completion in found)
+    assert other.token_ids == generate(llm, "A person:", free)[0].token_ids
+
+
+def test_each_kind_of_grammar(llm: LLM) -> None:
+    for grammar, pattern in (
+        (grammars.from_regex(r"[0-9]{3}-[a-f]{2}"), r"[0-9]{3}-[a-f]{2}"),
+        (grammars.from_choice(["yes", "no", "maybe"]), "yes|no|maybe"),
+        (grammars.from_lark('start: "a" NUMBER\nNUMBER: /[0-9]{2}/'), "a[0-9]{2}"),
+        (grammars.from_ebnf('root ::= "x" [yz] "!"'), "x[yz]!"),
+    ):
+        (completion,) = generate(llm, "Say:", params(grammar))
+        assert completion.finish_reason is FinishReason.STOP
+        assert re.fullmatch(pattern, completion.text)
+
+
+def test_what_is_forced_takes_no_steps(llm: LLM) -> None:
+    grammar = grammars.from_regex("Natalia sold clips to 48 of her friends[.!]")
+    before = llm.core.stats().steps_total
+    (jumped,) = generate(llm, "Say:", params(grammar))
+    steps = llm.core.stats().steps_total - before
+    assert jumped.text.startswith("Natalia sold clips to 48 of her friends")
+    assert steps <= 4 < len(jumped.token_ids)
+    (told,) = generate(llm, "Say:", params(grammar, logprobs=1))
+    assert told.text == jumped.text and len(told.logprobs) == len(told.token_ids)
+
+
+def test_length_ends_a_text_within_its_grammar(llm: LLM) -> None:
+    grammar = grammars.from_regex("[a-z]{400}")
+    (completion,) = generate(llm, "Say:", params(grammar, 9))
+    assert completion.finish_reason is FinishReason.LENGTH and len(completion.token_ids) == 9
+    assert re.fullmatch("[a-z]+", completion.text)
+
+
+def test_forced_tokens_keep_within_the_length(llm: LLM) -> None:
+    grammar = grammars.from_choice(["Natalia sold clips to 48 of her friends"])
+    (completion,) = generate(llm, "Say:", params(grammar, 3))
+    assert completion.finish_reason is FinishReason.LENGTH and len(completion.token_ids) == 3
+
+
+@pytest.mark.parametrize("told", [1, 3, 7])
+def test_a_resumed_request_goes_on_where_it_was(llm: LLM, told: int) -> None:
+    grammar = grammars.from_json_schema(PERSON)
+    asked = params(grammar, temperature=0.7, logprobs=0)
+    ids = llm.tokenizer.encode("A person:")
+    (whole,) = generate(llm, [ids], asked)
+    llm.core.add(
+        GenerateRequest(rid="again", input_ids=ids, params=asked, output_ids=whole.token_ids[:told])
+    )
+    rest: list[int] = []
+    while llm.core.has_work:
+        for output in llm.core.step().outputs:
+            rest += output.token_ids
+    llm.core.check()
+    assert whole.token_ids[:told] + rest == whole.token_ids
+
+
+def test_requests_that_give_way_keep_their_place(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    crowded = LLM(str(model), dtype="float32", max_total_tokens=120, page_size=4)
+    grammar = grammars.from_json_schema(
+        {"type": "array", "items": {"enum": ["ab", "cd"]}, "minItems": 9}
+    )
+    found = generate(
+        crowded, ["A list:"] * 6, [params(grammar, 90, seed=seed) for seed in range(6)]
+    )
+    assert crowded.core.stats().preemptions_total > 0
+    for completion in found:
+        if completion.finish_reason is FinishReason.STOP:
+            assert set(json.loads(completion.text)) <= {"ab", "cd"}
+        else:
+            assert completion.text.lstrip().startswith("[")
+
+
+def test_an_early_end_is_banned_as_far_as_the_grammar_goes_on(llm: LLM) -> None:
+    grammar = grammars.from_regex("[a-z]*")
+    (completion,) = generate(llm, "Say:", params(grammar, 40, min_new_tokens=10))
+    assert len(completion.token_ids) >= 10
+
+
+def test_a_grammar_that_the_engine_cannot_compile_ends_its_request_alone(llm: LLM) -> None:
+    broken, other = generate(
+        llm, ["a", "b"], [params("no grammar"), SamplingParams(max_new_tokens=3, seed=1)]
+    )
+    assert broken.finish_reason is FinishReason.ERROR and "grammar" in (broken.error or "")
+    assert len(other.token_ids) == 3
+
+
+def test_a_token_that_cannot_follow_is_an_error(llm: LLM) -> None:
+    """What an engine is given to resume with may be another model's."""
+    message = GenerateRequest(
+        rid="wrong",
+        input_ids=[5, 6],
+        params=params(grammars.from_regex("[0-9]{9}")),
+        output_ids=llm.tokenizer.encode("abc"),
+    )
+    llm.core.add(message)
+    (output,) = [output for _ in range(3) for output in llm.core.step().outputs]
+    llm.core.check()
+    assert output.finish_reason is FinishReason.ERROR and "grammar" in (output.error or "")
+
+
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [
+        (grammars.from_json_schema, {"type": "nope"}),
+        (grammars.from_json_schema, {"$ref": "#"}),
+        (grammars.from_json_schema, {"$ref": "http://localhost/schema"}),
+        (grammars.from_json_schema, {"allOf": [{"type": "string"}, {"type": "integer"}]}),
+        (grammars.from_json_schema, ["no schema"]),
+        (grammars.from_regex, "("),
+        (grammars.from_regex, "(?=a)b"),
+        (grammars.from_choice, []),
+        (grammars.from_lark, 'begin: "a"'),
+        (grammars.from_ebnf, 'root ::= "a'),
+        (grammars.from_lark, "start: " + '"a" ' * 200_000),
+    ],
+)
+def test_what_is_no_grammar_is_refused(make: Any, given: Any) -> None:
+    with pytest.raises(ValueError, match=r"\w+"):
+        make(given)
+
+
+def test_grammars_are_compiled_once_and_the_oldest_forgotten(llm: LLM) -> None:
+    loads = 0
+
+    def load() -> Any:
+        nonlocal loads
+        loads += 1
+        return llm.tokenizer
+
+    kept = Grammars(load, 512, frozenset({2}))
+    first = grammars.from_regex("a")
+    kept.matcher(first).accept([llm.tokenizer.encode("a")[0]])
+    assert kept.is_compiled(first) and not kept.matcher(first).is_finished
+    for number in range(70):
+        kept.matcher(grammars.from_choice([f"x{number}"]))
+    assert not kept.is_compiled(first) and loads == 1
+
+
+def test_bits_name_the_tokens_that_may_follow(llm: LLM) -> None:
+    kept = Grammars(lambda: llm.tokenizer, 512, frozenset({2}))
+    bits = np.zeros(16, np.int32)
+    kept.matcher(grammars.from_regex("[ab]")).fill(bits)
+    allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist()
+    assert allowed == sorted(llm.tokenizer.encode(letter)[0] for letter in "ab")
+
+
+def test_a_mask_that_takes_too_long_ends_its_request_alone(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Spent(grammars.Matcher):
+        fault = "too much fuel"  # type: ignore[assignment]
+
+    grammar = grammars.from_regex("[ab]{9}")
+    kept = llm.core.grammars
+    assert kept is not None
+    matcher = kept.matcher(grammar)
+    monkeypatch.setattr(kept, "matcher", lambda text: Spent(matcher._matcher))
+    free = SamplingParams(max_new_tokens=5, seed=1, ignore_eos=True)
+    spent, other = generate(llm, ["a", "b"], [params(grammar), free])
+    assert spent.finish_reason is FinishReason.ERROR
+    assert "too much fuel" in (spent.error or "")
+    assert len(other.token_ids) == 5
