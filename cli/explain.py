@@ -19,7 +19,7 @@ from .flags import add_config_arguments, check_model, engine_config, report
 from .foreign_flags import add_foreign_flags
 
 if TYPE_CHECKING:
-    from ..runtime.graphs.explain import Explanation
+    from ..runtime.graphs.explain import Explanation, ForwardRow, Stretch
 
 EXIT_FAILED = 1
 _SHOTS = 5
@@ -114,21 +114,40 @@ def lines(told: Explanation) -> Iterator[str]:
         f"{calls} pieces, {len(told.pieces)} of them distinct, cut at {splits}; compiler: "
         f"{told.compiler}"
     )
-    passes = ", ".join(f"{name} matched {count} times" for name, count in told.passes.items())
-    yield f"passes: {passes or 'none'}"
-    for name, reason in told.passes_off.items():
-        yield f"  {name} is off: {reason}"
+    for row, steps in zip(told.forwards, _steps(told), strict=True):
+        passes = ", ".join(f"{name} matched {count} times" for name, count in row.passes.items())
+        yield f"passes{steps}: {passes or 'none'}"
+        for name, reason in row.passes_off.items():
+            yield f"  {name} is off: {reason}"
+        if told.tp_size > 1:
+            yield f"  {_sent(told, row)}"
     yield ""
     yield from _pieces(told)
     yield ""
-    yield "order of calls"
-    for piece, op, times in told.stretches:
-        parts = [f"piece {piece}" if piece is not None else None, op]
-        yield f"  {times:3} x  {', then '.join(part for part in parts if part is not None)}"
+    for row, steps in zip(told.forwards, _steps(told), strict=True):
+        yield f"order of calls{steps}"
+        for piece, op, times in row.stretches:
+            parts = [f"piece {piece}" if piece is not None else None, op]
+            yield f"  {times:3} x  {', then '.join(part for part in parts if part is not None)}"
     yield ""
     yield from _captures(told)
     yield ""
     yield from _padding(told)
+
+
+def _steps(told: Explanation) -> list[str]:
+    """Of which steps each forward is, where there are several."""
+    if len(told.forwards) == 1:
+        return [""]
+    tokens = told.forwards[1].tokens
+    return [f" of steps below {tokens} tokens", f" of steps from {tokens} tokens on"]
+
+
+def _sent(told: Explanation, row: ForwardRow) -> str:
+    return (
+        f"each of {told.tp_size} ranks sends {row.sent_before:,.0f} bytes a token as traced, "
+        f"{row.sent:,.0f} after the passes"
+    )
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -219,49 +238,61 @@ def _padding(told: Explanation) -> Iterator[str]:
         )
 
 
+_COLUMN, _GAP, _LINE = 430, 18, 16
+"""Of the picture: the width of a side, the space between things, the height of a line of ops."""
+
+
 def picture(told: Explanation) -> str:
     """The cut forward as SVG: a box a piece, as it was traced and as the passes left it side by
-    side, each with its ops, and the split op below.
+    side, each with its ops, and the split op below. A forward of long steps stands below the other.
     """
-    column, gap, line = 430, 18, 16
-    middle, y, parts = gap + column + gap // 2, 2 * gap, list[str]()
-    for place, heading in enumerate(("as traced", "after the passes")):
-        parts.append(_text(gap + place * (column + gap), gap, heading))
-    for piece, op, times in told.stretches:
-        top = y
-        if piece is not None:
-            row = told.pieces[piece]
-            sides = [wrap(text, _CHARACTERS) for text in (row.before, row.ops)]
-            box = 2 * gap + line * max(map(len, sides))
-            for place, (side, lightness) in enumerate(zip(sides, (95, 88), strict=True)):
-                x = gap + place * (column + gap)
-                parts.append(
-                    f'<rect x="{x}" y="{y}" width="{column}" height="{box}" rx="4" '
-                    f'fill="hsl({47 * piece % 360},60%,{lightness}%)" stroke="#555"/>'
-                )
-                for number, text in enumerate(side):
-                    parts.append(_text(x + 12, y + 2 * gap + line * number, text, size=11))
-            parts.append(_text(middle + gap, y + gap, f"piece {piece}", weight="bold"))
-            y += box
-        if op is not None:
-            parts.append(
-                f'<rect x="{middle - 110}" y="{y + 6}" width="220" height="26" rx="13" '
-                'fill="#fff" stroke="#555"/>'
-            )
-            parts.append(_text(middle, y + 24, op, anchor="middle"))
-            y += 32
-        if times > 1:
-            right = 2 * column + 2 * gap + 6
-            parts.append(
-                f'<path d="M{right} {top} h12 v{y - top} h-12" fill="none" stroke="#555"/>'
-            )
-            parts.append(_text(right + gap, (top + y) // 2 + 5, f"× {times}"))
-        y += gap
+    y, parts = 0, list[str]()
+    for row, steps in zip(told.forwards, _steps(told), strict=True):
+        y += _GAP
+        headings = (("as traced" + steps, row.sent_before), ("after the passes", row.sent))
+        for place, (heading, sent) in enumerate(headings):
+            text = f"{heading}: {sent:,.0f} bytes sent a token" if told.tp_size > 1 else heading
+            parts.append(_text(_GAP + place * (_COLUMN + _GAP), y, text))
+        y += _GAP
+        for stretch in row.stretches:
+            y = _draw(parts, told, stretch, y)
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * column + 5 * gap}" height="{y}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * _COLUMN + 5 * _GAP}" height="{y}" '
         'font-family="sans-serif" font-size="14">'
     )
     return "\n".join([head, *parts, "</svg>"])
+
+
+def _draw(parts: list[str], told: Explanation, stretch: Stretch, top: int) -> int:
+    """Adds a piece and the op behind it to `parts`; returns where they end."""
+    piece, op, times = stretch
+    middle, y = _GAP + _COLUMN + _GAP // 2, top
+    if piece is not None:
+        row = told.pieces[piece]
+        sides = [wrap(text, _CHARACTERS) for text in (row.before, row.ops)]
+        box = 2 * _GAP + _LINE * max(map(len, sides))
+        for place, (side, lightness) in enumerate(zip(sides, (95, 88), strict=True)):
+            x = _GAP + place * (_COLUMN + _GAP)
+            parts.append(
+                f'<rect x="{x}" y="{y}" width="{_COLUMN}" height="{box}" rx="4" '
+                f'fill="hsl({47 * piece % 360},60%,{lightness}%)" stroke="#555"/>'
+            )
+            for number, text in enumerate(side):
+                parts.append(_text(x + 12, y + 2 * _GAP + _LINE * number, text, size=11))
+        parts.append(_text(middle + _GAP, y + _GAP, f"piece {piece}", weight="bold"))
+        y += box
+    if op is not None:
+        parts.append(
+            f'<rect x="{middle - 110}" y="{y + 6}" width="220" height="26" rx="13" '
+            'fill="#fff" stroke="#555"/>'
+        )
+        parts.append(_text(middle, y + 24, op, anchor="middle"))
+        y += 32
+    if times > 1:
+        right = 2 * _COLUMN + 2 * _GAP + 6
+        parts.append(f'<path d="M{right} {top} h12 v{y - top} h-12" fill="none" stroke="#555"/>')
+        parts.append(_text(right + _GAP, (top + y) // 2 + 5, f"× {times}"))
+    return y + _GAP
 
 
 def _text(

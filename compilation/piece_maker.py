@@ -20,9 +20,10 @@ from .compiler import CompiledPiece, EagerCompiler, PieceCompiler, traced_functi
 from .errors import CompileError, NotStoredError
 from .passes.context import PassContext
 from .passes.cpu.pack_linear import unpacked
-from .piece_store import PiecesReport, PieceStore, PreparedForward, named_tensors
+from .piece_store import PiecesReport, PieceStore, PreparedForward, SingleForward, named_tensors
 from .piecewise import PiecewiseForward
 from .plan import DistinctPiece, Plan, make_plan
+from .sent import bytes_sent
 from .split import piece_ops, split
 from .torch_private import trace
 
@@ -61,24 +62,45 @@ class PieceMaker(PieceStore):
         if model_key is not None:
             with contextlib.suppress(NotStoredError):
                 stored = run(self.load(module, model_key))
-                self.progress(len(stored.forward.plan.pieces), len(stored.forward.plan.pieces))
+                total = sum(len(part.plan.pieces) for part in stored.forward.parts)
+                self.progress(total, total)
                 return stored
-        began, report, inputs = time.perf_counter(), PiecesReport(), list(inputs)
-        traced = trace(module.forward, inputs, self.max_tokens)
+        short = self._make_one(module, inputs, model_key)
+        if (maker := self.of_long_steps()) is None:
+            return PreparedForward(*short)
+        return self.joined(short, maker._make_one(module, inputs, model_key))
+
+    def _make_one(
+        self, module: nn.Module, inputs: Sequence[torch.Tensor], model_key: str | None
+    ) -> SingleForward:
+        began, report = time.perf_counter(), PiecesReport()
+        # Each trace marks its own: a tensor keeps what an earlier one has said of its sizes.
+        inputs = [tensor.clone() for tensor in inputs]
+        passes = self.pass_manager()
+        traced = trace(module.forward, inputs, self.max_tokens, passes.unit)
         weights = PassContext(frozenset(traced.weights(inputs)))
         before = piece_ops(traced.graph)
-        matches = self.pass_manager().run(traced.graph, weights)
+        sent = bytes_sent(traced.graph, traced.shapes, self.ranks)
+        matches = passes.run(traced.graph, weights)
         traced.shapes.check_guards()
         cut = split(traced, inputs)
         names = {id(tensor): name for name, tensor in named_tensors(module).items()}
-        plan, graphs = make_plan(cut, inputs, names, matches, before)
+        plan, graphs = make_plan(
+            cut,
+            inputs,
+            names,
+            matches,
+            before,
+            passes.unit,
+            (sent, bytes_sent(traced.graph, traced.shapes, self.ranks)),
+        )
         report.trace_seconds = time.perf_counter() - began
         pieces = [self._make(number, plan, graph, report) for number, graph in enumerate(graphs)]
         if model_key is not None and plan.is_portable:
             self._keep_plan(plan, model_key)
         tensors = {name: cut.tensors[number] for number, name in plan.weights.items()}
         pack = self.platform.pack_linear_weight
-        return PreparedForward(PiecewiseForward(plan, pieces, tensors, pack), report)
+        return SingleForward(PiecewiseForward(plan, pieces, tensors, pack), report)
 
     def _keep_plan(self, plan: Plan, model_key: str) -> None:
         about = {

@@ -8,16 +8,17 @@ import hashlib
 import json
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 from torch import nn
 
 from .. import __version__
 from ..kernels.platform import Platform
+from .by_length import ForwardByLength
 from .cache import CompileCache, entry_key
 from .compiler import CompiledPiece, EagerCompiler, PieceLoader
 from .errors import NotStoredError
@@ -26,6 +27,8 @@ from .passes.manager import PassManager
 from .piecewise import PiecewiseForward
 from .plan import DistinctPiece, Plan
 from .split_ops import registered
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -48,9 +51,31 @@ class PiecesReport:
     def traced(self) -> bool:
         return self.trace_seconds > 0.0
 
+    def followed_by(self, other: PiecesReport, pieces: int) -> PiecesReport:
+        """Of two forwards, the numbers of `other` behind the first one's `pieces`."""
+
+        def both(mine: dict[int, T], others: dict[int, T]) -> dict[int, T]:
+            return mine | {pieces + number: value for number, value in others.items()}
+
+        return PiecesReport(
+            self.trace_seconds + other.trace_seconds,
+            self.load_seconds + other.load_seconds,
+            both(self.compile_seconds, other.compile_seconds),
+            both(self.loaded, other.loaded),
+            both(self.failed, other.failed),
+            both(self.num_bytes, other.num_bytes),
+        )
+
 
 class PreparedForward(NamedTuple):
     """A forward in pieces, and how it came to be."""
+
+    forward: PiecewiseForward | ForwardByLength
+    report: PiecesReport
+
+
+class SingleForward(NamedTuple):
+    """One that knows no other lengths."""
 
     forward: PiecewiseForward
     report: PiecesReport
@@ -60,7 +85,8 @@ class PreparedForward(NamedTuple):
 class PieceStore:
     """The part of the cache that is for this machine, this compiler and these settings.
 
-    `passes`: what a traced forward goes through before it is cut.
+    `passes`: what a traced forward goes through before it is cut; `ranks`: over which the model is
+    split; `long`: whether it is about long steps alone, where they have a forward of their own.
     """
 
     platform: Platform
@@ -68,9 +94,32 @@ class PieceStore:
     cache: CompileCache
     max_tokens: int
     passes: PassConfig = DEFAULT_PASSES
+    ranks: int = 1
+    long: bool = False
 
     def pass_manager(self) -> PassManager:
-        return PassManager(self.passes, self.platform, fuses=self.compiler.fuses)
+        return PassManager(
+            self.passes,
+            self.platform,
+            fuses=self.compiler.fuses,
+            ranks=self.ranks,
+            long=self.long,
+        )
+
+    def of_long_steps(self) -> Self | None:
+        """The same for long steps; None where their forward is that of all others."""
+        store = replace(self, long=True)
+        return store if store.pass_manager().unit > 1 else None
+
+    def joined(self, short: SingleForward, long: SingleForward) -> PreparedForward:
+        """Both as one; `short` where no row of the model could be split."""
+        if not long.forward.plan.passes["sequence_parallel"]:
+            return PreparedForward(*short)
+        tokens = self.passes.sequence_parallel_tokens or self.platform.sequence_parallel_tokens
+        return PreparedForward(
+            ForwardByLength(short.forward, long.forward, tokens),
+            short.report.followed_by(long.report, len(short.forward.plan.pieces)),
+        )
 
     def load(
         self, module: nn.Module, model_key: str, *, retry: bool = True
@@ -82,6 +131,14 @@ class PieceStore:
         machine failed to make (out of memory, disk full) counts as lacking, so that it is tried
         again. Raises `NotStoredError`.
         """
+        short = yield from self._load_one(module, model_key, retry)
+        if (store := self.of_long_steps()) is None:
+            return PreparedForward(*short)
+        return self.joined(short, (yield from store._load_one(module, model_key, retry)))
+
+    def _load_one(
+        self, module: nn.Module, model_key: str, retry: bool
+    ) -> Generator[bool, None, SingleForward]:
         began, report = time.perf_counter(), PiecesReport()
         tensors = named_tensors(module)
         plan = self.stored_plan(model_key, tensors)
@@ -98,7 +155,7 @@ class PieceStore:
             yield True
         forward = PiecewiseForward(plan, pieces, tensors, self.platform.pack_linear_weight)
         report.load_seconds = time.perf_counter() - began
-        return PreparedForward(forward, report)
+        return SingleForward(forward, report)
 
     def stored_plan(self, model_key: str, tensors: Mapping[str, torch.Tensor]) -> Plan | None:
         """The plan that is stored for a model with these tensors."""

@@ -64,6 +64,11 @@ class PiecewiseForward:
             for step in self._steps
         ]
 
+    @property
+    def parts(self) -> tuple[PiecewiseForward, ...]:
+        """It runs steps of all lengths."""
+        return (self,)
+
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
         """The forward at whatever number of tokens the inputs have, without graphs."""
         registers = self._initial.copy()

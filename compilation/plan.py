@@ -50,7 +50,9 @@ class Plan:
 
     `inputs`: the value of each argument of the forward, None where it is not used. `weights`:
     values that are parameters or buffers, by their names in the model. `weight_specs`: what they
-    must look like. `constants`: plain values. `passes`: how often each pass matched.
+    must look like. `constants`: plain values. `passes`: how often each pass matched. `unit`: it is
+    good for twice so many tokens and other multiples of it. `sent`: `bytes_sent` before the passes
+    and behind them.
     """
 
     steps: tuple[Step, ...]
@@ -62,6 +64,12 @@ class Plan:
     output: int
     num_values: int
     passes: dict[str, int]
+    unit: int = 1
+    sent: tuple[float, float] = (0.0, 0.0)
+
+    def good_for(self, tokens: int) -> int:
+        """The least number of tokens, from `tokens` on, that the plan is good for."""
+        return tokens if self.unit == 1 else self.unit * max(-(-tokens // self.unit), 2)
 
     def calls(self) -> Counter[int]:
         """How often each distinct piece is called."""
@@ -116,6 +124,8 @@ class Plan:
             output=data["output"],
             num_values=data["num_values"],
             passes=dict(data["passes"]),
+            unit=data["unit"],
+            sent=tuple(data["sent"]),
         )
 
 
@@ -125,10 +135,12 @@ def make_plan(
     names: Mapping[int, str],
     passes: Mapping[str, int],
     before: Sequence[Sequence[str]] = (),
+    unit: int = 1,
+    sent: tuple[float, float] = (0.0, 0.0),
 ) -> tuple[Plan, list[fx.Graph]]:
     """The plan of a cut forward, and the graph of each distinct piece. `names`: of the model's
     tensors, by `id`; `passes`: how often each matched; `before`: the ops of each
-    call of a piece before them.
+    call of a piece before them; `unit`, `sent`: see `Plan`.
 
     A tensor that is neither input nor named is called `~number`; a plan with such a one is good for
     this process only.
@@ -176,6 +188,8 @@ def make_plan(
         output=cut.output,
         num_values=len(cut.specs) + len(cut.constants),
         passes=dict(passes),
+        unit=unit,
+        sent=sent,
     )
     return plan, graphs
 

@@ -67,17 +67,18 @@ def check_pieces(
         if not piece.traced:
             continue
         comparison, growth = _Comparison(forward, number, piece, inputs), 1.0
-        for tokens in dict.fromkeys((CHECKED_TOKENS, *_FEW, largest)):
+        some = forward.plan.good_for(CHECKED_TOKENS)
+        for tokens in dict.fromkeys(map(forward.plan.good_for, (some, *_FEW, largest))):
             try:
-                yield tokens > CHECKED_TOKENS
+                yield tokens > some
                 expected = comparison.traced(tokens)
-                if tokens == CHECKED_TOKENS:
+                if tokens == some:
                     yield False
                     growth = comparison.growth(tokens, expected)
-                yield tokens > CHECKED_TOKENS
+                yield tokens > some
                 comparison.check(tokens, expected, growth)
             except Exception as error:
-                if not is_out_of_memory(error) or tokens <= CHECKED_TOKENS:
+                if not is_out_of_memory(error) or tokens <= some:
                     raise
 
 
@@ -105,7 +106,8 @@ class _Comparison:
         at least 1.
         """
         off = self.traced(tokens, off_by=self._eps)
-        moved = [_distance(one, other, tokens) for one, other in zip(off, expected, strict=True)]
+        rows = self._rows(tokens)
+        moved = [_distance(one, other, rows) for one, other in zip(off, expected, strict=True)]
         return min(max([1.0, *(distance / self._eps for distance in moved)]), _MOST_GROWTH)
 
     @torch.no_grad()
@@ -117,7 +119,7 @@ class _Comparison:
             expected,
             strict=True,
         ):
-            distance = _distance(output, wanted, tokens)
+            distance = _distance(output, wanted, self._rows(tokens))
             if not distance <= bound:
                 raise CaptureError(
                     f"piece {self._number} of {len(self._forward.plan.pieces)} differs from what "
@@ -150,6 +152,10 @@ class _Comparison:
             ),
             default=2 * _SINGLE,
         )
+
+    def _rows(self, tokens: int) -> tuple[int, int]:
+        """Of a step, and of one rank in it."""
+        return tokens, tokens // self._forward.plan.unit
 
     def _values(self, tokens: int, off_by: float = 0.0) -> dict[int, torch.Tensor]:
         """Made-up values by their numbers, the same at each call, each float off by as much of
@@ -188,7 +194,7 @@ def _made_up(
     if not tensor.is_floating_point():
         return tensor
     values = torch.randn(tensor.shape, generator=generator)
-    axis = next((axis for axis, extent in enumerate(spec.shape) if extent.per_token == 1), None)
+    axis = next((axis for axis, extent in enumerate(spec.shape) if extent.is_rows), None)
     if axis is not None:
         sizes = torch.tensor(
             [_ROW_SIZES[row % len(_ROW_SIZES)] for row in range(values.shape[axis])]
@@ -215,13 +221,13 @@ def _computed(graph: fx.Graph) -> list[bool]:
     return [node not in garbage for node in outputs]
 
 
-def _distance(actual: torch.Tensor, expected: torch.Tensor, tokens: int) -> float:
+def _distance(actual: torch.Tensor, expected: torch.Tensor, counts: Sequence[int]) -> float:
     """How far the worst row is from what it should be, as a share of its length; rows that should
-    be no number do not count.
+    be no number do not count. `counts`: how many rows there may be.
     """
     if not expected.is_floating_point():
         return 0.0 if torch.equal(actual, expected) else math.inf
-    rows = tokens if expected.dim() and expected.shape[0] == tokens else 1
+    rows = expected.shape[0] if expected.dim() and expected.shape[0] in counts else 1
     actual, expected = actual.float().reshape(rows, -1), expected.float().reshape(rows, -1)
     lengths = expected.norm(dim=-1)
     distances = ((actual - expected).norm(dim=-1) / lengths.clamp_min(1e-30))[lengths.isfinite()]

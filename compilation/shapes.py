@@ -11,13 +11,21 @@ from .errors import TraceError
 
 
 class Extent(NamedTuple):
-    """A size or a stride: `per_token` * T + `fixed`."""
+    """A size or a stride: `per_unit` * (T / `unit`) + `fixed`. `unit`: of which T must be a
+    multiple, the number of ranks where each has rows of its own.
+    """
 
-    per_token: int
+    per_unit: int
     fixed: int
+    unit: int = 1
+
+    @property
+    def is_rows(self) -> bool:
+        """Whether it counts tokens: all of a step, or one rank's."""
+        return self.per_unit in (1, self.unit) and self.fixed == 0
 
     def at(self, tokens: int) -> int:
-        return self.per_token * tokens + self.fixed
+        return self.per_unit * (tokens // self.unit) + self.fixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +76,11 @@ class TensorSpec:
 
 class TokenShapes:
     """Reads sizes of a trace's tensors as functions of the number of tokens. `tokens`: the symbols
-    that stand for it.
+    that stand for it, a multiple of `unit`.
     """
 
-    def __init__(self, shape_env: Any, tokens: set[Any]) -> None:
-        self._shape_env = shape_env
+    def __init__(self, shape_env: Any, tokens: set[Any], unit: int = 1) -> None:
+        self._shape_env, self.unit = shape_env, unit
         self._tokens = next(iter(tokens))
         self._same = dict.fromkeys(tokens, self._tokens)
 
@@ -106,11 +114,11 @@ class TokenShapes:
         if isinstance(size, int):
             return Extent(0, size)
         expression = self.expression(size)
-        at = [int(expression.subs(self._tokens, tokens)) for tokens in (1000, 1001, 2000)]
-        per_token = at[1] - at[0]
-        if at[2] - at[0] != 1000 * per_token:
+        at = [int(expression.subs(self._tokens, units * self.unit)) for units in (1000, 1001, 2000)]
+        per_unit = at[1] - at[0]
+        if at[2] - at[0] != 1000 * per_unit:
             raise TraceError(f"a size is no linear function of the number of tokens: {expression}")
-        return Extent(per_token, at[0] - 1000 * per_token)
+        return Extent(per_unit, at[0] - 1000 * per_unit, self.unit)
 
     def spec(self, tensor: torch.Tensor, *, weight: bool) -> TensorSpec:
         shape, stride = (

@@ -183,7 +183,7 @@ def _token_axis(nodes: list[fx.Node], shapes: TokenShapes) -> tuple[fx.Node, int
     """The first of `nodes` that has a dimension of one row a token, and that dimension."""
     for node in nodes:
         for axis, size in enumerate(node.meta["example_value"].shape):
-            if shapes.extent(size) == Extent(1, 0):
+            if shapes.extent(size) == Extent(shapes.unit, 0, shapes.unit):
                 return node, axis
     raise AssertionError("a forward's inputs have one row a token")
 

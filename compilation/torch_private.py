@@ -55,9 +55,12 @@ class _Done(Exception):
     """Ends a trace once the graph is there, before guards are made that are never checked."""
 
 
-def trace(forward: Callable[..., Any], inputs: Sequence[torch.Tensor], max_tokens: int) -> Trace:
+def trace(
+    forward: Callable[..., Any], inputs: Sequence[torch.Tensor], max_tokens: int, unit: int = 1
+) -> Trace:
     """`forward(*inputs)` as one graph in which the inputs' first dimension is free, weights are
-    placeholders and nothing is guarded.
+    placeholders and nothing is guarded. `unit`: passes will take that dimension, at least twice it,
+    for a multiple of it.
 
     Raises `TraceError` where the forward breaks the graph, or takes another way for some numbers of
     tokens up to `max_tokens`.
@@ -71,7 +74,7 @@ def trace(forward: Callable[..., Any], inputs: Sequence[torch.Tensor], max_token
         raise _Done
 
     for tensor in inputs:
-        torch._dynamo.mark_dynamic(tensor, 0, min=2, max=max_tokens)
+        torch._dynamo.mark_dynamic(tensor, 0, min=2 * unit, max=-(-max_tokens // unit) * unit)
     try:
         # What earlier traces saw must not turn this one's constants into variables.
         with (
@@ -87,11 +90,11 @@ def trace(forward: Callable[..., Any], inputs: Sequence[torch.Tensor], max_token
     if not traced:
         raise TraceError("the forward computes nothing")
     graph_module, values = traced[0]
-    return Trace(graph_module.graph, values, _token_shapes(graph_module, values, inputs))
+    return Trace(graph_module.graph, values, _token_shapes(graph_module, values, inputs, unit))
 
 
 def _token_shapes(
-    graph_module: fx.GraphModule, values: list[Any], inputs: Sequence[torch.Tensor]
+    graph_module: fx.GraphModule, values: list[Any], inputs: Sequence[torch.Tensor], unit: int
 ) -> TokenShapes:
     """Finds the number of tokens among the symbols."""
     placeholders = graph_module.graph.find_nodes(op="placeholder")
@@ -109,7 +112,7 @@ def _token_shapes(
     ]
     if len(symbols) < len(lengths) or not all(symbol.is_Symbol for symbol in symbols):
         raise TraceError("the forward is fixed to one number of tokens")
-    shapes = TokenShapes(lengths[0].node.shape_env, set(symbols))
+    shapes = TokenShapes(lengths[0].node.shape_env, set(symbols), unit)
     shapes.check_guards()
     return shapes
 
@@ -125,14 +128,15 @@ def compile_package(
     import torch._inductor
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    tokens = torch.export.Dim("tokens", min=1, max=_MOST_TOKENS)
+    unit = max((extent.unit for spec in inputs for extent in spec.shape), default=1)
+    units = torch.export.Dim("tokens", min=1, max=_MOST_TOKENS)
     with FakeTensorMode():
-        examples = tuple(spec.empty(_EXAMPLE_TOKENS) for spec in inputs)
+        examples = tuple(spec.empty(-(-_EXAMPLE_TOKENS // unit) * unit) for spec in inputs)
     try:
         with torch.no_grad(), _quiet("torch.export", "torch._inductor"):
             _lower_packed_linear(module)
             program = torch.export.export(
-                module, examples, dynamic_shapes=_dynamic_shapes(inputs, tokens)
+                module, examples, dynamic_shapes=_dynamic_shapes(inputs, units)
             )
             torch._inductor.aoti_compile_and_package(
                 program, package_path=os.fspath(path), inductor_configs=options
@@ -229,15 +233,15 @@ def _lower_packed_linear(module: fx.GraphModule) -> None:
             lowering.register_lowering(op, type_promotion_kind=None)(lower)
 
 
-def _dynamic_shapes(inputs: Sequence[TensorSpec], tokens: Any) -> tuple[Any, ...]:
+def _dynamic_shapes(inputs: Sequence[TensorSpec], units: Any) -> tuple[Any, ...]:
     """For each input, its dimensions that grow with the number of tokens."""
 
     def dim(extent: Extent) -> Any:
-        scaled = tokens if extent.per_token == 1 else extent.per_token * tokens
+        scaled = units if extent.per_unit == 1 else extent.per_unit * units
         return scaled + extent.fixed if extent.fixed else scaled
 
     return tuple(
-        {axis: dim(extent) for axis, extent in enumerate(spec.shape) if extent.per_token}
+        {axis: dim(extent) for axis, extent in enumerate(spec.shape) if extent.per_unit}
         for spec in inputs
     )
 

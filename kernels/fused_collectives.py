@@ -1,26 +1,28 @@
 """Collectives and what stands beside them in a forward, as one op: passes put them there.
 
-Each means the group's collective and `kernels.ops`, one after the other; a group that does better
-in one go has `Fuses`.
+Each means the group's collective and an op of torch's or `kernels.ops`, one after the other. A
+group that does better in one go has `FusesNorms`, or `Pipelines`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 
 from .collectives import get_group
 from .ops import TRACED
 
 NORMS = ("add_rms_norm", "add_rms_norm_quantize_static", "add_rms_norm_quantize_dynamic")
 """Of `kernels.ops`, what may follow an all_reduce in one op: `all_reduce_NAME`."""
+piecework = torch.ops.piecework
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 @runtime_checkable
-class Fuses(Protocol):
+class FusesNorms(Protocol):
     """A group that reduces, adds and normalises at once."""
 
     def all_reduce_norm(
@@ -32,28 +34,96 @@ class Fuses(Protocol):
         ...
 
 
-def _reduced(norm: str) -> Callable[..., tuple[torch.Tensor, ...]]:
+@runtime_checkable
+class Pipelines(Protocol):
+    """A group that multiplies parts while others are on their way."""
+
+    def multiply(
+        self, op: str, x: torch.Tensor, *rest: torch.Tensor | torch.dtype | None
+    ) -> torch.Tensor | None:
+        """What the op of this name gives for its arguments but the group: all_gather_linear,
+        linear_reduce_scatter, or either with scaled_linear. None, on every rank: not for tensors
+        of this kind.
+        """
+        ...
+
+
+def _define(name: str, signature: str, more: str, run: Any, meta: Any) -> None:
+    """An op of `signature`, with `more` arguments at its end."""
+    signature = signature.replace(") ->", f", {more}) ->", 1)
+    _LIBRARY.define(name + signature)  # type: ignore[no-untyped-call]
+    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    _LIBRARY.impl(name, meta, "Meta")  # type: ignore[no-untyped-call]
+
+
+def _define_norm(norm: str) -> None:
+    meta: Any
+    signature, meta = TRACED[norm]
+
     def run(x: torch.Tensor, *given: Any) -> tuple[torch.Tensor, ...]:
         *others, name = given
         group, x = get_group(name), x.contiguous()
-        fused = group.all_reduce_norm(norm, x, *others) if isinstance(group, Fuses) else None
+        fused = group.all_reduce_norm(norm, x, *others) if isinstance(group, FusesNorms) else None
         if fused is not None:
             return fused
-        result: tuple[torch.Tensor, ...] = getattr(torch.ops.piecework, norm)(
-            group.all_reduce(x), *others
-        )
+        compute: Any = getattr(piecework, norm)
+        result: tuple[torch.Tensor, ...] = compute(group.all_reduce(x), *others)
         return result
 
-    return run
+    def without_group(*given: Any) -> Any:
+        return meta(*given[:-1])
+
+    _define(f"all_reduce_{norm}", signature, "str group", run, without_group)
 
 
-def _without_group(meta: Any) -> Callable[..., Any]:
-    return lambda *given: meta(*given[:-1])
+def _define_products(linear: str, signature: str) -> None:
+    """all_gather_LINEAR: of x [T / size, in], and its scales where each row has its own, to
+    [T, out]. LINEAR_reduce_scatter: x [T, in] to [T / size, out].
+    """
+    scaled = linear == "scaled_linear"
+    product: Any = piecework.scaled_linear if scaled else F.linear
+
+    def pipelined(op: str, name: str, given: Sequence[Any]) -> torch.Tensor | None:
+        group = get_group(name)
+        return group.multiply(op, *given) if isinstance(group, Pipelines) else None
+
+    def gather(*given: Any) -> torch.Tensor:
+        *factors, name, size = given
+        result = pipelined(f"all_gather_{linear}", name, factors)
+        if result is None:
+            for place in range(2 if scaled and factors[1].dim() == 2 else 1):
+                factors[place] = piecework.all_gather(factors[place], name, size)
+            result = product(*factors)
+        return result
+
+    def scatter(*given: Any) -> torch.Tensor:
+        *factors, name, size = given
+        result = pipelined(f"{linear}_reduce_scatter", name, factors)
+        return piecework.reduce_scatter(product(*factors), name, size) if result is None else result
+
+    def shaped(rows: Any, given: Sequence[Any]) -> torch.Tensor:
+        x, weight, dtype = given[0], given[2 if scaled else 1], given[5] if scaled else None
+        result: torch.Tensor = x.new_empty(rows, weight.shape[0], dtype=dtype)
+        return result
+
+    more = "str group, int size"
+    _define(
+        f"all_gather_{linear}",
+        signature,
+        more,
+        gather,
+        lambda *given: shaped(given[0].shape[0] * given[-1], given),
+    )
+    _define(
+        f"{linear}_reduce_scatter",
+        signature,
+        more,
+        scatter,
+        lambda *given: shaped(given[0].shape[0] // given[-1], given),
+    )
 
 
 for _norm in NORMS:
-    _signature, _meta = TRACED[_norm]
-    _name = f"all_reduce_{_norm}"
-    _LIBRARY.define(_name + _signature.replace(") ->", ", str group) ->", 1))  # type: ignore[no-untyped-call]
-    _LIBRARY.impl(_name, _reduced(_norm), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    _LIBRARY.impl(_name, _without_group(_meta), "Meta")  # type: ignore[no-untyped-call]
+    _define_norm(_norm)
+_define_products("linear", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+_define_products("scaled_linear", TRACED["scaled_linear"][0])

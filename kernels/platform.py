@@ -130,6 +130,8 @@ class Platform:
     """
     graph_budget: int | None = None
     """Most graphs that may exist at once; None: as many as fit the memory."""
+    sequence_parallel_tokens: int = 1024
+    """From how many tokens on a step's rows are split over ranks, where they are."""
     padding_limit: float = 2.0
     """Padding a step to a captured size pays up to this many times its tokens."""
 
@@ -282,7 +284,17 @@ class Platform:
 
     def allreduce_norm_obstacle(self) -> str | None:
         """Why this device gains nothing by reducing and normalising at once; None: it does
-        (`fused_collectives.Fuses`).
+        (`fused_collectives.FusesNorms`).
+        """
+        return f"{self.device_type} has no kernel"
+
+    def sequence_parallel_obstacle(self) -> str | None:
+        """Why this device gains nothing by norms of a rank's own rows; None: long steps do."""
+        return f"no gain was measured on {self.device_type}"
+
+    def async_tp_obstacle(self) -> str | None:
+        """Why this device gains nothing by multiplying while parts are sent; None: it does
+        (`fused_collectives.Pipelines`).
         """
         return f"{self.device_type} has no kernel"
 

@@ -10,7 +10,6 @@ sees profit too.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -20,10 +19,12 @@ from ...kernels import ops
 from ...kernels.platform import Platform
 from .common import norm_quant, norm_rotary, silu_quant
 from .common.allreduce_norm import AllreduceNorm
+from .common.async_tp import AsyncTp
 from .common.attention_quant import AttentionQuant
 from .common.in_place import InPlace
 from .common.lower import Lower
 from .common.noop import Noop
+from .common.sequence_parallel import SequenceParallel
 from .config import PassConfig
 from .context import PassContext
 from .cpu.pack_linear import PackLinear
@@ -50,11 +51,14 @@ class Pass(Protocol):
 
 class Target(NamedTuple):
     """For what a pass is made. `fuses`: whether the compiler fuses the ops of a piece, so that it
-    is to see what they mean rather than kernels; `asked`: the user has asked for the pass.
+    is to see what they mean rather than kernels; `ranks`: over which the model is split; `long`: it
+    is for long steps; `asked`: the user has asked for the pass.
     """
 
     platform: Platform
     fuses: bool
+    ranks: int
+    long: bool
     asked: bool
 
 
@@ -68,6 +72,7 @@ _KEPT = {pattern.op for patterns in _FUSIONS.values() for pattern in patterns} |
     "quantize_dynamic",
 }
 """Ops whose kernel, where a device has one, beats what compilers make of their definition."""
+_ALONE = "one rank has nothing to send"
 
 
 def _fusion(name: str, target: Target) -> Pass | str:
@@ -84,7 +89,25 @@ def _attention_quant(target: Target) -> Pass | str:
     return AttentionQuant() if obstacle is None else obstacle
 
 
+def _sequence_parallel(target: Target) -> Pass | str:
+    if target.ranks == 1:
+        return _ALONE
+    obstacle = None if target.asked else target.platform.sequence_parallel_obstacle()
+    if obstacle is None and not target.long:
+        obstacle = "it is for long steps, whose forward is another"
+    return SequenceParallel(target.ranks) if obstacle is None else obstacle
+
+
+def _async_tp(target: Target) -> Pass | str:
+    if target.ranks == 1:
+        return _ALONE
+    obstacle = None if target.asked else target.platform.async_tp_obstacle()
+    return AsyncTp() if obstacle is None else obstacle
+
+
 def _allreduce_norm(target: Target) -> Pass | str:
+    if target.ranks == 1:
+        return _ALONE
     obstacle = None if target.asked else target.platform.allreduce_norm_obstacle()
     return AllreduceNorm() if obstacle is None else obstacle
 
@@ -113,6 +136,8 @@ _MAKERS: Mapping[str, Callable[[Target], Pass | str]] = {
     "noop": lambda target: Noop(),
     **{name: partial(_fusion, name) for name in _FUSIONS},
     "attention_quant": _attention_quant,
+    "sequence_parallel": _sequence_parallel,
+    "async_tp": _async_tp,
     "allreduce_norm": _allreduce_norm,
     "pack_linear": _pack_linear,
     "lower": _lower,
@@ -125,22 +150,29 @@ _MAKERS: Mapping[str, Callable[[Target], Pass | str]] = {
 
 class PassManager:
     """Runs the passes that `config` leaves to a platform, in the order of its fields. `off`: the
-    others, and why.
+    others, and why; `unit`: the forward is good for multiples of so many tokens, from two on.
     """
 
-    def __init__(self, config: PassConfig, platform: Platform, *, fuses: bool) -> None:
+    def __init__(
+        self,
+        config: PassConfig,
+        platform: Platform,
+        *,
+        fuses: bool,
+        ranks: int = 1,
+        long: bool = False,
+    ) -> None:
         self._passes: list[Pass] = []
         self.off: dict[str, str] = {}
-        for name, wish in asdict(config).items():
-            made = (
-                "by --passes"
-                if wish is False
-                else _MAKERS[name](Target(platform, fuses, asked=wish is True))
-            )
+        for name, wish in config.wishes.items():
+            target = Target(platform, fuses, ranks, long, asked=wish is True)
+            made = "by --passes" if wish is False else _MAKERS[name](target)
             if isinstance(made, str):
                 self.off[name] = made
             else:
                 self._passes.append(made)
+        splits = any(isinstance(made, SequenceParallel) for made in self._passes)
+        self.unit = ranks if splits else 1
         self.key = [made.key for made in self._passes]
         """What plans and pieces depend on."""
 

@@ -66,6 +66,11 @@ def op_name(node: fx.Node) -> str:
     return target if isinstance(target, str) else getattr(target, "__name__", "")
 
 
+def our_op(node: fx.Node) -> str:
+    """`op_name` of a call of an op of ours; empty for other nodes."""
+    return op_name(node) if str(node.target).startswith("piecework.") else ""
+
+
 class _Inliner(GraphAppendingTracer):
     """Appends to a traced graph."""
 

@@ -148,6 +148,9 @@ class CpuPlatform(Platform):
         falls_back = name == "auto" and not (_has_vectors() and load_kernels() is not None)
         return super().choose_attention("torch" if falls_back else name, layouts)
 
+    def async_tp_obstacle(self) -> str | None:
+        return "what is sent takes the cores that multiply"
+
     def make_attention_backend(self, name: str) -> AttentionBackend:
         backend = native_or_torch() if name == "native" else TorchAttention()
         if isinstance(backend, NativeAttention):

@@ -12,17 +12,20 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...compilation.by_length import ForwardByLength
 from ...compilation.piece_maker import PieceMaker
 from ...compilation.piece_store import PiecesReport
 from ...compilation.piecewise import PiecewiseForward
-from ...compilation.plan import Plan
+from ...compilation.plan import DistinctPiece, Plan
 from ...compilation.sizes import SizesOption, choose_sizes, padding_share, parse_sizes
 from ..config import EngineConfig
+from ..distributed.ranks import ALONE
 from ..executor.model_runner import ModelRunner
 from ..loader.resolve import resolve_model_path
 from ..progress import progress_bar
 from ..tokenizer.tokenizer import load_tokenizer
 from .compile_pieces import make_pieces
+from .lone_rank import LoneRank
 from .pieces import piece_store
 
 _COMPARED = (4, 8, 16, 32)
@@ -54,6 +57,20 @@ class Stretch(NamedTuple):
     piece: int | None
     op: str | None
     times: int
+
+
+class ForwardRow(NamedTuple):
+    """One forward, from `tokens` tokens on: the order of its calls, how often each pass matched it
+    and why the others did not run; bytes that each rank sends for a token, before the passes and
+    behind them.
+    """
+
+    tokens: int
+    stretches: list[Stretch]
+    passes: dict[str, int]
+    passes_off: dict[str, str]
+    sent_before: float
+    sent: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +107,9 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """All that `piecework explain` tells. Seconds and bytes; `split_ops`: how often the forward is
-    cut at each; `passes`: how often each pass matched the traced forward; `passes_off`: why the
-    others did not run.
+    """All that `piecework explain` tells, of rank 0 of `tp_size`. Seconds and bytes; `split_ops`:
+    how often the forward is cut at each; `stretches`, `passes` and `passes_off` are those of the
+    first of `forwards`.
     """
 
     model_path: str
@@ -107,6 +124,8 @@ class Explanation:
     split_ops: dict[str, int]
     passes: dict[str, int]
     passes_off: dict[str, str]
+    tp_size: int
+    forwards: list[ForwardRow]
     weight_bytes: int
     captures: list[Capture]
     num_graphs: int
@@ -116,7 +135,15 @@ class Explanation:
     padding: list[PaddingRow]
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"stretches": [stretch._asdict() for stretch in self.stretches]}
+        def named(stretches: Sequence[Stretch]) -> list[dict[str, Any]]:
+            return [stretch._asdict() for stretch in stretches]
+
+        return asdict(self) | {
+            "stretches": named(self.stretches),
+            "forwards": [
+                row._asdict() | {"stretches": named(row.stretches)} for row in self.forwards
+            ],
+        }
 
 
 def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation:
@@ -135,14 +162,24 @@ def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation
         raise ValueError(
             "explain shows a model in pieces: leave out the flags that switch them off"
         )
-    runner = ModelRunner(replace(config, piecewise_cuda_graph=True))
+    runner = ModelRunner(
+        replace(config, piecewise_cuda_graph=True),
+        ranks=ALONE if config.tp_size == 1 else LoneRank(config.tp_size),
+    )
     try:
         maker = piece_store(PieceMaker, runner.config, runner.platform)
     except OSError as error:
         raise ValueError(f"the compile cache cannot be used: {error}") from None
     forward, report = make_pieces(
-        maker, runner.model, runner.model_config, runner.dtype, runner.linear_kinds
+        maker,
+        runner.model,
+        runner.model_config,
+        runner.dtype,
+        runner.linear_kinds,
+        ranks=config.tp_size,
     )
+    forwards = _forward_rows(forward, maker)
+    short = forward.parts[0].plan
     captures = _capture(runner, forward)
     if lengths is None and runner.seen_lengths.counts:
         lengths = Lengths(
@@ -158,11 +195,13 @@ def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation
         compiler=maker.compiler.name,
         trace_seconds=report.trace_seconds,
         load_seconds=report.load_seconds,
-        pieces=[_piece_row(forward.plan, report, n) for n in range(len(forward.plan.pieces))],
-        stretches=_stretches(forward.plan),
-        split_ops=dict(Counter(step.op for step in forward.plan.steps if step.op is not None)),
-        passes=forward.plan.passes,
-        passes_off=maker.pass_manager().off,
+        pieces=_piece_rows(forward, report),
+        stretches=forwards[0].stretches,
+        split_ops=dict(Counter(step.op for step in short.steps if step.op is not None)),
+        passes=forwards[0].passes,
+        passes_off=forwards[0].passes_off,
+        tp_size=config.tp_size,
+        forwards=forwards,
         weight_bytes=info.weight_bytes,
         captures=captures,
         num_graphs=info.graphs.num_graphs,
@@ -173,8 +212,40 @@ def explain(config: EngineConfig, lengths: Lengths | None = None) -> Explanation
     )
 
 
-def _piece_row(plan: Plan, report: PiecesReport, number: int) -> PieceRow:
-    piece = plan.pieces[number]
+def _forward_rows(
+    forward: PiecewiseForward | ForwardByLength, maker: PieceMaker
+) -> list[ForwardRow]:
+    def row(plan: Plan, tokens: int, store: PieceMaker, first: int = 0) -> ForwardRow:
+        stretches = [
+            each if each.piece is None else each._replace(piece=first + each.piece)
+            for each in _stretches(plan)
+        ]
+        return ForwardRow(tokens, stretches, plan.passes, store.pass_manager().off, *plan.sent)
+
+    if isinstance(forward, PiecewiseForward):
+        return [row(forward.plan, 1, maker)]
+    short, long = forward.short.plan, forward.long.plan
+    of_long_steps = replace(maker, long=True)
+    return [
+        row(short, 1, maker),
+        row(long, forward.tokens, of_long_steps, len(short.pieces)),
+    ]
+
+
+def _piece_rows(
+    forward: PiecewiseForward | ForwardByLength, report: PiecesReport
+) -> list[PieceRow]:
+    rows: list[PieceRow] = []
+    for part in forward.parts:
+        first, calls = len(rows), part.plan.calls()
+        rows += [
+            _piece_row(piece, calls[number], report, first + number)
+            for number, piece in enumerate(part.plan.pieces)
+        ]
+    return rows
+
+
+def _piece_row(piece: DistinctPiece, calls: int, report: PiecesReport, number: int) -> PieceRow:
     weights = sum(spec.weight for spec in piece.inputs)
     if number in report.failed:
         state = "as traced"
@@ -182,7 +253,7 @@ def _piece_row(plan: Plan, report: PiecesReport, number: int) -> PieceRow:
         state = "from the cache" if number in report.loaded else "compiled"
     return PieceRow(
         number=number,
-        calls=plan.calls()[number],
+        calls=calls,
         ops=_counted(piece.ops),
         before=_counted(piece.before),
         num_inputs=len(piece.inputs) - weights,
@@ -276,7 +347,7 @@ def _chunked(lengths: Mapping[int, int], chunk: int) -> Counter[int]:
     return +steps
 
 
-def _capture(runner: ModelRunner, forward: PiecewiseForward) -> list[Capture]:
+def _capture(runner: ModelRunner, forward: PiecewiseForward | ForwardByLength) -> list[Capture]:
     runner.graphs.use(forward)
     total = runner.graphs.num_pending
     with progress_bar(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from ...compilation.by_length import ForwardByLength
 from ...compilation.capture import Graphs, Reason
 from ...compilation.histogram import LengthHistogram
 from ...compilation.piecewise import PiecewiseForward
@@ -93,7 +94,7 @@ class GraphRunner:
                 )
             self.decode_backend = Backend.DISABLED
 
-    def use(self, forward: PiecewiseForward | BreakableForward | None) -> None:
+    def use(self, forward: PiecewiseForward | ForwardByLength | BreakableForward | None) -> None:
         """Run prefills through `forward` and record decodes of it; None: both of the model as it
         is.
         """
@@ -103,7 +104,11 @@ class GraphRunner:
                 len(batch_sizes(self._config)) if self.decode_backend is Backend.FULL else 0,
             )
         if self.decode_backend is Backend.FULL:
-            recorded = forward if isinstance(forward, PiecewiseForward) else self._model
+            recorded = (
+                forward.parts[0]
+                if isinstance(forward, PiecewiseForward | ForwardByLength)
+                else self._model
+            )
             self.decode = DecodeGraph(
                 recorded,
                 self._model,

@@ -38,6 +38,7 @@ def piece_store(kind: type[S], config: ResolvedConfig, platform: Platform) -> S:
         cache=CompileCache(cache_folder()),
         max_tokens=most_tokens(config),
         passes=PassConfig.parse(config.passes),
+        ranks=config.tp_size,
     )
 
 

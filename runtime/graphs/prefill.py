@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from ...compilation.by_length import ForwardByLength
 from ...compilation.capture import Agree, Graphs, Reason, check_forward
 from ...compilation.histogram import LengthHistogram
 from ...compilation.piecewise import PiecewiseForward
@@ -46,21 +47,25 @@ class PrefillGraph:
         self._agree = agree
         self._model, self._platform, self._config = model, platform, config
         self._attention, self._seen = attention, seen
-        self._forward: PiecewiseForward | BreakableForward | None = None
+        self._forward: PiecewiseForward | ForwardByLength | BreakableForward | None = None
         self._eager_reason = Reason.STARTING
         self._eager_steps: Counter[Reason] = Counter()
         self.graphs: Graphs | None = None
         self.piecewise_steps = 0
 
     @property
-    def pieces(self) -> PiecewiseForward | None:
-        """The forward in pieces; None where steps run otherwise."""
-        return self._forward if isinstance(self._forward, PiecewiseForward) else None
+    def pieces(self) -> tuple[PiecewiseForward, ...]:
+        """The forward in pieces, or those for short and long steps; none where steps run
+        otherwise.
+        """
+        if isinstance(self._forward, PiecewiseForward | ForwardByLength):
+            return self._forward.parts
+        return ()
 
     @property
     def num_pieces(self) -> int:
         """How many distinct pieces run; 0 while steps are eager."""
-        return len(self.pieces.plan.pieces) if self.pieces is not None else 0
+        return sum(len(part.plan.pieces) for part in self.pieces)
 
     @property
     def fallbacks(self) -> Counter[Reason]:
@@ -71,7 +76,12 @@ class PrefillGraph:
             else self._eager_steps
         )
 
-    def check(self, forward: PiecewiseForward) -> Iterator[bool]:
+    def check(self, forward: PiecewiseForward | ForwardByLength) -> Iterator[bool]:
+        """`_check_one` of each of its parts."""
+        for part in forward.parts:
+            yield from self._check_one(part)
+
+    def _check_one(self, forward: PiecewiseForward) -> Iterator[bool]:
         """What was traced beside the model, then each piece beside what was traced; one run for
         each turn.
 
@@ -83,7 +93,11 @@ class PrefillGraph:
             yield from (
                 False
                 for _ in check_forward(
-                    traced, self._model, self._dummy_step, CHECKED_TOKENS, self._agree
+                    traced,
+                    self._model,
+                    self._dummy_step,
+                    forward.plan.good_for(CHECKED_TOKENS),
+                    self._agree,
                 )
             )
         yield from check_pieces(
@@ -93,16 +107,22 @@ class PrefillGraph:
             self._platform.is_out_of_memory,
         )
 
-    def use(self, forward: PiecewiseForward | BreakableForward, other_graphs: int = 0) -> None:
+    def use(
+        self,
+        forward: PiecewiseForward | ForwardByLength | BreakableForward,
+        other_graphs: int = 0,
+    ) -> None:
         """Run steps through `forward` from now on; sizes are to be captured with `capture_next`.
 
         `other_graphs`: how many will exist beside those of this phase.
         """
         self._forward = forward
         graphs_per_size = len(self._attention.pool.layouts) + 1
-        if isinstance(forward, PiecewiseForward):
-            graphs_per_size = sum(forward.plan.calls().values())
+        if self.pieces:
+            graphs_per_size = max(sum(part.plan.calls().values()) for part in self.pieces)
         sizes = self._sizes(graphs_per_size, other_graphs)
+        if isinstance(forward, ForwardByLength):
+            sizes = sorted({forward.recordable(size) for size in sizes})
         if sizes:
             buffers = [
                 torch.zeros(sizes[-1], dtype=torch.int64, device=self._platform.device())
@@ -143,7 +163,7 @@ class PrefillGraph:
             self._eager_steps[self._eager_reason] += 1
             eager: torch.Tensor = self._model(input_ids, positions)
             return eager
-        self.piecewise_steps += self.pieces is not None
+        self.piecewise_steps += bool(self.pieces)
         if self.graphs is not None:
             size = self.graphs.choose(input_ids.shape[0])
             hidden = None if size is None else self.graphs.replay(size, [input_ids, positions])

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ...compilation.by_length import ForwardByLength
 from ...compilation.capture import Reason
 from ...compilation.errors import CaptureError, NotStoredError
 from ...compilation.piece_store import PieceStore, PreparedForward
@@ -138,14 +139,15 @@ class GraphStartup:
 
     def _pieces(
         self, prefill: PrefillGraph
-    ) -> Generator[bool, None, PiecewiseForward | BreakableForward | None]:
+    ) -> Generator[bool, None, PiecewiseForward | ForwardByLength | BreakableForward | None]:
         """The forward in pieces if the cache has it and it gives the model's answers; what steps
         run as without them.
         """
         runner = self._runner
         try:
             forward, report = yield from self._stored()
-            if len(report.failed) == len(forward.plan.pieces):
+            pieces = sum(len(part.plan.pieces) for part in forward.parts)
+            if len(report.failed) == pieces:
                 raise _NoPieces(
                     Reason.COMPILE_FAILED,
                     f"none of its pieces can be compiled: {next(iter(report.failed.values()))}",
@@ -175,7 +177,7 @@ class GraphStartup:
             logger.warning(
                 "piece %d of %d cannot be compiled and runs as it was traced: %s",
                 number,
-                len(forward.plan.pieces),
+                pieces,
                 text,
             )
         runner.clock.add("pieces", time.perf_counter() - self._began)

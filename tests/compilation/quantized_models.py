@@ -111,7 +111,7 @@ def traced_model(folder: Path, architecture: str, scheme: str | None, *, ranks: 
         for block in decoder.layers:
             block.self_attn.o_proj = Reduced(block.self_attn.o_proj, ranks)
             block.mlp.down_proj = Reduced(block.mlp.down_proj, ranks)
-    return trace(model.forward, inputs(6), 512)
+    return trace(model.forward, inputs(6 * ranks), 512, ranks)
 
 
 def inputs(tokens: int) -> list[torch.Tensor]:

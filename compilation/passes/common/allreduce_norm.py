@@ -9,12 +9,9 @@ from torch import fx
 
 from ....kernels.fused_collectives import NORMS
 from ..context import PassContext
+from ..rewrite import our_op
 
-piecework = torch.ops.piecework
-_FUSED = {
-    getattr(piecework, norm).default: getattr(piecework, f"all_reduce_{norm}").default
-    for norm in NORMS
-}
+_FUSED = {norm: getattr(torch.ops.piecework, f"all_reduce_{norm}").default for norm in NORMS}
 
 
 class AllreduceNorm:
@@ -24,16 +21,13 @@ class AllreduceNorm:
 
     def __call__(self, graph: fx.Graph, context: PassContext) -> int:
         count = 0
-        for reduce in graph.find_nodes(
-            op="call_function", target=piecework.all_reduce.default, sort=True
-        ):
+        for reduce in [node for node in graph.nodes if our_op(node) == "all_reduce"]:
             (x, group), readers = reduce.args, list(reduce.users)
+            fused = _FUSED.get(our_op(readers[0])) if len(readers) == 1 else None
             norm = readers[0] if readers else reduce
-            if len(readers) != 1 or norm.target not in _FUSED or norm.args.count(reduce) != 1:
+            if fused is None or norm.args[0] is not reduce or norm.args.count(reduce) != 1:
                 continue
-            if norm.args[0] is not reduce:
-                continue
-            norm.target, norm.args = _FUSED[norm.target], (x, *norm.args[1:], group)
+            norm.target, norm.args = fused, (x, *norm.args[1:], group)
             graph.erase_node(reduce)
             count += 1
         return count

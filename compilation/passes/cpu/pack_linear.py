@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ..context import PassContext
 
-_LINEAR = {F.linear, torch.ops.aten.linear.default}
+LINEAR = {F.linear, torch.ops.aten.linear.default}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,6 @@ def unpacked(graph: fx.Graph) -> tuple[fx.Graph, tuple[int, ...]]:
 def _is_weight_of(node: fx.Node, user: fx.Node) -> bool:
     """Whether `user` is a `linear` that reads `node` as its weight, and as nothing else."""
     arguments = [*user.args, *user.kwargs.values()]
-    return user.target in _LINEAR and [
+    return user.target in LINEAR and [
         place for place, argument in enumerate(arguments) if argument is node
     ] == [1]

@@ -35,7 +35,7 @@ def test_every_norm_behind_an_all_reduce_takes_it_in(
 ) -> None:
     found = traced_model(tmp_path, architecture, scheme, ranks=RANKS)
     before = {tokens: on_all(found, tokens) for tokens in (1, 7)}
-    manager = PassManager(PASSES, CpuPlatform(), fuses=True)
+    manager = PassManager(PASSES, CpuPlatform(), fuses=True, ranks=RANKS)
     assert manager.run(found.graph, CONTEXT)["allreduce_norm"] == 2 * LAYERS
     found.shapes.check_guards()
 
@@ -65,7 +65,7 @@ def test_a_sum_that_something_else_needs_stays(tmp_path: Path, place: str) -> No
     else:
         with graph.inserting_before(norm):
             graph.call_method("abs", (reduced,))
-    manager = PassManager(PASSES, CpuPlatform(), fuses=True)
+    manager = PassManager(PASSES, CpuPlatform(), fuses=True, ranks=RANKS)
     assert manager.run(graph, CONTEXT)["allreduce_norm"] == 2 * LAYERS - 1
 
 
@@ -117,8 +117,12 @@ def test_by_itself_it_runs_where_the_device_gains_and_says_why_not() -> None:
         def allreduce_norm_obstacle(self) -> str | None:
             return "no"
 
-    taken, left = (PassManager(PassConfig(), each(), fuses=True) for each in (Gains, Not))
+    taken, left = (
+        PassManager(PassConfig(), each(), fuses=True, ranks=RANKS) for each in (Gains, Not)
+    )
     assert "allreduce_norm" in taken.key and "allreduce_norm" not in left.key
     assert left.off["allreduce_norm"] == "no"
-    asked = PassManager(PassConfig(allreduce_norm=True), Not(), fuses=True)
+    asked = PassManager(PassConfig(allreduce_norm=True), Not(), fuses=True, ranks=RANKS)
     assert "allreduce_norm" in asked.key
+    alone = PassManager(PassConfig(allreduce_norm=True), Gains(), fuses=True)
+    assert "one rank" in alone.off["allreduce_norm"]

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piecework.compilation.passes.config import PassConfig
+from piecework.compilation.passes.config import PassConfig, pass_names
 from piecework.compilation.passes.manager import PassManager
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.runtime.config import EngineConfig
 
-NAMES = [field.name for field in fields(PassConfig)]
+NAMES = pass_names()
 WISHES = st.sampled_from([None, True, False])
 
 
-@given(st.fixed_dictionaries(dict.fromkeys(NAMES, WISHES)))
-def test_a_config_is_read_from_the_text_that_it_writes(wishes: dict[str, bool | None]) -> None:
-    config = PassConfig(**wishes)
+@given(st.fixed_dictionaries(dict.fromkeys(NAMES, WISHES)), st.none() | st.integers(1, 10**6))
+def test_a_config_is_read_from_the_text_that_it_writes(
+    wishes: dict[str, bool | None], tokens: int | None
+) -> None:
+    config = PassConfig(**wishes, sequence_parallel_tokens=tokens)
     assert PassConfig.parse(str(config)) == config
     EngineConfig(passes=str(config))
 
@@ -45,6 +45,14 @@ def test_a_pass_that_is_both_wanted_and_not_is_refused() -> None:
     with pytest.raises(ValueError, match=r"both \+noop and -noop"):
         EngineConfig(passes="+noop,+lower,-noop")
     assert PassConfig.parse("+noop,+noop").noop is True
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "x", "", "1.5", "²"])
+def test_a_threshold_that_is_no_number_of_tokens_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="sequence_parallel_tokens=N, N at least 1"):
+        EngineConfig(passes=f"auto,sequence_parallel_tokens={text}")
+    with pytest.raises(ValueError, match="leave one out"):
+        EngineConfig(passes="sequence_parallel_tokens=2,sequence_parallel_tokens=3")
 
 
 def test_no_pass_runs_where_none_is_wanted_and_each_says_why() -> None:

@@ -106,6 +106,24 @@ def test_pieces_captures_and_memory(folder: Path) -> None:
     assert all(row.seconds > 0 for row in again.pieces)
 
 
+def test_a_rank_of_several_with_what_it_sends(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS)
+    passes = "+sequence_parallel,sequence_parallel_tokens=32"
+    told = explain(config(path, tp_size=2, passes=passes))
+    short, long = told.forwards
+    assert (short.tokens, long.tokens) == (1, 32)
+    assert long.passes["sequence_parallel"] == 2 * LAYERS + 1
+    assert "long steps" in short.passes_off["sequence_parallel"]
+    # Of each sum of 64 numbers in float32, half, and half of the result.
+    assert short.sent == short.sent_before == long.sent == (2 * LAYERS + 1) * 64 * 4
+    assert [piece for piece, _, _ in long.stretches] == [3, 4, 5]
+    assert json.loads(json.dumps(told.to_json()))["forwards"][1]["sent"] == long.sent
+    text = "\n".join(lines(told))
+    assert "each of 2 ranks sends 1,792 bytes a token as traced, 1,792 after the passes" in text
+    assert "order of calls of steps from 32 tokens on\n    1 x  piece 3" in text
+    assert picture(told).count("1,792 bytes sent a token") == 4
+
+
 def test_a_gguf_file(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS)
     write_gguf(folder, tmp_path / "model.gguf", "llama", Kind.F32)

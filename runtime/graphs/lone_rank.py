@@ -1,0 +1,55 @@
+"""Rank 0 of several, of which the others are not there: for what only looks at a rank's part."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+
+from ...kernels.collectives import TENSOR_PARALLEL, set_group
+from ...kernels.platform import Platform
+from ..distributed.ranks import Alone
+
+T = TypeVar("T")
+
+
+class LoneRank(Alone):
+    """The others are taken to say what it says; results of collectives have their shapes, and
+    numbers that mean nothing.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def gathered(self, value: T) -> list[T]:
+        return [value] * self.size
+
+    def make_group(self, platform: Platform) -> None:
+        set_group(TENSOR_PARALLEL, _Echo(self.size))
+
+
+class _Echo:
+    """Each rank sends the same."""
+
+    rank = 0
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.size
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x] * self.size)
+
+    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
+        return x[: x.shape[0] // self.size] * self.size
+
+    def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x[: x.shape[0] // self.size]] * self.size)
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        return self.all_gather(x)
+
+    def broadcast(self, x: torch.Tensor) -> None:
+        pass
