@@ -24,7 +24,7 @@ from ..kernels.cpu.shared_memory import NoSharedMemory, shared_memory_group
 _SIZES = tuple(4096 * 4**power for power in range(7))
 """Bytes: 4 kB to 16 MB."""
 _SECONDS = 60.0
-_BATCH_SECONDS = 0.05
+_BATCH_SECONDS = 0.01
 """How long the calls take that are timed together."""
 
 
