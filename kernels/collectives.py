@@ -153,12 +153,9 @@ class TorchGroup:
         return result
 
     def gather(self, x: torch.Tensor) -> torch.Tensor | None:
-        if self.rank != 0:
-            dist.gather(x, None, group_dst=0, group=self._group)
-            return None
-        parts = [torch.empty_like(x) for _ in range(self.size)]
-        dist.gather(x, parts, group_dst=0, group=self._group)
-        return torch.cat(parts)
+        # HCCL has no gather (torch_npu, csrc/distributed/ProcessGroupHCCL.cpp).
+        parts = self.all_gather(x)
+        return parts if self.rank == 0 else None
 
     def broadcast(self, x: torch.Tensor) -> None:
         dist.broadcast(x, group_src=0, group=self._group)

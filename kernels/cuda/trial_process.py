@@ -40,6 +40,18 @@ _FAILED_SECONDS = 24 * 3600.0
 logger = logging.getLogger(__name__)
 
 
+def _environment(index: int) -> dict[str, str]:
+    """For a process whose one GPU is that of this number here, which a rank of several computes
+    on.
+    """
+    environment = dict(os.environ)
+    if index > 0:
+        visible = environment.get("CUDA_VISIBLE_DEVICES")
+        own = visible.split(",")[index] if visible else str(index)
+        environment["CUDA_VISIBLE_DEVICES"] = own
+    return environment
+
+
 class Trials:
     """Asks for verdicts; each is asked for once a machine, as long as library, torch and device are
     the same.
@@ -123,7 +135,10 @@ class Trials:
         self._connection, theirs = Pipe()
         command = [*COMMAND, str(theirs.fileno()), self._device]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+            command,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env=_environment(torch.cuda.current_device() if torch.cuda.is_available() else 0),
         )
         theirs.close()
 

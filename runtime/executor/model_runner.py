@@ -102,8 +102,9 @@ class ModelRunner:
         self._layouts = in_cache_dtype(
             self.model.kv_layouts(self.dtype), config.kv_cache_dtype, self.model.kv_scales
         )
-        self.attention_backend = self.platform.choose_attention(
-            config.attention_backend, self._layouts
+        # What is tried out may be tried out with another result on another rank.
+        self.attention_backend = ranks.told(
+            self.platform.choose_attention(config.attention_backend, self._layouts)
         )
         backend = self.platform.make_attention_backend(self.attention_backend)
         self.seen_lengths = seen_lengths(self.model_config, self.dtype)

@@ -155,3 +155,16 @@ def test_a_build_of_minutes_says_which_kernel_and_for_how_long(
         line.startswith("building batch_prefill of sgl-kernel, once on this machine: ")
         for line in lines
     )
+
+
+@pytest.mark.parametrize(
+    ("visible", "index", "expected"),
+    [(None, 0, None), ("4,5", 0, "4,5"), ("4,5", 1, "5"), (None, 1, "1")],
+)
+def test_a_rank_tries_kernels_on_its_own_gpu(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, index: int, expected: str | None
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert trial_process._environment(index).get("CUDA_VISIBLE_DEVICES") == expected
