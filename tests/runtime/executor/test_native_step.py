@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from native_variants import native_variants
+from quantized_checkpoints import make_fp8
 from tiny_models import make_tiny_model
 
 from piecework.kernels import cache_format
@@ -27,6 +28,7 @@ from piecework.runtime.executor.forward_context import PagedAttention
 from piecework.runtime.layers.attention import register_attention
 from piecework.runtime.llm import LLM
 from piecework.runtime.loader.loader import load_model
+from piecework.runtime.quantization.methods import named_linears
 from piecework.runtime.sampling.params import SamplingParams
 
 PAGE, PAGES = 16, 80
@@ -185,6 +187,28 @@ def test_so_it_is_over_a_cache_in_8_bits(
     # The first layer sees the same numbers: what is stored differs where sums round otherwise.
     same = pool.k[0].view(torch.uint8) == eager.k[0].view(torch.uint8)
     assert same.float().mean() > 0.99 and pool.k[0].view(torch.uint8).any()
+
+
+@pytest.fixture(scope="module")
+def clipping(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """A model in FP8 with scales of its own for activations, so small that many become the
+    largest number.
+    """
+    folder = make_fp8(tmp_path_factory.mktemp("static"), block=False, static=True)
+    case = Case(folder, "auto")
+    for _, linear in named_linears(case.model):
+        if linear.input is not None and linear.input.scale is not None:
+            linear.input.scale.mul_(2.0**-5)
+    return case
+
+
+@pytest.mark.parametrize("variant", native_variants(), ids=lambda variant: variant.name)
+def test_activations_are_quantised_by_the_checkpoints_scale(
+    clipping: Case, variant: build.Variant
+) -> None:
+    lens = [(1, 15 + 3 * i) for i in range(7)]
+    (eager, _), (native, _) = clipping.eager(lens), clipping.native(lens, variant)
+    assert (native.log_softmax(-1) - eager.log_softmax(-1)).abs().mean() < clipping.loss
 
 
 @pytest.mark.parametrize("way", [0, 1, 2], ids=["floats", "dots", "halves"])
