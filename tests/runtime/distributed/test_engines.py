@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Lock
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import pytest
 from compiled_here import CompiledHere
-from graph_engines import PROMPTS, SIZES, assert_same, pieces, settings
-from thread_ranks import current_rank, on_ranks, thread_ranks
+from graph_engines import PARAMS as ALL_GREEDY
+from graph_engines import PROMPTS, SIZES, Inbox, assert_same, pieces, settings
+from thread_ranks import ThreadRanks, current_rank, on_ranks, thread_ranks
 from tiny_models import make_tiny_model
 
 from piecework.compilation import capture, self_check
@@ -25,6 +26,7 @@ from piecework.runtime.config import EngineConfig
 from piecework.runtime.distributed.rank_process import follow
 from piecework.runtime.engine.build import Engine, build_engine
 from piecework.runtime.engine.messages import GraphInfo
+from piecework.runtime.executor import step
 from piecework.runtime.graphs import prefill, startup
 from piecework.runtime.llm import LLM, Completion
 from piecework.runtime.sampling.params import SamplingParams
@@ -42,6 +44,30 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"), num_hidden_layers=2)
 
 
+def lead_two(
+    path: Path, lead: Callable[[ThreadRanks, EngineConfig], T], **others: object
+) -> tuple[T, Engine]:
+    """What `lead` returns on rank 0, and the other rank's engine, which follows."""
+    chosen = {"piecewise_cuda_graph": False, **settings(tp_size=2, **others)}
+    config = EngineConfig(model_path=str(path), **chosen)
+    engines: list[Engine] = []
+    with thread_ranks(2) as ranks:
+
+        def on_rank(rank: int) -> T | None:
+            if rank == 0:
+                try:
+                    return lead(ranks, config)
+                finally:
+                    ranks.close()
+            engines.append(build_engine(config, progress=False, ranks=ranks))
+            follow(engines[0], ranks)
+            return None
+
+        answer = on_ranks(ranks, on_rank)[0]
+    assert answer is not None
+    return answer, engines[0]
+
+
 @pytest.fixture
 def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[T, Engine]]:
     """What `use` returns for an `LLM` of two ranks with such settings, and the other rank's
@@ -49,27 +75,11 @@ def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[T, Engine]
     """
 
     def run(path: Path, use: Callable[[LLM], T], **others: object) -> tuple[T, Engine]:
-        with thread_ranks(2) as ranks:
+        def lead(ranks: ThreadRanks, config: EngineConfig) -> T:
             monkeypatch.setattr(llm_module, "start_ranks", lambda *_: ranks)
-            engines: list[Engine] = []
+            return use(LLM(str(path), **settings(tp_size=2, **others)))
 
-            def on_rank(rank: int) -> T | None:
-                chosen = settings(tp_size=2, **others)
-                if rank == 0:
-                    try:
-                        return use(LLM(str(path), **chosen))
-                    finally:
-                        ranks.close()
-                config = EngineConfig(
-                    model_path=str(path), **{"piecewise_cuda_graph": False, **chosen}
-                )
-                engines.append(build_engine(config, progress=False, ranks=ranks))
-                follow(engines[0], ranks)
-                return None
-
-            answer = on_ranks(ranks, on_rank)[0]
-            assert answer is not None
-            return answer, engines[0]
+        return lead_two(path, lead, **others)
 
     return run
 
@@ -179,3 +189,37 @@ def test_pieces_that_are_wrong_on_one_rank_run_on_none(
     assert graphs.distinct_pieces == other.runner.graphs.info().distinct_pieces == 0
     for ours, wanted in zip(answers, compiled, strict=True):
         assert_same(ours, wanted)
+
+
+def test_requests_run_on_all_ranks_while_graphs_come_in(
+    path: Path, compiled: list[Completion]
+) -> None:
+    inbox = Inbox([(3 * number, prompt) for number, prompt in enumerate(PROMPTS)])
+
+    def lead(ranks: ThreadRanks, config: EngineConfig) -> dict[str, list[int]]:
+        return inbox.serve(build_engine(config, progress=False, ranks=ranks))
+
+    tokens, other = lead_two(path, lead, **pieces())
+    expected = LLM(str(path), **settings()).generate(PROMPTS, ALL_GREEDY)
+    assert list(tokens.values()) == [completion.token_ids for completion in expected]
+    assert other.runner.graphs.info().prefill_sizes == SIZES
+    assert other.core.stats().graph_fallbacks_total["starting"] > 0
+
+
+def test_a_step_that_raises_ends_an_engine_of_several_ranks(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without an exit code that the user would have to mend: it is started again."""
+
+    def fail(logits: object, *_: object) -> NoReturn:
+        raise RuntimeError("no number can be drawn")
+
+    monkeypatch.setattr(step, "sample", fail)
+
+    def lead(ranks: ThreadRanks, config: EngineConfig) -> None:
+        Inbox([(0, PROMPTS[0])]).serve(build_engine(config, progress=False, ranks=ranks))
+
+    with pytest.raises(SystemExit) as ended:
+        lead_two(path, lead)
+    assert ended.value.code == 1
+    assert "the engine's 2 ranks end: no number can be drawn" in caplog.text
