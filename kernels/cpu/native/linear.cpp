@@ -5,6 +5,7 @@
 
 #include <limits>
 
+#include "shares.h"
 #include "weights.h"
 
 namespace piecework {
@@ -185,19 +186,19 @@ void multiply(const Linear& linear, const Source<Given>& x, int tokens, int most
     const int blocks = (count + kRowsAtOnce<Number> - 1) / kRowsAtOnce<Number>, most = kChunkBytes / (row_bytes * kRowsAtOnce<Number>);
     const int chunks = std::max((blocks + most - 1) / most, std::min(blocks, (2 * threads + panels - 1) / panels));
     const int size = (blocks + chunks - 1) / chunks * kRowsAtOnce<Number>;
+    Shares shares(threads);
 #pragma omp parallel num_threads(threads)
     {
       static thread_local Multiplier multiplier;
 #pragma omp for schedule(static)
       for (int t = 0; t < count; ++t) rows.set(t, x.x + (start + t) * x.stride, linear.columns);
       multiplier.prepare(linear, rows);
-#pragma omp for schedule(dynamic)
-      for (int item = 0; item < chunks * panels; ++item) {
+      shares.each(omp_get_thread_num(), omp_get_num_threads(), chunks * panels, [&](int item) {
         const int first = item / panels * size, last = std::min(first + size, count);
         if (first < last)
           multiplier.panel(linear, rows, item % panels, first, last,
                            [&](int t, int n, const float* values, int width) { write(start + t, n, values, width); });
-      }
+      });
     }
   }
 }

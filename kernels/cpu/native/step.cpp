@@ -54,7 +54,7 @@ class Forward {
         model_(*step.model),
         threads_(threads),
         ranks_(model_.member),
-        team_(11 * model_.num_layers + 2),
+        team_(threads),
         width_((model_.heads + 2 * model_.kv_heads) * model_.head_size),
         x_(step.tokens, std::max({model_.hidden, model_.heads * model_.head_size, model_.intermediate})) {
     const size_t tokens = step.tokens;

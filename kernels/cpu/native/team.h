@@ -1,17 +1,19 @@
 // Threads that go through a row of phases together, faster from one to the next than OpenMP's own barrier.
 #pragma once
-#include <atomic>
+#include <omp.h>
+
 #include <thread>
-#include <vector>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+
+#include "shares.h"
 
 namespace piecework {
 
 class Team {
  public:
-  explicit Team(int phases) : taken_(phases) {}
+  explicit Team(int threads) : shares_{Shares(threads), Shares(threads)} {}
 
   void set_size(int size) { size_ = size; }
 
@@ -19,8 +21,11 @@ class Team {
   // `last` before the others go on.
   template <class Work, class Last>
   void each(int& phase, int count, Work work, Last last) {
-    std::atomic<int>& next = taken_[phase++];
-    for (int i = next.fetch_add(1, std::memory_order_relaxed); i < count; i = next.fetch_add(1, std::memory_order_relaxed)) work(i);
+    const int me = omp_get_thread_num();
+    Shares& shares = shares_[phase++ % 2];
+    // The next phase's, which nobody has looked at since the last one.
+    shares_[phase % 2].reset(me);
+    shares.each(me, size_, count, work);
     wait(last);
   }
 
@@ -53,7 +58,7 @@ class Team {
     }
   }
 
-  std::vector<std::atomic<int>> taken_;
+  Shares shares_[2];
   std::atomic<int> arrived_{0}, round_{0};
   int size_ = 1;
 };
