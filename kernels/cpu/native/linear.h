@@ -16,7 +16,8 @@ struct Linear {
   const uint8_t* weight;  // panels
   const bf16* bias;       // [rows], or null
   int32_t rows, columns, format;
-  Quantization input;  // of x, where it is quantised here; a group of 0: it is not
+  Quantization input;    // of x, where it is quantised here; a group of 0: it is not
+  const int64_t* order;  // [columns], where the columns of x are first brought into another order: which goes where each is
 };
 
 constexpr int kPanel = 32;  // rows of W that lie side by side
@@ -256,8 +257,14 @@ class Input {
     }
   }
 
-  // Quantises the row where the linear wants that.
+  // Reorders and quantises the row where the linear wants that.
   void set(const Linear& linear, int t, const bf16* values) {
+    if (linear.order) {
+      static thread_local std::vector<bf16> ordered;
+      ordered.resize(linear.columns);
+      for (int k = 0; k < linear.columns; ++k) ordered[k] = values[linear.order[k]];
+      values = ordered.data();
+    }
     as(linear, [&](auto rows) {
       if constexpr (std::is_same_v<decltype(rows), RowsOf<byte>>)
         rows.set(t, quantized<int8_t>(linear, rows.groups, t, values), linear.columns);

@@ -78,6 +78,7 @@ class LinearStruct(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("weight", "bias")),
         *((name, ctypes.c_int32) for name in ("rows", "columns", "layout")),
         ("input", Quantization),
+        ("order", ctypes.c_void_p),
     ]
 
 
@@ -89,17 +90,19 @@ def linear_struct(
     layout: int,
     input_scale: torch.Tensor | None = None,
     input_group: int = 0,
+    input_order: torch.Tensor | None = None,
 ) -> LinearStruct:
-    """Points into the tensors, which must outlive it.
+    """Points into the tensors, which must outlive it. The last three are read in `NativeStep` only.
 
     `input_group`: how many columns of x have a scale, where x is to be quantised, unless all have
-    `input_scale` [1].
+    `input_scale` [1]. `input_order` [columns] int64: the column of x that each of the weight is
+    multiplied by.
     """
-    bias_pointer, scale_pointer = (
-        None if tensor is None else tensor.data_ptr() for tensor in (bias, input_scale)
+    bias_pointer, scale_pointer, order = (
+        None if tensor is None else tensor.data_ptr() for tensor in (bias, input_scale, input_order)
     )
     how = Quantization(scale_pointer, input_group)
-    return LinearStruct(weight.data_ptr(), bias_pointer, rows, columns, layout, how)
+    return LinearStruct(weight.data_ptr(), bias_pointer, rows, columns, layout, how, order)
 
 
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]

@@ -187,7 +187,10 @@ def is_known(model: Any, layouts: Sequence[KVLayout]) -> bool:
     packed = {
         id(tensor)
         for linear in (*linears, model.lm_head)
-        for tensor in (linear.weight, *(linear.input.parameters() if linear.input else ()))
+        for tensor in (
+            *(linear.weight, _order_of(linear)),
+            *(linear.input.parameters() if linear.input else ()),
+        )
     }
     others = [
         tensor
@@ -236,7 +239,13 @@ def _linear(part: Any) -> LinearStruct:
     made = part.input
     scheme = (None, 0) if made is None else (made.scale, made.group or part.in_features)
     shape = part.in_features, part.out_features, part.layout
-    return linear_struct(part.weight, part.bias, *shape, *scheme)
+    return linear_struct(part.weight, part.bias, *shape, *scheme, _order_of(part))
+
+
+def _order_of(part: Any) -> torch.Tensor | None:
+    """Of its input's columns, where that is not theirs."""
+    order: torch.Tensor | None = getattr(part, "input_order", None)
+    return order
 
 
 def _layer(layer: Any, layout: KVLayout, k_cache: torch.Tensor, v_cache: torch.Tensor) -> _Layer:

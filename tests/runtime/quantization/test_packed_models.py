@@ -139,9 +139,9 @@ def test_graphs_on_and_off_agree(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["gptq", "gptq-act-order", "awq-bias"])
-def test_one_native_call_decodes_what_is_packed_and_in_order(case: str, tmp_path: Path) -> None:
+def test_one_native_call_decodes_what_is_packed_in_any_order(case: str, tmp_path: Path) -> None:
     loaded = load(written(tmp_path, case).path)
-    assert is_known(loaded, loaded.kv_layouts(torch.bfloat16)) == (case == "gptq")
+    assert is_known(loaded, loaded.kv_layouts(torch.bfloat16)) == (case != "awq-bias")
 
 
 @pytest.mark.slow
