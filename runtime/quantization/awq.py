@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..layers.linear import Axis, Linear, Place
-from .config import matcher, names, setting
+from .config import Patterns, names, setting
 from .grouped_weight import GroupedWeight, check_scale, fields, regrouped, word_bytes
 from .registry import PLAIN, Scheme
 from .weight_only import INT32, PackedFormat, group_size, words_of
@@ -31,7 +31,8 @@ def read_scheme(config: Mapping[str, Any]) -> Scheme:
         )
     columns = group_size(config)
     # AutoAWQ quantises the layers of decoder blocks only.
-    is_plain = matcher([*names(config, "modules_to_not_convert"), "lm_head"], parts=True)
+    left_out = [*names(config, "modules_to_not_convert"), "lm_head"]
+    is_plain = Patterns().matcher(left_out, parts=True)
     return lambda name: PLAIN if is_plain(name) else f"awq {columns}"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import pack_quantized
-from .config import matcher, names, setting
+from .config import EXPRESSION, Patterns, names, setting
 from .registry import PLAIN, Scheme
 from .w8a8 import BLOCK
 
@@ -22,8 +22,8 @@ _MOST_GROUPS = 32
 
 def read_scheme(config: Mapping[str, Any]) -> Scheme:
     _check_whole(config)
-    groups = setting(config, "config_groups", dict)
-    by_name, by_class = [], None
+    groups, patterns = setting(config, "config_groups", dict), Patterns()
+    kinds: dict[str, str] = {}
     if len(groups) > _MOST_GROUPS:
         raise ValueError(
             f"quantization_config: more than {_MOST_GROUPS} config_groups are not supported; take "
@@ -32,18 +32,24 @@ def read_scheme(config: Mapping[str, Any]) -> Scheme:
     for label, group in groups.items():
         if not isinstance(group, dict):
             raise ValueError(f"quantization_config: config_groups.{label[:80]} must be an object")
-        targets = names(group, "targets")
         kind = _kind(group, str(group.get("format") or config.get("format")))
-        by_name.append((matcher([target for target in targets if target != _CLASS]), kind))
-        if _CLASS in targets:
-            by_class = by_class or kind
-    is_ignored = matcher(names(config, "ignore"))
+        kinds |= dict.fromkeys(names(group, "targets"), kind)
+    # As `match_targets` of the library's utils/match.py orders them: names, patterns by their
+    # text, classes; of groups with the same target the last.
+    by_pattern = [
+        (patterns.matcher([target]), kinds[target])
+        for target in sorted(kinds)
+        if target.startswith(EXPRESSION)
+    ]
+    is_ignored = patterns.matcher(names(config, "ignore"))
 
     def scheme(name: str) -> str:
         if is_ignored(name):
             return PLAIN
-        named = next((kind for matches, kind in by_name if matches(name)), None)
-        return named or by_class or PLAIN
+        if name in kinds:
+            return kinds[name]
+        found = (kind for matches, kind in by_pattern if matches(name))
+        return next(found, kinds.get(_CLASS, PLAIN))
 
     return scheme
 

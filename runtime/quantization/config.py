@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from typing import Any, TypeVar
 
@@ -20,7 +20,9 @@ _MOST_REPEATS = 1000
 _COUNTS = re.compile(r"\{(\d*),?(\d*)\}")
 _SPACED = re.compile(r"\{(?s:.*)[\s#]|[\s#](?s:.*)\{")
 _SECONDS = 1.0
-"""That all matches of one list may take together."""
+"""That all matches of one file may take together."""
+EXPRESSION = "re:"
+"""Before a pattern that is a regular expression."""
 _TYPES = {
     int: "a whole number",
     str: "a text",
@@ -57,52 +59,60 @@ def names(config: Mapping[str, Any], name: str) -> list[str]:
     return listed
 
 
-def matcher(patterns: list[str], *, parts: bool = False) -> Callable[[str], bool]:
-    """Whether a layer's name is one of `patterns`, or matches one that begins with "re:" from its
-    beginning (compressed-tensors' utils/match.py).
+class Patterns:
+    """Those of one file, which together may be so many and take so long."""
 
-    `parts`: a pattern may also be some of the name's parts, so that "mlp" means "layers.0.mlp.gate"
-    (transformers' `modules_to_not_convert`). Raises `ValueError` for patterns that are none, or
-    take too long.
-    """
-    expressions: list[Any] = []
-    for pattern in patterns:
-        if pattern.startswith("re:"):
-            if len(pattern) > _LONGEST_PATTERN or len(expressions) == _MOST_PATTERNS:
-                raise ValueError(
-                    f"quantization_config: more than {_MOST_PATTERNS} patterns, or one of more "
-                    f"than {_LONGEST_PATTERN} characters; list the layers by name"
-                )
+    def __init__(self) -> None:
+        self._number, self._left = 0, _SECONDS
+
+    def matcher(self, patterns: Iterable[str], *, parts: bool = False) -> Callable[[str], bool]:
+        """Whether a layer's name is one of `patterns`, or matches one that begins with "re:" from
+        its beginning (compressed-tensors' utils/match.py).
+
+        `parts`: a pattern may also be some of the name's parts, so that "mlp" means
+        "layers.0.mlp.gate" (transformers' `modules_to_not_convert`). Raises `ValueError` for
+        patterns that are none, or take too long.
+        """
+        plain = frozenset(patterns)
+        expressions = [
+            self._compiled(pattern) for pattern in patterns if pattern.startswith(EXPRESSION)
+        ]
+
+        def matches(name: str) -> bool:
+            pieces = name.split(".") if parts else []
+            ends = range(1, len(pieces) + 1)
+            if name in plain or any(
+                ".".join(pieces[begin:end]) in plain for end in ends for begin in range(end)
+            ):
+                return True
+            began = time.monotonic()
             try:
-                expressions.append(_compiled(pattern.removeprefix("re:")))
-            except (ValueError, re.error, regex.error, RecursionError, OverflowError) as error:
+                # A timeout of 0 would be none.
+                return any(each.match(name, timeout=max(self._left, 1e-9)) for each in expressions)
+            except TimeoutError:
                 raise ValueError(
-                    f"quantization_config: {pattern[:80]!r} is no pattern ({error}); fetch the "
-                    "model again"
+                    "quantization_config: its patterns take too long to match; list the layers by "
+                    "name"
                 ) from None
-    plain = frozenset(patterns)
-    left = _SECONDS
+            finally:
+                self._left -= time.monotonic() - began
 
-    def matches(name: str) -> bool:
-        nonlocal left
-        pieces = name.split(".") if parts else []
-        ends = range(1, len(pieces) + 1)
-        if name in plain or any(
-            ".".join(pieces[begin:end]) in plain for end in ends for begin in range(end)
-        ):
-            return True
-        began = time.monotonic()
-        try:
-            # A timeout of 0 would be none.
-            return any(each.match(name, timeout=max(left, 1e-9)) for each in expressions)
-        except TimeoutError:
+        return matches
+
+    def _compiled(self, pattern: str) -> Any:
+        self._number += 1
+        if len(pattern) > _LONGEST_PATTERN or self._number > _MOST_PATTERNS:
             raise ValueError(
-                "quantization_config: its patterns take too long to match; list the layers by name"
+                f"quantization_config: more than {_MOST_PATTERNS} patterns, or one of more than "
+                f"{_LONGEST_PATTERN} characters; list the layers by name"
+            )
+        try:
+            return _compiled(pattern.removeprefix(EXPRESSION))
+        except (ValueError, re.error, regex.error, RecursionError, OverflowError) as error:
+            raise ValueError(
+                f"quantization_config: {pattern[:80]!r} is no pattern ({error}); fetch the model "
+                "again"
             ) from None
-        finally:
-            left -= time.monotonic() - began
-
-    return matches
 
 
 def _compiled(pattern: str) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .config import matcher, names, setting
+from .config import Patterns, names, setting
 from .registry import PLAIN, Scheme
 from .w8a8 import BLOCK
 
@@ -42,5 +42,5 @@ def read_scheme(config: Mapping[str, Any]) -> Scheme:
         *names(config, "modules_to_not_convert"),
         "lm_head",
     ]
-    is_plain = matcher(left_out, parts=True)
+    is_plain = Patterns().matcher(left_out, parts=True)
     return lambda name: PLAIN if is_plain(name) else f"w8a8 float8_e4m3fn {kind}"

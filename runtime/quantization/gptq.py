@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..layers.linear import Axis, CannotSplitError, Linear, Place
-from .config import matcher, names, setting
+from .config import Patterns, names, setting
 from .grouped_weight import (
     BITS,
     GroupedWeight,
@@ -31,9 +31,10 @@ _MOST_RULES = 100
 
 
 def read_scheme(config: Mapping[str, Any]) -> Scheme:
-    kind, rules = _kind(config), _rules(config)
+    patterns = Patterns()
+    kind, rules = _kind(config), _rules(config, patterns)
     has_head = setting(config, "lm_head", bool, False)
-    is_inside = _inside(config)
+    is_inside = _inside(config, patterns)
 
     def scheme(name: str) -> str:
         if not (has_head if name == "lm_head" else is_inside(name)):
@@ -57,19 +58,21 @@ def _kind(config: Mapping[str, Any]) -> str:
     return f"gptq {bits} {group_size(config)} {_VERSIONS[form]} {order}"
 
 
-def _inside(config: Mapping[str, Any]) -> Callable[[str], bool]:
+def _inside(config: Mapping[str, Any], patterns: Patterns) -> Callable[[str], bool]:
     """Whether a layer of a decoder block is quantised: all are, or those that are listed, one by
     one or in groups.
     """
     listed = setting(config, "modules_in_block_to_quantize", list, [])
     flat = [name for each in listed for name in (each if isinstance(each, list) else [each])]
-    inside = matcher(
+    inside = patterns.matcher(
         names({"modules_in_block_to_quantize": flat}, "modules_in_block_to_quantize"), parts=True
     )
     return inside if flat else lambda name: True
 
 
-def _rules(config: Mapping[str, Any]) -> list[tuple[Callable[[str], bool], str]]:
+def _rules(
+    config: Mapping[str, Any], patterns: Patterns
+) -> list[tuple[Callable[[str], bool], str]]:
     """GPTQModel's `dynamic`: settings of the layers whose names match a pattern, the first that
     does; behind "-:" those that are not quantised.
     """
@@ -81,7 +84,7 @@ def _rules(config: Mapping[str, Any]) -> list[tuple[Callable[[str], bool], str]]
         )
     rules = []
     for pattern in dynamic:
-        matches = matcher([f"re:{pattern.removeprefix('-:').removeprefix('+:')}"])
+        matches = patterns.matcher([f"re:{pattern.removeprefix('-:').removeprefix('+:')}"])
         if pattern.startswith("-:"):
             rules.append((matches, PLAIN))
         else:

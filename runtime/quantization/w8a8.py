@@ -24,6 +24,8 @@ from ..layers.linear import Axis, Linear, Place, QuantizedInput, StoredTensor
 BLOCK = 128
 _LARGEST_SCALE = 1e6
 """Numbers reach 448 million with it in FP8: what is beyond is broken."""
+_NUMBERS = 2**18
+"""That are looked through at once: few enough to stay in a processor's cache."""
 _PACKED = {
     (torch.int8, False): "int8",
     (torch.int8, True): None,
@@ -68,7 +70,7 @@ class W8A8:
         found = {
             "weight": Place(
                 [(count, layer.in_features)],
-                lambda tensor: tensor.copy_to(layer.weight[rows]),
+                lambda tensor: _copy_numbers(layer.weight[rows], tensor),
                 (self.dtype,),
                 rows=Axis(0),
                 columns=Axis(1),
@@ -150,6 +152,18 @@ def checked_scale(tensor: StoredTensor) -> torch.Tensor:
             f"up to {_LARGEST_SCALE:g}, such as {values[wrong][0].item()}"
         )
     return values if tensor.unpadded is None else tensor.read().float()
+
+
+def _copy_numbers(target: torch.Tensor, tensor: StoredTensor) -> None:
+    """Raises `ValueError` where one is NaN, which no quantiser writes: all bits of e4m3 but the
+    sign.
+    """
+    tensor.copy_to(target)
+    if target.dtype != torch.float8_e4m3fn:
+        return
+    for some in torch.split(target.view(torch.uint8).flatten(), _NUMBERS):
+        if (some & 127).max() == 127:
+            raise tensor.fault("holds NaN")
 
 
 def _copy(target: torch.Tensor, values: torch.Tensor) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from piecework.compilation.piece_maker import PieceMaker
 from piecework.compilation.piecewise import PiecewiseForward
 from piecework.compilation.plan import Plan
 from piecework.compilation.self_check import _load, check_pieces, traced_piece
+from piecework.kernels import ops
 from piecework.kernels.cpu.platform import CpuPlatform
 
 LARGEST = 100
@@ -42,6 +44,10 @@ def made(folder: Path, dtype: torch.dtype) -> PiecewiseForward:
     for name, tensor in model.named_parameters():
         # As in the models that are served: what is added to a norm's square counts in small rows.
         tensor.mul_(not name.endswith("bias"))
+    return pieces_of(folder, model)
+
+
+def pieces_of(folder: Path, model: nn.Module) -> PiecewiseForward:
     # What is written over in place keeps its type, and the changes below choose others.
     maker = PieceMaker(
         platform=CpuPlatform(),
@@ -211,3 +217,62 @@ def test_where_the_memory_does_not_do_the_largest_size_is_left_out(forward_of: M
             lambda error: isinstance(error, MemoryError),
         )
     )
+
+
+class QuantisedModel(nn.Module):
+    """Its second piece quantises rows of 64 numbers to `dtype` and multiplies them."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.dtype = dtype
+        self.embedding, self.out = nn.Embedding(32, 64), nn.Linear(64, 64, bias=False)
+        self.requires_grad_(False)
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(input_ids)
+        mixed = torch.empty_like(x)
+        torch.ops.toy.attend(x, x, x, mixed, 0)
+        numbers, scale = ops.quantize_dynamic(mixed, 64, self.dtype)
+        return self.out(numbers.float() * scale)
+
+
+class _Moved(fx.Interpreter):
+    """The `count` largest numbers of each quantised row are their neighbours."""
+
+    def __init__(self, graph: fx.GraphModule, count: int) -> None:
+        super().__init__(graph)
+        self.count, self.moved = count, False
+
+    def run_node(self, n: fx.Node) -> Any:
+        made = super().run_node(n)
+        if self.moved or not isinstance(made, torch.Tensor) or made.dtype.itemsize > 1:
+            return made
+        self.moved = True
+        bits = made.clone().view(torch.uint8)
+        places = made.float().abs().topk(self.count).indices
+        bits.scatter_add_(-1, places, torch.full_like(places, 255, dtype=torch.uint8))
+        return bits.view(made.dtype)
+
+
+def moved(count: int) -> Change:
+    def change(graph: fx.GraphModule, inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        interpreter = _Moved(graph, count)
+        outputs: Sequence[torch.Tensor] = interpreter.run(*inputs)
+        assert interpreter.moved
+        return outputs
+
+    return change
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_a_quantised_number_may_become_its_neighbour(tmp_path: Path, dtype: torch.dtype) -> None:
+    forward = pieces_of(tmp_path, QuantisedModel(dtype))
+    checked(forward, moved(1))
+    with pytest.raises(CaptureError, match="differs from what was traced"):
+        checked(forward, WRONG["a factor"])
+
+
+def test_all_numbers_of_a_row_may_not(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="differs from what was traced"):
+        checked(pieces_of(tmp_path, QuantisedModel(torch.int8)), moved(64))

@@ -237,9 +237,9 @@ def _is_packed(linear: Any) -> bool:
 
 def _linear(part: Any) -> LinearStruct:
     made = part.input
-    scheme = (None, 0) if made is None else (made.scale, made.group or part.in_features)
+    scale, group = (None, 0) if made is None else (made.scale, made.group or part.in_features)
     shape = part.in_features, part.out_features, part.layout
-    return linear_struct(part.weight, part.bias, *shape, *scheme, _order_of(part))
+    return linear_struct(part.weight, part.bias, *shape, scale, group, _order_of(part))
 
 
 def _order_of(part: Any) -> torch.Tensor | None:

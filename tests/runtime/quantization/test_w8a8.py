@@ -8,6 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from compressed_tensors.quantization import (
+    QuantizationArgs,
+    QuantizationConfig,
+    QuantizationScheme,
+    apply_quantization_config,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from quantized_checkpoints import (
     COMPRESSED,
     FLOAT,
@@ -20,6 +28,7 @@ from quantized_checkpoints import (
     said,
 )
 from tiny_models import make_tiny_model
+from torch import nn
 
 from piecework.kernels.cpu.native.linear import native_linear
 from piecework.runtime.loader.loader import load_model
@@ -200,6 +209,45 @@ def test_each_layer_has_the_scheme_of_its_target_and_the_head_too(tmp_path: Path
     ]
     assert {found(f"{layer}.self_attn.o_proj") for layer in layers} == {PLAIN}
     assert found("lm_head") == "w8a8 int8 channel token weight_scale"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    targets=st.lists(
+        st.lists(
+            st.sampled_from(
+                ["Linear", "up_proj", "mlp", "mlp.up_proj", "re:.*up", "re:mlp.*", r"re:.*_proj$"]
+            ),
+            min_size=1,
+            max_size=3,
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_of_several_groups_that_name_a_layer_the_library_s_choice_counts(
+    targets: list[list[str]],
+) -> None:
+    """Groups differ in the strategies of their weights and inputs."""
+    strategies = [(w, i) for w in ("channel", "tensor") for i in ("token", "tensor")]
+    model = nn.ModuleDict({"mlp": nn.ModuleDict({"up_proj": nn.Linear(4, 4)})})
+    groups = {
+        str(number): QuantizationScheme(
+            targets=listed,
+            weights=QuantizationArgs(**INT, strategy=weight),
+            input_activations=QuantizationArgs(**INT, strategy=inputs, dynamic=inputs == "token"),
+        )
+        for number, (listed, (weight, inputs)) in enumerate(zip(targets, strategies, strict=False))
+    }
+    config = QuantizationConfig(config_groups=groups, format=INT8)
+    apply_quantization_config(model, config, show_progress=False)
+    expected = getattr(model["mlp"]["up_proj"], "quantization_scheme", None)
+    found = read_scheme(config.model_dump(mode="json"))("mlp.up_proj")
+    if expected is None:
+        assert found == PLAIN
+    else:
+        dynamic = "token" if expected.input_activations.dynamic else "static"
+        assert found.split()[2:4] == [expected.weights.strategy, dynamic]
 
 
 def test_a_head_that_is_not_ignored_is_quantised(tmp_path: Path) -> None:
