@@ -239,7 +239,7 @@ def test_of_several_groups_that_name_a_layer_the_library_s_choice_counts(
         )
         for number, (listed, (weight, inputs)) in enumerate(zip(targets, strategies, strict=False))
     }
-    config = QuantizationConfig(config_groups=groups, format=INT8)
+    config = QuantizationConfig(config_groups=groups, format="int-quantized")
     apply_quantization_config(model, config, show_progress=False)
     expected = getattr(model["mlp"]["up_proj"], "quantization_scheme", None)
     found = read_scheme(config.model_dump(mode="json"))("mlp.up_proj")
