@@ -228,6 +228,11 @@ class ModelRunner:
         self.ranks.make_group(self.platform)
         return get_group(TENSOR_PARALLEL)
 
+    @property
+    def _sharers(self) -> int:
+        """How many ranks take what they hold from the memory that this one takes it from."""
+        return self.ranks.local_size if self.platform.ranks_share_memory else 1
+
     def _resolve(self, config: EngineConfig, backend: AttentionBackend) -> ResolvedConfig:
         """Every number chosen, the size of the KV cache last: where nothing is said about it, by a
         memory profile.
@@ -247,9 +252,7 @@ class ModelRunner:
             )
         else:
             free = self.platform.memory().free
-        if self.platform.ranks_share_memory:
-            free //= self.ranks.local_size
-        free = self.ranks.least(free)
+        free = self.ranks.least(free // self._sharers)
         resolved = resolve_cache(
             steps,
             config.max_total_tokens,
@@ -263,7 +266,8 @@ class ModelRunner:
                 steps.context_length,
                 resolved.context_length,
             )
-        packs = self.ranks.told(self.platform.packs_linear(weight_bytes(self.model)))
+        packed = weight_bytes(self.model) * self._sharers
+        packs = self.ranks.told(self.platform.packs_linear(packed))
         return replace(resolved, passes=str(PassConfig.parse(config.passes).settled(packs=packs)))
 
     def _make_pool(self, num_pages: int, page_size: int) -> KVPool:
