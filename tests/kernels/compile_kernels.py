@@ -1,5 +1,5 @@
-"""Compiles every Triton kernel for GPUs that need not be there: `compile_kernels.py CAPABILITY ...`
-(80, 90, 100); prints what each takes.
+"""Compiles Triton's kernels for GPUs that need not be there: `compile_kernels.py all CAPABILITY`
+(80, 90, 100), or `some` for one of each kind; prints what each takes.
 
 Runs as a process of its own, because Triton decides once whether its kernels are interpreted.
 """
@@ -51,6 +51,7 @@ _POINTERS = {
     **{"ids": "*i32", "uniforms": "*fp64"},
     **dict.fromkeys(("k_scales", "v_scales"), "*bf16"),
 }
+_KINDS = ("KIND", "QUANTIZED", "BITS", "DIRECT")
 _FLOATS = ("scale_log2", "value_scale", "k_scale", "v_scale", "eps")
 _HEADS = {"GROUP": 4, "HEAD": 128, "BLOCK_D": 128, "PAGE": 16, "PRECISION": "ieee"}
 _HEADS |= {"KIND": 0, "QUANTIZED": 0}
@@ -248,14 +249,23 @@ def _type(name: str) -> str:
     return "fp32" if name in _FLOATS else "i32"
 
 
+def _one_of_each() -> list[Any]:
+    """One of each kernel and its types of numbers."""
+    found = {}
+    for kernel in KERNELS:
+        kinds = [(n, v) for n, v in kernel[1].items() if n in _KINDS or str(v).startswith("*")]
+        found.setdefault((kernel[0].__name__, *sorted(kinds)), kernel)
+    return list(found.values())
+
+
 if __name__ == "__main__":
+    which, capability = _one_of_each() if sys.argv[1] == "some" else KERNELS, int(sys.argv[2])
     print(
         json.dumps(
             [
-                compile_for(*kernel, int(capability))
-                for capability in sys.argv[1:]
-                for kernel in KERNELS
-                if int(capability) >= 89 or "*fp8e4nv" not in kernel[1].values()
+                compile_for(*kernel, capability)
+                for kernel in which
+                if capability >= 89 or "*fp8e4nv" not in kernel[1].values()
             ]
         )
     )

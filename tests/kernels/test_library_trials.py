@@ -45,15 +45,6 @@ def seed(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     monkeypatch.setattr(trial_process, "COMMAND", (sys.executable, str(STAND_IN), fault))
 
 
-def test_kernels_that_compute_what_torch_does_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    seed(monkeypatch, "none")
-    trials = Trials("cpu")
-    assert (
-        trials.import_failure("sgl-kernel") is trials.failure(NORM) is trials.failure(GATE) is None
-    )
-    trials.end()
-
-
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
@@ -128,11 +119,13 @@ def test_a_verdict_is_kept_for_the_next_start_a_failure_for_a_day(
     assert "exit code 1" in str(Trials("cpu").failure(GATE)), "so is everything with another torch"
 
 
-def test_after_the_start_nothing_is_tried_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_compute_what_torch_does_are_used_and_after_the_start_none_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seed(monkeypatch, "none")
     trials = Trials("cpu")
     trials.begin(["sgl-kernel"])
-    assert trials.failure(NORM) is None
+    assert trials.import_failure("sgl-kernel") is trials.failure(NORM) is None
     trials.end()
     assert (
         trials.failure(NORM) is None

@@ -25,7 +25,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4)
     return bool((actual.float().cpu() - expected).norm() <= tolerance * expected.norm())
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     lens=st.lists(
         st.tuples(st.one_of(st.just(1), st.integers(1, 40)), st.integers(0, 50)),
@@ -66,7 +66,7 @@ def test_it_equals_the_definition(
 
 
 @pytest.mark.parametrize("cache", CACHE_DTYPES.values(), ids=CACHE_DTYPES)
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(
     lens=st.lists(
         st.tuples(st.one_of(st.just(1), st.integers(1, 20)), st.integers(0, 30)),
@@ -104,9 +104,15 @@ def test_it_stores_and_reads_8_bits_as_the_reference_does(
     assert close(out, step.expected(window))
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-@pytest.mark.parametrize("splits", [1, 2])
-@pytest.mark.parametrize("lens", [[(40, 30), (1, 90), (3, 0)], [(1, 60), (1, 5)]])
+@pytest.mark.parametrize(
+    ("lens", "splits", "dtype"),
+    [
+        ([(40, 30), (1, 90), (3, 0)], 2, torch.float8_e4m3fn),
+        ([(1, 60), (1, 5)], 1, torch.float8_e4m3fn),
+        ([(1, 60), (1, 5)], 2, torch.float8_e4m3fn),
+        ([(5, 30), (1, 40)], 2, torch.float8_e5m2),
+    ],
+)
 def test_a_result_in_fp8_is_its_own_result_quantised(
     lens: list[tuple[int, int]], splits: int, dtype: torch.dtype
 ) -> None:
@@ -162,7 +168,7 @@ def decode_out(
     return out
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(
     steps=st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=4), min_size=1, max_size=3),
     spare=st.integers(0, 3),

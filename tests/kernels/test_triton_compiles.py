@@ -21,20 +21,21 @@ capability.
 _MATRIX = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 
 
-# One generation at each run; the others are compiled with the long runs.
+# One of each kind for one generation at each run; all shapes are compiled with the long runs.
 @pytest.mark.parametrize(
-    "capability",
+    ("which", "capability"),
     [
-        pytest.param(80, marks=pytest.mark.slow),
-        90,
-        pytest.param(100, marks=pytest.mark.slow),
+        ("some", 90),
+        *(pytest.param("all", each, marks=pytest.mark.slow) for each in (80, 90, 100)),
     ],
 )
-def test_every_kernel_compiles_and_fits_a_multiprocessor(capability: int, tmp_path: Path) -> None:
+def test_every_kernel_compiles_and_fits_a_multiprocessor(
+    which: str, capability: int, tmp_path: Path
+) -> None:
     script = Path(__file__).with_name("compile_kernels.py")
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, str(script), str(capability)],
+        [sys.executable, str(script), which, str(capability)],
         env=environment,
         capture_output=True,
         text=True,
