@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from piecework.kernels.attention import AttentionMetadata
+from piecework.kernels.attention import AttentionBackend, AttentionMetadata
 from piecework.kernels.collectives import TENSOR_PARALLEL, get_group
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.paged_attention import TorchAttention
+from piecework.kernels.platform import Platform
 from piecework.runtime.cache.pool import KVPool, in_cache_dtype
 from piecework.runtime.executor.forward_context import PagedAttention
 from piecework.runtime.layers.attention import register_attention
@@ -20,7 +21,7 @@ from piecework.runtime.models.llama import LlamaForCausalLM
 from tests.thread_ranks import on_ranks, thread_ranks
 
 PROMPT = [(31 + 7 * j * j) % 500 for j in range(37)]
-_PAGE = 16
+_PAGE = 128
 _DTYPE = torch.float32
 Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -32,9 +33,11 @@ class Said(NamedTuple):
     tokens: list[int]
 
 
-def load(path: Any, shard: Shard = WHOLE, **settings: Any) -> LlamaForCausalLM:
+def load(
+    path: Any, shard: Shard = WHOLE, *, device: str = "cpu", **settings: Any
+) -> LlamaForCausalLM:
     """In float32, without kernels of the CPU."""
-    return load_model(str(path), _DTYPE, torch.device("cpu"), False, shard=shard, **settings)
+    return load_model(str(path), _DTYPE, torch.device(device), False, shard=shard, **settings)
 
 
 @torch.inference_mode()
@@ -45,12 +48,16 @@ def answer(
     steps: int = 4,
     forward: Forward | None = None,
     cache: str = "auto",
+    platform: Platform | None = None,
+    backend: AttentionBackend | None = None,
 ) -> Said:
-    """Of `PROMPT` and `steps` greedy tokens behind it, by a rank of `size`."""
-    register_attention("CPU")
+    """Of `PROMPT` and `steps` greedy tokens behind it, all in one page, by a rank of `size`."""
+    platform, backend = platform or CpuPlatform(), backend or TorchAttention()
+    register_attention(platform.dispatch_key)
+    device = platform.device()
     layouts = in_cache_dtype(model.kv_layouts(_DTYPE), cache, model.kv_scales)
-    pool = KVPool(layouts, num_pages=8, page_size=_PAGE, platform=CpuPlatform())
-    attention = PagedAttention(backend=TorchAttention(), pool=pool)
+    pool = KVPool(layouts, num_pages=2, page_size=_PAGE, platform=platform)
+    attention = PagedAttention(backend=backend, pool=pool)
     rows, tokens = [], list(PROMPT)
     for step in range(steps + 1):
         begin = 0 if step == 0 else len(tokens) - 1
@@ -58,16 +65,18 @@ def answer(
         metadata = AttentionMetadata(
             query_lens=[len(positions)],
             seq_lens=[len(tokens)],
-            block_table=torch.arange(1, 8).view(1, -1),
-            slot_mapping=positions + _PAGE,
+            block_table=torch.ones(1, 1, dtype=platform.slot_dtype, device=device),
+            slot_mapping=(positions + _PAGE).to(device, platform.slot_dtype),
         )
         with attention.step(metadata):
-            hidden = (forward or model)(torch.tensor(tokens[begin:]), positions)
+            hidden = (forward or model)(
+                torch.tensor(tokens[begin:], device=device), positions.to(device)
+            )
         logits = model.compute_logits(hidden)
         if size > 1:
             parts = get_group(TENSOR_PARALLEL).all_gather(logits)
             logits = torch.cat(parts.chunk(size), dim=1)
-        rows.append(logits[:, : model.config.vocab_size].log_softmax(-1))
+        rows.append(logits.cpu()[:, : model.config.vocab_size].log_softmax(-1))
         tokens.append(int(rows[-1][-1].argmax()))
     return Said(torch.cat(rows), tokens[len(PROMPT) :])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import torch
 from gguf_models import Kind, write_gguf
 from packed_models import awq, compressed, gptq, write_packed_model
 from quantized_checkpoints import COMPRESSED, make_compressed, make_fp8
+from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 
 from piecework.kernels.cpu.native.linear import native_linear
@@ -18,6 +20,7 @@ from piecework.runtime.layers.linear import Linear
 from piecework.runtime.layers.parallel import WHOLE, Shard
 from piecework.runtime.loader.loader import load_model
 from piecework.runtime.quantization.methods import linear_kinds, named_linears
+from tests.split_models import answer, answer_by, assert_alike, load
 
 CPU = torch.device("cpu")
 SIZES = {"num_hidden_layers": 1, "intermediate_size": 128}
@@ -157,6 +160,42 @@ def assert_together(
         own[:, : min(begin + size, of) - begin] = x[:, begin : begin + size]
         total += rank.method.apply(rank, own).float()
     assert torch.allclose(total, expected, atol=loss), name
+
+
+SERVED = ("awq", "gptq, uneven", "pack, zeros", "on load q4_0, uneven", "Q8_0, tied")
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_two_ranks_of_few_bits_say_what_one_process_says(name: str, tmp_path: Path) -> None:
+    form = FORMATS[name]
+    load_part = partial(load, form.write(tmp_path), quantization=form.quantization)
+    assert_alike(answer_by(2, load_part), answer(load_part()))
+
+
+@pytest.mark.parametrize("name", ["int8-channel-token", "fp8-tensor-token", "fp8-block-group"])
+def test_two_ranks_quantise_activations_as_one_process_that_has_groups_of_their_columns(
+    name: str, tmp_path: Path
+) -> None:
+    load_part = partial(load, FORMATS[name].write(tmp_path), quantization="auto")
+    whole = load_part()
+    for prefix, layer in named_linears(whole):
+        if prefix.endswith(("o_proj", "down_proj")) and layer.input is not None:
+            layer.input.group = min(layer.input.group, layer.in_features // 2)
+    one, two = answer(whole), answer_by(2, load_part)
+    found = (one.logprobs - two.logprobs).abs().flatten().sort().values
+    # Sums in another order round a few activations to the other neighbour.
+    assert found[int(0.9 * len(found))] < 1e-4 and found[-1] < 0.1
+    assert one.tokens == two.tokens
+
+
+@pytest.mark.parametrize("cache", ["fp8_e4m3", "int8"])
+def test_two_ranks_keep_keys_and_values_in_8_bits(cache: str, tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path)
+    weights = load_file(path / "model.safetensors")
+    weights["model.layers.1.self_attn.k_scale"] = torch.tensor(0.05)
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    load_part = partial(load, path)
+    assert_alike(answer_by(2, load_part, cache=cache), answer(load_part(), cache=cache), 1e-3)
 
 
 REFUSED: dict[str, tuple[Format, str]] = {
