@@ -99,21 +99,23 @@ def add_config_arguments(parser: argparse.ArgumentParser, *configs: type) -> Non
     """A flag for every `option()` field of the config dataclasses, under the headings that the
     fields name.
 
-    A field that an earlier config has too is one flag, the earlier one's.
+    A field that an earlier config has too is one flag, the earlier one's, with the values of both.
     """
     groups: dict[str, argparse._ArgumentGroup] = {}
-    seen: set[str] = set()
+    seen: dict[str, argparse.Action] = {}
     for config in configs:
         types = get_type_hints(config)
         for item in _options(config):
             if item.name in seen:
+                earlier, own = seen[item.name], item.metadata["choices"]
+                if earlier.choices is not None and own is not None:
+                    earlier.choices = tuple(dict.fromkeys((*earlier.choices, *own)))
                 continue
-            seen.add(item.name)
             heading = item.metadata["group"]
             if heading not in groups:
                 groups[heading] = parser.add_argument_group(heading)
             foreign = [_flag(name) for name, own in SAME.items() if own == item.name]
-            groups[heading].add_argument(
+            seen[item.name] = groups[heading].add_argument(
                 _flag(item.name), *foreign, **_argument(item, types[item.name])
             )
 

@@ -99,6 +99,8 @@ class Platform:
     """Share of the memory that is free once the weights are loaded that the KV cache takes; None:
     what steps leave, which is tried out.
     """
+    has_own_memory: bool = True
+    """Whether tensors of the device lie elsewhere than those of the CPU."""
     ranks_share_memory: bool = False
     """Whether the ranks of one machine take their weights and caches from one memory."""
     collectives: str = "gloo"

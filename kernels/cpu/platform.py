@@ -52,6 +52,7 @@ class CpuPlatform(Platform):
     # servers.
     default_mem_fraction = 0.2
     runs_beside_host = False
+    has_own_memory = False
     ranks_share_memory = True
     graphs_are_real = False
     # Arithmetic bounds a CPU: every padded token costs what a real one does, so only a step of a

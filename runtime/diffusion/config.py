@@ -9,6 +9,19 @@ from ..config import DEVICES, MODEL, RANKS, check_threads, option
 
 DIFFUSION = "diffusion models"
 PRECISIONS = ("auto", "fp32", "fp16", "bf16")
+ATTENTION_BACKENDS = (
+    "auto",
+    "native",
+    "native_math",
+    "native_efficient",
+    "native_flash",
+    "native_cudnn",
+    "native_npu",
+    "flash",
+    "flash_3",
+    "sage",
+    "xformers",
+)
 _RESOLUTION = re.compile(r"(\d{1,5})x(\d{1,5})")
 WARMUP_MODES = ("off", "request", "server")
 
@@ -57,6 +70,28 @@ class DiffusionConfig:
         "number format of the VAE; auto: as it is stored",
         group=DIFFUSION,
         choices=PRECISIONS,
+    )
+    attention_backend: str = option(
+        "auto",
+        "what computes the transformers' attention, by diffusers' names; native: what torch "
+        "chooses, as auto",
+        group=DIFFUSION,
+        choices=ATTENTION_BACKENDS,
+    )
+    dit_cpu_offload: bool = option(
+        False,
+        "keep the transformers' weights in the CPU's memory, and bring each block's to the device "
+        "when it is run",
+        group=DIFFUSION,
+    )
+    text_encoder_cpu_offload: bool = option(
+        False, "the same for the text encoders, layer by layer", group=DIFFUSION
+    )
+    vae_cpu_offload: bool = option(False, "the same for the VAE, layer by layer", group=DIFFUSION)
+    pin_cpu_memory: bool = option(
+        False,
+        "pin the memory of what is offloaded, and copy the next block while one is run",
+        group=DIFFUSION,
     )
     enable_torch_compile: bool = option(
         False, "compile the transformers with torch.compile", group=DIFFUSION
@@ -122,12 +157,17 @@ class DiffusionConfig:
                 f"--num-gpus {self.num_gpus} and --ulysses-degree {self.ulysses_degree} disagree: "
                 "all ranks share the tokens; give one of them"
             )
-        for name in ("dit_precision", "vae_precision"):
-            if getattr(self, name) not in PRECISIONS:
+        for name, known in (
+            ("dit_precision", PRECISIONS),
+            ("vae_precision", PRECISIONS),
+            ("attention_backend", ATTENTION_BACKENDS),
+        ):
+            if getattr(self, name) not in known:
                 raise ValueError(
-                    f"--{name.replace('_', '-')} must be one of {', '.join(PRECISIONS)}, got "
+                    f"--{name.replace('_', '-')} must be one of {', '.join(known)}, got "
                     f"{getattr(self, name)}"
                 )
+        self._check_offload()
         if self.warmup_mode not in (None, *WARMUP_MODES):
             raise ValueError(
                 f"--warmup-mode must be one of {', '.join(WARMUP_MODES)}, got {self.warmup_mode}"
@@ -145,6 +185,20 @@ class DiffusionConfig:
             )
         if self.device not in DEVICES:
             raise ValueError(f"--device must be one of {', '.join(DEVICES)}, got {self.device}")
+
+    def _check_offload(self) -> None:
+        if self.pin_cpu_memory and not (
+            self.dit_cpu_offload or self.text_encoder_cpu_offload or self.vae_cpu_offload
+        ):
+            raise ValueError(
+                "--pin-cpu-memory pins what is offloaded; give --dit-cpu-offload, "
+                "--text-encoder-cpu-offload or --vae-cpu-offload too"
+            )
+        if self.dit_cpu_offload and self.enable_torch_compile and not self.regional_compile:
+            raise ValueError(
+                "--dit-cpu-offload brings in block by block, and --enable-torch-compile makes one "
+                "of all blocks; give --regional-compile too"
+            )
 
     @property
     def num_ranks(self) -> int:

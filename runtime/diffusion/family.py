@@ -33,16 +33,14 @@ class Family:
     """A loaded diffusers pipeline whose stages are run one by one.
 
     Schedulers keep what they saw between steps, so each state gets a copy. `pipeline` supplies the
-    parts and what is peculiar to its text encoders and its VAE. `ranks`: over how many the tokens
-    are split, equally.
+    parts and what is peculiar to its text encoders and its VAE. `device`: where it runs; its
+    weights may be elsewhere. `ranks`: over how many the tokens are split, equally.
     """
 
     makes_video = False
 
-    def __init__(self, pipeline: Any, ranks: int = 1) -> None:
-        self.pipeline = pipeline
-        self.ranks = ranks
-        self.device = device_of(pipeline)
+    def __init__(self, pipeline: Any, device: torch.device, ranks: int = 1) -> None:
+        self.pipeline, self.device, self.ranks = pipeline, device, ranks
         self.defaults = self._defaults()
 
     @classmethod
@@ -149,10 +147,6 @@ def transformers_of(pipeline: Any) -> dict[str, torch.nn.Module]:
         for name, part in parts
         if name.startswith("transformer") and isinstance(part, torch.nn.Module)
     }
-
-
-def device_of(pipeline: Any) -> torch.device:
-    return next(next(iter(transformers_of(pipeline).values())).parameters()).device
 
 
 def call_defaults(pipeline: Any) -> dict[str, Any]:

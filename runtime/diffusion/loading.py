@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from ...kernels.platform import Platform
 from ..loader.resolve import PIPELINE_FILE
 from .config import DiffusionConfig
+from .offload import is_offloaded
 
 _INSTALL = "diffusion models need more libraries; run: pip install 'piecework[diffusion]'"
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -55,7 +56,7 @@ def load_pipeline(folder: Path, config: DiffusionConfig, platform: Platform) -> 
         name: None for name, entry in index.items() if isinstance(entry, list) and entry[0] is None
     }
     pipeline = _from_pretrained(
-        pipeline_class, folder, {"default": dit, "vae": vae}, left_out, platform
+        pipeline_class, folder, {"default": dit, "vae": vae}, left_out, config, platform
     )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
@@ -66,10 +67,12 @@ def _from_pretrained(
     folder: Path,
     dtypes: Mapping[str, torch.dtype],
     left_out: Mapping[str, None],
+    config: DiffusionConfig,
     platform: Platform,
 ) -> Any:
-    """The pipeline on the device. Raises `ValueError` that says in one line what diffusers says in
-    many.
+    """The pipeline on the device, but for what is offloaded.
+
+    Raises `ValueError` that says in one line what diffusers says in many.
     """
     try:
         with warnings.catch_warnings():
@@ -80,7 +83,10 @@ def _from_pretrained(
             )
         if lacking := _lacking_weight(pipeline):
             raise ValueError(lacking)
-        return pipeline.to(platform.device())
+        for name, part in pipeline.components.items():
+            if isinstance(part, torch.nn.Module) and not is_offloaded(name, config):
+                part.to(platform.device())
+        return pipeline
     except Exception as error:
         if platform.is_out_of_memory(error):
             raise ValueError(

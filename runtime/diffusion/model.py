@@ -17,11 +17,13 @@ from ...kernels.detect import detect
 from ...kernels.platform import Place
 from ..distributed.ranks import ALONE, Ranks
 from ..loader.resolve import find_model
+from .attention import choose_attention
 from .clock import Clock, Stage
 from .config import DiffusionConfig
 from .family import Family
 from .flux import Flux
 from .loading import load_pipeline, read_index
+from .offload import check_offload, offload
 from .params import DiffusionParams, InvalidParams
 from .qwen_image import QwenImage
 from .state import State, Text
@@ -74,12 +76,15 @@ class DiffusionModel:
         self.platform = detect(config.device)
         self.platform.set_up(config.num_threads, Place(ranks.local_rank, ranks.local_size))
         self.platform.use_device(ranks.local_rank)
+        check_offload(config, self.platform)
         folder = Path(find_model(config.model_path))
         self.pipeline: Any = load_pipeline(folder, config, self.platform)
         self.architecture = type(self.pipeline).__name__
         kind = FAMILIES.get(self.architecture)
         self.family: Family | WholePipeline = (
-            kind(self.pipeline, ranks.size) if kind else WholePipeline(self.pipeline)
+            kind(self.pipeline, self.platform.device(), ranks.size)
+            if kind
+            else WholePipeline(self.pipeline, self.platform.device())
         )
         self._encoded: tuple[tuple[str, str], Text] | None = None
         self.compiled: CompiledModels | None = None
@@ -92,6 +97,13 @@ class DiffusionModel:
             ranks.make_group(self.platform)
             # After compiling: what splits and gathers stands around what is compiled.
             split_tokens(self.family.transformers(), self.platform.device_type)
+        choose_attention(
+            self.family.transformers(),
+            config.attention_backend,
+            self.platform,
+            masked=kind is QwenImage and (ranks.size > 1 or config.batch_size > 1),
+        )
+        offload(self.pipeline, config, self.platform)
         self.load_seconds = time.perf_counter() - start
 
     @property

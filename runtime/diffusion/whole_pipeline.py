@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from .clock import Clock, Stage
-from .family import call_defaults, check_size, device_of, transformers_of, truncation_warning
+from .family import call_defaults, check_size, transformers_of, truncation_warning
 from .params import OF_A_PIPELINE, DiffusionParams, InvalidParams
 from .state import State
 
@@ -35,8 +35,8 @@ class WholePipeline:
     stage's time.
     """
 
-    def __init__(self, pipeline: Any) -> None:
-        self.pipeline = pipeline
+    def __init__(self, pipeline: Any, device: torch.device) -> None:
+        self.pipeline, self._device = pipeline, device
         self._takes = inspect.signature(type(pipeline).__call__).parameters
         if not {"prompt", "num_inference_steps", "generator", "output_type"} <= set(self._takes):
             raise ValueError(
@@ -82,7 +82,7 @@ class WholePipeline:
             for name in OF_A_PIPELINE
             if name in self._takes and getattr(params, name) is not None
         }
-        generator = torch.Generator(device_of(self.pipeline)).manual_seed(params.seed)
+        generator = torch.Generator(self._device).manual_seed(params.seed)
         steps = _Steps(clock, watch, params.num_inference_steps or 0)
         state.warnings += self._truncation_warnings(params)
         with ExitStack() as stack:

@@ -1,0 +1,65 @@
+"""What computes a diffusion transformer's attention: one of diffusers' backends, tried before the
+first request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ...kernels.platform import Platform
+
+_TOKENS = 64
+"""Of the trial: more than any kernel's smallest tile."""
+
+
+def choose_attention(
+    models: Mapping[str, torch.nn.Module], asked: str, platform: Platform, *, masked: bool
+) -> None:
+    """Let `models` compute attention by `asked`, one of `ATTENTION_BACKENDS`; auto: as they are.
+    `masked`: some of their tokens may be padding.
+
+    Raises `ValueError` with a remedy where it is not installed, or refuses a model's heads, its
+    number format, its ranks or the device.
+    """
+    if asked == "auto":
+        return
+    from diffusers.models import attention_dispatch
+
+    names = {each.value.lstrip("_"): each for each in attention_dispatch.AttentionBackendName}
+    for name, model in models.items():
+        try:
+            if asked not in names:
+                raise ValueError("this version of diffusers does not have it")
+            # Inside, for it would also be that of any other model of the process.
+            with attention_dispatch.attention_backend("native"):
+                any_model: Any = model
+                any_model.set_attention_backend(names[asked].value)
+            _try(any_model, names[asked], platform, masked)
+        except Exception as error:
+            reason = " ".join(str(error).split())[:300]
+            raise ValueError(
+                f"--attention-backend {asked} cannot run {name} here ({reason}); leave it out"
+            ) from error
+
+
+def _try(model: Any, backend: Any, platform: Platform, masked: bool) -> None:
+    from diffusers.models.attention_dispatch import dispatch_attention_fn
+
+    processors = [getattr(module, "processor", None) for module in model.modules()]
+    if backend not in [getattr(each, "_attention_backend", None) for each in processors]:
+        raise ValueError(f"{type(model).__name__} does not let it be chosen")
+    config = model.config
+    heads, width = config.num_attention_heads, config.attention_head_dim
+    x = torch.zeros(1, _TOKENS, heads, width, dtype=model.dtype, device=platform.device())
+    with torch.no_grad():
+        dispatch_attention_fn(x, x, x, backend=backend)
+        if masked:
+            mask = torch.ones(1, 1, 1, _TOKENS, dtype=torch.bool, device=x.device)
+            try:
+                dispatch_attention_fn(x, x, x, attn_mask=mask, backend=backend)
+            except (ValueError, RuntimeError) as error:
+                raise ValueError(f"{error} One rank and --max-batch-size 1 need no mask") from None
+    platform.synchronize()
