@@ -103,6 +103,8 @@ class Platform:
     """Whether tensors of the device lie elsewhere than those of the CPU."""
     ranks_share_memory: bool = False
     """Whether the ranks of one machine take their weights and caches from one memory."""
+    groups_of_torch: bool = False
+    """Set where `make_group` must make torch.distributed's default group, which a library uses."""
     collectives: str = "gloo"
     """torch.distributed's backend for what the ranks of an engine compute together."""
     compiler_bytes: int = 2**30

@@ -100,6 +100,8 @@ class CpuPlatform(Platform):
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
         try:
+            if self.groups_of_torch:
+                raise NoSharedMemory("diffusers looks for torch.distributed's group")
             return shared_memory_group(
                 PrefixStore("shared memory", store), rank, size, seconds=_GROUP_SECONDS
             )

@@ -94,6 +94,7 @@ class DiffusionModel:
             )
         if ranks.size > 1:
             ranks.gathered(None)
+            self.platform.groups_of_torch = True
             ranks.make_group(self.platform)
             # After compiling: what splits and gathers stands around what is compiled.
             split_tokens(self.family.transformers(), self.platform.device_type)
