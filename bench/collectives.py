@@ -52,7 +52,7 @@ def _on_rank(
         "shared memory": shared_memory_group(
             FileStore(str(Path(folder) / "memory"), ranks), rank, ranks, seconds=_SECONDS
         ),
-        "gloo": TorchGroup(dist.group.WORLD),
+        "gloo": TorchGroup(dist.group.WORLD, store, _SECONDS),
     }
     found: dict[int, dict[str, float]] = {}
     for size in _SIZES:

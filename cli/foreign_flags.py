@@ -17,7 +17,6 @@ _ONE_VALUE = {
     ("--pipeline-parallel-size", "--pp-size", "--pp", "-pp"): (("1",), _ONE_DEVICE),
     ("--data-parallel-size", "--dp-size", "--dp", "-dp"): (("1",), _ONE_DEVICE),
     ("--expert-parallel-size", "--ep-size", "--ep"): (("1",), _ONE_DEVICE),
-    ("--nnodes",): (("1",), "this version runs on one machine"),
     ("--tokenizer-mode",): (("auto",), "there is one kind of tokenizer"),
     ("--schedule-policy", "--scheduling-policy"): (
         ("fcfs",),
@@ -101,7 +100,9 @@ _NOT_HERE = {
     "--root-path|--fastapi-root-path": "the server answers at the root; let the reverse proxy take "
     "the prefix away",
     "--base-gpu-id|--gpu-id-step": "the variable CUDA_VISIBLE_DEVICES says which GPU is used",
-    "--node-rank|--dist-init-addr|--nccl-.*|--distributed-executor-backend|"
+    "--master-addr|--master-port|--nccl-port|--nccl-init-addr": "--dist-init-addr HOST:PORT says "
+    "where the nodes meet",
+    "--nccl-.*|--distributed-executor-backend|"
     "--disable-custom-all-reduce|--enable-.*expert.*": _ONE_DEVICE,
     "--skip-tokenizer-init": "the tokenizer is always read; prompts of token ids do not go through "
     "it",

@@ -11,7 +11,7 @@ from ..runtime.config import EngineConfig
 from ..runtime.diffusion.config import DiffusionConfig
 from ..server.api_key import take_api_key
 from ..server.config import ServerConfig
-from ..server.engine.spawn import DIFFUSION_PIPELINE, LANGUAGE_MODEL, spawned
+from ..server.engine.spawn import DIFFUSION_PIPELINE, ENVIRONMENT, LANGUAGE_MODEL, spawned
 from ..server.images.config import ImageServerConfig
 from .flags import (
     ArgumentParser,
@@ -80,6 +80,11 @@ def _serve(arguments: argparse.Namespace) -> int:
     if key is not None and not {"api_key", "api_key_file"} & vars(arguments).keys():
         arguments.api_key = key
     config = _serving_config(arguments)
+    if isinstance(config, ServerConfig) and config.engine.node_rank > 0:
+        from ..runtime.distributed.node import run_node
+
+        check_model(config.engine)
+        return run_node(config.engine, log_level=config.log_level, environment=ENVIRONMENT)
     # While it imports what engines need, this process imports the web stack, and reads the
     # tokenizer.
     with spawned(

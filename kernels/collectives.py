@@ -3,7 +3,7 @@
 A group is set once in each process, by its name; the ops name it, so a traced forward is the same
 on every rank:
 
-    collectives.set_group(TENSOR_PARALLEL, TorchGroup(torch.distributed.group.WORLD))
+    collectives.set_group(TENSOR_PARALLEL, platform.make_group(store, rank, size, seconds=120))
     y = collectives.all_reduce(x, TENSOR_PARALLEL)
 
 A collective returns when the next op on the same device may read its result. Every rank must run
@@ -12,17 +12,28 @@ the same collectives, with tensors of the same shapes, in the same order.
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 TENSOR_PARALLEL = "tp"
 """The group that a layer's weights are split over."""
 
 
 class CollectiveError(RuntimeError):
-    """Ranks did not meet: one is late, gone, or in another collective. The engine must end."""
+    """Ranks did not meet: one is late, gone, or in another collective. The engine must end.
+    `missing`: those that did not come.
+    """
+
+    def __init__(self, text: str, missing: Sequence[int] = ()) -> None:
+        super().__init__(text)
+        self.missing = missing
 
 
 class Group(Protocol):
@@ -56,6 +67,10 @@ class Group(Protocol):
 
     def broadcast(self, x: torch.Tensor) -> None:
         """Write rank 0's numbers into every rank's x."""
+        ...
+
+    def give_up(self) -> None:
+        """A rank is gone: what waits for it in this process is to wait no more. From any thread."""
         ...
 
 
@@ -126,30 +141,40 @@ def all_reduce(x: torch.Tensor, group: str) -> torch.Tensor:
 
 
 class TorchGroup:
-    """A group of `torch.distributed`: gloo, nccl or hccl, as the process group was made."""
+    """A group of `torch.distributed`: gloo, nccl or hccl, as the process group was made.
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+    Raises `CollectiveError` where a rank does not come within `seconds`, the process group's limit,
+    or is gone. `store`: where ranks that find this out say what they wait for, so that each knows
+    who does not.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, store: Store, seconds: float) -> None:
+        self._group, self._store, self._seconds = group, store, seconds
         self.rank, self.size = group.rank(), group.size()
+        self._number = 0
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         result = x.clone()
-        dist.all_reduce(result, group=self._group)
+        with self._in("all_reduce"):
+            dist.all_reduce(result, group=self._group)
         return result
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         result = x.new_empty(x.shape[0] * self.size, *x.shape[1:])
-        dist.all_gather_into_tensor(result, x, group=self._group)
+        with self._in("all_gather"):
+            dist.all_gather_into_tensor(result, x, group=self._group)
         return result
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
         result = x.new_empty(x.shape[0] // self.size, *x.shape[1:])
-        dist.reduce_scatter_tensor(result, x, group=self._group)
+        with self._in("reduce_scatter"):
+            dist.reduce_scatter_tensor(result, x, group=self._group)
         return result
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
         result = torch.empty_like(x)
-        dist.all_to_all_single(result, x, group=self._group)
+        with self._in("all_to_all"):
+            dist.all_to_all_single(result, x, group=self._group)
         return result
 
     def gather(self, x: torch.Tensor) -> torch.Tensor | None:
@@ -158,4 +183,45 @@ class TorchGroup:
         return parts if self.rank == 0 else None
 
     def broadcast(self, x: torch.Tensor) -> None:
-        dist.broadcast(x, group_src=0, group=self._group)
+        with self._in("broadcast"):
+            dist.broadcast(x, group_src=0, group=self._group)
+
+    def give_up(self) -> None:
+        """Nothing to do: the library finds out that a connection has ended."""
+
+    @contextmanager
+    def _in(self, op: str) -> Iterator[None]:
+        self._number += 1
+        began = time.monotonic()
+        try:
+            yield
+        except RuntimeError as error:
+            late = time.monotonic() - began >= _LATE * self._seconds
+            raise self._fault(f"{op} no. {self._number}", late=late) from error
+
+    def _fault(self, call: str, *, late: bool) -> CollectiveError:
+        found: list[int] = []
+
+        def ask() -> None:
+            with suppress(RuntimeError):
+                self._store.set(f"waits {self.rank}", call)
+                time.sleep(_WORD_SECONDS)
+                there = [self._store.check([f"waits {rank}"]) for rank in range(self.size)]
+                found.extend(rank for rank, is_there in enumerate(there) if not is_there)
+                asked.set()
+
+        # Rank 0 has the store, and may be who hangs: it would be waited for without end.
+        asked = threading.Event()
+        threading.Thread(target=ask, name="who is late", daemon=True).start()
+        missing = found if asked.wait(_WORD_SECONDS + _STORE_SECONDS) else [0]
+        them = "other ranks" if not missing else f"rank {', '.join(map(str, missing))}"
+        what = "cannot be reached"
+        if late:
+            what = f"did not come within {self._seconds:g} s (--dist-timeout)"
+        return CollectiveError(f"rank {self.rank} is in {call}, where {them} {what}", missing)
+
+
+_LATE = 0.9
+"""Of the time limit: what fails earlier fails because a rank is gone."""
+_WORD_SECONDS, _STORE_SECONDS = 1.0, 3.0
+"""How long others have to find out, too, that something is wrong, and the store to answer."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -157,13 +158,19 @@ class Platform:
     def use_device(self, index: int) -> None:
         """This process computes on this device of the machine from now on."""
 
-    def make_group(self, store: Any, rank: int, size: int) -> Group:
+    def make_group(self, store: Any, rank: int, size: int, *, seconds: float) -> Group:
         """The group of the ranks that meet at `store`, one of torch.distributed; waits for all.
-        Once a process.
+        Once a process. `seconds`: how long a rank is waited for.
         """
-        dist.init_process_group(self.collectives, store=store, rank=rank, world_size=size)
+        dist.init_process_group(
+            self.collectives,
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=seconds),
+        )
         assert dist.group.WORLD is not None
-        return TorchGroup(dist.group.WORLD)
+        return TorchGroup(dist.group.WORLD, store, seconds)
 
     def remarks(self, layouts: Sequence[KVLayout] = ()) -> dict[str, str]:
         """What the start-up summary says about this machine, each line by its name: what is other

@@ -11,6 +11,7 @@ from typing import Any
 from ..compilation.passes.config import PassConfig as PassConfig
 from ..compilation.sizes import parse_list, parse_sizes
 from ..kernels.cpu.core_lists import check_lists
+from .distributed.nodes import check_nodes
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEVICES = ("auto", "cuda", "npu", "cpu")
@@ -40,6 +41,7 @@ BATCH_SIZES = "batch sizes (1,2,4,8)"
 MOST_THREADS = 1024
 MODEL = "model"
 RANKS = "several devices"
+DIST_TIMEOUT = 120.0
 MEMORY = "memory and batching"
 GRAPHS = "pieces and graphs"
 _POSITIVE = (
@@ -50,6 +52,7 @@ _POSITIVE = (
     "chunked_prefill_size",
     "num_threads",
     "tp_size",
+    "nnodes",
     "piecewise_cuda_graph_max_tokens",
     "cuda_graph_max_bs",
 )
@@ -146,6 +149,39 @@ class EngineConfig:
         "each; on a CPU they share the cores",
         group=RANKS,
         metavar="N",
+    )
+    nnodes: int = option(
+        1,
+        "machines that the ranks are spread over; each runs the same command with its --node-rank",
+        group=RANKS,
+        metavar="N",
+    )
+    node_rank: int = option(
+        0,
+        "which of the machines this is; 0 answers requests, the others hold their ranks",
+        group=RANKS,
+        metavar="N",
+    )
+    dist_init_addr: str | None = option(
+        None,
+        "where node 0 takes the ranks of other nodes; all need the same --dist-key-file or "
+        "PIECEWORK_DIST_KEY; default: there are no other nodes",
+        group=RANKS,
+        metavar="HOST:PORT",
+    )
+    dist_key_file: str | None = option(
+        None,
+        "a file with the key by which nodes know one another, 16 bytes or more; default: "
+        "PIECEWORK_DIST_KEY",
+        group=RANKS,
+        metavar="FILE",
+    )
+    dist_timeout: float = option(
+        DIST_TIMEOUT,
+        "seconds that ranks wait for one that does not come, to what they compute together or at "
+        "the start, before the engine is started again; at most half of --watchdog-timeout",
+        group=RANKS,
+        metavar="SECONDS",
     )
     mem_fraction_static: float | None = option(
         None,
@@ -294,6 +330,9 @@ class EngineConfig:
             if value is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
         check_threads(self.num_threads)
+        check_nodes(self.tp_size, self.nnodes, self.node_rank, self.dist_init_addr)
+        if not 1 <= self.dist_timeout < float("inf"):
+            raise ValueError(f"--dist-timeout must be at least 1 second, got {self.dist_timeout}")
         check_lists(self.cpu_bind)
         if self.mem_fraction_static is not None and not 0.0 < self.mem_fraction_static < 1.0:
             raise ValueError(

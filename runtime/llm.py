@@ -79,10 +79,9 @@ class LLM:
         if isinstance(passes := settings.get("passes"), PassConfig):
             settings["passes"] = str(passes)
         # Pieces that are there at one start and not at another would change last digits: here they
-        # are for who asks for them.
-        self.config = EngineConfig(
-            **{"piecewise_cuda_graph": False} | own_names({**named, **settings})
-        )
+        # are for who asks for them. Nor is a process that is not ours bound to cores unasked.
+        unasked: dict[str, Any] = {"piecewise_cuda_graph": False, "cpu_bind": "none"}
+        self.config = EngineConfig(**unasked | own_names({**named, **settings}))
         path = resolve_model_path(self.config.model_path)
         check_model(
             path,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..runtime.config import EngineConfig, option
@@ -129,6 +129,13 @@ class ServerConfig(CommonServerConfig):
         metavar="FILE",
     )
     engine: EngineConfig = field(default_factory=EngineConfig)
+
+    def __post_init__(self) -> None:
+        CommonServerConfig.__post_init__(self)
+        if self.engine.tp_size > 1 and self.watchdog_timeout:
+            # Ranks tell who hangs, the watchdog only that something does.
+            seconds = min(self.engine.dist_timeout, self.watchdog_timeout / 2)
+            object.__setattr__(self, "engine", replace(self.engine, dist_timeout=seconds))
 
 
 def parse_origins(text: str) -> list[str]:

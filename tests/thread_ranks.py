@@ -32,7 +32,7 @@ class ThreadRanks:
     """
 
     # One process, which gets all cores of the machine.
-    local_rank, local_size = 0, 1
+    node, local_rank, local_size = 0, 0, 1
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -121,6 +121,8 @@ class ThreadRanks:
     def abort(self) -> None:
         """Ends the wait of all others."""
         self._barrier.abort()
+
+    give_up = abort
 
 
 def _sum(parts: list[torch.Tensor]) -> torch.Tensor:

@@ -39,8 +39,6 @@ except ImportError:  # Windows has none.
 
 logger = logging.getLogger(__name__)
 
-_GROUP_SECONDS = 300.0
-
 
 class CpuPlatform(Platform):
     """Plain torch on the host's memory."""
@@ -95,7 +93,7 @@ class CpuPlatform(Platform):
                 cores,
             )
 
-    def make_group(self, store: Any, rank: int, size: int) -> Group:
+    def make_group(self, store: Any, rank: int, size: int, *, seconds: float) -> Group:
         """Shared memory, also where ranks share cores: it is faster than gloo there, too."""
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
@@ -103,14 +101,14 @@ class CpuPlatform(Platform):
             if self.groups_of_torch:
                 raise NoSharedMemory("diffusers looks for torch.distributed's group")
             return shared_memory_group(
-                PrefixStore("shared memory", store), rank, size, seconds=_GROUP_SECONDS
+                PrefixStore("shared memory", store), rank, size, seconds=seconds
             )
         except NoSharedMemory as error:
             self._collectives = f"gloo, as ranks share no memory: {error}"
         # Of all addresses of the machine, gloo would listen on the one that its name stands for.
         if loopback := next((name for _, name in socket.if_nameindex() if name[:2] == "lo"), None):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-        return super().make_group(store, rank, size)
+        return super().make_group(store, rank, size, seconds=seconds)
 
     def memory(self) -> MemoryInfo:
         """The host's memory, or what is left of it for this process's control group."""

@@ -14,15 +14,14 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from ...kernels.detect import detect
 from ..distributed.channel import Follower
-from ..distributed.processes import EXIT_USER_ERROR, group_maker, local_store, start_processes
-from ..distributed.ranks import ALONE, RankEnded, Ranks
-from ..engine.parent import end_with_parent, read_line
+from ..distributed.processes import EXIT_USER_ERROR, follower, start_processes
+from ..distributed.ranks import ALONE, EngineEnded, RankEnded, Ranks
+from ..engine.parent import end_with_parent, killed_with_parent, read_line
 from ..loader.resolve import find_model
 from .clock import Clock
 from .config import DiffusionConfig
@@ -69,14 +68,15 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     job = json.loads(read_line())
-    config, rank, size = DiffusionConfig(**job["config"]), job["rank"], job["size"]
+    config, rank = DiffusionConfig(**job["config"]), job["rank"]
     # What all ranks would say, rank 0 says.
     logging.basicConfig(
         level=logging.CRITICAL, format=f"%(levelname)s rank {rank}: %(name)s: %(message)s"
     )
     end_with_parent()
-    make_group = group_maker(local_store(job["port"], size))
-    ranks = Follower(rank, size, Connection(job["connection"]), make_group)
+    if job["is_server"]:
+        killed_with_parent()
+    ranks = follower(job)
     try:
         try:
             model = DiffusionModel(config, ranks)
@@ -84,7 +84,7 @@ def main() -> int:
             ranks.fail(str(error))
             return EXIT_USER_ERROR
         follow(model, ranks)
-    except RankEnded:
+    except (EngineEnded, RankEnded):
         return 0
     except Exception as error:
         logger.critical("%s", error, exc_info=error)

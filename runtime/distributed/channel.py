@@ -4,19 +4,20 @@ asked.
 A connection for each other rank. All that goes one way is one stream, so that a rank which does
 something else than rank 0 finds out at the next item. Items are pickled, for messages are
 dataclasses that `piecework.LLM` has no msgspec for: whoever can write to a connection can run code,
-so it is a pair of sockets that only the two processes hold.
+so it is a pair of sockets that only the two processes hold, or, between machines, a connection that
+takes nothing but what the other end proves to have sent (`sealed`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable, Sequence
 from enum import Enum
-from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ...kernels.platform import Platform
-from .ranks import Diverged, RankEnded
+from .ranks import Diverged, EngineEnded, RankEnded
 
 T = TypeVar("T")
 MakeGroup = Callable[[Platform, int, int], None]
@@ -31,17 +32,35 @@ class Kind(Enum):
     STEP = "a step"
     ANSWER = "an answer"
     FAILED = "a failure"
+    END = "the end"
+
+
+class Channel(Protocol):
+    """What carries items between two ranks, whole and in order, as
+    `multiprocessing.connection.Connection` does.
+    """
+
+    def send_bytes(self, message: bytes, /) -> None: ...
+
+    def recv_bytes(self) -> bytes: ...
+
+    def close(self) -> None: ...
 
 
 class Leader:
     """The ranks as rank 0 sees them; `others` in order. A `Ranks`."""
 
-    rank = local_rank = 0
+    rank = local_rank = node = 0
 
     def __init__(
-        self, others: Sequence[Connection], make_group: MakeGroup, end: Callable[[], None]
+        self,
+        others: Sequence[Channel],
+        make_group: MakeGroup,
+        end: Callable[[Callable[[], None] | None], None],
+        *,
+        local_size: int,
     ) -> None:
-        self.size = self.local_size = 1 + len(others)
+        self.size, self.local_size = 1 + len(others), local_size
         self._others, self._make_group, self._end = others, make_group, end
 
     def tell(self, call: str, *arguments: Any) -> None:
@@ -65,8 +84,13 @@ class Leader:
     def make_group(self, platform: Platform) -> None:
         self._make_group(platform, 0, self.size)
 
-    def close(self) -> None:
-        self._end()
+    def close(self, *, reason: str | None = None, lost: bool = False) -> None:
+        def say() -> None:
+            for other in self._others:
+                with contextlib.suppress(OSError):
+                    other.send_bytes(pickle.dumps((Kind.END, reason)))
+
+        self._end(None if lost else say)
 
     def _send(self, kind: Kind, value: Any) -> None:
         item = pickle.dumps((kind, value))
@@ -89,9 +113,12 @@ class Leader:
 class Follower:
     """The ranks as one that is not rank 0 sees them. A `Ranks`."""
 
-    def __init__(self, rank: int, size: int, leader: Connection, make_group: MakeGroup) -> None:
-        self.rank = self.local_rank = rank
-        self.size = self.local_size = size
+    def __init__(
+        self, rank: int, size: int, leader: Channel, make_group: MakeGroup, *, local_size: int
+    ) -> None:
+        self.rank, self.size = rank, size
+        self.node, self.local_rank = divmod(rank, local_size)
+        self.local_size = local_size
         self._leader, self._make_group = leader, make_group
 
     def tell(self, call: str, *arguments: Any) -> None:
@@ -121,18 +148,25 @@ class Follower:
     def make_group(self, platform: Platform) -> None:
         self._make_group(platform, self.rank, self.size)
 
-    def close(self) -> None:
+    def close(self, *, reason: str | None = None, lost: bool = False) -> None:
         pass
 
     def fail(self, reason: str) -> None:
-        """This rank cannot start, for a reason that the user can mend: rank 0 says so."""
-        self._leader.send_bytes(pickle.dumps((Kind.FAILED, reason)))
+        """This rank cannot start, for a reason that the user can mend: rank 0 says so. Returns once
+        it has heard that.
+        """
+        with contextlib.suppress(EOFError, OSError):
+            self._leader.send_bytes(pickle.dumps((Kind.FAILED, reason)))
+            while pickle.loads(self._leader.recv_bytes())[0] is not Kind.END:
+                pass
 
     def _receive(self, kind: Kind) -> Any:
         try:
             found, value = pickle.loads(self._leader.recv_bytes())
         except (EOFError, OSError):
             raise RankEnded("rank 0 has ended") from None
+        if found is Kind.END:
+            raise EngineEnded(value)
         if found is not kind:
             raise Diverged(f"rank {self.rank} waits for {kind.value}, rank 0 sent {found.value}")
         return value

@@ -1,4 +1,6 @@
-"""Starts the other ranks of an engine as processes, which end when this one does."""
+"""Starts the other ranks of an engine as processes, which end when this one does, and lets those of
+other machines join.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +8,30 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from datetime import timedelta
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from ...kernels.collectives import TENSOR_PARALLEL, has_group, set_group
+from ...kernels.collectives import TENSOR_PARALLEL, get_group, has_group, set_group
 from ...kernels.detect import detect
 from ...kernels.platform import Platform
-from ..config import EngineConfig
-from .channel import Leader, MakeGroup
+from ..config import DIST_TIMEOUT, EngineConfig
+from .channel import Channel, Follower, Leader, MakeGroup
+from .join import Hello, accept, await_ranks, hello, keep_to_interface, listen
 from .ranks import ALONE, Ranks
+from .sealed import Sealed, hung_up, read_key
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +43,21 @@ _END_SECONDS = 5.0
 _LOOPBACK = "127.0.0.1"
 
 
+class OtherNodes(NamedTuple):
+    """Machines whose ranks join. `ranks`: each one's node."""
+
+    listener: socket.socket
+    key: bytes
+    here: Hello
+    ranks: dict[int, int]
+
+
 def start_ranks(config: EngineConfig, when_lost: Callable[[str], None] | None = None) -> Ranks:
     """The ranks of an engine, seen from rank 0, which this process is; the others begin to load.
 
     `when_lost`: called, in a thread of its own, with a line that says which rank ended
-    unexpectedly; else the process ends. Raises `ValueError` where the machine has too few devices.
+    unexpectedly; else this process ends as that one has. Raises `ValueError` where the machine has
+    too few devices, or another machine does not join.
     """
     if config.tp_size == 1:
         return ALONE
@@ -49,8 +66,27 @@ def start_ranks(config: EngineConfig, when_lost: Callable[[str], None] | None = 
             "a process has one engine of several ranks at a time: delete the LLM that it has, or "
             "take another process"
         )
-    detect(config.device).check_ranks(config.tp_size)
-    return start_processes(_OF_AN_ENGINE, asdict(config), config.tp_size, when_lost)
+    if config.node_rank > 0:
+        raise ValueError(
+            f"--node-rank {config.node_rank} has no rank 0; run `piecework serve` there with the "
+            "same settings"
+        )
+    detect(config.device).check_ranks(config.tp_size // config.nnodes)
+    others = None
+    if config.nnodes > 1:
+        assert config.dist_init_addr is not None
+        key, here = read_key(config.dist_key_file), hello(config, 0)
+        each = config.tp_size // config.nnodes
+        nodes = {rank: rank // each for rank in range(each, config.tp_size)}
+        others = OtherNodes(listen(config.dist_init_addr), key, here, nodes)
+    return start_processes(
+        _OF_AN_ENGINE,
+        asdict(config),
+        config.tp_size,
+        when_lost,
+        seconds=config.dist_timeout,
+        others=others,
+    )
 
 
 def start_processes(
@@ -58,72 +94,128 @@ def start_processes(
     config: dict[str, Any],
     size: int,
     when_lost: Callable[[str], None] | None = None,
+    *,
+    seconds: float = DIST_TIMEOUT,
+    others: OtherNodes | None = None,
 ) -> Ranks:
-    """`size` ranks, of which the others run `module`; its job has `config`."""
+    """`size` ranks, of which the others run `module`; its job has `config`. `seconds`: how long a
+    rank is waited for.
+    """
+    host = _LOOPBACK if others is None else others.listener.getsockname()[0]
+    local_size = size - (0 if others is None else len(others.ranks))
+    processes = _Processes(module, when_lost)
+    with contextlib.ExitStack() as unless_started:
+        if others is not None:
+            unless_started.enter_context(others.listener)
+            keep_to_interface(host)
+        store, port = _make_store(host, size, seconds)
+        job = {"config": config, "size": size, "port": port, "seconds": seconds}
+        job["local_size"] = local_size
+        unless_started.callback(processes.end)
+        connections: list[Channel] = [
+            processes.start({**job, "rank": rank, "host": host}) for rank in range(1, local_size)
+        ]
+        if others is not None:
+            joined = await_ranks(others.listener, others.key, others.here, others.ranks, seconds)
+            for connection in joined:
+                accept(connection, job)
+            processes.joined(joined, others.ranks)
+            connections += joined
+        unless_started.pop_all()
+    return Leader(connections, _group_maker(store, seconds), processes.end, local_size=local_size)
+
+
+def follower(job: dict[str, Any], leader: Channel | None = None) -> Follower:
+    """The ranks seen from one that is not rank 0. `job`: what it was started with, and told;
+    `leader`: the connection to rank 0 where that is on another machine.
+    """
+    store = TCPStore(
+        job["host"],
+        job["port"],
+        job["size"],
+        is_master=False,
+        timeout=timedelta(seconds=job["seconds"]),
+    )
+    return Follower(
+        job["rank"],
+        job["size"],
+        leader or Connection(job["connection"]),
+        _group_maker(store, job["seconds"]),
+        local_size=job["local_size"],
+    )
+
+
+def _group_maker(store: Any, seconds: float) -> MakeGroup:
+    """What makes a rank's group once all ranks meet at `store`; its collectives wait for `seconds`
+    for a rank.
+    """
+
+    def make_group(platform: Platform, rank: int, size: int) -> None:
+        set_group(TENSOR_PARALLEL, platform.make_group(store, rank, size, seconds=seconds))
+
+    return make_group
+
+
+def _make_store(host: str, size: int, seconds: float) -> tuple[Any, int]:
+    """Where the ranks meet, and its port."""
     # torch would listen on all addresses of the machine.
-    listener = socket.create_server((_LOOPBACK, 0))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, 0), family=family)
     port = listener.getsockname()[1]
     store = TCPStore(
-        _LOOPBACK,
+        host,
         port,
         size,
         is_master=True,
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
+        timeout=timedelta(seconds=seconds),
     )
-    processes = _Processes(module, when_lost or _leave)
-    connections = [
-        processes.start({"config": config, "rank": rank, "size": size, "port": port})
-        for rank in range(1, size)
-    ]
-    return Leader(connections, group_maker(store), processes.end)
-
-
-def group_maker(store: Any) -> MakeGroup:
-    """What makes a rank's group once all ranks meet at `store`."""
-
-    def make_group(platform: Platform, rank: int, size: int) -> None:
-        set_group(TENSOR_PARALLEL, platform.make_group(store, rank, size))
-
-    return make_group
-
-
-def local_store(port: int, size: int) -> Any:
-    """Where the ranks of this machine meet, seen from one that is not rank 0."""
-    return TCPStore(_LOOPBACK, port, size, is_master=False)
+    return store, port
 
 
 class _Processes:
-    """The processes of the other ranks."""
+    """The processes of the other ranks: those of this machine, and the connections of others."""
 
-    def __init__(self, module: str, when_lost: Callable[[str], None]) -> None:
+    def __init__(self, module: str, when_lost: Callable[[str], None] | None) -> None:
         self._command = (sys.executable, "-m", module)
         self._when_lost, self._ending = when_lost, False
-        self._running: list[tuple[subprocess.Popen[bytes], Connection]] = []
+        self._running: list[tuple[subprocess.Popen[bytes], Channel]] = []
+        self._joined: Sequence[Sealed] = ()
 
-    def start(self, job: dict[str, Any]) -> Connection:
+    def start(self, job: dict[str, Any]) -> Channel:
         """A rank that gets its job; the connection to it."""
         ours, theirs = Pipe()
         process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()], close_fds=True
         )
-        assert process.stdin is not None
-        level = logging.getLevelName(logging.getLogger().getEffectiveLevel())
-        line = json.dumps({**job, "connection": theirs.fileno(), "log_level": level})
-        process.stdin.write(line.encode() + b"\n")
-        process.stdin.flush()
+        # Who uses an engine in its own process may have started it in a thread that ends before.
+        is_server = self._when_lost is None
+        give_job(process, {**job, "connection": theirs.fileno(), "is_server": is_server})
         theirs.close()
         self._running.append((process, ours))
-        threading.Thread(
-            target=self._watch, args=(job["rank"], process), name="rank", daemon=True
-        ).start()
+        watch = partial(self._watch, job["rank"], process)
+        threading.Thread(target=watch, name="rank", daemon=True).start()
         return ours
 
-    def end(self) -> None:
-        """All of them: in order where they listen, and else by force."""
+    def joined(self, connections: Sequence[Sealed], nodes: dict[int, int]) -> None:
+        """Ranks of other machines, which `nodes` are."""
+        self._joined = connections
+        for connection, rank in zip(connections, sorted(nodes), strict=True):
+            who = f"rank {rank} of node {nodes[rank]}"
+            watch = partial(self._watch_connection, who, connection)
+            threading.Thread(target=watch, name="rank", daemon=True).start()
+
+    def end(self, say: Callable[[], None] | None = None) -> None:
+        """All of them: in order where they listen, and else by force. `say`: what tells them so;
+        None: something is wrong with them.
+        """
         self._ending = True
-        for process, connection in self._running:
-            connection.close()
+        if say is not None:
+            say()
+        for each in (*self._joined, *(connection for _, connection in self._running)):
+            each.close()
+        for process, _ in self._running:
             assert process.stdin is not None
             process.stdin.close()
         for process, _ in self._running:
@@ -131,17 +223,59 @@ class _Processes:
                 process.wait(_END_SECONDS)
             process.kill()
         set_group(TENSOR_PARALLEL, None)
-        if dist.is_initialized():
+        # Libraries may wait there for a rank that is gone.
+        if say is not None and dist.is_initialized():
             dist.destroy_process_group()
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
         # One that the user can mend rank 0 hears through the connection.
         if not self._ending and code != EXIT_USER_ERROR:
-            self._when_lost(f"rank {rank} ended unexpectedly (exit code {code})")
+            self._lost(f"rank {rank} {how_ended(code)}", killed=code == -signal.SIGKILL)
+
+    def _watch_connection(self, who: str, connection: Sealed) -> None:
+        peer = connection.peer
+        hung_up(connection, None)
+        if not self._ending:
+            self._lost(f"{who} ({peer}) has ended, or cannot be reached any more", killed=True)
+
+    def _lost(self, line: str, *, killed: bool) -> None:
+        if self._when_lost is not None:
+            self._when_lost(line)
+            # Who waits in shared memory finds nothing out by itself.
+            if has_group(TENSOR_PARALLEL):
+                get_group(TENSOR_PARALLEL).give_up()
+            return
+        logger.error("%s, and the engine with it", line)
+        # A stopped one would not end by itself.
+        for process, _ in self._running:
+            process.kill()
+        _leave(killed=killed)
 
 
-def _leave(line: str) -> None:
-    """Without the interpreter's end: the main thread may wait for the rank in a collective."""
-    logger.error("%s, and the engine with it", line)
+def give_job(process: subprocess.Popen[bytes], job: dict[str, Any]) -> None:
+    """The first line of a rank's standard input."""
+    assert process.stdin is not None
+    level = logging.getLevelName(logging.getLogger().getEffectiveLevel())
+    # One that has ended already says so by its exit code.
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(json.dumps({**job, "log_level": level}).encode() + b"\n")
+        process.stdin.flush()
+
+
+def how_ended(code: int) -> str:
+    """A process, by its exit code."""
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended unexpectedly (exit code {code})"
+
+
+def _leave(*, killed: bool) -> NoReturn:
+    """Without the interpreter's end: the main thread may wait for the rank in a collective. As one
+    that is killed where the rank was: that may have nothing to do with what it computed.
+    """
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
+    if killed:
+        os.kill(os.getpid(), signal.SIGKILL)
     os._exit(1)

@@ -1,7 +1,8 @@
 """A rank other than the first: `python -m piecework.runtime.distributed.rank_process`, its job as
 the first line of its standard input.
 
-It does what rank 0 tells it, and ends when rank 0 does.
+It does what rank 0 tells it, and ends when rank 0 does. One of another machine than rank 0's joins
+it first, and says on its standard output what the user can mend.
 """
 
 from __future__ import annotations
@@ -11,18 +12,25 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from ...kernels.collectives import CollectiveError
 from ..config import EngineConfig
 from ..engine.build import Engine, build_engine
-from ..engine.parent import end_with_parent, read_line
-from .channel import Follower
-from .processes import END, EXIT_USER_ERROR, group_maker, local_store
-from .ranks import RankEnded
+from ..engine.parent import end_with_parent, killed_with_parent, read_line
+from .join import hello, join, keep_to_interface
+from .nodes import split_address
+from .processes import END, EXIT_USER_ERROR, follower
+from .ranks import EngineEnded, RankEnded
+from .sealed import Sealed, hung_up, read_key
 
 logger = logging.getLogger(__name__)
+
+EXIT_NEVER_JOINED = 3
+_OWN = ("model_path", "tokenizer_path", "num_threads", "cpu_bind", "node_rank", "dist_key_file")
+"""Settings that each node has for itself; all others are rank 0's."""
 
 
 class Calls(Protocol):
@@ -53,7 +61,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     job = json.loads(read_line())
-    config, rank = EngineConfig(**job["config"]), job["rank"]
+    rank = job["rank"]
     logging.basicConfig(
         # What all ranks would say, rank 0 says.
         level=job["log_level"] if job["log_level"] == "DEBUG" else logging.ERROR,
@@ -61,21 +69,82 @@ def main() -> int:
         datefmt="%H:%M:%S",
     )
     end_with_parent()
-    make_group = group_maker(local_store(job["port"], config.tp_size))
-    ranks = Follower(rank, config.tp_size, Connection(job["connection"]), make_group)
+    if job["is_server"]:
+        killed_with_parent()
     try:
-        try:
-            engine = build_engine(config, progress=False, ranks=ranks)
-        except ValueError as error:
-            ranks.fail(str(error))
-            return EXIT_USER_ERROR
-        follow(engine, ranks)
-    except RankEnded:
+        return _follow(job)
+    except EngineEnded as error:
+        if error.reason is not None:
+            return _say(job, error.reason)
         return 0
+    except RankEnded as error:
+        logger.info("%s", error)
+    except CollectiveError as error:
+        logger.error("%s", error)
+        if 0 in error.missing and job["is_server"] and "connection" in job:
+            # It may be stopped, and could not end for any other reason.
+            os.kill(os.getppid(), signal.SIGKILL)
     except Exception as error:
         logger.exception("%s", error)
-        return 1
+    return 1
+
+
+def _follow(job: dict[str, Any]) -> int:
+    """Until the engine ends, which some error says."""
+    leader = None
+    try:
+        if "connection" not in job:
+            leader, job = _join(job)
+    except TimeoutError as error:
+        _say(job, str(error))
+        return EXIT_NEVER_JOINED
+    except ValueError as error:
+        return _say(job, str(error))
+    ranks = follower(job, leader)
+    try:
+        engine = build_engine(EngineConfig(**job["config"]), progress=False, ranks=ranks)
+    except ValueError as error:
+        ranks.fail(str(error))
+        return _say(job, str(error))
+    follow(engine, ranks)
     return 0
+
+
+def _join(job: dict[str, Any]) -> tuple[Sealed, dict[str, Any]]:
+    """The connection to rank 0, and the job with what it told."""
+    config = EngineConfig(**job["config"])
+    assert config.dist_init_addr is not None
+    host, _ = split_address(config.dist_init_addr)
+    leader, told = join(
+        config.dist_init_addr,
+        read_key(config.dist_key_file),
+        hello(config, job["rank"]),
+        config.dist_timeout,
+    )
+    keep_to_interface(leader.address)
+
+    def watch() -> None:
+        hung_up(leader, None)
+        # What it said last is to be heard.
+        threading.Event().wait(_LAST_WORDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="rank 0", daemon=True).start()
+    settings = told["config"] | {name: job["config"][name] for name in _OWN}
+    return leader, {**job, **told, "config": settings, "host": host}
+
+
+_LAST_WORDS = 3.0
+"""Seconds that a rank has, once rank 0 is gone, to find out why."""
+
+
+def _say(job: dict[str, Any], reason: str) -> int:
+    """What the user can mend, to who has started this rank on another machine than rank 0's, which
+    hears it otherwise.
+    """
+    if "connection" not in job:
+        print(json.dumps(reason), flush=True)
+    return EXIT_USER_ERROR
 
 
 if __name__ == "__main__":

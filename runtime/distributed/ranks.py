@@ -27,6 +27,11 @@ class Ranks(Protocol):
     def size(self) -> int: ...
 
     @property
+    def node(self) -> int:
+        """Which of the machines this is; rank 0's is 0."""
+        ...
+
+    @property
     def local_rank(self) -> int:
         """Which of the processes on this machine this is, from 0."""
         ...
@@ -66,8 +71,10 @@ class Ranks(Protocol):
         """Set the group of the collectives; waits for all."""
         ...
 
-    def close(self) -> None:
-        """On rank 0: end the others."""
+    def close(self, *, reason: str | None = None, lost: bool = False) -> None:
+        """On rank 0: end the others, for good; `reason`: what the user can mend. `lost`: the engine
+        is started again, and ranks of other machines are to join that.
+        """
         ...
 
 
@@ -83,11 +90,19 @@ class RankEnded(RankError):
     """A rank is gone: the engine must end."""
 
 
+class EngineEnded(RankError):
+    """Rank 0 has ended for good. `reason`: one that the user can mend."""
+
+    def __init__(self, reason: str | None) -> None:
+        super().__init__(reason or "the engine has ended")
+        self.reason = reason
+
+
 class Alone:
     """An engine of one process."""
 
     rank, size = 0, 1
-    local_rank, local_size = 0, 1
+    node, local_rank, local_size = 0, 0, 1
 
     def tell(self, call: str, *arguments: Any) -> None:
         pass
@@ -107,7 +122,7 @@ class Alone:
     def make_group(self, platform: Platform) -> None:
         pass
 
-    def close(self) -> None:
+    def close(self, *, reason: str | None = None, lost: bool = False) -> None:
         pass
 
 

@@ -4,9 +4,13 @@ pipe that the parent holds open, after one line, the job.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 import threading
+
+_PR_SET_PDEATHSIG = 1
 
 
 def read_line() -> bytes:
@@ -23,6 +27,14 @@ def read_line() -> bytes:
 def end_with_parent() -> None:
     """From now on. Whatever else the parent writes into the pipe must have been read before."""
     threading.Thread(target=_watch, name="parent", daemon=True).start()
+
+
+def killed_with_parent() -> None:
+    """On Linux the kernel kills this process when the thread that started it ends: also where it is
+    stopped, and does nothing any more. See prctl(2).
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _watch() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from ...kernels.collectives import CollectiveError
 from ..config import EngineConfig
 from ..distributed.processes import start_ranks
 from ..distributed.ranks import RankError
@@ -51,17 +52,18 @@ class EngineProcess:
 
     def run(self) -> None:
         """Raises `SystemExit` where the ranks cannot go on together."""
-        ranks = self._runner.ranks
+        ranks, lost = self._runner.ranks, True
         try:
             self._loop()
+            lost = False
         except Exception as error:
             if ranks.size == 1:
                 raise
-            trace = None if isinstance(error, RankError) else error
+            trace = None if isinstance(error, RankError | CollectiveError) else error
             logger.error("the engine's %d ranks end: %s", ranks.size, error, exc_info=trace)
             raise SystemExit(1) from None
         finally:
-            ranks.close()
+            ranks.close(lost=lost)
 
     def _loop(self) -> None:
         while self._running:
@@ -120,4 +122,8 @@ def build(settings: dict[str, Any], inbox: Any, outbox: Any) -> EngineProcess:
     """As `process.Build`."""
     config = EngineConfig(**settings)
     ranks = start_ranks(config)
-    return EngineProcess(build_engine(config, ranks=ranks), inbox, outbox)
+    try:
+        return EngineProcess(build_engine(config, ranks=ranks), inbox, outbox)
+    except ValueError as error:
+        ranks.close(reason=str(error))
+        raise

@@ -220,9 +220,11 @@ class GraphStartup:
         return found
 
     def _compiled(self) -> Generator[bool, None, Outcome]:
-        """How the process that rank 0 starts to fill the cache has ended."""
+        """How the process that fills rank 0's cache has ended; the first rank of each other machine
+        starts one too.
+        """
         outcome = None
-        if self._ranks.rank == 0:
+        if self._ranks.rank == 0 or (self._ranks.node > 0 and self._ranks.local_rank == 0):
             self._next_is_own = True
             yield True
             outcome = self._start_compiling()

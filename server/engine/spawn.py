@@ -14,7 +14,7 @@ from contextlib import contextmanager
 _PROCESS = (sys.executable, "-m", "piecework.runtime.engine.process")
 LANGUAGE_MODEL = (*_PROCESS, "piecework.runtime.engine.text_process")
 DIFFUSION_PIPELINE = (*_PROCESS, "piecework.runtime.diffusion.engine_process")
-_ENVIRONMENT = {"GOMP_SPINCOUNT": "2000"}
+ENVIRONMENT = {"GOMP_SPINCOUNT": "2000"}
 """libgomp's threads spin for milliseconds before they sleep, by default: whatever else needs a core
 waits for them, and they for it. Read when torch is loaded; what the user has set comes first.
 """
@@ -35,7 +35,7 @@ def spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:
     # group of processes stops this one, not it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     try:
-        return subprocess.Popen(command, stdin=subprocess.PIPE, env={**_ENVIRONMENT, **os.environ})
+        return subprocess.Popen(command, stdin=subprocess.PIPE, env={**ENVIRONMENT, **os.environ})
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -34,6 +34,7 @@ RANGES: dict[str, tuple[Any, Any]] = {
     "max_queued_requests": (0, 10**6),
     "max_header_bytes": (1024, 2**40),
     "watchdog_timeout": (3.0, 1e6),
+    "dist_timeout": (1.0, 1e6),
 }
 
 
@@ -78,6 +79,10 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
         return sizes
     if name == "passes":
         return st.sampled_from(["auto", "none,+lower", "+norm_quant,-noop"])
+    if name == "cpu_bind":
+        return st.sampled_from(["auto", "none", "0-15,16-31", "0-7,32-39|8-15,40-47"])
+    if name == "dist_init_addr":
+        return st.sampled_from(["10.0.0.1:29500", "[fe80::1]:29500", "node-0:1"])
     if name == "cors_origins":
         return st.sampled_from(
             ["*", "https://a.example", "http://a.example:8080,http://[::1]:5173"]
@@ -101,9 +106,11 @@ def agree(settings: dict[str, Any]) -> bool:
     )
 
 
-# The file is read when the settings are made: test_api_key.py has it.
+# The file is read when the settings are made: test_api_key.py has it. Nodes go together with ranks:
+# test_nodes.py has them.
+ELSEWHERE = {"api_key_file", "nnodes", "node_rank"}
 SETTINGS = st.fixed_dictionaries(
-    {}, optional={name: values_of(name) for name in OPTIONS if name != "api_key_file"}
+    {}, optional={name: values_of(name) for name in OPTIONS if name not in ELSEWHERE}
 ).filter(agree)
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from piecework.kernels import collectives
-from piecework.kernels.collectives import TENSOR_PARALLEL
+from piecework.kernels.collectives import TENSOR_PARALLEL, CollectiveError, TorchGroup
 from tests.thread_ranks import on_ranks, thread_ranks
 
 
@@ -42,3 +47,21 @@ def test_ops_go_to_the_group_of_their_name():
 def test_a_group_that_was_not_set_is_named():
     with pytest.raises(KeyError, match="nobody"):
         collectives.all_reduce(torch.zeros(1), "nobody")
+
+
+def test_a_rank_that_does_not_come_to_gloo_is_named():
+    store: Any = dist.HashStore()
+    with ThreadPoolExecutor(2) as pool:
+
+        def make(rank: int) -> TorchGroup:
+            group: Any = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=1))
+            return TorchGroup(group, store, 1.0)
+
+        groups = list(pool.map(make, range(2)))
+        x = torch.ones(3)
+        both = [pool.submit(group.all_reduce, x) for group in groups]
+        assert [each.result().tolist() for each in both] == [[2.0] * 3] * 2
+        line = r"all_reduce no\. 2, where rank 1 did not come within 1 s \(--dist-timeout\)"
+        with pytest.raises(CollectiveError, match=line) as error:
+            groups[0].all_reduce(x)
+    assert error.value.missing == [1]

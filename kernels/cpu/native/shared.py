@@ -139,7 +139,7 @@ class SharedMemoryGroup:
     def check(self, succeeded: int) -> None:
         """Raises what has gone wrong where a call of the library did not succeed."""
         if not succeeded:
-            raise CollectiveError(self._fault())
+            raise self._fault()
 
     def _run(
         self, op: str, x: torch.Tensor, out: torch.Tensor | None, count: int, dtype: int = _BYTES
@@ -167,21 +167,22 @@ class SharedMemoryGroup:
         assert x.dtype in _SUMMED, f"numbers of {x.dtype} are not summed"
         return _SUMMED.index(x.dtype)
 
-    def _fault(self) -> str:
+    def _fault(self) -> CollectiveError:
         failure = _Failure()
         self.library.piecework_failure(self.member, ctypes.byref(failure))
         me = f"rank {self.rank} is in {failure.mine}"
         if failure.fault == _MISMATCH:
             them = f"rank {failure.rank} in {failure.theirs}"
-            return f"ranks meet in different collectives: {me}, {them}"
+            return CollectiveError(f"ranks meet in different collectives: {me}, {them}")
         if failure.fault == _LATE:
-            missing = [str(rank) for rank in range(self.size) if failure.missing >> rank & 1]
-            them = "rank " + missing[0] if len(missing) == 1 else "ranks " + ", ".join(missing)
-            return (
-                f"{me}, where {them} did not come within {self.seconds:g} s; rank {failure.rank} "
-                f"has come to {failure.theirs}"
+            missing = [rank for rank in range(self.size) if failure.missing >> rank & 1]
+            them = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+            return CollectiveError(
+                f"{me}, where {them} did not come within {self.seconds:g} s (--dist-timeout); rank "
+                f"{failure.rank} has come to {failure.theirs}",
+                missing,
             )
-        return f"{me}, and rank {failure.rank} has given up"
+        return CollectiveError(f"{me}, and rank {failure.rank} has given up")
 
 
 def region_bytes(library: ctypes.CDLL, size: int) -> int:

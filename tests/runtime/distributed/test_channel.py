@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
+from threading import Thread
 
 import pytest
 
 from piecework.runtime.distributed.channel import Follower, Leader
-from piecework.runtime.distributed.ranks import Diverged, RankEnded
+from piecework.runtime.distributed.ranks import Diverged, EngineEnded, RankEnded
 
 
 class Pair:
@@ -16,8 +17,14 @@ class Pair:
 
     def __init__(self) -> None:
         ours, self.theirs = Pipe()
-        self.leader = Leader([ours], lambda *_: None, ours.close)
-        self.follower = Follower(1, 2, self.theirs, lambda *_: None)
+
+        def end(say: Callable[[], None] | None) -> None:
+            if say is not None:
+                say()
+            ours.close()
+
+        self.leader = Leader([ours], lambda *_: None, end, local_size=2)
+        self.follower = Follower(1, 2, self.theirs, lambda *_: None, local_size=2)
 
 
 @pytest.fixture
@@ -59,9 +66,15 @@ def test_another_turn_is_found(pair: Pair) -> None:
 
 
 def test_a_rank_that_cannot_start_says_why_through_rank_0(pair: Pair) -> None:
-    pair.follower.fail("too little memory; take a smaller model")
+    """And ends once that has been heard."""
+    failing = Thread(target=pair.follower.fail, args=("too little memory; take a smaller model",))
+    failing.start()
     with pytest.raises(ValueError, match="rank 1: too little memory; take a smaller model"):
         pair.leader.gathered(None)
+    assert failing.is_alive()
+    pair.leader.close(reason="rank 1: too little memory")
+    failing.join(10)
+    assert not failing.is_alive()
 
 
 def test_a_rank_that_is_gone_is_named(pair: Pair) -> None:
@@ -73,6 +86,14 @@ def test_a_rank_that_is_gone_is_named(pair: Pair) -> None:
 
 
 def test_ranks_hear_that_rank_0_is_gone(pair: Pair) -> None:
-    pair.leader.close()
+    pair.leader.close(lost=True)
     with pytest.raises(RankEnded, match="rank 0 has ended"):
         pair.follower.next_call()
+
+
+@pytest.mark.parametrize("reason", [None, "the model is too large"])
+def test_ranks_hear_that_the_engine_ends_for_good_and_why(pair: Pair, reason: str | None) -> None:
+    pair.leader.close(reason=reason)
+    with pytest.raises(EngineEnded) as error:
+        pair.follower.told(0)
+    assert error.value.reason == reason

@@ -1,0 +1,144 @@
+"""A machine whose ranks belong to the engine of another: `piecework serve --node-rank 1`.
+
+It starts its ranks, which join rank 0, and starts them again when the engine is. It serves no HTTP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+
+from ..config import EngineConfig
+from .nodes import ranks_of
+from .sealed import read_key
+
+logger = logging.getLogger(__name__)
+
+_COMMAND = (sys.executable, "-m", "piecework.runtime.distributed.rank_process")
+_LOOK_SECONDS = 0.1
+_END_SECONDS = 10.0
+"""How long the other ranks of an engine that has ended may take to end too."""
+_SHORTEST = 1.0
+"""Seconds from one start to the next."""
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+EXIT_ENDED, EXIT_ENGINE_GONE, EXIT_USER_ERROR, EXIT_NEVER_JOINED = 0, 1, 2, 3
+
+
+def run_node(config: EngineConfig, *, log_level: str, environment: Mapping[str, str]) -> int:
+    """Until rank 0's server ends for good, or a signal asks for it; returns the exit code.
+
+    0 after a signal, and where the server ended in order; 1 where it did not come back; 2 where it
+    could not be joined, for a reason that the user can mend, which is printed.
+    """
+    logging.basicConfig(
+        level=log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    read_key(config.dist_key_file)
+    stopping: list[int] = []
+    for number in _STOPPING:
+        signal.signal(number, lambda number, _: stopping.append(number))
+    joined = False
+    while not stopping:
+        began = time.monotonic()
+        with _ranks(config, log_level, environment) as ranks:
+            logger.info(
+                "node %d: rank%s %s join at %s",
+                config.node_rank,
+                "s" * (len(ranks) > 1),
+                ", ".join(map(str, ranks)),
+                config.dist_init_addr,
+            )
+            code = _first_end(ranks, stopping)
+            if code is None:
+                break
+            reasons = _reasons(ranks)
+        if code == EXIT_ENDED:
+            logger.info("node 0's server has ended")
+            return EXIT_ENDED
+        if code in (EXIT_USER_ERROR, EXIT_NEVER_JOINED):
+            print(f"piecework serve: error: {reasons or 'see above'}", file=sys.stderr, flush=True)
+            # One that had been there has ended otherwise than by our user's mistake.
+            late = code == EXIT_NEVER_JOINED and joined
+            return EXIT_ENGINE_GONE if late else EXIT_USER_ERROR
+        joined = True
+        logger.error("the engine has ended unexpectedly; joining it again")
+        time.sleep(max(0.0, began + _SHORTEST - time.monotonic()))
+    return EXIT_ENDED
+
+
+@contextmanager
+def _ranks(
+    config: EngineConfig, log_level: str, environment: Mapping[str, str]
+) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
+    """This node's ranks, which end with the block."""
+    processes: dict[int, subprocess.Popen[bytes]] = {}
+    # They inherit that these are held back, and ignore them as soon as they can.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    try:
+        for rank in ranks_of(config.node_rank, tp_size=config.tp_size, nnodes=config.nnodes):
+            process = subprocess.Popen(
+                _COMMAND,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**environment, **os.environ},
+            )
+            processes[rank] = process
+            job = {"config": asdict(config), "rank": rank, "is_server": True}
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                line = json.dumps({**job, "log_level": log_level.upper()})
+                process.stdin.write(line.encode() + b"\n")
+                process.stdin.flush()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        yield processes
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for process in processes.values():
+            process.kill()
+            process.communicate()
+
+
+def _first_end(ranks: Mapping[int, subprocess.Popen[bytes]], stopping: list[int]) -> int | None:
+    """The exit code by which they end: that of most meaning of all that end within a while; None
+    where a signal comes first.
+    """
+    ends: float | None = None
+    while not stopping:
+        codes = {rank: process.poll() for rank, process in ranks.items()}
+        ended = {rank: code for rank, code in codes.items() if code is not None}
+        if ended and ends is None:
+            ends = time.monotonic() + _END_SECONDS
+            for rank, code in ended.items():
+                if code < 0:
+                    logger.error("rank %d was ended by %s", rank, signal.Signals(-code).name)
+                    return EXIT_ENGINE_GONE
+        if len(ended) == len(ranks) or (ends is not None and time.monotonic() >= ends):
+            for code in (EXIT_USER_ERROR, EXIT_NEVER_JOINED, EXIT_ENDED):
+                if code in ended.values():
+                    return code
+            return EXIT_ENGINE_GONE
+        time.sleep(_LOOK_SECONDS)
+    return None
+
+
+def _reasons(ranks: Mapping[int, subprocess.Popen[bytes]]) -> str:
+    """What the ranks said that the user can mend, each line once."""
+    said: dict[str, None] = {}
+    for process in ranks.values():
+        assert process.stdout is not None
+        process.kill()
+        for line in process.stdout.read().splitlines():
+            with contextlib.suppress(ValueError):
+                said[" ".join(str(json.loads(line)).split())] = None
+    return "; ".join(said)

@@ -1,0 +1,35 @@
+"""What tells one model from another without reading its weights: its config, and the names, shapes
+and formats of its tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from ..model_config import read_config
+from .files import Header, read_header, weight_files
+
+_SHOWN = 12
+
+
+def fingerprint(path: str, *, weights: bool) -> str:
+    """The beginning of a SHA-256. `weights` False leaves the tensors out, which a model with random
+    ones does not have. Raises `ValueError` as whoever reads the model.
+    """
+    digest = hashlib.sha256()
+    if Path(path).suffix == ".gguf":
+        from .gguf_reader import open_gguf
+
+        offset = open_gguf(Path(path)).data_offset
+        with Path(path).open("rb") as file:
+            digest.update(file.read(offset))
+    else:
+        digest.update(json.dumps(read_config(Path(path)), sort_keys=True).encode())
+        headers: dict[str, Header] = {}
+        for part in weight_files(Path(path)) if weights else ():
+            headers |= read_header(part, quantized=True)
+        for name, header in sorted(headers.items()):
+            digest.update(f"{name} {tuple(header)}".encode())
+    return digest.hexdigest()[:_SHOWN]

@@ -1,0 +1,136 @@
+"""Ranks that are killed or stopped: the engine starts again, says which rank it was, loses no
+request, and leaves no process and no memory behind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from server_process import ServerProcess, ready
+from tiny_models import make_tiny_model
+
+FLAGS = ("--tp-size", "2", "--dist-timeout", "2", "--log-level", "error")
+LENGTH = 250
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny_model(tmp_path_factory.mktemp("model"), "llama", num_hidden_layers=2))
+
+
+@pytest.fixture(scope="module")
+def server(model: str) -> Iterator[ServerProcess]:
+    with ready(model, *FLAGS) as server:
+        yield server
+
+
+def ranks(server: ServerProcess, within: float = 30.0) -> list[psutil.Process]:
+    """The processes of rank 0 and rank 1, once both are there."""
+    end = time.monotonic() + within
+    while time.monotonic() < end:
+        for engine in psutil.Process(server.process.pid).children():
+            found = [
+                each for each in engine.children() if "rank_process" in "".join(each.cmdline())
+            ]
+            if found:
+                return [engine, *found]
+        time.sleep(0.05)
+    raise AssertionError("the ranks are not there")
+
+
+def shared_memory() -> set[str]:
+    folder = Path("/dev/shm")
+    return {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+
+
+def complete(server: ServerProcess, prompt: list[int]) -> str:
+    body = {"prompt": prompt, "max_tokens": LENGTH, "temperature": 0, "ignore_eos": True}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    text: str = answer.json()["choices"][0]["text"]
+    return text
+
+
+PROMPTS = [[1 + (7 * i + j) % 300 for j in range(5 + 3 * i)] for i in range(3)]
+
+
+def running(server: ServerProcess) -> int:
+    (stats,) = httpx.get(f"{server.url}/server_info").json()["internal_states"]
+    count: int = stats["running_requests"]
+    return count
+
+
+def load(server: ServerProcess, pool: ThreadPoolExecutor) -> list[Future[str]]:
+    """Requests under way."""
+    futures = [pool.submit(complete, server, prompt) for prompt in PROMPTS]
+    end = time.monotonic() + 30
+    while running(server) < len(PROMPTS):
+        assert time.monotonic() < end, "the requests do not run"
+        time.sleep(0.01)
+    return futures
+
+
+def interrupt(
+    server: ServerProcess, rank: int, number: signal.Signals, expected: list[str]
+) -> None:
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        futures = load(server, pool)
+        before = ranks(server)
+        before[rank].send_signal(number)
+        assert [future.result() for future in futures] == expected
+    assert not psutil.wait_procs(before, timeout=20)[1], "a rank of the life before is still there"
+    server.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def expected(server: ServerProcess) -> list[str]:
+    return [complete(server, prompt) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(
+    ("rank", "number"),
+    [(1, signal.SIGKILL), (0, signal.SIGSTOP)],
+    ids=["kill rank 1", "stop rank 0"],
+)
+def test_no_request_is_lost_with_a_rank(
+    server: ServerProcess, expected: list[str], rank: int, number: signal.Signals
+) -> None:
+    interrupt(server, rank, number, expected)
+
+
+def test_a_server_that_is_killed_leaves_no_rank_and_no_memory(server: ServerProcess) -> None:
+    """Last: it ends the server. The rank is stopped, so that it cannot find out by itself."""
+    before, processes = shared_memory(), ranks(server)
+    processes[1].send_signal(signal.SIGSTOP)
+    os.kill(server.process.pid, signal.SIGKILL)
+    assert not psutil.wait_procs(processes, timeout=20)[1]
+    assert shared_memory() <= before
+    _, _, said = server.finish()
+    assert "rank 1 was ended by SIGKILL, and the engine with it" in said
+    assert "rank 0 did not come within 2 s (--dist-timeout)" in said
+
+
+@pytest.mark.slow
+def test_ranks_that_end_again_and_again_lose_nothing(model: str) -> None:
+    """Ten times by SIGKILL, and once stopped. An engine that ends three times within a minute is
+    given up.
+    """
+    with ready(model, *FLAGS) as server:
+        expected = [complete(server, prompt) for prompt in PROMPTS]
+        for turn in range(10):
+            interrupt(server, turn % 2, signal.SIGKILL, expected)
+            time.sleep(30)
+        interrupt(server, 1, signal.SIGSTOP, expected)
+        server.process.terminate()
+        code, _, said = server.finish()
+        assert code == 0 and said.count("starting it again") == 11
+        assert said.count("rank 1 was ended by SIGKILL, and the engine with it") == 5
+        assert "rank 1 did not come within 2 s (--dist-timeout)" in said
