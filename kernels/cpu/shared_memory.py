@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from .native.build import load_kernels
 from .native.shared import MOST_RANKS, SharedMemoryGroup, region_bytes
 
+_FILE = "piecework ranks"
 _TOKEN_BYTES = 32
 
 
@@ -89,7 +90,7 @@ class _Offer(NamedTuple):
         if not hasattr(os, "memfd_create"):
             raise NoSharedMemory("this system has no memfd_create")
         length, token = region_bytes(_kernels(), size), secrets.token_hex(_TOKEN_BYTES)
-        file = os.memfd_create("piecework ranks", os.MFD_CLOEXEC)
+        file = os.memfd_create(_FILE, os.MFD_CLOEXEC)
         try:
             os.ftruncate(file, length)
             memory = mmap.mmap(file, length)
@@ -113,6 +114,9 @@ def _map(offer: dict[str, Any]) -> mmap.mmap:
     """
     length, token = offer["length"], offer["token"].encode()
     try:
+        # Whatever else has that number there is not opened: a device may do something then.
+        if not os.readlink(offer["path"]).startswith(f"/memfd:{_FILE}"):
+            raise NoSharedMemory("rank 0 runs on another machine")
         file = os.open(offer["path"], os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise NoSharedMemory(f"rank 0's memory cannot be opened ({error})") from error

@@ -154,14 +154,18 @@ def test_without_the_means_every_rank_is_told_the_same(monkeypatch: pytest.Monke
         assert first == second and "rank 0's memory cannot be opened" in str(first)
 
 
-def test_memory_of_another_machines_process_is_not_taken_for_rank_0s(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_file_of_another_process_is_not_taken_for_rank_0s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = shared_memory._Offer.told
-    monkeypatch.setattr(
-        shared_memory._Offer, "told", lambda offer: told(offer) | {"token": 64 * "0"}
-    )
-    assert meet(2) == [(NoSharedMemory, "rank 1: rank 0 runs on another machine")] * 2
+    """A process of the same number on another machine has other files, and other memory."""
+    told, link = shared_memory._Offer.told, tmp_path / "link"
+    for other in ({"token": 64 * "0"}, {"length": 4096}, {"path": str(link)}):
+        link.unlink(missing_ok=True)
+        link.symlink_to("/dev/null")
+        monkeypatch.setattr(
+            shared_memory._Offer, "told", lambda offer, other=other: told(offer) | other
+        )
+        assert meet(2) == [(NoSharedMemory, "rank 1: rank 0 runs on another machine")] * 2
 
 
 def test_ranks_with_different_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

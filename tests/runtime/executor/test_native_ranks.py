@@ -24,7 +24,9 @@ from piecework.runtime.cache.pool import KVPool
 from piecework.runtime.executor.forward_context import PagedAttention
 from piecework.runtime.layers.attention import register_attention
 from piecework.runtime.layers.parallel import Shard
+from piecework.runtime.llm import LLM
 from piecework.runtime.loader.loader import load_model
+from piecework.runtime.sampling.params import SamplingParams
 from tests.thread_ranks import on_ranks, thread_ranks
 
 PAGE, PAGES = 16, 80
@@ -157,3 +159,26 @@ def test_ranks_without_shared_memory_go_op_by_op(tmp_path: Path) -> None:
             assert type(make_native_step(rank.model, pool.layouts, pool.k, pool.v)) is expected
         finally:
             set_group(TENSOR_PARALLEL, None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not build.runnable_variants()[0].needs, reason="decodes run op by op on this CPU"
+)
+def test_an_engine_of_ranks_decodes_so(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path, architecture="qwen3", intermediate_size=192)
+    settings: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "max_total_tokens": 1024,
+        "context_length": 128,
+        "num_threads": 1,
+    }
+    params = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True, logprobs=1)
+    prompts = [[5, 6, 7 + i] for i in range(3)]
+    alone = LLM(str(path), **settings).generate(prompts, params)
+    llm = LLM(str(path), tp_size=2, **settings)
+    ranks = llm.generate(prompts, params)
+    assert llm.info.graphs.decode_backend == "native" and "collectives" not in llm.info.remarks
+    for one, other in zip(ranks, alone, strict=True):
+        assert one.token_ids[0] == other.token_ids[0]
+        assert one.logprobs[0].logprob == pytest.approx(other.logprobs[0].logprob, abs=0.1)
