@@ -32,7 +32,6 @@ PROMPTS = [[7, 9, 11] * 5, [3]]
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=5, ignore_eos=True)
 NO_PIECES = {
     "all pieces": ("compile_failed", "an op without a lowering"),
-    "killed": ("compile_failed", "was ended by SIGKILL"),
     "no memory": ("compile_failed", ""),
     "untraceable": ("trace_failed", "no way"),
     "full disk": ("compile_failed", "File too large"),
@@ -114,12 +113,15 @@ def test_without_pieces_steps_stay_eager_with_one_line_and_a_reason_that_is_coun
     traced = torch._dynamo.convert_frame.FRAME_COUNTER
     llm = in_pieces(path)
     check(llm, expected)
+    assert_told(llm, *NO_PIECES[fault], caplog)
+    assert traced == torch._dynamo.convert_frame.FRAME_COUNTER
+
+
+def assert_told(llm: LLM, reason: str, text: str, caplog: pytest.LogCaptureFixture) -> None:
     stats = llm.core.stats()
-    reason, text = NO_PIECES[fault]
     assert stats.graph_fallbacks_total == {reason: stats.steps_total}
     (line,) = [record.getMessage() for record in caplog.records if "pieces" in record.getMessage()]
     assert "steps run eagerly" in line and text in line and "--disable-piecewise-cuda-graph" in line
-    assert traced == torch._dynamo.convert_frame.FRAME_COUNTER
 
 
 def test_a_piece_that_cannot_be_compiled_runs_as_traced_and_no_later_start_tries_it_again(
@@ -193,12 +195,19 @@ def test_a_compiling_process_that_is_stopped_leaves_no_child(
     assert outcome.reason == "compile_failed" and "SIGKILL" in outcome.text
 
 
-def test_a_failure_of_the_machine_is_no_lasting_entry(
-    path: Path, own_cache: Path, only_loads: None, monkeypatch: pytest.MonkeyPatch
+def test_a_process_that_is_killed_leaves_steps_eager_and_no_lasting_entry(
+    path: Path,
+    expected: list[Completion],
+    own_cache: Path,
+    only_loads: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with monkeypatch.context() as killed:
         seed(killed, "killed")
-        in_pieces(path)
+        llm = in_pieces(path)
+        check(llm, expected)
+        assert_told(llm, "compile_failed", "was ended by SIGKILL", caplog)
     assert in_pieces(path).info.graphs.distinct_pieces == 3
     assert not any("failed" in entry.about for entry in CompileCache(own_cache).entries())
 
