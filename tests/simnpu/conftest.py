@@ -36,6 +36,8 @@ class Reports(dict[str, list[pytest.TestReport]]):
 
 child_reports = pytest.StashKey[Reports]()
 child_output = pytest.StashKey[str]()
+beside_others = pytest.StashKey[bool]()
+_CHILD_SECONDS = 1200
 
 
 @pytest.fixture(scope="session")
@@ -99,9 +101,17 @@ def _no_kernel_refuses_a_call() -> Iterator[None]:
 
 
 def _runs_in_child(item: pytest.Item) -> bool:
-    if REPORTS in os.environ or "simnpu" not in getattr(item, "fixturenames", ()):
-        return False
-    return any(FOLDER not in other.path.parents for other in item.session.items)
+    others = item.session.stash.get(beside_others, False)
+    return others and "simnpu" in getattr(item, "fixturenames", ())
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    others = any(FOLDER not in item.path.parents for item in session.items)
+    session.stash[beside_others] = others and REPORTS not in os.environ
+    for item in session.items:
+        if _runs_in_child(item):
+            # The first of them waits for all.
+            item.add_marker(pytest.mark.timeout(_CHILD_SECONDS))
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
