@@ -293,11 +293,11 @@ class Platform:
         """
         return f"attention on {self.device_type} writes 16 bits"
 
-    def allreduce_norm_obstacle(self) -> str | None:
-        """Why this device gains nothing by reducing and normalising at once; None: it does
+    def allreduce_norm_dtypes(self) -> tuple[torch.dtype, ...]:
+        """Of what sums over ranks this device gains by reducing and normalising at once
         (`fused_collectives.FusesNorms`).
         """
-        return f"{self.device_type} has no kernel"
+        return ()
 
     def sequence_parallel_obstacle(self) -> str | None:
         """Why this device gains nothing by norms of a rank's own rows; None: long steps do."""

@@ -108,8 +108,10 @@ def _async_tp(target: Target) -> Pass | str:
 def _allreduce_norm(target: Target) -> Pass | str:
     if target.ranks == 1:
         return _ALONE
-    obstacle = None if target.asked else target.platform.allreduce_norm_obstacle()
-    return AllreduceNorm() if obstacle is None else obstacle
+    if target.asked:
+        return AllreduceNorm()
+    dtypes = target.platform.allreduce_norm_dtypes()
+    return AllreduceNorm(dtypes) if dtypes else f"{target.platform.device_type} has no kernel"
 
 
 def _pack_linear(target: Target) -> Pass | str:

@@ -149,6 +149,9 @@ class CpuPlatform(Platform):
         falls_back = name == "auto" and not (_has_vectors() and load_kernels() is not None)
         return super().choose_attention("torch" if falls_back else name, layouts)
 
+    def allreduce_norm_dtypes(self) -> tuple[torch.dtype, ...]:
+        return (torch.bfloat16,) if load_kernels() is not None else ()
+
     def async_tp_obstacle(self) -> str | None:
         return "what is sent takes the cores that multiply"
 

@@ -4,6 +4,8 @@ op: one pass over the rows where there were two or three.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import fx
 
@@ -14,10 +16,18 @@ from ..rewrite import our_op
 _FUSED = {norm: getattr(torch.ops.piecework, f"all_reduce_{norm}").default for norm in NORMS}
 
 
+@dataclass(frozen=True, slots=True)
 class AllreduceNorm:
-    """No pattern: a forward's last norm gives a sum that nobody reads."""
+    """For sums of `dtypes`, or of any. No pattern: a forward's last norm gives a sum that nobody
+    reads.
+    """
 
-    name = key = "allreduce_norm"
+    dtypes: tuple[torch.dtype, ...] | None = None
+    name = "allreduce_norm"
+
+    @property
+    def key(self) -> str:
+        return f"{self.name} {self.dtypes}"
 
     def __call__(self, graph: fx.Graph, context: PassContext) -> int:
         count = 0
@@ -25,6 +35,8 @@ class AllreduceNorm:
             (x, group), readers = reduce.args, list(reduce.users)
             fused = _FUSED.get(our_op(readers[0])) if len(readers) == 1 else None
             norm = readers[0] if readers else reduce
+            if self.dtypes is not None and reduce.meta["example_value"].dtype not in self.dtypes:
+                continue
             if fused is None or norm.args[0] is not reduce or norm.args.count(reduce) != 1:
                 continue
             norm.target, norm.args = fused, (x, *norm.args[1:], group)

@@ -72,7 +72,7 @@ def _quantize(
         library is None
         or dtype not in (torch.int8, torch.float8_e4m3fn)
         or not _are_rows(x, *(() if residual is None else (residual,)))
-        or (weight is not None and not _is_row(weight, columns))
+        or (weight is not None and not is_row(weight, columns))
         or (scale is not None and (scale.shape != (1,) or scale.dtype != torch.float32))
         or (scale is None and (group <= 0 or columns % group))
     ):
@@ -82,9 +82,9 @@ def _quantize(
     scales = x.new_empty(tokens, columns // group if group else 0, dtype=torch.float32)
     total = x.new_empty(x.shape if residual is not None else 0)
     call = _Quantize(
-        *_pointers(x, residual, weight, total, numbers, scales),
+        *pointers(x, residual, weight, total, numbers, scales),
         *(x.stride(0), 0 if residual is None else residual.stride(0)),
-        Quantization(*_pointers(scale), group),
+        Quantization(*pointers(scale), group),
         *(source, dtype == torch.int8, tokens, columns, eps),
     )
     library.piecework_quantize(ctypes.byref(call), torch.get_num_threads())
@@ -102,11 +102,11 @@ def _are_rows(*tensors: torch.Tensor) -> bool:
     )
 
 
-def _is_row(tensor: torch.Tensor, size: int) -> bool:
+def is_row(tensor: torch.Tensor, size: int) -> bool:
     return tensor.shape == (size,) and tensor.dtype == torch.bfloat16 and tensor.is_contiguous()
 
 
-def _pointers(*tensors: torch.Tensor | None) -> list[int | None]:
+def pointers(*tensors: torch.Tensor | None) -> list[int | None]:
     return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
@@ -195,13 +195,13 @@ def norm_rotary_embedding(
         library is None
         or size % 2
         or not all(_are_heads(each, tokens, size) for each in (q, k))
-        or not all(_is_row(each, size) for each in (q_weight, k_weight))
+        or not all(is_row(each, size) for each in (q_weight, k_weight))
         or any(each.shape != (tokens, 1, size) or each.dtype != q.dtype for each in turns)
     ):
         return reference.norm_rotary_embedding(q, k, q_weight, k_weight, eps, cos, signed_sin)
     out = q.new_empty(tokens, heads + k.shape[1], size)
     call = _NormRotary(
-        *_pointers(q, k, q_weight, k_weight, *turns, out),
+        *pointers(q, k, q_weight, k_weight, *turns, out),
         *(q.stride(0), k.stride(0), tokens, heads, k.shape[1], size, eps),
     )
     library.piecework_norm_rotary(ctypes.byref(call), torch.get_num_threads())

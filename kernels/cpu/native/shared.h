@@ -19,7 +19,7 @@ struct Call {
   int32_t op, dtype;
 };
 
-enum Op : int32_t { kAllReduce = 0, kAllGather = 1, kReduceScatter = 2, kAllToAll = 3, kGather = 4, kBroadcast = 5, kDecodeStep = 6 };
+enum Op : int32_t { kAllReduce = 0, kAllGather = 1, kReduceScatter = 2, kAllToAll = 3, kGather = 4, kBroadcast = 5, kDecodeStep = 6, kAllReduceNorm = 7 };
 
 enum Fault : int32_t { kNone = 0, kLate = 1, kMismatch = 2, kGivenUp = 3 };
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from typing import Any
 
 import torch
 
 from ...collectives import CollectiveError
+from .reduce_norm import all_reduce_norm
 
 SLOT_BYTES = 2**20
 """What a rank hands over at once; longer messages go in pieces of it."""
@@ -21,6 +23,7 @@ _OPS = (
     "gather",
     "broadcast",
     "decode step",
+    "all_reduce and norm",
 )
 _SUMMED = (
     torch.bfloat16,
@@ -90,6 +93,11 @@ class SharedMemoryGroup:
             )
         )
 
+    @property
+    def slot_bytes(self) -> int:
+        """What a rank hands over at once."""
+        return SLOT_BYTES
+
     def __del__(self) -> None:
         if member := getattr(self, "member", None):
             self.library.piecework_leave(member)
@@ -98,6 +106,12 @@ class SharedMemoryGroup:
         out = torch.empty_like(x)
         self._run("all_reduce", x, out, x.numel(), self._summed(x))
         return out
+
+    def all_reduce_norm(
+        self, norm: str, x: torch.Tensor, residual: torch.Tensor, *rest: Any
+    ) -> tuple[torch.Tensor, ...] | None:
+        """See `fused_collectives.FusesNorms`."""
+        return all_reduce_norm(self, norm, x, residual, *rest)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         out = x.new_empty(x.shape[0] * self.size, *x.shape[1:])

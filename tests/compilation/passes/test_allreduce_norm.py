@@ -108,21 +108,23 @@ def test_a_group_that_does_it_at_once_is_asked(dtype: torch.dtype) -> None:
     assert ranks.calls == ["all_reduce", *at_once]
 
 
-def test_by_itself_it_runs_where_the_device_gains_and_says_why_not() -> None:
+def test_by_itself_it_runs_where_the_device_gains_and_says_why_not(tmp_path: Path) -> None:
     class Gains(CpuPlatform):
-        def allreduce_norm_obstacle(self) -> str | None:
-            return None
+        def allreduce_norm_dtypes(self) -> tuple[torch.dtype, ...]:
+            return (torch.float16,)
 
     class Not(CpuPlatform):
-        def allreduce_norm_obstacle(self) -> str | None:
-            return "no"
+        def allreduce_norm_dtypes(self) -> tuple[torch.dtype, ...]:
+            return ()
 
     taken, left = (
         PassManager(PassConfig(), each(), fuses=True, ranks=RANKS) for each in (Gains, Not)
     )
-    assert "allreduce_norm" in taken.key and "allreduce_norm" not in left.key
-    assert left.off["allreduce_norm"] == "no"
+    assert "allreduce_norm (torch.float16,)" in taken.key
+    assert left.off["allreduce_norm"] == "cpu has no kernel"
     asked = PassManager(PassConfig(allreduce_norm=True), Not(), fuses=True, ranks=RANKS)
-    assert "allreduce_norm" in asked.key
+    assert "allreduce_norm None" in asked.key
+    graph = traced_model(tmp_path, "llama", None, ranks=RANKS).graph
+    assert taken.run(graph, CONTEXT)["allreduce_norm"] == 0
     alone = PassManager(PassConfig(allreduce_norm=True), Gains(), fuses=True)
     assert "one rank" in alone.off["allreduce_norm"]
