@@ -98,7 +98,7 @@ def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
     except (RankError, CollectiveError) as error:
         # Who ended says why, where it did.
         time.sleep(_LAST_WORDS)
-        _end(str(error))
+        _end(str(error), ranks)
     finally:
         ranks.close()
     for warning in dict.fromkeys(text for state in states for text in state.warnings):
@@ -126,9 +126,12 @@ def generate(config: DiffusionConfig, asked: OutputConfig) -> int:
     return 0
 
 
-def _end(line: str) -> NoReturn:
+def _end(line: str, ranks: Ranks | None = None) -> NoReturn:
     """Where the ranks cannot go on: without the interpreter's end, which would wait for them."""
     report("piecework generate", line)
+    if ranks is not None:
+        # One that is stopped would not end by itself.
+        ranks.close()
     os._exit(1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ..config import DEVICES, MODEL, RANKS, check_threads, option
+from ..config import DEVICES, DIST_TIMEOUT, MODEL, RANKS, check_threads, option
 
 DIFFUSION = "diffusion models"
 PRECISIONS = ("auto", "fp32", "fp16", "bf16")
@@ -58,6 +58,12 @@ class DiffusionConfig:
         "default: --num-gpus",
         group=RANKS,
         metavar="N",
+    )
+    dist_timeout: float = option(
+        DIST_TIMEOUT,
+        "seconds that ranks wait for one that does not come before all of them end",
+        group=RANKS,
+        metavar="SECONDS",
     )
     dit_precision: str = option(
         "auto",
@@ -167,6 +173,8 @@ class DiffusionConfig:
                     f"--{name.replace('_', '-')} must be one of {', '.join(known)}, got "
                     f"{getattr(self, name)}"
                 )
+        if not 1 <= self.dist_timeout < float("inf"):
+            raise ValueError(f"--dist-timeout must be at least 1 second, got {self.dist_timeout}")
         self._check_offload()
         if self.warmup_mode not in (None, *WARMUP_MODES):
             raise ValueError(

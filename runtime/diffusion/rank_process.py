@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ...kernels.collectives import CollectiveError
 from ...kernels.detect import detect
 from ..distributed.channel import Follower
 from ..distributed.processes import EXIT_USER_ERROR, follower, start_processes
@@ -42,7 +43,9 @@ def start_ranks(config: DiffusionConfig, when_lost: Callable[[str], None] | None
         return ALONE
     check_ranks(Path(find_model(config.model_path)), config.num_ranks)
     detect(config.device).check_ranks(config.num_ranks)
-    return start_processes(__name__, asdict(config), config.num_ranks, when_lost)
+    return start_processes(
+        __name__, asdict(config), config.num_ranks, when_lost, seconds=config.dist_timeout
+    )
 
 
 def follow(model: DiffusionModel, ranks: Follower) -> None:
@@ -86,6 +89,8 @@ def main() -> int:
         follow(model, ranks)
     except (EngineEnded, RankEnded):
         return 0
+    except CollectiveError:
+        return 1  # Rank 0 finds it out, too.
     except Exception as error:
         logger.critical("%s", error, exc_info=error)
     return 1

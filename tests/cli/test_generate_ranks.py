@@ -53,11 +53,11 @@ def test_four_processes_write_the_picture_of_one(family: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_is_lost_ends_the_command_with_one_line(
     pipeline_folder: Folder, tmp_path: Path, number: signal.Signals
 ) -> None:
-    flags = ["--num-gpus", "2", "--num-outputs", "8"]
+    flags = ["--num-gpus", "2", "--num-outputs", "8", "--dist-timeout", "5"]
     process = subprocess.Popen(
         command(pipeline_folder("flux"), tmp_path, *flags, steps=1000),
         stderr=subprocess.PIPE,

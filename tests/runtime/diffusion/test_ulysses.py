@@ -4,6 +4,7 @@ threads of one process, in torch's own stand-in for a process group.
 
 from __future__ import annotations
 
+import queue
 import subprocess
 import threading
 from collections.abc import Callable
@@ -20,10 +21,13 @@ from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
 from piecework.bench.diffusion_tiny import Size, make_pipeline_folder
 from piecework.runtime.diffusion.config import DiffusionConfig
+from piecework.runtime.diffusion.media import to_bytes
 from piecework.runtime.diffusion.model import DiffusionModel
 from piecework.runtime.diffusion.params import DiffusionParams, InvalidParams
-from piecework.runtime.diffusion.rank_process import start_ranks
-from piecework.runtime.distributed.ranks import Alone
+from piecework.runtime.diffusion.rank_process import follow, start_ranks
+from piecework.runtime.diffusion.scheduler import ImageScheduler
+from piecework.runtime.distributed.ranks import Alone, RankEnded
+from piecework.runtime.engine.messages import GenerateImage, ImageOutput
 
 TOLERANCE = 1e-3
 ASKED: dict[str, Any] = {
@@ -38,10 +42,21 @@ TOKENS = {"flux": (24, 512), "qwen-image": (24, None), "wan": (2 * 24, None)}
 
 
 class Rank(Alone):
-    """One of `size` ranks whose group is made, and which hears of each call by itself."""
+    """One of `size` ranks whose group is made. `calls`: what rank 0 tells, None at its end."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size  # Of processes that share no cores.
+        self.calls: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
+
+    def tell(self, call: str, *arguments: Any) -> None:
+        if self.rank == 0:
+            self.calls.put((call, arguments))
+
+    def next_call(self) -> tuple[str, tuple[Any, ...]]:
+        call = self.calls.get(timeout=60)
+        if call is None:
+            raise RankEnded
+        return call
 
 
 def asked(family: str, **other: Any) -> dict[str, Any]:
@@ -109,6 +124,39 @@ def test_each_rank_computes_its_part_of_the_tokens(pipeline_folder: Folder, fami
     # FLUX's single blocks have both as one sequence.
     expected = {image // 2} | ({image // 2 + text // 2} if text else set())
     assert on_ranks(2, pipeline_folder(family), lengths) == [expected] * 2
+
+
+def test_a_server_s_ranks_do_what_its_first_does(pipeline_folder: Folder) -> None:
+    """Requests that come, are refused and leave between any two steps."""
+    params = [DiffusionParams(**asked("flux", seed=seed)) for seed in (1, 2, 3)]
+    odd = DiffusionParams(**asked("flux", width=80, height=48))
+    expected = [run(load(pipeline_folder("flux")), each)[0].pixels for each in params]
+    told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def work(model: DiffusionModel) -> list[ImageOutput]:
+        model.ranks.calls = told  # type: ignore[attr-defined]
+        if model.ranks.rank == 1:
+            with pytest.raises(RankEnded):
+                follow(model, model.ranks)  # type: ignore[arg-type]
+            return []
+        scheduler, outputs = ImageScheduler(model), list[ImageOutput]()
+        coming = {0: params[0], 2: params[1], 3: odd, 4: params[2]}
+        for turn in range(100):
+            if turn in coming:
+                scheduler.add(GenerateImage(rid=str(turn), params=coming[turn]))
+            if turn == 5:
+                scheduler.abort(["2"])
+            if scheduler.has_work:
+                outputs += scheduler.step().outputs
+        told.put(None)
+        return outputs
+
+    outputs, _ = on_ranks(2, pipeline_folder("flux"), work, max_batch_size=2)
+    found = {output.rid: output for output in outputs}
+    assert set(found) == {"0", "3", "4"} and found["3"].param == "width"
+    for rid, pixels_alone in (("0", expected[0]), ("4", expected[2])):
+        image = np.frombuffer(found[rid].pixels, np.uint8).reshape(64, 96, 3)
+        assert np.abs(image.astype(int) - to_bytes(pixels_alone)[0]).max() <= 1
 
 
 def test_prompts_of_several_lengths_side_by_side(pipeline_folder: Folder) -> None:
