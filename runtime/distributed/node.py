@@ -31,6 +31,7 @@ _SHORTEST = 1.0
 """Seconds from one start to the next."""
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 EXIT_ENDED, EXIT_ENGINE_GONE, EXIT_USER_ERROR, EXIT_NEVER_JOINED = 0, 1, 2, 3
+"""Of a rank; the last one is a rank's alone: nobody was there."""
 
 
 def run_node(config: EngineConfig, *, log_level: str, environment: Mapping[str, str]) -> int:

@@ -21,6 +21,7 @@ from ..config import EngineConfig
 from ..engine.build import Engine, build_engine
 from ..engine.parent import end_with_parent, killed_with_parent, read_line
 from .join import hello, join, keep_to_interface
+from .node import EXIT_NEVER_JOINED
 from .nodes import split_address
 from .processes import END, EXIT_USER_ERROR, follower
 from .ranks import EngineEnded, RankEnded
@@ -28,7 +29,6 @@ from .sealed import Sealed, hung_up, read_key
 
 logger = logging.getLogger(__name__)
 
-EXIT_NEVER_JOINED = 3
 _OWN = ("model_path", "tokenizer_path", "num_threads", "cpu_bind", "node_rank", "dist_key_file")
 """Settings that each node has for itself; all others are rank 0's."""
 
