@@ -101,7 +101,7 @@ class ThreadRanks:
     def make_group(self, platform: Any) -> None:
         pass
 
-    def close(self) -> None:
+    def close(self, **how: Any) -> None:
         if not self._closed:
             self._closed = True
             self.tell("end")

@@ -77,7 +77,7 @@ def main() -> int:
         level=logging.CRITICAL, format=f"%(levelname)s rank {rank}: %(name)s: %(message)s"
     )
     end_with_parent()
-    if job["is_server"]:
+    if job["by_lasting_thread"]:
         killed_with_parent()
     ranks = follower(job)
     try:

@@ -95,7 +95,12 @@ def _ranks(
                 env={**environment, **os.environ},
             )
             processes[rank] = process
-            job = {"config": asdict(config), "rank": rank, "is_server": True}
+            job = {
+                "config": asdict(config),
+                "rank": rank,
+                "is_server": True,
+                "by_lasting_thread": True,
+            }
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):
                 line = json.dumps({**job, "log_level": log_level.upper()})

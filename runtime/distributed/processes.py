@@ -189,9 +189,10 @@ class _Processes:
         process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()], close_fds=True
         )
-        # Who uses an engine in its own process may have started it in a thread that ends before.
-        is_server = self._when_lost is None
-        give_job(process, {**job, "connection": theirs.fileno(), "is_server": is_server})
+        # Who uses an engine in a process of theirs may do so in a thread that ends before.
+        lasting = threading.current_thread() is threading.main_thread()
+        told = {"is_server": self._when_lost is None, "by_lasting_thread": lasting}
+        give_job(process, {**job, **told, "connection": theirs.fileno()})
         theirs.close()
         self._running.append((process, ours))
         watch = partial(self._watch, job["rank"], process)

@@ -69,7 +69,7 @@ def main() -> int:
         datefmt="%H:%M:%S",
     )
     end_with_parent()
-    if job["is_server"]:
+    if job["by_lasting_thread"]:
         killed_with_parent()
     try:
         return _follow(job)

@@ -20,7 +20,7 @@ import zmq
 
 from .ipc import encode, open_socket
 from .messages import EngineFailed, FromEngine
-from .parent import end_with_parent, read_line
+from .parent import end_with_parent, killed_with_parent, read_line
 
 EXIT_USER_ERROR = 2
 DUMP_SIGNAL = signal.SIGUSR1
@@ -64,6 +64,7 @@ def run_engine(find: Callable[[], Build]) -> int:
         datefmt="%H:%M:%S",
     )
     end_with_parent()
+    killed_with_parent()
     context = zmq.Context()
     inbox = open_socket(context, zmq.PULL, to_engine, bind=True)
     outbox = open_socket(context, zmq.PUSH, from_engine, bind=False)

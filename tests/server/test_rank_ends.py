@@ -18,7 +18,7 @@ from server_process import ServerProcess, ready
 from tiny_models import make_tiny_model
 
 FLAGS = ("--tp-size", "2", "--dist-timeout", "2", "--log-level", "error")
-LENGTH = 250
+LENGTH = 150
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def complete(server: ServerProcess, prompt: list[int]) -> str:
     return text
 
 
-PROMPTS = [[1 + (7 * i + j) % 300 for j in range(5 + 3 * i)] for i in range(3)]
+PROMPTS = [[1 + (7 * i + j) % 300 for j in range(5 + 3 * i)] for i in range(2)]
 
 
 def running(server: ServerProcess) -> int:
@@ -107,9 +107,10 @@ def test_no_request_is_lost_with_a_rank(
 
 
 def test_a_server_that_is_killed_leaves_no_rank_and_no_memory(server: ServerProcess) -> None:
-    """Last: it ends the server. The rank is stopped, so that it cannot find out by itself."""
+    """Last: it ends the server. They are stopped, so that they cannot find out by themselves."""
     before, processes = shared_memory(), ranks(server)
-    processes[1].send_signal(signal.SIGSTOP)
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
     os.kill(server.process.pid, signal.SIGKILL)
     assert not psutil.wait_procs(processes, timeout=20)[1]
     assert shared_memory() <= before
