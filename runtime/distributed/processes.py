@@ -28,6 +28,8 @@ from ...kernels.collectives import TENSOR_PARALLEL, get_group, has_group, set_gr
 from ...kernels.detect import detect
 from ...kernels.platform import Platform
 from ..config import DIST_TIMEOUT, EngineConfig
+from ..loader.loader import read_model_config
+from ..loader.resolve import resolve_model_path
 from .channel import Channel, Follower, Leader, MakeGroup
 from .join import Hello, accept, await_ranks, hello, keep_to_interface, listen
 from .ranks import ALONE, Ranks
@@ -71,6 +73,7 @@ def start_ranks(config: EngineConfig, when_lost: Callable[[str], None] | None = 
             f"--node-rank {config.node_rank} has no rank 0; run `piecework serve` there with the "
             "same settings"
         )
+    _check_heads(config)
     detect(config.device).check_ranks(config.tp_size // config.nnodes)
     others = None
     if config.nnodes > 1:
@@ -87,6 +90,15 @@ def start_ranks(config: EngineConfig, when_lost: Callable[[str], None] | None = 
         seconds=config.dist_timeout,
         others=others,
     )
+
+
+def _check_heads(config: EngineConfig) -> None:
+    """Raises `ValueError` for more ranks than any split of the model has: each is a process, which
+    takes memory long before it finds that out.
+    """
+    path = resolve_model_path(config.model_path)
+    if config.tp_size > (heads := read_model_config(path).num_heads):
+        raise ValueError(f"--tp-size {config.tp_size} is more than the {heads} heads of {path}")
 
 
 def start_processes(

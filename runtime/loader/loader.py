@@ -107,6 +107,13 @@ def load_model(
     return model
 
 
+def read_model_config(path: str) -> ModelConfig:
+    """What a folder or .gguf file holds. Raises `ValueError` as `load_model`."""
+    if Path(path).suffix == ".gguf":
+        return _open_gguf(Path(path))[0]
+    return ModelConfig.from_pretrained(path)
+
+
 def _scheme_of(folder: Path) -> Scheme | None:
     """What config.json says of quantised weights; None where there are none."""
     path = folder / "config.json"

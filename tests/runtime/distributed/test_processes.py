@@ -9,6 +9,7 @@ import psutil
 import pytest
 from tiny_models import make_tiny_model
 
+from piecework.runtime.distributed import processes
 from piecework.runtime.llm import LLM
 from piecework.runtime.sampling.params import SamplingParams
 
@@ -25,20 +26,25 @@ def test_an_llm_of_two_ranks_answers_as_one_process_does_and_ends_them(tmp_path:
     prompts = [[5, 6, 7], [8, 9, 10, 11] * 8]
     expected = [each.token_ids for each in LLM(str(path), **settings).generate(prompts, params)]
     llm = LLM(str(path), tensor_parallel_size=2, **settings)
-    processes = rank_processes()
-    assert len(processes) == 1
+    started = rank_processes()
+    assert len(started) == 1
     assert [each.token_ids for each in llm.generate(prompts, params)] == expected
     with pytest.raises(ValueError, match="one engine of several ranks at a time"):
         LLM(str(path), tp_size=2, **settings)
     del llm
-    assert not psutil.wait_procs(processes, timeout=10)[1]
+    assert not psutil.wait_procs(started, timeout=10)[1]
 
 
-def test_more_ranks_than_heads_are_refused_before_any_starts(tmp_path: Path) -> None:
+def test_more_ranks_than_heads_are_refused_before_any_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a .gguf file says how many there are behind its lists."""
+    monkeypatch.setattr(processes, "start_processes", None)
     path = make_tiny_model(tmp_path)
     with pytest.raises(ValueError, match="--tp-size 8 is more than the 4 heads of"):
         LLM(str(path), tp_size=8)
-    assert rank_processes() == []
+    with pytest.raises(ValueError, match="--tp-size 1000000 is more than the 9 heads of"):
+        LLM("smollm2-135m", tp_size=1_000_000)
 
 
 def test_what_a_rank_cannot_hold_is_one_line(tmp_path: Path) -> None:
