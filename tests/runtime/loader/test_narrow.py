@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from gguf_models import Kind, write_gguf
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from tiny_models import make_tiny_model
 
 from piecework.runtime.layers.linear import (
@@ -19,12 +21,15 @@ from piecework.runtime.layers.linear import (
     Stretch,
 )
 from piecework.runtime.layers.parallel import Shard, vocabulary_rows
+from piecework.runtime.loader import gguf, safetensors
+from piecework.runtime.loader.gguf_reader import open_gguf
 from piecework.runtime.loader.loader import empty_model, random_model
 from piecework.runtime.loader.narrow import whole_place
 from piecework.runtime.model_config import ModelConfig
 from tests.split_models import load
 
 CPU = torch.device("cpu")
+STATUS = Path("/proc/self/status")
 
 
 def config_of(heads: int, kv_heads: int, **others: int) -> ModelConfig:
@@ -41,6 +46,7 @@ def config_of(heads: int, kv_heads: int, **others: int) -> ModelConfig:
     )
 
 
+@settings(deadline=None, max_examples=50)
 @given(kv_heads=st.integers(1, 12), times=st.integers(1, 6), size=st.integers(2, 8))
 def test_every_head_is_some_ranks_with_its_keys_and_values(
     kv_heads: int, times: int, size: int
@@ -133,6 +139,47 @@ def test_a_rank_reads_its_own_rows_and_columns_of_gguf(kind: Kind, tmp_path: Pat
             dim = 1 if linear.held_columns else 0
             expected = held[f"model.layers.0.{name}.weight"].chunk(2, dim)[rank]
             assert torch.equal(linear.weight[linear.rows(part)], expected), name
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=40)
+def test_any_part_of_a_stored_tensor_is_that_of_the_whole(stored: Any, data: st.DataObject) -> None:
+    """Columns may begin and end inside of a block; rows of queries are cut between heads."""
+    tensor = data.draw(st.sampled_from(stored))
+    unit = 16 if tensor.name.endswith(("q_proj.weight", "k_proj.weight")) else 1
+    index = []
+    for size in (tensor.shape[0] // unit, *tensor.shape[1:]):
+        begin = data.draw(st.integers(0, size - 1))
+        index.append(slice(begin, data.draw(st.integers(begin + 1, size))))
+    index[0] = slice(index[0].start * unit, index[0].stop * unit)
+    assert torch.equal(tensor.part(tuple(index)).read(), tensor.read()[tuple(index)])
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> list[StoredTensor]:
+    """A folder's tensors, and those of .gguf files of several kinds."""
+    folder = make_tiny_model(tmp_path_factory.mktemp("model"), num_hidden_layers=1)
+    found = safetensors.list_tensors(folder, quantized=False)
+    for kind in (Kind.F16, Kind.Q5_0, Kind.Q4_1):
+        path = folder / f"{kind.name}.gguf"
+        write_gguf(folder, path, "llama", kind)
+        found += gguf.list_tensors(open_gguf(path), ModelConfig.from_pretrained(folder))
+    return found
+
+
+@pytest.mark.skipif(not STATUS.exists(), reason="the system does not tell what is mapped")
+def test_rows_of_other_ranks_are_not_read(tmp_path: Path) -> None:
+    save_file({"weight": torch.zeros(2**12, 2**11)}, tmp_path / "model.safetensors")
+    (tensor,) = safetensors.list_tensors(tmp_path, quantized=False)
+    before = mapped()
+    tensor.part((slice(0, 2**8), slice(0, 2**11))).read()
+    assert mapped() - before < 2**23 < 2**25 == 2**12 * 2**11 * 4
+
+
+def mapped() -> int:
+    """Bytes of files that lie in this process's memory."""
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith("RssFile"))
+    return int(line.split()[1]) * 1024
 
 
 def test_random_weights_are_parts_of_the_same_model(tmp_path: Path) -> None:
