@@ -249,7 +249,10 @@ def picture(told: Explanation) -> str:
     y, parts = 0, list[str]()
     for row, steps in zip(told.forwards, _steps(told), strict=True):
         y += _GAP
-        headings = (("as traced" + steps, row.sent_before), ("after the passes", row.sent))
+        if steps:
+            parts.append(_text(_GAP, y, steps.removeprefix(" of "), weight="bold"))
+            y += _GAP
+        headings = (("as traced", row.sent_before), ("after the passes", row.sent))
         for place, (heading, sent) in enumerate(headings):
             text = f"{heading}: {sent:,.0f} bytes sent a token" if told.tp_size > 1 else heading
             parts.append(_text(_GAP + place * (_COLUMN + _GAP), y, text))

@@ -106,6 +106,7 @@ class Platform:
     """Whether the ranks of one machine take their weights and caches from one memory."""
     groups_of_torch: bool = False
     """Set where `make_group` must make torch.distributed's default group, which a library uses."""
+    group_type: type[TorchGroup] = TorchGroup
     collectives: str = "gloo"
     """torch.distributed's backend for what the ranks of an engine compute together."""
     compiler_bytes: int = 2**30
@@ -170,7 +171,7 @@ class Platform:
             timeout=timedelta(seconds=seconds),
         )
         assert dist.group.WORLD is not None
-        return TorchGroup(dist.group.WORLD, store, seconds)
+        return self.group_type(dist.group.WORLD, store, seconds)
 
     def remarks(self, layouts: Sequence[KVLayout] = ()) -> dict[str, str]:
         """What the start-up summary says about this machine, each line by its name: what is other
@@ -307,7 +308,7 @@ class Platform:
         """Why this device gains nothing by multiplying while parts are sent; None: it does
         (`fused_collectives.Pipelines`).
         """
-        return f"{self.device_type} has no kernel"
+        return f"no gain was measured on {self.device_type}"
 
     def make_attention_backend(self, name: str) -> AttentionBackend:
         """The backend `name`, one of `attention_backends`."""

@@ -111,7 +111,11 @@ def _allreduce_norm(target: Target) -> Pass | str:
     if target.asked:
         return AllreduceNorm()
     dtypes = target.platform.allreduce_norm_dtypes()
-    return AllreduceNorm(dtypes) if dtypes else f"{target.platform.device_type} has no kernel"
+    return (
+        AllreduceNorm(dtypes)
+        if dtypes
+        else f"no gain was measured on {target.platform.device_type}"
+    )
 
 
 def _pack_linear(target: Target) -> Pass | str:

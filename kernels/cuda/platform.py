@@ -17,6 +17,7 @@ from ..graph import DeviceGraph, HostArguments, side_stream
 from ..paged_attention import TorchAttention
 from ..platform import MemoryInfo, MemoryUse, Platform
 from .attention import FlashInferAttention, obstacle
+from .collectives import CudaGroup
 from .libraries import has_flashinfer, installed, names
 from .trial_process import TRIALS
 
@@ -39,6 +40,7 @@ class CudaPlatform(Platform):
 
     device_type = "cuda"
     collectives = "nccl"
+    group_type = CudaGroup
     dispatch_key = "CUDA"
     # Pieces as they are traced start at once; compiled ones are faster, and take a minute on the
     # first start.

@@ -37,7 +37,12 @@ LIBRARIES = {
             "BatchPrefillWithPagedKVCacheWrapper": "prefill.py",
             "BatchDecodeWithPagedKVCacheWrapper": "decode.py",
         },
-        {"rmsnorm": "norm/__init__.py", "silu_and_mul": "activation.py"},
+        {
+            "rmsnorm": "norm/__init__.py",
+            "silu_and_mul": "activation.py",
+            "comm.allreduce_fusion": "comm/allreduce.py",
+            "comm.create_allreduce_fusion_workspace": "comm/allreduce.py",
+        },
     ),
     "sgl_kernel": Library(
         "sgl_kernel",
@@ -98,7 +103,9 @@ def signatures(package: Path) -> dict[str, str]:
     for name, file in library.functions.items():
         tree = ast.parse((package / file).read_text(encoding="utf-8"))
         functions = {item.name: item for item in tree.body if isinstance(item, ast.FunctionDef)}
-        found |= {name: signature(functions[name])} if name in names else {}
+        folder, _, short = name.rpartition(".")
+        if short in (exported(package / folder) if folder else names):
+            found[name] = signature(functions[short])
     return found
 
 
