@@ -272,6 +272,21 @@ def test_parts_are_rows_one_after_another(kind: str) -> None:
     assert close(found, x.double() @ torch.cat(numbers).T, x, torch.cat(numbers))
 
 
+@pytest.mark.parametrize("tokens", [1, 5, 70])
+def test_any_number_of_threads_gives_the_same_bits(tokens: int) -> None:
+    stored, _ = weight("bfloat16", 2000, 300, seed=0)
+    packed = NativeLinear(fastest_variant()).pack("bfloat16", [stored])
+    x = torch.randn(tokens, 300, generator=torch.Generator().manual_seed(0)).bfloat16()
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2, 3, 13):
+        torch.set_num_threads(threads)
+        found.append(
+            native.multiply(fastest_variant(), x, None, packed, None, 2000, native.Layout.BF16)
+        )
+    torch.set_num_threads(before)
+    assert all(torch.equal(found[0], each) for each in found)
+
+
 def test_blocks_that_do_not_fill_a_row_are_not_known() -> None:
     kernels = native.native_linear()
     assert kernels is not None

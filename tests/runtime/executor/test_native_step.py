@@ -173,6 +173,17 @@ def test_it_is_the_forward_op_by_op(
     assert (cache.float() - eager_cache.float()).abs().mean() < case.loss / 30
 
 
+@pytest.mark.parametrize("threads", [2, 7])
+def test_any_number_of_threads_gives_the_same_bits(case: Case, threads: int) -> None:
+    """More than cores too: whoever waits for one leaves its work to others."""
+    before, found = torch.get_num_threads(), []
+    for number in (1, threads):
+        torch.set_num_threads(number)
+        found.append(case.native([(1, 15 + 3 * i) for i in range(7)], native_variants()[0]))
+    torch.set_num_threads(before)
+    assert all(map(torch.equal, *found))
+
+
 @pytest.mark.parametrize("kv_cache_dtype", CACHE_DTYPES)
 @pytest.mark.parametrize("variant", native_variants(), ids=lambda variant: variant.name)
 def test_so_it_is_over_a_cache_in_8_bits(
