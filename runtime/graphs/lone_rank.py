@@ -14,8 +14,8 @@ T = TypeVar("T")
 
 
 class LoneRank(Alone):
-    """The others are taken to say what it says; results of collectives have their shapes, and
-    numbers that mean nothing.
+    """The others are taken to say what it says; what collectives give has its shape, and no
+    meaning.
     """
 
     def __init__(self, size: int) -> None:
@@ -25,11 +25,13 @@ class LoneRank(Alone):
         return [value] * self.size
 
     def make_group(self, platform: Platform) -> None:
-        set_group(TENSOR_PARALLEL, _Echo(self.size))
+        set_group(TENSOR_PARALLEL, _Silence(self.size))
 
 
-class _Echo:
-    """Each rank sends the same."""
+class _Silence:
+    """All that ranks compute together is zeros, whichever collectives it goes through: forwards
+    that differ in these alone give the same.
+    """
 
     rank = 0
 
@@ -37,16 +39,16 @@ class _Echo:
         self.size = size
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.size
+        return torch.zeros_like(x)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x] * self.size)
+        return x.new_zeros(x.shape[0] * self.size, *x.shape[1:])
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
-        return x[: x.shape[0] // self.size] * self.size
+        return x.new_zeros(x.shape[0] // self.size, *x.shape[1:])
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x[: x.shape[0] // self.size]] * self.size)
+        return torch.zeros_like(x)
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         return self.all_gather(x)

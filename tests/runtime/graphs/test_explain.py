@@ -109,7 +109,9 @@ def test_pieces_captures_and_memory(folder: Path) -> None:
 def test_a_rank_of_several_with_what_it_sends(tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path / "model", num_hidden_layers=LAYERS)
     passes = "+sequence_parallel,sequence_parallel_tokens=32"
-    told = explain(config(path, tp_size=2, passes=passes))
+    told = explain(config(path, tp_size=2, passes=passes, piecewise_cuda_graph_tokens="4,35"))
+    # Rows of long steps go round.
+    assert [(each.size, each.failed) for each in told.captures] == [(4, None), (34, None)]
     short, long = told.forwards
     assert (short.tokens, long.tokens) == (1, 32)
     assert long.passes["sequence_parallel"] == 2 * LAYERS + 1
