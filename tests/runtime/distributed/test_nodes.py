@@ -7,12 +7,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from server_process import free_port, serve
 from tiny_models import make_tiny_model
@@ -106,20 +106,18 @@ def test_a_node_joins_again_whichever_side_was_killed(model: str, address: str) 
     body = {"prompt": [5, 6, 7], "max_tokens": 16, "temperature": 0, "ignore_eos": True}
     with second_node(model, address) as node, serve(model, *flags) as server:
         server.wait_ready()
-        (child,) = node_ranks(node)
         expected = server.client.post("/v1/completions", json=body).json()["choices"]
-        for victim in (child, server.engine().pid):
-            os.kill(victim, signal.SIGKILL)
+        for find in (lambda: rank_of(node), server.engine):
+            find().kill()
             assert server.client.post("/v1/completions", json=body).json()["choices"] == expected
         server.process.terminate()
         assert server.finish()[0] == 0
         assert said(node)[0] == 0
 
 
-def node_ranks(node: subprocess.Popen[str]) -> list[int]:
-    import psutil
-
-    return [each.pid for each in psutil.Process(node.pid).children()]
+def rank_of(node: subprocess.Popen[str]) -> psutil.Process:
+    (rank,) = psutil.Process(node.pid).children()
+    return rank
 
 
 @pytest.mark.parametrize(
