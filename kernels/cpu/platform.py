@@ -98,11 +98,10 @@ class CpuPlatform(Platform):
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
         try:
-            if self.groups_of_torch:
-                raise NoSharedMemory("diffusers looks for torch.distributed's group")
-            return shared_memory_group(
-                PrefixStore("shared memory", store), rank, size, seconds=seconds
-            )
+            if not self.groups_of_torch:
+                return shared_memory_group(
+                    PrefixStore("shared memory", store), rank, size, seconds=seconds
+                )
         except NoSharedMemory as error:
             self._collectives = f"gloo, as ranks share no memory: {error}"
         # Of all addresses of the machine, gloo would listen on the one that its name stands for.

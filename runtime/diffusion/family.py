@@ -16,7 +16,7 @@ import torch
 
 from .params import DiffusionParams, InvalidParams
 from .state import State, Text
-from .ulysses import check_heads
+from .ulysses import check_heads, check_version
 
 
 class Defaults(NamedTuple):
@@ -48,6 +48,7 @@ class Family:
         """Raises `ValueError` where so many ranks cannot share the work of the pipeline in
         `folder`, before it is loaded.
         """
+        check_version()
         check_heads(folder, ranks)
 
     def transformers(self) -> dict[str, torch.nn.Module]:

@@ -9,8 +9,10 @@ forward the same, but not those that Wan's tokens only look at.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,23 @@ import torch
 import torch.distributed as dist
 
 from ...kernels.collectives import CollectiveError
+
+_DIFFUSERS = (0, 42)
+"""What is tested: its splitting is new, and older ones may pass over masks."""
+
+
+def check_version() -> None:
+    """Raises `ValueError` where diffusers is too old to split tokens."""
+    try:
+        found = version("diffusers")
+    except PackageNotFoundError:
+        return  # Which loading says.
+    if tuple(map(int, re.findall(r"\d+", found)[:2])) < _DIFFUSERS:
+        least = ".".join(map(str, _DIFFUSERS))
+        raise ValueError(
+            f"--ulysses-degree needs diffusers {least} or newer, and this is {found}; run: pip "
+            "install -U diffusers"
+        )
 
 
 def check_heads(folder: Path, ranks: int) -> None:

@@ -20,6 +20,7 @@ from diffusion_pipelines import FAMILIES, Folder, load, pixels, run
 from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
 from piecework.bench.diffusion_tiny import Size, make_pipeline_folder
+from piecework.runtime.diffusion import ulysses
 from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.runtime.diffusion.media import to_bytes
 from piecework.runtime.diffusion.model import DiffusionModel
@@ -199,6 +200,14 @@ def test_prompts_that_ranks_do_not_divide_are_refused(tmp_path: Path) -> None:
     folder = make_pipeline_folder(tmp_path, "flux", Size(heads=3))
     with pytest.raises(ValueError, match="3 does not divide the 512 tokens of a prompt"):
         start_ranks(DiffusionConfig(model_path=str(folder), num_gpus=3))
+
+
+def test_a_diffusers_that_is_too_old_is_refused(
+    pipeline_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ulysses, "version", lambda name: "0.41.2.dev0")
+    with pytest.raises(ValueError, match=r"needs diffusers 0\.42 or newer, and this is 0\.41\.2"):
+        start_ranks(DiffusionConfig(model_path=str(pipeline_folder("flux")), num_gpus=2))
 
 
 def test_two_numbers_of_ranks_are_refused() -> None:
