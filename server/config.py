@@ -128,6 +128,12 @@ class ServerConfig(CommonServerConfig):
         group=SERVER,
         metavar="FILE",
     )
+    tool_call_parser: str = option(
+        "auto",
+        "how the model writes tool calls: generic, hermes; auto: as its chat template says",
+        group=SERVER,
+        metavar="NAME",
+    )
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:

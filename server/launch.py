@@ -25,6 +25,7 @@ import uvloop
 from fastapi import FastAPI
 
 from ..runtime.loader.resolve import resolve_model_path
+from ..runtime.parsing.tool_calls import choose_format
 from ..runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from .app import Service, create_app
 from .config import CommonServerConfig, ServerConfig
@@ -81,11 +82,12 @@ def _service_of(
         return lambda: image_service(config, process)
     model_path = resolve_model_path(config.engine.model_path)
     tokenizer = load_tokenizer(model_path, config.engine.tokenizer_path, config.chat_template)
-    return lambda: _text_service(config, tokenizer, process)
+    form = choose_format(config.tool_call_parser, tokenizer.chat_template)
+    return lambda: _text_service(config, tokenizer, form.name, process)
 
 
 def _text_service(
-    config: ServerConfig, tokenizer: Tokenizer, process: subprocess.Popen[bytes]
+    config: ServerConfig, tokenizer: Tokenizer, calls: str, process: subprocess.Popen[bytes]
 ) -> Service:
     engine = EngineClient(
         config.engine,
@@ -98,7 +100,8 @@ def _text_service(
 
     def lines(port: int, seconds: float) -> str:
         assert engine.info is not None
-        return summary(config, engine.info, port, seconds, chat=tokenizer.chat_template is not None)
+        chat = None if tokenizer.chat_template is None else calls
+        return summary(config, engine.info, port, seconds, chat=chat)
 
     return Service(engine, create_app(engine, config), lines)
 

@@ -110,6 +110,11 @@ async def grammar_of(serving: Serving, fields: StructuredFields) -> str | None:
             code="invalid_value",
         )
     ((param, kind, value),) = asked
+    return await made_grammar(serving, param, kind, value)
+
+
+async def made_grammar(serving: Serving, param: str, kind: str, value: Any) -> str:
+    """A grammar that `param` describes; `kind`: one of `_MAKERS`. Raises `InvalidRequest`."""
     try:
         content = json.dumps(value)
         grammar.check_length(content)
@@ -119,6 +124,16 @@ async def grammar_of(serving: Serving, fields: StructuredFields) -> str | None:
         raise InvalidRequest(
             f"{param}: {reason}; mend it, or leave it out.", param=param, code="invalid_grammar"
         ) from None
+
+
+def json_schema_of(fields: StructuredFields) -> dict[str, Any] | None:
+    """The JSON schema that a request has for its text, if that is the form it asks for."""
+    kinds = [(kind, value) for _, kind, value in _asked(fields)]
+    for kind, value in kinds:
+        if kind == "json":
+            schema = pydantic_core.from_json(value) if isinstance(value, str) else value
+            return schema if isinstance(schema, dict) else None
+    return None
 
 
 def _asked(fields: StructuredFields) -> Iterator[tuple[str, str, Any]]:
@@ -184,6 +199,7 @@ _MAKERS: Mapping[str, Callable[[Any], str]] = {
     "regex": grammar.from_regex,
     "choice": grammar.from_choice,
     "ebnf": grammar.from_ebnf,
+    "lark": grammar.from_lark,
     "grammar": grammar.from_ebnf,
     "structural_tag": _from_structural_tag,
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from ..answers import Answer
 
 FinishReason = Literal["stop", "length", "abort"]
+ChatFinishReason = Literal["stop", "length", "abort", "tool_calls"]
 
 
 class PromptTokensDetails(Answer):
@@ -37,29 +39,60 @@ class ChatLogprobs(Answer):
     refusal: None
 
 
+class CalledFunction(Answer):
+    """`arguments`: JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallAnswer(Answer):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(Answer):
+    """`content` is null where there are calls alone."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: Sequence[ToolCallAnswer] = ()
 
 
 class ChatChoice(Answer):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
+
+
+class CalledFunctionPiece(Answer):
+    name: str = ""
+    arguments: str
+
+
+class ToolCallPiece(Answer):
+    """The first of a call has its id, type and name."""
+
+    index: int
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunctionPiece
 
 
 class ChatDelta(Answer):
     role: Literal["assistant"] = "assistant"
     content: str = ""
+    tool_calls: Sequence[ToolCallPiece] = ()
 
 
 class ChatChunkChoice(Answer):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
 
 
 class _Head(Answer):

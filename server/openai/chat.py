@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from ...runtime.engine.messages import FinishReason
+from ...runtime.parsing.tool_calls import ToolCallFormat
 from ...runtime.tokenizer.chat_template import ChatTemplateError
-from ...runtime.tokenizer.output_processor import RequestOutput
+from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..answers import BODY_ERRORS, answers
 from ..collector import Collector, generate_all
@@ -25,6 +27,7 @@ from .chunks import ChunkWriter, head, usage_of
 from .generation import best, generation_requests
 from .logprobs import chat_logprobs
 from .protocol import ChatCompletionRequest, ChatOptions
+from .tools import Calls, ToolUse, chat_grammar, format_of, message_of, tool_use
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -43,15 +46,17 @@ async def create_chat_completion(
         serving, body, size=request.size, add_special_tokens=body.add_special_tokens
     )
     request_id = f"chatcmpl-{uuid.uuid4().hex}"
-    requests = await generation_requests(serving, body, request_id, [ids])
+    use = tool_use(serving, body)
+    grammar = await chat_grammar(serving, body, use)
+    requests = generation_requests(serving, body, request_id, [ids], grammar)
     tokenizer = serving.engine.tokenizer
     if body.stream:
         start = head(serving, request_id, "chat.completion.chunk")
-        chunks = _ChatChunks(serving, start, requests, body)
+        chunks = _ChatChunks(serving, start, requests, body, use)
         return EventStream(Collector(serving, requests), chunks, serving.metrics)
     outputs = await generate_all(serving, requests)
     choices = [
-        _choice(tokenizer, body, index, output)
+        _choice(tokenizer, body, index, output, use)
         for index, output in enumerate(best(outputs, body.samples, body.n))
     ]
     start = head(serving, request_id, "chat.completion")
@@ -78,7 +83,7 @@ async def chat_ids(
             "--chat-template FILE."
         )
         raise InvalidRequest(message, param="messages", code="no_chat_template")
-    render = partial(_render, tokenizer, options)
+    render = partial(_render, tokenizer, options, format_of(serving))
     try:
         text = render() if size < THREAD_FROM else await serving.threads.run(render)
     except ChatTemplateError as error:
@@ -91,7 +96,7 @@ async def chat_ids(
     )
 
 
-def _render(tokenizer: Tokenizer, options: ChatOptions) -> str:
+def _render(tokenizer: Tokenizer, options: ChatOptions, form: ToolCallFormat) -> str:
     """The prompt. Raises `InvalidRequest` where the template leaves tool calls out, and
     `ChatTemplateError`.
     """
@@ -99,24 +104,31 @@ def _render(tokenizer: Tokenizer, options: ChatOptions) -> str:
     arguments = [call.function.arguments for call in calls]
     check_structure("".join([part for part in arguments if isinstance(part, str)]).encode())
     messages = [message.for_template() for message in options.messages]
+    tools = options.told
     apply = partial(
         tokenizer.apply_chat_template,
         add_generation_prompt=options.add_generation_prompt and not options.continue_final_message,
         continue_final_message=options.continue_final_message,
         template_kwargs=options.chat_template_kwargs,
     )
-    if calls:
-        _check_calls_are_told(messages, apply)
-    return apply(messages)
+    untold = _untold_calls(messages, apply) if calls else None
+    if not form.in_template and (tools or untold is not None):
+        return apply(form.told(messages, tools))
+    if untold is not None:
+        param = f"messages[{untold}].tool_calls"
+        message = (
+            f"{param}: the model's chat template leaves tool calls out, so the model would not "
+            "see them; put them into content."
+        )
+        raise InvalidRequest(message, param=param, code="unsupported_by_chat_template")
+    return apply(messages, tools=[tool.described() for tool in tools])
 
 
-def _check_calls_are_told(
+def _untold_calls(
     messages: list[dict[str, Any]], apply: Callable[[list[dict[str, Any]]], str]
-) -> None:
-    """Raises `InvalidRequest` unless every call shows in the prompt by a name that occurs nowhere
-    else.
-
-    Templates pass over what they do not know.
+) -> int | None:
+    """The first message of which a call does not show in the prompt, by a name that occurs nowhere
+    else: templates pass over what they do not know.
     """
     places = {
         uuid.uuid4().hex: (index, call)
@@ -129,46 +141,72 @@ def _check_calls_are_told(
     for mark, (index, call) in places.items():
         marked[index]["tool_calls"].append({**call, "function": {**call["function"], "name": mark}})
     text = apply(marked)
-    for mark, (index, _) in places.items():
-        if mark not in text:
-            param = f"messages[{index}].tool_calls"
-            message = (
-                f"{param}: the model's chat template leaves tool calls out, so the model "
-                "would not see them; put them into content."
-            )
-            raise InvalidRequest(message, param=param, code="unsupported_by_chat_template")
+    return next((index for mark, (index, _) in places.items() if mark not in text), None)
 
 
 def _choice(
-    tokenizer: Tokenizer, body: ChatCompletionRequest, index: int, output: RequestOutput
+    tokenizer: Tokenizer,
+    body: ChatCompletionRequest,
+    index: int,
+    output: RequestOutput,
+    use: ToolUse | None,
 ) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": output.text, "refusal": None}
+    reason: str | None = output.finish_reason
+    if use is not None:
+        calls = Calls(use.parser())
+        message = message_of(calls.push(output.text, ends=True))
+        reason = _reason(output, calls)
     return {
         "index": index,
-        "message": {"role": "assistant", "content": output.text, "refusal": None},
+        "message": message,
         "logprobs": chat_logprobs(tokenizer, output.logprobs or []) if body.logprobs else None,
-        "finish_reason": output.finish_reason,
+        "finish_reason": reason,
     }
 
 
+def _reason(output: RequestOutput, calls: Calls | None) -> str | None:
+    if calls is not None and calls.any and output.finish_reason == FinishReason.STOP:
+        return "tool_calls"
+    return output.finish_reason
+
+
 class _ChatChunks(ChunkWriter):
-    """Chunks of a streamed chat completion: for each choice one with the role, those with text, one
-    with the finish reason.
+    """Chunks of a streamed chat completion: for each choice one with the role, those with text and
+    calls, one with the finish reason.
     """
 
+    def __init__(
+        self,
+        serving: Serving,
+        start: dict[str, Any],
+        requests: Sequence[RequestState],
+        body: ChatCompletionRequest,
+        use: ToolUse | None,
+    ) -> None:
+        super().__init__(serving, start, requests, body, is_plain=use is None)
+        self._calls = [] if use is None else [Calls(use.parser()) for _ in requests]
+
     def opening(self, index: int) -> dict[str, Any]:
-        delta = {"role": "assistant", "content": ""}
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return _delta(index, {"role": "assistant", "content": ""})
 
     def text_choice(self, index: int, text: str) -> dict[str, Any]:
-        return {"index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
+        return _delta(index, {"content": text})
 
     def choices(self, index: int, output: RequestOutput) -> list[dict[str, Any]]:
-        choices: list[dict[str, Any]] = []
-        if output.text or output.logprobs:
-            choices.append(self.text_choice(index, output.text))
+        calls = self._calls[index] if self._calls else None
+        if calls is None:
+            deltas = [{"content": output.text}] if output.text or output.logprobs else []
+        else:
+            deltas = calls.push(output.text, ends=output.finish_reason is not None)
+            deltas = deltas or [{"content": ""}] * bool(output.logprobs)
+        choices = [_delta(index, delta) for delta in deltas]
         if output.logprobs:
             choices[0]["logprobs"] = chat_logprobs(self._tokenizer, output.logprobs)
         if output.finish_reason is not None:
-            reason = output.finish_reason
-            choices.append({"index": index, "delta": {}, "logprobs": None, "finish_reason": reason})
+            choices.append({**_delta(index, {}), "finish_reason": _reason(output, calls)})
         return choices
+
+
+def _delta(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

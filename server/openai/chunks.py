@@ -52,7 +52,10 @@ class ChunkWriter(ABC):
         start: dict[str, Any],
         requests: Sequence[RequestState],
         body: GenerationBody,
+        *,
+        is_plain: bool = True,
     ) -> None:
+        """`is_plain`: each sequence's text is told as it comes."""
         self._tokenizer = serving.engine.tokenizer
         options = body.stream_options
         self._start = start
@@ -61,6 +64,7 @@ class ChunkWriter(ABC):
         self._samples = body.samples
         self._include_usage = options is not None and options.include_usage
         self._continuous_usage = options is not None and options.continuous_usage_stats
+        self._is_plain = is_plain and not self._continuous_usage
         self._suffix = b'],"usage":null}\n\n' if self._include_usage else b"]}\n\n"
         self._told: dict[int, int] = {}
         """Tokens of each sequence that the client has been told of."""
@@ -91,7 +95,7 @@ class ChunkWriter(ABC):
                 self._told[index] = 0
                 if (opening := self.opening(index)) is not None:
                     events.append(self._chunk(opening))
-                if not self._continuous_usage:
+                if self._is_plain:
                     before, _, after = self._chunk(self.text_choice(index, "")).rpartition(b'""')
                     self._around_text[index] = before, after
             self._told[index] = output.completion_tokens

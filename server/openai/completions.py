@@ -15,6 +15,7 @@ from ..collector import Collector, generate_all
 from ..http.body import JsonRoute
 from ..sse import EventStream
 from ..state import Serving, ServingDep, json_response
+from ..structured import grammar_of
 from .answers import Completion, CompletionChunk
 from .chunks import ChunkWriter, head, usage_of
 from .generation import best, generation_requests
@@ -35,7 +36,8 @@ async def create_completion(body: CompletionRequest, serving: ServingDep) -> Res
         body.prompt, "prompt", add_special_tokens=body.add_special_tokens
     )
     request_id = f"cmpl-{uuid.uuid4().hex}"
-    requests = await generation_requests(serving, body, request_id, prompts)
+    grammar = await grammar_of(serving, body)
+    requests = generation_requests(serving, body, request_id, prompts, grammar)
     start = head(serving, request_id, "text_completion")
     choices = [_Choice(serving, body, prompts, index) for index in range(len(prompts) * body.n)]
     if body.stream:

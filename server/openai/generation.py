@@ -9,15 +9,15 @@ from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
 from ..errors import InvalidRequest
 from ..request_builder import WireNames, build_requests, check_prompt_logprobs
 from ..state import Serving
-from ..structured import grammar_of
 from .protocol import ChatCompletionRequest, CompletionRequest
 
 
-async def generation_requests(
+def generation_requests(
     serving: Serving,
     body: CompletionRequest | ChatCompletionRequest,
     request_id: str,
     prompts: Sequence[list[int]],
+    grammar: str | None,
 ) -> list[RequestState]:
     """`body.samples` sequences for each prompt, prompt by prompt. Raises `InvalidRequest`."""
     if isinstance(body, ChatCompletionRequest):
@@ -45,7 +45,6 @@ async def generation_requests(
             "logprobs": top,
         },
     )
-    grammar = await grammar_of(serving, body)
     samples, arrival = body.samples, time.monotonic()
     requests: list[RequestState] = []
     for ids in prompts:

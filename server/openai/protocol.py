@@ -39,6 +39,7 @@ from ..schemas import (
     only,
 )
 from ..structured import OpenAIStructuredFields
+from .tools import ToolFields
 
 
 class StreamOptions(WireModel):
@@ -243,17 +244,17 @@ class ChatMessage(WireModel):
 Messages = Annotated[list[ChatMessage], FailFast(), Field(max_length=MAX_MESSAGES)]
 
 
-class ChatOptions(WireModel):
+class ChatOptions(ToolFields):
     """How messages become a prompt."""
 
     messages: Messages = Field(default_factory=list)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    tools: Unsupported = None
-    tool_choice: Annotated[Any, only("none", "auto", remedy="tools are not supported yet")] = None
-    functions: Unsupported = None
-    function_call: Annotated[Any, only("none", "auto", remedy="tools are not supported yet")] = None
+    functions: Annotated[Any, only(remedy="send tools, of which it is an older form")] = None
+    function_call: Annotated[
+        Any, only("none", "auto", remedy="send tool_choice, of which it is an older form")
+    ] = None
     documents: Unsupported = None
     chat_template: Unsupported = None
 

@@ -177,11 +177,6 @@ FOR_ONE: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         CHAT,
-        {"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}]},
-        "messages[1].tool_calls",
-    ),
-    (
-        CHAT,
         {"messages": [{"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}]},
         "messages[0].content",
     ),
@@ -196,7 +191,6 @@ FOR_ONE: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"documents": [{"text": "x"}]}, "documents"),
     (GENERATE, {"session_params": {"id": "x"}}, "session_params"),
     (GENERATE, {"sampling_params": {"stop_regex": "a+"}}, "sampling_params[0].stop_regex"),
-    (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     (CHAT, {"functions": [{"name": "f"}]}, "functions"),
     (CHAT, {"top_logprobs": 2}, "top_logprobs"),
     (CHAT, {"logprobs": True, "top_logprobs": 101}, "top_logprobs"),

@@ -148,30 +148,29 @@ async def test_tool_calls_of_the_history_reach_a_template_that_knows_them() -> N
     assert prompt_text(engine) == f"[user]Hi[assistant]{calls}[tool]42(c0)"
 
 
-async def test_tool_calls_that_a_template_leaves_out_are_refused_by_their_name(
+async def test_tool_calls_that_a_template_leaves_out_are_told_as_text(
     client: httpx.AsyncClient, scripted: ScriptedEngine
 ) -> None:
-    error = error_of(
-        await client.post(PATH, json={"messages": [USER, calling("{}"), USER]}),
-        400,
-        "messages[1].tool_calls",
-    )
-    assert "chat template leaves tool calls out" in error["message"]
     # That the name occurs elsewhere does not make the call visible.
-    told = [{"role": "user", "content": "call f0"}, calling("{}"), USER]
-    error_of(await client.post(PATH, json={"messages": told}), 400, "messages[1].tool_calls")
+    await chat(client, messages=[{"role": "user", "content": "call f0"}, calling("{}"), USER])
+    assert '"name": "f0", "arguments": {}' in prompt_text(scripted)
     first_only = ScriptedEngine(
         toy_tokenizer(chat_template=TOOL_TEMPLATE.replace("in m.tool_calls", "in m.tool_calls[:1]"))
     )
     async with client_of(make_app(first_only)) as other:
-        error_of(
-            await other.post(PATH, json={"messages": [USER, calling("{}", "{}")]}),
-            400,
-            "messages[1].tool_calls",
-        )
-        assert (
-            await other.post(PATH, json={"messages": [USER, calling("{}")], "max_tokens": 1})
-        ).status_code == 200
+        await chat(other, messages=[USER, calling("{}", "{}")])
+        assert '"name": "f1", "arguments": {}' in prompt_text(first_only)
+        await chat(other, messages=[USER, calling("{}")])
+        assert prompt_text(first_only).endswith("<f0 {} c0>")
+
+
+async def test_tool_calls_that_a_template_leaves_out_are_refused_where_it_is_to_tell_them(
+    scripted: ScriptedEngine,
+) -> None:
+    async with client_of(make_app(scripted, tool_call_parser="hermes")) as client:
+        told = {"messages": [USER, calling("{}"), USER]}
+        error = error_of(await client.post(PATH, json=told), 400, "messages[1].tool_calls")
+    assert "chat template leaves tool calls out" in error["message"]
     assert scripted.requests == []
 
 

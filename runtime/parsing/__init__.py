@@ -1,0 +1,1 @@
+"""Tool calls out of a model's text, and into it."""

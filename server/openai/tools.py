@@ -1,0 +1,217 @@
+"""Tools of chat completions: what requests say of them, and what becomes of the model's text."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import FailFast, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from ...runtime.parsing.tool_calls import (
+    Arguments,
+    CallBegins,
+    CallParser,
+    Event,
+    Text,
+    Tool,
+    ToolCallFormat,
+    choose_format,
+)
+from ..errors import InvalidRequest
+from ..schemas import WireModel, disagreement
+from ..state import Serving
+from ..structured import OpenAIStructuredFields, grammar_of, json_schema_of
+from ..structured import made_grammar as made
+
+MAX_TOOLS = 128
+_NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class FunctionDefinition(WireModel):
+    """`parameters`: a JSON schema of the arguments; without one there are none. Where calls are
+    `strict` a schema that cannot be held to is refused.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str = ""
+    parameters: dict[str, Any] = Field(default_factory=lambda: dict(_NO_ARGUMENTS))
+    strict: bool = False
+
+
+class ToolDefinition(WireModel):
+    type: Literal["function"] = "function"
+    function: FunctionDefinition
+
+
+class FunctionName(WireModel):
+    name: str
+
+
+class NamedTool(WireModel):
+    type: Literal["function"] = "function"
+    function: FunctionName
+
+
+def parse_tool_choice(value: Any) -> str | NamedTool:
+    """A word, or a tool by its name."""
+    if isinstance(value, str) and value in ("none", "auto", "required"):
+        return value
+    if isinstance(value, dict):
+        return NamedTool.model_validate(value)
+    raise PydanticCustomError(
+        "tool_choice",
+        'Input should be "none", "auto", "required", or '
+        '{{"type": "function", "function": {{"name": NAME}}}}',
+    )
+
+
+ToolChoice = Annotated[
+    Any,
+    PlainValidator(parse_tool_choice),
+    WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]}),
+]
+
+
+class ToolFields(WireModel):
+    """OpenAI's members for tools."""
+
+    tools: Annotated[list[ToolDefinition], FailFast(), Field(max_length=MAX_TOOLS)] = Field(
+        default_factory=list
+    )
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+
+    @model_validator(mode="after")
+    def _choice_is_a_tool(self) -> Self:
+        names = [tool.function.name for tool in self.tools]
+        if len(names) > len(set(names)):
+            raise disagreement("tools", "two tools have the same name")
+        if isinstance(self.tool_choice, NamedTool):
+            if self.tool_choice.function.name not in names:
+                raise disagreement("tool_choice", "tool_choice names none of the tools")
+        elif self.tool_choice == "required" and not names:
+            raise disagreement("tool_choice", "tool_choice needs tools")
+        return self
+
+    @property
+    def told(self) -> list[Tool]:
+        """The tools that the model hears of."""
+        functions = [tool.function for tool in self.tools] if self.tool_choice != "none" else []
+        return [
+            Tool(function.name, function.description, function.parameters) for function in functions
+        ]
+
+
+def format_of(serving: Serving) -> ToolCallFormat:
+    """How the served model writes calls."""
+    return choose_format(serving.config.tool_call_parser, serving.engine.tokenizer.chat_template)
+
+
+class ToolUse(NamedTuple):
+    """How one chat may call: the tools that it may, whether it must, and several."""
+
+    form: ToolCallFormat
+    tools: Sequence[Tool]
+    required: bool
+    parallel: bool
+    strict: bool
+
+    def parser(self) -> CallParser:
+        return self.form.parser({tool.name for tool in self.tools})
+
+
+def tool_use(serving: Serving, fields: ToolFields) -> ToolUse | None:
+    """None where there is nothing to call."""
+    tools, choice = fields.told, fields.tool_choice
+    if not tools:
+        return None
+    if isinstance(choice, NamedTool):
+        tools = [tool for tool in tools if tool.name == choice.function.name]
+    return ToolUse(
+        format_of(serving),
+        tools,
+        required=choice != "auto",
+        parallel=fields.parallel_tool_calls and not isinstance(choice, NamedTool),
+        strict=any(tool.function.strict for tool in fields.tools),
+    )
+
+
+async def chat_grammar(
+    serving: Serving, fields: OpenAIStructuredFields, use: ToolUse | None
+) -> str | None:
+    """What the answer must follow: calls of the tools, what the fields ask of the text, or one of
+    the two. Raises `InvalidRequest`.
+    """
+    if use is None:
+        return await grammar_of(serving, fields)
+    content: Mapping[str, Any] | None = None
+    if not use.required and (await grammar_of(serving, fields)) is not None:
+        content = json_schema_of(fields)
+        if content is None:
+            raise InvalidRequest(
+                "tools go together with a JSON schema for the text alone; send one of them.",
+                param="tools",
+                code="invalid_value",
+            )
+    lark = use.form.grammar(
+        use.tools, required=use.required, parallel=use.parallel, content=content
+    )
+    try:
+        return await made(serving, "tools", "lark", lark)
+    except InvalidRequest:
+        # OpenAI takes any schema where calls are not strict: the model does as well as it can.
+        if use.required or use.strict or content is not None:
+            raise
+        return None
+
+
+class Calls:
+    """Deltas of one choice: text, and calls as OpenAI streams them, the name first."""
+
+    def __init__(self, parser: CallParser) -> None:
+        self._parser = parser
+        self._count = 0
+
+    @property
+    def any(self) -> bool:
+        """Whether a call has begun."""
+        return self._count > 0
+
+    def push(self, text: str, *, ends: bool) -> list[dict[str, Any]]:
+        """The deltas of new text, which `ends` here."""
+        events = self._parser.push(text)
+        if ends:
+            events += self._parser.finish()
+        return [self._delta(event) for event in events]
+
+    def _delta(self, event: Event) -> dict[str, Any]:
+        match event:
+            case Text(text):
+                return {"content": text}
+            case CallBegins(name):
+                call = {
+                    "index": self._count,
+                    "id": f"call_{uuid.uuid4().hex[:24]}",
+                    "type": "function",
+                    "function": {"name": name, "arguments": ""},
+                }
+                self._count += 1
+                return {"tool_calls": [call]}
+            case Arguments(text):
+                part = {"index": self._count - 1, "function": {"arguments": text}}
+                return {"tool_calls": [part]}
+
+
+def message_of(deltas: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The message that deltas add up to."""
+    content = "".join([delta.get("content", "") for delta in deltas])
+    calls: list[dict[str, Any]] = []
+    for part in (part for delta in deltas for part in delta.get("tool_calls", ())):
+        if "id" in part:
+            calls.append({name: value for name, value in part.items() if name != "index"})
+        else:
+            calls[-1]["function"]["arguments"] += part["function"]["arguments"]
+    message = {"role": "assistant", "content": content or None, "refusal": None}
+    return {**message, "tool_calls": calls} if calls else {**message, "content": content}

@@ -1,0 +1,222 @@
+"""Calls are read out of texts however these come in pieces, and what is no call stays text."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import make_tiny_model
+
+from piecework import LLM, SamplingParams
+from piecework.runtime.parsing.tool_calls import (
+    Arguments,
+    CallBegins,
+    Event,
+    Text,
+    Tool,
+    choose_format,
+    formats,
+)
+from piecework.runtime.sampling import grammar
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 6}, "days": {"enum": [1, 7]}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+WEATHER, ADD = Tool("weather", "of a city", SCHEMA), Tool("add", "", {"type": "object"})
+HERMES = formats()["hermes"]
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+RECORDED: dict[str, tuple[str, list[Event]]] = {
+    "one": (
+        call("weather", '{"city": "Bonn"}'),
+        [CallBegins("weather"), Arguments('{"city": "Bonn"}')],
+    ),
+    "text before": (
+        "Let me see.\n\n" + call("add", "{}") + "\n",
+        [Text("Let me see."), CallBegins("add"), Arguments("{}")],
+    ),
+    "two": (
+        call("add", '{"a": [1, {"b": 2}]}')
+        + "\n"
+        + call("weather", '{"city": "}\\"</tool_call>"}'),
+        [
+            CallBegins("add"),
+            Arguments('{"a": [1, {"b": 2}]}'),
+            CallBegins("weather"),
+            Arguments('{"city": "}\\"</tool_call>"}'),
+        ],
+    ),
+    "text between": (
+        call("add", "{}") + " and then " + call("add", "{}"),
+        [CallBegins("add"), Arguments("{}"), Text(" and then"), CallBegins("add"), Arguments("{}")],
+    ),
+    "arguments first": (
+        '<tool_call>{"arguments": {"a": "ü"}, "name": "add"}</tool_call>',
+        [CallBegins("add"), Arguments('{"a": "ü"}')],
+    ),
+    "arguments as text": (
+        '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>',
+        [CallBegins("add"), Arguments('{"a": 1}')],
+    ),
+    "without its end": (
+        call("add", "{}").removesuffix("\n</tool_call>"),
+        [CallBegins("add"), Arguments("{}")],
+    ),
+    "half a call": (
+        '<tool_call>\n{"name": "add", "arguments": {"a": ',
+        [CallBegins("add"), Arguments('{"a": ')],
+    ),
+    "no name yet": ('Well: <tool_call>\n{"na', [Text('Well: <tool_call>\n{"na')]),
+    "unknown": (call("rm", "{}") + "!", [Text(call("rm", "{}") + "!")]),
+    "no JSON": ("a <tool_call> b </tool_call> c", [Text("a <tool_call> b </tool_call> c")]),
+    "marks alone": ("1 < 2 <tool 3 </tool_call> \n", [Text("1 < 2 <tool 3 </tool_call> \n")]),
+}
+
+
+def joined(events: list[Event]) -> list[Event]:
+    """Pieces of one text, and of one call's arguments, as one."""
+    found: list[Event] = []
+    for event in events:
+        last = found[-1] if found else None
+        if isinstance(event, Text) and isinstance(last, Text):
+            found[-1] = Text(last.text + event.text)
+        elif isinstance(event, Arguments) and isinstance(last, Arguments):
+            found[-1] = Arguments(last.text + event.text)
+        else:
+            found.append(event)
+    return found
+
+
+def read(*pieces: str) -> list[Event]:
+    parser = HERMES.parser({"weather", "add"})
+    return joined([event for piece in pieces for event in parser.push(piece)] + parser.finish())
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_texts_cut_anywhere(name: str) -> None:
+    text, expected = RECORDED[name]
+    assert read(text) == expected
+    assert read(*text) == expected
+    for cut in range(len(text)):
+        assert read(text[:cut], text[cut:]) == expected
+
+
+@settings(max_examples=200)
+@given(
+    parts=st.lists(
+        st.sampled_from(
+            (
+                *("<tool_call>", "</tool_call>", '{"name": "add", ', '"arguments": '),
+                *("{", "}", '"', "\n"),
+            )
+        ),
+        max_size=12,
+    ),
+    cuts=st.lists(st.integers(0, 120), max_size=4),
+)
+def test_any_text_reads_the_same_in_pieces(parts: list[str], cuts: list[int]) -> None:
+    text = "".join(parts)
+    places = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
+    assert read(*(text[begin:end] for begin, end in pairwise(places))) == read(text)
+
+
+def test_a_long_text_behind_a_mark_is_not_held_back_for_ever() -> None:
+    parser = HERMES.parser({"add"})
+    events = [event for _ in range(100) for event in parser.push("<tool_call>" + "x" * 100)]
+    assert sum(len(event.text) for event in events if isinstance(event, Text)) > 5000
+
+
+def test_the_format_is_found_by_the_template() -> None:
+    qwen = '{{ "<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args>}" }}'
+    assert choose_format("auto", qwen).name == "hermes"
+    assert choose_format("auto", "{{ messages }}").name == "generic"
+    assert choose_format("auto", None).name == "generic"
+    assert choose_format("hermes", None).name == "hermes"
+    with pytest.raises(ValueError, match="--tool-call-parser must be auto or one of generic, herm"):
+        choose_format("nonsense", None)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    return LLM(str(make_tiny_model(tmp_path_factory.mktemp("tools") / "model")), dtype="float32")
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_required_calls_validate_at_any_temperature(llm: LLM, parallel: bool) -> None:
+    lark = HERMES.grammar([WEATHER], required=True, parallel=parallel)
+    params = [
+        SamplingParams(
+            max_new_tokens=300, temperature=2.0, seed=seed, grammar=grammar.from_lark(lark)
+        )
+        for seed in range(8)
+    ]
+    ended = 0
+    for completion in llm.generate(["Call:"] * len(params), params):
+        events = read(completion.text)
+        assert not any(isinstance(event, Text) for event in events)
+        if completion.finish_reason == "stop":
+            ended += 1
+            calls = [event.text for event in events if isinstance(event, Arguments)]
+            assert len(calls) == 1 or parallel
+            for arguments in calls:
+                jsonschema.validate(json.loads(arguments), SCHEMA)
+    assert ended
+
+
+def test_free_text_turns_into_a_call_at_its_mark(llm: LLM) -> None:
+    """A model that begins a call, as one that was trained does, must end it by its schema."""
+    lark = HERMES.grammar([WEATHER], required=False, parallel=True)
+    begun = llm.tokenizer.encode("Well. <tool_call>")
+    matcher = llm.core.grammars.matcher(grammar.from_lark(lark))  # type: ignore[union-attr]
+    matcher.accept(begun)
+    assert matcher.fault is None and not matcher.is_finished
+    forced = llm.tokenizer.decode(matcher.forced())
+    assert forced.startswith('\n{"name": "weather", "arguments": {')
+
+
+def test_an_answer_is_a_call_or_json(llm: LLM) -> None:
+    content = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    lark = HERMES.grammar([WEATHER], required=False, parallel=False, content=content)
+    params = [
+        SamplingParams(
+            max_new_tokens=300, temperature=5.0, seed=seed, grammar=grammar.from_lark(lark)
+        )
+        for seed in range(8)
+    ]
+    kinds = set()
+    for completion in llm.generate(["Go:"] * len(params), params):
+        if completion.finish_reason == "stop":
+            (first, *_) = read(completion.text)
+            kinds.add(type(first))
+            if isinstance(first, Text):
+                jsonschema.validate(json.loads(first.text), content)
+    assert kinds <= {Text, CallBegins} and kinds
+
+
+def test_models_without_tools_are_told_in_words() -> None:
+    generic = formats()["generic"]
+    function = {"name": "add", "arguments": {"a": 1}}
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "1 + 1?"},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": function}]},
+        {"role": "tool", "content": "2", "tool_call_id": "x"},
+    ]
+    system, user, called, result = generic.told(messages, [ADD])
+    assert system["content"].startswith("Be kind.\n\n") and '"name": "add"' in system["content"]
+    assert user == messages[1]
+    assert read(called["content"]) == [CallBegins("add"), Arguments('{"a": 1}')]
+    assert "tool_calls" not in called
+    assert (result["role"], "2" in result["content"]) == ("user", True)
+    assert generic.told(messages[:2], []) == messages[:2]

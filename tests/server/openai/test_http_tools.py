@@ -1,0 +1,182 @@
+"""Tools through `/v1/chat/completions`: what the model is told, what its text becomes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from http_fixtures import error_of
+from openai.types.chat import ChatCompletionToolParam
+from scripted_engine import ScriptedEngine
+
+PATH = "/v1/chat/completions"
+WEATHER: ChatCompletionToolParam = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+USER = {"role": "user", "content": "Hi"}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_call>'
+
+
+@pytest.fixture(autouse=True)
+def _long_context(scripted: ScriptedEngine) -> None:
+    assert scripted.info is not None
+    scripted.info = dataclasses.replace(scripted.info, context_length=2048)
+
+
+def says(engine: ScriptedEngine, text: str) -> None:
+    """The engine says this, and ends."""
+    ids = engine.tokenizer.encode(text, add_special_tokens=False)
+    engine.script.reply = lambda request: [*ids, engine.tokenizer.eos_token_ids[0]]
+
+
+async def chat(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
+    sent = {"messages": [USER], "tools": [WEATHER], "max_tokens": 100, **body}
+    answer = await client.post(PATH, json=sent)
+    assert answer.status_code == 200, answer.text
+    choice: dict[str, Any] = answer.json()["choices"][0]
+    return choice
+
+
+async def test_a_call(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
+    says(scripted, "I look.\n" + CALL)
+    choice = await chat(client)
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "I look."
+    assert (call["type"], call["function"]) == (
+        "function",
+        {"name": "weather", "arguments": '{"city": "Bonn"}'},
+    )
+    prompt = scripted.tokenizer.decode(scripted.requests[0].prompt_ids)
+    assert '"name": "weather"' in prompt and "of a city" in prompt
+
+
+async def test_a_call_alone_has_no_content(
+    client: httpx.AsyncClient, scripted: ScriptedEngine
+) -> None:
+    says(scripted, CALL)
+    assert (await chat(client))["message"]["content"] is None
+
+
+async def test_no_call(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
+    says(scripted, "No tool.")
+    choice = await chat(client)
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", "No tool.")
+    assert "tool_calls" not in choice["message"]
+
+
+async def test_a_call_that_is_cut_off_is_incomplete(
+    client: httpx.AsyncClient, scripted: ScriptedEngine
+) -> None:
+    says(scripted, CALL)
+    count = len(scripted.tokenizer.encode(CALL.partition("Bonn")[0], add_special_tokens=False))
+    choice = await chat(client, max_tokens=count)
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "length"
+    assert call["function"]["arguments"].startswith('{"city":')
+
+
+async def test_choices(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
+    other = {"type": "function", "function": {"name": "other"}}
+    for choice in (
+        "none",
+        "auto",
+        "required",
+        {"type": "function", "function": {"name": "other"}},
+    ):
+        await chat(client, tools=[WEATHER, other], tool_choice=choice)
+    none, auto, required, named = scripted.requests
+    assert none.params.grammar is None
+    assert "weather" not in scripted.tokenizer.decode(none.prompt_ids)
+    assert "TEXT" in (auto.params.grammar or "") and "TEXT" not in (required.params.grammar or "")
+    assert "weather" in (required.params.grammar or "")
+    assert "weather" not in (named.params.grammar or "")
+    assert "weather" in scripted.tokenizer.decode(named.prompt_ids)
+
+
+async def test_a_schema_that_no_grammar_holds(
+    client: httpx.AsyncClient, scripted: ScriptedEngine
+) -> None:
+    """OpenAI takes any schema where calls are not strict."""
+    odd: dict[str, Any] = {
+        "name": "odd",
+        "parameters": {"type": "object", "properties": {"x": {"not": {"type": "string"}}}},
+    }
+    await chat(client, tools=[{"type": "function", "function": odd}])
+    assert scripted.requests[0].params.grammar is None
+    for body in (
+        {"tools": [{"type": "function", "function": odd}], "tool_choice": "required"},
+        {"tools": [{"type": "function", "function": {**odd, "strict": True}}]},
+    ):
+        answer = await client.post(PATH, json={"messages": [USER], **body})
+        assert "invalid_grammar" in str(error_of(answer, 400, "tools"))
+
+
+async def test_tools_beside_a_form_of_the_text(
+    client: httpx.AsyncClient, scripted: ScriptedEngine
+) -> None:
+    form = {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": {"type": "object", "required": ["zebra"]}},
+    }
+    await chat(client, response_format=form)
+    grammar = scripted.requests[0].params.grammar or ""
+    assert "zebra" in grammar and "weather" in grammar and "TEXT" not in grammar
+    answer = await client.post(PATH, json={"messages": [USER], "tools": [WEATHER], "regex": "a+"})
+    error_of(answer, 400, "tools")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [WEATHER, WEATHER]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [WEATHER] * 200}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        (
+            {
+                "tools": [WEATHER],
+                "tool_choice": {"type": "function", "function": {"name": "missing"}},
+            },
+            "tool_choice",
+        ),
+        ({"tools": [WEATHER], "tool_choice": "maybe"}, "tool_choice"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+    ],
+)
+async def test_bad_tools(client: httpx.AsyncClient, body: dict[str, Any], param: str) -> None:
+    error_of(await client.post(PATH, json={"messages": [USER], **body}), 400, param)
+
+
+def test_calls_streamed_to_the_openai_client(url: str, scripted: ScriptedEngine) -> None:
+    says(scripted, "So.\n" + CALL + "\n" + CALL.replace("Bonn", "Köln"))
+    with (
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        client.chat.completions.stream(
+            model="default",
+            messages=[{"role": "user", "content": "Hi"}],
+            tools=[WEATHER],
+            max_tokens=200,
+        ) as stream,
+    ):
+        for _ in stream:
+            pass
+        (choice,) = stream.get_final_completion().choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "So."
+    calls = [call.function for call in choice.message.tool_calls or []]
+    assert [(call.name, call.arguments) for call in calls] == [
+        ("weather", '{"city": "Bonn"}'),
+        ("weather", '{"city": "Köln"}'),
+    ]
+    ids = {call.id for call in choice.message.tool_calls or []}
+    assert len(ids) == 2
