@@ -218,7 +218,7 @@ def test_a_port_in_use_is_one_line_and_costs_no_load(model: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         flags = ["--port", str(taken.getsockname()[1])]
         with serve(model, *flags) as server:
-            code, out, err = server.finish(10)
+            code, out, err = server.finish()
     assert (code, out) == (2, "")
     assert (
         err
