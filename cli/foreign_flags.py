@@ -52,7 +52,8 @@ NOTHING_TO_DO = (
 trusted.
 """
 
-_TOOLS = "tool calls and reasoning are not taken out of answers in this version"
+_TOOLS = "--tool-call-parser says how calls are written, and nothing else needs a flag"
+_REASONING = "reasoning is not taken out of answers in this version"
 _LORA = "LoRA adapters are not supported; merge the adapter into its model, and serve that"
 _SPECULATION = "speculative decoding is not supported"
 _ENCODERS = "embeddings are not supported; this serves text generation"
@@ -75,13 +76,13 @@ _NOT_HERE = {
     "--help",
     "--cuda-?graph-(capture-)?sizes|--max-cudagraph-capture-size|--max-seq-len-to-capture|"
     "--max-context-len-to-capture": _SIZES,
-    "--enable-auto-tool-choice|--tool-call-parser|--tool-parser-plugin|--tool-server|"
-    "--reasoning-parser|--enable-reasoning": _TOOLS,
+    "--enable-auto-tool-choice|--tool-parser-plugin|--tool-server": _TOOLS,
+    "--reasoning-parser|--enable-reasoning": _REASONING,
     "--(enable-)?lora(-.*)?|--max-loras.*|--max-lora-rank|--max-cpu-loras|"
     "--fully-sharded-loras": _LORA,
     "--speculative-.*|--num-speculative-tokens": _SPECULATION,
-    "--guided-decoding-.*|--structured-outputs-.*|--grammar-backend": "structured output is not "
-    "supported",
+    "--guided-decoding-.*|--structured-outputs-.*|--grammar-backend": "structured output is "
+    "llguidance's, and needs no flag",
     "--is-embedding|--task|--runner|--convert|--pooler-config": _ENCODERS,
     "--enable-multimodal|--limit-mm-per-prompt|--mm-.*|--allowed-local-media-path": "images and "
     "audio in requests are not supported",

@@ -302,7 +302,7 @@ def test_foreign_values_are_read_as_their_servers_read_them(
         (["--enable-lora", "--lora-modules", "a=b"], "merge the adapter"),
         (["-O3"], "--piecewise-cuda-graph compiles"),
         (["--uvicorn-log-level", "debug"], "--log-level sets"),
-        (["--tool-parser-plugin", "x.py"], "tool calls"),
+        (["--tool-parser-plugin", "x.py"], "--tool-call-parser"),
     ],
 )
 def test_what_means_nothing_here_is_told_by_its_name(
