@@ -35,12 +35,13 @@ class CompilingRequests:
 
     def ready(self) -> Iterator[GenerateRequest]:
         """Those that can go on, which forgets them; also those whose grammar has a fault, which
-        the core then finds again.
+        the core then finds again. One whose grammar has been forgotten since waits again.
         """
         for rid, (message, future) in list(self._waiting.items()):
             if future.done():
                 del self._waiting[rid]
-                yield message
+                if future.exception() is not None or not self.takes(message):
+                    yield message
 
     def drop(self, rids: Collection[str]) -> None:
         """Forget aborted ones."""

@@ -13,8 +13,10 @@ comes in, and compiled with the model's where tokens are chosen.
 from __future__ import annotations
 
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -35,6 +37,13 @@ if TYPE_CHECKING:
 MAX_GRAMMAR_CHARS = 512 * 1024
 _KEPT = 64
 """Compiled grammars that are kept for requests to come."""
+_KEPT_CHARS = 2 * MAX_GRAMMAR_CHARS
+"""And what they may be together: compiled, a character of some takes hundreds of bytes."""
+_STACK_BYTES = 512 * 2**20
+"""Of a thread that compiles: llguidance goes a level deeper, of some 3 KB, with each rule of a
+chain, and ends the process where the stack does. Reserved, and taken as far as it is used.
+"""
+_stack_lock = Lock()
 _WHITESPACE = r"[ \n\r\t]{0,20}"
 """Between JSON's tokens: as models write it, and no endless row of blanks."""
 
@@ -109,15 +118,35 @@ def checked(grammar: str) -> str:
     """The same. Raises `ValueError` for one that llguidance does not take, that no text satisfies,
     or whose size is out of bounds.
     """
-    from llguidance import LLMatcher
-
     check_length(grammar)
-    matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=_limits())
+    matcher = _compiled(_bytes(), grammar)
     # The first mask finds out what no text satisfies.
     matcher.compute_bitmask()
     if matcher.is_error():
         raise ValueError(_reason(matcher))
     return grammar
+
+
+def _compiled(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+    """A matcher, made on a stack that is deep enough for any grammar."""
+    from llguidance import LLMatcher
+
+    made: Future[LLMatcher] = Future()
+
+    def make() -> None:
+        try:
+            made.set_result(LLMatcher(tokenizer, grammar, log_level=0, limits=_limits()))
+        except BaseException as error:
+            made.set_exception(error)
+
+    thread = threading.Thread(target=make, name="grammar-compiler", daemon=True)
+    with _stack_lock:
+        usual = threading.stack_size(_STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(usual)
+    return made.result()
 
 
 @cache
@@ -237,33 +266,44 @@ class Grammars:
     ) -> None:
         self._load, self._vocab_size, self._eos = load, vocab_size, eos_token_ids
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._lock = Lock()
+        self._compiled: OrderedDict[str, LLMatcher | str] = OrderedDict()
+        """With the faults of those that cannot be."""
+        self._lock, self._turn = Lock(), Lock()
+        """Of what is compiled, held for a moment; of compiling, held as long as it takes."""
 
     def is_compiled(self, grammar: str) -> bool:
-        """Whether `matcher` gives one at once."""
+        """Whether `matcher` answers at once."""
         return grammar in self._compiled
 
     def matcher(self, grammar: str) -> Matcher:
         """At the beginning of the grammar. Raises `ValueError` for one that cannot be compiled."""
+        compiled = self._find(grammar)
+        if compiled is None:
+            with self._turn:
+                compiled = self._find(grammar) or self._keep(grammar, self._compile(grammar))
+        if isinstance(compiled, str):
+            raise ValueError(compiled)
+        return Matcher(compiled.deep_copy())
+
+    def _find(self, grammar: str) -> LLMatcher | str | None:
         with self._lock:
             compiled = self._compiled.get(grammar)
-            if compiled is None:
-                compiled = self._compiled[grammar] = self._compile(grammar)
-                if len(self._compiled) > _KEPT:
-                    self._compiled.popitem(last=False)
-            self._compiled.move_to_end(grammar)
-            return Matcher(compiled.deep_copy())
+            if compiled is not None:
+                self._compiled.move_to_end(grammar)
+            return compiled
 
-    def _compile(self, grammar: str) -> LLMatcher:
-        from llguidance import LLMatcher
+    def _keep(self, grammar: str, compiled: LLMatcher | str) -> LLMatcher | str:
+        with self._lock:
+            self._compiled[grammar] = compiled
+            while len(self._compiled) > _KEPT or sum(map(len, self._compiled)) > _KEPT_CHARS:
+                self._compiled.popitem(last=False)
+        return compiled
 
+    def _compile(self, grammar: str) -> LLMatcher | str:
         if self._tokenizer is None:
             self._tokenizer = _vocabulary(self._load(), self._vocab_size, self._eos)
-        compiled = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_limits())
-        if compiled.is_error():
-            raise ValueError(f"its grammar: {_reason(compiled)}")
-        return compiled
+        compiled = _compiled(self._tokenizer, grammar)
+        return f"its grammar: {_reason(compiled)}" if compiled.is_error() else compiled
 
 
 class _Vocabulary:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import jsonschema
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from tiny_models import make_tiny_model
 
 from piecework import LLM, SamplingParams
+from piecework.runtime.engine.compiling import CompilingRequests
 from piecework.runtime.engine.messages import FinishReason, GenerateRequest
 from piecework.runtime.llm import Completion
 from piecework.runtime.sampling import grammar as grammars
@@ -227,3 +230,79 @@ def test_a_mask_that_takes_too_long_ends_its_request_alone(
     assert spent.finish_reason is FinishReason.ERROR
     assert "too much fuel" in (spent.error or "")
     assert len(other.token_ids) == 5
+
+
+def test_no_chain_of_rules_is_too_long_for_the_stack(llm: LLM) -> None:
+    count = 12_000
+    rules = "\n".join([f"a{number}: a{number + 1}" for number in range(count)])
+    refs = {f"a{number}": {"$ref": f"#/$defs/a{number + 1}"} for number in range(count)}
+    schema = {"$ref": "#/$defs/a0", "$defs": {**refs, f"a{count}": {"type": "null"}}}
+    for grammar in (
+        grammars.from_lark(f'start: a0\n{rules}\na{count}: "x"'),
+        grammars.from_json_schema(schema),
+    ):
+        (completion,) = generate(llm, "Say:", params(grammar))
+        assert completion.text.strip() in ("x", "null")
+
+
+def test_who_knows_its_grammar_waits_for_none_that_is_compiled(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, begun, end = Grammars(lambda: llm.tokenizer, 512, frozenset({2})), Event(), Event()
+    known, large = grammars.from_regex("a"), grammars.from_regex("b")
+    kept.matcher(known)
+    compiled = grammars._compiled
+
+    def slowly(*args: Any) -> Any:
+        begun.set()
+        assert end.wait(60)
+        return compiled(*args)
+
+    monkeypatch.setattr(grammars, "_compiled", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        waits = threads.submit(kept.matcher, large)
+        assert begun.wait(60)
+        try:
+            threads.submit(kept.matcher, known).result(timeout=30)
+            assert not waits.done()
+        finally:
+            end.set()
+
+
+def test_a_fault_is_found_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Grammars(lambda: llm.tokenizer, 512, frozenset({2}))
+    with pytest.raises(ValueError, match="grammar"):
+        kept.matcher("no grammar")
+    monkeypatch.setattr(grammars, "_compiled", None)
+    assert kept.is_compiled("no grammar")
+    with pytest.raises(ValueError, match="grammar"):
+        kept.matcher("no grammar")
+
+
+def test_few_large_grammars_are_kept(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "_KEPT_CHARS", 3000)
+    kept = Grammars(lambda: llm.tokenizer, 512, frozenset({2}))
+    each = [grammars.from_choice([letter * 900]) for letter in "abcd"]
+    for grammar in each:
+        kept.matcher(grammar)
+    assert [kept.is_compiled(grammar) for grammar in each] == [False, True, True, True]
+
+
+def test_a_request_whose_grammar_was_forgotten_meanwhile_waits_again(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammars, "_KEPT", 1)
+    waiting = CompilingRequests(Grammars(lambda: llm.tokenizer, 512, frozenset({2})))
+    each = [
+        GenerateRequest(rid=letter, input_ids=[5], params=params(grammars.from_regex(letter)))
+        for letter in "ab"
+    ]
+    assert all(waiting.takes(message) for message in each)
+    for _, future in list(waiting._waiting.values()):
+        future.result()
+    ready = [message.rid for message in waiting.ready()]
+    assert ready == ["b"] and waiting.pending
+    while waiting.pending:
+        ready += [message.rid for message in waiting.ready()]
+    assert ready == ["b", "a"]
+    waiting.close()
