@@ -177,7 +177,8 @@ def marked_json_grammar(
     """Lark of texts that `MarkedJsonParser` reads; the rest as `ToolCallFormat.grammar`."""
     names = [f"tool_{number}" for number in range(len(tools))]
     rules = [
-        f"{rule}: {json.dumps(_before(tool, arguments))} %json {json.dumps(dict(tool.parameters))}"
+        f"{rule}: {json.dumps(_before(tool, arguments))} "
+        f"%json {json.dumps({'type': 'object', **tool.parameters})}"
         for rule, tool in zip(names, tools, strict=True)
     ]
     body = f"({' | '.join(names)}) {json.dumps('}' + closing)}"

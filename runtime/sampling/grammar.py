@@ -44,6 +44,9 @@ _STACK_BYTES = 512 * 2**20
 chain, and ends the process where the stack does. Reserved, and taken as far as it is used.
 """
 _stack_lock = Lock()
+_MAX_GBNF = 10_000_000
+"""Characters times rules: the library reads GBNF rule by rule, in Python, as often as it has rules.
+"""
 _WHITESPACE = r"[ \n\r\t]{0,20}"
 """Between JSON's tokens: as models write it, and no endless row of blanks."""
 
@@ -71,7 +74,8 @@ def from_choice(choices: Sequence[str]) -> str:
     """A grammar of these texts. Raises `ValueError` where there is none."""
     if not choices or not all(choices):
         raise ValueError("a choice is of one text or more, none of them empty")
-    return from_lark("start: " + " | ".join(json.dumps(choice) for choice in choices))
+    # A terminal: thousands of rules would be too many for the parser.
+    return from_lark("start: TEXT\nTEXT: " + " | ".join(json.dumps(each) for each in choices))
 
 
 def from_lark(grammar: str) -> str:
@@ -86,6 +90,12 @@ def from_ebnf(grammar: str) -> str:
     from llguidance.gbnf_to_lark import any_to_lark
 
     check_length(grammar)
+    rules = grammar.count("::=")
+    if len(grammar) * rules > _MAX_GBNF:
+        raise ValueError(
+            f"GBNF of {rules} rules and {len(grammar)} characters takes too long to read; send it "
+            "as Lark"
+        )
     try:
         lark = any_to_lark(grammar)
     except Exception as error:
@@ -120,8 +130,14 @@ def checked(grammar: str) -> str:
     """
     check_length(grammar)
     matcher = _compiled(_bytes(), grammar)
-    # The first mask finds out what no text satisfies.
-    matcher.compute_bitmask()
+    # The first mask finds out what no text satisfies, a token what is too much for one.
+    mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    first = np.flatnonzero(np.unpackbits(mask, bitorder="little")[:256])
+    if len(first) and not matcher.is_error():
+        matcher.consume_token(int(first[-1]))
+        matcher.compute_ff_tokens()
+        if not (matcher.is_stopped() or matcher.is_error()):
+            matcher.compute_bitmask()
     if matcher.is_error():
         raise ValueError(_reason(matcher))
     return grammar
@@ -172,7 +188,9 @@ def check_length(text: str) -> None:
 
 
 def _limits() -> LLParserLimits:
-    """What one token may cost at most, some milliseconds: other requests wait for it."""
+    """What one token may cost at most, for other requests wait for it: some milliseconds, and a
+    fifth of a second where a grammar reads one text in thousands of ways.
+    """
     from llguidance import LLParserLimits
 
     return LLParserLimits(

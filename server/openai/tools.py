@@ -88,6 +88,13 @@ class ToolFields(WireModel):
         names = [tool.function.name for tool in self.tools]
         if len(names) > len(set(names)):
             raise disagreement("tools", "two tools have the same name")
+        for index, tool in enumerate(self.tools):
+            if tool.function.parameters.get("type", "object") != "object":
+                raise disagreement(
+                    f"tools[{index}].function.parameters",
+                    "a function's arguments are an object: the type of the schema must be "
+                    '"object"',
+                )
         if isinstance(self.tool_choice, NamedTool):
             if self.tool_choice.function.name not in names:
                 raise disagreement("tool_choice", "tool_choice names none of the tools")

@@ -189,6 +189,24 @@ def test_what_is_no_grammar_is_refused(make: Any, given: Any) -> None:
         make(given)
 
 
+def test_a_choice_of_thousands(llm: LLM) -> None:
+    choices = [f"choice {number * 7919 % 100_003}" for number in range(5000)]
+    (completion,) = generate(llm, "Say:", params(grammars.from_choice(choices)))
+    assert completion.text in choices
+
+
+def test_what_is_too_much_for_one_token_is_refused_where_it_comes_in() -> None:
+    members = {f"k{number}": {"type": "string"} for number in range(2000)}
+    with pytest.raises(ValueError, match="items"):
+        grammars.from_json_schema({"type": "object", "properties": members})
+
+
+def test_gbnf_that_would_be_read_for_minutes_is_refused() -> None:
+    rules = "\n".join([f'r{number} ::= "a" r{number + 1}' for number in range(800)])
+    with pytest.raises(ValueError, match="as Lark"):
+        grammars.from_ebnf(f'root ::= r0\n{rules}\nr800 ::= "x"')
+
+
 def test_grammars_are_compiled_once_and_the_oldest_forgotten(llm: LLM) -> None:
     loads = 0
 

@@ -120,6 +120,19 @@ async def test_a_schema_that_no_grammar_holds(
         assert "invalid_grammar" in str(error_of(answer, 400, "tools"))
 
 
+@pytest.mark.parametrize("kind", ["string", ["object", "null"], None])
+async def test_arguments_are_an_object(
+    client: httpx.AsyncClient, scripted: ScriptedEngine, kind: Any
+) -> None:
+    """What is no object would be no call."""
+    tool = {"type": "function", "function": {"name": "odd", "parameters": {"type": kind}}}
+    body = {"messages": [USER], "tools": [tool], "tool_choice": "required"}
+    error_of(await client.post(PATH, json=body), 400, "tools[0].function.parameters")
+    tool["function"]["parameters"] = {}  # type: ignore[index]
+    await chat(client, tools=[tool], tool_choice="required")
+    assert '{"type": "object"}' in (scripted.requests[0].params.grammar or "")
+
+
 async def test_tools_beside_a_form_of_the_text(
     client: httpx.AsyncClient, scripted: ScriptedEngine
 ) -> None:
