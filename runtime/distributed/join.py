@@ -91,22 +91,21 @@ def await_ranks(
     door = _Door(listener, key)
     deadline = time.monotonic() + seconds
     try:
-        while len(joined) < len(nodes):
+        # Who has joined and gone again is waited for again.
+        while len(joined := _there(joined)) < len(nodes):
             try:
                 connection, hello = door.next(deadline - time.monotonic())
             except queue.Empty:
                 raise ValueError(
-                    _missing(nodes, joined, listener, seconds, door.strangers)
+                    _missing(nodes, _there(joined), listener, seconds, door.strangers)
                 ) from None
             if reason := _difference(here, hello):
                 _refuse(connection, reason)
                 raise ValueError(reason)
-            before = joined.get(hello.rank)
-            if nodes.get(hello.rank) != hello.node or not (before is None or hung_up(before, 0.0)):
+            if nodes.get(hello.rank) != hello.node or hello.rank in _there(joined):
                 reason = f"two nodes have --node-rank {hello.node}; give each its own"
                 _refuse(connection, reason)
                 raise ValueError(reason)
-            # Or again: its node may have been started anew meanwhile.
             joined[hello.rank] = connection
     except ValueError as error:
         for connection in joined.values():
@@ -115,6 +114,10 @@ def await_ranks(
     finally:
         door.close()
     return [joined[rank] for rank in sorted(joined)]
+
+
+def _there(joined: Mapping[int, Sealed]) -> dict[int, Sealed]:
+    return {rank: each for rank, each in joined.items() if not hung_up(each, 0.0)}
 
 
 def accept(connection: Sealed, job: Mapping[str, Any]) -> None:
@@ -168,7 +171,7 @@ def _join_once(
 
 class _Door:
     """Takes connections in threads, so that one that says nothing keeps nobody out. `strangers`:
-    how many had another key, or said nothing that was understood.
+    how many had another key.
     """
 
     def __init__(self, listener: socket.socket, key: bytes) -> None:
@@ -202,10 +205,18 @@ class _Door:
             threading.Thread(target=self._greet, args=(plain,), name="join", daemon=True).start()
 
     def _greet(self, plain: socket.socket) -> None:
+        # A socket's own limit is one for each byte that comes.
+        late = threading.Timer(_HANDSHAKE_SECONDS, _hang_up, [plain])
+        late.daemon = True
+        late.start()
         try:
             plain.settimeout(_HANDSHAKE_SECONDS)
             connection = welcome(plain, self._key)
             fields = json.loads(connection.recv_bytes())
+            late.cancel()
+            late.join()
+            if hung_up(connection, 0.0):
+                raise EOFError
             connection.settimeout(None)
             self._arrived.put((connection, Hello(**fields)))
         except OtherKey:
@@ -216,7 +227,13 @@ class _Door:
         except (OSError, EOFError, ValueError, TypeError):
             plain.close()
         finally:
+            late.cancel()
             self._room.release()
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _refuse(connection: Sealed, reason: str) -> None:

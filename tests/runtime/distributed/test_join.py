@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
+from piecework.runtime.distributed import join as join_module
 from piecework.runtime.distributed.join import (
     Hello,
     accept,
@@ -123,6 +126,36 @@ def test_who_says_nothing_or_nonsense_keeps_nobody_out(listener: socket.socket) 
     rude.close()
 
 
+def test_who_says_little_at_a_time_keeps_nobody_out(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(join_module, "_HANDSHAKE_SECONDS", 0.5)
+    slow = [
+        socket.create_connection(listener.getsockname()) for _ in range(join_module._MOST_AT_ONCE)
+    ]
+    joined = threading.Event()
+
+    def trickle() -> None:
+        while not joined.wait(0.1):
+            for each in slow:
+                with contextlib.suppress(OSError):
+                    each.sendall(b"x")
+
+    with background(trickle, lambda: accept(*await_ranks(listener, KEY, HERE, {1: 1}, 4), {})) as (
+        _,
+        leading,
+    ):
+        try:
+            plain = socket.create_connection(listener.getsockname(), timeout=4)
+            with plain:
+                knock(plain, KEY).send_bytes(json.dumps(asdict(Hello(1, 1, SAME))).encode())
+                leading.result()
+        finally:
+            joined.set()
+    for each in slow:
+        each.close()
+
+
 def test_another_key_is_one_line_on_both_nodes(listener: socket.socket) -> None:
     other = b"another key of sixteen bytes"
     with background(lambda: join(address(listener), other, Hello(1, 1, SAME), 10)) as (joining,):
@@ -168,6 +201,19 @@ def test_who_is_missing_is_named_and_who_has_come_is_told(listener: socket.socke
             await_ranks(listener, KEY, HERE, {2: 1, 3: 1, 4: 2, 5: 2}, 0.5)
         with pytest.raises(ValueError, match=r"did not join"):
             joining.result()
+
+
+def test_who_has_joined_and_gone_again_is_missing(listener: socket.socket) -> None:
+    with background(lambda: await_ranks(listener, KEY, HERE, {1: 1, 2: 2}, 2)) as (leading,):
+        for rank in (1, 2):
+            with socket.create_connection(listener.getsockname(), timeout=4) as plain:
+                hello = json.dumps(asdict(Hello(rank, rank, SAME)))
+                knock(plain, KEY).send_bytes(hello.encode())
+                if rank == 1:
+                    time.sleep(0.3)
+                else:
+                    with pytest.raises(ValueError, match=r"^node 1 \(rank 1\) did not join"):
+                        leading.result()
 
 
 def test_where_nobody_listens_a_rank_says_so_after_a_while(listener: socket.socket) -> None:
