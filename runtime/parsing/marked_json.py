@@ -191,10 +191,11 @@ def marked_json_grammar(
         if not required:
             start.append(f"content: %json {json.dumps(dict(content or {}))}")
     else:
-        times = "*" if parallel else "?"
         mark = opening.rstrip("\n")
         start = [
-            f"start: (mark {json.dumps(opening[len(mark) :])} {body}){times} text",
+            # Behind a call that must be the only one no text may begin another.
+            "start: call* text" if parallel else "start: call | text",
+            f"call: mark {json.dumps(opening[len(mark) :])} {body}",
             f"mark[lazy]: TEXT {json.dumps(mark)}",
             "text: TEXT",
             r"TEXT: /(.|\n)*/",

@@ -185,6 +185,17 @@ def test_free_text_turns_into_a_call_at_its_mark(llm: LLM) -> None:
     assert forced.startswith('\n{"name": "weather", "arguments": {')
 
 
+@pytest.mark.parametrize("parallel", [False, True])
+def test_no_call_behind_the_only_one_is_free_text(llm: LLM, parallel: bool) -> None:
+    lark = HERMES.grammar([WEATHER], required=False, parallel=parallel)
+    matcher = llm.core.grammars.matcher(grammar.from_lark(lark))  # type: ignore[union-attr]
+    whole = call("weather", '{"city": "Bonn", "days": 1}')
+    matcher.accept(llm.tokenizer.encode("Well. " + whole))
+    assert matcher.fault is None and matcher.is_finished is not parallel
+    matcher.accept(llm.tokenizer.encode(" And <tool_call>\nno call"))
+    assert matcher.fault is not None
+
+
 def test_an_answer_is_a_call_or_json(llm: LLM) -> None:
     content = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
     lark = HERMES.grammar([WEATHER], required=False, parallel=False, content=content)
