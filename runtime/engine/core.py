@@ -313,6 +313,8 @@ class EngineCore:
         request, tokens, logprobs, _ = result
         if NO_TOKEN in tokens:
             fault = request.grammar and request.grammar.fault
+            if fault and self.grammars is not None and request.params.grammar is not None:
+                self.grammars.forget(request.params.grammar)
             return self._fail(
                 request,
                 f"its grammar cannot go on: {fault}"

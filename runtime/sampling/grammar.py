@@ -303,6 +303,13 @@ class Grammars:
             raise ValueError(compiled)
         return Matcher(compiled.deep_copy())
 
+    def forget(self, grammar: str) -> None:
+        """Compile it anew for the next request: a matcher that has come to a bound has filled the
+        lexer that all of one grammar share.
+        """
+        with self._lock:
+            self._compiled.pop(grammar, None)
+
     def _find(self, grammar: str) -> LLMatcher | str | None:
         with self._lock:
             compiled = self._compiled.get(grammar)

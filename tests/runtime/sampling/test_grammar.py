@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLParserLimits
 from tiny_models import make_tiny_model
 
 from piecework import LLM, SamplingParams
@@ -248,6 +249,22 @@ def test_a_mask_that_takes_too_long_ends_its_request_alone(
     assert spent.finish_reason is FinishReason.ERROR
     assert "too much fuel" in (spent.error or "")
     assert len(other.token_ids) == 5
+
+
+def test_a_lexer_that_is_full_fails_no_later_request(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammars, "_limits", lambda: LLParserLimits(max_lexer_states=60))
+    grammar = grammars.from_regex("[ab]{300}")
+    kept = llm.core.grammars
+    assert kept is not None
+    kept.matcher(grammar)
+    (full,) = generate(llm, "a", params(grammar, 300))
+    assert full.finish_reason is FinishReason.ERROR and "lexer" in (full.error or "")
+    bits = np.zeros(16, np.int32)
+    again = kept.matcher(grammar)
+    again.fill(bits)
+    assert again.fault is None and bits.any()
 
 
 def test_no_chain_of_rules_is_too_long_for_the_stack(llm: LLM) -> None:
