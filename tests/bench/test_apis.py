@@ -242,7 +242,7 @@ def test_a_lost_connection_is_a_failure(server: ScriptedServer, stream: bool) ->
 def test_a_timeout_is_a_failure(server: ScriptedServer, stream: bool) -> None:
     server.delay = 5.0
     assert (
-        failure_of(server, Api.COMPLETION, replace(CALL, stream=stream), timeout=0.2).reason
+        failure_of(server, Api.COMPLETION, replace(CALL, stream=stream), timeout=1.5).reason
         == "timeout"
     )
 
