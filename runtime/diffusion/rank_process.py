@@ -22,7 +22,7 @@ from ...kernels.detect import detect
 from ..distributed.channel import Follower
 from ..distributed.processes import EXIT_USER_ERROR, follower, start_processes
 from ..distributed.ranks import ALONE, EngineEnded, RankEnded, Ranks
-from ..engine.parent import end_with_parent, killed_with_parent, read_line
+from ..engine.parent import end_with_parent, read_line
 from ..loader.resolve import find_model
 from .clock import Clock
 from .config import DiffusionConfig
@@ -77,8 +77,6 @@ def main() -> int:
         level=logging.CRITICAL, format=f"%(levelname)s rank {rank}: %(name)s: %(message)s"
     )
     end_with_parent()
-    if job["by_lasting_thread"]:
-        killed_with_parent()
     ranks = follower(job)
     try:
         try:

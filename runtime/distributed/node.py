@@ -23,7 +23,12 @@ from .sealed import read_key
 
 logger = logging.getLogger(__name__)
 
-_COMMAND = (sys.executable, "-m", "piecework.runtime.distributed.rank_process")
+_COMMAND = (
+    sys.executable,
+    "-m",
+    "piecework.runtime.engine.parent",
+    "piecework.runtime.distributed.rank_process",
+)
 _LOOK_SECONDS = 0.1
 _END_SECONDS = 10.0
 """How long the other ranks of an engine that has ended may take to end too."""
@@ -99,7 +104,6 @@ def _ranks(
                 "config": asdict(config),
                 "rank": rank,
                 "is_server": True,
-                "by_lasting_thread": True,
             }
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):

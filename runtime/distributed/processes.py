@@ -38,6 +38,7 @@ from .sealed import Sealed, hung_up, read_key
 logger = logging.getLogger(__name__)
 
 _OF_AN_ENGINE = "piecework.runtime.distributed.rank_process"
+KILLED_WITH_PARENT = "piecework.runtime.engine.parent"
 EXIT_USER_ERROR = 2
 END = "end"
 """The call that ends a rank."""
@@ -190,7 +191,7 @@ class _Processes:
     """The processes of the other ranks: those of this machine, and the connections of others."""
 
     def __init__(self, module: str, when_lost: Callable[[str], None] | None) -> None:
-        self._command = (sys.executable, "-m", module)
+        self._module = module
         self._when_lost, self._ending = when_lost, False
         self._running: list[tuple[subprocess.Popen[bytes], Channel]] = []
         self._joined: Sequence[Sealed] = ()
@@ -198,13 +199,16 @@ class _Processes:
     def start(self, job: dict[str, Any]) -> Channel:
         """A rank that gets its job; the connection to it."""
         ours, theirs = Pipe()
-        process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()], close_fds=True
-        )
         # Who uses an engine in a process of theirs may do so in a thread that ends before.
         lasting = threading.current_thread() is threading.main_thread()
-        told = {"is_server": self._when_lost is None, "by_lasting_thread": lasting}
-        give_job(process, {**job, **told, "connection": theirs.fileno()})
+        process = subprocess.Popen(
+            (sys.executable, "-m", *[KILLED_WITH_PARENT] * lasting, self._module),
+            stdin=subprocess.PIPE,
+            pass_fds=[theirs.fileno()],
+            close_fds=True,
+        )
+        told = {"is_server": self._when_lost is None, "connection": theirs.fileno()}
+        give_job(process, {**job, **told})
         theirs.close()
         self._running.append((process, ours))
         watch = partial(self._watch, job["rank"], process)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from ...kernels.collectives import CollectiveError
 from ..config import EngineConfig
 from ..engine.build import Engine, build_engine
-from ..engine.parent import end_with_parent, killed_with_parent, read_line
+from ..engine.parent import end_with_parent, read_line
 from .join import hello, join, keep_to_interface
 from .node import EXIT_NEVER_JOINED
 from .nodes import split_address
@@ -69,8 +69,6 @@ def main() -> int:
         datefmt="%H:%M:%S",
     )
     end_with_parent()
-    if job["by_lasting_thread"]:
-        killed_with_parent()
     try:
         return _follow(job)
     except EngineEnded as error:

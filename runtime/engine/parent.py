@@ -1,11 +1,15 @@
 """A process that ends when the one that started it does, however that ends: its standard input is a
 pipe that the parent holds open, after one line, the job.
+
+`python -m piecework.runtime.engine.parent MODULE` runs MODULE as a program that ends so even where
+it is stopped while it imports.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import runpy
 import signal
 import sys
 import threading
@@ -41,3 +45,8 @@ def _watch() -> None:
     # Not through `sys.stdin`, whose lock would be held by this thread when the interpreter ends.
     os.read(sys.stdin.fileno(), 1)
     os._exit(1)
+
+
+if __name__ == "__main__":
+    killed_with_parent()
+    runpy.run_module(sys.argv[1], run_name="__main__")

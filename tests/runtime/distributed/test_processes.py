@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +56,37 @@ def test_what_a_rank_cannot_hold_is_one_line(tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path)
     with pytest.raises(ValueError, match="4 heads on 2 key/value heads cannot be split over 3"):
         LLM(str(path), tp_size=3, max_total_tokens=512, num_threads=1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="who is stopped ends by prctl")
+def test_a_rank_that_is_stopped_while_it_imports_ends_with_its_parent(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import os, pathlib, time\n"
+        "pathlib.Path('new').write_text(str(os.getpid()))\n"
+        "os.rename('new', 'pid')\n"
+        "time.sleep(60)\n"
+    )
+    leader = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import time\n"
+            "from piecework.runtime.distributed.processes import _Processes\n"
+            "_Processes('slow', None).start({'rank': 1})\n"
+            "time.sleep(60)\n",
+        ],
+        cwd=tmp_path,
+    )
+    try:
+        deadline = time.monotonic() + 40
+        while not (tmp_path / "pid").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        rank = psutil.Process(int((tmp_path / "pid").read_text()))
+        os.kill(rank.pid, signal.SIGSTOP)
+    finally:
+        leader.kill()
+        leader.wait()
+    gone, left = psutil.wait_procs([rank], timeout=5)
+    for each in left:
+        each.kill()
+    assert gone
