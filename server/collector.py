@@ -14,7 +14,7 @@ from starlette.types import Receive
 
 from ..runtime.engine.messages import FinishReason
 from ..runtime.tokenizer.output_processor import RequestOutput, RequestState, merge
-from .errors import ClientGone, InternalError, InvalidRequest
+from .errors import ApiError, ClientGone, InternalError, InvalidRequest
 from .metrics import SequenceClock
 from .state import Serving
 
@@ -94,9 +94,7 @@ class Collector:
         elif reader is not None and self.take is not None and self.take(index, output):
             return
         if output.finish_reason is FinishReason.ERROR:
-            self._error = self._error or InternalError(
-                f"The engine could not finish the request: {output.error}.", code="engine_error"
-            )
+            self._error = self._error or error_of(output)
         else:
             self._pending.setdefault(index, []).append(output)
         if reader is not None:
@@ -132,6 +130,16 @@ class Collector:
             for update in updates:
                 keep(*update)
         return [merge(own) for own in outputs]
+
+
+def error_of(output: RequestOutput) -> ApiError:
+    """What ended a sequence with `FinishReason.ERROR`."""
+    reason = f"The engine could not finish the request: {output.error}"
+    if output.code is None:
+        return InternalError(f"{reason}.", code="engine_error")
+    return InvalidRequest(
+        f"{reason}; send a simpler form for its text or its tools.", code=output.code
+    )
 
 
 def _ignore(output: RequestOutput) -> None:

@@ -10,10 +10,10 @@ from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import pydantic_core
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from ..runtime.sampling import grammar
-from .errors import InvalidRequest
+from .errors import InvalidRequest, from_validation
 from .schemas import WireModel
 from .state import Serving
 
@@ -119,11 +119,13 @@ async def made_grammar(serving: Serving, param: str, kind: str, value: Any) -> s
         content = json.dumps(value)
         grammar.check_length(content)
         return await serving.threads.run(_made, kind, content)
+    except ValidationError as error:
+        reason = from_validation(error.errors()).message.removesuffix(".")
     except (ValueError, RecursionError) as error:
         reason = str(error) or "it is nested too deeply"
-        raise InvalidRequest(
-            f"{param}: {reason}; mend it, or leave it out.", param=param, code="invalid_grammar"
-        ) from None
+    raise InvalidRequest(
+        f"{param}: {reason}; mend it, or leave it out.", param=param, code=grammar.INVALID_GRAMMAR
+    )
 
 
 def json_schema_of(fields: StructuredFields) -> dict[str, Any] | None:

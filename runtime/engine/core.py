@@ -23,7 +23,7 @@ from ..distributed.ranks import ALONE, Ranks
 from ..executor.batch import Scheduled, digest
 from ..executor.step import PendingStep, StepTokens
 from ..graphs.graph_runner import GraphCounts
-from ..sampling.grammar import Grammars, Matcher
+from ..sampling.grammar import INVALID_GRAMMAR, GrammarFault, Grammars, Matcher
 from ..sampling.sampler import NO_TOKEN
 from .messages import EngineStats, FinishReason, GenerateRequest, StepOutput, TokenOutput
 from .request import Request
@@ -104,6 +104,8 @@ class EngineCore:
         self._ranks.tell("add", message)
         try:
             self._scheduler.add(self._admit(message))
+        except GrammarFault as error:
+            self._outputs.append(_error(message.rid, str(error), INVALID_GRAMMAR))
         except ValueError as error:
             self._outputs.append(_error(message.rid, str(error)))
         except Exception as error:
@@ -320,6 +322,7 @@ class EngineCore:
                 f"its grammar cannot go on: {fault}"
                 if fault
                 else "the model's logits are not finite (NaN or infinite)",
+                INVALID_GRAMMAR if fault else None,
             )
         if len(tokens) > 1:
             tokens = tokens[: request.max_tokens - request.num_known]
@@ -360,15 +363,17 @@ class EngineCore:
                 forced = []
             grammar.accept(forced)
             tokens = tokens + forced
-        return tokens, grammar.is_finished and grammar.fault is None
+        return tokens, grammar.is_finished
 
-    def _fail(self, request: Request, error: str) -> TokenOutput:
+    def _fail(self, request: Request, error: str, code: str | None = None) -> TokenOutput:
         """End a request that cannot go on."""
         self._scheduler.remove(request)
         # What it has computed may be as broken, and whoever begins alike would find it.
         self._cache.flush()
-        return _error(request.rid, error)
+        return _error(request.rid, error, code)
 
 
-def _error(rid: str, error: str) -> TokenOutput:
-    return TokenOutput(rid=rid, token_ids=[], finish_reason=FinishReason.ERROR, error=error)
+def _error(rid: str, error: str, code: str | None = None) -> TokenOutput:
+    return TokenOutput(
+        rid=rid, token_ids=[], finish_reason=FinishReason.ERROR, error=error, code=code
+    )

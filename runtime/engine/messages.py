@@ -78,7 +78,8 @@ class TokenOutput:
     comes once, with the first token, one entry per prompt position from `prompt_logprobs_start`
     (position 0 has none, so None). `stop_token_id` is the token that ended the sequence with
     `FinishReason.STOP`; it is the last of `token_ids`. `cached_tokens` counts the prompt's tokens
-    that were found in the prefix cache. `error` explains `FinishReason.ERROR`.
+    that were found in the prefix cache. `error` explains `FinishReason.ERROR`; where the client can
+    mend it there is a `code`.
     """
 
     rid: str
@@ -89,6 +90,7 @@ class TokenOutput:
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
     error: str | None = None
+    code: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

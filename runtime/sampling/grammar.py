@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
     from ..tokenizer.tokenizer import Tokenizer
 
+INVALID_GRAMMAR = "invalid_grammar"
+"""Error code of requests whose grammar cannot be followed."""
 MAX_GRAMMAR_CHARS = 512 * 1024
 _KEPT = 64
 """Compiled grammars that are kept for requests to come."""
@@ -47,8 +50,16 @@ _stack_lock = Lock()
 _MAX_GBNF = 10_000_000
 """Characters times rules: the library reads GBNF rule by rule, in Python, as often as it has rules.
 """
+_SECONDS, _SECONDS_A_TOKEN = 0.5, 0.01
+"""Of the processor that a grammar may take: once a text, and for each token. Large schemas take
+some milliseconds now and then, others microseconds; what takes more keeps all others waiting.
+"""
 _WHITESPACE = r"[ \n\r\t]{0,20}"
 """Between JSON's tokens: as models write it, and no endless row of blanks."""
+
+
+class GrammarFault(ValueError):
+    """A grammar that passed its check, and that the engine cannot follow."""
 
 
 def from_json_schema(schema: Any) -> str:
@@ -204,24 +215,37 @@ def _limits() -> LLParserLimits:
 
 
 class Matcher:
-    """Where one output stands in its grammar. `fault`: why it cannot go on, where it cannot."""
+    """Where one output stands in its grammar."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
+        self._tokens, self._seconds = 0, 0.0
+        """Behind which it stands, and the processor's time that they and their masks took."""
 
     @property
     def fault(self) -> str | None:
-        return _reason(self._matcher) if self._matcher.is_error() else None
+        """Why it cannot go on, where it cannot."""
+        if self._matcher.is_error():
+            return _reason(self._matcher)
+        if self._seconds > _SECONDS + _SECONDS_A_TOKEN * self._tokens:
+            return (
+                f"it has taken {self._seconds:.1f} s of the processor's time for {self._tokens} "
+                "tokens, for it reads one text in too many ways"
+            )
+        return None
 
     @property
     def is_finished(self) -> bool:
         """Whether nothing can follow."""
-        stopped: bool = self._matcher.is_stopped()
+        stopped: bool = self._matcher.is_stopped() and not self._matcher.is_error()
         return stopped
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Go on behind these tokens; one that cannot follow is a fault."""
+        began = time.thread_time()
         self._matcher.consume_tokens(list(tokens))
+        self._seconds += time.thread_time() - began
+        self._tokens += len(tokens)
 
     def forced(self) -> list[int]:
         """The tokens that must follow, whatever the model says; none where there is a choice."""
@@ -230,7 +254,9 @@ class Matcher:
 
     def fill(self, bits: npt.NDArray[np.int32]) -> None:
         """Set the bit of each token that may follow, in bits [ceil(V / 32)], the lowest first."""
+        began = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        self._seconds += time.thread_time() - began
 
 
 class GrammarMask:
@@ -294,13 +320,15 @@ class Grammars:
         return grammar in self._compiled
 
     def matcher(self, grammar: str) -> Matcher:
-        """At the beginning of the grammar. Raises `ValueError` for one that cannot be compiled."""
+        """At the beginning of the grammar. Raises `GrammarFault` for one that cannot be
+        compiled.
+        """
         compiled = self._find(grammar)
         if compiled is None:
             with self._turn:
                 compiled = self._find(grammar) or self._keep(grammar, self._compile(grammar))
         if isinstance(compiled, str):
-            raise ValueError(compiled)
+            raise GrammarFault(compiled)
         return Matcher(compiled.deep_copy())
 
     def forget(self, grammar: str) -> None:

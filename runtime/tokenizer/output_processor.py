@@ -40,7 +40,8 @@ class RequestOutput:
 
     `text` may lag behind `token_ids` while a character is incomplete or may still become a stop
     string; the output that carries `finish_reason` brings the rest. `matched_stop` is the stop
-    string or token id that ended it. `completion_tokens` counts all so far.
+    string or token id that ended it. `completion_tokens` counts all so far. `error` and `code`
+    are as in `TokenOutput`.
     """
 
     text: str
@@ -53,6 +54,7 @@ class RequestOutput:
     completion_tokens: int = 0
     cached_tokens: int = 0
     error: str | None = None
+    code: str | None = None
 
 
 def merge(outputs: list[RequestOutput]) -> RequestOutput:
@@ -204,6 +206,7 @@ def process_outputs(
                     completion_tokens=len(state.output_ids),
                     cached_tokens=state.cached_tokens,
                     error=output.error,
+                    code=output.code,
                 )
             )
         except Exception:

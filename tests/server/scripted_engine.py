@@ -56,6 +56,8 @@ class Script:
     tokens_per_step: int = 1
     fail_after: int | None = None
     """Tokens after which a sequence ends with `FinishReason.ERROR`."""
+    fail_code: str | None = None
+    """Its code."""
 
 
 class ScriptedEngine:
@@ -142,7 +144,11 @@ class ScriptedEngine:
             return TokenOutput(rid=rid, token_ids=[], finish_reason=FinishReason.ABORT)
         if script.fail_after is not None and count >= script.fail_after:
             return TokenOutput(
-                rid=rid, token_ids=[], finish_reason=FinishReason.ERROR, error="it broke"
+                rid=rid,
+                token_ids=[],
+                finish_reason=FinishReason.ERROR,
+                error="it broke",
+                code=script.fail_code,
             )
         return self._tokens(request, count)
 

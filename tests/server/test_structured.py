@@ -94,3 +94,42 @@ async def test_the_reason_is_the_librarys(client: httpx.AsyncClient) -> None:
     assert answer.status_code == 400
     assert (error["param"], error["code"]) == ("guided_json", "invalid_grammar")
     assert "minimum (5) is greater than maximum (3)" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ({"structural_tag": "{"}, "invalid JSON"),
+        ({"structural_tag": '{"structures": []}'}, "structures: list should have at least 1"),
+        ({"structured_outputs": {"structural_tag": '{"triggers": [7]}'}}, "structures"),
+        ({"response_format": {**TAG, "triggers": ["other"]}}, "no trigger"),
+    ],
+)
+async def test_a_wrong_structural_tag_is_told_of_in_one_line(
+    client: httpx.AsyncClient, members: dict[str, Any], reason: str
+) -> None:
+    error = error_of_answer(await client.post(CHAT, json=body_of(CHAT, members)))
+    assert error["code"] == "invalid_grammar" and error["param"].split(".")[0] in members
+    assert reason in error["message"] and "\n" not in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_grammar_that_cannot_go_on_is_the_clients_to_mend(
+    client: httpx.AsyncClient, scripted: ScriptedEngine, stream: bool
+) -> None:
+    scripted.script.fail_code = grammar.INVALID_GRAMMAR
+    body = body_of(CHAT, {"regex": "a+", "stream": stream})
+    scripted.script.fail_after = 0
+    error = error_of_answer(await client.post(CHAT, json=body))
+    assert error["code"] == "invalid_grammar" and "it broke" in error["message"]
+    if stream:
+        scripted.script.fail_after = 2
+        answer = await client.post(CHAT, json=body)
+        last = json.loads(answer.text.rstrip().rpartition("data: ")[2])
+        assert answer.status_code == 200 and last == {"error": error}
+
+
+def error_of_answer(answer: httpx.Response) -> dict[str, Any]:
+    assert answer.status_code == 400, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    return error

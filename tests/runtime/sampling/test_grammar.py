@@ -251,6 +251,19 @@ def test_a_mask_that_takes_too_long_ends_its_request_alone(
     assert len(other.token_ids) == 5
 
 
+def test_a_grammar_that_keeps_the_processor_busy_ends_its_request_alone(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammars, "_SECONDS", 0.02)
+    monkeypatch.setattr(grammars, "_SECONDS_A_TOKEN", 0.0)
+    ambiguous = grammars.from_lark('start: s\ns: s s | s s s | "a"')
+    free = SamplingParams(max_new_tokens=9, seed=1, ignore_eos=True)
+    busy, other = generate(llm, ["a", "b"], [params(ambiguous, min_new_tokens=200), free])
+    assert busy.finish_reason is FinishReason.ERROR
+    assert "too many ways" in (busy.error or "") and len(busy.token_ids) < 200
+    assert len(other.token_ids) == 9
+
+
 def test_a_lexer_that_is_full_fails_no_later_request(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
