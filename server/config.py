@@ -134,6 +134,13 @@ class ServerConfig(CommonServerConfig):
         group=SERVER,
         metavar="NAME",
     )
+    reasoning_parser: str = option(
+        "auto",
+        "how the model writes its thoughts: think (also deepseek_r1, qwen3, glm45), mistral, kimi, "
+        "seed_oss, or none; auto: as its chat template says",
+        group=SERVER,
+        metavar="NAME",
+    )
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ import uvloop
 from fastapi import FastAPI
 
 from ..runtime.loader.resolve import resolve_model_path
+from ..runtime.parsing.reasoning import choose_reasoning
 from ..runtime.parsing.tool_calls import choose_format
 from ..runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from .app import Service, create_app
@@ -82,12 +83,27 @@ def _service_of(
         return lambda: image_service(config, process)
     model_path = resolve_model_path(config.engine.model_path)
     tokenizer = load_tokenizer(model_path, config.engine.tokenizer_path, config.chat_template)
-    form = choose_format(config.tool_call_parser, tokenizer.chat_template)
-    return lambda: _text_service(config, tokenizer, form.name, process)
+    rows = _chat_rows(config, tokenizer.chat_template)
+    return lambda: _text_service(config, tokenizer, rows, process)
+
+
+def _chat_rows(config: ServerConfig, template: str | None) -> dict[str, str]:
+    """What the summary tells of chats. Raises `ValueError` for parsers that there are not."""
+    calls = choose_format(config.tool_call_parser, template)
+    thoughts = choose_reasoning(config.reasoning_parser, template)
+    if template is None:
+        return {}
+    rows = {"tool calls": f"{calls.name} (--tool-call-parser)"}
+    if thoughts is not None:
+        rows["reasoning"] = f"{thoughts.name} (--reasoning-parser)"
+    return rows
 
 
 def _text_service(
-    config: ServerConfig, tokenizer: Tokenizer, calls: str, process: subprocess.Popen[bytes]
+    config: ServerConfig,
+    tokenizer: Tokenizer,
+    chat_rows: dict[str, str],
+    process: subprocess.Popen[bytes],
 ) -> Service:
     engine = EngineClient(
         config.engine,
@@ -100,8 +116,7 @@ def _text_service(
 
     def lines(port: int, seconds: float) -> str:
         assert engine.info is not None
-        chat = None if tokenizer.chat_template is None else calls
-        return summary(config, engine.info, port, seconds, chat=chat)
+        return summary(config, engine.info, port, seconds, chat=chat_rows)
 
     return Service(engine, create_app(engine, config), lines)
 

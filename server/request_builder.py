@@ -37,12 +37,14 @@ def build_requests(
     priority: int,
     arrival_time: float,
     belongs_to: frozenset[str],
+    visible: frozenset[int] = frozenset(),
     **values: Any,
 ) -> list[RequestState]:
     """The samples of one prompt, one for each of `rids`. Raises `InvalidRequest`.
 
     `asked` is the length that the client asked for, which must fit; `default` gives way to a long
-    prompt. `values`: what families call differently, by the names of `SamplingParams`.
+    prompt. `visible`: of `TextOptions`. `values`: what families call differently, by the names of
+    `SamplingParams`.
     """
     # 1. The prompt and the ids are the model's, and there is room for an answer.
     limits = serving.limits
@@ -82,6 +84,7 @@ def build_requests(
         stop=fields.stop,
         include_stop=include_stop,
         skip_special_tokens=fields.skip_special_tokens,
+        visible=visible,
     )
     return [
         RequestState(

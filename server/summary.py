@@ -16,10 +16,10 @@ _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def summary(
-    config: ServerConfig, info: EngineInfo, port: int, seconds: float, *, chat: str | None
+    config: ServerConfig, info: EngineInfo, port: int, seconds: float, *, chat: Mapping[str, str]
 ) -> str:
-    """What is served, with which limits, and a command to try it. `chat`: how the model writes tool
-    calls; None where it has no chat template.
+    """What is served, with which limits, and a command to try it. `chat`: rows about chats; none
+    where the model has no chat template.
     """
     url = base_url(config.host, port)
     rows = {
@@ -33,17 +33,14 @@ def summary(
         "more may wait",
         "prefill chunk": f"{info.chunked_prefill_size:,} tokens",
     }
-    if chat is not None:
-        rows["tool calls"] = f"{chat} (--tool-call-parser)"
+    rows |= chat
     if info.start_seconds:
         rows["start-up"] = ", ".join(
             f"{phase} {taken:.1f} s" for phase, taken in _phases(info, seconds).items()
         )
     if (graphs := _graphs(config.engine, info.graphs)) is not None:
         rows["graphs"] = graphs
-    return table(
-        config, url, seconds, rows | info.remarks, example(config, url, chat=chat is not None)
-    )
+    return table(config, url, seconds, rows | info.remarks, example(config, url, chat=bool(chat)))
 
 
 def table(

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from .events import Parser
 from .marked_json import MarkedJsonParser, marked_json_grammar
-from .tool_calls import CallParser, Tool
+from .tool_calls import Tool
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
@@ -19,11 +20,12 @@ class Hermes:
 
     name = "hermes"
     in_template = True
+    marks = (OPENING, CLOSING)
 
     def matches(self, template: str) -> bool:
         return OPENING in template and '"arguments"' in template.replace('\\"', '"')
 
-    def parser(self, names: Collection[str]) -> CallParser:
+    def parser(self, names: Collection[str]) -> Parser:
         return MarkedJsonParser(OPENING, CLOSING, names)
 
     def grammar(

@@ -7,7 +7,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from .tool_calls import Arguments, CallBegins, Event, Text, Tool
+from .events import Arguments, CallBegins, Event, Text, held_back
+from .tool_calls import Tool
 
 _LONGEST_HEAD = 4096
 """Characters of a call in which its name must have come."""
@@ -58,7 +59,7 @@ class MarkedJsonParser:
             return self._call(events)
         place = self._text.find(self._opening)
         # White space before a call belongs to neither.
-        certain = place if place >= 0 else len(self._text) - _held(self._text, self._opening)
+        certain = place if place >= 0 else len(self._text) - held_back(self._text, self._opening)
         said = self._text[:certain].rstrip() if place >= 0 else self._text[:certain]
         if said:
             events.append(Text(said))
@@ -146,15 +147,6 @@ class _JsonValue:
                 if self._depth <= 0:
                     return place + 1
         return None
-
-
-def _held(text: str, mark: str) -> int:
-    """How much of the end of a text may be white space before a mark, or the mark's beginning."""
-    for size in range(min(len(mark) - 1, len(text)), 0, -1):
-        if mark.startswith(text[-size:]):
-            before = text[: len(text) - size]
-            return len(text) - len(before.rstrip())
-    return len(text) - len(text.rstrip())
 
 
 def _read(text: str) -> Any:

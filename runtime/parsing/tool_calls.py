@@ -16,6 +16,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
+from .events import Parser
+
 AUTO = "auto"
 
 
@@ -30,41 +32,6 @@ class Tool(NamedTuple):
         """As chat templates know it."""
         function = {"name": self.name, "description": self.description}
         return {"type": "function", "function": {**function, "parameters": dict(self.parameters)}}
-
-
-class Text(NamedTuple):
-    """What the model says beside calls."""
-
-    text: str
-
-
-class CallBegins(NamedTuple):
-    """A call, whose arguments follow."""
-
-    name: str
-
-
-class Arguments(NamedTuple):
-    """The next piece of the last call's arguments: together they are JSON, unless the text ends
-    within.
-    """
-
-    text: str
-
-
-Event = Text | CallBegins | Arguments
-
-
-class CallParser(Protocol):
-    """Reads one text. What looks like a call and is none is text."""
-
-    def push(self, text: str) -> list[Event]:
-        """What is certain with this piece, however the text is cut into pieces."""
-        ...
-
-    def finish(self) -> list[Event]:
-        """What the end of the text makes certain."""
-        ...
 
 
 class ToolCallFormat(Protocol):
@@ -82,11 +49,16 @@ class ToolCallFormat(Protocol):
         """
         ...
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What the parser must see though it may be special tokens."""
+        ...
+
     def matches(self, template: str) -> bool:
         """Whether a chat template asks for this format."""
         ...
 
-    def parser(self, names: Collection[str]) -> CallParser:
+    def parser(self, names: Collection[str]) -> Parser:
         """For one text. `names`: of the tools; a call of anything else is text."""
         ...
 

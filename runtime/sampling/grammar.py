@@ -18,7 +18,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import cache
+from functools import cache, lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -133,6 +133,16 @@ def from_structural_tag(structures: Sequence[tuple[str, Any, str]], triggers: Se
     if not tags:
         raise ValueError("there are no structures")
     return from_lark(StructTag.to_grammar(tags, assume_special=False))
+
+
+@lru_cache(maxsize=64)
+def after(lark: str, grammar: str) -> str:
+    """A grammar in Lark that goes on with another one, its `@body`."""
+    body = json.loads(grammar) if grammar.startswith("{") else {}
+    parts = body.get("grammars") or [{"lark_grammar": grammar}]
+    return json.dumps(
+        {"grammars": [{"lark_grammar": lark}, {**parts[0], "name": "body"}, *parts[1:]]}
+    )
 
 
 def checked(grammar: str) -> str:

@@ -49,10 +49,13 @@ class Detokenizer:
         stop: Sequence[str],
         include_stop: bool,
         skip_special_tokens: bool,
+        visible: frozenset[int] = frozenset(),
     ) -> None:
-        self._hidden = tokenizer.special_token_ids if skip_special_tokens else frozenset()
-        visible = (token_id for token_id in reversed(prompt_ids) if token_id not in self._hidden)
-        context = list(islice(visible, _CONTEXT))[::-1]
+        self._hidden: frozenset[int] = (
+            tokenizer.special_token_ids - visible if skip_special_tokens else frozenset()
+        )
+        shown = (token_id for token_id in reversed(prompt_ids) if token_id not in self._hidden)
+        context = list(islice(shown, _CONTEXT))[::-1]
         self._stream: _Stream = (_DecoderStream if tokenizer.spelling is None else _ByteStream)(
             tokenizer, context
         )

@@ -26,12 +26,13 @@ _FAULT = "its output could not be processed; the log has the details"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOptions:
     """How tokens become text. `stop`: strings that end the text and are not part of it unless
-    `include_stop`.
+    `include_stop`. Of the special tokens those that are `visible` are text all the same.
     """
 
     stop: list[str] = field(default_factory=list)
     include_stop: bool = False
     skip_special_tokens: bool = True
+    visible: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,6 +115,7 @@ class RequestState:
             stop=self.text.stop,
             include_stop=self.text.include_stop,
             skip_special_tokens=self.text.skip_special_tokens,
+            visible=self.text.visible,
         )
 
     def goes_by(self, rid: str) -> bool:

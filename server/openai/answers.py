@@ -22,6 +22,16 @@ class UsageAnswer(Answer):
     prompt_tokens_details: PromptTokensDetails
 
 
+class CompletionTokensDetails(Answer):
+    reasoning_tokens: int
+
+
+class ChatUsageAnswer(UsageAnswer):
+    """`completion_tokens_details`: of models that think."""
+
+    completion_tokens_details: CompletionTokensDetails | None = None
+
+
 class TokenLogprobAnswer(Answer):
     """`token` has U+FFFD where it is part of a character, `bytes` what it is."""
 
@@ -53,11 +63,13 @@ class ToolCallAnswer(Answer):
 
 
 class AssistantMessage(Answer):
-    """`content` is null where there are calls alone."""
+    """`content` is null where there are calls alone. Thoughts come under two names."""
 
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: str = ""
+    reasoning: str = ""
     tool_calls: Sequence[ToolCallAnswer] = ()
 
 
@@ -85,6 +97,8 @@ class ToolCallPiece(Answer):
 class ChatDelta(Answer):
     role: Literal["assistant"] = "assistant"
     content: str = ""
+    reasoning_content: str = ""
+    reasoning: str = ""
     tool_calls: Sequence[ToolCallPiece] = ()
 
 
@@ -105,7 +119,7 @@ class _Head(Answer):
 class ChatCompletion(_Head):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
-    usage: UsageAnswer
+    usage: ChatUsageAnswer
 
 
 class ChatCompletionChunk(_Head):
@@ -113,7 +127,7 @@ class ChatCompletionChunk(_Head):
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
-    usage: UsageAnswer | None = None
+    usage: ChatUsageAnswer | None = None
 
 
 class CompletionLogprobsAnswer(Answer):

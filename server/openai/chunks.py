@@ -105,13 +105,19 @@ class ChunkWriter(ABC):
     def end(self) -> bytes:
         if not self._include_usage:
             return DONE
-        return event({**self._start, "choices": [], "usage": self._usage()}) + DONE
+        return event({**self._start, "choices": [], "usage": self.usage()}) + DONE
 
-    def _usage(self) -> dict[str, Any]:
-        return usage_of(self._requests, self._samples, sum(self._told.values()))
+    @property
+    def told_tokens(self) -> int:
+        """Tokens that the client has been told of."""
+        return sum(self._told.values())
+
+    def usage(self) -> dict[str, Any]:
+        """`usage` so far."""
+        return usage_of(self._requests, self._samples, self.told_tokens)
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         suffix = self._suffix
         if self._continuous_usage:
-            suffix = b'],"usage":' + encode_json(self._usage()) + b"}\n\n"
+            suffix = b'],"usage":' + encode_json(self.usage()) + b"}\n\n"
         return self._prefix + encode_json(choice) + suffix

@@ -18,8 +18,11 @@ def generation_requests(
     request_id: str,
     prompts: Sequence[list[int]],
     grammar: str | None,
+    visible: frozenset[int] = frozenset(),
 ) -> list[RequestState]:
-    """`body.samples` sequences for each prompt, prompt by prompt. Raises `InvalidRequest`."""
+    """`body.samples` sequences for each prompt, prompt by prompt. `visible`: special tokens that
+    are text all the same. Raises `InvalidRequest`.
+    """
     if isinstance(body, ChatCompletionRequest):
         prompt, top, echo, default = "messages", "top_logprobs", False, None
         logprobs = body.top_logprobs if body.logprobs else None
@@ -57,6 +60,7 @@ def generation_requests(
             asked=asked,
             default=default,
             include_stop=body.include_stop_str_in_output,
+            visible=visible,
             priority=body.priority,
             arrival_time=arrival,
             belongs_to=frozenset({request_id}),

@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from ..errors import InvalidRequest
 from ..limits import MAX_MESSAGES
 from ..schemas import (
     Count,
@@ -220,6 +221,10 @@ class ChatMessage(WireModel):
         list[ToolCall], FailFast(), Field(max_length=MAX_MESSAGES), AfterValidator(_of_assistant)
     ] = Field(default_factory=list)
     tool_call_id: str | None = None
+    reasoning_content: Annotated[
+        str | None, Field(description="what an assistant thought"), AfterValidator(_of_assistant)
+    ] = None
+    reasoning: Annotated[str | None, AfterValidator(_of_assistant)] = None
     function_call: Annotated[Any, only(remedy="send tool_calls, of which it is an older form")] = (
         None
     )
@@ -232,7 +237,11 @@ class ChatMessage(WireModel):
             "role": "system" if self.role == "developer" else self.role,
             "content": "\n".join(text for text in (self.content, self.refusal) if text),
         }
-        optional = {"name": self.name, "tool_call_id": self.tool_call_id}
+        optional = {
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+            "reasoning_content": self.reasoning_content or self.reasoning,
+        }
         message.update({name: value for name, value in optional.items() if value is not None})
         return (
             {**message, "tool_calls": [call.for_template() for call in self.tool_calls]}
@@ -251,6 +260,7 @@ class ChatOptions(ToolFields):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     functions: Annotated[Any, only(remedy="send tools, of which it is an older form")] = None
     function_call: Annotated[
         Any, only("none", "auto", remedy="send tool_choice, of which it is an older form")
@@ -271,6 +281,29 @@ class ChatOptions(ToolFields):
             )
         return self
 
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """What the chat template is told besides messages and tools. Templates have several names
+        for whether to think.
+        """
+        if self.reasoning_effort is None:
+            return self.chat_template_kwargs
+        thinks = self.reasoning_effort != "none"
+        told: dict[str, Any] = {"enable_thinking": thinks, "thinking": thinks}
+        if thinks:
+            told["reasoning_effort"] = self.reasoning_effort
+        return {**told, **self.chat_template_kwargs}
+
+    def check_effort(self, template: str, *, thinks: bool) -> None:
+        """Raises `InvalidRequest` where the model is asked to think and does not know how."""
+        asked = self.reasoning_effort not in (None, "none", "minimal")
+        if asked and not thinks and "reasoning_effort" not in template:
+            raise InvalidRequest(
+                "reasoning_effort: this model does not think before it answers; leave it out.",
+                param="reasoning_effort",
+                code="unsupported_parameter",
+            )
+
 
 class ChatCompletionRequest(GenerationBody, ChatOptions):
     """Body of `POST /v1/chat/completions`."""
@@ -281,9 +314,10 @@ class ChatCompletionRequest(GenerationBody, ChatOptions):
     top_logprobs: Count = 0
     audio: Unsupported = None
     modalities: Annotated[Any, only(["text"])] = None
-    reasoning_effort: Annotated[
-        Any, only(remedy="send what the model's chat template takes in chat_template_kwargs")
-    ] = None
+    separate_reasoning: Annotated[
+        bool, Field(description="false: thoughts are part of content, as the model writes them")
+    ] = True
+    include_reasoning: Annotated[bool, Field(description="false: thoughts are not told")] = True
     thinking_token_budget: Unsupported = None
     verbosity: Annotated[Any, only("medium", remedy="ask for it in a message")] = None
     web_search_options: Any = None

@@ -16,7 +16,7 @@ from ..http.body import JsonRequest, JsonRoute
 from ..limits import check_text
 from ..state import ServingDep, json_response
 from .answers import DetokenizedText, Tokens
-from .chat import chat_ids
+from .conversation import chat_prompt
 from .protocol import DetokenizeRequest, TokenizeRequest
 
 router = APIRouter(route_class=JsonRoute)
@@ -29,7 +29,7 @@ async def tokenize(body: TokenizeRequest, request: JsonRequest, serving: Serving
     serving.check_model(body.model)
     limit = serving.limits.context_length
     if body.prompt is None:
-        ids = await chat_ids(
+        ids, _ = await chat_prompt(
             serving,
             body,
             size=request.size,

@@ -1,24 +1,15 @@
-"""Tools of chat completions: what requests say of them, and what becomes of the model's text."""
+"""Tools of chat completions: what requests say of them, and the grammar that their calls follow."""
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import FailFast, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from ...runtime.parsing.tool_calls import (
-    Arguments,
-    CallBegins,
-    CallParser,
-    Event,
-    Text,
-    Tool,
-    ToolCallFormat,
-    choose_format,
-)
+from ...runtime.parsing.events import Parser
+from ...runtime.parsing.tool_calls import Tool, ToolCallFormat, choose_format
 from ..errors import InvalidRequest
 from ..schemas import WireModel, disagreement
 from ..state import Serving
@@ -125,7 +116,7 @@ class ToolUse(NamedTuple):
     parallel: bool
     strict: bool
 
-    def parser(self) -> CallParser:
+    def parser(self) -> Parser:
         return self.form.parser({tool.name for tool in self.tools})
 
 
@@ -172,53 +163,3 @@ async def chat_grammar(
         if use.required or use.strict or content is not None:
             raise
         return None
-
-
-class Calls:
-    """Deltas of one choice: text, and calls as OpenAI streams them, the name first."""
-
-    def __init__(self, parser: CallParser) -> None:
-        self._parser = parser
-        self._count = 0
-
-    @property
-    def any(self) -> bool:
-        """Whether a call has begun."""
-        return self._count > 0
-
-    def push(self, text: str, *, ends: bool) -> list[dict[str, Any]]:
-        """The deltas of new text, which `ends` here."""
-        events = self._parser.push(text)
-        if ends:
-            events += self._parser.finish()
-        return [self._delta(event) for event in events]
-
-    def _delta(self, event: Event) -> dict[str, Any]:
-        match event:
-            case Text(text):
-                return {"content": text}
-            case CallBegins(name):
-                call = {
-                    "index": self._count,
-                    "id": f"call_{uuid.uuid4().hex[:24]}",
-                    "type": "function",
-                    "function": {"name": name, "arguments": ""},
-                }
-                self._count += 1
-                return {"tool_calls": [call]}
-            case Arguments(text):
-                part = {"index": self._count - 1, "function": {"arguments": text}}
-                return {"tool_calls": [part]}
-
-
-def message_of(deltas: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The message that deltas add up to."""
-    content = "".join([delta.get("content", "") for delta in deltas])
-    calls: list[dict[str, Any]] = []
-    for part in (part for delta in deltas for part in delta.get("tool_calls", ())):
-        if "id" in part:
-            calls.append({name: value for name, value in part.items() if name != "index"})
-        else:
-            calls[-1]["function"]["arguments"] += part["function"]["arguments"]
-    message = {"role": "assistant", "content": content or None, "refusal": None}
-    return {**message, "tool_calls": calls} if calls else {**message, "content": content}

@@ -12,15 +12,8 @@ from hypothesis import strategies as st
 from tiny_models import make_tiny_model
 
 from piecework import LLM, SamplingParams
-from piecework.runtime.parsing.tool_calls import (
-    Arguments,
-    CallBegins,
-    Event,
-    Text,
-    Tool,
-    choose_format,
-    formats,
-)
+from piecework.runtime.parsing.events import Arguments, CallBegins, Event, Text
+from piecework.runtime.parsing.tool_calls import Tool, choose_format, formats
 from piecework.runtime.sampling import grammar
 
 SCHEMA = {

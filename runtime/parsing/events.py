@@ -1,0 +1,65 @@
+"""What a model's text consists of, and how it is read while it comes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+
+class Text(NamedTuple):
+    """What the model says."""
+
+    text: str
+
+
+class Thought(NamedTuple):
+    """What it thinks before it says something."""
+
+    text: str
+
+
+class CallBegins(NamedTuple):
+    """A call, whose arguments follow."""
+
+    name: str
+
+
+class Arguments(NamedTuple):
+    """The next piece of the last call's arguments: together they are JSON, unless the text ends
+    within.
+    """
+
+    text: str
+
+
+Event = Text | Thought | CallBegins | Arguments
+
+
+class Parser(Protocol):
+    """Reads one text. What looks like something else and is not is text."""
+
+    def push(self, text: str) -> list[Event]:
+        """What is certain with this piece, however the text is cut into pieces."""
+        ...
+
+    def finish(self) -> list[Event]:
+        """What the end of the text makes certain."""
+        ...
+
+
+class PlainText:
+    """A `Parser` of texts that are nothing else."""
+
+    def push(self, text: str) -> list[Event]:
+        return [Text(text)] if text else []
+
+    def finish(self) -> list[Event]:
+        return []
+
+
+def held_back(text: str, mark: str) -> int:
+    """How much of the end of a text may be white space before a mark, or the mark's beginning."""
+    for size in range(min(len(mark) - 1, len(text)), 0, -1):
+        if mark.startswith(text[-size:]):
+            before = text[: len(text) - size]
+            return len(text) - len(before.rstrip())
+    return len(text) - len(text.rstrip())

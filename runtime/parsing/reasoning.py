@@ -1,0 +1,178 @@
+"""Reasoning as models write it: a thought between two marks before the answer.
+
+form = choose_reasoning("auto", tokenizer.chat_template)
+is_open = form.is_open(prompt)             # templates may begin the thought themselves
+parser = form.parser(PlainText(), is_open=is_open)
+grammar = form.grammar(grammar, is_open=is_open)     # which the answer follows, not the thought
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from functools import cache
+from typing import NamedTuple
+
+from ..sampling.grammar import after
+from ..tokenizer.tokenizer import Tokenizer
+from .events import Event, Parser, Thought, held_back
+
+AUTO, NONE = "auto", "none"
+
+
+class ReasoningFormat(NamedTuple):
+    """`opening` and `closing`: the marks around a thought."""
+
+    name: str
+    opening: str
+    closing: str
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What must be seen in a text though it may be special tokens."""
+        return self.opening, self.closing
+
+    def matches(self, template: str) -> bool:
+        """Whether a chat template knows such thoughts."""
+        return self.closing in template
+
+    def is_open(self, prompt: str) -> bool:
+        """Whether the answer to a prompt begins within a thought."""
+        return prompt.rstrip().endswith(self.opening)
+
+    def parser(self, rest: Parser, *, is_open: bool) -> Parser:
+        """For one text. `rest`: reads what follows the thought."""
+        return _ThoughtParser(self, rest, is_open)
+
+    def grammar(self, body: str, *, is_open: bool) -> str:
+        """The grammar of texts that follow `body` behind a thought, or without one."""
+        thought = "thought" if is_open else f"(BLANK {json.dumps(self.opening)} thought)?"
+        lark = [
+            f"start: {thought} BLANK @body",
+            f"thought[lazy]: TEXT {json.dumps(self.closing)}",
+            r"BLANK: /\s{0,8}/",
+            r"TEXT: /(.|\n)*/",
+        ]
+        return after("\n".join(lark), body)
+
+    def count_tokens(self, tokenizer: Tokenizer, ids: Sequence[int], *, is_open: bool) -> int:
+        """How many tokens of an answer are its thought, its closing mark included."""
+        mark = tokenizer.backend.token_to_id(self.closing)
+        if mark is not None:
+            if mark in ids:
+                return ids.index(mark) + 1
+            opening = tokenizer.backend.token_to_id(self.opening)
+            return len(ids) if is_open or (opening is not None and opening in ids[:2]) else 0
+
+        def has_ended(count: int) -> bool:
+            return self.closing in tokenizer.decode(ids[:count])
+
+        if has_ended(len(ids)):
+            return bisect_left(range(len(ids)), True, key=has_ended)
+        begins = is_open or tokenizer.decode(ids[:16]).lstrip().startswith(self.opening)
+        return len(ids) if begins else 0
+
+
+_MARKS: Mapping[str, tuple[str, str]] = {
+    "think": ("<think>", "</think>"),
+    "mistral": ("[THINK]", "[/THINK]"),
+    "kimi": ("◁think▷", "◁/think▷"),
+    "seed_oss": ("<seed:think>", "</seed:think>"),
+}
+"""Sources: the chat templates of DeepSeek-R1, Qwen3, GLM-4.5 and others; of Magistral, Kimi-VL and
+Seed-OSS.
+"""
+_ALIASES: Mapping[str, str] = dict.fromkeys(
+    ("deepseek_r1", "deepseek-r1", "deepseek_v3", "deepseek-v3", "qwen3", "glm45"), "think"
+)
+"""Names that vLLM and SGLang have for some."""
+
+
+@cache
+def reasoning_formats() -> dict[str, ReasoningFormat]:
+    """Every format by its name."""
+    return {name: ReasoningFormat(name, *marks) for name, marks in _MARKS.items()}
+
+
+@cache
+def choose_reasoning(name: str, template: str | None) -> ReasoningFormat | None:
+    """The format that `--reasoning-parser` names; auto: by the chat template; None where the model
+    does not think. Raises `ValueError` with the names that there are.
+    """
+    known = reasoning_formats()
+    if name == NONE:
+        return None
+    if name != AUTO:
+        found = known.get(_ALIASES.get(name, name))
+        if found is None:
+            raise ValueError(
+                f"--reasoning-parser must be {AUTO}, {NONE} or one of {', '.join(known)}, got "
+                f"{name}"
+            )
+        return found
+    return next((form for form in known.values() if form.matches(template or "")), None)
+
+
+class _ThoughtParser:
+    """White space at both ends of a thought, and before what follows it, belongs to neither."""
+
+    def __init__(self, form: ReasoningFormat, rest: Parser, is_open: bool) -> None:
+        self._form, self._rest, self._is_open = form, rest, is_open
+        self._text = ""
+        self._part = _Part.BEGINNING
+        self._has_thought = False
+
+    def push(self, text: str) -> list[Event]:
+        self._text += text
+        events: list[Event] = []
+        if self._part is _Part.BEGINNING:
+            self._begin()
+        if self._part is _Part.THOUGHT:
+            events += self._think()
+        if self._part is _Part.BLANK:
+            self._text = self._text.lstrip()
+            self._part = _Part.REST if self._text else _Part.BLANK
+        if self._part is _Part.REST:
+            text, self._text = self._text, ""
+            events += self._rest.push(text)
+        return events
+
+    def finish(self) -> list[Event]:
+        is_thought = self._part is _Part.THOUGHT or (
+            self._part is _Part.BEGINNING and self._is_open
+        )
+        events = self._thought(self._text) if is_thought else self._rest.push(self._text)
+        self._text = ""
+        return events + self._rest.finish()
+
+    def _begin(self) -> None:
+        opening, head = self._form.opening, self._text.lstrip()
+        if head.startswith(opening):
+            # Models that find the thought opened may open it again.
+            self._text, self._part = head.removeprefix(opening), _Part.THOUGHT
+        elif not opening.startswith(head):
+            self._part = _Part.THOUGHT if self._is_open else _Part.REST
+
+    def _think(self) -> list[Event]:
+        place = self._text.find(self._form.closing)
+        if place >= 0:
+            said, self._text = self._text[:place], self._text[place + len(self._form.closing) :]
+            self._part = _Part.BLANK
+        else:
+            certain = len(self._text) - held_back(self._text, self._form.closing)
+            said, self._text = self._text[:certain], self._text[certain:]
+        return self._thought(said)
+
+    def _thought(self, said: str) -> list[Event]:
+        said = said if self._has_thought else said.lstrip()
+        said = said if self._part is _Part.THOUGHT else said.rstrip()
+        self._has_thought |= bool(said)
+        return [Thought(said)] if said else []
+
+
+class _Part(Enum):
+    """Of a text, where a parser stands."""
+
+    BEGINNING, THOUGHT, BLANK, REST = range(4)

@@ -1,0 +1,218 @@
+"""From a conversation to the engine's requests, and from its outputs to what the model says, thinks
+and calls: one way for chat completions and every endpoint family whose bodies become one.
+
+    conversation = await begin(serving, body, request_id, size=request.size)
+    with Collector(serving, conversation.requests) as collector:
+        ...
+        for event in conversation.readers[index].push(output):
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from ...runtime.engine.messages import FinishReason
+from ...runtime.parsing.events import CallBegins, Event, Parser, PlainText
+from ...runtime.parsing.reasoning import ReasoningFormat, choose_reasoning
+from ...runtime.parsing.tool_calls import ToolCallFormat
+from ...runtime.tokenizer.chat_template import ChatTemplateError
+from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
+from ...runtime.tokenizer.tokenizer import Tokenizer
+from ..errors import InvalidRequest
+from ..http.body import check_structure
+from ..limits import check_text
+from ..state import THREAD_FROM, Serving
+from .generation import generation_requests
+from .protocol import ChatCompletionRequest, ChatOptions
+from .tools import ToolUse, chat_grammar, format_of, tool_use
+
+
+class AnswerReader:
+    """Reads one sequence: its outputs become events. `has_called`: whether a call has begun."""
+
+    def __init__(self, parser: Parser) -> None:
+        self._parser = parser
+        self.has_called = False
+
+    def push(self, output: RequestOutput) -> list[Event]:
+        """What is new, certain or, with the last output, all the rest."""
+        events = self._parser.push(output.text)
+        if output.finish_reason is not None:
+            events += self._parser.finish()
+        self.has_called |= any(isinstance(event, CallBegins) for event in events)
+        return events
+
+    def reason(self, output: RequestOutput) -> str | None:
+        """OpenAI's `finish_reason`."""
+        if self.has_called and output.finish_reason == FinishReason.STOP:
+            return "tool_calls"
+        return output.finish_reason
+
+
+class Thinking(NamedTuple):
+    """How one chat's answers think. `is_open`: they begin within a thought; `is_apart`: it is no
+    part of the text.
+    """
+
+    form: ReasoningFormat
+    is_open: bool
+    is_apart: bool
+
+
+class Conversation(NamedTuple):
+    """One chat, ready to be generated: `samples` sequences, each with its reader. `is_plain`: what
+    comes is text and nothing else.
+    """
+
+    requests: list[RequestState]
+    readers: list[AnswerReader]
+    thinking: Thinking | None
+    is_plain: bool
+
+    def reasoning_tokens(self, tokenizer: Tokenizer) -> int:
+        """How many tokens so far are thoughts."""
+        if self.thinking is None:
+            return 0
+        form, is_open, _ = self.thinking
+        return sum(
+            form.count_tokens(tokenizer, request.output_ids, is_open=is_open)
+            for request in self.requests
+        )
+
+
+async def begin(
+    serving: Serving, body: ChatCompletionRequest, request_id: str, *, size: int
+) -> Conversation:
+    """What the engine is to be asked. Raises `InvalidRequest`, and what `Serving.check_room` does.
+
+    `size`: bytes of the body that it came in.
+    """
+    serving.check_model(body.model)
+    serving.check_room(body.samples, "n")
+    ids, opens_thought = await chat_prompt(
+        serving, body, size=size, add_special_tokens=body.add_special_tokens
+    )
+    use, form = tool_use(serving, body), reasoning_of(serving)
+    thinking = form and Thinking(form, opens_thought, body.separate_reasoning)
+    grammar = await chat_grammar(serving, body, use)
+    if grammar is not None and form is not None:
+        grammar = form.grammar(grammar, is_open=opens_thought)
+    visible = _visible(serving.engine.tokenizer, thinking, use)
+    requests = generation_requests(serving, body, request_id, [ids], grammar, visible)
+    readers = [AnswerReader(_parser(thinking, use)) for _ in requests]
+    is_plain = use is None and not (thinking and thinking.is_apart)
+    return Conversation(requests, readers, thinking, is_plain)
+
+
+def reasoning_of(serving: Serving) -> ReasoningFormat | None:
+    """How the served model thinks, if it does."""
+    return choose_reasoning(serving.config.reasoning_parser, serving.engine.tokenizer.chat_template)
+
+
+def _parser(thinking: Thinking | None, use: ToolUse | None) -> Parser:
+    rest = PlainText() if use is None else use.parser()
+    if thinking is None or not thinking.is_apart:
+        return rest
+    return thinking.form.parser(rest, is_open=thinking.is_open)
+
+
+def _visible(
+    tokenizer: Tokenizer, thinking: Thinking | None, use: ToolUse | None
+) -> frozenset[int]:
+    """Special tokens that a parser must see."""
+    marks = (*(thinking.form.marks if thinking else ()), *(use.form.marks if use else ()))
+    ids = {tokenizer.backend.token_to_id(mark) for mark in marks}
+    return tokenizer.special_token_ids.intersection(ids)
+
+
+class ChatPrompt(NamedTuple):
+    """Token ids, and whether they end within a thought, which the answer goes on with."""
+
+    ids: list[int]
+    opens_thought: bool
+
+
+async def chat_prompt(
+    serving: Serving,
+    options: ChatOptions,
+    *,
+    size: int,
+    add_special_tokens: bool,
+    counting: bool = False,
+) -> ChatPrompt:
+    """A conversation by the model's chat template. Raises `InvalidRequest`.
+
+    `size`: bytes of the body that it came in. `counting`: it may be longer than the context.
+    """
+    tokenizer = serving.engine.tokenizer
+    if tokenizer.chat_template is None:
+        message = (
+            "This model has no chat template: use /v1/completions, or start the server with "
+            "--chat-template FILE."
+        )
+        raise InvalidRequest(message, param="messages", code="no_chat_template")
+    form = reasoning_of(serving)
+    options.check_effort(tokenizer.chat_template, thinks=form is not None)
+    render = partial(_render, tokenizer, options, format_of(serving))
+    try:
+        text = render() if size < THREAD_FROM else await serving.threads.run(render)
+    except ChatTemplateError as error:
+        message = f"The model's chat template does not take these messages: {error}"
+        raise InvalidRequest(message, param="messages", code="chat_template_error") from None
+    if counting:
+        check_text(len(text), "messages")
+    ids = await serving.encode(
+        text, add_special_tokens=add_special_tokens, param=None if counting else "messages"
+    )
+    return ChatPrompt(ids, form is not None and form.is_open(text))
+
+
+def _render(tokenizer: Tokenizer, options: ChatOptions, form: ToolCallFormat) -> str:
+    """The prompt. Raises `InvalidRequest` where the template leaves tool calls out, and
+    `ChatTemplateError`.
+    """
+    calls = [call for message in options.messages for call in message.tool_calls]
+    arguments = [call.function.arguments for call in calls]
+    check_structure("".join([part for part in arguments if isinstance(part, str)]).encode())
+    messages = [message.for_template() for message in options.messages]
+    tools = options.told
+    apply = partial(
+        tokenizer.apply_chat_template,
+        add_generation_prompt=options.add_generation_prompt and not options.continue_final_message,
+        continue_final_message=options.continue_final_message,
+        template_kwargs=options.template_kwargs,
+    )
+    untold = _untold_calls(messages, apply) if calls else None
+    if not form.in_template and (tools or untold is not None):
+        return apply(form.told(messages, tools))
+    if untold is not None:
+        param = f"messages[{untold}].tool_calls"
+        message = (
+            f"{param}: the model's chat template leaves tool calls out, so the model would not "
+            "see them; put them into content."
+        )
+        raise InvalidRequest(message, param=param, code="unsupported_by_chat_template")
+    return apply(messages, tools=[tool.described() for tool in tools])
+
+
+def _untold_calls(
+    messages: list[dict[str, Any]], apply: Callable[[list[dict[str, Any]]], str]
+) -> int | None:
+    """The first message of which a call does not show in the prompt, by a name that occurs nowhere
+    else: templates pass over what they do not know.
+    """
+    places = {
+        uuid.uuid4().hex: (index, call)
+        for index, message in enumerate(messages)
+        for call in message.get("tool_calls", ())
+    }
+    marked = [{**message} for message in messages]
+    for index in {index for index, _ in places.values()}:
+        marked[index]["tool_calls"] = []
+    for mark, (index, call) in places.items():
+        marked[index]["tool_calls"].append({**call, "function": {**call["function"], "name": mark}})
+    text = apply(marked)
+    return next((index for mark, (index, _) in places.items() if mark not in text), None)

@@ -1,0 +1,112 @@
+"""Thoughts are read out of texts however these come in pieces; grammars begin behind them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+
+from piecework.runtime.parsing.events import Event, Parser, PlainText, Text, Thought
+from piecework.runtime.parsing.reasoning import choose_reasoning, reasoning_formats
+from piecework.runtime.parsing.tool_calls import formats
+from piecework.runtime.sampling import grammar
+
+THINK = reasoning_formats()["think"]
+
+
+def read(parser: Parser, pieces: Sequence[str]) -> list[Event]:
+    """Events, neighbours of one kind joined."""
+    events: list[Event] = []
+    for event in [*(one for piece in pieces for one in parser.push(piece)), *parser.finish()]:
+        if events and type(event) is type(events[-1]) and isinstance(event, Text | Thought):
+            events[-1] = type(event)(events[-1][0] + event[0])
+        else:
+            events.append(event)
+    return events
+
+
+TEXTS: dict[str, tuple[bool, str, list[Event]]] = {
+    "a thought": (
+        False,
+        "<think>\nHm, a.\n\n</think>\n\nIt is.",
+        [Thought("Hm, a."), Text("It is.")],
+    ),
+    "opened by the template": (True, "Hm.\n</think>\n\nYes", [Thought("Hm."), Text("Yes")]),
+    "opened twice": (True, "<think>Hm.</think>Yes", [Thought("Hm."), Text("Yes")]),
+    "none": (False, "  Yes <think> no", [Text("  Yes <think> no")]),
+    "empty": (False, "<think>\n\n</think>\n\nYes", [Text("Yes")]),
+    "never ends": (True, "Hm </thin", [Thought("Hm </thin")]),
+    "a mark within": (True, "a </ think> b</think>c", [Thought("a </ think> b"), Text("c")]),
+    "ends in the mark": (False, "<thi", [Text("<thi")]),
+    "nothing": (True, "", []),
+}
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_cut_anywhere(kind: str, data: st.DataObject) -> None:
+    is_open, text, events = TEXTS[kind]
+    cuts = data.draw(st.sets(st.integers(0, len(text))))
+    places = sorted({0, len(text), *cuts})
+    pieces = [text[begin:end] for begin, end in pairwise(places)]
+    assert read(THINK.parser(PlainText(), is_open=is_open), pieces) == events
+
+
+def test_a_call_in_a_thought_is_a_thought() -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
+    parser = THINK.parser(formats()["hermes"].parser({"add"}), is_open=False)
+    events = read(parser, [f"<think>{call}</think>{call}"])
+    assert [type(event).__name__ for event in events] == ["Thought", "CallBegins", "Arguments"]
+
+
+@pytest.mark.parametrize(
+    ("is_open", "text", "follows"),
+    [
+        (True, 'Say {"a": x}.</think>\n\n{"a": 1}', True),
+        (True, '{"a": 1}', False),
+        (False, '<think>Hm.</think>{"a": 1}', True),
+        (False, '{"a": 1}', True),
+        (False, '<think>Hm.</think>{"a": "b"}', False),
+        (False, 'Hm. {"a": 1}', False),
+    ],
+)
+def test_grammars_begin_behind_the_thought(is_open: bool, text: str, follows: bool) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    whole = THINK.grammar(grammar.from_json_schema(schema), is_open=is_open)
+    matcher = LLMatcher(LLTokenizer("byte"), whole, log_level=0)
+    assert (matcher.consume_tokens(list(text.encode())) and matcher.is_accepting()) is follows
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        grammar.from_regex("[ab]+"),
+        grammar.from_choice(["ab", "b"]),
+        grammar.from_ebnf('root ::= "a" tail\ntail ::= "b"'),
+        grammar.from_structural_tag([("<f>", {"type": "object"}, "</f>")], ["<f"]),
+    ],
+)
+def test_any_grammar_follows_a_thought(body: str) -> None:
+    matcher = LLMatcher(LLTokenizer("byte"), THINK.grammar(body, is_open=True), log_level=0)
+    assert matcher.consume_tokens(list(b"hm</think>ab")) and matcher.is_accepting()
+    assert json.loads(THINK.grammar(body, is_open=True))["grammars"][1]["name"] == "body"
+
+
+def test_names() -> None:
+    assert choose_reasoning("auto", "{{ messages }}") is None
+    assert choose_reasoning("auto", "... content.split('</think>') ...") == THINK
+    assert choose_reasoning("deepseek_r1", None) == THINK
+    assert choose_reasoning("none", "</think>") is None
+    with pytest.raises(ValueError, match="--reasoning-parser must be auto, none or one of think"):
+        choose_reasoning("qwen7", None)
