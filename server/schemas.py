@@ -251,6 +251,13 @@ Priority = Annotated[Integer, Field(ge=-(2**31), lt=2**31)]
 """Higher runs first."""
 
 
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16, description="texts under names, for the client's own use"),
+]
+"""Within OpenAI's bounds."""
+
+
 class SamplingFields(WireModel):
     """How to sample, as far as endpoint families call it the same."""
 

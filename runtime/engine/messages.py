@@ -62,12 +62,13 @@ class Shutdown:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
     """One position: its token's log-probability and the likeliest alternatives, best first, as (id,
-    log-probability).
+    log-probability). `rank`: how many tokens are as likely or likelier, itself counted; of prompts.
     """
 
     token_id: int
     logprob: float
     top: list[tuple[int, float]] = field(default_factory=list)
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

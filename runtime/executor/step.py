@@ -12,7 +12,7 @@ from ...kernels.collectives import Group
 from ...kernels.staging import HostCopy, to_device
 from ..engine.messages import TokenLogprob
 from ..engine.request import Request
-from ..sampling.logprobs import gather_logprobs, read_logprobs
+from ..sampling.logprobs import gather_logprobs, gather_ranks, read_logprobs, with_ranks
 from ..sampling.sampler import Samples, sample
 from .batch import Batch, Scheduled, build_batch
 
@@ -132,9 +132,9 @@ class _PromptRows(NamedTuple):
 
     def read(self) -> None:
         top = self.request.params.prompt_logprobs or 0
-        self.request.prompt_logprobs += read_logprobs(
-            self.copy.wait(), self.targets, [top] * len(self.targets)
-        )
+        ranks, *gathered = self.copy.wait()
+        entries = read_logprobs(gathered, self.targets, [top] * len(self.targets))
+        self.request.prompt_logprobs += with_ranks(entries, ranks)
 
 
 def _prompt_rows(
@@ -155,6 +155,9 @@ def _prompt_rows(
                     continue
                 targets = np.ascontiguousarray(request.tokens[begin + 1 : end + 1])
                 (tokens,) = to_device([targets], logits.device)
-                gathered = gather_logprobs(logits, tokens, request.params.prompt_logprobs or 0)
+                gathered = [
+                    gather_ranks(logits, tokens),
+                    *gather_logprobs(logits, tokens, request.params.prompt_logprobs or 0),
+                ]
                 yield _PromptRows(request, targets.tolist(), HostCopy(gathered))
         row += num_new

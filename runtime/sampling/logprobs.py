@@ -5,6 +5,7 @@ alternatives.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -44,3 +45,13 @@ def read_logprobs(
         )
         for row, (token, value, top) in enumerate(zip(tokens, chosen, top_counts, strict=True))
     ]
+
+
+def gather_ranks(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """How many of the logits [N, V] are at least as large as those of the tokens [N] int64: [N]."""
+    return (logits >= logits.gather(1, tokens[:, None])).sum(dim=1)
+
+
+def with_ranks(entries: Sequence[TokenLogprob], ranks: torch.Tensor) -> list[TokenLogprob]:
+    """The same, with ranks [N] that lie on the host."""
+    return [replace(entry, rank=rank) for entry, rank in zip(entries, ranks.tolist(), strict=True)]

@@ -116,10 +116,25 @@ class _Head(Answer):
     system_fingerprint: str
 
 
+class PromptLogprob(Answer):
+    """`rank`: 1 is the likeliest."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = Sequence[dict[str, PromptLogprob] | None]
+"""By token ids, at each position of the prompt."""
+
+
 class ChatCompletion(_Head):
+    """`prompt_logprobs` is there where it is asked for."""
+
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: ChatUsageAnswer
+    prompt_logprobs: PromptLogprobs = ()
 
 
 class ChatCompletionChunk(_Head):
@@ -144,7 +159,10 @@ class _TextPiece(Answer):
 
 
 class CompletionChoice(_TextPiece):
+    """`prompt_logprobs` is there where it is asked for."""
+
     finish_reason: FinishReason
+    prompt_logprobs: PromptLogprobs = ()
 
 
 class CompletionChunkChoice(_TextPiece):

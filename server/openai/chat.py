@@ -21,7 +21,7 @@ from .answers import ChatCompletion, ChatCompletionChunk
 from .chunks import ChunkWriter, head, usage_of
 from .conversation import AnswerReader, Conversation, begin
 from .generation import best
-from .logprobs import chat_logprobs
+from .logprobs import chat_logprobs, prompt_logprobs
 from .protocol import ChatCompletionRequest
 
 router = APIRouter(route_class=JsonRoute)
@@ -54,7 +54,9 @@ async def create_chat_completion(
     usage = chat_usage(
         conversation, tokenizer, body.samples, sum([one.completion_tokens for one in outputs])
     )
-    return json_response({**start, "choices": choices, "usage": usage})
+    told = prompt_logprobs(tokenizer, outputs[0].prompt_logprobs, body.prompt_logprobs)
+    of_prompt = {} if told is None else {"prompt_logprobs": told}
+    return json_response({**start, "choices": choices, "usage": usage, **of_prompt})
 
 
 def chat_usage(

@@ -19,7 +19,8 @@ from ..structured import grammar_of
 from .answers import Completion, CompletionChunk
 from .chunks import ChunkWriter, head, usage_of
 from .generation import best, generation_requests
-from .logprobs import CompletionLogprobs
+from .infill import with_suffix
+from .logprobs import CompletionLogprobs, prompt_logprobs
 from .protocol import CompletionRequest
 
 router = APIRouter(route_class=JsonRoute)
@@ -35,6 +36,8 @@ async def create_completion(body: CompletionRequest, serving: ServingDep) -> Res
     prompts = await serving.prompt_ids(
         body.prompt, "prompt", add_special_tokens=body.add_special_tokens
     )
+    if body.suffix:
+        body, prompts = await with_suffix(serving, body, prompts)
     request_id = f"cmpl-{uuid.uuid4().hex}"
     grammar = await grammar_of(serving, body)
     requests = generation_requests(serving, body, request_id, prompts, grammar)
@@ -58,9 +61,10 @@ class _Choice:
     def __init__(
         self, serving: Serving, body: CompletionRequest, prompts: Sequence[list[int]], index: int
     ) -> None:
-        tokenizer = serving.engine.tokenizer
+        self._tokenizer = tokenizer = serving.engine.tokenizer
         prompt = body.prompt[index // body.n]
         self._index = index
+        self._body = body
         self._echoed = ""
         if body.echo:
             self._echoed = (
@@ -70,24 +74,30 @@ class _Choice:
             )
         self._logprobs: CompletionLogprobs | None = None
         if body.logprobs is not None:
-            skip = body.skip_special_tokens
             self._logprobs = CompletionLogprobs(
-                tokenizer, prompts[index // body.n], self._echoed, skip_special_tokens=skip
+                tokenizer,
+                prompts[index // body.n],
+                self._echoed,
+                count=body.logprobs,
+                skip_special_tokens=body.skip_special_tokens,
             )
 
     def write(self, output: RequestOutput) -> dict[str, Any]:
         """The choice for what is new."""
         echoed, self._echoed = self._echoed, ""
-        return {
+        of_prompt = output.prompt_logprobs
+        choice = {
             "index": self._index,
             "text": echoed + output.text,
             "logprobs": None
             if self._logprobs is None
             else self._logprobs.write(
-                output.token_ids, output.logprobs or (), output.prompt_logprobs
+                output.token_ids, output.logprobs or (), of_prompt if self._body.echo else None
             ),
             "finish_reason": output.finish_reason,
         }
+        told = prompt_logprobs(self._tokenizer, of_prompt, self._body.prompt_logprobs)
+        return choice if told is None else {**choice, "prompt_logprobs": told}
 
 
 class _CompletionChunks(ChunkWriter):

@@ -38,16 +38,21 @@ def generation_requests(
         raise InvalidRequest(
             f"{length} must be at least 1; 0 is for echo.", param=length, code="invalid_value"
         )
+    told = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
     names = WireNames(
         prompt,
         length,
         {
             "max_new_tokens": "max_tokens",
             "min_new_tokens": "min_tokens",
-            "prompt_logprobs": "logprobs",
+            "prompt_logprobs": told,
             "logprobs": top,
         },
     )
+    # What echo asks for and what prompt_logprobs asks for is gathered once, as many as the more.
+    asked_of_prompt = [
+        count for count in (body.prompt_logprobs, logprobs if echo else None) if count is not None
+    ]
     samples, arrival = body.samples, time.monotonic()
     requests: list[RequestState] = []
     for ids in prompts:
@@ -69,9 +74,9 @@ def generation_requests(
             grammar=grammar,
             # The best of several samples are chosen by their log-probabilities.
             logprobs=0 if logprobs is None and samples > body.n else logprobs,
-            prompt_logprobs=logprobs if echo else None,
+            prompt_logprobs=max(asked_of_prompt, default=None),
         )
-    check_prompt_logprobs(requests, "logprobs")
+    check_prompt_logprobs(requests, told)
     return requests
 
 

@@ -42,6 +42,31 @@ def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str
     }
 
 
+def prompt_logprobs(
+    tokenizer: Tokenizer, entries: Sequence[TokenLogprob | None] | None, count: int | None
+) -> list[dict[str, Any] | None] | None:
+    """vLLM's `prompt_logprobs`: at each position of the prompt its token and the `count` likeliest,
+    by their ids; null at the first. None where `count` is.
+    """
+    if count is None or entries is None:
+        return None
+    return [None if entry is None else _by_id(tokenizer, entry, count) for entry in entries]
+
+
+def _by_id(tokenizer: Tokenizer, entry: TokenLogprob, count: int) -> dict[str, Any]:
+    tokens = {entry.token_id: (entry.logprob, entry.rank)}
+    for rank, (token_id, logprob) in enumerate(entry.top[:count], 1):
+        tokens.setdefault(token_id, (logprob, rank))
+    return {
+        str(token_id): {
+            "logprob": finite(logprob),
+            "rank": rank,
+            "decoded_token": token_text(tokenizer, token_id),
+        }
+        for token_id, (logprob, rank) in tokens.items()
+    }
+
+
 class CompletionLogprobs:
     """Writes `logprobs` of one completion choice, piece by piece: `text_offset` counts characters
     of the choice's text.
@@ -55,9 +80,11 @@ class CompletionLogprobs:
         prompt_ids: Sequence[int],
         echoed: str,
         *,
+        count: int,
         skip_special_tokens: bool,
     ) -> None:
-        self._tokenizer = tokenizer
+        """`count`: of alternatives."""
+        self._tokenizer, self._count = tokenizer, count
         self._prompt_ids = prompt_ids
         self._echoed = echoed
         self._text = Detokenizer(
@@ -120,7 +147,7 @@ class CompletionLogprobs:
     def _alternatives(self, entry: TokenLogprob) -> dict[str, float]:
         """The likeliest tokens, and the chosen one where it is not among them."""
         texts: dict[str, float] = {}
-        for token_id, logprob in [*entry.top, (entry.token_id, entry.logprob)]:
+        for token_id, logprob in [*entry.top[: self._count], (entry.token_id, entry.logprob)]:
             # Parts of characters may look alike; the likeliest stands for them.
             texts.setdefault(token_text(self._tokenizer, token_id), finite(logprob))
         return texts

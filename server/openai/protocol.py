@@ -28,6 +28,7 @@ from ..limits import MAX_MESSAGES
 from ..schemas import (
     Count,
     IdLists,
+    Metadata,
     Priority,
     Prompts,
     Samples,
@@ -65,6 +66,11 @@ class GenerationBody(SamplingFields, OpenAIStructuredFields):
     max_completion_tokens: Count | None = None
     seed: Seed | None = None
     user: str | None = None
+    metadata: Metadata = Field(default_factory=dict)
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] = "auto"
+    store: Annotated[bool, Field(description="answers are not kept, whatever it says")] = False
 
     min_tokens: Count = 0
     include_stop_str_in_output: bool = False
@@ -80,7 +86,7 @@ class GenerationBody(SamplingFields, OpenAIStructuredFields):
     no_stop_trim: Annotated[Any, only(remedy="send include_stop_str_in_output instead")] = None
     truncate_prompt_tokens: Annotated[Any, only(remedy="shorten the prompt")] = None
     prompt_logprobs: Annotated[
-        Any, only(remedy="send echo and logprobs to /v1/completions instead")
+        Count | None, Field(description="so many likeliest tokens at each position of the prompt")
     ] = None
     return_token_ids: Unsupported = None
     return_tokens_as_token_ids: Unsupported = None
@@ -97,6 +103,10 @@ class GenerationBody(SamplingFields, OpenAIStructuredFields):
             )
         if self.stream_options is not None and not self.stream:
             raise disagreement("stream_options", "stream_options needs stream to be true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise disagreement(
+                "prompt_logprobs", "prompt_logprobs cannot be streamed; leave out stream"
+            )
         return self
 
     @property
@@ -113,8 +123,14 @@ class CompletionRequest(GenerationBody):
     echo: bool = False
     logprobs: Count | None = None
     prompt_embeds: Unsupported = None
-    suffix: Unsupported = None
+    suffix: Annotated[str, Field(description="text that follows behind the completion")] = ""
     add_special_tokens: bool = True
+
+    @model_validator(mode="after")
+    def _suffix_is_not_echoed(self) -> Self:
+        if self.suffix and self.echo:
+            raise disagreement("suffix", "suffix and echo exclude each other")
+        return self
 
 
 class FunctionCall(WireModel):

@@ -101,7 +101,7 @@ OPENAI: list[tuple[dict[str, Any], str]] = [
     ({"bad_words": ["x"]}, "bad_words"),
     ({"allowed_token_ids": [5]}, "allowed_token_ids"),
     ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
-    ({"prompt_logprobs": 0}, "prompt_logprobs"),
+    ({"prompt_logprobs": True}, "prompt_logprobs"),
     ({"no_stop_trim": True}, "no_stop_trim"),
     ({"moderation": {"model": "x"}}, "moderation"),
     ({"model": 5}, "model"),

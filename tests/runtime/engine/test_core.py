@@ -232,7 +232,11 @@ def test_prompt_logprobs_cover_the_prompt_once(start: int, budget: int) -> None:
     assert output.prompt_logprobs is not None
     ids = [None if entry is None else entry.token_id for entry in output.prompt_logprobs]
     assert ids == [None, *prompt[1:]] if start == 0 else ids == prompt[start:]
-    assert all(entry is None or len(entry.top) == 2 for entry in output.prompt_logprobs)
+    for entry in filter(None, output.prompt_logprobs):
+        top = [token for token, _ in entry.top]
+        assert len(top) == 2 and entry.rank is not None
+        is_top = entry.token_id in top
+        assert entry.rank == top.index(entry.token_id) + 1 if is_top else entry.rank > 2
 
 
 def test_flushing_drops_what_no_request_uses() -> None:

@@ -1,0 +1,88 @@
+"""Fill-in-the-middle prompts: how models that learned it are given what stands before and behind
+the text that they are to write.
+
+>>> infill = find_infill(tokenizer)
+>>> infill.prompt(tokenizer.encode(before), infill.encode(behind))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .tokenizer import Tokenizer
+
+
+class _Names(NamedTuple):
+    """Tokens by which a family marks the three parts. `suffix_first`: the prompt begins with what
+    comes behind; `end`: what such a text ends with, beside the usual.
+    """
+
+    prefix: str
+    suffix: str
+    middle: str | None
+    suffix_first: bool = False
+    end: str | None = None
+
+
+_FAMILIES = (
+    # Qwen2.5-Coder, CodeGemma
+    _Names("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    # StarCoder, StarCoder2, StableCode, Granite Code
+    _Names("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    # SantaCoder
+    _Names("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    # DeepSeek-Coder: begin, hole, end
+    _Names("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    # CodeLlama
+    _Names("▁<PRE>", "▁<SUF>", "▁<MID>", end="▁<EOT>"),
+    # Codestral, which begins with the suffix and has no third mark (mistral-common's FIM encoding)
+    _Names("[PREFIX]", "[SUFFIX]", None, suffix_first=True),
+    # Seed-Coder
+    _Names("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>", suffix_first=True),
+)
+
+
+class Infill(NamedTuple):
+    """One tokenizer's way. `stop_token_ids` end such a text, beside the usual."""
+
+    tokenizer: Tokenizer
+    prefix: int
+    suffix: int
+    middle: int | None
+    suffix_first: bool
+    stop_token_ids: list[int]
+
+    def prompt(self, before: Sequence[int], behind: Sequence[int]) -> list[int]:
+        """Token ids of a prompt. `before` the gap: with what the tokenizer puts in front of a text;
+        `behind` it: as `encode` gives it.
+        """
+        bos = self.tokenizer.bos_token_id
+        start = [bos] if bos is not None and list(before[:1]) == [bos] else []
+        first = [self.prefix, *before[len(start) :]]
+        second = [self.suffix, *behind]
+        parts = [*second, *first] if self.suffix_first else [*first, *second]
+        return [*start, *parts, *([] if self.middle is None else [self.middle])]
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text that is no beginning: without the blank that SentencePiece puts there."""
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        if self.tokenizer.spelling is None or not self.tokenizer.spelling.strips_blank:
+            return ids
+        line = self.tokenizer.encode("\n", add_special_tokens=False)
+        after_line = self.tokenizer.encode("\n" + text, add_special_tokens=False)
+        return after_line[len(line) :] if after_line[: len(line)] == line else ids
+
+
+def find_infill(tokenizer: Tokenizer) -> Infill | None:
+    """The way whose tokens a tokenizer has; None where it has none of them."""
+    for names in _FAMILIES:
+        prefix, suffix, middle, end = (
+            None if name is None else tokenizer.backend.token_to_id(name)
+            for name in (names.prefix, names.suffix, names.middle, names.end)
+        )
+        if prefix is None or suffix is None or (middle is None and names.middle is not None):
+            continue
+        stops = [] if end is None else [end]
+        return Infill(tokenizer, prefix, suffix, middle, names.suffix_first, stops)
+    return None
