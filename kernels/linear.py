@@ -22,6 +22,11 @@ class LinearKernels(Protocol):
     `scaled_op(x, x_scale, weight, bias, out_features, layout)`: x and x_scale [1], [T, 1] or [T, in
     / 128] as `ops.quantize_static` and `ops.quantize_dynamic` give them, in the weight's dtype;
     None where such weights are not packed.
+
+    `experts_op(x, topk_ids, topk_weights, gate_up, gate_up_bias, gate_up_scale, down, down_bias,
+    down_scale, sizes, layouts, groups, limit, weighs_input)`: as `ops.fused_moe`, with packed
+    weights of all experts, E and I, and the layout of both; and how x is quantised before each, by
+    a scale [1] or one for each group of columns, 0 where it is not.
     """
 
     @property
@@ -29,6 +34,13 @@ class LinearKernels(Protocol):
 
     @property
     def scaled_op(self) -> torch._ops.OpOverload | None: ...
+
+    @property
+    def experts_op(self) -> torch._ops.OpOverload | None: ...
+
+    def takes_experts(self, sizes: Sequence[int]) -> bool:
+        """Whether `experts_op` multiplies by experts with so many columns and rows a part."""
+        ...
 
     def layout(self, kind: str, in_features: int) -> int | None:
         """How weights of this kind are packed; None for what the kernels do not know."""

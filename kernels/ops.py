@@ -98,10 +98,15 @@ TRACED = {
         "(Tensor x, int group, ScalarType dtype) -> (Tensor, Tensor)",
         lambda x, group, dtype: _quantized(_gated(x), group, dtype),
     ),
+    "fused_moe": (
+        "(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor gate_up, Tensor? gate_up_bias, "
+        "Tensor down, Tensor? down_bias, float limit, bool weighs_input) -> Tensor",
+        _like_first,
+    ),
 }
 """Ops that a traced forward holds as nodes: their signatures, and the results' kinds."""
 
-PRODUCTS = ("scaled_linear", "weight_only_linear")
+PRODUCTS = ("scaled_linear", "weight_only_linear", "fused_moe")
 """Of those the ones that no compiler is to look into: kernels are all that makes them fast."""
 
 for _name, (_signature, _meta) in TRACED.items():
@@ -203,6 +208,23 @@ def weight_only_linear(
     bits: int,
 ) -> torch.Tensor:
     result: torch.Tensor = _version("weight_only_linear", x)(x, weight, scale, zero, bias, bits)
+    return result
+
+
+def fused_moe(
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    gate_up_bias: torch.Tensor | None,
+    down: torch.Tensor,
+    down_bias: torch.Tensor | None,
+    limit: float,
+    weighs_input: bool,
+) -> torch.Tensor:
+    result: torch.Tensor = _version("fused_moe", x)(
+        x, topk_ids, topk_weights, gate_up, gate_up_bias, down, down_bias, limit, weighs_input
+    )
     return result
 
 

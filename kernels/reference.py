@@ -158,6 +158,69 @@ def weight_only_linear(
     return F.linear(x, wide, bias)
 
 
+_STEEPNESS = 1.702
+"""Of GPT-OSS's gates."""
+
+
+def gated(x: torch.Tensor, limit: float) -> torch.Tensor:
+    """What experts make of gates and ups, x [P, 2 * I]: `silu_and_mul`, or, for a `limit` above 0,
+    GPT-OSS's (up + 1) * gate * sigmoid(1.702 * gate), both clamped to it.
+    """
+    if limit == 0.0:
+        return silu_and_mul(x)
+    gate, up = x.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * _STEEPNESS))
+
+
+def fused_moe(
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    gate_up_bias: torch.Tensor | None,
+    down: torch.Tensor,
+    down_bias: torch.Tensor | None,
+    limit: float,
+    weighs_input: bool,
+) -> torch.Tensor:
+    """x [T, H] through the experts topk_ids [T, k] int64, whose results are summed by topk_weights
+    [T, k] float32; ids outside [0, E) add nothing. gate_up [E * 2I, H], of each expert the gates
+    above the ups, down [E * H, I], biases [E * 2I] and [E * H]. `limit`: as `gated`.
+
+    `weighs_input`: what an expert takes is weighted, and not what it gives (Llama 4). No shape and
+    no wait depends on what is chosen.
+    """
+    (tokens, each), (hidden, size) = topk_ids.shape, (x.shape[1], down.shape[1])
+    experts = down.shape[0] // hidden
+    flat = topk_ids.flatten()
+    chosen, order = torch.where((flat >= 0) & (flat < experts), flat, experts).sort(stable=True)
+    ends = torch.searchsorted(
+        chosen, torch.arange(experts, device=x.device), right=True, out_int32=True
+    )
+    weights, among = topk_weights.flatten()[order, None], chosen.clamp(max=experts - 1)
+    rows = x[order // each]
+    if weighs_input:
+        rows = (rows * weights).to(x.dtype)
+    between = _expert_linear(rows, gate_up.view(experts, 2 * size, hidden), ends)
+    if gate_up_bias is not None:
+        between = between + gate_up_bias.view(experts, -1)[among]
+    results = _expert_linear(gated(between, limit), down.view(experts, hidden, size), ends)
+    if down_bias is not None:
+        results = results + down_bias.view(experts, -1)[among]
+    if not weighs_input:
+        results = results * weights
+    # Behind the last end is memory as it was.
+    results = results.masked_fill((chosen == experts)[:, None], 0.0)
+    summed = torch.empty_like(results).index_copy_(0, order, results)
+    return summed.view(tokens, each, hidden).sum(1).to(x.dtype)
+
+
+def _expert_linear(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Rows of x [P, K] up to each of `ends` [E] int32 times that weight of [E, N, K]: [P, N]."""
+    return F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
+
+
 def rms_norm_quantize_static(
     x: torch.Tensor, weight: torch.Tensor, eps: float, scale: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:

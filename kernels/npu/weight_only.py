@@ -85,10 +85,14 @@ class WeightOnlyKernels:
 
     op = torch.ops.piecework.npu_weight_only_linear.default
     scaled_op = None
+    experts_op = None
 
     def __init__(self, dtype: torch.dtype) -> None:
         """`dtype`: bfloat16 or float16, of activations."""
         self._dtype = dtype
+
+    def takes_experts(self, sizes: Sequence[int]) -> bool:
+        return False
 
     def layout(self, kind: str, in_features: int) -> int | None:
         match kind.split():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -259,6 +259,14 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(packed, requires_grad=False)
         self.layout = layout
         self.op = kernels.op if self.input is None else kernels.scaled_op
+
+    def own_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
+        """Names and tensors that are neither a weight's nor a bias."""
+        return ()
+
+    def usable(self, kernels: LinearKernels | None) -> LinearKernels | None:
+        """The kernels, where they take a layer of this shape."""
+        return kernels
 
     def multiply_packed(self, x: torch.Tensor) -> torch.Tensor:
         """For methods whose `finish` has called `pack`: x [T, in] to [T, out], by way of `input`

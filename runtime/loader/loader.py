@@ -24,6 +24,7 @@ from ..layers.linear import (
     StoredTensor,
     Stretch,
 )
+from ..layers.moe import FusedMoE
 from ..layers.parallel import WHOLE, Shard, split
 from ..layers.rotary import Rotary
 from ..model_config import ModelConfig
@@ -249,6 +250,8 @@ def _places(model: LlamaForCausalLM) -> dict[str, list[Place]]:
             for kind, parameter in module.named_parameters(recurse=False):
                 places[f"{prefix}.{kind}"].append(_copy_of(parameter, rows))
             continue
+        for kind, parameter in module.own_parameters():
+            places[f"{prefix}.{kind}"].append(_copy_of(parameter))
         for part in module.parts:
             for kind, place in _linear_places(prefix, module, part).items():
                 own = f"{part_name(prefix, part)}.{kind}"
@@ -281,7 +284,10 @@ def _finish(model: nn.Module, kernels: LinearKernels | None, *, progress: bool) 
     shown = {"desc": "packing weights", "unit": " layers", "leave": False}
     linears = list(named_linears(model))
     for _, linear in progress_bar(linears, shown=progress and kernels is not None, **shown):
-        linear.method.finish(linear, kernels)
+        linear.method.finish(linear, linear.usable(kernels))
+    for name, module in model.named_modules():
+        if isinstance(module, FusedMoE):
+            module.check(name)
 
 
 def hollow_model(

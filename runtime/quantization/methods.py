@@ -24,6 +24,7 @@ from torch import nn
 from ...kernels import ops
 from ...kernels.linear import LinearKernels
 from ..layers.linear import CannotSplitError, Embedding, Linear, LinearMethod, StoredTensor
+from ..layers.moe import ExpertLinear, Router
 from ..models.llama import LlamaForCausalLM
 from .gguf import GGUFBlocks
 from .on_load import COLUMNS, finished_kind
@@ -70,7 +71,11 @@ def stored_kinds(
         # Rows of one weight are of one kind.
         found = {stored.get(weight_name(model, prefix, part)) for part in linear.parts}
         kind = found.pop() if len(found) == 1 else None
-        if kind and kernels.layout(kind, linear.whole_in_features) is not None:
+        if (
+            kind
+            and linear.usable(kernels)
+            and kernels.layout(kind, linear.whole_in_features) is not None
+        ):
             if kernels.layout(kind, linear.in_features) is None:
                 raise _cut(prefix, linear, f"blocks of {kind}")
             kinds[prefix] = kind
@@ -99,20 +104,30 @@ class Products(NamedTuple):
         widens all of a weight at each step, is one for float32 only, where the scheme's own numbers
         are wanted and not speed.
         """
-        words = kind.split()
-        op, dtype, packed = "weight_only_linear", torch.uint8, ["Q4_1", "weight_only 4 32 zeros"]
-        if words[0] == "w8a8":
-            op, dtype = "scaled_linear", getattr(torch, words[1])
-            packed = ["int8" if dtype == torch.int8 else "fp8_e4m3"]
-        kernels = self.kernels
+        op, dtype = "weight_only_linear", torch.uint8
+        if kind.startswith("w8a8"):
+            op, dtype = "scaled_linear", getattr(torch, kind.split()[1])
         return dtype not in self.lacking and (
-            self.dtype == torch.float32
-            or ops.has_kernel(self.device.type, op)
-            or (
-                kernels is not None
-                and any(kernels.layout(each, _ANY_WIDTH) is not None for each in packed)
-            )
+            self.dtype == torch.float32 or ops.has_kernel(self.device.type, op) or self.pack(kind)
         )
+
+    def pack(self, kind: str) -> bool:
+        """Whether the kernels pack weights of the kind."""
+        packed = ["Q4_1", "weight_only 4 32 zeros"]
+        if kind.startswith("w8a8"):
+            packed = ["int8" if kind.split()[1] == "int8" else "fp8_e4m3"]
+        kernels = self.kernels
+        return kernels is not None and any(
+            kernels.layout(each, _ANY_WIDTH) is not None for each in packed
+        )
+
+    def take_layer(self, kind: str, linear: Linear) -> bool:
+        """Whether there is a product for a layer: for quantised experts only where they are
+        packed.
+        """
+        if isinstance(linear, ExpertLinear):
+            return linear.usable(self.kernels) is not None and self.pack(kind)
+        return self.take(kind)
 
 
 def scheme_kinds(
@@ -141,7 +156,7 @@ def scheme_kinds(
                 "which are multiplied as one; take a checkpoint that quantises them alike"
             )
         if kind != PLAIN:
-            is_widened = quantization == "none" or not products.take(kind)
+            is_widened = quantization == "none" or not products.take_layer(kind, linear)
             kinds[prefix] = WIDENED * is_widened + kind
     return kinds
 
@@ -161,6 +176,10 @@ def on_load_kinds(model: LlamaForCausalLM, quantization: str, products: Products
         )
     kinds, columns = {}, COLUMNS[quantization]
     for prefix, linear in named_linears(model):
+        if isinstance(linear, Router) or not products.take_layer(
+            finished_kind(quantization), linear
+        ):
+            continue
         if linear.whole_in_features % columns == 0:
             if linear.in_features % columns:
                 raise _cut(prefix, linear, f"blocks of {columns}")

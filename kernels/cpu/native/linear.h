@@ -233,27 +233,27 @@ class Multiplier {
 // which is found out once, by trying all that it has.
 Way way_of(const Linear& linear, int tokens);
 
-// Rows of x in the form that the products with a linear take them in, each form in the same memory.
-class Input {
+// Rows of x in the form that the products with a linear take them in, each form in the same memory, which is others'.
+class InputRows {
  public:
-  Input(int tokens, int most_columns)
-      : tokens_(tokens),
-        memory_(Rows::size(tokens, most_columns)),
-        factors_(tokens),
-        scales_(static_cast<size_t>(tokens) * (most_columns / kScaledColumns + 1)) {}
+  // Floats of `memory` for so many rows; `factors` has one a row, `scales` as many a row as `row_input_scales`.
+  static size_t size(int tokens, int columns) { return Rows::size(tokens, columns); }
+  static size_t row_input_scales(int columns) { return columns / kScaledColumns + 1; }
+
+  InputRows(int tokens, float* memory, float* factors, float* scales) : tokens_(tokens), memory_(memory), factors_(factors), scales_(scales) {}
 
   // work(rows) with the rows as the linear's way takes them.
   template <class Work>
   void as(const Linear& linear, Work&& work) {
     const auto& [scale, group] = linear.input;
-    const float* scales = group == 0 ? nullptr : scale ? scale : scales_.data();
+    const float* scales = group == 0 ? nullptr : scale ? scale : scales_;
     const int groups = group == 0 || scale ? 0 : linear.columns / group;
-    void* memory = memory_.data();
+    void* memory = memory_;
     switch (way_of(linear, tokens_)) {
       case kBytes: return work(RowsOf<byte>{static_cast<byte*>(memory), tokens_, nullptr, scales, groups});
-      case kHalves: return work(RowsOf<half>{static_cast<half*>(memory), tokens_, factors_.data(), scales, groups});
+      case kHalves: return work(RowsOf<half>{static_cast<half*>(memory), tokens_, factors_, scales, groups});
       case kDots: return work(RowsOf<bf16>{static_cast<bf16*>(memory), tokens_, nullptr, scales, groups});
-      case kFloats: return work(Rows{memory_.data(), tokens_, nullptr, scales, groups});
+      case kFloats: return work(Rows{memory_, tokens_, nullptr, scales, groups});
     }
   }
 
@@ -280,12 +280,26 @@ class Input {
   const Number* quantized(const Linear& linear, int groups, int t, const bf16* values) {
     static thread_local std::vector<Number> numbers;
     numbers.resize(linear.columns);
-    quantize(values, linear.columns, linear.input, numbers.data(), scales_.data() + static_cast<size_t>(t) * groups);
+    quantize(values, linear.columns, linear.input, numbers.data(), scales_ + static_cast<size_t>(t) * groups);
     return numbers.data();
   }
 
   int tokens_;
-  Aligned<float> memory_, factors_, scales_;
+  float *memory_, *factors_, *scales_;
+};
+
+// Memory for rows of up to so many columns.
+struct InputMemory {
+  InputMemory(int tokens, int most_columns)
+      : memory(InputRows::size(tokens, most_columns)), factors(tokens), scales(tokens * InputRows::row_input_scales(most_columns)) {}
+
+  Aligned<float> memory, factors, scales;
+};
+
+class Input : InputMemory, public InputRows {
+ public:
+  Input(int tokens, int most_columns)
+      : InputMemory(tokens, most_columns), InputRows(tokens, memory.data(), factors.data(), scales.data()) {}
 };
 
 }  // namespace piecework

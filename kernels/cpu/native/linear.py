@@ -207,6 +207,16 @@ class NativeLinear:
         """`packs_numbers`: whether it takes weights that are not quantised."""
         self._library, self._packs_numbers = library, packs_numbers
 
+    @property
+    def experts_op(self) -> torch._ops.OpOverload:
+        # Defined there, on what is defined here.
+        from .moe import OP
+
+        return OP
+
+    def takes_experts(self, sizes: Sequence[int]) -> bool:
+        return all(size % PANEL == 0 for size in sizes)
+
     def layout(self, kind: str, in_features: int) -> int | None:
         if kind not in _KINDS or (kind == "bfloat16" and not self._packs_numbers):
             return None

@@ -1,0 +1,113 @@
+// A layer of experts as a C function.
+#include "moe.h"
+
+#include "rows.h"
+
+namespace piecework {
+namespace {
+
+constexpr int64_t kAllBytes = 64 << 20;  // of x and of results that are laid out at once
+constexpr int64_t kAlone = 1 << 18;      // products that take no longer than waking another thread
+constexpr float kSteepness = 1.702f;     // of GPT-OSS's gates
+
+template <class Number, class Allocator>
+void grow(std::vector<Number, Allocator>& memory, size_t size) {
+  if (memory.size() < size) memory.resize(size);
+}
+
+}  // namespace
+
+void Mixture::group(const Experts& experts, const Choice& choice) {
+  const int all = choice.tokens * choice.each;
+  counts_.assign(experts.count + 1, 0);
+  places_.resize(all);
+  for (int i = 0; i < all; ++i) {
+    const bool is_held = choice.ids[i] >= 0 && choice.ids[i] < experts.count;
+    places_[i] = is_held ? static_cast<int>(choice.ids[i]) : -1;
+    if (is_held) ++counts_[places_[i] + 1];
+  }
+  groups_.clear();
+  for (int expert = 0, first = 0; expert < experts.count; ++expert) {
+    const int size = counts_[expert + 1], parts = (size + kMostRows - 1) / kMostRows;
+    counts_[expert + 1] = first;  // where the expert's next pair goes
+    for (int part = 0, begin = first; part < parts; ++part) {
+      const int end = first + static_cast<int>(static_cast<int64_t>(size) * (part + 1) / parts);
+      groups_.push_back({expert, begin, end - begin});
+      begin = end;
+    }
+    first += size;
+  }
+  const int pairs = groups_.empty() ? 0 : groups_.back().first + groups_.back().size;
+  pairs_.resize(pairs);
+  group_of_.resize(pairs);
+  for (int i = 0; i < all; ++i) {
+    if (places_[i] < 0) continue;
+    places_[i] = counts_[places_[i] + 1]++;
+    pairs_[places_[i]] = i;
+  }
+  for (size_t number = 0; number < groups_.size(); ++number)
+    std::fill_n(group_of_.begin() + groups_[number].first, groups_[number].size, static_cast<int>(number));
+  most_columns_ = std::max(experts.gate_up.columns, experts.down.columns);
+  grow(memory_, InputRows::size(pairs, most_columns_));
+  grow(factors_, pairs);
+  grow(scales_, pairs * InputRows::row_input_scales(most_columns_));
+  grow(activated_, static_cast<size_t>(pairs) * experts.down.columns);
+  grow(results_, static_cast<size_t>(pairs) * (experts.down.rows / experts.count));
+}
+
+const bf16* Mixture::weighed(const bf16* row, float weight, int size) {
+  static thread_local std::vector<bf16> result;
+  result.resize(size);
+#pragma omp simd
+  for (int i = 0; i < size; ++i) result[i] = rounded(to_float(row[i]) * weight);
+  return result.data();
+}
+
+void Mixture::activate(const float* gates, const float* ups, float limit, bf16* to) {
+  if (limit == 0.0f) {
+#pragma omp simd
+    for (int r = 0; r < kPanel; ++r) to[r] = rounded(silu(as_rounded(gates[r])) * as_rounded(ups[r]));
+    return;
+  }
+#pragma omp simd
+  for (int r = 0; r < kPanel; ++r) {
+    const float gate = std::min(as_rounded(gates[r]), limit), up = std::min(std::max(as_rounded(ups[r]), -limit), limit);
+    to[r] = rounded((up + 1.0f) * gate / (1.0f + exponential(-kSteepness * gate)));
+  }
+}
+
+}  // namespace piecework
+
+// out [T, N] = the sums over x [T, N], whose rows are `stride` numbers apart, of the experts in ids [T, k] times weights [T, k].
+extern "C" void piecework_moe(const void* experts, const void* x, int64_t stride, const int64_t* ids, const float* weights, int tokens, int each,
+                              void* out, int threads) {
+  using namespace piecework;
+  static thread_local Mixture mixture;
+  const Experts& layer = *static_cast<const Experts*>(experts);
+  const int hidden = layer.down.rows / layer.count;
+  const int64_t pair_bytes = sizeof(float) * (InputRows::size(1, std::max(hidden, layer.down.columns)) + hidden);
+  const int at_once = static_cast<int>(std::max<int64_t>(1, kAllBytes / (pair_bytes * each)));
+  Mixture& shared = mixture;
+  for (int start = 0; start < tokens; start += at_once) {
+    const int64_t first = static_cast<int64_t>(start) * each;
+    const Mixture::Choice choice{ids + first, weights + first, std::min(at_once, tokens - start), each};
+    shared.group(layer, choice);
+    const int64_t products = int64_t{choice.tokens} * each * hidden * layer.down.columns * 3;
+    const int helpers = products < kAlone ? 1 : threads;
+    Team team(helpers);
+#pragma omp parallel num_threads(helpers)
+    {
+#pragma omp single
+      team.set_size(omp_get_num_threads());
+      static thread_local Multiplier multiplier;
+      int phase = 0;
+      shared.run(
+          team, phase, multiplier, layer, choice, [&](int t) { return static_cast<const bf16*>(x) + (start + t) * stride; },
+          [&](int t, const float* sums) {
+            bf16* to = static_cast<bf16*>(out) + static_cast<int64_t>(start + t) * hidden;
+#pragma omp simd
+            for (int i = 0; i < hidden; ++i) to[i] = from_float<bf16>(sums[i]);
+          });
+    }
+  }
+}

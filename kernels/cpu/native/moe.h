@@ -1,0 +1,124 @@
+// Experts of which each token takes a few: rows of x are grouped by expert, and each group is multiplied by its expert's panels, which
+// are read once. What nobody chose is not read.
+//
+// T tokens, N hidden size, I columns between gate and down, k experts a token, P pairs of a token and one of its experts.
+#pragma once
+#include "linear.h"
+#include "team.h"
+
+namespace piecework {
+
+struct Experts {
+  Linear gate_up, down;  // the rows of one expert below those of another: [count][gates, ups], [count][N]
+  int32_t count, weighs_input;
+  float limit;  // of gates and ups: 0 for silu(gate) * up, else GPT-OSS's (up + 1) * gate * sigmoid(1.702 * gate)
+};
+
+// One expert's layer: `rows` panels from its first on.
+inline Linear of_expert(const Linear& all, int expert, int count) {
+  Linear one = all;
+  one.rows = all.rows / count;
+  one.weight += static_cast<int64_t>(expert) * (one.rows / kPanel) * panel_bytes(all.format, all.columns);
+  if (one.bias) one.bias += static_cast<int64_t>(expert) * one.rows;
+  return one;
+}
+
+class Mixture {
+ public:
+  // What a token takes: ids [T][k], of which those outside [0, count) are other ranks', and weights [T][k].
+  struct Choice {
+    const int64_t* ids;
+    const float* weights;
+    int tokens, each;
+  };
+
+  // Pairs by expert; memory for them. By one thread.
+  void group(const Experts& experts, const Choice& choice);
+
+  // The phases of one layer, which all threads of the team call: read(t) gives a row of x, write(t, sums) takes the float32 sums [N].
+  template <class Read, class Write>
+  void run(Team& team, int& phase, Multiplier& multiplier, const Experts& experts, const Choice& choice, Read read, Write write) {
+    const int width = experts.gate_up.rows / experts.count / 2, hidden = experts.down.rows / experts.count;
+    const int pairs = static_cast<int>(pairs_.size());
+    team.each(phase, pairs, [&](int i) {
+      const bf16* row = read(pairs_[i] / choice.each);
+      set(experts.gate_up, experts.count, i, experts.weighs_input ? weighed(row, choice.weights[pairs_[i]], experts.gate_up.columns) : row);
+    });
+    const int panels = width / kPanel;
+    products(team, phase, multiplier, experts.gate_up, experts.count, panels, [&](const Linear& linear, const auto& rows, const Group& group, int i) {
+      static thread_local std::vector<float> gates;
+      gates.resize(kMostRows * kPanel);
+      multiplier.panel(linear, rows, i, 0, rows.tokens, [&](int t, int, const float* values, int) {
+        std::memcpy(gates.data() + t * kPanel, values, kPanel * sizeof(float));
+      });
+      multiplier.panel(linear, rows, panels + i, 0, rows.tokens, [&](int t, int, const float* values, int) {
+        activate(gates.data() + t * kPanel, values, experts.limit, activated_.data() + static_cast<int64_t>(group.first + t) * width + i * kPanel);
+      });
+    });
+    team.each(phase, pairs, [&](int i) { set(experts.down, experts.count, i, activated_.data() + static_cast<int64_t>(i) * width); });
+    products(team, phase, multiplier, experts.down, experts.count, hidden / kPanel,
+             [&](const Linear& linear, const auto& rows, const Group& group, int i) {
+               multiplier.panel(linear, rows, i, 0, rows.tokens, [&](int t, int n, const float* values, int) {
+                 std::memcpy(results_.data() + static_cast<int64_t>(group.first + t) * hidden + n, values, kPanel * sizeof(float));
+               });
+             });
+    team.each(phase, choice.tokens, [&](int t) {
+      static thread_local std::vector<float> sums;
+      sums.assign(hidden, 0.0f);
+      for (int j = t * choice.each; j < (t + 1) * choice.each; ++j) {
+        if (places_[j] < 0) continue;
+        const float* from = results_.data() + static_cast<int64_t>(places_[j]) * hidden;
+        const float weight = experts.weighs_input ? 1.0f : choice.weights[j];
+#pragma omp simd
+        for (int i = 0; i < hidden; ++i) sums[i] += weight * from[i];
+      }
+      write(t, sums.data());
+    });
+  }
+
+ private:
+  static constexpr int kMostRows = 240;  // of a group: they stay in a core's cache while panels go by
+
+  // Pairs [first, first + size) of one expert.
+  struct Group {
+    int expert, first, size;
+  };
+
+  InputRows rows_of(const Group& group) {
+    const size_t columns = most_columns_;
+    return {group.size, memory_.data() + InputRows::size(group.first, columns), factors_.data() + group.first,
+            scales_.data() + group.first * InputRows::row_input_scales(columns)};
+  }
+
+  void set(const Linear& all, int count, int pair, const bf16* row) {
+    const Group& group = groups_[group_of_[pair]];
+    rows_of(group).set(of_expert(all, group.expert, count), pair - group.first, row);
+  }
+
+  // work(linear, rows, group, i) for each of `panels` of every group's expert.
+  template <class Work>
+  void products(Team& team, int& phase, Multiplier& multiplier, const Linear& all, int count, int panels, Work work) {
+    int prepared = -1;
+    team.each(phase, static_cast<int>(groups_.size()) * panels, [&](int item) {
+      const int number = item / panels;
+      const Group& group = groups_[number];
+      const Linear linear = of_expert(all, group.expert, count);
+      rows_of(group).as(linear, [&](auto rows) {
+        if (prepared != number) multiplier.prepare(linear, rows);
+        prepared = number;
+        work(linear, rows, group, item % panels);
+      });
+    });
+  }
+
+  static const bf16* weighed(const bf16* row, float weight, int size);
+  static void activate(const float* gates, const float* ups, float limit, bf16* to);
+
+  int most_columns_ = 0;
+  std::vector<int> pairs_, group_of_, places_, counts_;  // pairs_: t * k + j of each, by expert; places_: where each is
+  std::vector<Group> groups_;
+  Aligned<float> memory_, factors_, scales_, results_;  // results_ [P][N]
+  std::vector<bf16> activated_;                         // [P][I]
+};
+
+}  // namespace piecework
