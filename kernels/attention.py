@@ -40,7 +40,8 @@ class KVLayout:
     `cache_dtype`, one of `cache_format`; None: in `dtype`, that of the queries. `k_scale`,
     `v_scale`: what numbers in float8 are to be multiplied by. `scale`: of the products of queries
     and keys. `window`: a query sees itself and the `window - 1` tokens before it; None: all before
-    it.
+    it. `causal` False, of an encoder: it sees as many behind it too, and only `VarlenAttention`
+    computes that.
 
         KVLayout.of_heads(32, 8, 128, torch.bfloat16, window=4096)
     """
@@ -55,6 +56,7 @@ class KVLayout:
     cache_dtype: torch.dtype | None = None
     k_scale: float = 1.0
     v_scale: float = 1.0
+    causal: bool = True
 
     @classmethod
     def of_heads(

@@ -98,13 +98,13 @@ class ModelConfig:
         _check_rope(self.rope_type, self.rope_scaling, self.head_dim)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> ModelConfig:
-        """Of a Hugging Face folder. Raises `ValueError` with a remedy where there is none or the
-        model is not supported.
+    def from_pretrained(cls, folder: str | Path, architecture: str | None = None) -> ModelConfig:
+        """Of a Hugging Face folder. `architecture`: what to take it for, instead of what it says.
+        Raises `ValueError` with a remedy where there is none or the model is not supported.
         """
         folder = Path(folder)
-        content = read_config(folder)
-        architecture = content["architectures"][0]
+        content = read_config(folder, architecture)
+        architecture = architecture or content["architectures"][0]
         try:
             return cls(
                 architecture=architecture,
@@ -145,9 +145,9 @@ def _check_rope(rope_type: str, scaling: dict[str, Any], head_dim: int) -> None:
         )
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """What config.json says. Raises `ValueError` with a remedy where there is none or it describes
-    no model that we have.
+def read_config(folder: Path, architecture: str | None = None) -> dict[str, Any]:
+    """What config.json says, of a model that is taken for `architecture`. Raises `ValueError` with
+    a remedy where there is none or it describes no model that we have.
 
     Imports nothing heavy, so that what is wrong is said at once and in one line.
     """
@@ -161,7 +161,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     content = read_json(path)
     try:
         match content:
-            case {"architectures": [str(architecture), *_]}:
+            case {"architectures": [str(said), *_]}:
+                architecture = architecture or said
                 wanted = find_model(architecture=architecture).model_type
             case _:
                 raise ValueError(

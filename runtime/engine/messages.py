@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ..diffusion.params import DiffusionParams
+from ..pooling.messages import PoolingReady, PoolRequest, PoolStep
 from ..sampling.params import SamplingParams
 
 
@@ -307,12 +308,14 @@ class DiffusionReady:
     info: DiffusionInfo
 
 
-ToEngine = GenerateRequest | GenerateImage | AbortRequests | FlushCache | Shutdown
+ToEngine = GenerateRequest | GenerateImage | PoolRequest | AbortRequests | FlushCache | Shutdown
 FromEngine = (
     StepOutput
     | ImageStep
+    | PoolStep
     | EngineReady
     | DiffusionReady
+    | PoolingReady
     | EngineChanged
     | EngineAlive
     | EngineFailed

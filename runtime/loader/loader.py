@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import prod
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -103,8 +104,8 @@ def load_model(
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     model.kv_scales = kv_scales
-    _fill(model, tensors, path, progress=progress)
-    _finish(model, kernels, progress=progress)
+    fill(model, tensors, path, progress=progress)
+    finish(model, kernels, progress=progress)
     return model
 
 
@@ -166,7 +167,7 @@ def random_model(
         for place in places:
             make = partial(_make_random, name)
             place.load(StoredTensor(Path(path), name, place.shapes[0], make, dtype))
-    _finish(model, kernels, progress=False)
+    finish(model, kernels, progress=False)
     return model
 
 
@@ -178,11 +179,16 @@ def _make_random(name: str, target: torch.Tensor) -> None:
         target.normal_(std=_INITIAL_STD, generator=generator)
 
 
-def _fill(
-    model: LlamaForCausalLM, tensors: Sequence[StoredTensor], path: str, *, progress: bool
+def fill(
+    model: LlamaForCausalLM,
+    tensors: Sequence[StoredTensor],
+    path: str,
+    *,
+    progress: bool,
+    unused: tuple[str, ...] = (),
 ) -> None:
     """Load every tensor into its places. Raises `ValueError`, before any is read, where they are
-    not the model's.
+    not the model's. `unused`: what names of those begin with that need no place.
     """
     places = _places(model)
     loads: list[tuple[StoredTensor, Place]] = []
@@ -191,6 +197,8 @@ def _fill(
         if tensor.name.endswith(_IGNORED) or tensor.name in model.tied_weights:
             continue
         if tensor.name not in places:
+            if tensor.name.startswith(unused):
+                continue
             raise ValueError(
                 f"{tensor.file} holds a tensor that the model has no place for, {tensor.name!r}; "
                 "it is another kind of model"
@@ -279,7 +287,7 @@ def _copy_of(target: torch.Tensor, rows: Stretch | None = None) -> Place:
     return whole_place(place, rows, None)
 
 
-def _finish(model: nn.Module, kernels: LinearKernels | None, *, progress: bool) -> None:
+def finish(model: nn.Module, kernels: LinearKernels | None, *, progress: bool) -> None:
     """Bring each linear layer's weight into its last form, one after another."""
     shown = {"desc": "packing weights", "unit": " layers", "leave": False}
     linears = list(named_linears(model))
@@ -302,7 +310,7 @@ def hollow_model(
     tracing, which reads none of them.
     """
     model = empty_model(config, dtype, torch.device("meta"), lambda _: kinds, shard)
-    _finish(model, kernels, progress=False)
+    finish(model, kernels, progress=False)
     tensors = [*model.parameters(), *model.buffers()]
     size = max(tensor.nbytes for tensor in tensors)
     memory = torch.empty(size, dtype=torch.uint8, device=device)
@@ -350,11 +358,26 @@ def empty_model(
     """The model with uninitialised weights of `dtype` on `device`, or a rank's part of it.
     `choose`: which of its layers are not kept as numbers.
     """
+    make = partial(model_class(config.architecture), config)
+    model: LlamaForCausalLM = make_empty(make, dtype, device, choose, shard)
+    return model
+
+
+def make_empty(
+    make: Callable[[], Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    choose: Callable[[LlamaForCausalLM], Kinds] = lambda _: NOTHING_PACKED,
+    shard: Shard = WHOLE,
+) -> Any:
+    """The same of a model that `make` puts together. Raises `ValueError` where the memory does not
+    suffice.
+    """
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with device:
-            model: LlamaForCausalLM = model_class(config.architecture)(config)
+            model = make()
             split(model, shard)
             create_weights(model, choose(model))
             for module in model.modules():

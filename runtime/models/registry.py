@@ -4,18 +4,26 @@ architecture's name.
     ARCHITECTURE = "Qwen3ForCausalLM"    # in config.json, and the class
     MODEL_TYPE = "qwen3"                 # in config.json
     GGUF_ARCHITECTURE = "qwen3"          # `general.architecture`, where such files exist
+
+Encoders, which make vectors and scores of texts, say theirs so, and the class has this name:
+
+    ENCODER = "Bert"                     # of BertModel and BertForSequenceClassification
+    MODEL_TYPE = "bert"
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import __path__ as _folders
 
-_NAME = re.compile(r'^(ARCHITECTURE|MODEL_TYPE|GGUF_ARCHITECTURE) = "(\w+)"', re.MULTILINE)
+_NAME = re.compile(
+    r'^(ARCHITECTURE|ENCODER|MODEL_TYPE|GGUF_ARCHITECTURE) = "([\w-]+)"', re.MULTILINE
+)
 
 
 class ModelNames(NamedTuple):
@@ -31,13 +39,27 @@ def find_models() -> list[ModelNames]:
     """All of them. The files are read and not imported: that takes torch, and seconds before a
     model that is none of them could be refused.
     """
-    found = []
+    return [
+        ModelNames(
+            module, names["ARCHITECTURE"], names["MODEL_TYPE"], names.get("GGUF_ARCHITECTURE")
+        )
+        for module, names in _named_files()
+        if "ARCHITECTURE" in names
+    ]
+
+
+def find_encoders() -> list[ModelNames]:
+    """The same of encoders, whose `architecture` is what the names of their kinds begin with."""
+    return [
+        ModelNames(module, names["ENCODER"], names["MODEL_TYPE"], None)
+        for module, names in _named_files()
+        if "ENCODER" in names
+    ]
+
+
+def _named_files() -> Iterator[tuple[str, dict[str, str]]]:
     for path in sorted(path for folder in _folders for path in Path(folder).glob("*.py")):
-        names = dict(_NAME.findall(path.read_text(encoding="utf-8")))
-        if "ARCHITECTURE" in names:
-            gguf = names.get("GGUF_ARCHITECTURE")
-            found.append(ModelNames(path.stem, names["ARCHITECTURE"], names["MODEL_TYPE"], gguf))
-    return found
+        yield path.stem, dict(_NAME.findall(path.read_text(encoding="utf-8")))
 
 
 def find_model(*, architecture: str | None = None, gguf: str | None = None) -> ModelNames:
@@ -56,3 +78,8 @@ def model_class(architecture: str) -> Any:
     """The class that builds it, of `LlamaForCausalLM`'s interface."""
     module = import_module(f"{__package__}.{find_model(architecture=architecture).module}")
     return getattr(module, architecture)
+
+
+def encoder_class(names: ModelNames) -> Any:
+    """The class that builds an encoder, of `Bert`'s interface."""
+    return getattr(import_module(f"{__package__}.{names.module}"), names.architecture)

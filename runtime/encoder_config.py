@@ -1,0 +1,107 @@
+"""What a config.json says of an encoder, read without transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh")
+_MOST = {"num_layers": 10_000, "num_labels": 100_000}
+_WHOLE = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    "max_position_embeddings",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderConfig:
+    """A transformer whose tokens see each other both ways. Lengths in tokens. Raises `ValueError`
+    for numbers that no model can have.
+
+    `num_labels`: of a classifier, 0 of an encoder alone. `dtype`: the format the weights are stored
+    in. `extra`: what one architecture alone has.
+
+        EncoderConfig.from_content(content, Bert.config_defaults, Bert.config_fields)
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+    max_length: int
+    norm_eps: float
+    activation: str
+    num_labels: int = 0
+    dtype: str = "float32"
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name} must be more than 0, got {getattr(self, name)}; fetch the model again"
+                )
+        for name, most in _MOST.items():
+            if getattr(self, name) > most:
+                raise ValueError(
+                    f"{name} must be at most {most}, got {getattr(self, name)}; fetch the model "
+                    "again"
+                )
+        if self.max_length < 1:
+            raise ValueError("max_position_embeddings leaves no position; fetch the model again")
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"{self.num_heads} heads cannot share a hidden_size of {self.hidden_size}; fetch "
+                "the model again"
+            )
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(
+                f"the activation {self.activation!r:.60} is not supported; supported: "
+                f"{', '.join(ACTIVATIONS)}"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @classmethod
+    def from_content(
+        cls, content: Mapping[str, Any], defaults: Mapping[str, Any], fields: Any
+    ) -> EncoderConfig:
+        """Of a config.json. `defaults`: what transformers takes for members that it leaves out.
+        `fields`: a function of all members that gives those fields which are the architecture's own
+        matter.
+        """
+        members = SimpleNamespace(**{**defaults, **content})
+        for name in _WHOLE:
+            if type(value := getattr(members, name)) is not int:
+                raise ValueError(
+                    f"{name} must be a whole number, got {value!r:.60}; fetch the model again"
+                )
+        if getattr(members, "is_decoder", False):
+            raise ValueError('it says "is_decoder"; such a model is no encoder: choose another')
+        is_classifier = str(content["architectures"][0]).endswith("ForSequenceClassification")
+        return cls(
+            vocab_size=members.vocab_size,
+            hidden_size=members.hidden_size,
+            num_layers=members.num_hidden_layers,
+            num_heads=members.num_attention_heads,
+            intermediate_size=members.intermediate_size,
+            num_labels=label_count(content) if is_classifier else 0,
+            dtype=str(content.get("dtype") or content.get("torch_dtype") or "float32"),
+            **{"max_length": members.max_position_embeddings, **fields(members)},
+        )
+
+
+def label_count(content: Mapping[str, Any]) -> int:
+    """How many numbers a classifier gives, as transformers finds it out. Raises `ValueError`."""
+    labels = content.get("id2label")
+    count = content.get("num_labels", 2 if labels is None else None)
+    if count is None and isinstance(labels, dict):
+        count = len(labels)
+    if type(count) is not int or count < 1:
+        raise ValueError(f"num_labels must be at least 1, got {count!r:.60}; fetch the model again")
+    return count

@@ -1,0 +1,183 @@
+"""BERT: an encoder with learned positions and two kinds of text, and its classifier.
+
+T tokens, N texts, H heads, D head size. Parameters are named as in the checkpoints of the encoder
+alone, fused ones aside; a classifier's have `base` before them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ...kernels.attention import KVLayout
+from ..encoder_config import EncoderConfig
+from ..layers.attention import attention
+from ..layers.encoder import ACTIVATIONS, LayerNorm
+from ..layers.linear import Embedding, FusedLinear, Linear
+
+ENCODER = "Bert"
+MODEL_TYPE = "bert"
+
+
+def _closing(in_features: int, config: EncoderConfig) -> nn.ModuleDict:
+    """What ends a block: a projection whose result is added to what came in, and normalised."""
+    size = config.hidden_size
+    return nn.ModuleDict(
+        {
+            "dense": Linear(in_features, size, bias=True),
+            "LayerNorm": LayerNorm(size, config.norm_eps),
+        }
+    )
+
+
+class BertLayer(nn.Module):
+    """Attention and feed-forward, each followed by a norm of its sum with what came in."""
+
+    def __init__(self, config: EncoderConfig, layer: int) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.layer, self.head_dim = layer, config.head_dim
+        parts = dict.fromkeys(("query", "key", "value"), size)
+        qkv = nn.ModuleDict({"qkv": FusedLinear(size, parts, bias=True)})
+        self.attention = nn.ModuleDict({"self": qkv, "output": _closing(size, config)})
+        self.intermediate = nn.ModuleDict(
+            {"dense": Linear(size, config.intermediate_size, bias=True)}
+        )
+        self.output = _closing(config.intermediate_size, config)
+        self.activation = ACTIVATIONS[config.activation]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner: Any = self.attention
+        heads = inner["self"]["qkv"](x).unflatten(-1, (-1, self.head_dim))
+        q, k, v = heads.tensor_split(3, dim=1)
+        seen = attention(q, k, v, self.layer)
+        x = inner["output"]["LayerNorm"](inner["output"]["dense"](seen) + x)
+        wide = self.activation(self.intermediate["dense"](x))
+        result: torch.Tensor = self.output["LayerNorm"](self.output["dense"](wide) + x)
+        return result
+
+
+class Bert(nn.Module):
+    """Token ids to hidden states, and of a classifier, what it says of one of them."""
+
+    base: ClassVar = "bert."
+    unused: ClassVar[tuple[str, ...]] = ("cls.", "pooler.", "embeddings.position_ids")
+    """Beginnings of tensors' names that a checkpoint may have, and nothing here reads."""
+    config_defaults: ClassVar[dict[str, Any]] = {
+        "vocab_size": 30522,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "hidden_act": "gelu",
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "position_embedding_type": "absolute",
+    }
+    """What transformers' configuration takes for members that a config.json leaves out."""
+
+    @staticmethod
+    def config_fields(config: Any) -> dict[str, Any]:
+        if config.position_embedding_type != "absolute":
+            raise ValueError(
+                f"position_embedding_type {config.position_embedding_type!r:.60} is not supported; "
+                "choose another model"
+            )
+        if type(config.type_vocab_size) is not int or config.type_vocab_size < 1:
+            raise ValueError("type_vocab_size must be at least 1; fetch the model again")
+        return {
+            "norm_eps": float(config.layer_norm_eps),
+            "activation": config.hidden_act,
+            "extra": {
+                "positions": config.max_position_embeddings,
+                "first_position": 0,
+                "type_rows": config.type_vocab_size,
+                "types": config.type_vocab_size,
+            },
+        }
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        size, extra = config.hidden_size, config.extra
+        self.config, self.tied_weights = config, dict[str, str]()
+        self.types, self.first_position = extra["types"], extra["first_position"]
+        self.embeddings = nn.ModuleDict(
+            {
+                "word_embeddings": Embedding(config.vocab_size, size),
+                "position_embeddings": Embedding(extra["positions"], size),
+                "token_type_embeddings": Embedding(extra["type_rows"], size),
+                "LayerNorm": LayerNorm(size, config.norm_eps),
+            }
+        )
+        layers = [BertLayer(config, layer) for layer in range(config.num_layers)]
+        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(layers)})
+        if config.num_labels:
+            self.make_classifier(config)
+
+    def make_classifier(self, config: EncoderConfig) -> None:
+        size = config.hidden_size
+        self.pooler = nn.ModuleDict({"dense": Linear(size, size, bias=True)})
+        self.classifier: nn.Module = Linear(size, config.num_labels, bias=True)
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, type_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """input_ids, positions and type_ids [T] int64, 1 in the second text of a pair, to hidden
+        states [T, hidden].
+        """
+        parts: Any = self.embeddings
+        kinds = parts["token_type_embeddings"](type_ids.clamp(max=self.types - 1))
+        places = parts["position_embeddings"](positions + self.first_position)
+        x: torch.Tensor = parts["LayerNorm"](parts["word_embeddings"](input_ids) + kinds + places)
+        layers: Any = self.encoder["layer"]
+        for layer in layers:
+            x = layer(x)
+        return x
+
+    def classify(self, pooled: torch.Tensor) -> torch.Tensor:
+        """pooled [N, hidden], the first tokens' states, to logits [N, labels]."""
+        logits: torch.Tensor = self.classifier(torch.tanh(self.pooler["dense"](pooled)))
+        return logits
+
+    def place_name(self, name: str) -> str:
+        """Where a checkpoint's tensor goes: a classifier's have `base` before them, and old ones'
+        norms other names.
+        """
+        return re.sub(r"LayerNorm\.(gamma|beta)$", _norm_name, name.removeprefix(self.base))
+
+    @property
+    def classifier_pooling(self) -> str:
+        """Which state a classifier looks at: one of `pooling.folder`'s modes."""
+        return "cls"
+
+    def kv_layouts(self, dtype: torch.dtype) -> list[KVLayout]:
+        """How each layer attends."""
+        return encoder_layouts(self.config, [None] * self.config.num_layers, dtype)
+
+
+def _norm_name(found: re.Match[str]) -> str:
+    return f"LayerNorm.{'weight' if found[1] == 'gamma' else 'bias'}"
+
+
+def encoder_layouts(
+    config: EncoderConfig, windows: list[int | None], dtype: torch.dtype
+) -> list[KVLayout]:
+    """A layout a layer; of a sliding `window` a token sees `window - 1` others on each side."""
+    heads, size = config.num_heads, config.head_dim
+    return [
+        KVLayout(
+            num_heads=heads,
+            num_kv_heads=heads,
+            key_size=size,
+            value_size=size,
+            scale=size**-0.5,
+            dtype=dtype,
+            window=window,
+            causal=False,
+        )
+        for window in windows
+    ]

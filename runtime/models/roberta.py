@@ -1,0 +1,54 @@
+"""RoBERTa: BERT with other positions, one kind of text and another classifier."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ..encoder_config import EncoderConfig
+from ..layers.linear import Linear
+from .bert import Bert
+
+ENCODER = "Roberta"
+MODEL_TYPE = "roberta"
+
+
+class Roberta(Bert):
+    """Positions begin behind the padding token's id: a table of 514 holds 512. A pair's second text
+    is of the same kind as its first, whatever the table of kinds has.
+    """
+
+    base: ClassVar = "roberta."
+    unused: ClassVar = ("lm_head.", *Bert.unused)
+    config_defaults: ClassVar = {**Bert.config_defaults, "pad_token_id": 1}
+
+    @staticmethod
+    def config_fields(config: Any) -> dict[str, Any]:
+        fields = Bert.config_fields(config)
+        if type(config.pad_token_id) is not int:
+            raise ValueError(
+                f"pad_token_id must be a whole number, got {config.pad_token_id!r:.60}; fetch the "
+                "model again"
+            )
+        first = config.pad_token_id + 1
+        return {
+            **fields,
+            "max_length": config.max_position_embeddings - first,
+            "extra": {**fields["extra"], "first_position": first, "types": 1},
+        }
+
+    def make_classifier(self, config: EncoderConfig) -> None:
+        size = config.hidden_size
+        self.classifier = nn.ModuleDict(
+            {
+                "dense": Linear(size, size, bias=True),
+                "out_proj": Linear(size, config.num_labels, bias=True),
+            }
+        )
+
+    def classify(self, pooled: torch.Tensor) -> torch.Tensor:
+        head: Any = self.classifier
+        logits: torch.Tensor = head["out_proj"](torch.tanh(head["dense"](pooled)))
+        return logits

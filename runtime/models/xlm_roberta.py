@@ -1,0 +1,12 @@
+"""XLM-RoBERTa: RoBERTa for a hundred languages, under another name."""
+
+from __future__ import annotations
+
+from .roberta import Roberta
+
+ENCODER = "XLMRoberta"
+MODEL_TYPE = "xlm-roberta"
+
+
+class XLMRoberta(Roberta):
+    """The checkpoints call it roberta too."""

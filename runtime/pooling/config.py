@@ -1,0 +1,64 @@
+"""The settings of an engine of a pooling model; imports nothing heavy, for it also makes
+command-line flags.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..config import DEVICES, DTYPES, MEMORY, MODEL, check_threads, option
+
+_POSITIVE = ("context_length", "chunked_prefill_size", "max_running_requests", "num_threads")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingConfig:
+    """None: chosen for this machine. Raises `ValueError` with a remedy."""
+
+    model_path: str = option(
+        "", "a folder of an embedder or a reranker", group=MODEL, metavar="PATH"
+    )
+    tokenizer_path: str | None = option(
+        None,
+        "folder or tokenizer.json of the tokenizer; default: the model's own",
+        group=MODEL,
+        metavar="PATH",
+    )
+    dtype: str = option(
+        "auto",
+        "number format of weights and activations; auto: as they are stored",
+        group=MODEL,
+        choices=DTYPES,
+    )
+    device: str = option("auto", "where the model runs", group=MODEL, choices=DEVICES)
+    context_length: int | None = option(
+        None, "longest text, in tokens; default: the model's own", group=MODEL, metavar="N"
+    )
+    num_threads: int | None = option(
+        None,
+        "compute threads on a CPU; default: one a core that is allowed, within the CPU quota",
+        group=MODEL,
+        metavar="N",
+    )
+    chunked_prefill_size: int | None = option(
+        None,
+        "most tokens of one step, unless one text is longer; default: by device",
+        group=MEMORY,
+        metavar="N",
+    )
+    max_running_requests: int | None = option(
+        None,
+        "requests, of up to 32 texts each, that are computed side by side; default: by device",
+        group=MEMORY,
+        metavar="N",
+    )
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        check_threads(self.num_threads)
+        for name, choices in (("dtype", DTYPES), ("device", DEVICES)):
+            if (got := getattr(self, name)) not in choices:
+                raise ValueError(f"--{name} must be one of {', '.join(choices)}, got {got}")
