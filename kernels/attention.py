@@ -7,7 +7,7 @@ a value, P pages, S tokens in a page.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -41,7 +41,8 @@ class KVLayout:
     `v_scale`: what numbers in float8 are to be multiplied by. `scale`: of the products of queries
     and keys. `window`: a query sees itself and the `window - 1` tokens before it; None: all before
     it. `causal` False, of an encoder: it sees as many behind it too, and only `VarlenAttention`
-    computes that.
+    computes that. `softcap`: scores are held softly below it, cap * tanh(score / cap). `sinks` [H]
+    float32: a score of each head that takes its weight from those of the keys and adds nothing.
 
         KVLayout.of_heads(32, 8, 128, torch.bfloat16, window=4096)
     """
@@ -53,6 +54,8 @@ class KVLayout:
     scale: float
     dtype: torch.dtype
     window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = field(default=None, compare=False)
     cache_dtype: torch.dtype | None = None
     k_scale: float = 1.0
     v_scale: float = 1.0
@@ -78,6 +81,11 @@ class KVLayout:
             dtype=dtype,
             window=window,
         )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a softmax of scores is all that weighs values."""
+        return self.softcap is None and self.sinks is None
 
     @property
     def token_bytes(self) -> int:

@@ -191,11 +191,19 @@ def _attend_prefill(layer: _Layer, number: int, prefill: _Prefill) -> None:
             part.flatten(0, 1)[: prefill.seq_len] for part in layer.gather(prefill.pages)
         )
     mask = None
-    if prefill.pages is not None or (window is not None and window < prefill.seq_len):
+    is_plain = layer.layout.is_plain
+    if (
+        prefill.pages is not None
+        or (window is not None and window < prefill.seq_len)
+        or not is_plain
+    ):
         mask = layer.plan.masks.get((number, window))
         if mask is None:
             mask = _causal_mask(prefill.stop - prefill.start, prefill.seq_len, window, layer.q)
             layer.plan.masks[number, window] = mask
+    if mask is not None and not is_plain:
+        layer.out[rows] = _weighed(layer.q[rows][None], keys[None], values[None], mask, layer)[0]
+        return
     attended = F.scaled_dot_product_attention(
         layer.q[rows].transpose(0, 1)[None],
         keys.transpose(0, 1)[None],
@@ -220,16 +228,40 @@ def _attend_decodes(layer: _Layer, number: int, decodes: _Decodes) -> None:
             decodes.seq_lens, keys.shape[2], layout.window, layer.q
         )
     queries = layer.q if decodes.rows is None else layer.q.index_select(0, decodes.rows)
-    # The query heads of one key/value head take the place of query positions: no copy of keys and
-    # values a head.
-    grouped = queries[:size].view(size, layout.num_kv_heads, -1, layout.key_size)
-    attended = F.scaled_dot_product_attention(
-        grouped, keys, values, attn_mask=mask, scale=layout.scale
-    ).reshape(size, -1, layout.value_size)
+    if layout.is_plain:
+        # The query heads of one key/value head take the place of query positions: no copy of keys
+        # and values a head.
+        grouped = queries[:size].view(size, layout.num_kv_heads, -1, layout.key_size)
+        attended = F.scaled_dot_product_attention(
+            grouped, keys, values, attn_mask=mask, scale=layout.scale
+        ).reshape(size, -1, layout.value_size)
+    else:
+        keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+        attended = _weighed(queries[:size, None], keys, values, mask, layer)[:, 0]
     if decodes.rows is None:
         layer.out[:size] = attended
     else:
         layer.out.index_copy_(0, decodes.rows, attended)
+
+
+def _weighed(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, layer: _Layer
+) -> torch.Tensor:
+    """Attention step by step, for layers with soft caps or sinks: q [b, n, H, D] over keys
+    [b, s, K, D] and values [b, s, K, E] to [b, n, H, E]. mask: added to scores, as [n, s] or
+    [b, 1, 1, s].
+    """
+    layout = layer.layout
+    grouped = q.unflatten(2, (layout.num_kv_heads, -1)).float()  # type: ignore[no-untyped-call]
+    scores = torch.einsum("bnkgd,bskd->bkgns", grouped, keys.float()) * layout.scale
+    if layout.softcap is not None:
+        scores = torch.tanh(scores / layout.softcap) * layout.softcap
+    scores += mask if mask.dim() == 2 else mask[:, None]
+    if layout.sinks is not None:
+        sinks = layout.sinks.view(1, layout.num_kv_heads, -1, 1, 1)
+        scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
+    weights = scores.softmax(-1)[..., : keys.shape[1]]
+    return torch.einsum("bkgns,bskd->bnkgd", weights, values.float()).flatten(2, 3).to(q.dtype)
 
 
 def _clear_tails(decodes: _Decodes, gathered: Sequence[torch.Tensor]) -> None:

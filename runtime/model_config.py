@@ -1,34 +1,25 @@
-"""What a model is: the numbers that its layers are built from, read from config.json or a GGUF
-file.
+"""What a model is, as its engine sees it: read from config.json, whose members GGUF's metadata are
+brought to.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from .loader.files import no_model, read_json
 from .models.registry import find_model, model_class
 from .quantization.registry import quantization_of
+from .rope_config import check_rope, gguf_rope, number, rope_fields
 
 if TYPE_CHECKING:
     from .loader.gguf_reader import FastGGUFReader
 
-ROPE_PARAMETERS: dict[str, tuple[str, ...]] = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "divided": (),
-}
-"""Numbers that each type of rope scaling needs. `divided` is GGUF's way to store llama3: the factor
-of each frequency.
-"""
-GGUF_ROPE_FACTORS = "rope_freqs.weight"
-"""A tensor of what each rotary frequency is divided by: Llama 3.1's scaling, worked out by the
-converter.
-"""
+GGUF_ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Tensors of what each rotary frequency is divided by."""
 _WHOLE = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window",
@@ -36,24 +27,40 @@ _WHOLE = (
 )  # fmt: skip
 _MOST_LAYERS = 10_000
 """Lists are made for each before a file of weights is looked into."""
-_FLAGS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window")
+_FLAGS = ("tie_word_embeddings", "use_sliding_window")
 _OPTIONAL = ("num_key_value_heads", "head_dim", "sliding_window")
 """Members of config.json: by their kind, and those that may be null."""
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_pytorch_tanh",
+}
+"""Of gated feed-forward layers, by transformers' names: those of `layers.activation`."""
 _POSITIVE = (
     "vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
-    "intermediate_size", "max_position_embeddings", "rope_theta", "rms_norm_eps",
+    "intermediate_size", "max_position_embeddings", "rope_theta", "norm_eps",
 )  # fmt: skip
+_GGUF_KEYS = {
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "feed_forward_length": "intermediate_size",
+    "context_length": "max_position_embeddings",
+}
+"""Keys that each file must have, and the members of config.json that they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder-only transformer. Lengths in tokens. Raises `ValueError` for numbers that no model
-    of ours can have.
+    """A decoder-only transformer: what the engine and most layers ask of it. An architecture's own
+    numbers are fields of a subclass in its file (`CausalLM.config_class`). Lengths in tokens.
+    Raises `ValueError` for numbers that no model of ours can have.
 
     `rope_scaling` holds the parameters of `rope_type` under transformers' names, for `divided` the
-    list `factors`. `windows`: one sliding window a layer, None where the layer sees everything
-    before it. `dtype`: the format the weights are stored in. `extra`: numbers that one architecture
-    alone has, by its `config_fields`.
+    list `factors`; `rotary_dim`: the numbers of a head that are turned, 0 for all. `windows`: one
+    sliding window a layer, None where the layer sees everything before it. `dtype`: the format the
+    weights are stored in.
     """
 
     architecture: str
@@ -64,20 +71,17 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     intermediate_size: int
-    rms_norm_eps: float
+    norm_eps: float
     max_position_embeddings: int
     rope_theta: float
     rope_type: str = "default"
     rope_scaling: dict[str, Any] = field(default_factory=dict)
+    rotary_dim: int = 0
+    activation: str = "silu"
     tie_word_embeddings: bool = False
-    qkv_bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
     windows: list[int | None] = field(default_factory=list)
     eos_token_ids: list[int] = field(default_factory=list)
     dtype: str = "bfloat16"
-    extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
@@ -90,15 +94,21 @@ class ModelConfig:
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads; "
                 "fetch the model again"
             )
-        if self.head_dim % 2:
+        object.__setattr__(self, "rotary_dim", self.rotary_dim or self.head_dim)
+        if self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim:
             raise ValueError(
-                f"rotary embedding needs an even head size, got {self.head_dim}; fetch the model "
-                "again"
+                f"rotary embedding needs an even head size, got {self.rotary_dim} of "
+                f"{self.head_dim}; fetch the model again"
             )
-        _check_rope(self.rope_type, self.rope_scaling, self.head_dim)
+        if self.activation not in _ACTIVATIONS.values():
+            raise ValueError(
+                f"the activation {self.activation!r} is not supported; supported: "
+                f"{', '.join(_ACTIVATIONS)}"
+            )
+        check_rope(self.rope_type, self.rope_scaling, self.rotary_dim)
 
-    @classmethod
-    def from_pretrained(cls, folder: str | Path, architecture: str | None = None) -> ModelConfig:
+    @staticmethod
+    def from_pretrained(folder: str | Path, architecture: str | None = None) -> ModelConfig:
         """Of a Hugging Face folder. `architecture`: what to take it for, instead of what it says.
         Raises `ValueError` with a remedy where there is none or the model is not supported.
         """
@@ -106,43 +116,25 @@ class ModelConfig:
         content = read_config(folder, architecture)
         architecture = architecture or content["architectures"][0]
         try:
-            return cls(
-                architecture=architecture,
-                eos_token_ids=sorted(config_eos_token_ids(folder)),
-                **_hugging_face_fields(architecture, content),
-            )
+            return _configured(architecture, content, sorted(config_eos_token_ids(folder)))
         except ValueError as error:
             raise ValueError(f"{folder / 'config.json'}: {error}") from None
 
-    @classmethod
-    def from_gguf(cls, reader: FastGGUFReader, *, eos_token_ids: list[int]) -> ModelConfig:
+    @staticmethod
+    def from_gguf(reader: FastGGUFReader, *, eos_token_ids: list[int]) -> ModelConfig:
         """Of a GGUF file's metadata. Raises `ValueError` where a key is missing or the model is not
         supported.
         """
         try:
-            return cls(eos_token_ids=eos_token_ids, **_gguf_fields(reader))
+            return _configured(*_gguf_members(reader), eos_token_ids)
         except ValueError as error:
             raise ValueError(f"{reader.path}: {error}") from None
 
-
-def _check_rope(rope_type: str, scaling: dict[str, Any], head_dim: int) -> None:
-    if rope_type not in ROPE_PARAMETERS:
-        raise ValueError(
-            f"rope scaling of type {rope_type!r} is not supported (linear and llama3 are); "
-            "without it the model serves up to its original context length"
-        )
-    for name in ROPE_PARAMETERS[rope_type]:
-        value = scaling.get(name)
-        if not isinstance(value, int | float) or value <= 0:
-            raise ValueError(
-                f"rope scaling of type {rope_type!r} needs a positive {name}, got {value!r}; fetch "
-                "the model again"
-            )
-    if rope_type == "divided" and len(scaling["factors"]) != head_dim // 2:
-        raise ValueError(
-            f"{len(scaling['factors'])} rope factors do not fit a head size of {head_dim}; convert "
-            "the model again"
-        )
+    @staticmethod
+    def from_fields(values: dict[str, Any]) -> ModelConfig:
+        """What `dataclasses.asdict` has made of one."""
+        kind: type[ModelConfig] = model_class(values["architecture"]).config_class
+        return kind(**values)
 
 
 def read_config(folder: Path, architecture: str | None = None) -> dict[str, Any]:
@@ -180,13 +172,17 @@ def read_config(folder: Path, architecture: str | None = None) -> dict[str, Any]
     return config
 
 
-def _hugging_face_fields(architecture: str, content: dict[str, Any]) -> dict[str, Any]:
-    """What config.json says, and for members that it leaves out what transformers takes: its own
-    classes take longer to import than a small model to load.
+def _configured(
+    architecture: str, content: dict[str, Any], eos_token_ids: list[int]
+) -> ModelConfig:
+    """What members of config.json say, and for members that it leaves out what transformers takes:
+    its own classes take longer to import than a small model to load.
     """
     model = model_class(architecture)
-    config = SimpleNamespace(**{**model.config_defaults, **content})
-    for name, kind, said in (
+    kind: type[ModelConfig] = model.config_class
+    own = _own_defaults(kind)
+    config = SimpleNamespace(**{**own, **model.config_defaults, **content})
+    for name, wanted, said in (
         *((name, int, "a whole number") for name in _WHOLE),
         *((name, bool, "true or false") for name in _FLAGS),
     ):
@@ -195,69 +191,71 @@ def _hugging_face_fields(architecture: str, content: dict[str, Any]) -> dict[str
         value = getattr(config, name)
         if name not in _OPTIONAL and value is None:
             raise ValueError(f"it has no {name}; fetch the model again")
-        if value is not None and type(value) is not kind:
+        if value is not None and type(value) is not wanted:
             raise ValueError(f"{name} must be {said}, got {value!r:.60}; fetch the model again")
     if config.num_hidden_layers > _MOST_LAYERS:
         raise ValueError(
             f"num_hidden_layers must be at most {_MOST_LAYERS}, got {config.num_hidden_layers}; "
             "fetch the model again"
         )
-    if config.hidden_act not in ("silu", "swish"):
-        raise ValueError(f"the activation {config.hidden_act!r} is not supported; supported: silu")
+    _check_own(kind, own, config)
     heads = config.num_attention_heads
     if config.head_dim is None and heads > 0 and config.hidden_size % heads:
         raise ValueError(
             f"{heads} heads cannot share a hidden_size of {config.hidden_size}; fetch the model "
             "again"
         )
-    return {
+    head_dim = config.head_dim or config.hidden_size // max(heads, 1)
+    is_gemma = "hidden_activation" in model.config_defaults
+    activation = str(config.hidden_activation if is_gemma else config.hidden_act)
+    rope = model.rope_parameters(content)
+    values = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "num_layers": config.num_hidden_layers,
         "num_heads": heads,
         "num_kv_heads": config.num_key_value_heads or heads,
-        "head_dim": config.head_dim or config.hidden_size // max(heads, 1),
+        "head_dim": head_dim,
         "intermediate_size": config.intermediate_size,
-        "rms_norm_eps": _number("rms_norm_eps", config.rms_norm_eps),
+        "norm_eps": number("rms_norm_eps", config.rms_norm_eps),
         "max_position_embeddings": config.max_position_embeddings,
+        "activation": _ACTIVATIONS.get(activation, activation),
         "tie_word_embeddings": config.tie_word_embeddings,
         "windows": [None] * config.num_hidden_layers,
         "dtype": str(content.get("dtype") or content.get("torch_dtype") or "bfloat16"),
-        **_rope_fields(config, content),
+        **rope_fields(rope, config, head_dim, takes_partial=model.takes_partial_rotary),
+        **{name: getattr(config, name) for name in own},
         **model.config_fields(config),
     }
+    return kind(architecture=architecture, eos_token_ids=eos_token_ids, **values)
 
 
-def _rope_fields(config: Any, content: dict[str, Any]) -> dict[str, Any]:
-    """Older files have `rope_scaling` beside `rope_theta`, newer ones all in `rope_parameters`."""
-    rope = content.get("rope_scaling") or content.get("rope_parameters") or {}
-    if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
-        raise ValueError(f"rope scaling {rope!r:.60} is not supported; choose another model")
-    rope = {"type": "default", **rope}
-    old_name = rope.pop("type")
-    rope_type = rope.pop("rope_type", old_name)
-    theta = rope.pop("rope_theta", content.get("rope_theta", 10000.0))
-    if rope.pop("partial_rotary_factor", content.get("partial_rotary_factor")) not in (None, 1.0):
-        raise ValueError(
-            "rotary embedding of a part of each head (partial_rotary_factor) is not supported; "
-            "choose another model"
+def _own_defaults(kind: type[ModelConfig]) -> dict[str, Any]:
+    """The fields that a subclass has for itself; None where one must be given."""
+    common = {each.name for each in fields(ModelConfig)}
+    defaults = {}
+    for each in fields(kind):
+        if each.name not in common:
+            made = None if each.default_factory is MISSING else each.default_factory()
+            defaults[each.name] = made if each.default is MISSING else each.default
+    return defaults
+
+
+def _check_own(kind: type[ModelConfig], own: Sequence[str] | dict[str, Any], config: Any) -> None:
+    """Raises `ValueError` for a member that is not of its field's type."""
+    hints = get_type_hints(kind)
+    for name in own:
+        value, hint = getattr(config, name), hints[name]
+        options = [hint] if get_origin(hint) in (None, list, dict) else get_args(hint)
+        kinds = tuple(get_origin(each) or each for each in options)
+        if type(value) in kinds or (float in kinds and type(value) is int):
+            continue
+        if value is None:
+            raise ValueError(f"it has no {name}; fetch the model again")
+        said = {bool: "true or false", int: "a whole number", float: "a number"}.get(
+            kinds[0], f"a {kinds[0].__name__}"
         )
-    if rope_type == "llama3":
-        original = rope.get("original_max_position_embeddings", config.max_position_embeddings)
-        rope["original_max_position_embeddings"] = content.get(
-            "original_max_position_embeddings", original
-        )
-    return {
-        "rope_theta": _number("rope_theta", theta),
-        "rope_type": str(rope_type),
-        "rope_scaling": rope,
-    }
-
-
-def _number(name: str, value: Any) -> float:
-    if type(value) not in (int, float):
-        raise ValueError(f"{name} must be a number, got {value!r:.60}; fetch the model again")
-    return float(value)
+        raise ValueError(f"{name} must be {said}, got {value!r:.60}; fetch the model again")
 
 
 def sliding_windows(config: Any, window: int | None, first: int) -> list[int | None]:
@@ -282,17 +280,20 @@ def config_eos_token_ids(folder: Path) -> list[int]:
     return list(dict.fromkeys(token_id for token_id in ids if isinstance(token_id, int)))
 
 
-def _gguf_fields(reader: FastGGUFReader) -> dict[str, Any]:
-    """Keys: the GGUF specification's "Standardized key-value pairs"."""
+def _gguf_members(reader: FastGGUFReader) -> tuple[str, dict[str, Any]]:
+    """The architecture, and the members of config.json that a file's metadata stand for. Keys: the
+    GGUF specification's "Standardized key-value pairs", and the gguf library's constants.
+    """
     # Machines that only measure have no gguf library.
     from .loader.gguf_reader import metadata
 
     name = metadata(reader, "general.architecture")
     architecture = find_model(gguf=name).architecture
+    model = model_class(architecture)
 
-    def get(key: str, default: Any = None, kind: type[int] | type[float] = int) -> Any:
+    def get(key: str, default: Any = None, kind: type[int | float | str] = int) -> Any:
         value = metadata(reader, f"{name}.{key}", default)
-        if not isinstance(value, int | kind):
+        if kind is not str and not isinstance(value, int | kind):
             raise ValueError(
                 f"{name}.{key} must be a{' whole' if kind is int else ''} number, got {value!r}; "
                 "convert the model again"
@@ -305,46 +306,46 @@ def _gguf_fields(reader: FastGGUFReader) -> dict[str, Any]:
             "it has no tensor token_embd.weight; it holds no whole model, or is one of several "
             "parts: merge them"
         )
-    num_layers, num_heads, hidden_size = (
-        get("block_count"),
-        get("attention.head_count"),
-        get("embedding_length"),
-    )
-    if num_layers > len(tensors):
+    content = {member: get(key) for key, member in _GGUF_KEYS.items()}
+    if content["num_hidden_layers"] > len(tensors):
         raise ValueError(
-            f"{len(tensors)} tensors are too few for {num_layers} layers; fetch the model again"
+            f"{len(tensors)} tensors are too few for {content['num_hidden_layers']} layers; fetch "
+            "the model again"
         )
-    head_dim = get("attention.key_length", hidden_size // max(num_heads, 1))
-    if get("rope.dimension_count", head_dim) != head_dim:
+    heads = content["num_attention_heads"]
+    head_dim = get("attention.key_length", content["hidden_size"] // max(heads, 1))
+    turned = get("rope.dimension_count", head_dim)
+    if turned != head_dim and not model.takes_partial_rotary:
         raise ValueError(
             "rotary embedding of a part of each head (rope.dimension_count) is not supported; "
             "choose another model"
         )
-    if get("expert_count", 0):
+    if get("expert_count", 0) and "expert_count" not in model.gguf_keys:
         raise ValueError("mixtures of experts are not supported; choose another model")
-    rope_type, rope_scaling = metadata(reader, f"{name}.rope.scaling.type", "none"), {}
-    if (factors := tensors.get(GGUF_ROPE_FACTORS)) is not None:
-        rope_type, rope_scaling = "divided", {"factors": [float(value) for value in factors.data]}
-    elif rope_type == "linear":
-        rope_scaling = {"factor": metadata(reader, f"{name}.rope.scaling.factor")}
-    return {
-        "architecture": architecture,
+    given = {
+        member: metadata(reader, f"{name}.{key}")
+        for key, member in model.gguf_keys.items()
+        if reader.get_field(f"{name}.{key}") is not None
+    }
+    eps = "attention.layer_norm_epsilon"
+    if reader.get_field(f"{name}.{eps}") is None:
+        eps = "attention.layer_norm_rms_epsilon"
+    factors = {
+        each: [float(value) for value in tensors[each].data]
+        for each in GGUF_ROPE_FACTORS
+        if each in tensors
+    }
+    return architecture, {
+        **content,
         "vocab_size": int(tensors["token_embd.weight"].shape[1]),
-        "hidden_size": hidden_size,
-        "num_layers": num_layers,
-        "num_heads": num_heads,
-        "num_kv_heads": get("attention.head_count_kv", num_heads),
+        "num_key_value_heads": get("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "intermediate_size": get("feed_forward_length"),
-        "rms_norm_eps": get("attention.layer_norm_rms_epsilon", kind=float),
-        "max_position_embeddings": get("context_length"),
+        "rms_norm_eps": get(eps, kind=float),
         "rope_theta": get("rope.freq_base", 10000.0, kind=float),
-        "rope_type": "default" if rope_type == "none" else str(rope_type),
-        "rope_scaling": rope_scaling,
+        "rope_scaling": gguf_rope(get, factors),
+        "partial_rotary_factor": turned / head_dim,
         "tie_word_embeddings": "output.weight" not in tensors,
-        "qkv_bias": "blk.0.attn_q.bias" in tensors,
-        "o_bias": "blk.0.attn_output.bias" in tensors,
-        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
-        "qk_norm": "blk.0.attn_q_norm.weight" in tensors,
-        "windows": [None] * num_layers,
+        "sliding_window": None,
+        **given,
+        **model.gguf_members(get, tensors),
     }

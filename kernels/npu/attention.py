@@ -95,6 +95,8 @@ class AscendAttention:
                 f"keys of {layout.key_size} numbers and values of {layout.value_size}, the fused "
                 "kernel takes as many"
             )
+        if not layout.is_plain:
+            return "soft caps or sinks of scores, the fused kernel computes none"
         if layout.key_size not in cls.head_sizes:
             return (
                 f"heads of {layout.key_size} numbers, the fused kernel takes "

@@ -15,7 +15,7 @@ from ...kernels.platform import Platform
 from ..config import Backend, ResolvedConfig
 from ..distributed.ranks import ALONE, Ranks
 from ..graphs.graph_runner import GraphRunner
-from ..models.llama import LlamaForCausalLM
+from ..models.causal_lm import CausalLM
 from .forward_context import PagedAttention
 from .warm_up import run_dummy_batch, sample
 
@@ -31,7 +31,7 @@ between allocations.
 
 
 def profile_memory(
-    model: LlamaForCausalLM,
+    model: CausalLM,
     platform: Platform,
     config: ResolvedConfig,
     attention: PagedAttention,
@@ -68,7 +68,7 @@ def profile_memory(
 
 
 def _profile(
-    model: LlamaForCausalLM,
+    model: CausalLM,
     platform: Platform,
     config: ResolvedConfig,
     attention: PagedAttention,
@@ -98,7 +98,7 @@ def _profile(
 
 @torch.inference_mode()
 def _run_largest_steps(
-    model: LlamaForCausalLM,
+    model: CausalLM,
     platform: Platform,
     config: ResolvedConfig,
     attention: PagedAttention,

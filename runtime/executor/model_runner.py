@@ -30,7 +30,7 @@ from ..layers.parallel import Shard
 from ..loader.check import check_model
 from ..loader.loader import load_model, random_model
 from ..loader.resolve import resolve_model_path
-from ..models.llama import LlamaForCausalLM
+from ..models.causal_lm import CausalLM
 from ..quantization.methods import describe, linear_kinds
 from ..resolve_config import LEAST_PAGES, resolve_cache, resolve_steps
 from .batch import Batch, Scheduled
@@ -127,7 +127,7 @@ class ModelRunner:
                 warm_up(self.model, attention, self.platform, longest=self.config.context_length)
         self.platform.end_trials()
         # Behind the first steps, which show what this machine computes with.
-        self._remarks = self.platform.remarks(self._layouts)
+        self._remarks = {**self.platform.remarks(self._layouts), **self.model.remarks()}
         self.graphs = GraphRunner(
             self.model, self.platform, self.config, attention, self.seen_lengths, ranks
         )
@@ -207,7 +207,7 @@ class ModelRunner:
 
     def _load(
         self, path: str, config: EngineConfig, kernels: LinearKernels | None, *, progress: bool
-    ) -> LlamaForCausalLM:
+    ) -> CausalLM:
         """This rank's part of the model."""
         settings: dict[str, Any] = {
             "quantization": config.quantization,

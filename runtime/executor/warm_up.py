@@ -10,7 +10,7 @@ import torch
 from ...kernels import ops
 from ...kernels.platform import Platform
 from ...kernels.staging import to_device
-from ..models.llama import LlamaForCausalLM
+from ..models.causal_lm import CausalLM
 from .dummy_batch import dummy_batch
 from .forward_context import PagedAttention
 
@@ -22,7 +22,7 @@ _MANY = 256
 
 @torch.inference_mode()
 def warm_up(
-    model: LlamaForCausalLM, attention: PagedAttention, platform: Platform, *, longest: int
+    model: CausalLM, attention: PagedAttention, platform: Platform, *, longest: int
 ) -> None:
     """Prefills and decodes, few and many, up to `longest` tokens of context. What they store goes
     to the reserved page and nowhere else.
@@ -51,7 +51,7 @@ def sample(logits: torch.Tensor) -> None:
 
 
 def run_dummy_batch(
-    model: LlamaForCausalLM,
+    model: CausalLM,
     attention: PagedAttention,
     platform: Platform,
     query_lens: list[int],

@@ -95,7 +95,7 @@ def _give_way() -> None:
 def _compile(job: dict[str, Any]) -> None:
     config, model_config, dtype = (
         ResolvedConfig(**job["config"]),
-        ModelConfig(**job["model"]),
+        ModelConfig.from_fields(job["model"]),
         getattr(torch, job["dtype"]),
     )
     platform = detect(config.device)

@@ -5,20 +5,28 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ...kernels import ops
+from .activation import GATED
 from .linear import FusedLinear, Linear
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)): x [T, hidden]."""
+    """down(activation(gate(x)) * up(x)): x [T, hidden]."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        bias: bool = False,
+        activation: str = "silu",
+    ) -> None:
         super().__init__()
         self.gate_up_proj = FusedLinear(
             hidden_size, {"gate_proj": intermediate_size, "up_proj": intermediate_size}, bias=bias
         )
         self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
+        self.activation = GATED[activation]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        down: torch.Tensor = self.down_proj(ops.silu_and_mul(self.gate_up_proj(x)))
+        down: torch.Tensor = self.down_proj(self.activation(self.gate_up_proj(x)))
         return down

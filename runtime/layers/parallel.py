@@ -21,10 +21,11 @@ from torch import nn
 from ...kernels.collectives import TENSOR_PARALLEL, all_reduce
 from .linear import CannotSplitError, Embedding, Linear, Stretch
 from .mlp import GatedMLP
+from .norm import AllHeadsRMSNorm, LayerNorm
 from .self_attention import SelfAttention
 
 if TYPE_CHECKING:
-    from ..models.llama import LlamaForCausalLM
+    from ..models.causal_lm import CausalLM
 
 _VOCABULARY_UNIT = 64
 """Rows of the vocabulary that a rank holds are a multiple of it."""
@@ -44,7 +45,7 @@ class Shard(NamedTuple):
 WHOLE = Shard()
 
 
-def split(model: LlamaForCausalLM, shard: Shard) -> None:
+def split(model: CausalLM, shard: Shard) -> None:
     """Leave the model what `shard` holds. Raises `CannotSplitError`."""
     if shard.size == 1:
         return
@@ -54,7 +55,7 @@ def split(model: LlamaForCausalLM, shard: Shard) -> None:
                 rule(model, name, module, shard)
 
 
-def _split_attention(model: LlamaForCausalLM, name: str, layer: Any, shard: Shard) -> None:
+def _split_attention(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
     """By key/value heads, each with its queries. Where there are fewer than ranks, ranks that share
     one hold the same; where they do not go round, the last rank's last ones are zeros.
     """
@@ -73,10 +74,20 @@ def _split_attention(model: LlamaForCausalLM, name: str, layer: Any, shard: Shar
     rows, kv_rows = (Stretch(*(number * layer.head_dim for number in of)) for of in (queries, kv))
     layer.qkv_proj.hold_rows({"q_proj": rows, "k_proj": kv_rows, "v_proj": kv_rows})
     _sum_over_ranks(layer.o_proj, rows)
-    layer.num_heads, layer.num_kv_heads = queries.size, kv.size
+    layer.hold_heads(queries, kv)
+    for norm in (layer.q_norm, layer.k_norm):
+        _split_head_norm(name, norm, queries if norm is layer.q_norm else kv)
 
 
-def _split_mlp(model: LlamaForCausalLM, name: str, layer: Any, shard: Shard) -> None:
+def _split_head_norm(name: str, norm: nn.Module | None, heads: Stretch) -> None:
+    """Most have the weights of one head, which all ranks hold."""
+    if isinstance(norm, AllHeadsRMSNorm):
+        raise CannotSplitError(f"{name}: a norm over all heads cannot be split over ranks")
+    if isinstance(norm, LayerNorm):
+        norm.hold_rows(heads)
+
+
+def _split_mlp(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
     between = layer.down_proj.in_features
     if between % shard.size:
         raise CannotSplitError(f"{name}: {between} columns cannot be split over {shard.size} ranks")
@@ -85,7 +96,7 @@ def _split_mlp(model: LlamaForCausalLM, name: str, layer: Any, shard: Shard) -> 
     _sum_over_ranks(layer.down_proj, rows)
 
 
-def _split_vocabulary(model: LlamaForCausalLM, name: str, layer: Any, shard: Shard) -> None:
+def _split_vocabulary(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
     rows = vocabulary_rows(layer.vocab_size, shard)
     if rows.size * (shard.size - 1) >= rows.whole:
         raise CannotSplitError(f"{name}: {rows.whole} tokens are too few for {shard.size} ranks")
@@ -93,7 +104,7 @@ def _split_vocabulary(model: LlamaForCausalLM, name: str, layer: Any, shard: Sha
     model.lm_head.hold_rows({"": rows})
 
 
-_RULES: dict[type[nn.Module], Callable[[LlamaForCausalLM, str, Any, Shard], None]] = {
+_RULES: dict[type[nn.Module], Callable[[CausalLM, str, Any, Shard], None]] = {
     SelfAttention: _split_attention,
     GatedMLP: _split_mlp,
     Embedding: _split_vocabulary,

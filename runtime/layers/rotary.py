@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from ...kernels import ops
 from ..model_config import ModelConfig
+from .rope_scaling import SCALINGS, Scaled
 
 
 class Rotation(NamedTuple):
-    """cos, signed_sin [T, 1, D] of a step's positions, as `kernels.reference.rotary_embedding`
-    takes them.
+    """cos, signed_sin [T, 1, R] of a step's positions, as `kernels.reference.rotary_embedding`
+    takes them; R: the numbers of a head that are turned.
     """
 
     cos: torch.Tensor
     signed_sin: torch.Tensor
 
 
+Rotations = Sequence[Rotation]
+"""One of each table of the model: its layers may turn by different frequencies."""
+
+
 class Rotary(nn.Module):
-    """Tables of cos and sin [positions, 1, D] in the model's dtype, which `fill` computes."""
+    """Tables of cos and sin [positions, 1, R] in the model's dtype, which `fill` computes."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        shape = config.max_position_embeddings, 1, config.head_dim
+        shape = config.max_position_embeddings, 1, config.rotary_dim
         self.cos: torch.Tensor
         self.signed_sin: torch.Tensor
         self.register_buffer("cos", torch.empty(shape), persistent=False)
@@ -37,8 +43,9 @@ class Rotary(nn.Module):
         fails at those, and before tables of such a size are computed.
         """
         positions = torch.arange(len(self.cos), dtype=torch.float32, device="cpu")
-        angles = torch.outer(positions, inverse_frequencies(self.config))
-        cos, sin = angles.cos(), angles.sin()
+        frequencies, factor = scaled_frequencies(self.config)
+        angles = torch.outer(positions, frequencies)
+        cos, sin = angles.cos() * factor, angles.sin() * factor
         self.cos.copy_(torch.cat((cos, cos), -1)[:, None])
         self.signed_sin.copy_(torch.cat((-sin, sin), -1)[:, None])
 
@@ -46,36 +53,30 @@ class Rotary(nn.Module):
         return Rotation(self.cos[positions], self.signed_sin[positions])
 
 
-def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
-    """Radians a position, [D / 2] float32, on the CPU."""
-    exponents = (
-        torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu") / config.head_dim
-    )
+def scaled_frequencies(config: ModelConfig) -> Scaled:
+    """Radians a position, [R / 2] float32 on the CPU, and the factor of cosines and sines."""
+    size = config.rotary_dim
+    exponents = torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size
     frequencies: torch.Tensor = 1.0 / config.rope_theta**exponents
-    match config.rope_type:
-        case "linear":
-            return frequencies / float(config.rope_scaling["factor"])
-        case "llama3":
-            return _llama3(frequencies, config.rope_scaling)
-        case "divided":
-            return frequencies / torch.tensor(
-                config.rope_scaling["factors"], dtype=torch.float32, device="cpu"
-            )
-        case _:
-            return frequencies
+    return SCALINGS[config.rope_type](frequencies, config)
 
 
-def _llama3(frequencies: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
-    """Llama 3.1's: waves longer than the original context are stretched by `factor`, short ones
-    kept, those between blended.
+def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
+    """Of `scaled_frequencies`, the first."""
+    return scaled_frequencies(config)[0]
 
-    Source: the Llama 3.1 reference code's `apply_scaling`; parameters under transformers' names,
-    and rounded as there.
+
+def rotate(x: torch.Tensor, rotation: Rotation, *, interleaved: bool = False) -> torch.Tensor:
+    """Turn the first R of the D numbers of each head of x [T, heads, D]; the others stay.
+
+    `interleaved`: pairs are (2i, 2i + 1), and come out as (i, i + R / 2): queries and keys alike,
+    whose products do not change by it.
     """
-    factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
-    wavelengths: torch.Tensor = 2 * math.pi / frequencies
-    kept: torch.Tensor = (
-        (scaling["original_max_position_embeddings"] / wavelengths - low) / (high - low)
-    ).clamp(0.0, 1.0)
-    blended: torch.Tensor = (1 - kept) * frequencies / factor + kept * frequencies
-    return blended
+    size = rotation.cos.shape[-1]
+    turned, kept = x[..., :size], x[..., size:]
+    if interleaved:
+        pairs = turned.view(*turned.shape[:-1], size // 2, 2)
+        turned = pairs.transpose(-1, -2).flatten(-2)
+    if size == x.shape[-1]:
+        return ops.rotary_embedding(turned, *rotation)
+    return torch.cat((ops.rotary_embedding(turned, *rotation), kept), dim=-1)

@@ -5,41 +5,75 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ...kernels import ops
 from ...kernels.attention import KVLayout
 from ..model_config import ModelConfig
 from .attention import attention
-from .linear import FusedLinear, Linear
-from .norm import RMSNorm
-from .rotary import Rotation
+from .linear import FusedLinear, Linear, Stretch, weight
+from .rotary import Rotations, rotate
 
 
 class SelfAttention(nn.Module):
-    """Grouped-query attention with rotary positions; `qk_norm` normalises each head's query and key
-    (Qwen3).
+    """Grouped-query attention with rotary positions.
+
+    `q_norm`, `k_norm`: of heads [T, heads, D], before they are turned. `rotary`: by which of the
+    model's tables; None: the layer knows no positions. `interleaved`: pairs that are turned lie
+    side by side. `window`, `scale`, `softcap`: as in `KVLayout`; no scale: 1 / sqrt(D). `sinks`:
+    each head has a score that takes weight from all tokens and gives nothing.
     """
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        *,
+        qkv_bias: bool = False,
+        o_bias: bool = False,
+        q_norm: nn.Module | None = None,
+        k_norm: nn.Module | None = None,
+        rotary: int | None = 0,
+        interleaved: bool = False,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: bool = False,
+    ) -> None:
         super().__init__()
         self.layer = layer
         self.head_dim = config.head_dim
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.qkv_proj = FusedLinear(
-            config.hidden_size,
-            {"q_proj": query, "k_proj": key, "v_proj": key},
-            bias=config.qkv_bias,
+            config.hidden_size, {"q_proj": query, "k_proj": key, "v_proj": key}, bias=qkv_bias
         )
-        self.o_proj = Linear(query, config.hidden_size, bias=config.o_bias)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.o_proj = Linear(query, config.hidden_size, bias=o_bias)
+        self.q_norm, self.k_norm = q_norm, k_norm
+        self.rotary, self.interleaved = rotary, interleaved
+        self.window = config.windows[layer] if config.windows else None
+        self.scale = config.head_dim**-0.5 if scale is None else scale
+        self.softcap = softcap
+        self.sinks = weight(config.num_heads) if sinks else None
+        self.held_rows: Stretch | None = None
 
-    def kv_layout(self, dtype: torch.dtype, window: int | None) -> KVLayout:
-        """What the layer keeps of a token."""
-        heads = self.num_heads, self.num_kv_heads, self.head_dim
-        return KVLayout.of_heads(*heads, dtype, window=window)
+    def hold_heads(self, heads: Stretch, kv_heads: Stretch) -> None:
+        """From now on the layer has these of its heads: before its weights are created."""
+        self.num_heads, self.num_kv_heads = heads.size, kv_heads.size
+        if self.sinks is not None:
+            self.held_rows, self.sinks = heads, weight(heads.size)
 
-    def forward(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    def kv_layout(self, dtype: torch.dtype) -> KVLayout:
+        """What the layer keeps of a token, and how it is read."""
+        return KVLayout(
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            key_size=self.head_dim,
+            value_size=self.head_dim,
+            scale=self.scale,
+            dtype=dtype,
+            window=self.window,
+            softcap=self.softcap,
+            sinks=None if self.sinks is None else self.sinks.detach().float(),
+        )
+
+    def forward(self, x: torch.Tensor, rotations: Rotations) -> torch.Tensor:
         heads: torch.Tensor = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))
         if self.q_norm is None or self.k_norm is None:
             turned, v = heads.tensor_split([self.num_heads + self.num_kv_heads], dim=1)
@@ -48,6 +82,8 @@ class SelfAttention(nn.Module):
                 [self.num_heads, self.num_heads + self.num_kv_heads], dim=1
             )
             turned = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
-        q, k = ops.rotary_embedding(turned, *rotation).tensor_split([self.num_heads], dim=1)
+        if self.rotary is not None:
+            turned = rotate(turned, rotations[self.rotary], interleaved=self.interleaved)
+        q, k = turned.tensor_split([self.num_heads], dim=1)
         output: torch.Tensor = self.o_proj(attention(q, k, v, self.layer))
         return output

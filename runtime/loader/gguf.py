@@ -48,7 +48,7 @@ def list_tensors(reader: FastGGUFReader, config: ModelConfig) -> list[StoredTens
     model = model_class(config.architecture)
     found = []
     for tensor in reader.tensors:
-        if tensor.name != GGUF_ROPE_FACTORS:
+        if tensor.name not in GGUF_ROPE_FACTORS:
             interleaves = model.gguf_interleaves_heads and _is_query_or_key(tensor.name)
             shape = tuple(int(size) for size in reversed(tensor.shape))
             stored = _Stored(

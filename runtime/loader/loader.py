@@ -19,7 +19,6 @@ from ..layers.linear import (
     NUMBERS,
     Axis,
     CannotSplitError,
-    Embedding,
     Linear,
     Place,
     StoredTensor,
@@ -29,7 +28,7 @@ from ..layers.moe import FusedMoE
 from ..layers.parallel import WHOLE, Shard, split
 from ..layers.rotary import Rotary
 from ..model_config import ModelConfig
-from ..models.llama import LlamaForCausalLM
+from ..models.causal_lm import CausalLM
 from ..models.registry import model_class
 from ..progress import progress_bar
 from ..quantization.methods import (
@@ -68,7 +67,7 @@ def load_model(
     quantization: str = "none",
     lacking: Collection[torch.dtype] = (),
     shard: Shard = WHOLE,
-) -> LlamaForCausalLM:
+) -> CausalLM:
     """The model of a folder or .gguf file in `dtype` on `device`, its linear layers packed where
     there are `kernels`.
 
@@ -83,7 +82,8 @@ def load_model(
         config, tensors = _open_gguf(Path(path))
     else:
         config, scheme = ModelConfig.from_pretrained(path), _scheme_of(Path(path))
-        tensors = safetensors.list_tensors(Path(path), quantized=scheme is not None)
+        found = safetensors.list_tensors(Path(path), quantized=scheme is not None)
+        tensors = model_class(config.architecture).checkpoint_tensors(config, found)
     tensors, kv_scales = split_kv_scales(tensors, config.num_layers)
     is_quantized = scheme is not None or any(tensor.kind is not None for tensor in tensors)
     if is_quantized and quantization in COLUMNS:
@@ -92,7 +92,7 @@ def load_model(
             "quantised already; take --quantization auto, or another checkpoint"
         )
 
-    def choose(model: LlamaForCausalLM) -> Kinds:
+    def choose(model: CausalLM) -> Kinds:
         if is_quantized and scheme is None:
             return stored_kinds(model, kernels, tensors) if quantization == "auto" else {}
         products = Products(dtype, device, kernels, lacking)
@@ -134,7 +134,8 @@ def _open_gguf(path: Path) -> tuple[ModelConfig, Sequence[StoredTensor]]:
 
     reader = open_gguf(path)
     config = ModelConfig.from_gguf(reader, eos_token_ids=gguf_eos_token_ids(reader))
-    return config, gguf.list_tensors(reader, config)
+    tensors = gguf.list_tensors(reader, config)
+    return config, model_class(config.architecture).gguf_tensors(config, tensors)
 
 
 def random_model(
@@ -146,7 +147,7 @@ def random_model(
     quantization: str = "none",
     lacking: Collection[torch.dtype] = (),
     shard: Shard = WHOLE,
-) -> LlamaForCausalLM:
+) -> CausalLM:
     """The model that a folder's config.json describes, with random weights made on `device`: the
     same ones each time on one device, of which a rank has the part of `shard`.
 
@@ -180,7 +181,7 @@ def _make_random(name: str, target: torch.Tensor) -> None:
 
 
 def fill(
-    model: LlamaForCausalLM,
+    model: CausalLM,
     tensors: Sequence[StoredTensor],
     path: str,
     *,
@@ -247,14 +248,14 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _places(model: LlamaForCausalLM) -> dict[str, list[Place]]:
+def _places(model: CausalLM) -> dict[str, list[Place]]:
     """By the checkpoint's names. An embedding has two where a head that is packed is tied to it.
     Raises `CannotSplitError`.
     """
     places: defaultdict[str, list[Place]] = defaultdict(list)
     for prefix, module in model.named_modules():
         if not isinstance(module, Linear):
-            rows = module.held_rows if isinstance(module, Embedding) else None
+            rows = getattr(module, "held_rows", None)
             for kind, parameter in module.named_parameters(recurse=False):
                 places[f"{prefix}.{kind}"].append(_copy_of(parameter, rows))
             continue
@@ -305,7 +306,7 @@ def hollow_model(
     kernels: LinearKernels | None = None,
     kinds: Kinds = NOTHING_PACKED,
     shard: Shard = WHOLE,
-) -> LlamaForCausalLM:
+) -> CausalLM:
     """The model with weights that all lie in one and the same memory, as large as the largest: for
     tracing, which reads none of them.
     """
@@ -329,7 +330,7 @@ def hollow_model(
 def _check_split(
     config: ModelConfig,
     dtype: torch.dtype,
-    choose: Callable[[LlamaForCausalLM], Kinds],
+    choose: Callable[[CausalLM], Kinds],
     shard: Shard,
 ) -> None:
     """Raises `ValueError`, before memory is spent, where a layer cannot be split so, with how many
@@ -352,14 +353,14 @@ def empty_model(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
-    choose: Callable[[LlamaForCausalLM], Kinds] = lambda _: NOTHING_PACKED,
+    choose: Callable[[CausalLM], Kinds] = lambda _: NOTHING_PACKED,
     shard: Shard = WHOLE,
-) -> LlamaForCausalLM:
+) -> CausalLM:
     """The model with uninitialised weights of `dtype` on `device`, or a rank's part of it.
     `choose`: which of its layers are not kept as numbers.
     """
     make = partial(model_class(config.architecture), config)
-    model: LlamaForCausalLM = make_empty(make, dtype, device, choose, shard)
+    model: CausalLM = make_empty(make, dtype, device, choose, shard)
     return model
 
 
@@ -367,7 +368,7 @@ def make_empty(
     make: Callable[[], Any],
     dtype: torch.dtype,
     device: torch.device,
-    choose: Callable[[LlamaForCausalLM], Kinds] = lambda _: NOTHING_PACKED,
+    choose: Callable[[CausalLM], Kinds] = lambda _: NOTHING_PACKED,
     shard: Shard = WHOLE,
 ) -> Any:
     """The same of a model that `make` puts together. Raises `ValueError` where the memory does not

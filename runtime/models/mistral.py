@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ..model_config import sliding_windows
-from .llama import CONFIG_DEFAULTS, LlamaForCausalLM
+from ..model_config import ModelConfig, sliding_windows
+from .causal_lm import CausalLM
+from .llama import LlamaForCausalLM
 
 ARCHITECTURE = "MistralForCausalLM"
 MODEL_TYPE = "mistral"
@@ -15,12 +16,15 @@ MODEL_TYPE = "mistral"
 class MistralForCausalLM(LlamaForCausalLM):
     """Whatever its config.json says of biases, it has none."""
 
+    config_class: ClassVar[type[ModelConfig]] = ModelConfig
     config_defaults: ClassVar = {
-        **CONFIG_DEFAULTS,
+        **CausalLM.config_defaults,
         "num_key_value_heads": 8,
         "max_position_embeddings": 131072,
         "sliding_window": 4096,
     }
+    make_attention = CausalLM.make_attention
+    make_mlp = CausalLM.make_mlp
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from .llama import LlamaForCausalLM
+from torch import nn
+
+from ..layers.norm import RMSNorm
+from ..layers.self_attention import SelfAttention
+from ..model_config import ModelConfig
 from .qwen2 import Qwen2ForCausalLM
 
 ARCHITECTURE = "Qwen3ForCausalLM"
@@ -12,18 +18,28 @@ MODEL_TYPE = "qwen3"
 GGUF_ARCHITECTURE = "qwen3"
 
 
-class Qwen3ForCausalLM(LlamaForCausalLM):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen3Config(ModelConfig):
+    attention_bias: bool = False
+
+
+class Qwen3ForCausalLM(Qwen2ForCausalLM):
     """Each head of queries and keys is normalised before the rotation."""
 
-    gguf_interleaves_heads = False
-    config_defaults: ClassVar = {
-        **Qwen2ForCausalLM.config_defaults,
-        "head_dim": 128,
-        "attention_bias": False,
-    }
+    config_class: ClassVar[type[ModelConfig]] = Qwen3Config
+    config_defaults: ClassVar = {**Qwen2ForCausalLM.config_defaults, "head_dim": 128}
 
     @staticmethod
-    def config_fields(config: Any) -> dict[str, Any]:
-        biased = bool(config.attention_bias)
-        fields = Qwen2ForCausalLM.config_fields(config)
-        return {**fields, "qkv_bias": biased, "o_bias": biased, "qk_norm": True}
+    def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
+        return {"attention_bias": "blk.0.attn_q.bias" in tensors}
+
+    def make_attention(self, layer: int) -> nn.Module:
+        config = self.config
+        return SelfAttention(
+            config,
+            layer,
+            qkv_bias=config.attention_bias,
+            o_bias=config.attention_bias,
+            q_norm=RMSNorm(config.head_dim, config.norm_eps),
+            k_norm=RMSNorm(config.head_dim, config.norm_eps),
+        )

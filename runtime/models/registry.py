@@ -75,7 +75,7 @@ def find_model(*, architecture: str | None = None, gguf: str | None = None) -> M
 
 
 def model_class(architecture: str) -> Any:
-    """The class that builds it, of `LlamaForCausalLM`'s interface."""
+    """The class that builds it, a `CausalLM`."""
     module = import_module(f"{__package__}.{find_model(architecture=architecture).module}")
     return getattr(module, architecture)
 

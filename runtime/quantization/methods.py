@@ -25,7 +25,7 @@ from ...kernels import ops
 from ...kernels.linear import LinearKernels
 from ..layers.linear import CannotSplitError, Embedding, Linear, LinearMethod, StoredTensor
 from ..layers.moe import ExpertLinear, Router
-from ..models.llama import LlamaForCausalLM
+from ..models.causal_lm import CausalLM
 from .gguf import GGUFBlocks
 from .on_load import COLUMNS, finished_kind
 from .registry import PLAIN, Scheme
@@ -56,7 +56,7 @@ def make_method(kind: str) -> LinearMethod:
 
 
 def stored_kinds(
-    model: LlamaForCausalLM, kernels: LinearKernels | None, tensors: Sequence[StoredTensor]
+    model: CausalLM, kernels: LinearKernels | None, tensors: Sequence[StoredTensor]
 ) -> Kinds:
     """Of a .gguf file: the layers whose quantised weights are kept as they are, where all parts are
     of one format that the kernels know. None are where other kernels multiply numbers, which on
@@ -131,7 +131,7 @@ class Products(NamedTuple):
 
 
 def scheme_kinds(
-    model: LlamaForCausalLM, scheme: Scheme | None, quantization: str, products: Products
+    model: CausalLM, scheme: Scheme | None, quantization: str, products: Products
 ) -> Kinds:
     """Of a folder, whose `quantization_config` says `scheme`; None: weights of 16 bits.
 
@@ -161,7 +161,7 @@ def scheme_kinds(
     return kinds
 
 
-def on_load_kinds(model: LlamaForCausalLM, quantization: str, products: Products) -> Kinds:
+def on_load_kinds(model: CausalLM, quantization: str, products: Products) -> Kinds:
     """Of 16-bit weights that are quantised as `--quantization` says, but for layers whose width
     does not fit. A head that is tied to the embedding becomes a copy. Raises `ValueError` where
     no product takes them, `CannotSplitError` where the whole width of a layer fits, but not a
@@ -187,7 +187,7 @@ def on_load_kinds(model: LlamaForCausalLM, quantization: str, products: Products
     return kinds
 
 
-def create_weights(model: LlamaForCausalLM, kinds: Kinds) -> None:
+def create_weights(model: CausalLM, kinds: Kinds) -> None:
     """Give each layer a weight to load into, linear ones by their method."""
     for module in model.modules():
         if isinstance(module, Embedding):
@@ -264,7 +264,7 @@ def named_linears(model: nn.Module) -> Iterator[tuple[str, Linear]]:
             yield prefix, module
 
 
-def weight_name(model: LlamaForCausalLM, prefix: str, part: str) -> str:
+def weight_name(model: CausalLM, prefix: str, part: str) -> str:
     """What the checkpoint calls a part of a linear layer's weight: a head that is tied to the
     embedding is found under the embedding's name.
     """

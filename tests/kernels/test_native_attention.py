@@ -47,11 +47,13 @@ def exact(step: Step, window: int | None = None) -> torch.Tensor:
         )
         hidden = (key > position) | (key <= position - (window or len(keys)))
         scores = torch.einsum("nhd,shd->hns", q, keys) * step.heads.scale
-        rows.append(
-            torch.einsum(
-                "hns,shd->nhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), values
-            )
-        )
+        if (cap := step.heads.softcap) is not None:
+            scores = cap * (scores / cap).tanh()
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if step.heads.sinks is not None:
+            sinks = step.heads.sinks.double()[:, None, None].expand(-1, scores.shape[1], -1)
+            scores = torch.cat((scores, sinks), -1)
+        rows.append(torch.einsum("hns,shd->nhd", scores.softmax(-1)[..., : len(keys)], values))
     return torch.cat(rows)
 
 
@@ -104,6 +106,44 @@ def test_it_equals_the_definition(
         )
         keys, values = step.stored()
         assert torch.equal(keys, step.new(step.keys)) and torch.equal(values, step.new(step.values))
+
+
+@settings(max_examples=12)
+@given(
+    lens=LENS,
+    group=st.sampled_from([1, 3, 8]),
+    head_size=st.sampled_from([8, 33, 64]),
+    window=st.sampled_from([None, 4, 50]),
+    softcap=st.sampled_from([None, 0.5, 30.0]),
+    sink=st.sampled_from([None, -1e4, 0.0, 3.0, 1e4]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_soft_caps_and_sinks_are_those_of_the_definition(
+    variants: list[NativeAttention],
+    lens: list[tuple[int, int]],
+    group: int,
+    head_size: int,
+    window: int | None,
+    softcap: float | None,
+    sink: float | None,
+    dtype: torch.dtype,
+) -> None:
+    step = Step(
+        lens,
+        page_size=16,
+        heads=2 * group,
+        kv_heads=2,
+        head_size=head_size,
+        seed=len(lens),
+        dtype=dtype,
+    )
+    sinks = None if sink is None else sink + torch.arange(2 * group) / 4
+    step.heads = replace(step.heads, softcap=softcap, sinks=sinks)
+    expected = exact(step, window)
+    atol, rtol = (1e-5, 1e-5) if dtype == torch.float32 else (1e-3, 2**-8)
+    for backend in (TorchAttention(), *variants):
+        given_by = step.run(backend, window=window).double()
+        assert torch.allclose(given_by, expected, atol=atol, rtol=rtol)
 
 
 @settings(max_examples=12)

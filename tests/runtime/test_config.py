@@ -18,7 +18,7 @@ from piecework.runtime.resolve_config import resolve_cache, resolve_steps
 MIB = 2**20
 MODEL = ModelConfig(
     architecture="LlamaForCausalLM", vocab_size=512, hidden_size=64, num_layers=2, num_heads=4,
-    num_kv_heads=2, head_dim=16, intermediate_size=96, rms_norm_eps=1e-5,
+    num_kv_heads=2, head_dim=16, intermediate_size=96, norm_eps=1e-5,
     max_position_embeddings=4096, rope_theta=1e4,
 )  # fmt: skip
 

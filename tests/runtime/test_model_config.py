@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import CONFIGS, make_tiny_model
 from transformers import AutoConfig
 
+from piecework.runtime.loader.loader import empty_model
 from piecework.runtime.model_config import ModelConfig
 
 NUMBERS: dict[str, Any] = {
@@ -94,7 +96,7 @@ def test_a_file_means_what_transformers_reads_in_it(
     for own, name in (
         ("num_kv_heads", "num_key_value_heads"),
         ("max_position_embeddings", "max_position_embeddings"),
-        ("rms_norm_eps", "rms_norm_eps"),
+        ("norm_eps", "rms_norm_eps"),
         ("tie_word_embeddings", "tie_word_embeddings"),
     ):
         assert getattr(ours, own) == getattr(theirs, name)
@@ -118,11 +120,10 @@ def test_numbers_are_those_of_the_file(tmp_path: Path, architecture: str) -> Non
         config.num_heads,
         config.num_kv_heads,
         config.max_position_embeddings,
-        config.rms_norm_eps,
+        config.norm_eps,
     ) == (6, 2, 128, 1e-4)
     # Qwen3's head size is its own.
     assert config.head_dim == (128 if architecture == "qwen3" else 8)
-    assert config.qk_norm == (architecture == "qwen3")
 
 
 @pytest.mark.parametrize(
@@ -138,8 +139,11 @@ def test_numbers_are_those_of_the_file(tmp_path: Path, architecture: str) -> Non
 def test_biases_are_where_the_architecture_has_them(
     tmp_path: Path, architecture: str, asked: dict[str, bool], expected: tuple[bool, bool, bool]
 ) -> None:
-    config = ModelConfig.from_pretrained(write(tmp_path, architecture, **asked))
-    assert (config.qkv_bias, config.o_bias, config.mlp_bias) == expected
+    folder = write(tmp_path, architecture, **asked)
+    model = empty_model(ModelConfig.from_pretrained(folder), torch.float32, torch.device("meta"))
+    layer: Any = model.model.layers[0]
+    linears = layer.self_attn.qkv_proj, layer.self_attn.o_proj, layer.mlp.down_proj
+    assert tuple(linear.bias is not None for linear in linears) == expected
 
 
 @pytest.mark.parametrize(
@@ -249,15 +253,15 @@ def test_dtype_is_the_one_the_weights_were_saved_in(tmp_path: Path, dtype: str) 
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "activation": ({"hidden_act": "gelu"}, "activation 'gelu' is not supported; supported: silu"),
+    "activation": ({"hidden_act": "relu6"}, "activation 'relu6' is not supported; supported: silu"),
     "quantised": (
         {"quantization_config": {"quant_method": "quip", "bits": 4}},
         "quantised by quip are not supported; supported: .*take such",
     ),
     "part of a head": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     "rope type": (
-        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-        "'dynamic' is not supported",
+        {"rope_parameters": {"rope_type": "mrope", "rope_theta": 1e4, "factor": 2.0}},
+        "'mrope' is not supported",
     ),
     "rope factor": (
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": "two"}},

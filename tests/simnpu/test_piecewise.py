@@ -31,11 +31,11 @@ from piecework.runtime.cache.pool import KVPool
 from piecework.runtime.executor.forward_context import ForwardContext, forward_context
 from piecework.runtime.layers.attention import register_attention
 from piecework.runtime.loader.loader import empty_model
-from piecework.runtime.model_config import ModelConfig
+from piecework.runtime.models.llama import LlamaConfig
 
 SIZES = [4, 8, 16]
 PAGES, PAGE_SIZE = 6, 16
-CONFIG = ModelConfig(
+CONFIG = LlamaConfig(
     architecture="LlamaForCausalLM",
     vocab_size=61,
     hidden_size=32,
@@ -44,7 +44,7 @@ CONFIG = ModelConfig(
     num_kv_heads=2,
     head_dim=8,
     intermediate_size=48,
-    rms_norm_eps=1e-5,
+    norm_eps=1e-5,
     max_position_embeddings=128,
     rope_theta=10000.0,
 )

@@ -11,6 +11,7 @@
 
 namespace piecework {
 
+constexpr float kLog2E = 1.44269504f;
 constexpr int kMostRows = 192;    // query rows of an item: tokens times the query heads of one key/value head
 constexpr int kLeastRows = 48;    // that are worth loading keys for, where many threads share few rows
 constexpr int kLeastChunk = 512;  // keys that are worth an item of their own
@@ -23,10 +24,12 @@ struct AttentionCall {
   const int64_t* slots;  // [tokens]: page * S + offset
   const int64_t* table;  // [B, table_stride]
   const int32_t *query_lens, *seq_lens;  // [B]
+  const float* sinks;                    // [H]: scores without values; null: none
   int64_t q_stride, k_stride, v_stride, out_stride, table_stride;
   int32_t requests, tokens, heads, kv_heads, head_size, page_size, window;  // window 0: all
   CacheKind cache_kind;
   float scale, k_scale, v_scale;  // k_scale, v_scale: 1 but for numbers in float8
+  float softcap;                  // that scores are held below; 0: none
 
   // Numbers of a page, without the scales behind them.
   int64_t page_numbers() const { return static_cast<int64_t>(page_size) * kv_heads * head_size; }
@@ -122,10 +125,12 @@ void store_row(const AttentionCall<T>& call, int row) {
   store_part<T, C>(call, call.slots[row], call.v + row * call.v_stride, call.v_scale, call.v_cache);
 }
 
+// `sums` and `total` are of weights under `peak`.
 template <class T>
-void write_row(const AttentionCall<T>& call, const Item& item, int row, const float* __restrict sums, float total) {
-  const int group = call.heads / call.kv_heads;
-  T* __restrict out = call.out + (item.row + row / group) * call.out_stride + (item.kv_head * group + row % group) * call.head_size;
+void write_row(const AttentionCall<T>& call, const Item& item, int row, const float* __restrict sums, float total, float peak) {
+  const int group = call.heads / call.kv_heads, head = item.kv_head * group + row % group;
+  T* __restrict out = call.out + (item.row + row / group) * call.out_stride + head * call.head_size;
+  if (call.sinks != nullptr) total += __builtin_exp2f(call.sinks[head] * kLog2E - peak);
   const float factor = call.v_scale * unit_of(call.cache_kind) / total;
 #pragma omp simd
   for (int i = 0; i < call.head_size; ++i) out[i] = from_float<T>(sums[i] * factor);
@@ -134,7 +139,6 @@ void write_row(const AttentionCall<T>& call, const Item& item, int row, const fl
 // The queries of the item's `rows`, so scaled that scores count in powers of two.
 template <class C, class T>
 void load_queries(const AttentionCall<T>& call, const Item& item, int rows, bool few, Scratch& scratch) {
-  constexpr float kLog2E = 1.44269504f;
   const float factor = call.scale * kLog2E * call.k_scale * unit_of(call.cache_kind);
   const int group = call.heads / call.kv_heads;
   for (int row = 0; row < rows; row += tiles::kRows) {
@@ -195,7 +199,8 @@ void attend_blocks(int rows, const tiles::Sight& sight, const tiles::Tile& tile,
 template <class T, class C>
 void attend_item(const AttentionCall<T>& call, const Item& item, Scratch& scratch, float* partials) {
   const int group = call.heads / call.kv_heads, rows = (item.last - item.first) * group, size = call.head_size;
-  const tiles::Sight sight{call.seq_lens[item.request] - call.query_lens[item.request] + item.first, group, call.window};
+  const tiles::Sight sight{call.seq_lens[item.request] - call.query_lens[item.request] + item.first, group, call.window,
+                           call.softcap * kLog2E};
   const bool few = tiles::is_few<C>(rows, size);
   tiles::Places<C> both[2];  // of a tile and of the next
   const auto places = [&](int start) -> tiles::Places<C>& { return both[start / tiles::kTile % 2]; };
@@ -221,7 +226,7 @@ void attend_item(const AttentionCall<T>& call, const Item& item, Scratch& scratc
   for (int row = 0; row < rows; ++row) {
     const float* sums = scratch.sums + row * scratch.padded;
     if (item.partial < 0) {
-      write_row(call, item, row, sums, scratch.total(row));
+      write_row(call, item, row, sums, scratch.total(row), scratch.peak(row));
     } else {
       partial[row] = scratch.peak(row);
       partial[rows + row] = scratch.total(row);
@@ -259,7 +264,7 @@ void merge_item(const AttentionCall<T>& call, const Item& item, Scratch& scratch
       total += weight * chunk[rows + row];
       for (int i = 0; i < size; ++i) scratch.sums[i] += weight * sums[i];
     }
-    write_row(call, item, row, scratch.sums, total);
+    write_row(call, item, row, scratch.sums, total, peak);
   }
 }
 

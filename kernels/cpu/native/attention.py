@@ -17,7 +17,10 @@ from ...paged_attention import TorchAttention, TorchDecodePlan, TorchPlan
 from .build import load_kernels
 
 _FUNCTIONS = {torch.bfloat16: "piecework_attention_bf16", torch.float32: "piecework_attention_f32"}
-_POINTERS = ("q", "k", "v", "out", "k_cache", "v_cache", "slots", "table", "query_lens", "seq_lens")
+_POINTERS = (
+    *("q", "k", "v", "out", "k_cache", "v_cache", "slots", "table", "query_lens", "seq_lens"),
+    "sinks",
+)
 _STRIDES = ("q_stride", "k_stride", "v_stride", "out_stride", "table_stride")
 _NUMBERS = (
     *("requests", "tokens", "heads", "kv_heads", "head_size", "page_size", "window"),
@@ -34,7 +37,7 @@ class AttentionCall(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in _POINTERS),
         *((name, ctypes.c_int64) for name in _STRIDES),
         *((name, ctypes.c_int32) for name in _NUMBERS),
-        *((name, ctypes.c_float) for name in ("scale", "k_scale", "v_scale")),
+        *((name, ctypes.c_float) for name in ("scale", "k_scale", "v_scale", "softcap")),
     ]
 
 
@@ -123,6 +126,8 @@ class NativeAttention(TorchAttention):
         call.head_size, call.window, call.scale = layout.key_size, layout.window or 0, layout.scale
         call.cache_kind = CACHE_KINDS[layout.cache_dtype]
         call.k_scale, call.v_scale = layout.k_scale, layout.v_scale
+        call.softcap = layout.softcap or 0.0
+        call.sinks = None if layout.sinks is None else layout.sinks.data_ptr()
         function(ctypes.byref(call), torch.get_num_threads())
 
     def _torch_plan(self, plan: Any) -> TorchPlan | TorchDecodePlan:

@@ -98,6 +98,18 @@ void hide(const Sight& sight, const Tile& tile, int row, int rows, int begin, in
   }
 }
 
+// The scores [begin, end) become cap * tanh(score / cap), within 1e-6 of the cap.
+void cap_scores(float cap, int rows, int begin, int end, float* scores) {
+  constexpr float kTwiceLog2E = 2.88539008f, kFlat = 60.0f;  // where the tangent is 1
+  for (int r = 0; r < rows; ++r, scores += kTile) {
+    for (int j = begin; j < end; j += kLanes) {
+      const floats x = load<floats>(scores + j) * (kTwiceLog2E / cap);
+      const floats held = greater(splat(-kFlat), -greater(splat(-kFlat), -x));
+      store(scores + j, cap - 2.0f * cap / (power_of_two(held) + 1.0f));
+    }
+  }
+}
+
 }  // namespace
 
 void Scratch::attend(const Sight& sight, const Tile& tile, int row, int rows) {
@@ -111,6 +123,7 @@ void Scratch::attend(const Sight& sight, const Tile& tile, int row, int rows) {
 }
 
 void Scratch::weigh(const Sight& sight, const Tile& tile, int row, int rows, int begin, int end, float* kept) {
+  if (sight.softcap > 0.0f) cap_scores(sight.softcap, rows, begin, end, scores);
   if (visible(sight, tile, row).high < end || visible(sight, tile, row + rows - 1).low > begin) hide(sight, tile, row, rows, begin, end, scores);
   float *peak = peaks(row), *total = totals(row);
   const floats before = load<floats>(peak);

@@ -144,9 +144,11 @@ inline void widen_row(const T* __restrict from, float* __restrict to, int size, 
   for (int i = size; i < padded; ++i) to[i] = 0.0f;
 }
 
-// Which keys the rows of an item see: `group` rows to a token, the first at `position`; window 0: all keys up to its own.
+// Which keys the rows of an item see: `group` rows to a token, the first at `position`; window 0: all keys up to its own. Scores are
+// held softly below `softcap`, which counts in powers of two; 0: they are not.
 struct Sight {
   int position, group, window;
+  float softcap;
 };
 
 // The keys [start, start + count) of a request.

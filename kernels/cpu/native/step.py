@@ -114,8 +114,8 @@ class NativeStep:
                 for part in (
                     decoder.embed_tokens.weight,
                     decoder.norm.weight,
-                    decoder.rotary.cos,
-                    decoder.rotary.signed_sin,
+                    decoder.rotaries[0].cos,
+                    decoder.rotaries[0].signed_sin,
                 )
             ),
             None if group is None else group.member,
@@ -206,6 +206,7 @@ def is_known(model: Any, layouts: Sequence[KVLayout]) -> bool:
             for tensor in others
         )
         and len(heads) == 1
+        and all(each.is_plain for each in layouts)
         and (key_size, dtype) == (value_size, torch.bfloat16)
         and key_size % 2 == 0
         and first.mlp.down_proj.in_features % PANEL == 0

@@ -26,7 +26,7 @@ SCALINGS: dict[str, dict[str, Any]] = {"default": {}, "linear": {"factor": 4.0},
 def config(rope_type: str = "default", rope_scaling: dict[str, Any] | None = None) -> ModelConfig:
     return ModelConfig(
         architecture="LlamaForCausalLM", vocab_size=8, hidden_size=64, num_layers=1, num_heads=1,
-        num_kv_heads=1, head_dim=64, intermediate_size=8, rms_norm_eps=1e-5,
+        num_kv_heads=1, head_dim=64, intermediate_size=8, norm_eps=1e-5,
         max_position_embeddings=300, rope_theta=5e5, rope_type=rope_type,
         rope_scaling=rope_scaling or {},
     )  # fmt: skip

@@ -127,9 +127,9 @@ BREAKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "rope": (
         lambda f: edit_config(
-            f, rope_parameters={"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}
+            f, rope_parameters={"rope_type": "mrope", "factor": 2.0, "rope_theta": 1e4}
         ),
-        "'yarn' is not supported",
+        "'mrope' is not supported",
     ),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "has no .safetensors files"),
     "cut off": (
@@ -196,7 +196,7 @@ def test_sizes_that_do_not_fit_are_found_before_anything_of_such_a_size_is_compu
 ) -> None:
     folder = make_tiny_model(tmp_path)
     edit_config(folder, hidden_size=2**29, head_dim=2**27)
-    monkeypatch.setattr("piecework.runtime.layers.rotary.inverse_frequencies", pytest.fail)
+    monkeypatch.setattr("piecework.runtime.layers.rotary.scaled_frequencies", pytest.fail)
     with pytest.raises(ValueError, match=r"too little memory for the weights in torch\.float32"):
         load(folder)
 

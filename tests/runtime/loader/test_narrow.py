@@ -25,21 +25,21 @@ from piecework.runtime.loader import gguf, safetensors
 from piecework.runtime.loader.gguf_reader import open_gguf
 from piecework.runtime.loader.loader import empty_model, random_model
 from piecework.runtime.loader.narrow import whole_place
-from piecework.runtime.model_config import ModelConfig
+from piecework.runtime.models.llama import LlamaConfig
 from tests.split_models import load
 
 CPU = torch.device("cpu")
 STATUS = Path("/proc/self/status")
 
 
-def config_of(heads: int, kv_heads: int, **others: int) -> ModelConfig:
+def config_of(heads: int, kv_heads: int, **others: int) -> LlamaConfig:
     sizes = {"vocab_size": 500, "hidden_size": 8, "num_layers": 1, "head_dim": 2} | others
-    return ModelConfig(
+    return LlamaConfig(
         architecture="LlamaForCausalLM",
         num_heads=heads,
         num_kv_heads=kv_heads,
         intermediate_size=5040,
-        rms_norm_eps=1e-5,
+        norm_eps=1e-5,
         max_position_embeddings=8,
         rope_theta=1e4,
         **sizes,
@@ -163,7 +163,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> list[StoredTensor]:
     for kind in (Kind.F16, Kind.Q5_0, Kind.Q4_1):
         path = folder / f"{kind.name}.gguf"
         write_gguf(folder, path, "llama", kind)
-        found += gguf.list_tensors(open_gguf(path), ModelConfig.from_pretrained(folder))
+        found += gguf.list_tensors(open_gguf(path), LlamaConfig.from_pretrained(folder))
     return found
 
 

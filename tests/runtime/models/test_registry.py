@@ -23,6 +23,9 @@ from piecework.runtime.models.registry import find_models
 from piecework.runtime.sampling.params import SamplingParams
 
 TOY = """
+from dataclasses import dataclass
+
+from ..model_config import ModelConfig
 from .llama import LlamaForCausalLM
 
 ARCHITECTURE = "ToyForCausalLM"
@@ -30,13 +33,18 @@ MODEL_TYPE = "llama"
 GGUF_ARCHITECTURE = "mytoy"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToyConfig(ModelConfig):
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    logit_scale: float = 3.0
+
+
 class ToyForCausalLM(LlamaForCausalLM):
-    @staticmethod
-    def config_fields(config):
-        return {"extra": {"logit_scale": config.logit_scale}}
+    config_class = ToyConfig
 
     def compute_logits(self, hidden):
-        return super().compute_logits(hidden) * self.config.extra.get("logit_scale", 3.0)
+        return super().compute_logits(hidden) * self.config.logit_scale
 """
 PROMPT = [[(31 * i) % 500 for i in range(20)]]
 PARAMS = SamplingParams(temperature=0.0, max_new_tokens=4, ignore_eos=True, logprobs=1)

@@ -1,0 +1,76 @@
+"""A decoder of whatever layers a model gives it.
+
+T tokens. Layers carry a residual stream: what they return last is yet to be added to it, by the
+norm that comes next, which is one op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+
+from ..model_config import ModelConfig
+from .linear import Embedding
+from .norm import RMSNorm
+from .rotary import Rotary, Rotations
+
+
+class DecoderLayer(nn.Module):
+    """Attention and feed-forward, each on the normalised sum of everything before (Llama).
+
+    `attention`: of x [T, hidden] and rotations; `mlp`: of x [T, hidden]. A layer of another shape
+    is a class of its model's file with the same `forward`.
+    """
+
+    def __init__(self, config: ModelConfig, attention: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.self_attn = attention
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = mlp
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, rotations: Rotations
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(a summand, the stream that it is to be added to); `residual` None: x is the stream."""
+        x, residual = (
+            (self.input_layernorm(x), x)
+            if residual is None
+            else self.input_layernorm.add(x, residual)
+        )
+        x = self.self_attn(x, rotations)
+        x, residual = self.post_attention_layernorm.add(x, residual)
+        return self.mlp(x), residual
+
+
+class Decoder(nn.Module):
+    """Token ids to hidden states. `rotaries`: the tables that layers turn by, by their index."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layers: Iterable[nn.Module],
+        norm: nn.Module,
+        rotaries: Sequence[Rotary],
+        *,
+        embedding_scale: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm
+        self.rotaries = nn.ModuleList(rotaries)
+        self.embedding_scale = embedding_scale
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        x, residual = self.embed_tokens(input_ids), None
+        if self.embedding_scale is not None:
+            x = x * self.embedding_scale
+        rotations = [rotary(positions) for rotary in self.rotaries]
+        for layer in self.layers:
+            x, residual = layer(x, residual, rotations)
+        assert residual is not None
+        hidden: torch.Tensor = self.norm.add(x, residual)[0]  # type: ignore[operator]
+        return hidden

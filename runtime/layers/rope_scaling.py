@@ -1,0 +1,113 @@
+"""How rotary frequencies are scaled for contexts longer than a model was trained on: a function for
+each type, as transformers' `modeling_rope_utils` defines them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from ..model_config import ModelConfig
+
+Scaled = tuple[torch.Tensor, float]
+"""Frequencies [rotary dim / 2], and what cosines and sines are multiplied by."""
+
+
+def _default(frequencies: torch.Tensor, config: ModelConfig) -> Scaled:
+    """`dynamic` too: that stretches frequencies as a text grows beyond `max_position_embeddings`,
+    which is where we end; cached keys could not follow.
+    """
+    return frequencies, 1.0
+
+
+def _linear(frequencies: torch.Tensor, config: ModelConfig) -> Scaled:
+    return frequencies / float(config.rope_scaling["factor"]), 1.0
+
+
+def _divided(frequencies: torch.Tensor, config: ModelConfig) -> Scaled:
+    return frequencies / _numbers(config.rope_scaling["factors"]), 1.0
+
+
+def _llama3(frequencies: torch.Tensor, config: ModelConfig) -> Scaled:
+    """Llama 3.1's: waves longer than the original context are stretched by `factor`, short ones
+    kept, those between blended.
+
+    Source: the Llama 3.1 reference code's `apply_scaling`; parameters under transformers' names,
+    and rounded as there.
+    """
+    scaling = config.rope_scaling
+    factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
+    wavelengths: torch.Tensor = 2 * math.pi / frequencies
+    kept: torch.Tensor = (
+        (scaling["original_max_position_embeddings"] / wavelengths - low) / (high - low)
+    ).clamp(0.0, 1.0)
+    blended: torch.Tensor = (1 - kept) * frequencies / factor + kept * frequencies
+    return blended, 1.0
+
+
+def _yarn(frequencies: torch.Tensor, config: ModelConfig) -> Scaled:
+    """YaRN (arXiv:2309.00071): dimensions that turn often within the original context are kept,
+    those that turn less than once are stretched by `factor`, a ramp between.
+    """
+    scaling, dim = config.rope_scaling, config.rotary_dim
+    factor, original = scaling["factor"], scaling["original_max_position_embeddings"]
+
+    def dimension(turns: float) -> float:
+        """Which turns so often within the original context."""
+        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
+
+    low = dimension(scaling.get("beta_fast") or 32)
+    high = dimension(scaling.get("beta_slow") or 1)
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    places = torch.arange(dim // 2, dtype=torch.float32, device="cpu")
+    kept = 1 - ((places - low) / (high - low)).clamp(0, 1)
+    blended: torch.Tensor = frequencies / factor * (1 - kept) + frequencies * kept
+    attention = scaling.get("attention_factor")
+    if attention is None:
+        mscale, everywhere = scaling.get("mscale"), scaling.get("mscale_all_dim")
+        attention = yarn_mscale(factor)
+        if mscale and everywhere:
+            attention = yarn_mscale(factor, mscale) / yarn_mscale(factor, everywhere)
+    return blended, float(attention)
+
+
+def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
+    """How much sharper YaRN's attention is made for contexts `factor` times as long."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _longrope(frequencies: torch.Tensor, config: ModelConfig) -> Scaled:
+    """LongRoPE (arXiv:2402.13753): factors that were searched, one list for contexts up to the
+    original length and one for longer ones. Taken is the list of the longest context that is
+    served, for all texts: keys of a text are cached, and cannot change as it grows.
+    """
+    scaling = config.rope_scaling
+    original, factor = scaling["original_max_position_embeddings"], scaling["factor"]
+    is_long = config.max_position_embeddings > original
+    attention = scaling.get("attention_factor")
+    if attention is None:
+        attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    factors = _numbers(scaling["long_factor" if is_long else "short_factor"])
+    return frequencies / factors, float(attention)
+
+
+def _numbers(values: list[float]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32, device="cpu")
+
+
+SCALINGS: dict[str, Callable[[torch.Tensor, ModelConfig], Scaled]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _default,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "divided": _divided,
+}
+"""By `ModelConfig.rope_type`."""

@@ -1,0 +1,87 @@
+"""Tensors of a checkpoint brought to the names and shapes that a model's modules have: for
+`CausalLM.checkpoint_tensors`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+import torch
+
+from ..layers.linear import StoredTensor
+
+_PACKED_IN_ROWS = ("qweight", "qzeros", "scales")
+"""Tensors of AWQ and GPTQ, whose second dimension lies along the rows of the weight."""
+_WHOLE = ("g_idx", "input_scale", "weight_shape")
+"""What all parts of a fused layer share."""
+
+
+def renamed(tensors: Iterable[StoredTensor], names: Mapping[str, str]) -> list[StoredTensor]:
+    """With the names that regular expressions find replaced, the first that fits; a tensor whose
+    name becomes empty is left out.
+    """
+    found = []
+    for tensor in tensors:
+        name = tensor.name
+        for pattern, replacement in names.items():
+            name, count = re.subn(pattern, replacement, name)
+            if count:
+                break
+        if name:
+            found.append(tensor._replace(name=name))
+    return found
+
+
+def unfused(
+    tensors: Iterable[StoredTensor], fused: str, parts: Mapping[str, int]
+) -> list[StoredTensor]:
+    """With the tensors of each layer that a name's last but one part calls `fused` cut into those
+    of `parts`, which have so many rows each. Sizes that do not fit are told by `loader`.
+    """
+    found: list[StoredTensor] = []
+    for tensor in tensors:
+        path, _, kind = tensor.name.rpartition(".")
+        owner, _, layer = path.rpartition(".")
+        if layer != fused:
+            found.append(tensor)
+            continue
+        found += _cut(tensor, f"{owner}.", kind, parts)
+    return found
+
+
+def _cut(
+    tensor: StoredTensor, owner: str, kind: str, parts: Mapping[str, int]
+) -> Iterable[StoredTensor]:
+    dim, total, begin = 1 if kind in _PACKED_IN_ROWS else 0, sum(parts.values()), 0
+    for part, rows in parts.items():
+        name, size = f"{owner}{part}.{kind}", tensor.shape[dim] if len(tensor.shape) > dim else 0
+        if kind in _WHOLE or size <= 1:
+            yield tensor._replace(name=name)
+            continue
+        if rows * size % total:
+            raise tensor.fault(f"of {size} rows cannot be cut into {', '.join(parts)}")
+        end = begin + rows * size // total
+        index = [slice(0, each) for each in tensor.shape]
+        index[dim] = slice(begin, end)
+        yield tensor.part(tuple(index))._replace(name=name)
+        begin = end
+
+
+def plus_one(tensors: Iterable[StoredTensor], is_norm: Callable[[str], bool]) -> list[StoredTensor]:
+    """With 1 added to the weights that `is_norm` says of their names: those of norms which multiply
+    by 1 more than is stored (Gemma).
+    """
+    return [
+        tensor._replace(copy_to=partial(_copy_plus_one, tensor), cut=None)
+        if is_norm(tensor.name)
+        else tensor
+        for tensor in tensors
+    ]
+
+
+def _copy_plus_one(tensor: StoredTensor, target: torch.Tensor) -> None:
+    wide = torch.empty(tensor.shape, dtype=torch.float32, device=target.device)
+    tensor.copy_to(wide)
+    target.copy_(wide + 1.0)

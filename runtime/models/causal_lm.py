@@ -1,0 +1,168 @@
+"""What every model is: a decoder and its output head, with the names that config.json, GGUF files
+and checkpoints have for its parts. A model's file overrides what it does differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ...kernels.attention import KVLayout
+from ..layers.decoder import Decoder, DecoderLayer
+from ..layers.linear import Linear, StoredTensor
+from ..layers.mlp import GatedMLP
+from ..layers.norm import RMSNorm
+from ..layers.rotary import Rotary
+from ..layers.self_attention import SelfAttention
+from ..model_config import ModelConfig
+
+GGUF_BLOCK = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""Of a layer, what most models' modules are called in GGUF files."""
+
+
+def gguf_names(block: dict[str, str]) -> dict[str, str]:
+    """`CausalLM.gguf_names` for layers with these names."""
+    return {
+        "token_embd": "model.embed_tokens",
+        "output_norm": "model.norm",
+        "output": "lm_head",
+        **{f"blk.{{}}.{key}": f"model.layers.{{}}.{name}" for key, name in block.items()},
+    }
+
+
+class CausalLM(nn.Module):
+    """Token ids to hidden states and to logits. Modules are named as in Hugging Face's checkpoints.
+
+    A model's file is a class that says what differs from Llama's shape:
+
+        class Qwen3ForCausalLM(CausalLM):
+            config_class = Qwen3Config                  # its own members of config.json
+            def make_attention(self, layer): ...        # or make_mlp, make_layer, make_decoder
+    """
+
+    config_class: ClassVar[type[ModelConfig]] = ModelConfig
+    """Its own fields are members of config.json, under their names and with transformers' defaults;
+    a field without a default must be in the file.
+    """
+    config_defaults: ClassVar[dict[str, Any]] = {
+        "vocab_size": None,
+        "hidden_size": None,
+        "intermediate_size": None,
+        "num_hidden_layers": None,
+        "num_attention_heads": None,
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+    }
+    """What transformers' configuration takes for the members of all models that a config.json
+    leaves out. None: it may not, but where null means something. Members that are neither here nor
+    in `config_class` mean nothing, whatever they are.
+    """
+    takes_partial_rotary: ClassVar[bool] = False
+    gguf_names: ClassVar[dict[str, str]] = gguf_names(GGUF_BLOCK)
+    """The modules' names in GGUF files."""
+    gguf_keys: ClassVar[dict[str, str]] = {}
+    """Metadata of GGUF files, without the architecture's name before it, that are members of
+    config.json: numbers that the file need not have.
+    """
+    gguf_interleaves_heads: ClassVar[bool] = False
+    """Whether GGUF files hold the rows of q and k in the order of pairs (2i, 2i + 1), where
+    checkpoints do not.
+    """
+    layers_are_llamas = False
+    """Whether kernels that know Llama's layers may compute a whole decode step."""
+
+    @staticmethod
+    def config_fields(config: Any) -> dict[str, Any]:
+        """The fields of `ModelConfig` that follow from several members of config.json, or that this
+        model calls otherwise.
+        """
+        return {}
+
+    @staticmethod
+    def rope_parameters(content: dict[str, Any]) -> Any:
+        """Of the members of a config.json, those of the first table of rotary positions."""
+        return content.get("rope_scaling") or content.get("rope_parameters") or {}
+
+    @staticmethod
+    def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
+        """Members of config.json that do not follow from one key of a GGUF file alone. `get(key,
+        default, type)`: metadata of the architecture; `tensors`: their names.
+        """
+        return {}
+
+    @staticmethod
+    def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        """The tensors of a safetensors checkpoint under the names and in the shapes of the modules:
+        see `loader.checkpoint`.
+        """
+        return tensors
+
+    @staticmethod
+    def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        """The same of a GGUF file, whose tensors have the names that `gguf_names` gives."""
+        return tensors
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config: Any = config
+        self.kv_scales = [(1.0, 1.0)] * config.num_layers
+        self.model = self.make_decoder()
+        self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        self.tied_weights: dict[str, str] = {}
+        if config.tie_word_embeddings:
+            self.tied_weights = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def make_decoder(self) -> Decoder:
+        config = self.config
+        layers = map(self.make_layer, range(config.num_layers))
+        norm = RMSNorm(config.hidden_size, config.norm_eps)
+        return Decoder(config, layers, norm, [Rotary(config)])
+
+    def make_layer(self, layer: int) -> nn.Module:
+        return DecoderLayer(self.config, self.make_attention(layer), self.make_mlp(layer))
+
+    def make_attention(self, layer: int) -> nn.Module:
+        return SelfAttention(self.config, layer)
+
+    def make_mlp(self, layer: int) -> nn.Module:
+        config = self.config
+        return GatedMLP(config.hidden_size, config.intermediate_size, activation=config.activation)
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """input_ids, positions [T] int64 to hidden states [T, hidden], normalised."""
+        hidden: torch.Tensor = self.model(input_ids, positions)
+        return hidden
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [N, hidden] to logits [N, vocab] float32."""
+        logits: torch.Tensor = self.lm_head(hidden)
+        return logits.float()
+
+    def kv_layouts(self, dtype: torch.dtype) -> list[KVLayout]:
+        """What each layer keeps of a token, in order, once weights are loaded."""
+        layers: Any = self.model.layers
+        return [layer.self_attn.kv_layout(dtype) for layer in layers]
+
+    def remarks(self) -> dict[str, str]:
+        """What the summary of the start says of the model, such as what of it is left out."""
+        return {}
