@@ -9,9 +9,10 @@ from typing import Any
 
 from ..runtime.config import EngineConfig
 from ..runtime.diffusion.config import DiffusionConfig
+from ..runtime.engine.parent import ENVIRONMENT
 from ..server.api_key import take_api_key
 from ..server.config import ServerConfig
-from ..server.engine.spawn import DIFFUSION_PIPELINE, ENVIRONMENT, LANGUAGE_MODEL, spawned
+from ..server.engine.spawn import DIFFUSION_PIPELINE, LANGUAGE_MODEL, spawned
 from ..server.images.config import ImageServerConfig
 from .flags import (
     ArgumentParser,

@@ -40,16 +40,20 @@ def choose_threads(
     CPUs of each rank.
 
     Two threads on one core share its vector units, which one thread of the kernels keeps busy.
-    Ranks wait for one another, so all have as many threads as the one with the fewest cores.
+    Ranks wait for one another, so all have as many threads as the one with the fewest cores, and
+    none has more: they would wait for each other's turns on a core at every sum.
     """
     machine = os.cpu_count() or 1
-    if asked is not None:
-        split = f" for {ranks} ranks" if ranks > 1 else ""
-        reason = f"--num-threads {asked}{split}, on {machine} CPUs"
-        return Threads(max(1, asked // ranks), reason if asked < machine or split else None)
     allowed = allowed_cpus()
     cores = _count_cores(allowed, root)
     own = min((_count_cores(cpus, root) for cpus in bound), default=max(1, cores // ranks))
+    if asked is not None:
+        most = min(map(len, bound), default=max(1, len(allowed) // ranks))
+        if ranks > 1 and asked // ranks > most:
+            return Threads(most, f"--num-threads {asked} is more than {ranks} ranks have CPUs for")
+        split = f" for {ranks} ranks" if ranks > 1 else ""
+        reason = f"--num-threads {asked}{split}, on {machine} CPUs"
+        return Threads(max(1, asked // ranks), reason if asked < machine or split else None)
     quota = cpu_quota(root)
     count = min(own, own if quota is None else _whole(quota / ranks))
     reasons = {

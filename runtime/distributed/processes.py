@@ -28,6 +28,7 @@ from ...kernels.collectives import TENSOR_PARALLEL, get_group, has_group, set_gr
 from ...kernels.detect import detect
 from ...kernels.platform import Platform
 from ..config import DIST_TIMEOUT, EngineConfig
+from ..engine.parent import ENVIRONMENT
 from ..loader.loader import read_model_config
 from ..loader.resolve import resolve_model_path
 from .channel import Channel, Follower, Leader, MakeGroup
@@ -206,6 +207,7 @@ class _Processes:
             stdin=subprocess.PIPE,
             pass_fds=[theirs.fileno()],
             close_fds=True,
+            env={**ENVIRONMENT, **os.environ},
         )
         told = {"is_server": self._when_lost is None, "connection": theirs.fileno()}
         give_job(process, {**job, **told})

@@ -11,13 +11,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from ...runtime.engine.parent import ENVIRONMENT
+
 _PROCESS = (sys.executable, "-m", "piecework.runtime.engine.process")
 LANGUAGE_MODEL = (*_PROCESS, "piecework.runtime.engine.text_process")
 DIFFUSION_PIPELINE = (*_PROCESS, "piecework.runtime.diffusion.engine_process")
-ENVIRONMENT = {"GOMP_SPINCOUNT": "2000"}
-"""libgomp's threads spin for milliseconds before they sleep, by default: whatever else needs a core
-waits for them, and they for it. Read when torch is loaded; what the user has set comes first.
-"""
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 

@@ -86,6 +86,14 @@ def test_ranks_share_a_core_where_there_are_fewer_and_are_told_so(machine: Machi
     assert choose_threads(root=machine.root, ranks=2).number == 1
 
 
+def test_ranks_compute_with_no_more_threads_than_they_have_cpus_for(machine: Machine) -> None:
+    machine.cpus(["0", "1"])
+    assert choose_threads(4, machine.root, ranks=2) == Threads(
+        1, "--num-threads 4 is more than 2 ranks have CPUs for"
+    )
+    assert choose_threads(2, machine.root, ranks=2).number == 1
+
+
 @given(cores=st.integers(1, 40), ranks=st.integers(1, 50))
 def test_parts_are_even_and_all_cores_are_used(cores: int, ranks: int) -> None:
     found = binding._even([frozenset([core]) for core in range(cores)], ranks)
