@@ -201,7 +201,7 @@ _MAKERS: Mapping[str, Callable[[Any], str]] = {
     "regex": grammar.from_regex,
     "choice": grammar.from_choice,
     "ebnf": grammar.from_ebnf,
-    "lark": grammar.from_lark,
+    "calls": lambda made: grammar.from_lark(*made),
     "grammar": grammar.from_ebnf,
     "structural_tag": _from_structural_tag,
 }

@@ -8,7 +8,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from .hermes import CLOSING, OPENING, Hermes
+from .hermes import CLOSING, HERMES, OPENING
+from .json_calls import JsonFormat
 from .tool_calls import Tool
 
 _INTRODUCTION = f"""You may call functions. To call one, write
@@ -22,14 +23,10 @@ arguments:
 """
 
 
-class Generic(Hermes):
+class Generic(JsonFormat):
     """A `ToolCallFormat`."""
 
-    name = "generic"
     in_template = False
-
-    def matches(self, template: str) -> bool:
-        return False
 
     def told(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
         listed = "\n".join(json.dumps(tool.described()["function"]) for tool in tools)
@@ -59,4 +56,8 @@ def _as_text(message: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "content": content}
 
 
-FORMAT = Generic()
+FORMATS = (
+    Generic(
+        **{**vars(HERMES), "name": "generic", "aliases": (), "found_by": lambda template: False}
+    ),
+)

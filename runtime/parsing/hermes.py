@@ -5,48 +5,26 @@ Format: the chat templates of NousResearch's Hermes 2 Pro and of Qwen2.5-Instruc
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
-
-from .events import Parser
-from .marked_json import MarkedJsonParser, marked_json_grammar
-from .tool_calls import Tool
+from .calls_grammar import Section
+from .json_calls import OBJECT_END, OBJECT_HEAD, JsonFormat
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
 
-class Hermes:
-    """A `ToolCallFormat`."""
-
-    name = "hermes"
-    in_template = True
-    marks = (OPENING, CLOSING)
-
-    def matches(self, template: str) -> bool:
-        return OPENING in template and '"arguments"' in template.replace('\\"', '"')
-
-    def parser(self, names: Collection[str]) -> Parser:
-        return MarkedJsonParser(OPENING, CLOSING, names)
-
-    def grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        required: bool,
-        parallel: bool,
-        content: Mapping[str, Any] | None = None,
-    ) -> str:
-        return marked_json_grammar(
-            OPENING + "\n",
-            "\n" + CLOSING,
-            tools,
-            required=required,
-            parallel=parallel,
-            content=content,
-        )
-
-    def told(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
-        return list(messages)
+def _is_told(template: str) -> bool:
+    return OPENING in template and '"arguments"' in template.replace('\\"', '"')
 
 
-FORMAT = Hermes()
+HERMES = JsonFormat(
+    name="hermes",
+    aliases=("qwen", "qwen25", "qwen3"),
+    section=Section(OPENING, "\n", f"\n{CLOSING}\n{OPENING}\n", f"\n{CLOSING}"),
+    before='{"name": "NAME", "arguments": ',
+    after="}",
+    head=OBJECT_HEAD,
+    follows=rf"{OBJECT_END}\s{{0,20}}{CLOSING}\s{{0,20}}{OPENING}",
+    end=rf"{OBJECT_END}\s{{0,20}}{CLOSING}",
+    found_by=_is_told,
+    marks=(OPENING, CLOSING),
+)
+FORMATS = (HERMES,)

@@ -13,11 +13,14 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..sampling.grammar import after
-from ..tokenizer.tokenizer import Tokenizer
+from .calls_grammar import literal
 from .events import Event, Parser, Thought, held_back
+
+if TYPE_CHECKING:
+    from ..tokenizer.tokenizer import Tokenizer
 
 AUTO, NONE = "auto", "none"
 
@@ -46,12 +49,17 @@ class ReasoningFormat(NamedTuple):
         """For one text. `rest`: reads what follows the thought."""
         return _ThoughtParser(self, rest, is_open)
 
-    def grammar(self, body: str, *, is_open: bool) -> str:
-        """The grammar of texts that follow `body` behind a thought, or without one."""
-        thought = "thought" if is_open else f"(BLANK {json.dumps(self.opening)} thought)?"
+    def grammar(self, body: str, *, is_open: bool, special: Mapping[str, int] | None = None) -> str:
+        """The grammar of texts that follow `body` behind a thought, or without one. `special`:
+        marks that are special tokens, with their ids.
+        """
+        special = special or {}
+        opening, closing = literal(self.opening, special), literal(self.closing, special)
+        thought = "thought" if is_open else f"(BLANK {opening} thought)?"
         lark = [
             f"start: {thought} BLANK @body",
-            f"thought[lazy]: TEXT {json.dumps(self.closing)}",
+            "thought: spelled" + f" | TEXT? {closing}" * (self.closing in special),
+            f"spelled[lazy]: TEXT {json.dumps(self.closing, ensure_ascii=False)}",
             r"BLANK: /\s{0,8}/",
             r"TEXT: /(.|\n)*/",
         ]

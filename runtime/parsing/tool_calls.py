@@ -1,8 +1,9 @@
-"""Tool calls as a model writes them: a format a file of this package, each with a `FORMAT`.
+"""Tool calls as a model writes them: a format a file of this package, with its `FORMATS`.
 
 form = choose_format("auto", tokenizer.chat_template)
-grammar = form.grammar(tools, required=False, parallel=True)     # what the text must follow
-parser = form.parser({tool.name for tool in tools})
+rules = CallRules(required=False, parallel=True, special=tokenizer.special_ids(form.marks))
+grammar = form.grammar(tools, rules)     # what the text must follow
+parser = form.parser(tools)
 for text in pieces:
     events += parser.push(text)
 events += parser.finish()
@@ -11,7 +12,7 @@ events += parser.finish()
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
@@ -34,12 +35,30 @@ class Tool(NamedTuple):
         return {"type": "function", "function": {**function, "parameters": dict(self.parameters)}}
 
 
+class CallRules(NamedTuple):
+    """What a text with calls must be: calls alone where they are `required`, JSON of the schema
+    `content` instead of them where there is one, else free text in which calls may begin; several
+    calls where they may be `parallel`. `special`: marks of the format that are special tokens of
+    the served tokenizer, with their ids; the others are text.
+    """
+
+    required: bool = False
+    parallel: bool = True
+    content: Mapping[str, Any] | None = None
+    special: Mapping[str, int] = {}
+
+
 class ToolCallFormat(Protocol):
     """How models of one kind write calls."""
 
     @property
     def name(self) -> str:
         """As `--tool-call-parser` takes it."""
+        ...
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Names that vLLM and SGLang have for it."""
         ...
 
     @property
@@ -58,27 +77,31 @@ class ToolCallFormat(Protocol):
         """Whether a chat template asks for this format."""
         ...
 
-    def parser(self, names: Collection[str]) -> Parser:
-        """For one text. `names`: of the tools; a call of anything else is text."""
+    def parser(self, tools: Sequence[Tool]) -> Parser:
+        """For one text. A call of anything else than these tools is text."""
         ...
 
-    def grammar(
-        self,
-        tools: Sequence[Tool],
-        *,
-        required: bool,
-        parallel: bool,
-        content: Mapping[str, Any] | None = None,
-    ) -> str:
-        """Lark for llguidance: calls with arguments of their tools' schemas, one or, where they
-        may be `parallel`, several; free text around them where none is `required`, or JSON of the
-        schema `content` instead of them.
+    def grammar(self, tools: Sequence[Tool], rules: CallRules) -> str:
+        """Lark for llguidance, of texts whose calls have arguments of their tools' schemas, as
+        `parser` reads them. Raises `ValueError` for a schema that the format cannot be held to.
         """
         ...
 
     def told(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
-        """The messages with all of that as text."""
+        """The messages as the chat template takes them; with all of that as text where it does not
+        know it.
+        """
         ...
+
+
+class InTemplate:
+    """What most formats have in common: the chat template knows them."""
+
+    aliases: tuple[str, ...] = ()
+    in_template = True
+
+    def told(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
+        return list(messages)
 
 
 @cache
@@ -87,21 +110,19 @@ def formats() -> dict[str, ToolCallFormat]:
     package = import_module(__package__)
     names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
     modules = [import_module(f"{__package__}.{name}") for name in names]
-    found = [module.FORMAT for module in modules if hasattr(module, "FORMAT")]
-    return {form.name: form for form in found}
+    return {form.name: form for module in modules for form in getattr(module, "FORMATS", ())}
 
 
 @cache
 def choose_format(name: str, template: str | None) -> ToolCallFormat:
-    """The format that `--tool-call-parser` names; auto: by the chat template. Raises `ValueError`
-    with the names that there are.
+    """The format that `--tool-call-parser` names, of several of one name that of the chat template;
+    auto: by the chat template. Raises `ValueError` with the names that there are.
     """
     known = formats()
-    if name != AUTO:
-        if name not in known:
-            raise ValueError(
-                f"--tool-call-parser must be {AUTO} or one of {', '.join(known)}, got {name}"
-            )
-        return known[name]
-    fitting = (form for form in known.values() if form.matches(template or ""))
-    return next(fitting, known["generic"])
+    named = [form for form in known.values() if name in (AUTO, form.name, *form.aliases)]
+    if not named:
+        raise ValueError(
+            f"--tool-call-parser must be {AUTO} or one of {', '.join(known)}, got {name}"
+        )
+    fitting = (form for form in named if form.matches(template or ""))
+    return next(fitting, known["generic"] if name == AUTO else known.get(name, named[0]))

@@ -16,19 +16,14 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from functools import cache, lru_cache
 from threading import Lock
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-
-from ...kernels import ops
-from ...kernels.staging import to_device
-from .params import SamplingParams
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -89,11 +84,13 @@ def from_choice(choices: Sequence[str]) -> str:
     return from_lark("start: TEXT\nTEXT: " + " | ".join(json.dumps(each) for each in choices))
 
 
-def from_lark(grammar: str) -> str:
-    """A grammar in llguidance's form of Lark. Raises `ValueError`."""
+def from_lark(grammar: str, special_ids: Collection[int] = ()) -> str:
+    """A grammar in llguidance's form of Lark. `special_ids`: of tokens that it names. Raises
+    `ValueError`.
+    """
     from llguidance import LLMatcher
 
-    return checked(LLMatcher.grammar_from_lark(grammar))
+    return checked(LLMatcher.grammar_from_lark(grammar), max(special_ids, default=0))
 
 
 def from_ebnf(grammar: str) -> str:
@@ -145,12 +142,12 @@ def after(lark: str, grammar: str) -> str:
     )
 
 
-def checked(grammar: str) -> str:
-    """The same. Raises `ValueError` for one that llguidance does not take, that no text satisfies,
-    or whose size is out of bounds.
+def checked(grammar: str, last_id: int = 0) -> str:
+    """The same. `last_id`: the highest token that it names. Raises `ValueError` for one that
+    llguidance does not take, that no text satisfies, or whose size is out of bounds.
     """
     check_length(grammar)
-    matcher = _compiled(_bytes(), grammar)
+    matcher = _compiled(_bytes(last_id and last_id.bit_length()), grammar)
     # The first mask finds out what no text satisfies, a token what is too much for one.
     mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     first = np.flatnonzero(np.unpackbits(mask, bitorder="little")[:256])
@@ -187,11 +184,26 @@ def _compiled(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 @cache
-def _bytes() -> LLTokenizer:
-    """A vocabulary of the 256 bytes."""
-    from llguidance import LLTokenizer
+def _bytes(bits: int = 0) -> LLTokenizer:
+    """A vocabulary of the 256 bytes, and of special tokens to id 2 ** bits."""
+    from llguidance import LLTokenizer, TokenizerWrapper
 
-    return LLTokenizer("byte")
+    if not bits:
+        return LLTokenizer("byte")
+    tokens = _Bytes(max(512, 2**bits + 1))
+    return LLTokenizer(TokenizerWrapper(tokens), len(tokens.tokens), [tokens.eos_token_id])
+
+
+class _Bytes:
+    """As llguidance's `TokenizerWrapper` wants it."""
+
+    def __init__(self, size: int) -> None:
+        self.tokens = [bytes([token]) for token in range(256)] + [b""] * (size - 256)
+        self.special_token_ids: list[int] = []
+        self.bos_token_id, self.eos_token_id = None, size - 1
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
 
 
 def _reason(matcher: LLMatcher) -> str:
@@ -267,45 +279,6 @@ class Matcher:
         began = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         self._seconds += time.thread_time() - began
-
-
-class GrammarMask:
-    """Bans what cannot follow."""
-
-    needs_last_token: ClassVar[bool] = True
-
-    def __init__(self, matcher: Matcher) -> None:
-        self._matcher = matcher
-
-    @classmethod
-    def wanted(
-        cls,
-        params: SamplingParams,
-        prompt: npt.NDArray[np.int64],
-        stop_ids: frozenset[int],
-        matcher: Matcher | None = None,
-    ) -> Self | None:
-        return None if matcher is None else cls(matcher)
-
-    @classmethod
-    def apply(
-        cls,
-        logits: torch.Tensor,
-        rows: Sequence[tuple[int, GrammarMask, Any]],
-        sampled: torch.Tensor | None,
-    ) -> None:
-        vocab = logits.shape[1]
-        bits = np.empty((len(rows), -(-vocab // 32)), np.int32)
-        faulty = []
-        for place, (row, own, _) in enumerate(rows):
-            own._matcher.fill(bits[place])
-            faulty += [row] if own._matcher.fault is not None else []
-        numbers = np.array([row for row, _, _ in rows])
-        ops.mask_logits(logits, *to_device([numbers, bits], logits.device))
-        if faulty:
-            # Of these no token is chosen, which every rank of the engine learns.
-            (index,) = to_device([np.array(faulty)], logits.device)
-            logits.index_fill_(0, index, float("nan"))
 
 
 class Grammars:

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ...kernels import ops
 from ...kernels.staging import to_device
-from .grammar import GrammarMask, Matcher
+from .grammar import Matcher
 from .params import SamplingParams
 
 
@@ -193,6 +194,45 @@ class EarlyEndBan:
         if places:
             (index,) = to_device([np.array(places)], logits.device)
             logits.view(-1).index_fill_(0, index, float("-inf"))
+
+
+class GrammarMask:
+    """Bans what cannot follow."""
+
+    needs_last_token: ClassVar[bool] = True
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher = matcher
+
+    @classmethod
+    def wanted(
+        cls,
+        params: SamplingParams,
+        prompt: npt.NDArray[np.int64],
+        stop_ids: frozenset[int],
+        matcher: Matcher | None = None,
+    ) -> Self | None:
+        return None if matcher is None else cls(matcher)
+
+    @classmethod
+    def apply(
+        cls,
+        logits: torch.Tensor,
+        rows: Rows[Self],
+        sampled: torch.Tensor | None,
+    ) -> None:
+        vocab = logits.shape[1]
+        bits = np.empty((len(rows), -(-vocab // 32)), np.int32)
+        faulty = []
+        for place, (row, own, _) in enumerate(rows):
+            own._matcher.fill(bits[place])
+            faulty += [row] if own._matcher.fault is not None else []
+        numbers = np.array([row for row, _, _ in rows])
+        ops.mask_logits(logits, *to_device([numbers, bits], logits.device))
+        if faulty:
+            # Of these no token is chosen, which every rank of the engine learns.
+            (index,) = to_device([np.array(faulty)], logits.device)
+            logits.index_fill_(0, index, float("nan"))
 
 
 PROCESSORS: tuple[type[LogitsProcessor], ...] = (Penalties, Bias, EarlyEndBan, GrammarMask)

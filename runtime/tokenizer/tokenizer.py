@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,6 +71,11 @@ class Tokenizer:
         _, told, after = turns.rpartition(_ANSWER)
         ids = self.encode(after.lstrip(), add_special_tokens=False) if told else []
         return [token_id for token_id in ids[:1] if token_id in self.special_token_ids]
+
+    def special_ids(self, marks: Iterable[str]) -> dict[str, int]:
+        """Those of the marks that are special tokens, with their ids."""
+        ids = {mark: self.backend.token_to_id(mark) for mark in marks}
+        return {mark: id for mark, id in ids.items() if id in self.special_token_ids}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids. `add_special_tokens` adds what the model expects around a text, such as its

@@ -99,7 +99,8 @@ async def begin(
     thinking = form and Thinking(form, opens_thought, body.separate_reasoning)
     grammar = await chat_grammar(serving, body, use)
     if grammar is not None and form is not None:
-        grammar = form.grammar(grammar, is_open=opens_thought)
+        special = serving.engine.tokenizer.special_ids(form.marks)
+        grammar = form.grammar(grammar, is_open=opens_thought, special=special)
     visible = _visible(serving.engine.tokenizer, thinking, use)
     requests = generation_requests(serving, body, request_id, [ids], grammar, visible)
     readers = [AnswerReader(_parser(thinking, use)) for _ in requests]
@@ -124,8 +125,7 @@ def _visible(
 ) -> frozenset[int]:
     """Special tokens that a parser must see."""
     marks = (*(thinking.form.marks if thinking else ()), *(use.form.marks if use else ()))
-    ids = {tokenizer.backend.token_to_id(mark) for mark in marks}
-    return tokenizer.special_token_ids.intersection(ids)
+    return frozenset(tokenizer.special_ids(marks).values())
 
 
 class ChatPrompt(NamedTuple):
@@ -178,6 +178,8 @@ def _render(tokenizer: Tokenizer, options: ChatOptions, form: ToolCallFormat) ->
     arguments = [call.function.arguments for call in calls]
     check_structure("".join([part for part in arguments if isinstance(part, str)]).encode())
     messages = [message.for_template() for message in options.messages]
+    if form.in_template:
+        messages = form.told(messages, options.told)
     tools = options.told
     apply = partial(
         tokenizer.apply_chat_template,

@@ -9,7 +9,8 @@ from pydantic import FailFast, Field, PlainValidator, WithJsonSchema, model_vali
 from pydantic_core import PydanticCustomError
 
 from ...runtime.parsing.events import Parser
-from ...runtime.parsing.tool_calls import Tool, ToolCallFormat, choose_format
+from ...runtime.parsing.tool_calls import CallRules, Tool, ToolCallFormat, choose_format
+from ...runtime.sampling.grammar import INVALID_GRAMMAR
 from ..errors import InvalidRequest
 from ..schemas import WireModel, disagreement
 from ..state import Serving
@@ -117,7 +118,7 @@ class ToolUse(NamedTuple):
     strict: bool
 
     def parser(self) -> Parser:
-        return self.form.parser({tool.name for tool in self.tools})
+        return self.form.parser(self.tools)
 
 
 def tool_use(serving: Serving, fields: ToolFields) -> ToolUse | None:
@@ -153,13 +154,22 @@ async def chat_grammar(
                 param="tools",
                 code="invalid_value",
             )
-    lark = use.form.grammar(
-        use.tools, required=use.required, parallel=use.parallel, content=content
-    )
+    special = serving.engine.tokenizer.special_ids(use.form.marks)
+    rules = CallRules(use.required, use.parallel, content, special)
     try:
-        return await made(serving, "tools", "lark", lark)
+        return await _calls_grammar(serving, use, rules)
     except InvalidRequest:
         # OpenAI takes any schema where calls are not strict: the model does as well as it can.
         if use.required or use.strict or content is not None:
             raise
         return None
+
+
+async def _calls_grammar(serving: Serving, use: ToolUse, rules: CallRules) -> str:
+    try:
+        lark = use.form.grammar(use.tools, rules)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"tools: {error}; simplify the schema.", param="tools", code=INVALID_GRAMMAR
+        ) from None
+    return await made(serving, "tools", "calls", [lark, sorted(rules.special.values())])

@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from piecework.runtime.parsing.events import Event, Parser, PlainText, Text, Thought
 from piecework.runtime.parsing.reasoning import choose_reasoning, reasoning_formats
-from piecework.runtime.parsing.tool_calls import formats
+from piecework.runtime.parsing.tool_calls import Tool, formats
 from piecework.runtime.sampling import grammar
 
 THINK = reasoning_formats()["think"]
@@ -60,7 +60,7 @@ def test_cut_anywhere(kind: str, data: st.DataObject) -> None:
 
 def test_a_call_in_a_thought_is_a_thought() -> None:
     call = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
-    parser = THINK.parser(formats()["hermes"].parser({"add"}), is_open=False)
+    parser = THINK.parser(formats()["hermes"].parser([Tool("add", "", {})]), is_open=False)
     events = read(parser, [f"<think>{call}</think>{call}"])
     assert [type(event).__name__ for event in events] == ["Thought", "CallBegins", "Arguments"]
 

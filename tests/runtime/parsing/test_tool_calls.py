@@ -13,7 +13,7 @@ from tiny_models import make_tiny_model
 
 from piecework import LLM, SamplingParams
 from piecework.runtime.parsing.events import Arguments, CallBegins, Event, Text
-from piecework.runtime.parsing.tool_calls import Tool, choose_format, formats
+from piecework.runtime.parsing.tool_calls import CallRules, Tool, choose_format, formats
 from piecework.runtime.sampling import grammar
 
 SCHEMA = {
@@ -92,7 +92,7 @@ def joined(events: list[Event]) -> list[Event]:
 
 
 def read(*pieces: str) -> list[Event]:
-    parser = HERMES.parser({"weather", "add"})
+    parser = HERMES.parser([WEATHER, ADD])
     return joined([event for piece in pieces for event in parser.push(piece)] + parser.finish())
 
 
@@ -125,7 +125,7 @@ def test_any_text_reads_the_same_in_pieces(parts: list[str], cuts: list[int]) ->
 
 
 def test_a_long_text_behind_a_mark_is_not_held_back_for_ever() -> None:
-    parser = HERMES.parser({"add"})
+    parser = HERMES.parser([ADD])
     events = [event for _ in range(100) for event in parser.push("<tool_call>" + "x" * 100)]
     assert sum(len(event.text) for event in events if isinstance(event, Text)) > 5000
 
@@ -147,7 +147,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 
 @pytest.mark.parametrize("parallel", [False, True])
 def test_required_calls_validate_at_any_temperature(llm: LLM, parallel: bool) -> None:
-    lark = HERMES.grammar([WEATHER], required=True, parallel=parallel)
+    lark = HERMES.grammar([WEATHER], CallRules(required=True, parallel=parallel))
     params = [
         SamplingParams(
             max_new_tokens=300, temperature=2.0, seed=seed, grammar=grammar.from_lark(lark)
@@ -169,7 +169,7 @@ def test_required_calls_validate_at_any_temperature(llm: LLM, parallel: bool) ->
 
 def test_free_text_turns_into_a_call_at_its_mark(llm: LLM) -> None:
     """A model that begins a call, as one that was trained does, must end it by its schema."""
-    lark = HERMES.grammar([WEATHER], required=False, parallel=True)
+    lark = HERMES.grammar([WEATHER], CallRules())
     begun = llm.tokenizer.encode("Well. <tool_call>")
     matcher = llm.core.grammars.matcher(grammar.from_lark(lark))  # type: ignore[union-attr]
     matcher.accept(begun)
@@ -180,7 +180,7 @@ def test_free_text_turns_into_a_call_at_its_mark(llm: LLM) -> None:
 
 @pytest.mark.parametrize("parallel", [False, True])
 def test_no_call_behind_the_only_one_is_free_text(llm: LLM, parallel: bool) -> None:
-    lark = HERMES.grammar([WEATHER], required=False, parallel=parallel)
+    lark = HERMES.grammar([WEATHER], CallRules(parallel=parallel))
     matcher = llm.core.grammars.matcher(grammar.from_lark(lark))  # type: ignore[union-attr]
     whole = call("weather", '{"city": "Bonn", "days": 1}')
     matcher.accept(llm.tokenizer.encode("Well. " + whole))
@@ -191,7 +191,7 @@ def test_no_call_behind_the_only_one_is_free_text(llm: LLM, parallel: bool) -> N
 
 def test_an_answer_is_a_call_or_json(llm: LLM) -> None:
     content = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
-    lark = HERMES.grammar([WEATHER], required=False, parallel=False, content=content)
+    lark = HERMES.grammar([WEATHER], CallRules(parallel=False, content=content))
     params = [
         SamplingParams(
             max_new_tokens=300, temperature=5.0, seed=seed, grammar=grammar.from_lark(lark)

@@ -1,0 +1,87 @@
+"""Grammars of texts with calls in them, whatever a call looks like."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from .tool_calls import CallRules, Tool
+
+
+def literal(text: str, special: Mapping[str, int]) -> str:
+    """A text in Lark, with what are special tokens by their ids."""
+    marks = sorted(special, key=len, reverse=True)
+    parts = re.split("(" + "|".join(map(re.escape, marks)) + ")", text) if marks else [text]
+    return " ".join(
+        [
+            f"<[{special[part]}]>" if part in special else json.dumps(part, ensure_ascii=False)
+            for part in parts
+            if part
+        ]
+    )
+
+
+class Section(NamedTuple):
+    """Where calls stand: `mark` begins them, after which the model no longer has a choice; then
+    `opening`, calls with `between` each two, `closing`. Without a mark they are the whole answer,
+    and `free`, a terminal of Lark, says which other texts there are.
+    """
+
+    mark: str
+    opening: str
+    between: str
+    closing: str
+    free: str = r"/(.|\n)*/"
+
+    def grammar(self, calls: Sequence[str], lines: Sequence[str], rules: CallRules) -> str:
+        """Lark. `calls`: one of each tool; `lines`: more rules, which those use."""
+        named = {f"call_{index}": call for index, call in enumerate(calls)}
+        section = self._joined(
+            literal(self.opening, rules.special),
+            "one",
+            f"({self._joined(literal(self.between, rules.special), 'one')})*" * rules.parallel,
+            literal(self.closing, rules.special),
+        )
+        return "\n".join(
+            [
+                "%llguidance {}",
+                *self._start(rules),
+                f"section: {section}",
+                f"one: {' | '.join(named)}",
+                *(f"{name}: {call}" for name, call in named.items()),
+                *lines,
+            ]
+        )
+
+    def _start(self, rules: CallRules) -> list[str]:
+        mark = literal(self.mark, rules.special)
+        begun = self._joined(mark, "section")
+        if rules.required:
+            return [f"start: {begun}"]
+        if rules.content is not None:
+            content = json.dumps(dict(rules.content))
+            return [f"start: {begun} | content", f"content: %json {content}"]
+        text = ["text: TEXT", f"TEXT: {self.free}"]
+        if not self.mark:
+            return ["start: section | text", *text]
+        # Behind a call that must be the only one no text may begin another.
+        start = "(entered section)* text" if rules.parallel else "entered section | text"
+        # A special token may be spelled, too.
+        token = f" | TEXT? {mark}" if self.mark in rules.special else ""
+        return [
+            f"start: {start}",
+            f"entered: spelled{token}",
+            f"spelled[lazy]: TEXT {json.dumps(self.mark, ensure_ascii=False)}",
+            *text,
+        ]
+
+    @staticmethod
+    def _joined(*parts: str) -> str:
+        return " ".join([part for part in parts if part])
+
+
+def json_of(tool: Tool) -> str:
+    """A tool's arguments as JSON, in Lark."""
+    return f"%json {json.dumps({'type': 'object', **tool.parameters})}"

@@ -1,0 +1,135 @@
+"""Formats whose calls are a name and a JSON object, whatever stands around them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import regex
+
+from .calls_grammar import Section, json_of, literal
+from .events import Parser, Text
+from .scan import ScanParser, Steps
+from .tool_calls import CallRules, InTemplate, Tool
+
+OBJECT_HEAD = (
+    r'\s{0,20}\{\s{0,20}(?:"type"\s{0,5}:\s{0,5}"function"\s{0,5},\s{0,20})?'
+    r'"name"\s{0,5}:\s{0,5}"NAME"\s{0,5},\s{0,20}"(?:arguments|parameters)"\s{0,5}:\s{0,20}(?=\{)'
+)
+"""A call as a JSON object, up to its arguments."""
+_MORE_MEMBERS = r'(?:\s{0,20},\s{0,20}"\w{1,20}"\s{0,5}:\s{0,5}"[^"\\]{0,64}")?'
+OBJECT_END = _MORE_MEMBERS + r"\s{0,20}\}{1,3}"
+"""And behind them. Models count braces wrongly now and then."""
+_LONGEST = 4096
+"""Characters of a call whose arguments stand before its name."""
+
+
+@dataclass(frozen=True)
+class JsonFormat(InTemplate):
+    """A `ToolCallFormat`.
+
+    What is written: `section`, and in it calls of `before`, JSON, `after`, where NAME is the tool's
+    and INDEX a number. What is read: after `section.mark`, or at the beginning of the text, `head`,
+    JSON, and `follows` before the next head, or `end`: regular expressions, bounded.
+    `in_objects`: calls are JSON objects, whose members may stand in another order.
+    """
+
+    name: str
+    section: Section
+    before: str
+    after: str
+    head: str
+    follows: str
+    end: str
+    found_by: Callable[[str], bool]
+    marks: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
+    in_objects: bool = True
+
+    def matches(self, template: str) -> bool:
+        return self.found_by(template)
+
+    def parser(self, tools: Sequence[Tool]) -> Parser:
+        return _JsonParser(self, tools)
+
+    def grammar(self, tools: Sequence[Tool], rules: CallRules) -> str:
+        calls = []
+        for tool in tools:
+            parts = self.before.replace("NAME", tool.name).split("INDEX")
+            before = " INDEX ".join([literal(part, rules.special) for part in parts])
+            calls.append(f"{before} {json_of(tool)} {literal(self.after, rules.special)}")
+        lines = ["INDEX: /[0-9]{1,3}/"] if "INDEX" in self.before else []
+        return self.section.grammar(calls, lines, rules)
+
+
+class _JsonParser(ScanParser):
+    def __init__(self, form: JsonFormat, tools: Sequence[Tool]) -> None:
+        super().__init__(tools)
+        self._form = form
+        names = "(?P<name>" + "|".join(map(regex.escape, self.tools)) + ")"
+        self._head = regex.compile(form.head.replace("NAME", names))
+        self._next = regex.compile(form.follows + form.head.replace("NAME", names))
+        self._end = regex.compile(form.end)
+
+    def read(self) -> Steps[None]:
+        mark = self._form.section.mark
+        if not mark:
+            yield from self._calls()
+            yield from self.say_rest()
+            return
+        while (blank := (yield from self.say_until(mark))) is not None:
+            if not (yield from self._calls()):
+                self.tell(Text(blank + mark))
+
+    def _calls(self) -> Steps[bool]:
+        found = yield from self.match(self._head)
+        if found is None:
+            return self._form.in_objects and (yield from self._reordered())
+        while found is not None:
+            yield from self.arguments_of(found["name"])
+            found = yield from self.match(self._next)
+        yield from self.close(self._end)
+        return True
+
+    def _reordered(self) -> Steps[bool]:
+        """Whole calls whose members stand in another order, or whose arguments are a text."""
+        while not self.text.lstrip() and not self.is_whole:
+            yield
+        if not self.text.lstrip().startswith(("{", "[")):
+            return False
+        decoder = json.JSONDecoder()
+        while len(self.text) <= _LONGEST:
+            begin = len(self.text) - len(self.text.lstrip())
+            try:
+                value, end = decoder.raw_decode(self.text, begin)
+            except (ValueError, RecursionError):
+                if self.is_whole:
+                    return False
+                yield
+                continue
+            calls = [self._read(each) for each in (value if isinstance(value, list) else [value])]
+            told = [call for call in calls if call is not None]
+            if not told or len(told) < len(calls):
+                return False
+            self.take(end)
+            for name, arguments in told:
+                self.call(name, arguments)
+            closing = regex.escape(self._form.section.closing.strip())
+            yield from self.close(regex.compile(r"\s{0,20}" + closing))
+            return True
+        return False
+
+    def _read(self, call: Any) -> tuple[str, str] | None:
+        if not isinstance(call, dict) or call.get("name") not in self.tools:
+            return None
+        arguments = call.get("arguments", call.get("parameters", {}))
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError):
+                return None
+        if not isinstance(arguments, dict):
+            return None
+        return call["name"], json.dumps(arguments, ensure_ascii=False)
