@@ -24,6 +24,7 @@ from .metrics import Metrics
 from .middleware import EveryAnswer
 from .native import control, generate
 from .openai import chat, completions, models, tokenize
+from .openai.responses import endpoints as responses
 from .page import docs as docs_page
 from .state import AnyServing, Serving
 
@@ -46,6 +47,7 @@ _ROUTERS = (
     *COMMON_ROUTERS,
     completions.router,
     chat.router,
+    responses.router,
     tokenize.router,
     generate.router,
     control.router,

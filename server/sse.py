@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..runtime.tokenizer.output_processor import RequestOutput
 from .collector import Collector, Update, unless_client_goes
-from .errors import ClientGone, as_api_error
+from .errors import ApiError, ClientGone, as_api_error
 from .metrics import Metrics
 
 CONNECTION = "piecework.connection"
@@ -47,6 +47,10 @@ class EventWriter(Protocol):
 
     def end(self) -> bytes:
         """What follows once all sequences have ended."""
+        ...
+
+    def error(self, error: ApiError) -> bytes:
+        """The last event of a stream that goes no further."""
         ...
 
 
@@ -96,5 +100,5 @@ class EventStream(Response):
             except Exception as error:
                 known = as_api_error(error)
                 self._metrics.count_error(known.type)
-                last = event(known.body())
+                last = writer.error(known)
             await send({"type": "http.response.body", "body": last, "more_body": False})

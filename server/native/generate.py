@@ -15,6 +15,7 @@ from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..answers import BODY_ERRORS, answers
 from ..collector import Collector, Update, generate_all
+from ..errors import ApiError
 from ..http.body import JsonRoute
 from ..openai.logprobs import finite, token_text
 from ..request_builder import WireNames, build_requests, check_prompt_logprobs
@@ -201,6 +202,9 @@ class _AnswerEvents:
 
     def end(self) -> bytes:
         return DONE
+
+    def error(self, error: ApiError) -> bytes:
+        return event(error.body())
 
     def _event(self, index: int, output: RequestOutput) -> dict[str, Any]:
         answer = self._answers[index].add(output)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
 from ..collector import Update
+from ..errors import ApiError
 from ..sse import DONE, encode_json, event
 from ..state import Serving
 from .protocol import GenerationBody
@@ -106,6 +107,9 @@ class ChunkWriter(ABC):
         if not self._include_usage:
             return DONE
         return event({**self._start, "choices": [], "usage": self.usage()}) + DONE
+
+    def error(self, error: ApiError) -> bytes:
+        return event(error.body())
 
     @property
     def told_tokens(self) -> int:

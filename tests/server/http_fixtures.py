@@ -82,9 +82,17 @@ def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 
 
 def events(response: httpx.Response) -> list[Any]:
-    """The data of a stream's events; `[DONE]` must be the last, and is left out."""
+    """The data of a stream's events; `[DONE]` must be the last, and is left out. Named events end
+    without it.
+    """
     parts = response.text.split("\n\n")
     assert parts.pop() == ""
+    if parts[0].startswith("event: "):
+        data = [json.loads(part.partition("\ndata: ")[2]) for part in parts]
+        assert [f"event: {one['type']}" for one in data] == [
+            part.partition("\n")[0] for part in parts
+        ]
+        return data
     assert all(part.startswith("data: ") for part in parts)
     data = [part.removeprefix("data: ") for part in parts]
     assert data.pop() == "[DONE]"

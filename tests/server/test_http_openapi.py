@@ -19,6 +19,7 @@ from piecework.server.page.docs import render
 
 USER = {"role": "user", "content": "Hi"}
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
+RESPONSES = "/v1/responses"
 STREAMED: dict[str, Any] = {
     "stream": True,
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
@@ -93,6 +94,20 @@ GOOD: list[tuple[str, str, Any]] = [
             "sampling_params": {"max_new_tokens": 3},
         },
     ),
+    ("POST", RESPONSES, {"input": "Hello"}),
+    (
+        "POST",
+        RESPONSES,
+        {
+            "input": [USER],
+            "top_logprobs": 1,
+            "tools": [{"type": "function", "name": "f"}],
+            "tool_choice": "none",
+            "text": {"format": {"type": "json_object"}},
+            "max_output_tokens": 3,
+        },
+    ),
+    ("POST", RESPONSES, {"input": "Hello", "stream": True}),
     ("POST", "/v1/tokenize", {"prompt": "Hello"}),
     ("POST", "/v1/tokenize", {"prompt": ["Hello", "a"]}),
     ("POST", "/v1/tokenize", {"messages": [USER]}),

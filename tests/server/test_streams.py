@@ -18,7 +18,8 @@ from piecework.runtime.tokenizer.output_processor import (
     process_outputs,
 )
 from piecework.server.collector import Collector, Update
-from piecework.server.sse import CONNECTION, EventStream
+from piecework.server.errors import ApiError
+from piecework.server.sse import CONNECTION, EventStream, event
 
 
 class Connection:
@@ -46,6 +47,9 @@ class Numbers:
 
     def end(self) -> bytes:
         return b"end"
+
+    def error(self, error: ApiError) -> bytes:
+        return event(error.body())
 
     def _event(self, output: RequestOutput) -> bytes:
         assert 13 not in output.token_ids

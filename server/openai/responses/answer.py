@@ -1,0 +1,148 @@
+"""One response while it is made: what it says of itself at every moment."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ....runtime.engine.messages import FinishReason
+from ....runtime.tokenizer.output_processor import RequestOutput
+from ...errors import ApiError
+from ...state import Serving
+from ..conversation import Conversation
+from .output import OutputItems, TokenTrail
+from .protocol import ResponsesRequest
+
+RESPONSE_ID = "resp_"
+LIVE = ("queued", "in_progress")
+"""States of a response that goes on."""
+
+
+def new_id() -> str:
+    """An id that nobody can guess: who knows it may read the response."""
+    return RESPONSE_ID + secrets.token_hex(16)
+
+
+class Answer:
+    """A response. `status` is one of OpenAI's; `is_stored`: it will be found by its id."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        body: ResponsesRequest,
+        response_id: str,
+        conversation: Conversation,
+        *,
+        is_stored: bool,
+    ) -> None:
+        self.id = response_id
+        self.status = "queued" if body.background else "in_progress"
+        self._body = body
+        self._conversation = conversation
+        self._tokenizer = serving.engine.tokenizer
+        self._model = serving.model_name
+        self._is_stored = is_stored
+        self._created = time.time()
+        self._completed: float | None = None
+        self._error: dict[str, str] | None = None
+        self._reason: str | None = None
+        self._tokens = TokenTrail(self._tokenizer) if body.logprobs else None
+        self._output = OutputItems(response_id.removeprefix(RESPONSE_ID), self._tokens)
+        self._output_tokens = 0
+
+    def push(self, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        """Events that tell what is new."""
+        self.status = "in_progress"
+        self._output_tokens = output.completion_tokens
+        if self._tokens is not None:
+            self._tokens.push(output.logprobs or ())
+        for event in self._conversation.readers[0].push(output):
+            yield from self._output.push(event)
+        if output.finish_reason is not None:
+            yield from self._end(output.finish_reason)
+
+    def fail(self, error: ApiError) -> None:
+        """It ends with this error."""
+        code = "server_error" if error.status >= 500 else "invalid_prompt"
+        self._finish("failed")
+        self._error = {"code": code, "message": error.message}
+
+    def cancel(self) -> None:
+        """It ends because somebody asked for that."""
+        self._finish("cancelled")
+
+    def shown(self) -> dict[str, Any]:
+        """The response as the API shows it now."""
+        body = self._body
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": int(self._created),
+            "completed_at": self._completed and int(self._completed),
+            "status": self.status,
+            "background": body.background,
+            "error": self._error,
+            "incomplete_details": self._reason and {"reason": self._reason},
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": body.max_tool_calls,
+            "metadata": body.metadata,
+            "model": self._model,
+            "output": [dict(item) for item in self._output.items],
+            "parallel_tool_calls": body.parallel_tool_calls,
+            "previous_response_id": body.previous_response_id,
+            "prompt_cache_key": body.prompt_cache_key,
+            "reasoning": {"effort": body.reasoning.effort, "summary": None},
+            "safety_identifier": body.safety_identifier,
+            "service_tier": "default",
+            "store": self._is_stored,
+            "temperature": body.temperature,
+            "text": {"format": body.text.format.shown(), "verbosity": "medium"},
+            "tool_choice": body.tool_choice.shown(),
+            "tools": [tool.shown() for tool in body.tools],
+            "top_logprobs": body.top_logprobs,
+            "top_p": body.top_p,
+            "truncation": "disabled",
+            "usage": None if self.status in LIVE else self._usage(),
+            "user": body.user,
+        }
+
+    def _end(self, reason: FinishReason) -> Iterator[dict[str, Any]]:
+        match reason:
+            case FinishReason.LENGTH:
+                self._reason = "max_output_tokens"
+                yield from self._output.close("incomplete")
+                self._finish("incomplete")
+            case FinishReason.ABORT:
+                yield from self._output.close("incomplete")
+                self._finish("cancelled")
+            case _:
+                if not self._output.items:
+                    yield from self._output.empty_message()
+                yield from self._output.close()
+                self._finish("completed")
+
+    def _finish(self, status: str) -> None:
+        for _ in self._output.close("incomplete"):
+            pass
+        self.status = status
+        self._completed = time.time() if status == "completed" else None
+
+    def _usage(self) -> dict[str, Any]:
+        """No token is paid for being kept in the cache."""
+        (request,) = self._conversation.requests
+        prompt = len(request.prompt_ids)
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {
+                "cached_tokens": request.cached_tokens or 0,
+                "cache_write_tokens": 0,
+            },
+            "output_tokens": self._output_tokens,
+            "output_tokens_details": {
+                "reasoning_tokens": self._conversation.reasoning_tokens(self._tokenizer)
+            },
+            "total_tokens": prompt + self._output_tokens,
+        }

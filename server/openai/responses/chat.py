@@ -1,0 +1,112 @@
+"""A request of the Responses API as the chat that answers it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from ...errors import InvalidRequest, from_validation
+from ..protocol import ChatCompletionRequest
+from .items import Item, messages_of
+from .protocol import ResponsesRequest, TextFormat, ToolChoice
+
+_SAME = (
+    "model",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "stop",
+    "seed",
+    "ignore_eos",
+    "priority",
+    "chat_template_kwargs",
+    "parallel_tool_calls",
+)
+"""What chats call the same."""
+_RENAMED = (
+    (re.compile(r"(?<!these )\bmessages\b(\[\d+\][.\w]*)?"), "input"),
+    (re.compile(r"\bmax_completion_tokens\b"), "max_output_tokens"),
+    (re.compile(r"\bresponse_format(\.json_schema)?\b"), "text.format"),
+    (re.compile(r"\breasoning_effort\b"), "reasoning.effort"),
+    (re.compile(r"(?<=\])\.function\b"), ""),
+)
+"""What chats call otherwise, in their errors."""
+
+
+def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> ChatCompletionRequest:
+    """The chat in which `items` are what was said so far. Raises `InvalidRequest`."""
+    fields: dict[str, Any] = {
+        name: getattr(body, name) for name in _SAME if name in body.model_fields_set
+    }
+    fields["messages"] = messages_of(items, body.instructions)
+    fields["max_completion_tokens"] = body.max_output_tokens
+    fields["reasoning_effort"] = body.reasoning.effort
+    fields["response_format"] = _response_format(body.text.format)
+    if body.logprobs:
+        fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
+    if body.tools:
+        fields |= _tools(body, body.tool_choice)
+    elif body.tool_choice.type != "none":
+        fields["tool_choice"] = _choice(body.tool_choice)
+    with wire_names():
+        try:
+            return ChatCompletionRequest.model_validate(fields)
+        except ValidationError as error:
+            raise from_validation(error.errors()) from None
+
+
+@contextlib.contextmanager
+def wire_names() -> Iterator[None]:
+    """Errors of chats name the parameters of a response."""
+    try:
+        yield
+    except InvalidRequest as error:
+        error.message = _renamed(error.message)
+        error.param = error.param and _renamed(error.param)
+        raise
+
+
+def _renamed(text: str) -> str:
+    for pattern, name in _RENAMED:
+        text = pattern.sub(name, text)
+    return text
+
+
+def _response_format(form: TextFormat) -> dict[str, Any]:
+    if form.type != "json_schema":
+        return {"type": form.type}
+    schema = {
+        "name": form.name,
+        "description": form.description,
+        "schema": form.schema_,
+        "strict": form.strict,
+    }
+    return {"type": form.type, "json_schema": schema}
+
+
+def _tools(body: ResponsesRequest, choice: ToolChoice) -> dict[str, Any]:
+    """Of `allowed_tools` the model hears of these alone."""
+    allowed = {tool.name for tool in choice.tools} or {tool.name for tool in body.tools}
+    tools = [
+        {"type": "function", "function": tool.model_dump(exclude={"type"})}
+        for tool in body.tools
+        if tool.name in allowed
+    ]
+    return {"tools": tools, "tool_choice": _choice(choice)}
+
+
+def _choice(choice: ToolChoice) -> Any:
+    match choice.type:
+        case "function":
+            return {"type": "function", "function": {"name": choice.name}}
+        case "allowed_tools":
+            return choice.mode
+    return choice.type

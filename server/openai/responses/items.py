@@ -1,0 +1,179 @@
+"""Input items: as they come over the wire, as they are kept, and as messages of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from ...schemas import WireModel
+
+Item = dict[str, Any]
+"""An input or output item as the API shows it."""
+_NEEDED = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": (),
+    "item_reference": ("id",),
+}
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+}
+_TEXTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "reasoning_text": "text",
+    "summary_text": "text",
+    "refusal": "refusal",
+}
+"""Types of content parts that hold a text, and under which name."""
+
+
+def parse_text(value: Any) -> str:
+    """A text, or content parts that hold text, which are joined by line ends."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise PydanticCustomError(
+            "content_type", "Input should be a string or a list of content parts"
+        )
+    texts = []
+    for index, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get(_TEXTS[kind]) if isinstance(kind, str) and kind in _TEXTS else None
+        if not isinstance(text, str):
+            raise PydanticCustomError(
+                "unsupported_content",
+                "content part {index} is no text; this model reads text alone: send parts of the "
+                "type input_text",
+                {"index": index},
+            )
+        texts.append(text)
+    return "\n".join(texts)
+
+
+Text = Annotated[
+    str,
+    PlainValidator(parse_text),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
+]
+
+
+def _known(kind: str) -> str:
+    if kind not in _NEEDED:
+        raise PydanticCustomError(
+            "unsupported_item",
+            "this server has no tools that make items of this type; send {known}",
+            {"known": " or ".join(_NEEDED)},
+        )
+    return kind
+
+
+class InputItem(WireModel):
+    """One item of any type. `encrypted_content` of thoughts is passed over: what they say stands in
+    `content`, or in `summary`.
+    """
+
+    type: Annotated[str | None, Field(description="message", max_length=64)] = None
+    id: Annotated[str | None, Field(max_length=128)] = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: Text | None = None
+    call_id: Annotated[str | None, Field(min_length=1, max_length=128)] = None
+    name: Annotated[str | None, Field(min_length=1)] = None
+    arguments: str | None = None
+    output: Text | None = None
+    summary: Text | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        for member in _NEEDED[_known(self.kind)]:
+            if getattr(self, member) is None:
+                raise PydanticCustomError(
+                    "missing_member",
+                    "an item of the type {kind} needs {member}",
+                    {"kind": self.kind, "member": member},
+                )
+        return self
+
+    @property
+    def kind(self) -> str:
+        if self.type is not None:
+            return self.type
+        return "item_reference" if self.role is None and self.id is not None else "message"
+
+    def kept(self, item_id: str) -> Item:
+        """The item as the API shows it; `item_id` is for one that came without."""
+        item: Item = {"id": self.id or item_id, "type": self.kind, "status": "completed"}
+        match self.kind:
+            case "message" if self.role == "assistant":
+                part: Item = {"type": "output_text", "text": self.content, "annotations": []}
+                return {**item, "role": self.role, "content": [part]}
+            case "message":
+                part = {"type": "input_text", "text": self.content}
+                return {**item, "role": self.role, "content": [part]}
+            case "function_call":
+                call = {"call_id": self.call_id, "name": self.name, "arguments": self.arguments}
+                return {**item, **call}
+            case "function_call_output":
+                return {**item, "call_id": self.call_id, "output": self.output}
+            case "reasoning":
+                parts = [{"type": "reasoning_text", "text": self.content or self.summary or ""}]
+                return {**item, "summary": [], "content": parts}
+        return {"type": self.kind, "id": self.id}
+
+
+def item_id(kind: str, key: str, number: int) -> str:
+    """The id of an item. `key`: what the response's id ends with; `number`: among its items."""
+    return f"{_PREFIXES[kind]}_{key}{number:04x}"
+
+
+def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[str, Any]]:
+    """A chat's messages: what an assistant thought, said and called in one turn is one of them."""
+    messages: list[dict[str, Any]] = []
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
+    thought = ""
+    for item in items:
+        match item["type"]:
+            case "reasoning":
+                thought = _texts(item)
+                continue
+            case "function_call_output":
+                content = item["output"]
+                messages.append(
+                    {"role": "tool", "tool_call_id": item["call_id"], "content": content}
+                )
+            case "function_call":
+                function = {"name": item["name"], "arguments": item["arguments"]}
+                call = {"id": item["call_id"], "type": "function", "function": function}
+                _turn(messages, thought, begins=bool(thought))["tool_calls"].append(call)
+            case _ if item["role"] == "assistant":
+                begins = bool(thought) or _has_said(messages)
+                _turn(messages, thought, begins=begins)["content"] = _texts(item)
+            case _:
+                messages.append({"role": item["role"], "content": _texts(item)})
+        thought = ""
+    return messages
+
+
+def _texts(item: Item) -> str:
+    return "\n".join(part.get("text", part.get("refusal", "")) for part in item["content"])
+
+
+def _has_said(messages: list[dict[str, Any]]) -> bool:
+    return bool(messages and messages[-1]["content"])
+
+
+def _turn(messages: list[dict[str, Any]], thought: str, *, begins: bool) -> dict[str, Any]:
+    """The assistant's message that goes on, or a new one."""
+    if begins or not messages or messages[-1]["role"] != "assistant":
+        message: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": []}
+        messages.append({**message, "reasoning_content": thought} if thought else message)
+    return messages[-1]

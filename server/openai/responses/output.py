@@ -1,0 +1,147 @@
+"""What a model says, thinks and calls becomes output items, and the events that tell of them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ....runtime.engine.messages import TokenLogprob
+from ....runtime.parsing.events import Arguments, CallBegins, Event, Text, Thought
+from ....runtime.tokenizer.tokenizer import Tokenizer
+from ..logprobs import chat_logprobs
+from .items import Item, item_id
+
+_PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
+_KEPT = 4096
+"""Tokens that are looked through for a text that could not be found."""
+
+
+class OutputItems:
+    """The items of one response, of which the last may be open: it grows.
+
+    `key`: what the response's id ends with. `tokens`: finds the log-probabilities of texts, where
+    they are asked for.
+    """
+
+    def __init__(self, key: str, tokens: TokenTrail | None = None) -> None:
+        self.items: list[Item] = []
+        self._key = key
+        self._tokens = tokens
+        self._is_open = False
+        self._pieces: list[str] = []
+        self._logprobs: list[dict[str, Any]] = []
+
+    def push(self, event: Event) -> Iterator[dict[str, Any]]:
+        """Events of the stream, in their order, without a sequence number."""
+        match event:
+            case Text(text):
+                yield from self._goes_on("message", role="assistant")
+                logprobs = self._tokens.take(text) if self._tokens else []
+                self._logprobs += logprobs
+                yield self._delta("response.output_text.delta", text, logprobs=logprobs)
+            case Thought(text):
+                yield from self._goes_on("reasoning", summary=[])
+                if self._tokens:
+                    self._tokens.take(text)
+                yield self._delta("response.reasoning_text.delta", text)
+            case CallBegins(name):
+                call_id = f"call_{secrets.token_hex(12)}"
+                yield from self._begin("function_call", call_id=call_id, name=name, arguments="")
+            case Arguments(text):
+                yield self._delta("response.function_call_arguments.delta", text)
+
+    def close(self, status: str = "completed") -> Iterator[dict[str, Any]]:
+        """The open item ends, if there is one. `status`: of an item."""
+        if not self._is_open:
+            return
+        self._is_open, item, text = False, self.items[-1], "".join(self._pieces)
+        if item["type"] == "function_call":
+            item |= {"arguments": text, "status": status}
+            yield self._told("response.function_call_arguments.done", arguments=text)
+        else:
+            kind = _PARTS[item["type"]]
+            part = self._part(kind, text)
+            item |= {"content": [part], "status": status}
+            logprobs = {"logprobs": self._logprobs} if kind == "output_text" else {}
+            yield self._told(f"response.{kind}.done", content_index=0, text=text, **logprobs)
+            yield self._told("response.content_part.done", content_index=0, part=part)
+        yield self._of_item("response.output_item.done")
+
+    def empty_message(self) -> Iterator[dict[str, Any]]:
+        """A message without a text, for a model that has nothing to say."""
+        yield from self._begin("message", role="assistant")
+
+    def _goes_on(self, kind: str, **members: Any) -> Iterator[dict[str, Any]]:
+        if not self._is_open or self.items[-1]["type"] != kind:
+            yield from self._begin(kind, **members)
+
+    def _begin(self, kind: str, **members: Any) -> Iterator[dict[str, Any]]:
+        yield from self.close()
+        item = {
+            "id": item_id(kind, self._key, len(self.items)),
+            "type": kind,
+            "status": "in_progress",
+            **members,
+        }
+        if kind in _PARTS:
+            item["content"] = []
+        self.items.append(item)
+        self._is_open, self._pieces, self._logprobs = True, [], []
+        yield self._of_item("response.output_item.added")
+        if kind in _PARTS:
+            part = self._part(_PARTS[kind], "")
+            yield self._told("response.content_part.added", content_index=0, part=part)
+
+    def _part(self, kind: str, text: str) -> dict[str, Any]:
+        part: dict[str, Any] = {"type": kind, "text": text}
+        if kind == "output_text":
+            part |= {"annotations": [], "logprobs": self._logprobs}
+        return part
+
+    def _delta(self, kind: str, text: str, **members: Any) -> dict[str, Any]:
+        self._pieces.append(text)
+        if self.items[-1]["type"] in _PARTS:
+            members["content_index"] = 0
+        return self._told(kind, delta=text, **members)
+
+    def _told(self, kind: str, **members: Any) -> dict[str, Any]:
+        index = len(self.items) - 1
+        return {"type": kind, "item_id": self.items[index]["id"], "output_index": index, **members}
+
+    def _of_item(self, kind: str) -> dict[str, Any]:
+        item = dict(self.items[-1])
+        return {"type": kind, "output_index": len(self.items) - 1, "item": item}
+
+
+class TokenTrail:
+    """Which tokens a text is made of. Marks around thoughts and calls are tokens of no text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._entries: list[tuple[bytes, TokenLogprob | None]] = []
+        """None: the rest of a token that has been told of."""
+
+    def push(self, entries: Sequence[TokenLogprob]) -> None:
+        """Tokens that follow the former ones."""
+        token_bytes = self._tokenizer.token_bytes
+        self._entries += [(token_bytes(entry.token_id), entry) for entry in entries]
+
+    def take(self, text: str) -> list[dict[str, Any]]:
+        """Log-probabilities of the tokens that begin in the next text; those before it go."""
+        begin = b"".join([token for token, _ in self._entries]).find(text.encode())
+        if begin < 0:  # it has half a character
+            del self._entries[:-_KEPT]
+            return []
+        end, place, count = begin + len(text.encode()), 0, 0
+        taken = []
+        for token, entry in self._entries:
+            if place >= end:
+                break
+            if entry is not None and place + len(token) > begin:
+                taken.append(entry)
+            place, count = place + len(token), count + 1
+        rest = self._entries[count - 1][0][-(place - end) :] if place > end else b""
+        self._entries[:count] = [(rest, None)] if rest else []
+        found: list[dict[str, Any]] = chat_logprobs(self._tokenizer, taken)["content"]
+        return found
