@@ -19,6 +19,7 @@ _MEANINGS = {
     413: "The body is too large.",
     415: "The body is not JSON.",
     500: "The engine could not finish the request.",
+    529: "Not now: the queue is full, or too much else is under way.",
     503: "Not now: the queue is full, or the engine does not serve. Retry-After says when to try "
     "again.",
 }
@@ -57,19 +58,20 @@ def answers(
     stream: Any = None,
     media: tuple[str, ...] = (),
     errors: tuple[int, ...] = (),
+    error: type[Answer] = ErrorAnswer,
 ) -> dict[int | str, dict[str, Any]]:
     """`responses` of a route: JSON as `model` says, events with `stream` as their data, or other
-    `media` types; and its errors.
+    `media` types; and its errors, as `error` says.
     """
     content: dict[str, Any] = {kind: {"schema": {"type": "string"}} for kind in media}
     if model is not None:
         content["application/json"] = {"schema": _schema(model)}
     if stream is not None:
         content["text/event-stream"] = {"schema": _schema(stream)}
-    failed = {"application/json": {"schema": _schema(ErrorAnswer)}}
+    failed = {"application/json": {"schema": _schema(error)}}
     return {
         200: {"description": "Success." if stream is None else "Success; with `stream`, the data "
-"of each event but the last, `[DONE]`.",
+"of each event but `[DONE]`.",
               "content": content},
         **{status: {"description": _MEANINGS[status], "content": failed} for status in errors},
         "default": {"description": "Any other error.", "content": failed},

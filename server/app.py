@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from .. import __version__
 from . import operations
 from .answers import Application
+from .anthropic import messages
 from .auth import ApiKey, is_open
 from .config import parse_origins
 from .engine.client import EngineClient
@@ -48,6 +49,7 @@ _ROUTERS = (
     completions.router,
     chat.router,
     responses.router,
+    messages.router,
     tokenize.router,
     generate.router,
     control.router,
@@ -63,7 +65,7 @@ _EXCEPTIONS = (
     Exception,
 )
 _METHODS = ("GET", "HEAD", "POST", "PUT")
-_EXPOSED = ("X-Request-Id", "Retry-After")
+_EXPOSED = ("X-Request-Id", "Request-Id", "Retry-After")
 """Headers of answers that scripts of other origins may read."""
 _CORS_SECONDS = 600
 """How long a browser may keep what it was told about these."""

@@ -1,5 +1,5 @@
-"""ASGI middleware for `--api-key`: a Bearer token that every path asks for, but those that
-monitoring needs.
+"""ASGI middleware for `--api-key`: a Bearer token, or Anthropic's `x-api-key`, that every path asks
+for, but those that monitoring needs.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ class ApiKey:
             headers={"WWW-Authenticate": "Bearer"},
         )
         self._metrics.count_error(error.type)
-        await error.response()(scope, receive, send)
+        await error.response(scope)(scope, receive, send)
 
     def _holds_key(self, scope: Scope) -> bool:
-        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, key = header.partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._expected)
+        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        keys = (key if scheme.lower() == b"bearer" else b"", headers.get(b"x-api-key", b""))
+        return any(hmac.compare_digest(one.strip(), self._expected) for one in keys)
 
 
 def is_open(path: str) -> bool:

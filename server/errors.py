@@ -1,5 +1,5 @@
 """Every error that leaves the server, in OpenAI's shape: `{"error": {"message", "type", "param",
-"code"}}`.
+"code"}}`, or in that of the endpoint family that it was asked of.
 """
 
 from __future__ import annotations
@@ -12,9 +12,13 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
+from .anthropic.errors import as_anthropic, is_messages
 from .engine.state import EngineUnavailable, QueueFull
 
+REQUEST_ID = "piecework.request_id"
+"""Of a request's scope: what `X-Request-Id` of its answer says."""
 _TOO_MANY = "too_many_sequences"
 ENGINE_RETRY_SECONDS = 5
 """What `Retry-After` says while the engine starts, or starts again."""
@@ -56,7 +60,7 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """The JSON object on the wire."""
+        """The JSON object in OpenAI's shape."""
         return {
             "error": {
                 "message": self.message,
@@ -66,10 +70,16 @@ class ApiError(Exception):
             }
         }
 
-    def response(self) -> Response:
-        return Response(
-            msgspec.json.encode(self.body()), self.status, self.headers, "application/json"
-        )
+    def told(self, path: str, request_id: str) -> tuple[int, dict[str, Any]]:
+        """Status and JSON object in the shape of the endpoint family of `path`."""
+        if is_messages(path):
+            return as_anthropic(self.status, self.code, self.message, request_id)
+        return self.status, self.body()
+
+    def response(self, scope: Scope) -> Response:
+        """The answer to the request of this scope."""
+        status, body = self.told(scope["path"], scope.get(REQUEST_ID, ""))
+        return Response(msgspec.json.encode(body), status, self.headers, "application/json")
 
 
 class InvalidRequest(ApiError):
@@ -209,4 +219,4 @@ async def answer_error(request: Request, error: Exception) -> Response:
             f"{request.app.state.serving.purpose}; /docs lists all."
         )
     request.app.state.serving.metrics.count_error(known.type)
-    return known.response()
+    return known.response(request.scope)

@@ -8,13 +8,15 @@ import uuid
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import answer_error
+from .anthropic.errors import is_messages
+from .errors import REQUEST_ID, answer_error
 
 _USABLE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class EveryAnswer:
-    """An `X-Request-Id`, the client's where it sent a usable one; no body for HEAD, which is
+    """An `X-Request-Id`, the client's where it sent a usable one, under Anthropic's name too where
+    its clients read the answer; no body for HEAD, which is
     answered as GET, for routes know that alone; and an unforeseen error in the form of any other,
     raised for the log. Starlette's own handler of `Exception` is outside of all middleware.
     """
@@ -33,12 +35,19 @@ class EveryAnswer:
                 break
         if not _USABLE_ID.fullmatch(request_id):
             request_id = uuid.uuid4().hex.encode()
+        scope[REQUEST_ID] = request_id.decode()
+        names = (
+            (b"x-request-id", b"request-id") if is_messages(scope["path"]) else (b"x-request-id",)
+        )
 
         async def send_on(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+                message["headers"] = [
+                    *message["headers"],
+                    *((name, request_id) for name in names),
+                ]
             elif head and message["type"] == "http.response.body":
                 message = {**message, "body": b""}
             await send(message)

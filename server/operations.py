@@ -28,17 +28,17 @@ GENERATE_TIMEOUT = 20.0
 
 @router.get("/health", responses=answers(Health, errors=(503,)))
 @router.get("/ready", responses=answers(Health, errors=(503,)))
-async def health(serving: AnyServingDep) -> Response:
+async def health(request: Request, serving: AnyServingDep) -> Response:
     """200 while the engine serves; 503 before it is ready, while it starts again, and when it is
     gone.
     """
-    return _not_ready(serving) or json_response({"status": serving.engine.state})
+    return _not_ready(request, serving) or json_response({"status": serving.engine.state})
 
 
 @generate_router.get("/health_generate", responses=answers(Health, errors=(503,)))
 async def health_generate(request: Request, serving: ServingDep) -> Response:
     """Generate one token; 503 where that does not happen in time."""
-    if answer := _not_ready(serving):
+    if answer := _not_ready(request, serving):
         return answer
     tokenizer = serving.engine.tokenizer
     prompt = [tokenizer.bos_token_id if tokenizer.bos_token_id is not None else 0]
@@ -66,10 +66,11 @@ async def version() -> Response:
     return json_response({"version": __version__})
 
 
-def _not_ready(serving: AnyServing) -> Response | None:
+def _not_ready(request: Request, serving: AnyServing) -> Response | None:
     """The 503 of an engine that does not serve; not counted as an error, since only the prober sees
     it.
     """
     if serving.engine.state is EngineState.READY:
         return None
-    return as_api_error(EngineUnavailable(f"the engine is {serving.engine.state}")).response()
+    error = as_api_error(EngineUnavailable(f"the engine is {serving.engine.state}"))
+    return error.response(request.scope)

@@ -25,6 +25,11 @@ def event(content: Any) -> bytes:
     return b"data: " + encode_json(content) + b"\n\n"
 
 
+def named_event(name: str, content: Any) -> bytes:
+    """One with a name."""
+    return b"event: %b\n" % name.encode() + event(content)
+
+
 class Connection(Protocol):
     """Where an answer can be written without the way through ASGI's layers, which costs as much as
     all else about a token.

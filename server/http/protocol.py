@@ -48,12 +48,11 @@ class Awaited(Enum):
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """One connection. Requests beyond the limits are refused in OpenAI's shape, and end the
-    connection.
-    """
+    """One connection. Requests beyond the limits are refused, and end the connection."""
 
     def __init__(self, connections: Connections, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
+        self.url = b""
         self._peers = connections
         self._limits = connections.limits
         self._reading = Awaited.REQUEST
@@ -317,7 +316,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _write_error(self, error: ApiError) -> None:
         self._peers.count_error(error.type)
-        self.transport.write(answer(error, self.server_state.default_headers))
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        self.transport.write(answer(error, path, self.server_state.default_headers))
 
     def _linger(self) -> None:
         """Say that nothing more comes, and read on for a while: closed at once, the client could

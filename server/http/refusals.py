@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from http import HTTPStatus
+from http.client import responses
 
 import msgspec
 
@@ -20,17 +20,19 @@ class Refused(Exception):
         self.error = error
 
 
-def answer(error: ApiError, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """A whole response, after which the connection ends."""
-    body = msgspec.json.encode(error.body())
+def answer(error: ApiError, path: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """A whole response, after which the connection ends. `path`: as far as it has come."""
+    request_id = uuid.uuid4().hex
+    status, content = error.told(path, request_id)
+    body = msgspec.json.encode(content)
     own = {
         "content-type": "application/json",
         "content-length": str(len(body)),
         "connection": "close",
-        "x-request-id": uuid.uuid4().hex,
+        "x-request-id": request_id,
         **error.headers,
     }
-    lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}".encode()]
+    lines = [f"HTTP/1.1 {status} {responses.get(status, '')}".encode()]
     lines += [b"%s: %s" % field for field in headers]
     lines += [f"{name}: {value}".encode() for name, value in own.items()]
     return b"\r\n".join([*lines, b"", body])

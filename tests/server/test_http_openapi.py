@@ -20,6 +20,7 @@ from piecework.server.page.docs import render
 USER = {"role": "user", "content": "Hi"}
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
 STREAMED: dict[str, Any] = {
     "stream": True,
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
@@ -108,6 +109,9 @@ GOOD: list[tuple[str, str, Any]] = [
         },
     ),
     ("POST", RESPONSES, {"input": "Hello", "stream": True}),
+    ("POST", MESSAGES, {"messages": [USER], "max_tokens": 3, "system": "Be kind."}),
+    ("POST", MESSAGES, {"messages": [USER], "max_tokens": 3, "stream": True}),
+    ("POST", f"{MESSAGES}/count_tokens", {"messages": [USER]}),
     ("POST", "/v1/tokenize", {"prompt": "Hello"}),
     ("POST", "/v1/tokenize", {"prompt": ["Hello", "a"]}),
     ("POST", "/v1/tokenize", {"messages": [USER]}),
@@ -168,7 +172,7 @@ async def test_answers_of_every_operation_are_held_to_the_document(
 
 async def test_errors_are_as_declared(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
     document = await document_of(client)
-    for path in (CHAT, COMPLETIONS, GENERATE, "/v1/tokenize", "/v1/detokenize"):
+    for path in (CHAT, COMPLETIONS, GENERATE, MESSAGES, "/v1/tokenize", "/v1/detokenize"):
         wrong = [await client.post(path, json={}), await client.post(path, content=b"x")]
         wrong.append(
             await client.post(
@@ -230,7 +234,7 @@ async def test_nothing_is_declared_that_is_never_answered_or_is_not_there(
         for operation in operations.values()
         for status in operation["responses"]
     }
-    assert statuses == {"200", "400", "404", "413", "415", "500", "503", "default"}
+    assert statuses == {"200", "400", "404", "413", "415", "500", "503", "529", "default"}
 
 
 async def test_a_key_is_declared_where_one_is_needed(scripted: ScriptedEngine) -> None:

@@ -97,6 +97,16 @@ def test_headers_are_refused_by_their_number(server: ServerProcess) -> None:
     assert (answer.status, answer.code) == (431, "headers_too_large")
 
 
+def test_a_connection_of_anthropics_clients_is_refused_in_their_shape(
+    server: ServerProcess,
+) -> None:
+    many = b"".join(b"X-%d: a\r\n" % number for number in range(80))
+    (answer,) = send(server.port, b"POST /v1/messages?beta=true HTTP/1.1\r\n" + many + b"\r\n")
+    error = json.loads(answer.body)
+    assert (answer.status, error["error"]["type"]) == (431, "invalid_request_error")
+    assert error["request_id"] == answer.headers["x-request-id"]
+
+
 def test_a_long_url_is_refused(server: ServerProcess) -> None:
     (answer,) = send(server.port, b"GET /health?" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n")
     assert (answer.status, answer.code) == (414, "url_too_long")

@@ -1,0 +1,152 @@
+"""What Anthropic's endpoints answer, for `/openapi.json`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from ..answers import Answer
+
+StopReason = Literal[
+    "end_turn",
+    "max_tokens",
+    "stop_sequence",
+    "tool_use",
+    "pause_turn",
+    "model_context_window_exceeded",
+]
+
+
+class MessagesError(Answer):
+    type: str
+    message: str
+
+
+class MessagesErrorAnswer(Answer):
+    """Anthropic's shape of an error."""
+
+    type: Literal["error"]
+    error: MessagesError
+    request_id: str
+
+
+class InputTokens(Answer):
+    input_tokens: int
+
+
+class TextContent(Answer):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingContent(Answer):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseContent(Answer):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+Content = TextContent | ThinkingContent | ToolUseContent
+
+
+class MessageTokensDetails(Answer):
+    thinking_tokens: int
+
+
+class MessageUsage(Answer):
+    """`input_tokens`: those that were not found in the cache."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: MessageTokensDetails | None = None
+
+
+class MessageAnswer(Answer):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[Content]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class MessageStart(Answer):
+    type: Literal["message_start"]
+    message: MessageAnswer
+
+
+class Ping(Answer):
+    type: Literal["ping"]
+
+
+class ContentBlockStart(Answer):
+    type: Literal["content_block_start"]
+    index: int
+    content_block: Content
+
+
+class TextDelta(Answer):
+    type: Literal["text_delta"]
+    text: str
+
+
+class ThinkingDelta(Answer):
+    type: Literal["thinking_delta"]
+    thinking: str
+
+
+class SignatureDelta(Answer):
+    type: Literal["signature_delta"]
+    signature: str
+
+
+class InputJsonDelta(Answer):
+    type: Literal["input_json_delta"]
+    partial_json: str
+
+
+class ContentBlockDelta(Answer):
+    type: Literal["content_block_delta"]
+    index: int
+    delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
+
+
+class ContentBlockStop(Answer):
+    type: Literal["content_block_stop"]
+    index: int
+
+
+class StopDelta(Answer):
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(Answer):
+    type: Literal["message_delta"]
+    delta: StopDelta
+    usage: MessageUsage
+
+
+class MessageStop(Answer):
+    type: Literal["message_stop"]
+
+
+StreamEvent = (
+    MessageStart
+    | Ping
+    | ContentBlockStart
+    | ContentBlockDelta
+    | ContentBlockStop
+    | MessageDelta
+    | MessageStop
+    | MessagesErrorAnswer
+)

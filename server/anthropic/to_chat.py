@@ -1,0 +1,170 @@
+"""A request of Anthropic's becomes one of chat completions."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from ..errors import InvalidRequest, from_validation
+from ..openai.protocol import ChatCompletionRequest, ChatOptions
+from .protocol import (
+    CountTokensRequest,
+    MessagesRequest,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    text_of,
+)
+
+Options = TypeVar("Options", bound=ChatOptions)
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_NAMES = {
+    "function.parameters": "input_schema",
+    "function.": "",
+    "stop:": "stop_sequences:",
+    "tool_choice.function": "tool_choice",
+}
+"""Of chat completions' members, what Anthropic calls them."""
+
+
+def chat_options(body: CountTokensRequest) -> ChatOptions:
+    """How its messages become a prompt. Raises `InvalidRequest`."""
+    return _validated(ChatOptions, _options(body))
+
+
+def chat_request(body: MessagesRequest) -> ChatCompletionRequest:
+    """All of it but `max_tokens`. Raises `InvalidRequest`."""
+    form = body.output_config.format or body.output_format
+    members: dict[str, Any] = {
+        **_options(body),
+        "model": body.model,
+        "stream": body.stream,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "stop": body.stop_sequences,
+    }
+    if form is not None:
+        members["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"schema": form.schema_},
+        }
+    return _validated(ChatCompletionRequest, members)
+
+
+def _options(body: CountTokensRequest) -> dict[str, Any]:
+    messages = _messages(body)
+    final = messages[-1]
+    if "tool_calls" in final:
+        raise InvalidRequest(
+            "messages: the last one calls tools; send a message with their tool_result blocks.",
+            param="messages",
+            code="invalid_value",
+        )
+    # What the last message says is the beginning of the answer.
+    begun = final["role"] == "assistant"
+    template: dict[str, Any] = {"enable_thinking": body.thinks, "thinking": body.thinks}
+    if (effort := body.output_config.effort) is not None:
+        template["reasoning_effort"] = "high" if effort == "max" else effort
+    options: dict[str, Any] = {
+        "messages": messages,
+        "continue_final_message": begun,
+        "add_generation_prompt": not begun,
+        "chat_template_kwargs": template,
+        "tools": [
+            {
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": tool.input_schema,
+                    "strict": tool.strict,
+                }
+            }
+            for tool in body.tools
+        ],
+    }
+    if (choice := body.tool_choice) is not None:
+        named = {"type": "function", "function": {"name": choice.name}}
+        options["tool_choice"] = named if choice.type == "tool" else _CHOICES[choice.type]
+        options["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    return options
+
+
+def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
+    """Results of tools become messages of their own; turns of one role in a row become one, as
+    chat templates want it.
+    """
+    messages: list[dict[str, Any]] = []
+    if system := text_of(body.system):
+        messages.append({"role": "system", "content": system})
+    called: dict[str, str] = {}
+    for index, message in enumerate(body.messages):
+        texts: list[str] = []
+        thoughts: list[str] = []
+        calls: list[dict[str, Any]] = []
+        results = 0
+        for place, block in enumerate(message.content):
+            match block:
+                case TextBlock():
+                    texts.append(block.text)
+                case ThinkingBlock():
+                    thoughts.append(block.thinking)
+                case ToolUseBlock():
+                    called[block.id] = block.name
+                    function = {"name": block.name, "arguments": block.input}
+                    calls.append({"id": block.id, "function": function})
+                case ToolResultBlock():
+                    if block.tool_use_id not in called:
+                        param = f"messages[{index}].content[{place}].tool_use_id"
+                        raise InvalidRequest(
+                            f"{param}: no tool_use block before it has this id.",
+                            param=param,
+                            code="invalid_value",
+                        )
+                    results += 1
+                    messages.append(_result(block, called[block.tool_use_id]))
+        if results and not texts:
+            continue
+        turn: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
+        if thoughts:
+            turn["reasoning_content"] = "\n".join(thoughts)
+        if calls:
+            turn["tool_calls"] = calls
+        if messages and messages[-1]["role"] == turn["role"]:
+            _join(messages[-1], turn)
+        else:
+            messages.append(turn)
+    return messages
+
+
+def _result(block: ToolResultBlock, name: str) -> dict[str, Any]:
+    text = text_of(block.content)
+    return {
+        "role": "tool",
+        "tool_call_id": block.tool_use_id,
+        "name": name,
+        # Chat templates know of no errors.
+        "content": f"Error: {text}" if block.is_error else text,
+    }
+
+
+def _join(turn: dict[str, Any], more: dict[str, Any]) -> None:
+    for member in ("content", "reasoning_content"):
+        parts = [part for part in (turn.get(member), more.get(member)) if part]
+        if parts:
+            turn[member] = "\n".join(parts)
+    if calls := turn.get("tool_calls", []) + more.get("tool_calls", []):
+        turn["tool_calls"] = calls
+
+
+def _validated(kind: type[Options], members: dict[str, Any]) -> Options:
+    try:
+        return kind.model_validate(members)
+    except ValidationError as invalid:
+        error = from_validation(invalid.errors())
+    message, param = error.message, error.param or ""
+    for name, own in _NAMES.items():
+        message, param = message.replace(name, own), param.replace(name, own)
+    raise InvalidRequest(message, param=param or None, code=error.code)
