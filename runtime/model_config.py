@@ -151,6 +151,10 @@ def read_config(folder: Path, architecture: str | None = None) -> dict[str, Any]
     if not path.is_file():
         raise no_model(folder, "config.json")
     content = read_json(path)
+    if isinstance(content, dict) and isinstance(text := content.get("text_config"), dict):
+        # A model of images and text: what is said of its text, under the whole's names.
+        own = ("architectures", "model_type", "quantization_config")
+        content = {**content, **text, **{name: content.get(name) for name in own}}
     try:
         match content:
             case {"architectures": [str(said), *_]}:
@@ -268,6 +272,24 @@ def sliding_windows(config: Any, window: int | None, first: int) -> list[int | N
     return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
+def patterned_windows(config: Any, window: int | None, every: int) -> list[int | None]:
+    """One a layer where `layer_types` does not say so: all slide but the last of each `every`,
+    which a `sliding_window_pattern` replaces, a number or true for each layer that slides.
+    """
+    pattern = getattr(config, "sliding_window_pattern", None) or every
+    if getattr(config, "layer_types", None) is not None:
+        return sliding_windows(config, window, 0)
+    count = config.num_hidden_layers
+    if isinstance(pattern, list) and len(pattern) == count:
+        return [window if slides else None for slides in pattern]
+    if type(pattern) is not int or pattern < 1:
+        raise ValueError(
+            f"sliding_window_pattern must be a whole number above 0, got {pattern!r:.60}; fetch "
+            "the model again"
+        )
+    return [window if (layer + 1) % pattern else None for layer in range(count)]
+
+
 def config_eos_token_ids(folder: Path) -> list[int]:
     """The tokens that end a text, by generation_config.json and config.json; either may give one or
     a list.
@@ -275,8 +297,9 @@ def config_eos_token_ids(folder: Path) -> list[int]:
     ids: list[object] = []
     for path in (folder / "generation_config.json", folder / "config.json"):
         content = read_json(path) if path.is_file() else None
-        value = content.get("eos_token_id") if isinstance(content, dict) else None
-        ids += value if isinstance(value, list) else [value]
+        for said in (content, content.get("text_config")) if isinstance(content, dict) else ():
+            value = said.get("eos_token_id") if isinstance(said, dict) else None
+            ids += value if isinstance(value, list) else [value]
     return list(dict.fromkeys(token_id for token_id in ids if isinstance(token_id, int)))
 
 

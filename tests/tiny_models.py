@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     LlamaConfig,
     MistralConfig,
@@ -67,11 +68,16 @@ def make_tiny_model(
     if architecture == "qwen3":
         settings["head_dim"] = 32
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIGS[architecture](**{**settings, **overrides}))
+    settings |= overrides
+    kind = CONFIGS.get(architecture)
+    config = kind(**settings) if kind else AutoConfig.for_model(architecture, **settings)
+    model = AutoModelForCausalLM.from_config(config)
     for name, parameter in model.named_parameters():
         # transformers starts norms at 1 and biases at 0, which would hide that they are left out.
         if name.endswith(("norm.weight", "bias")):
-            torch.nn.init.normal_(parameter, mean=float(name.endswith("weight")), std=0.3)
+            # Gemma's stand at 0.
+            mean = float(name.endswith("weight") and not architecture.startswith("gemma"))
+            torch.nn.init.normal_(parameter, mean=mean, std=0.3)
     model.save_pretrained(path)
     _write_tokenizer(path)
     return path

@@ -18,6 +18,14 @@ _WHOLE = ("g_idx", "input_scale", "weight_shape")
 """What all parts of a fused layer share."""
 
 
+TEXT_ALONE = {
+    r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector)\..*": "",
+    r"^(model\.language_model|language_model\.model)\.": "model.",
+    r"^language_model\.lm_head": "lm_head",
+}
+"""For `renamed`: of a model of images and text, the part that is a model of text."""
+
+
 def renamed(tensors: Iterable[StoredTensor], names: Mapping[str, str]) -> list[StoredTensor]:
     """With the names that regular expressions find replaced, the first that fits; a tensor whose
     name becomes empty is left out.

@@ -302,7 +302,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "architectures": ({"architectures": "LlamaForCausalLM"}, 'no "architectures"'),
     "encoder": (
         {"architectures": ["BertModel"]},
-        "'BertModel' is not supported; supported: LlamaForCausalLM, Mistral.*, Qwen2.*, Qwen3",
+        "'BertModel' is not supported; supported: .*LlamaForCausalLM, .*, Qwen2.*, Qwen3",
     ),
 }
 

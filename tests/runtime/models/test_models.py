@@ -4,6 +4,7 @@ however the tokens are scheduled.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,22 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+PHI_LONG = {
+    "max_position_embeddings": 256,
+    "original_max_position_embeddings": 64,
+    "rope_scaling": {
+        "rope_type": "longrope",
+        "short_factor": [1.0 + i / 8 for i in range(8)],
+        "long_factor": [2.0 + i for i in range(8)],
+    },
+}
+LLAMAS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -46,8 +62,74 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
     ),
     "qwen3": ("qwen3", {}),
+    "llama-rope-yarn": ("llama", {"rope_parameters": YARN}),
     "qwen3-tied-bias": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
 }
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("gemma", {"head_dim": 32}),
+    "gemma2": (
+        "gemma2",
+        {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 20,
+            "sliding_window": 24,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 20,
+            "sliding_window": 24,
+            "sliding_window_pattern": 3,
+            "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+            "rope_local_base_freq": 100.0,
+        },
+    ),
+    "phi3": ("phi3", {"sliding_window": 24, "partial_rotary_factor": 0.5}),
+    "phi3-longrope": ("phi3", PHI_LONG),
+    "olmo2": ("olmo2", {}),
+    "olmo3": (
+        "olmo3",
+        {
+            "sliding_window": 24,
+            "rope_scaling": YARN,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.1,
+        },
+    ),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
+    "glm4": ("glm4", {"head_dim": 32}),
+    "cohere": ("cohere", {"use_qk_norm": True, "logit_scale": 0.3}),
+    "cohere2": (
+        "cohere2",
+        {
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "ministral": (
+        "ministral",
+        {
+            "head_dim": 16,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+}
+VARIANTS = {**LLAMAS, **OTHERS}
+"""A new model adds a line to `OTHERS`."""
+MOST_SLOW = [*LLAMAS, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 PROMPTS = [
     [(31 * i + 7 * j * j) % 500 for j in range(length)] for i, length in enumerate((90, 33, 7, 51))
 ]
@@ -58,6 +140,11 @@ class Case:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        content = json.loads((path / "config.json").read_text())
+        rope = content.get("rope_parameters", {})
+        # Ours turns all texts as the longest that is served, transformers short ones otherwise.
+        shortest = 64 if rope.get("rope_type") == "longrope" else 0
+        self.prompts = [prompt for prompt in PROMPTS if len(prompt) > shortest]
         self.reference = AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.float32, attn_implementation="eager"
         ).eval()
@@ -126,11 +213,19 @@ ALL = SamplingParams(
 )
 
 
-@pytest.mark.parametrize("chunk", [512, 13], ids=["whole", "chunked"])
-def test_prompt_and_output_logprobs(case: Case, chunk: int) -> None:
-    """A crowd of prompts: prefill whole or in chunks beside decodes of others."""
+@pytest.mark.parametrize("case", MOST_SLOW, indirect=True)
+def test_prompt_and_output_logprobs(case: Case) -> None:
+    assert_said(case, chunk=512)
+
+
+def test_chunks_beside_decodes_of_others_give_the_same_logprobs(case: Case) -> None:
+    assert_said(case, chunk=13)
+
+
+def assert_said(case: Case, *, chunk: int) -> None:
+    """A crowd of prompts."""
     for prompt, (tokens, said) in zip(
-        PROMPTS, run(case.core(chunked_prefill_size=chunk), PROMPTS, ALL), strict=True
+        case.prompts, run(case.core(chunked_prefill_size=chunk), case.prompts, ALL), strict=True
     ):
         assert len(said) == len(prompt) + 8
         assert_same(case, prompt, tokens, said)
@@ -146,14 +241,16 @@ def test_a_prefix_hit_gives_the_same_logprobs(case: Case) -> None:
     assert_same(case, longer, tokens, said, skip=len(longer))
 
 
+@pytest.mark.parametrize("case", MOST_SLOW, indirect=True)
 def test_greedy_tokens_are_equal_for_64_steps(case: Case) -> None:
     core = case.core()
     params = SamplingParams(temperature=0.0, max_new_tokens=64, ignore_eos=True)
-    for prompt, (tokens, _) in zip(PROMPTS, run(core, PROMPTS, params), strict=True):
+    for prompt, (tokens, _) in zip(case.prompts, run(core, case.prompts, params), strict=True):
         expected = case.logprobs(prompt + tokens)[len(prompt) - 1 : -1]
         assert tokens == expected.argmax(-1).tolist()
 
 
+@pytest.mark.parametrize("case", MOST_SLOW, indirect=True)
 def test_bfloat16_stays_close(case: Case) -> None:
     llm = LLM(str(case.path), dtype="bfloat16", max_total_tokens=512, num_threads=1)
     params = SamplingParams(temperature=0.0, max_new_tokens=0, prompt_logprobs=0)

@@ -1,0 +1,100 @@
+"""Cohere's Command R: attention and feed-forward beside one another on one LayerNorm, rotary pairs
+that lie side by side, and scaled logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ..layers.decoder import Decoder
+from ..layers.norm import LayerNorm
+from ..layers.rotary import Rotary, Rotations
+from ..layers.self_attention import SelfAttention
+from ..model_config import ModelConfig
+from .causal_lm import CausalLM
+
+ARCHITECTURE = "CohereForCausalLM"
+MODEL_TYPE = "cohere"
+GGUF_ARCHITECTURE = "command-r"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CohereConfig(ModelConfig):
+    attention_bias: bool = False
+    use_qk_norm: bool = False
+    logit_scale: float = 0.0625
+    layer_norm_eps: float = 1e-5
+
+
+class CohereLayer(nn.Module):
+    def __init__(self, config: ModelConfig, attention: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.input_layernorm = LayerNorm(config.hidden_size, eps=config.norm_eps)
+        self.self_attn = attention
+        self.mlp = mlp
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, rotations: Rotations
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = (
+            (self.input_layernorm(x), x)
+            if residual is None
+            else self.input_layernorm.add(x, residual)
+        )
+        return self.self_attn(x, rotations) + self.mlp(x), residual
+
+
+class CohereForCausalLM(CausalLM):
+    config_class: ClassVar[type[ModelConfig]] = CohereConfig
+    config_defaults: ClassVar = {
+        **CausalLM.config_defaults,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+        "rope_theta": 500000.0,
+    }
+    gguf_keys: ClassVar[dict[str, str]] = {
+        "logit_scale": "logit_scale",
+        "attention.layer_norm_epsilon": "layer_norm_eps",
+    }
+
+    @staticmethod
+    def config_fields(config: Any) -> dict[str, Any]:
+        return {"norm_eps": float(config.layer_norm_eps)}
+
+    @staticmethod
+    def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
+        return {"use_qk_norm": "blk.0.attn_q_norm.weight" in tensors}
+
+    def make_decoder(self) -> Decoder:
+        config = self.config
+        layers = map(self.make_layer, range(config.num_layers))
+        norm = LayerNorm(config.hidden_size, eps=config.norm_eps)
+        return Decoder(config, layers, norm, [Rotary(config)])
+
+    def make_layer(self, layer: int) -> nn.Module:
+        return CohereLayer(self.config, self.make_attention(layer), self.make_mlp(layer))
+
+    def make_attention(self, layer: int) -> nn.Module:
+        config = self.config
+        q_norm, k_norm = (
+            LayerNorm(heads, config.head_dim, eps=config.norm_eps) if config.use_qk_norm else None
+            for heads in (config.num_heads, config.num_kv_heads)
+        )
+        return SelfAttention(
+            config,
+            layer,
+            qkv_bias=config.attention_bias,
+            o_bias=config.attention_bias,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            interleaved=True,
+        )
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = super().compute_logits(hidden) * self.config.logit_scale
+        return logits

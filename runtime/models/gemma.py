@@ -1,0 +1,69 @@
+"""Gemma: Llama with a scaled embedding, norms that multiply by 1 more than is stored, and GELU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ..layers.decoder import Decoder
+from ..layers.linear import StoredTensor
+from ..layers.norm import RMSNorm
+from ..layers.rotary import Rotary
+from ..layers.self_attention import SelfAttention
+from ..loader.checkpoint import plus_one
+from ..model_config import ModelConfig
+from .causal_lm import CausalLM
+
+ARCHITECTURE = "GemmaForCausalLM"
+MODEL_TYPE = "gemma"
+GGUF_ARCHITECTURE = "gemma"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmaConfig(ModelConfig):
+    attention_bias: bool = False
+
+
+def add_one_to_norms(tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
+    """As GGUF files have them already."""
+    return plus_one(tensors, lambda name: name.endswith("norm.weight"))
+
+
+class GemmaForCausalLM(CausalLM):
+    """Whatever its config.json says of the activation, it is the tanh form of GELU."""
+
+    config_class: ClassVar[type[ModelConfig]] = GemmaConfig
+    config_defaults: ClassVar = {
+        **CausalLM.config_defaults,
+        "head_dim": 256,
+        "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    }
+
+    @staticmethod
+    def config_fields(config: Any) -> dict[str, Any]:
+        return {"activation": "gelu_pytorch_tanh"}
+
+    @staticmethod
+    def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
+        return add_one_to_norms(tensors)
+
+    def make_decoder(self) -> Decoder:
+        config = self.config
+        layers = map(self.make_layer, range(config.num_layers))
+        norm = RMSNorm(config.hidden_size, config.norm_eps)
+        # Rounded to the weights' dtype, which torch's default is while models are made.
+        scale = torch.tensor(config.hidden_size**0.5, device="cpu").item()
+        return Decoder(config, layers, norm, self.make_rotaries(), embedding_scale=scale)
+
+    def make_rotaries(self) -> list[Rotary]:
+        return [Rotary(self.config)]
+
+    def make_attention(self, layer: int) -> nn.Module:
+        biased = self.config.attention_bias
+        return SelfAttention(self.config, layer, qkv_bias=biased, o_bias=biased)

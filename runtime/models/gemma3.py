@@ -1,0 +1,99 @@
+"""Gemma 3 (arXiv:2503.19786): Gemma 2 with normalised queries and keys instead of soft caps, and
+five layers of a sliding window, which turn by frequencies of their own, to each that sees all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from torch import nn
+
+from ..layers.norm import RMSNorm
+from ..layers.rotary import Rotary
+from ..layers.self_attention import SelfAttention
+from ..model_config import ModelConfig, patterned_windows
+from ..rope_config import number
+from .gemma2 import Gemma2Config, Gemma2ForCausalLM, query_scalar
+
+ARCHITECTURE = "Gemma3ForCausalLM"
+MODEL_TYPE = "gemma3_text"
+GGUF_ARCHITECTURE = "gemma3"
+_OF_27B = 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma3Config(Gemma2Config):
+    """`rope_local_base_freq`: theta of layers with a window."""
+
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
+    rope_local_base_freq: float = 10000.0
+
+
+class Gemma3ForCausalLM(Gemma2ForCausalLM):
+    config_class: ClassVar[type[ModelConfig]] = Gemma3Config
+    config_defaults: ClassVar = {
+        **Gemma2ForCausalLM.config_defaults,
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "max_position_embeddings": 131072,
+        "rope_theta": 1e6,
+    }
+    gguf_keys: ClassVar[dict[str, str]] = {
+        **Gemma2ForCausalLM.gguf_keys,
+        "rope.freq_base_swa": "rope_local_base_freq",
+    }
+
+    @staticmethod
+    def rope_parameters(content: dict[str, Any]) -> Any:
+        return rope_of_kind(content, "full_attention")
+
+    @staticmethod
+    def config_fields(config: Any) -> dict[str, Any]:
+        fields: dict[str, Any] = {"windows": patterned_windows(config, config.sliding_window, 6)}
+        if local := rope_of_kind(vars(config), "sliding_attention"):
+            theta = local.get("rope_theta", config.rope_local_base_freq)
+            fields["rope_local_base_freq"] = number("rope_theta", theta)
+        return fields
+
+    @staticmethod
+    def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
+        return {"query_pre_attn_scalar": query_scalar(get, _OF_27B)}
+
+    def make_rotaries(self) -> list[Rotary]:
+        config = self.config
+        theta = config.rope_local_base_freq
+        local = replace(config, rope_theta=theta, rope_type="default", rope_scaling={})
+        return [Rotary(config), Rotary(local)]
+
+    def make_attention(self, layer: int) -> nn.Module:
+        config = self.config
+        return SelfAttention(
+            config,
+            layer,
+            qkv_bias=config.attention_bias,
+            o_bias=config.attention_bias,
+            q_norm=RMSNorm(config.head_dim, config.norm_eps),
+            k_norm=RMSNorm(config.head_dim, config.norm_eps),
+            rotary=0 if config.windows[layer] is None else 1,
+            scale=config.query_pre_attn_scalar**-0.5,
+            softcap=config.attn_logit_softcapping,
+        )
+
+
+def rope_of_kind(content: dict[str, Any], kind: str) -> Any:
+    """Of a config.json whose `rope_parameters` are one for each kind of layer; older ones have
+    `rope_scaling`, of the layers that see all.
+    """
+    rope = content.get("rope_parameters") or {}
+    if isinstance(rope, dict) and any(isinstance(value, dict) for value in rope.values()):
+        rope = rope.get(kind) or {}
+    elif kind != "full_attention":
+        rope = {}
+    scaling = content.get("rope_scaling") if kind == "full_attention" else None
+    return {**rope, **scaling} if isinstance(scaling, dict) else rope

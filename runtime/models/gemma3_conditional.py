@@ -1,0 +1,28 @@
+"""Gemma 3 for images and text, of which the text is served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..layers.linear import StoredTensor
+from ..loader.checkpoint import TEXT_ALONE, renamed
+from .gemma import add_one_to_norms
+from .gemma3 import Gemma3ForCausalLM
+
+ARCHITECTURE = "Gemma3ForConditionalGeneration"
+MODEL_TYPE = "gemma3"
+
+
+class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
+    """Its vision tower is not loaded."""
+
+    @staticmethod
+    def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
+        return add_one_to_norms(renamed(tensors, TEXT_ALONE))
+
+    def remarks(self) -> dict[str, str]:
+        return VISION_LEFT_OUT
+
+
+VISION_LEFT_OUT = {"vision": "left out: this server takes the model's text, not images"}

@@ -1,0 +1,83 @@
+"""Granite: Llama with multipliers of the embedding, of what layers add, of scores and of logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ..layers.decoder import Decoder, DecoderLayer
+from ..layers.norm import RMSNorm
+from ..layers.rotary import Rotary, Rotations
+from ..layers.self_attention import SelfAttention
+from ..model_config import ModelConfig
+from .llama import LlamaConfig, LlamaForCausalLM
+
+ARCHITECTURE = "GraniteForCausalLM"
+MODEL_TYPE = "granite"
+GGUF_ARCHITECTURE = "granite"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraniteConfig(LlamaConfig):
+    embedding_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+    residual_multiplier: float = 1.0
+    attention_multiplier: float = 1.0
+
+
+class GraniteLayer(DecoderLayer):
+    """Of `config`, a `GraniteConfig`."""
+
+    def __init__(self, config: Any, attention: nn.Module, mlp: nn.Module) -> None:
+        super().__init__(config, attention, mlp)
+        self.multiplier: float = config.residual_multiplier
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, rotations: Rotations
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = (
+            (self.input_layernorm(x), x)
+            if residual is None
+            else self.input_layernorm.add(x, residual)
+        )
+        x = self.self_attn(x, rotations) * self.multiplier
+        x, residual = self.post_attention_layernorm.add(x, residual)
+        return self.mlp(x) * self.multiplier, residual
+
+
+class GraniteForCausalLM(LlamaForCausalLM):
+    config_class: ClassVar[type[ModelConfig]] = GraniteConfig
+    gguf_keys: ClassVar[dict[str, str]] = {
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "attention.scale": "attention_multiplier",
+        "logit_scale": "logits_scaling",
+    }
+    layers_are_llamas = False
+
+    def make_decoder(self) -> Decoder:
+        config = self.config
+        layers = map(self.make_layer, range(config.num_layers))
+        norm = RMSNorm(config.hidden_size, config.norm_eps)
+        scale = config.embedding_multiplier
+        return Decoder(config, layers, norm, [Rotary(config)], embedding_scale=scale)
+
+    def make_layer(self, layer: int) -> nn.Module:
+        return GraniteLayer(self.config, self.make_attention(layer), self.make_mlp(layer))
+
+    def make_attention(self, layer: int) -> nn.Module:
+        config = self.config
+        return SelfAttention(
+            config,
+            layer,
+            qkv_bias=config.attention_bias,
+            o_bias=config.attention_bias,
+            scale=config.attention_multiplier,
+        )
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = super().compute_logits(hidden) / self.config.logits_scaling
+        return logits

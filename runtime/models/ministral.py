@@ -1,0 +1,12 @@
+"""Ministral: Mistral with a sliding window in the layers that say so."""
+
+from __future__ import annotations
+
+from .mistral import MistralForCausalLM
+
+ARCHITECTURE = "MinistralForCausalLM"
+MODEL_TYPE = "ministral"
+
+
+class MinistralForCausalLM(MistralForCausalLM):
+    """Mistral's class reads `layer_types` already."""

@@ -1,0 +1,94 @@
+"""OLMo 2 (arXiv:2501.00656): norms after attention and feed-forward and none before, and one over
+all heads of queries, and of keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ..layers.decoder import Decoder
+from ..layers.norm import AllHeadsRMSNorm, RMSNorm
+from ..layers.rotary import Rotary, Rotations
+from ..layers.self_attention import SelfAttention
+from ..model_config import ModelConfig, patterned_windows
+from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
+
+ARCHITECTURE = "Olmo2ForCausalLM"
+MODEL_TYPE = "olmo2"
+GGUF_ARCHITECTURE = "olmo2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Olmo2Config(ModelConfig):
+    """`rope_local_base_freq`: theta of layers with a window; None: as of all."""
+
+    attention_bias: bool = False
+    rope_local_base_freq: float | None = None
+
+
+class Olmo2Layer(nn.Module):
+    def __init__(self, config: ModelConfig, attention: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.self_attn = attention
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = mlp
+        self.post_feedforward_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, rotations: Rotations
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        residual = x if residual is None else x + residual
+        residual = residual + self.post_attention_layernorm(self.self_attn(residual, rotations))
+        return self.post_feedforward_layernorm(self.mlp(residual)), residual
+
+
+class Olmo2ForCausalLM(CausalLM):
+    """GGUF files of OLMo 3 say that they are of this model, with windows."""
+
+    config_class: ClassVar[type[ModelConfig]] = Olmo2Config
+    config_defaults: ClassVar = {**CausalLM.config_defaults, "rms_norm_eps": 1e-5}
+    gguf_names: ClassVar[dict[str, str]] = gguf_names(
+        {
+            **GGUF_BLOCK,
+            "post_attention_norm": "post_attention_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        }
+    )
+
+    @staticmethod
+    def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
+        return {"gguf_window": get("attention.sliding_window", 0)}
+
+    @staticmethod
+    def config_fields(config: Any) -> dict[str, Any]:
+        window = getattr(config, "gguf_window", 0)
+        return {"windows": patterned_windows(config, window, 4)} if window else {}
+
+    def make_decoder(self) -> Decoder:
+        """Rotary frequencies are scaled in layers that see all, and in no others."""
+        config = self.config
+        layers = map(self.make_layer, range(config.num_layers))
+        theta = config.rope_local_base_freq or config.rope_theta
+        local = replace(config, rope_theta=theta, rope_type="default", rope_scaling={})
+        rotaries = [Rotary(config), Rotary(local)] if any(config.windows) else [Rotary(config)]
+        return Decoder(config, layers, RMSNorm(config.hidden_size, config.norm_eps), rotaries)
+
+    def make_layer(self, layer: int) -> nn.Module:
+        return Olmo2Layer(self.config, self.make_attention(layer), self.make_mlp(layer))
+
+    def make_attention(self, layer: int) -> nn.Module:
+        config = self.config
+        return SelfAttention(
+            config,
+            layer,
+            qkv_bias=config.attention_bias,
+            o_bias=config.attention_bias,
+            q_norm=AllHeadsRMSNorm(config.num_heads * config.head_dim, config.norm_eps),
+            k_norm=AllHeadsRMSNorm(config.num_kv_heads * config.head_dim, config.norm_eps),
+            rotary=0 if config.windows[layer] is None else 1,
+        )
