@@ -26,24 +26,25 @@ def literal(text: str, special: Mapping[str, int]) -> str:
 class Section(NamedTuple):
     """Where calls stand: `mark` begins them, after which the model no longer has a choice; then
     `opening`, calls with `between` each two, `closing`. Without a mark they are the whole answer,
-    and `free`, a terminal of Lark, says which other texts there are.
+    perhaps behind `lead`; `free`, a terminal of Lark, says which other texts there are.
     """
 
     mark: str
     opening: str
     between: str
     closing: str
+    lead: str = ""
     free: str = r"/(.|\n)*/"
 
     def grammar(self, calls: Sequence[str], lines: Sequence[str], rules: CallRules) -> str:
         """Lark. `calls`: one of each tool; `lines`: more rules, which those use."""
         named = {f"call_{index}": call for index, call in enumerate(calls)}
-        section = self._joined(
-            literal(self.opening, rules.special),
-            "one",
-            f"({self._joined(literal(self.between, rules.special), 'one')})*" * rules.parallel,
-            literal(self.closing, rules.special),
-        )
+        is_free = not rules.required and rules.content is None
+        # Calls that have a mark each may have free text between them.
+        repeats = rules.parallel and not (is_free and self.mark and self.mark in self.between)
+        more = f"({_joined(literal(self.between, rules.special), 'one')})*" if repeats else ""
+        opening, closing = (literal(each, rules.special) for each in (self.opening, self.closing))
+        section = _joined(opening, "one", more, closing)
         return "\n".join(
             [
                 "%llguidance {}",
@@ -57,7 +58,7 @@ class Section(NamedTuple):
 
     def _start(self, rules: CallRules) -> list[str]:
         mark = literal(self.mark, rules.special)
-        begun = self._joined(mark, "section")
+        begun = _joined(mark, "section")
         if rules.required:
             return [f"start: {begun}"]
         if rules.content is not None:
@@ -65,7 +66,8 @@ class Section(NamedTuple):
             return [f"start: {begun} | content", f"content: %json {content}"]
         text = ["text: TEXT", f"TEXT: {self.free}"]
         if not self.mark:
-            return ["start: section | text", *text]
+            lead = f"({literal(self.lead, rules.special)})? " if self.lead else ""
+            return [f"start: {lead}section | text", *text]
         # Behind a call that must be the only one no text may begin another.
         start = "(entered section)* text" if rules.parallel else "entered section | text"
         # A special token may be spelled, too.
@@ -77,9 +79,9 @@ class Section(NamedTuple):
             *text,
         ]
 
-    @staticmethod
-    def _joined(*parts: str) -> str:
-        return " ".join([part for part in parts if part])
+
+def _joined(*parts: str) -> str:
+    return " ".join([part for part in parts if part])
 
 
 def json_of(tool: Tool) -> str:

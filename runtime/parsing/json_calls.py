@@ -30,10 +30,11 @@ _LONGEST = 4096
 class JsonFormat(InTemplate):
     """A `ToolCallFormat`.
 
-    What is written: `section`, and in it calls of `before`, JSON, `after`, where NAME is the tool's
-    and INDEX a number. What is read: after `section.mark`, or at the beginning of the text, `head`,
+    What is written: `section`, and in it calls of `before`, JSON, `after`, where NAME is the
+    tool's. What is read: after `section.mark`, or at the beginning of the text, `head`,
     JSON, and `follows` before the next head, or `end`: regular expressions, bounded.
     `in_objects`: calls are JSON objects, whose members may stand in another order.
+    `text_arguments`: the chat template takes arguments as a text.
     """
 
     name: str
@@ -47,6 +48,7 @@ class JsonFormat(InTemplate):
     marks: tuple[str, ...]
     aliases: tuple[str, ...] = ()
     in_objects: bool = True
+    text_arguments: bool = False
 
     def matches(self, template: str) -> bool:
         return self.found_by(template)
@@ -55,13 +57,31 @@ class JsonFormat(InTemplate):
         return _JsonParser(self, tools)
 
     def grammar(self, tools: Sequence[Tool], rules: CallRules) -> str:
-        calls = []
-        for tool in tools:
-            parts = self.before.replace("NAME", tool.name).split("INDEX")
-            before = " INDEX ".join([literal(part, rules.special) for part in parts])
-            calls.append(f"{before} {json_of(tool)} {literal(self.after, rules.special)}")
-        lines = ["INDEX: /[0-9]{1,3}/"] if "INDEX" in self.before else []
-        return self.section.grammar(calls, lines, rules)
+        after = literal(self.after, rules.special)
+        calls = [f"{self.head_of(tool.name, rules)} {json_of(tool)} {after}" for tool in tools]
+        return self.section.grammar(calls, [], rules)
+
+    def head_of(self, name: str, rules: CallRules) -> str:
+        """What stands before a call's arguments, in Lark."""
+        return literal(self.before.replace("NAME", name), rules.special)
+
+    def told(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
+        if not self.text_arguments:
+            return list(messages)
+        return [
+            {**message, "tool_calls": [_in_text(call) for call in message["tool_calls"]]}
+            if "tool_calls" in message
+            else message
+            for message in messages
+        ]
+
+
+def _in_text(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    if isinstance(function["arguments"], str):
+        return call
+    arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 class _JsonParser(ScanParser):
@@ -116,7 +136,7 @@ class _JsonParser(ScanParser):
             self.take(end)
             for name, arguments in told:
                 self.call(name, arguments)
-            closing = regex.escape(self._form.section.closing.strip())
+            closing = regex.escape(self._form.section.closing.strip().removeprefix("]"))
             yield from self.close(regex.compile(r"\s{0,20}" + closing))
             return True
         return False

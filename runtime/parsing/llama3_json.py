@@ -1,0 +1,36 @@
+"""Llama 3.1, 3.2 and 4: an answer that is a JSON object, perhaps behind `<|python_tag|>`; several
+are parted by semicolons.
+
+Format: the chat templates of meta-llama/Llama-3.1-8B-Instruct and Llama-3.2-3B-Instruct.
+"""
+
+from __future__ import annotations
+
+from .calls_grammar import Section
+from .json_calls import OBJECT_END, OBJECT_HEAD, JsonFormat
+
+PYTHON_TAG = "<|python_tag|>"
+_CALL_BEGINS = r'\s*(<\|python_tag\|>|\{\s*"(name|type)")'
+
+
+def _is_told(template: str) -> bool:
+    told = template.replace('\\"', '"')
+    return "<|start_header_id|>" in told and '"parameters"' in told
+
+
+FORMATS = (
+    JsonFormat(
+        name="llama3_json",
+        aliases=("llama3", "llama4_json"),
+        section=Section(
+            "", "", "; ", "", lead=PYTHON_TAG, free=rf"/(.|\n)*/ & ~/{_CALL_BEGINS}(.|\n)*/"
+        ),
+        before='{"name": "NAME", "parameters": ',
+        after="}",
+        head=rf"\s{{0,8}}(?:<\|python_tag\|>)?{OBJECT_HEAD}",
+        follows=rf"{OBJECT_END}\s{{0,20}};?",
+        end=OBJECT_END,
+        found_by=_is_told,
+        marks=(PYTHON_TAG,),
+    ),
+)

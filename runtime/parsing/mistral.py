@@ -1,0 +1,74 @@
+"""Mistral: `[TOOL_CALLS]` and a JSON array, or since tokenizer version 11 a name and `[ARGS]`.
+
+Format: the chat templates of Mistral-7B-Instruct-v0.3, Mistral-Small-3.1 and 3.2, Devstral and
+Magistral; mistral-common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .calls_grammar import Section, literal
+from .json_calls import OBJECT_END, OBJECT_HEAD, JsonFormat
+from .tool_calls import CallRules, Tool
+
+CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_ID_SIZE = 9
+"""What the templates take."""
+_ARGS_HEAD = r"NAME(?:\[CALL_ID\]\w{1,64})?\s{0,4}(?:\[ARGS\])?\s{0,8}(?=\{)"
+
+
+class Mistral(JsonFormat):
+    """A `ToolCallFormat`."""
+
+    def told(self, messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[Any]:
+        return [_with_short_ids(message) for message in messages]
+
+
+def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
+    told = dict(message)
+    if "tool_call_id" in message:
+        told["tool_call_id"] = message["tool_call_id"][-_ID_SIZE:]
+    if "tool_calls" in message:
+        told["tool_calls"] = [
+            {**call, "id": call.get("id", "0" * _ID_SIZE)[-_ID_SIZE:]}
+            for call in message["tool_calls"]
+        ]
+    return told
+
+
+class MistralArgs(Mistral):
+    """A `ToolCallFormat`."""
+
+    def head_of(self, name: str, rules: CallRules) -> str:
+        call_id, args = literal(CALL_ID, rules.special), literal(ARGS, rules.special)
+        return f"{literal(name, {})} ({call_id} /[a-zA-Z0-9]{{9}}/)? {args}"
+
+
+MISTRAL = Mistral(
+    name="mistral",
+    section=Section(CALLS, "[", ", ", "]"),
+    before='{"name": "NAME", "arguments": ',
+    after="}",
+    head=rf"\s{{0,8}}(?:\[?{OBJECT_HEAD}|{_ARGS_HEAD})",
+    follows=rf"(?:{OBJECT_END}\s{{0,20}},|\s{{0,8}}\[TOOL_CALLS\])",
+    end=rf"{OBJECT_END}\s{{0,20}}\]",
+    found_by=lambda template: CALLS in template and ARGS not in template,
+    marks=(CALLS, CALL_ID, ARGS),
+)
+FORMATS = (
+    MISTRAL,
+    MistralArgs(
+        name="mistral_args",
+        aliases=("mistral",),
+        section=Section(CALLS, "", CALLS, ""),
+        before="",
+        after="",
+        head=MISTRAL.head,
+        follows=MISTRAL.follows,
+        end=MISTRAL.end,
+        found_by=lambda template: CALLS in template and ARGS in template,
+        marks=MISTRAL.marks,
+    ),
+)

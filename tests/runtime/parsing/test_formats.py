@@ -1,0 +1,144 @@
+"""What each format of tool calls has in common: calls are read however the text is cut, and texts
+that follow its grammar are read back with arguments of their schemas.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+
+import jsonschema
+import numpy as np
+import pytest
+from recorded_calls import RECORDED, SCHEMA, TOOLS, Said
+
+from piecework.runtime.parsing.events import Arguments, CallBegins, Event, Text, Thought
+from piecework.runtime.parsing.tool_calls import CallRules, ToolCallFormat, formats
+from piecework.runtime.sampling import grammar
+
+FIRST_ID = 300
+"""Of special tokens, in the vocabulary that grammars are walked with."""
+
+
+def said(events: Sequence[Event]) -> Said:
+    """Neighbours joined, arguments read; those that are cut off stay text."""
+    found: Said = []
+    calls: list[list[str]] = []
+    for event in events:
+        match event:
+            case CallBegins(name):
+                calls.append([name])
+                found.append((name, calls[-1]))
+            case Arguments(text):
+                calls[-1].append(text)
+            case Text(text):
+                if found and isinstance(found[-1], str):
+                    found[-1] += text
+                else:
+                    found.append(text)
+            case Thought(text):
+                found.append(("thought", ["", json.dumps(text)]))
+    return [one if isinstance(one, str) else (one[0], _value("".join(one[1][1:]))) for one in found]
+
+
+def _value(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def read(form: ToolCallFormat, pieces: Sequence[str]) -> Said:
+    parser = form.parser(TOOLS)
+    return said([event for piece in pieces for event in parser.push(piece)] + parser.finish())
+
+
+CASES = [
+    pytest.param(name, text, expected, id=f"{name}-{index}")
+    for name, texts in RECORDED.items()
+    for index, (text, expected) in enumerate(texts)
+]
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), CASES)
+def test_calls_are_read_however_the_text_is_cut(name: str, text: str, expected: Said) -> None:
+    form = formats()[name]
+    assert read(form, [text]) == expected
+    assert read(form, text) == expected
+    for cut in range(len(text)):
+        assert read(form, [text[:cut], text[cut:]]) == expected
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_half_a_call_is_the_beginning_of_one(name: str) -> None:
+    """Wherever the text ends: a call of a name that it knows, or text; arguments that begin as the
+    whole ones do.
+    """
+    form = formats()[name]
+    text, expected = RECORDED[name][0]
+    for end in range(len(text)):
+        parser = form.parser(TOOLS)
+        events = [*parser.push(text[:end]), *parser.finish()]
+        names = [event.name for event in events if isinstance(event, CallBegins)]
+        assert names == [one[0] for one in expected if isinstance(one, tuple)][: len(names)]
+        assert all(isinstance(event, Text) for event in events) or names
+
+
+def test_every_format_is_recorded() -> None:
+    assert set(RECORDED) == set(formats()) - {"generic"}
+
+
+class Walk:
+    """Random texts that follow a grammar, over a vocabulary of bytes and special tokens."""
+
+    def __init__(self, lark: str, special: dict[str, int]) -> None:
+        self._text = grammar.from_lark(lark, list(special.values()))
+        self._special = {id: mark.encode() for mark, id in special.items()}
+
+    def text(self, seed: int, most: int = 700) -> str | None:
+        """None where it does not end."""
+        bits = max(self._special, default=0).bit_length()
+        matcher = grammar._compiled(grammar._bytes(bits), self._text)
+        choose, written = random.Random(seed), b""
+        for _ in range(most):
+            mask = np.unpackbits(
+                np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little"
+            )
+            allowed = np.flatnonzero(mask).tolist()
+            known = [token for token in allowed if token < 256 or token in self._special]
+            if not known or (len(known) < len(allowed) and choose.random() < 0.3):
+                return written.decode() if matcher.is_accepting() else None
+            plain = [token for token in known if 32 <= token < 127 or token >= 256]
+            token = choose.choice(plain if plain and choose.random() < 0.95 else known)
+            matcher.consume_token(token)
+            written += self._special.get(token, bytes([token % 256]))
+        return None
+
+
+@pytest.mark.parametrize("is_special", [False, True], ids=["text", "tokens"])
+@pytest.mark.parametrize("name", RECORDED)
+def test_texts_of_the_grammar_are_calls_that_validate(name: str, is_special: bool) -> None:
+    form = formats()[name]
+    special = (
+        {mark: FIRST_ID + index for index, mark in enumerate(form.marks)} if is_special else {}
+    )
+    walk = Walk(form.grammar(TOOLS, CallRules(required=True, special=special)), special)
+    ended = [text for seed in range(12) if (text := walk.text(seed)) is not None]
+    assert len(ended) > 3
+    for text in ended:
+        calls = read(form, [text])
+        assert calls and not any(isinstance(call, str) for call in calls), text
+        for tool, arguments in calls:  # type: ignore[misc]
+            jsonschema.validate(arguments, SCHEMA if tool == "weather" else {"maxProperties": 0})
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_free_text_with_calls_follows_the_grammar_of_auto(name: str) -> None:
+    form = formats()[name]
+    lark = grammar.from_lark(form.grammar(TOOLS, CallRules()))
+    text, _ = RECORDED[name][0]
+    for each, follows in ((text, True), (text.replace("7", "777"), False), ("No call.", True)):
+        matcher = grammar._compiled(grammar._bytes(), lark)
+        taken = matcher.try_consume_tokens(list(each.encode()))
+        assert (taken == len(each.encode()) and matcher.is_accepting()) is follows, each

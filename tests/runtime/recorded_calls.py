@@ -1,0 +1,148 @@
+"""Texts with calls, as each format has them: written after the chat templates that the formats'
+files name. `TOOLS` are what they call; `Said` what a text says and calls, in order.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from piecework.runtime.parsing.tool_calls import Tool
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 8},
+        "days": {"type": "integer", "minimum": 1, "maximum": 99},
+        "parts": {"type": "array", "items": {"enum": ["sun", True, None]}, "maxItems": 3},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOLS = [Tool("weather", "of a city", SCHEMA), Tool("now", "", NOTHING)]
+
+Said = list[str | tuple[str, Any]]
+"""Texts, and calls: a name and its arguments."""
+
+BONN = {"city": 'Bö"n', "days": 7}
+ODD = {"city": "</x> {é]", "days": 1, "parts": ["sun", True, None]}
+V3_BEGIN, V3_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+TWO: Said = [("weather", BONN), ("now", {})]
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _object(name: str, arguments: Any, key: str = "arguments") -> str:
+    return f'{{"name": "{name}", "{key}": {_json(arguments)}}}'
+
+
+def _objects(opening: str, closing: str) -> list[tuple[str, Said]]:
+    """Of formats that have a JSON array between two marks."""
+    both = f"{_object('weather', BONN)}, {_object('now', {})}"
+    return [
+        (f"Let me see.\n\n{opening}[{both}]{closing}", ["Let me see.", *TWO]),
+        (f"{opening}[{_object('weather', ODD)}]{closing}\n", [("weather", ODD)]),
+        (f"{opening} [{{'no JSON'}}]", [f"{opening} [{{'no JSON'}}]"]),
+        (f'{opening}[{{"arguments": {{}}, "name": "now"}}]{closing}', [("now", {})]),
+        (f"{opening}[{_object('rm', {})}]", [f"{opening}[{_object('rm', {})}]"]),
+    ]
+
+
+def _hermes(name: str, arguments: Any) -> str:
+    return f"<tool_call>\n{_object(name, arguments)}\n</tool_call>"
+
+
+def _v3(name: str, arguments: Any) -> str:
+    return (
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{_json(arguments)}\n```"
+        "<｜tool▁call▁end｜>"
+    )
+
+
+def _v31(name: str, arguments: Any) -> str:
+    return f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{_json(arguments)}<｜tool▁call▁end｜>"
+
+
+def _kimi(name: str, number: int, arguments: Any) -> str:
+    return (
+        f"<|tool_call_begin|>functions.{name}:{number}<|tool_call_argument_begin|>"
+        f"{_json(arguments)}<|tool_call_end|>"
+    )
+
+
+RECORDED: dict[str, list[tuple[str, Said]]] = {
+    "hermes": [
+        (f"Well.\n{_hermes('weather', BONN)}\n{_hermes('now', {})}\n", ["Well.", *TWO]),
+        (_hermes("weather", ODD), [("weather", ODD)]),
+        (
+            f"{_hermes('now', {})} and then {_hermes('rm', {})}",
+            [("now", {}), f" and then {_hermes('rm', {})}"],
+        ),
+    ],
+    "mistral": [
+        *_objects("[TOOL_CALLS]", ""),
+        (
+            '[TOOL_CALLS] [{"name": "now", "arguments": {}, "id": "a1b2c3d4e"}]',
+            [("now", {})],
+        ),
+    ],
+    "mistral_args": [
+        (
+            f"Hm.[TOOL_CALLS]weather[CALL_ID]a1b2c3d4e[ARGS]{_json(BONN)}"
+            "[TOOL_CALLS]now[CALL_ID]b1b2c3d4e[ARGS]{}",
+            ["Hm.", *TWO],
+        ),
+        (f"[TOOL_CALLS]weather[ARGS]{_json(ODD)}", [("weather", ODD)]),
+        ("[TOOL_CALLS]nowadays[ARGS]{}", ["[TOOL_CALLS]nowadays[ARGS]{}"]),
+    ],
+    "deepseek_v3": [
+        (
+            f"Ja.{V3_BEGIN}{_v3('weather', BONN)}\n{_v3('now', {})}{V3_END}",
+            ["Ja.", *TWO],
+        ),
+        (f"{V3_BEGIN}{_v3('weather', ODD)}{V3_END}", [("weather", ODD)]),
+        (f"{V3_BEGIN}{_v3('rm', {})}", [f"{V3_BEGIN}{_v3('rm', {})}"]),
+    ],
+    "deepseek_v31": [
+        (
+            f"Ja.{V3_BEGIN}{_v31('weather', BONN)}{_v31('now', {})}{V3_END}",
+            ["Ja.", *TWO],
+        ),
+        (f"{V3_BEGIN}{_v31('weather', ODD)}{V3_END}", [("weather", ODD)]),
+        ("<｜tool▁calls▁begin｜>none", ["<｜tool▁calls▁begin｜>none"]),
+    ],
+    "kimi_k2": [
+        (
+            f"I look.<|tool_calls_section_begin|>{_kimi('weather', 0, BONN)}{_kimi('now', 1, {})}"
+            "<|tool_calls_section_end|>",
+            ["I look.", *TWO],
+        ),
+        (
+            f"<|tool_calls_section_begin|>{_kimi('weather', 3, ODD)}<|tool_calls_section_end|>",
+            [("weather", ODD)],
+        ),
+        ("<|tool_calls_section_begin|> ?", ["<|tool_calls_section_begin|> ?"]),
+    ],
+    "granite": _objects("<|tool_call|>", ""),
+    "phi4_mini": [
+        *_objects("<|tool_call|>", "<|/tool_call|>"),
+        (f"<|tool_call|>{_object('now', {})}<|/tool_call|>", [("now", {})]),
+    ],
+    "llama3_json": [
+        (
+            f"{_object('weather', BONN, 'parameters')}; {_object('now', {}, 'parameters')}",
+            TWO,
+        ),
+        (f"<|python_tag|>{_object('weather', ODD, 'parameters')}", [("weather", ODD)]),
+        (
+            '\n\n{"type": "function", "name": "now", "parameters": {}}',
+            [("now", {})],
+        ),
+        ('{"name": "rm", "parameters": {}}', ['{"name": "rm", "parameters": {}}']),
+        ('See: {"name": "now"}', ['See: {"name": "now"}']),
+        ('{"name": "no', ['{"name": "no']),
+    ],
+}
