@@ -44,6 +44,11 @@ class KVLayout:
     computes that. `softcap`: scores are held softly below it, cap * tanh(score / cap). `sinks` [H]
     float32: a score of each head that takes its weight from those of the keys and adds nothing.
 
+    A key/value head is read by `group` query heads, one after another. Of a rank's layer the first
+    one's first `skipped_heads` may be another rank's, the last one has all that are left, and
+    `group_size` says how many belong together (None: as many as there are of each); only backends
+    of platforms that have `cuts_head_groups` get such layers.
+
         KVLayout.of_heads(32, 8, 128, torch.bfloat16, window=4096)
     """
 
@@ -60,6 +65,8 @@ class KVLayout:
     k_scale: float = 1.0
     v_scale: float = 1.0
     causal: bool = True
+    group_size: int | None = None
+    skipped_heads: int = 0
 
     @classmethod
     def of_heads(
@@ -81,6 +88,11 @@ class KVLayout:
             dtype=dtype,
             window=window,
         )
+
+    @property
+    def group(self) -> int:
+        """Query heads of a key/value head."""
+        return self.group_size or self.num_heads // self.num_kv_heads
 
     @property
     def is_plain(self) -> bool:

@@ -8,7 +8,7 @@ key, E of a value, P pages, S tokens in a page.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -143,6 +143,9 @@ class TorchAttention:
     ) -> None:
         if isinstance(plan, TorchDecodePlan):
             plan = plan.first(q.shape[0])
+        if layout.group * layout.num_kv_heads != layout.num_heads or layout.skipped_heads:
+            self._run_cut(q, k, v, out, k_cache, v_cache, plan, layout)
+            return
         slots, new = plan.slot_mapping, plan.slot_mapping.shape[0]
         if layout.cache_dtype is None:
             k_cache.flatten(0, 1).index_copy_(0, slots, k[:new])
@@ -156,6 +159,30 @@ class TorchAttention:
             _attend_prefill(layer, number, prefill)
         for number, decodes in enumerate(plan.decodes):
             _attend_decodes(layer, number, decodes)
+
+    def _run_cut(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        plan: TorchPlan,
+        layout: KVLayout,
+    ) -> None:
+        """With heads of zeros where the layer lacks some of a group, and without those that it has
+        behind the last group.
+        """
+        heads, skipped = layout.group * layout.num_kv_heads, layout.skipped_heads
+        count = min(layout.num_heads, heads - skipped)
+        whole = q.new_zeros(len(q), heads, layout.key_size)
+        whole[:, skipped : skipped + count] = q[:, :count]
+        result = out.new_zeros(len(out), heads, layout.value_size)
+        even = replace(layout, num_heads=heads, group_size=None, skipped_heads=0)
+        self.run(whole, k, v, result, k_cache, v_cache, plan, even)
+        out[:, :count] = result[:, skipped : skipped + count]
+        out[:, count:] = 0.0
 
 
 class _Layer(NamedTuple):

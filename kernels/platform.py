@@ -104,6 +104,8 @@ class Platform:
     """Whether tensors of the device lie elsewhere than those of the CPU."""
     ranks_share_memory: bool = False
     """Whether the ranks of one machine take their weights and caches from one memory."""
+    cuts_head_groups: bool = False
+    """Whether attention takes layers whose key/value heads are read by unequal numbers of heads."""
     groups_of_torch: bool = False
     """Set where `make_group` must make torch.distributed's default group, which a library uses."""
     group_type: type[TorchGroup] = TorchGroup

@@ -34,7 +34,7 @@ class CompiledHere:
         maker = piece_store(PieceMaker, config, platform)
         backend = platform.attention_backend(config.attention_backend)
         kernels = platform.linear_kernels(dtype, backend)
-        shard = Shard(0, config.tp_size)
+        shard = Shard(0, config.tp_size, platform.cuts_head_groups)
         model = hollow_model(model_config, dtype, platform.device(), kernels, kinds, shard)
         self._outcome = Outcome(None)
         try:

@@ -81,9 +81,15 @@ def answer(
     return Said(torch.cat(rows), tokens[len(PROMPT) :])
 
 
-def answer_by(size: int, load_part: Callable[[Shard], LlamaForCausalLM], **settings: Any) -> Said:
+def answer_by(
+    size: int,
+    load_part: Callable[[Shard], LlamaForCausalLM],
+    *,
+    cuts_groups: bool = False,
+    **settings: Any,
+) -> Said:
     """What `size` ranks say, whose models `load_part` gives, one after another."""
-    models = [load_part(Shard(rank, size)) for rank in range(size)]
+    models = [load_part(Shard(rank, size, cuts_groups)) for rank in range(size)]
     with thread_ranks(size) as ranks:
         said = on_ranks(ranks, lambda rank: answer(models[rank], size, **settings))
     assert all(torch.equal(each.logprobs, said[0].logprobs) for each in said)

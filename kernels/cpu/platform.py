@@ -52,6 +52,7 @@ class CpuPlatform(Platform):
     runs_beside_host = False
     has_own_memory = False
     ranks_share_memory = True
+    cuts_head_groups = True
     graphs_are_real = False
     # Arithmetic bounds a CPU: every padded token costs what a real one does, so only a step of a
     # captured size is replayed.

@@ -71,9 +71,10 @@ class ModelRunner:
     def __init__(
         self, config: EngineConfig, *, progress: bool = True, ranks: Ranks = ALONE
     ) -> None:
-        self.ranks, self.shard = ranks, Shard(ranks.rank, ranks.size)
+        self.ranks = ranks
         self.clock = StartClock()
         self.platform: Platform = detect(config.device)
+        self.shard = Shard(ranks.rank, ranks.size, self.platform.cuts_head_groups)
         place = Place(ranks.local_rank, ranks.local_size, config.cpu_bind)
         self.platform.set_up(config.num_threads, place)
         self.platform.use_device(ranks.local_rank)

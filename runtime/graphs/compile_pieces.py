@@ -106,7 +106,7 @@ def _compile(job: dict[str, Any]) -> None:
     maker.cache.check_writable()
     kernels = platform.linear_kernels(dtype, platform.attention_backend(config.attention_backend))
     # Any rank's part: all have the same forward.
-    shard = Shard(0, config.tp_size)
+    shard = Shard(0, config.tp_size, platform.cuts_head_groups)
     model = hollow_model(model_config, dtype, platform.device(), kernels, job["kinds"], shard)
     make_pieces(maker, model, model_config, dtype, job["kinds"], ranks=config.tp_size)
 

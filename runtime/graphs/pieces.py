@@ -54,7 +54,9 @@ def stored_key(
     layers; `ranks`: over which it is split, of which all have the same forward.
     """
     linears = _digest(json.dumps(dict(kinds), sort_keys=True))
-    return f"{model_key(model_config, dtype)} linears {linears}" + f" ranks {ranks}" * (ranks > 1)
+    return f"{model_key(model_config, dtype)} linears {linears}" + f" split over {ranks}" * (
+        ranks > 1
+    )
 
 
 def model_key(model_config: ModelConfig, dtype: torch.dtype) -> str:

@@ -27,15 +27,20 @@ from .self_attention import SelfAttention
 if TYPE_CHECKING:
     from ..models.causal_lm import CausalLM
 
+_BLOCK = 128
+"""Columns that formats of weights keep together, at most."""
 _VOCABULARY_UNIT = 64
 """Rows of the vocabulary that a rank holds are a multiple of it."""
 
 
 class Shard(NamedTuple):
-    """Part `rank` of `size`, of each layer that is split."""
+    """Part `rank` of `size`, of each layer that is split. `cuts_groups`: whether ranks may share
+    the query heads of a key/value head unevenly (`KVLayout.group`).
+    """
 
     rank: int = 0
     size: int = 1
+    cuts_groups: bool = False
 
     def equal(self, whole: int) -> Stretch:
         """Of `whole`, which `size` divides."""
@@ -57,11 +62,15 @@ def split(model: CausalLM, shard: Shard) -> None:
 
 def _split_attention(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
     """By key/value heads, each with its queries. Where there are fewer than ranks, ranks that share
-    one hold the same; where they do not go round, the last rank's last ones are zeros.
+    one hold the same; where they do not go round, query heads are shared out one by one, or the
+    last rank's last ones are zeros.
     """
     heads, kv_heads, size = layer.num_heads, layer.num_kv_heads, shard.size
     each = -(-kv_heads // size)
-    if kv_heads > size and each * (size - 1) < kv_heads:
+    skipped = 0
+    if shard.cuts_groups and layer.sinks is None and (cut := _cut_groups(layer, shard)):
+        queries, kv, skipped = cut
+    elif kv_heads > size and each * (size - 1) < kv_heads:
         kv = Stretch(shard.rank * each, each, kv_heads)
         queries = Stretch(*(number * (heads // kv_heads) for number in kv))
     elif size % kv_heads == 0 and heads % size == 0:
@@ -74,9 +83,29 @@ def _split_attention(model: CausalLM, name: str, layer: Any, shard: Shard) -> No
     rows, kv_rows = (Stretch(*(number * layer.head_dim for number in of)) for of in (queries, kv))
     layer.qkv_proj.hold_rows({"q_proj": rows, "k_proj": kv_rows, "v_proj": kv_rows})
     _sum_over_ranks(layer.o_proj, rows)
-    layer.hold_heads(queries, kv)
+    layer.hold_heads(queries, kv, group=heads // kv_heads, skipped=skipped)
     for norm in (layer.q_norm, layer.k_norm):
         _split_head_norm(name, norm, queries if norm is layer.q_norm else kv)
+
+
+def _cut_groups(layer: SelfAttention, shard: Shard) -> tuple[Stretch, Stretch, int] | None:
+    """Query heads, key/value heads and how many of the first one's queries are another rank's,
+    where the key/value heads do not go round, each rank then needs as many of them as the others,
+    and no block of weights is cut.
+    """
+    heads, kv_heads, width = layer.num_heads, layer.num_kv_heads, layer.head_dim
+    each, group = -(-heads // shard.size), heads // kv_heads
+    if kv_heads % shard.size == 0 or shard.size > kv_heads:
+        return None
+    if each * width % _BLOCK and heads * width % _BLOCK == 0:
+        return None
+    begins = range(0, each * shard.size, each)
+    kv = [(begin // group, (min(begin + each, heads) - 1) // group + 1) for begin in begins]
+    if begins[-1] >= heads or len({end - begin for begin, end in kv}) > 1:
+        return None
+    first, end = kv[shard.rank]
+    begin = begins[shard.rank]
+    return Stretch(begin, each, heads), Stretch(first, end - first, kv_heads), begin % group
 
 
 def _split_head_norm(name: str, norm: nn.Module | None, heads: Stretch) -> None:

@@ -52,10 +52,18 @@ class SelfAttention(nn.Module):
         self.softcap = softcap
         self.sinks = weight(config.num_heads) if sinks else None
         self.held_rows: Stretch | None = None
+        self.group_size: int | None = None
+        self.skipped_heads = 0
 
-    def hold_heads(self, heads: Stretch, kv_heads: Stretch) -> None:
-        """From now on the layer has these of its heads: before its weights are created."""
+    def hold_heads(
+        self, heads: Stretch, kv_heads: Stretch, *, group: int, skipped: int = 0
+    ) -> None:
+        """From now on the layer has these of its heads: before its weights are created. `group`,
+        `skipped`: as in `KVLayout`.
+        """
         self.num_heads, self.num_kv_heads = heads.size, kv_heads.size
+        if heads.size != group * kv_heads.size and kv_heads.size > 1:
+            self.group_size, self.skipped_heads = group, skipped
         if self.sinks is not None:
             self.held_rows, self.sinks = heads, weight(heads.size)
 
@@ -71,6 +79,8 @@ class SelfAttention(nn.Module):
             window=self.window,
             softcap=self.softcap,
             sinks=None if self.sinks is None else self.sinks.detach().float(),
+            group_size=self.group_size,
+            skipped_heads=self.skipped_heads,
         )
 
     def forward(self, x: torch.Tensor, rotations: Rotations) -> torch.Tensor:

@@ -339,7 +339,8 @@ def _check_split(
 
     def lay_out(size: int) -> CannotSplitError | None:
         try:
-            _places(empty_model(config, dtype, torch.device("meta"), choose, Shard(0, size)))
+            part = shard._replace(rank=0, size=size)
+            _places(empty_model(config, dtype, torch.device("meta"), choose, part))
         except CannotSplitError as error:
             return error
         return None

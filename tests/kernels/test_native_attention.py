@@ -108,6 +108,47 @@ def test_it_equals_the_definition(
         assert torch.equal(keys, step.new(step.keys)) and torch.equal(values, step.new(step.values))
 
 
+@settings(max_examples=10)
+@given(
+    lens=LENS,
+    kv_heads=st.integers(2, 3),
+    group=st.sampled_from([2, 3, 8]),
+    head_size=st.sampled_from([8, 33, 64]),
+    cut=st.tuples(st.integers(0, 7), st.integers(0, 7)),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_the_first_and_the_last_group_of_heads_may_be_cut(
+    variants: list[NativeAttention],
+    lens: list[tuple[int, int]],
+    kv_heads: int,
+    group: int,
+    head_size: int,
+    cut: tuple[int, int],
+    dtype: torch.dtype,
+) -> None:
+    """As a rank has them that shares a key/value head unevenly."""
+    step = Step(
+        lens,
+        page_size=16,
+        heads=group * kv_heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        seed=len(lens),
+        dtype=dtype,
+    )
+    skipped, missing = (number % group for number in cut)
+    kept_heads = slice(skipped, group * kv_heads - missing)
+    expected = exact(step)[:, kept_heads]
+    step.q = step.q[:, kept_heads].contiguous()
+    step.heads = replace(
+        step.heads, num_heads=step.q.shape[1], group_size=group, skipped_heads=skipped
+    )
+    atol, rtol = (1e-5, 1e-5) if dtype == torch.float32 else (1e-3, 2**-8)
+    for backend in (variants[0], TorchAttention()):
+        found = step.run(backend, padding=2).double()
+        assert torch.allclose(found, expected, atol=atol, rtol=rtol)
+
+
 @settings(max_examples=12)
 @given(
     lens=LENS,

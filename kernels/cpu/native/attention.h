@@ -27,12 +27,18 @@ struct AttentionCall {
   const float* sinks;                    // [H]: scores without values; null: none
   int64_t q_stride, k_stride, v_stride, out_stride, table_stride;
   int32_t requests, tokens, heads, kv_heads, head_size, page_size, window;  // window 0: all
+  int32_t group, skipped;  // query heads of a key/value head; of the first's so many are missing
   CacheKind cache_kind;
   float scale, k_scale, v_scale;  // k_scale, v_scale: 1 but for numbers in float8
   float softcap;                  // that scores are held below; 0: none
 
   // Numbers of a page, without the scales behind them.
   int64_t page_numbers() const { return static_cast<int64_t>(page_size) * kv_heads * head_size; }
+
+  // The query heads of a key/value head; the last has all that are left.
+  int first_head(int kv_head) const { return std::max(0, kv_head * group - skipped); }
+  int heads_of(int kv_head) const { return (kv_head + 1 == kv_heads ? heads : first_head(kv_head + 1)) - first_head(kv_head); }
+  int most_heads() const { return std::max(std::min(group, heads), heads_of(kv_heads - 1)); }
 };
 
 // Where something lies in pages of C, in numbers from the first page's first.
@@ -63,7 +69,7 @@ inline int64_t partial_floats(int rows, int head_size) { return static_cast<int6
 // Query tokens of an item: as many as fill its rows, fewer where threads would have nothing to do.
 template <class T>
 int tokens_in_item(const AttentionCall<T>& call, int threads) {
-  const int64_t group = call.heads / call.kv_heads, all = group * call.kv_heads * call.tokens;
+  const int64_t group = call.most_heads(), all = static_cast<int64_t>(call.heads) * call.tokens;
   int64_t rows = kMostRows;
   while (rows / 2 >= kLeastRows && all / rows < 4 * threads) rows /= 2;
   return static_cast<int>(std::max<int64_t>(1, rows / group));
@@ -72,7 +78,7 @@ int tokens_in_item(const AttentionCall<T>& call, int threads) {
 // The longest first, so that at the end no thread waits long for another.
 template <class T>
 int64_t make_items(const AttentionCall<T>& call, int threads, std::vector<Item>& items) {
-  const int group = call.heads / call.kv_heads, block = tokens_in_item(call, threads);
+  const int block = tokens_in_item(call, threads);
   const auto first_key = [&](int b, int first) {
     return call.window > 0 ? std::max(0, call.seq_lens[b] - call.query_lens[b] + first + 1 - call.window) : 0;
   };
@@ -95,12 +101,14 @@ int64_t make_items(const AttentionCall<T>& call, int threads, std::vector<Item>&
         for (int chunk = 0; chunk < made; ++chunk) {
           const int from = begin + chunk * size, to = std::min(end, from + size);
           items.push_back({b, head, first, last, row + first, from, to, made > 1 ? floats : -1, made > 1 && chunk == 0 ? made : 0});
-          if (made > 1) floats += partial_floats((last - first) * group, call.head_size);
+          if (made > 1) floats += partial_floats((last - first) * call.heads_of(head), call.head_size);
         }
       }
     }
   }
-  const auto work = [](const Item& item) { return static_cast<int64_t>(item.last - item.first) * (item.end - item.begin); };
+  const auto work = [&](const Item& item) {
+    return static_cast<int64_t>(item.last - item.first) * call.heads_of(item.kv_head) * (item.end - item.begin);
+  };
   std::stable_sort(items.begin(), items.end(), [&](const Item& a, const Item& b) { return work(a) > work(b); });
   return floats;
 }
@@ -128,7 +136,7 @@ void store_row(const AttentionCall<T>& call, int row) {
 // `sums` and `total` are of weights under `peak`.
 template <class T>
 void write_row(const AttentionCall<T>& call, const Item& item, int row, const float* __restrict sums, float total, float peak) {
-  const int group = call.heads / call.kv_heads, head = item.kv_head * group + row % group;
+  const int group = call.heads_of(item.kv_head), head = call.first_head(item.kv_head) + row % group;
   T* __restrict out = call.out + (item.row + row / group) * call.out_stride + head * call.head_size;
   if (call.sinks != nullptr) total += __builtin_exp2f(call.sinks[head] * kLog2E - peak);
   const float factor = call.v_scale * unit_of(call.cache_kind) / total;
@@ -140,12 +148,12 @@ void write_row(const AttentionCall<T>& call, const Item& item, int row, const fl
 template <class C, class T>
 void load_queries(const AttentionCall<T>& call, const Item& item, int rows, bool few, Scratch& scratch) {
   const float factor = call.scale * kLog2E * call.k_scale * unit_of(call.cache_kind);
-  const int group = call.heads / call.kv_heads;
+  const int group = call.heads_of(item.kv_head), first = call.first_head(item.kv_head);
   for (int row = 0; row < rows; row += tiles::kRows) {
     const T* from[tiles::kRows];
     const int count = std::min(tiles::kRows, rows - row);
     for (int i = 0; i < count; ++i)
-      from[i] = call.q + (item.row + (row + i) / group) * call.q_stride + (item.kv_head * group + (row + i) % group) * call.head_size;
+      from[i] = call.q + (item.row + (row + i) / group) * call.q_stride + (first + (row + i) % group) * call.head_size;
     if (few) {
       tiles::load_few<C>(from, count, factor, scratch);
     } else {
@@ -198,7 +206,7 @@ void attend_blocks(int rows, const tiles::Sight& sight, const tiles::Tile& tile,
 
 template <class T, class C>
 void attend_item(const AttentionCall<T>& call, const Item& item, Scratch& scratch, float* partials) {
-  const int group = call.heads / call.kv_heads, rows = (item.last - item.first) * group, size = call.head_size;
+  const int group = call.heads_of(item.kv_head), rows = (item.last - item.first) * group, size = call.head_size;
   const tiles::Sight sight{call.seq_lens[item.request] - call.query_lens[item.request] + item.first, group, call.window,
                            call.softcap * kLog2E};
   const bool few = tiles::is_few<C>(rows, size);
@@ -250,7 +258,7 @@ CacheKernels<bf16> byte_kernels_for(CacheKind kind);
 // The chunks of `item`, the first of them, become the rows of `out`; a chunk in which a row sees nothing counts nothing.
 template <class T>
 void merge_item(const AttentionCall<T>& call, const Item& item, Scratch& scratch, const float* partials) {
-  const int group = call.heads / call.kv_heads, rows = (item.last - item.first) * group, size = call.head_size;
+  const int group = call.heads_of(item.kv_head), rows = (item.last - item.first) * group, size = call.head_size;
   const int64_t step = partial_floats(rows, size);
   const float* chunks = partials + item.partial;
   for (int row = 0; row < rows; ++row) {

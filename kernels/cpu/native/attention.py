@@ -24,7 +24,7 @@ _POINTERS = (
 _STRIDES = ("q_stride", "k_stride", "v_stride", "out_stride", "table_stride")
 _NUMBERS = (
     *("requests", "tokens", "heads", "kv_heads", "head_size", "page_size", "window"),
-    "cache_kind",
+    *("group", "skipped", "cache_kind"),
 )
 CACHE_KINDS = {None: 0, torch.float8_e4m3fn: 1, torch.float8_e5m2: 2, torch.int8: 3}
 """`CacheKind` of attention_cache.h."""
@@ -123,6 +123,7 @@ class NativeAttention(TorchAttention):
         )
         call.k_cache, call.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
         call.heads, call.kv_heads = layout.num_heads, layout.num_kv_heads
+        call.group, call.skipped = layout.group, layout.skipped_heads
         call.head_size, call.window, call.scale = layout.key_size, layout.window or 0, layout.scale
         call.cache_kind = CACHE_KINDS[layout.cache_dtype]
         call.k_scale, call.v_scale = layout.k_scale, layout.v_scale

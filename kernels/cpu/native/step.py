@@ -49,6 +49,8 @@ class _Model(ctypes.Structure):
                 "kv_heads",
                 "head_size",
                 "page_size",
+                "group",
+                "skipped",
             )
         ),
         ("eps", _FLOAT),
@@ -122,6 +124,7 @@ class NativeStep:
             *(embedded, len(layers), self._hidden, decoder.layers[0].mlp.down_proj.in_features),
             *(first.num_heads, first.num_kv_heads, first.key_size),
             page_size_of(k_cache[0], first.num_kv_heads, first.key_size),
+            *(first.group, first.skipped_heads),
             decoder.norm.eps,
         )
 

@@ -34,6 +34,7 @@ SHAPES: list[dict[str, Any]] = [
     {"size": 2, "architecture": "qwen2", "tie_word_embeddings": True},
     {"size": 2, "architecture": "qwen3", "quantization": "int8"},
     {"size": 3, "architecture": "llama", "num_attention_heads": 6, "num_key_value_heads": 3},
+    {"size": 2, "architecture": "qwen3", "num_attention_heads": 6, "num_key_value_heads": 3},
 ]
 
 
@@ -90,7 +91,7 @@ def test_they_are_the_forward_op_by_op_and_one_processs(
     shape = dict(shape)
     size, quantization = shape.pop("size"), shape.pop("quantization", "none")
     path = make_tiny_model(tmp_path, hidden_size=96, intermediate_size=192, **shape)
-    ranks = [Rank(path, Shard(rank, size), quantization) for rank in range(size)]
+    ranks = [Rank(path, Shard(rank, size, True), quantization) for rank in range(size)]
     whole = Rank(path, Shard(), quantization)
     register_attention("CPU")
     groups = shared_groups(size)

@@ -58,6 +58,17 @@ def test_ranks_say_what_one_process_says(case: str, tmp_path: Path) -> None:
     assert_alike(answer_by(size, partial(load, path)), answer(load(path)))
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(9, 3, 2), (6, 3, 2), (12, 4, 3)])
+def test_ranks_may_cut_the_groups_of_heads(
+    heads: int, kv_heads: int, size: int, tmp_path: Path
+) -> None:
+    shape = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 16}
+    path = make_tiny_model(tmp_path, "qwen3", **shape)
+    (layer, *_) = load(path, Shard(1, size, True)).kv_layouts(torch.float32)
+    assert (layer.num_heads, layer.num_kv_heads) == (-(-heads // size), 2)
+    assert_alike(answer_by(size, partial(load, path), cuts_groups=True), answer(load(path)))
+
+
 def test_pieces_are_the_same_for_all_ranks(tmp_path: Path) -> None:
     """Traced on no rank's weights, found in the cache by each, and right."""
     path = make_tiny_model(tmp_path / "model", "qwen3", tie_word_embeddings=True)
