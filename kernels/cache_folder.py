@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 try:
     import fcntl
@@ -73,3 +74,19 @@ def locked(path: Path) -> Iterator[None]:
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def hold_lock(path: Path) -> IO[str]:
+    """Held by this process until the file that is returned is closed. Raises `BlockingIOError`
+    where another one holds it, and `OSError` where the file cannot be made.
+    """
+    file = open(path, "w")  # noqa: SIM115
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise
+        except OSError:
+            pass  # a file system without locks
+    return file

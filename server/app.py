@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastapi import APIRouter, FastAPI
@@ -25,6 +26,8 @@ from .metrics import Metrics
 from .middleware import EveryAnswer
 from .native import control, generate
 from .openai import chat, completions, models, tokenize
+from .openai.batches import files, routes
+from .openai.batches.service import Batches
 from .openai.responses import endpoints as responses
 from .page import docs as docs_page
 from .state import AnyServing, Serving
@@ -51,6 +54,9 @@ _ROUTERS = (
     responses.router,
     messages.router,
     tokenize.router,
+    files.router,
+    routes.router,
+    routes.body_router,
     generate.router,
     control.router,
     control.body_router,
@@ -64,8 +70,8 @@ _EXCEPTIONS = (
     EngineUnavailable,
     Exception,
 )
-_METHODS = ("GET", "HEAD", "POST", "PUT")
 _EXPOSED = ("X-Request-Id", "Request-Id", "Retry-After")
+_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
 """Headers of answers that scripts of other origins may read."""
 _CORS_SECONDS = 600
 """How long a browser may keep what it was told about these."""
@@ -76,10 +82,21 @@ def create_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     caller's.
     """
     name = config.served_model_name
-    return build_app(
-        Serving(engine=engine, config=config, metrics=Metrics(engine, name), model_name=name),
-        _ROUTERS,
-    )
+    serving = Serving(engine=engine, config=config, metrics=Metrics(engine, name), model_name=name)
+    app = build_app(serving, _ROUTERS)
+    app.state.batches = Batches(app, serving)
+    return app
+
+
+@contextlib.asynccontextmanager
+async def _life(app: FastAPI) -> AsyncIterator[None]:
+    """What goes on beside requests, as long as the application runs."""
+    batches: Batches | None = getattr(app.state, "batches", None)
+    if batches is not None:
+        await batches.start()
+    yield
+    if batches is not None:
+        await batches.stop()
 
 
 def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
@@ -90,6 +107,7 @@ def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
         description="OpenAI-compatible serving",
         docs_url=None,
         redoc_url=None,
+        lifespan=_life,
     )
     app.state.serving = serving
     app.state.needs_key = lambda path: serving.config.api_key is not None and not is_open(path)

@@ -141,10 +141,27 @@ class ServerConfig(CommonServerConfig):
         group=SERVER,
         metavar="NAME",
     )
+    batch_dir: str = option(
+        "auto",
+        "folder for the files and batches of /v1/files and /v1/batches, which outlive the server; "
+        "auto: one of the model's name in the cache folder; none: these endpoints are off",
+        group=SERVER,
+        metavar="FOLDER",
+    )
+    batch_storage: int = option(
+        2048,
+        "MiB that files and batches may take together",
+        group=SERVER,
+        metavar="MIB",
+    )
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
         CommonServerConfig.__post_init__(self)
+        if self.batch_storage < 1:
+            raise ValueError(f"--batch-storage must be at least 1, got {self.batch_storage}")
+        if not self.batch_dir:
+            raise ValueError("--batch-dir is empty; name a folder, auto or none")
         if self.engine.tp_size > 1 and self.watchdog_timeout:
             # Ranks tell who hangs, the watchdog only that something does.
             seconds = min(self.engine.dist_timeout, self.watchdog_timeout / 2)

@@ -188,7 +188,7 @@ def parameter_path(location: Sequence[str | int]) -> str | None:
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part != "body" or path:
+        elif part not in ("body", "query") or path:
             path += f".{part}" if path else part
     return path or None
 

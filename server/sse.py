@@ -44,6 +44,10 @@ class Connection(Protocol):
         """A part of the answer that is under way, which is no last one."""
         ...
 
+    def took(self, size: int) -> None:
+        """So many bytes of the body that is arriving are held no longer."""
+        ...
+
 
 class EventWriter(Protocol):
     """Turns what is new about sequences into events."""

@@ -61,6 +61,10 @@ class UnfinishedRequests(Generic[R]):
         self._quarantine = Quarantine()
         self._life: EngineConnection | None = None
 
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._requests)
+
     async def abort(self, rid: str | None) -> int:
         """Abort every request that goes by `rid` (None: all): its last output says
         `FinishReason.ABORT`. Returns how many.

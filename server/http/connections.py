@@ -90,6 +90,12 @@ class Connections:
             self.release(oldest)
             oldest.drop_body()
 
+    def give_back(self, connection: Connection, size: int) -> None:
+        """So many bytes of its unfinished body are elsewhere."""
+        if connection in self._bodies:
+            self._bodies[connection] -= size
+            self._body_bytes -= size
+
     def release(self, connection: Connection) -> None:
         """The connection's body is whole, or gone."""
         self._body_bytes -= self._bodies.pop(connection, 0)

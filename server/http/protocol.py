@@ -91,6 +91,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if body:
             self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
+    def took(self, size: int) -> None:
+        self._peers.give_back(self, size)
+
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -88,6 +88,10 @@ class ScriptedEngine:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     @property
+    def num_unfinished(self) -> int:
+        return len(self.running)
+
+    @property
     def capacity(self) -> int:
         return 1000
 

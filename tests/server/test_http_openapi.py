@@ -4,7 +4,9 @@ from elsewhere.
 
 from __future__ import annotations
 
+import json
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +17,7 @@ from http_fixtures import client_of, make_app
 from scripted_engine import ScriptedEngine
 
 from piecework.server.engine.supervisor import EngineState
+from piecework.server.openai.batches.records import Status
 from piecework.server.page.docs import render
 
 USER = {"role": "user", "content": "Hi"}
@@ -167,7 +170,47 @@ async def test_answers_of_every_operation_are_held_to_the_document(
         for path, operations in (await document_of(client))["paths"].items()
         for method in operations
     }
-    assert declared == {(method, path) for method, path, _ in GOOD}
+    assert declared == {(method, path) for method, path, _ in GOOD} | {*IN_ORDER}
+
+
+IN_ORDER = [
+    ("POST", "/v1/files"),
+    ("GET", "/v1/files"),
+    ("GET", "/v1/files/{file_id}"),
+    ("GET", "/v1/files/{file_id}/content"),
+    ("POST", "/v1/batches"),
+    ("GET", "/v1/batches"),
+    ("GET", "/v1/batches/{batch_id}"),
+    ("POST", "/v1/batches/{batch_id}/cancel"),
+    ("DELETE", "/v1/files/{file_id}"),
+]
+"""Of which each needs what came before."""
+
+
+async def test_files_and_batches_are_as_declared(scripted: ScriptedEngine, tmp_path: Path) -> None:
+    scripted.script.held = True
+    app = make_app(scripted, batch_dir=str(tmp_path))
+    line = {"custom_id": "a", "method": "POST", "url": COMPLETIONS, "body": {"prompt": "x"}}
+    names: dict[str, str] = {}
+    async with client_of(app) as client:
+        document = await document_of(client)
+        for method, path in IN_ORDER:
+            asked: dict[str, Any] = {}
+            if (method, path) == ("POST", "/v1/files"):
+                asked = {"files": {"file": json.dumps(line)}, "data": {"purpose": "batch"}}
+            elif (method, path) == ("POST", "/v1/batches"):
+                body = {"endpoint": COMPLETIONS, "completion_window": "24h"}
+                asked = {"json": {**body, "input_file_id": names["file"], "metadata": {"a": "b"}}}
+            place = path.format(file_id=names.get("file"), batch_id=names.get("batch"))
+            if method == "DELETE":
+                await app.state.batches.stop()
+                for batch in (await app.state.batches.storage()).batches.values():
+                    batch.become(Status.CANCELLED, 0)
+            answer = await client.request(method, place, **asked)
+            assert answer.status_code == 200, answer.text
+            check_answer(document, method, path, answer)
+            if method == "POST":
+                names.setdefault(answer.json()["object"], answer.json()["id"])
 
 
 async def test_errors_are_as_declared(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:

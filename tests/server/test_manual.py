@@ -82,7 +82,7 @@ async def image_app() -> AsyncIterator[FastAPI]:
 def assert_endpoints(app: FastAPI, manual: str) -> None:
     """Paths without `/v1` that only repeat one with it are told in words."""
     paths = {re.sub(r"\{.*\}", "{id}", path) for path in app.openapi()["paths"]}
-    assert set(re.findall(r"`(?:GET|POST) (/[^`]*)`", section("Endpoints", manual))) == paths
+    assert set(re.findall(r"`(?:GET|POST|DELETE) (/[^`]*)`", section("Endpoints", manual))) == paths
 
 
 def assert_metrics(app: FastAPI, manual: str) -> None:

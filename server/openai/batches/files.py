@@ -1,0 +1,196 @@
+"""`/v1/files`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, Response
+
+from ...answers import answers
+from ...config import parse_origins
+from ...errors import (
+    BodyTooLarge,
+    ClientGone,
+    InvalidRequest,
+    Unavailable,
+    UnsupportedMedia,
+)
+from ...sse import CONNECTION
+from ...state import Serving, ServingDep, json_response
+from .paging import page
+from .protocol import DeletedFile, FileAnswer, FileList
+from .service import Batches, BatchesDep
+
+router = APIRouter()
+MAX_FILE_BYTES = 200 * 2**20
+"""As OpenAI's of a batch."""
+_AROUND = 2**16
+"""Bytes of a form beside its file."""
+_MAX_UPLOADS = 4
+"""At once."""
+_FORM = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"enum": ["batch"]},
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+@router.post(
+    "/v1/files",
+    responses=answers(FileAnswer, errors=(400, 404, 413, 415, 503)),
+    openapi_extra=_FORM,
+)
+async def upload_file(request: Request, serving: ServingDep, batches: BatchesDep) -> Response:
+    """Keep a file of requests, one a line."""
+    await batches.storage()
+    _check_sender(request, serving)
+    if batches.uploads >= _MAX_UPLOADS:
+        raise Unavailable(
+            f"{_MAX_UPLOADS} files are being uploaded already. Try again in 1 s.",
+            code="uploads_full",
+            headers={"Retry-After": "1"},
+        )
+    batches.uploads += 1
+    try:
+        return json_response(await _keep(request, batches))
+    finally:
+        batches.uploads -= 1
+
+
+async def _keep(request: Request, batches: Batches) -> Any:
+    parser = MultiPartParser(request.headers, _bounded(request), max_files=1, max_fields=16)
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise InvalidRequest(
+            f"The form cannot be read: {error.message.rstrip('.')}.", code="invalid_form"
+        ) from None
+    except ClientDisconnect:
+        raise ClientGone("The client went away while it sent the file.") from None
+    except OSError as error:
+        raise Unavailable(
+            f"The file cannot be written to disk: {error.strerror}.",
+            code="disk_full",
+            headers={"Retry-After": "60"},
+        ) from None
+    try:
+        file, purpose = form.get("file"), form.get("purpose")
+        if not isinstance(file, UploadFile):
+            raise InvalidRequest(
+                "file: the form has no such part with a filename.",
+                param="file",
+                code="missing_required_parameter",
+            )
+        if purpose != "batch":
+            raise InvalidRequest(
+                "purpose: this server keeps files for batches alone; send batch.",
+                param="purpose",
+                code="invalid_value",
+            )
+        return await batches.add_file(file.file, file.filename or "file", "batch")
+    finally:
+        await form.close()
+
+
+def _check_sender(request: Request, serving: Serving) -> None:
+    """Browsers send forms across sites without asking first: a page could fill the disk of its
+    reader's machine. Raises `InvalidRequest`.
+    """
+    kind = request.headers.get("content-type", "none").partition(";")[0].strip().lower()
+    if kind != "multipart/form-data":
+        raise UnsupportedMedia(
+            f"The content type is {kind:.60}; send a form, multipart/form-data.",
+            param="Content-Type",
+        )
+    origin, known = request.headers.get("origin"), parse_origins(serving.config.cors_origins)
+    if origin is not None and origin not in known and "*" not in known:
+        raise InvalidRequest(
+            f"Pages of {origin:.80} may send no files; start the server with --cors-origins.",
+            param="Origin",
+            code="origin_not_allowed",
+        )
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced[:20]) > MAX_FILE_BYTES + _AROUND:
+        raise _too_large()
+
+
+async def _bounded(request: Request) -> AsyncGenerator[bytes]:
+    """The body, which is never held as a whole."""
+    connection = request.scope.get(CONNECTION)
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_FILE_BYTES + _AROUND:
+            raise _too_large()
+        yield part
+        if connection is not None:
+            connection.took(len(part))
+
+
+def _too_large() -> BodyTooLarge:
+    return BodyTooLarge(
+        f"The file is larger than {MAX_FILE_BYTES} bytes; send several.", code="body_too_large"
+    )
+
+
+@router.get("/v1/files", responses=answers(FileList, errors=(400, 404, 503)))
+async def list_files(
+    batches: BatchesDep,
+    purpose: str | None = None,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    order: Literal["asc", "desc"] = "desc",
+) -> Response:
+    """The files, the newest first."""
+    storage = await batches.storage()
+    files: list[Any] = [
+        each for each in list(storage.files.values()) if purpose in (None, each.purpose)
+    ]
+    return json_response(page(files if order == "asc" else files[::-1], after, limit))
+
+
+@router.get("/v1/files/{file_id}", responses=answers(FileAnswer, errors=(404, 503)))
+async def retrieve_file(file_id: str, batches: BatchesDep) -> Response:
+    """What a file is."""
+    return json_response(await batches.file(file_id))
+
+
+@router.delete("/v1/files/{file_id}", responses=answers(DeletedFile, errors=(400, 404, 503)))
+async def delete_file(file_id: str, batches: BatchesDep) -> Response:
+    """Remove a file."""
+    await batches.delete_file(await batches.file(file_id))
+    return json_response({"id": file_id, "object": "file", "deleted": True})
+
+
+@router.get(
+    "/v1/files/{file_id}/content",
+    response_class=Response,
+    responses=answers(media=("application/octet-stream",), errors=(404, 503)),
+)
+async def file_content(file_id: str, batches: BatchesDep) -> Response:
+    """What is in a file."""
+    record = await batches.file(file_id)
+    content = (await batches.storage()).content(record)
+    return FileResponse(
+        content,
+        media_type="application/octet-stream",
+        filename=record.filename,
+        headers={"X-Content-Type-Options": "nosniff"},
+    )

@@ -1,0 +1,158 @@
+"""The lines of a batch: requests as they were uploaded, and answers as they are written.
+
+A line is `{"custom_id", "method": "POST", "url", "body"}`; its answer `{"id", "custom_id",
+"response": {"status_code", "request_id", "body"}, "error"}`
+(https://platform.openai.com/docs/api-reference/batch).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Set
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ...http.body import MAX_BODY_BYTES
+from .records import fault
+
+MAX_LINES = 50_000
+_MAX_FAULTS = 100
+_MAX_ID = 512
+
+
+class Line(NamedTuple):
+    """`number`: from 1."""
+
+    number: int
+    custom_id: str
+    body: dict[str, Any]
+
+
+class _Answered(msgspec.Struct):
+    custom_id: str
+
+
+class LineFault(ValueError):
+    """`code` and `param`: as the batch's errors have them."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.param = code, param
+
+
+def read_lines(path: Path, endpoint: str, skip: Set[str] = frozenset()) -> Iterator[Line]:
+    """The requests of a file that was found good, but those whose ids are in `skip`."""
+    for number, raw in _raw_lines(path):
+        line = _parse(number, raw, endpoint)
+        if line.custom_id not in skip:
+            yield line
+
+
+def check_lines(path: Path, endpoint: str) -> tuple[int, list[dict[str, Any]]]:
+    """How many requests a file has, and what is wrong with it."""
+    faults: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    for number, raw in _raw_lines(path):
+        try:
+            line = _parse(number, raw, endpoint)
+            if line.custom_id in seen:
+                raise LineFault(
+                    "duplicate_custom_id",
+                    f"custom_id {line.custom_id!r:.80} is there twice; each line has its own",
+                    "custom_id",
+                )
+            seen.add(line.custom_id)
+            if len(seen) > MAX_LINES:
+                raise LineFault(
+                    "too_many_requests",
+                    f"a batch has at most {MAX_LINES} lines; send several batches",
+                )
+        except LineFault as error:
+            faults.append(fault(error.code, f"{error}.", param=error.param, line=number))
+            if len(faults) >= _MAX_FAULTS or error.code == "too_many_requests":
+                break
+    if not seen and not faults:
+        faults.append(fault("empty_file", "The file has no lines."))
+    return len(seen), faults
+
+
+def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    with open(path, "rb") as file:
+        number = 0
+        while raw := file.readline(MAX_BODY_BYTES + 1):
+            number += 1
+            if raw.strip():
+                yield number, raw
+            if len(raw) > MAX_BODY_BYTES:
+                return  # `_parse` says so
+
+
+def _parse(number: int, raw: bytes, endpoint: str) -> Line:
+    """Raises `LineFault`."""
+    if len(raw) > MAX_BODY_BYTES:
+        raise LineFault("line_too_long", f"a line has at most {MAX_BODY_BYTES} bytes")
+    try:
+        found = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise LineFault("invalid_json_line", f"this line is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise LineFault("invalid_json_line", "this line is no JSON object")
+    custom_id, body = found.get("custom_id"), found.get("body")
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MAX_ID:
+        raise LineFault(
+            "invalid_value", f"custom_id is a text of 1 to {_MAX_ID} characters", "custom_id"
+        )
+    if found.get("method") != "POST":
+        raise LineFault("invalid_method", "method is POST", "method")
+    if found.get("url") != endpoint:
+        raise LineFault("invalid_url", f"url is the batch's endpoint, {endpoint}", "url")
+    if not isinstance(body, dict):
+        raise LineFault("invalid_value", "body is the JSON object of a request", "body")
+    if body.get("stream") or body.get("background"):
+        raise LineFault("invalid_value", "a batch has no streams; leave it out", "body.stream")
+    return Line(number, custom_id, body)
+
+
+def answer_line(custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
+    """A line of the output, or of the errors. `body`: JSON."""
+    content = msgspec.Raw(msgspec.json.format(body, indent=-1))
+    response = {"status_code": status, "request_id": request_id, "body": content}
+    return _encode(custom_id, response, None)
+
+
+def error_line(custom_id: str, code: str, message: str) -> bytes:
+    """A line of the errors, of a request that was not made."""
+    return _encode(custom_id, None, {"code": code, "message": message})
+
+
+def _encode(custom_id: str, response: Any, error: Any) -> bytes:
+    line = {
+        "id": f"batch_req_{secrets.token_hex(16)}",
+        "custom_id": custom_id,
+        "response": response,
+        "error": error,
+    }
+    return msgspec.json.encode(line) + b"\n"
+
+
+def answered_ids(path: Path) -> set[str]:
+    """The ids of the lines that a batch has written; half a line at the end is cut off."""
+    found: set[str] = set()
+    if not path.exists():
+        return found
+    whole = 0
+    with open(path, "rb+") as file:
+        for raw in file:
+            if not raw.endswith(b"\n"):
+                break
+            try:
+                found.add(msgspec.json.decode(raw, type=_Answered).custom_id)
+            except msgspec.DecodeError:
+                break
+            whole += len(raw)
+        file.truncate(whole)
+        os.fsync(file.fileno())
+    return found

@@ -1,0 +1,32 @@
+"""Lists in pages, as OpenAI's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...errors import InvalidRequest
+
+
+def page(records: Sequence[Any], after: str | None, limit: int) -> dict[str, Any]:
+    """The `limit` records behind the one of id `after`. Raises `InvalidRequest` where there is no
+    such.
+    """
+    begin = 0
+    if after is not None:
+        places = [place for place, record in enumerate(records) if record.id == after]
+        if not places:
+            raise InvalidRequest(
+                f"after: there is no {after!r:.80} in this list.",
+                param="after",
+                code="invalid_value",
+            )
+        begin = places[0] + 1
+    shown = records[begin : begin + limit]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0].id if shown else None,
+        "last_id": shown[-1].id if shown else None,
+        "has_more": begin + limit < len(records),
+    }

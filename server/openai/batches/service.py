@@ -1,0 +1,242 @@
+"""The files and batches of a server, and the task that runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import IO, Annotated, TypeVar, TypeVarTuple, Unpack
+
+from fastapi import Depends, FastAPI
+from starlette.requests import Request
+
+from ....runtime.kept_folder import kept_folder
+from ...errors import InvalidRequest, NotFound, Unavailable
+from ...state import Serving
+from .in_process import InProcessAnswer, post
+from .records import BatchRecord, FileRecord, Status
+from .runner import BatchRun
+from .storage import Storage, StorageFull
+
+logger = logging.getLogger(__name__)
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+"""Of which lines may be, where they are served."""
+OFF, AUTO = "none", "auto"
+_MAX_WAITING = 200
+"""Batches that have not ended."""
+T = TypeVar("T")
+A = TypeVarTuple("A")
+
+
+class Batches:
+    """Of one server. The folder is opened when it is first needed, or at the start where it is
+    there: what an earlier server left then goes on.
+    """
+
+    def __init__(self, app: FastAPI, serving: Serving) -> None:
+        self._app, self._serving = app, serving
+        self._opened: Storage | None = None
+        self._turn = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self.uploads = 0
+        """Under way."""
+
+    async def start(self) -> None:
+        """Go on with what is unfinished."""
+        folder = self._folder
+        if folder is None or not (folder / "batches").is_dir():
+            return
+        try:
+            await self.storage()
+        except Unavailable as error:
+            logger.warning("batches: %s", error.message)
+        else:
+            self._run_unfinished()
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._opened is not None:
+            self._opened.close()
+
+    @property
+    def _folder(self) -> Path | None:
+        """None where there shall be none."""
+        config = self._serving.config
+        if config.batch_dir == OFF:
+            return None
+        if config.batch_dir != AUTO:
+            return Path(config.batch_dir).expanduser()
+        return kept_folder("batches", config.served_model_name)
+
+    async def storage(self) -> Storage:
+        """Raises `NotFound` where batches are off, and `Unavailable` where the folder cannot be
+        used.
+        """
+        folder = self._folder
+        if folder is None:
+            raise NotFound(
+                "This server takes no files and no batches (--batch-dir none).", code="batches_off"
+            )
+        if self._opened is None:
+            try:
+                self._opened = await self.disk(self._open, folder)
+            except OSError as error:
+                reason = (
+                    "another server uses it"
+                    if isinstance(error, BlockingIOError)
+                    else error.strerror or error
+                )
+                raise Unavailable(
+                    f"The folder of files and batches, {folder}, cannot be used: {reason}. Start "
+                    "the server with another --batch-dir.",
+                    code="batch_dir_unusable",
+                    headers={"Retry-After": "60"},
+                ) from None
+        return self._opened
+
+    def _open(self, folder: Path) -> Storage:
+        return self._opened or Storage(folder, self._serving.config.batch_storage * 2**20)
+
+    async def disk(self, work: Callable[[Unpack[A]], T], *args: *A) -> T:
+        """`work(*args)` in a thread, one at a time."""
+        async with self._turn:
+            return await asyncio.to_thread(work, *args)
+
+    async def save(self, work: Callable[[Unpack[A]], T], *args: *A) -> T:
+        """The same for what a client asks to have kept. Raises `InvalidRequest` where the bounds
+        are reached, and `Unavailable` where the disk is full.
+        """
+        try:
+            return await self.disk(work, *args)
+        except StorageFull as error:
+            raise InvalidRequest(f"No room: {error}.", code="storage_full") from None
+        except OSError as error:
+            raise Unavailable(
+                f"It cannot be written to disk: {error.strerror}.",
+                code="disk_full",
+                headers={"Retry-After": "60"},
+            ) from None
+
+    # Files
+
+    async def file(self, file_id: str) -> FileRecord:
+        storage = await self.storage()
+        await self.disk(storage.drop_old)
+        if (found := storage.files.get(file_id)) is None:
+            raise NotFound(f"No such file: {file_id!r:.80}.", param="file_id", code="not_found")
+        return found
+
+    async def add_file(self, content: IO[bytes], filename: str, purpose: str) -> FileRecord:
+        storage = await self.storage()
+        await self.disk(storage.drop_old)
+        return await self.save(storage.add_file, content, filename, purpose)
+
+    async def delete_file(self, record: FileRecord) -> None:
+        storage = await self.storage()
+        if (batch := storage.using(record)) is not None:
+            raise InvalidRequest(
+                f"The batch {batch.id} still reads this file; cancel it first.",
+                param="file_id",
+                code="file_in_use",
+            )
+        await self.disk(storage.delete_file, record)
+
+    # Batches
+
+    async def batch(self, batch_id: str) -> BatchRecord:
+        storage = await self.storage()
+        if (found := storage.batches.get(batch_id)) is None:
+            raise NotFound(f"No such batch: {batch_id!r:.80}.", param="batch_id", code="not_found")
+        return found
+
+    async def create(
+        self,
+        file_id: str,
+        endpoint: str,
+        window: str,
+        seconds: int,
+        metadata: dict[str, str] | None,
+    ) -> BatchRecord:
+        """A batch that will be run. Raises `InvalidRequest`."""
+        storage = await self.storage()
+        await self.disk(storage.drop_old)
+        served = [each for each in ENDPOINTS if self._serves(each)]
+        if endpoint not in served:
+            raise InvalidRequest(
+                f"endpoint: this server takes batches of {', '.join(served)}.",
+                param="endpoint",
+                code="invalid_value",
+            )
+        if file_id not in storage.files:
+            raise InvalidRequest(
+                f"input_file_id: there is no file {file_id!r:.80}; upload it to /v1/files.",
+                param="input_file_id",
+                code="invalid_value",
+            )
+        waiting = sum(not each.has_ended for each in storage.batches.values())
+        if waiting >= _MAX_WAITING:
+            raise InvalidRequest(
+                f"{waiting} batches wait or run already; try again when some have ended.",
+                code="too_many_batches",
+            )
+        now = int(storage.clock())
+        record = BatchRecord(
+            id=f"batch_{secrets.token_hex(16)}",
+            endpoint=endpoint,
+            input_file_id=file_id,
+            completion_window=window,
+            created_at=now,
+            expires_at=now + seconds,
+            metadata=metadata,
+        )
+        await self.save(storage.save_batch, record)
+        self._run_unfinished()
+        return record
+
+    async def cancel(self, record: BatchRecord) -> None:
+        """Raises `InvalidRequest` where it has ended."""
+        storage = await self.storage()
+        if record.has_ended or record.status is Status.FINALIZING:
+            raise InvalidRequest(
+                f"The batch is {record.status}: it cannot be cancelled any more.",
+                param="batch_id",
+                code="invalid_value",
+            )
+        record.become(Status.CANCELLING, storage.clock())
+        await self.save(storage.save_batch, record)
+        self._run_unfinished()
+
+    def _serves(self, path: str) -> bool:
+        return path in self._app.openapi()["paths"]
+
+    def _run_unfinished(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        storage, serving = await self.storage(), self._serving
+        ask = partial(self._ask, serving.config.api_key)
+        while waiting := [each for each in storage.batches.values() if not each.has_ended]:
+            # Who is cancelled does not wait for its turn.
+            waiting.sort(key=lambda each: each.status is not Status.CANCELLING)
+            await BatchRun(waiting[0], storage, self.disk, serving.engine, ask).run()
+            if not waiting[0].has_ended:
+                return  # the server ends
+
+    async def _ask(self, api_key: str | None, path: str, body: bytes) -> InProcessAnswer:
+        return await post(self._app, path, body, api_key=api_key)
+
+
+async def _batches_of(request: Request) -> Batches:
+    found: Batches = request.app.state.batches
+    return found
+
+
+BatchesDep = Annotated[Batches, Depends(_batches_of)]
+"""Parameter of an endpoint."""
