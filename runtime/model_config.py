@@ -358,6 +358,7 @@ def _gguf_members(reader: FastGGUFReader) -> tuple[str, dict[str, Any]]:
         for each in GGUF_ROPE_FACTORS
         if each in tensors
     }
+    rope = gguf_rope(get, factors)
     return architecture, {
         **content,
         "vocab_size": int(tensors["token_embd.weight"].shape[1]),
@@ -365,7 +366,8 @@ def _gguf_members(reader: FastGGUFReader) -> tuple[str, dict[str, Any]]:
         "head_dim": head_dim,
         "rms_norm_eps": get(eps, kind=float),
         "rope_theta": get("rope.freq_base", 10000.0, kind=float),
-        "rope_scaling": gguf_rope(get, factors),
+        "rope_scaling": rope,
+        **{name: rope[name] for name in ("original_max_position_embeddings",) if name in rope},
         "partial_rotary_factor": turned / head_dim,
         "tie_word_embeddings": "output.weight" not in tensors,
         "sliding_window": None,

@@ -60,6 +60,10 @@ class Olmo2ForCausalLM(CausalLM):
         }
     )
 
+    gguf_keys: ClassVar[dict[str, str]] = {
+        "attention.sliding_window_pattern": "sliding_window_pattern"
+    }
+
     @staticmethod
     def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
         return {"gguf_window": get("attention.sliding_window", 0)}

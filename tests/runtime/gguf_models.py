@@ -51,8 +51,8 @@ def write_gguf(
     """
     config = AutoConfig.from_pretrained(folder)
     writer = gguf.GGUFWriter(path, architecture)
-    for key, value in {**_metadata_of(config), **changes}.items():
-        _add(writer, f"{architecture}.{key.replace('__', '.')}", value)
+    for key, value in {**metadata_of(config), **changes}.items():
+        add_metadata(writer, f"{architecture}.{key.replace('__', '.')}", value)
     writer.add_eos_token_id(2)
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", np.array(rope_factors, np.float32))
@@ -76,7 +76,7 @@ def finish(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
-def _metadata_of(config: Any) -> dict[str, Any]:
+def metadata_of(config: Any) -> dict[str, Any]:
     return {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
@@ -86,13 +86,21 @@ def _metadata_of(config: Any) -> dict[str, Any]:
         "attention__head_count_kv": config.num_key_value_heads,
         "attention__key_length": getattr(config, "head_dim", None)
         or config.hidden_size // config.num_attention_heads,
-        "attention__layer_norm_rms_epsilon": config.rms_norm_eps,
-        "rope__freq_base": config.rope_parameters["rope_theta"],
+        **_epsilon_of(config),
+        "rope__freq_base": (config.rope_parameters or {}).get("rope_theta"),
     }
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def _epsilon_of(config: Any) -> dict[str, float]:
+    if hasattr(config, "layer_norm_eps"):
+        return {"attention__layer_norm_epsilon": config.layer_norm_eps}
+    return {"attention__layer_norm_rms_epsilon": config.rms_norm_eps}
+
+
+def add_metadata(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     match value:
+        case bool():
+            writer.add_bool(key, value)
         case int():
             writer.add_uint32(key, value)
         case float():
