@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 
 from ... import __version__
+from ...compilation.piece_store import source_hash
 from ..config import EngineConfig
 from ..loader.fingerprint import fingerprint
 from ..loader.resolve import resolve_model_path
@@ -52,8 +53,10 @@ class Hello:
 def hello(config: EngineConfig, rank: int) -> Hello:
     """This rank's. Raises `ValueError` where its model cannot be read."""
     path = resolve_model_path(config.model_path)
+    # Two commits may have one version.
+    sources = source_hash("kernels", "compilation", "runtime")[:12]
     same = {
-        "version of piecework": __version__,
+        "version of piecework": f"{__version__} (sources {sources})",
         "version of torch": version("torch"),
         "model": fingerprint(path, weights=config.load_format != "dummy"),
         "--tp-size": str(config.tp_size),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _BLOCK = 128
 """Columns that formats of weights keep together, at most."""
+_TOGETHER = (256, _BLOCK, 64, 32)
 _VOCABULARY_UNIT = 64
 """Rows of the vocabulary that a rank holds are a multiple of it."""
 
@@ -117,10 +118,15 @@ def _split_head_norm(name: str, norm: nn.Module | None, heads: Stretch) -> None:
 
 
 def _split_mlp(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
-    between = layer.down_proj.in_features
-    if between % shard.size:
-        raise CannotSplitError(f"{name}: {between} columns cannot be split over {shard.size} ranks")
-    rows = shard.equal(between)
+    """By the columns between, of which the last rank's last ones are zeros where they do not go
+    round: as many as keep whole what formats of weights and kernels take together.
+    """
+    between, size = layer.down_proj.in_features, shard.size
+    unit = next((unit for unit in _TOGETHER if between % unit == 0), _TOGETHER[-1])
+    each = -(-between // (size * unit)) * unit if between % size else between // size
+    if each * (size - 1) >= between:
+        raise CannotSplitError(f"{name}: {between} columns cannot be split over {size} ranks")
+    rows = Stretch(shard.rank * each, each, between)
     layer.gate_up_proj.hold_rows(dict.fromkeys(layer.gate_up_proj.parts, rows))
     _sum_over_ranks(layer.down_proj, rows)
 

@@ -47,6 +47,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
         2,
         {"num_attention_heads": 6, "num_key_value_heads": 3, "attention_bias": True},
     ),
+    "an MLP that does not go round": ("llama", 4, {"intermediate_size": 102, "mlp_bias": True}),
     "a vocabulary that does not go round": ("llama", 2, {"vocab_size": 500, "eos_token_id": None}),
 }
 
@@ -119,7 +120,7 @@ def test_each_of_two_ranks_holds_half_of_the_weights(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[int, dict[str, Any], str]] = {
     "heads": (3, {}, r"layers\.0\.self_attn: 4 heads on 2 key/value heads .* 3 ranks; .*-size 2$"),
-    "columns": (4, {"intermediate_size": 102}, r"\.0\.mlp: 102 columns .* 4 ranks; .*-size 2$"),
+    "columns": (4, {"intermediate_size": 70}, r"\.0\.mlp: 70 columns .* 4 ranks; .*-size 2$"),
     "tokens": (4, {"vocab_size": 128}, r"embed_tokens: 128 tokens are too few .*-size 2$"),
 }
 
