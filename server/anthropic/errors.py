@@ -25,6 +25,9 @@ def as_anthropic(
     """Status and JSON object of an error with OpenAI's status and code. A server that is full is
     `overloaded_error`; one whose engine does not serve stays 503, an `api_error`.
     """
+    if code == "context_length_exceeded":
+        # By these words clients know when to shorten a conversation.
+        message = f"prompt is too long: {message}"
     if status == 503 and code != "engine_unavailable":
         status = OVERLOADED
     default = "invalid_request_error" if status < 500 else "api_error"

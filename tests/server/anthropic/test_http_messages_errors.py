@@ -73,6 +73,7 @@ CALLED = {
         ({"thinking": {"type": "enabled"}}, "budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "less than max_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 2}}, "does not think"),
+        ({"messages": [{"role": "user", "content": "Hi " * 999}]}, "prompt is too long"),
         ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers"),
         ({"container": "c"}, "container"),
     ],
