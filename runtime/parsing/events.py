@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+import json
+from typing import Any, NamedTuple, Protocol
 
 
 class Text(NamedTuple):
@@ -54,6 +55,15 @@ class PlainText:
 
     def finish(self) -> list[Event]:
         return []
+
+
+def as_json(value: Any) -> str:
+    """JSON that any client reads, and any connection takes. Raises `ValueError` for numbers that
+    JSON does not have.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    is_unicode = not any("\ud800" <= char <= "\udfff" for char in text)
+    return text if is_unicode else json.dumps(value)
 
 
 def held_back(text: str, mark: str) -> int:

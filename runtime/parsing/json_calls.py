@@ -10,7 +10,7 @@ from typing import Any
 import regex
 
 from .calls_grammar import Section, json_of, literal
-from .events import Parser, Text
+from .events import Parser, Text, as_json
 from .scan import ScanParser, Steps
 from .tool_calls import CallRules, InTemplate, Tool
 
@@ -152,4 +152,7 @@ class _JsonParser(ScanParser):
                 return None
         if not isinstance(arguments, dict):
             return None
-        return call["name"], json.dumps(arguments, ensure_ascii=False)
+        try:
+            return call["name"], as_json(arguments)
+        except ValueError:
+            return None

@@ -73,6 +73,51 @@ def _kimi(name: str, number: int, arguments: Any) -> str:
     )
 
 
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else _json(value)
+
+
+def _function(name: str, arguments: dict[str, Any], line: str) -> str:
+    """Of Qwen3-Coder."""
+    told = [
+        f"<parameter={key}>{line}{_text(value)}{line}</parameter>\n"
+        for key, value in arguments.items()
+    ]
+    return f"<function={name}>\n{''.join(told)}</function>"
+
+
+def _glm(name: str, arguments: dict[str, Any], line: str) -> str:
+    told = [
+        f"{line}<arg_key>{key}</arg_key>{line}<arg_value>{_text(value)}</arg_value>"
+        for key, value in arguments.items()
+    ]
+    return f"<tool_call>{name}{''.join(told)}{line}</tool_call>"
+
+
+def _invoke(name: str, arguments: dict[str, Any]) -> str:
+    told = [
+        f'<parameter name="{key}">{_text(value)}</parameter>\n' for key, value in arguments.items()
+    ]
+    return f'<invoke name="{name}">\n{"".join(told)}</invoke>\n'
+
+
+def _tagged(opening: str, closing: str, line: str) -> list[tuple[str, Said]]:
+    def call(name: str, arguments: dict[str, Any]) -> str:
+        return f"{opening}\n{_function(name, arguments, line)}\n{closing}"
+
+    return [
+        (f"Let me.\n{call('weather', BONN)}\n{call('now', {})}\n", ["Let me.", *TWO]),
+        (call("weather", ODD), [("weather", ODD)]),
+        (
+            f"{opening}\n<function=weather>\n<parameter=city>{line}\n {line}</parameter>\n"
+            f"<parameter=days> 3 </parameter></function>{closing}",
+            [("weather", {"city": "\n ", "days": 3})],
+        ),
+        (call("rm", {}), [call("rm", {})]),
+        (f"{opening} is a mark", [f"{opening} is a mark"]),
+    ]
+
+
 RECORDED: dict[str, list[tuple[str, Said]]] = {
     "hermes": [
         (f"Well.\n{_hermes('weather', BONN)}\n{_hermes('now', {})}\n", ["Well.", *TWO]),
@@ -144,5 +189,31 @@ RECORDED: dict[str, list[tuple[str, Said]]] = {
         ('{"name": "rm", "parameters": {}}', ['{"name": "rm", "parameters": {}}']),
         ('See: {"name": "now"}', ['See: {"name": "now"}']),
         ('{"name": "no', ['{"name": "no']),
+    ],
+    "qwen3_coder": _tagged("<tool_call>", "</tool_call>", "\n"),
+    "seed_oss": _tagged("<seed:tool_call>", "</seed:tool_call>", ""),
+    "glm45": [
+        (f"So:\n{_glm('weather', BONN, line)}\n{_glm('now', {}, line)}", ["So:", *TWO])
+        for line in ("\n",)
+    ]
+    + [
+        (_glm("weather", ODD, "\n"), [("weather", ODD)]),
+        (_glm("nowhere", {}, "\n"), [_glm("nowhere", {}, "\n")]),
+    ],
+    "glm47": [
+        (f"So:{_glm('weather', BONN, '')}{_glm('now', {}, '')}", ["So:", *TWO]),
+        (_glm("weather", ODD, ""), [("weather", ODD)]),
+    ],
+    "minimax_m2": [
+        (
+            f"Ok\n<minimax:tool_call>\n{_invoke('weather', BONN)}{_invoke('now', {})}"
+            "</minimax:tool_call>",
+            ["Ok", *TWO],
+        ),
+        (
+            f"<minimax:tool_call>\n{_invoke('weather', ODD)}</minimax:tool_call>",
+            [("weather", ODD)],
+        ),
+        ("<minimax:tool_call>\n<invoke>", ["<minimax:tool_call>\n<invoke>"]),
     ],
 }

@@ -5,12 +5,11 @@ that follow its grammar are read back with arguments of their schemas.
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Sequence
 
 import jsonschema
-import numpy as np
 import pytest
+from grammar_walks import Walk
 from recorded_calls import RECORDED, SCHEMA, TOOLS, Said
 
 from piecework.runtime.parsing.events import Arguments, CallBegins, Event, Text, Thought
@@ -87,33 +86,6 @@ def test_half_a_call_is_the_beginning_of_one(name: str) -> None:
 
 def test_every_format_is_recorded() -> None:
     assert set(RECORDED) == set(formats()) - {"generic"}
-
-
-class Walk:
-    """Random texts that follow a grammar, over a vocabulary of bytes and special tokens."""
-
-    def __init__(self, lark: str, special: dict[str, int]) -> None:
-        self._text = grammar.from_lark(lark, list(special.values()))
-        self._special = {id: mark.encode() for mark, id in special.items()}
-
-    def text(self, seed: int, most: int = 700) -> str | None:
-        """None where it does not end."""
-        bits = max(self._special, default=0).bit_length()
-        matcher = grammar._compiled(grammar._bytes(bits), self._text)
-        choose, written = random.Random(seed), b""
-        for _ in range(most):
-            mask = np.unpackbits(
-                np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little"
-            )
-            allowed = np.flatnonzero(mask).tolist()
-            known = [token for token in allowed if token < 256 or token in self._special]
-            if not known or (len(known) < len(allowed) and choose.random() < 0.3):
-                return written.decode() if matcher.is_accepting() else None
-            plain = [token for token in known if 32 <= token < 127 or token >= 256]
-            token = choose.choice(plain if plain and choose.random() < 0.95 else known)
-            matcher.consume_token(token)
-            written += self._special.get(token, bytes([token % 256]))
-        return None
 
 
 @pytest.mark.parametrize("is_special", [False, True], ids=["text", "tokens"])

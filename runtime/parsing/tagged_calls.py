@@ -1,0 +1,180 @@
+"""Formats whose calls have each argument in tags of its own, as bare text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import regex
+
+from .calls_grammar import Section, literal
+from .events import Arguments, CallBegins, Parser, Text, as_json
+from .scan import ScanParser, Steps
+from .tool_calls import CallRules, InTemplate, Tool
+from .typed_values import Parameters, kinds_of, read_value, written_value
+
+_ANY_KEY = r"/[a-zA-Z_][a-zA-Z0-9_]{0,31}/"
+
+
+@dataclass(frozen=True)
+class TaggedFormat(InTemplate):
+    """A `ToolCallFormat`.
+
+    What is written: `section`, and in it calls of `before`, arguments of `opening`, the value and
+    `closing`, `after`, where NAME is the tool's and KEY the argument's. What is read: after
+    `section.mark`, `head`; `key` and a value up to `value_end`, of which a line end at each end is
+    no part where `in_lines`; and `follows` before the next head, or `end`: regular expressions,
+    bounded.
+    """
+
+    name: str
+    section: Section
+    before: str
+    opening: str
+    closing: str
+    after: str
+    head: str
+    key: str
+    value_end: str
+    follows: str
+    end: str
+    found_by: Callable[[str], bool]
+    marks: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
+    in_lines: bool = False
+
+    def matches(self, template: str) -> bool:
+        return self.found_by(template)
+
+    def parser(self, tools: Sequence[Tool]) -> Parser:
+        return _TaggedParser(self, tools)
+
+    def grammar(self, tools: Sequence[Tool], rules: CallRules) -> str:
+        calls, lines = [], [r"TEXTS: /(.|\n)*/"]
+        for number, tool in enumerate(tools):
+            parameters, parts = Parameters(tool.parameters), []
+            for index, (key, schema, is_required) in enumerate(parameters.told()):
+                rule = f"argument_{number}_{index}"
+                parts.append(rule if is_required else f"{rule}?")
+                opening = literal(self.opening.replace("KEY", key), rules.special)
+                lines += self._argument(rule, opening, schema, parameters, rules)
+            if parameters.is_open and not parts:
+                rule = f"argument_{number}"
+                parts.append(f"({rule})*")
+                before, _, behind = self.opening.partition("KEY")
+                opening = f"{literal(before, rules.special)} {_ANY_KEY}"
+                opening += f" {literal(behind, rules.special)}"
+                lines += self._argument(rule, opening, {}, parameters, rules)
+            before = literal(self.before.replace("NAME", tool.name), rules.special)
+            calls.append(f"{before} {' '.join(parts)} {literal(self.after, rules.special)}")
+        return self.section.grammar(calls, lines, rules)
+
+    def _argument(
+        self, rule: str, opening: str, schema: object, parameters: Parameters, rules: CallRules
+    ) -> list[str]:
+        """Rules of one argument, its closing tag included."""
+        value = written_value(schema, parameters)
+        lines, ways = [], []
+        closing = literal(self.closing, rules.special)
+        if value.text is not None:
+            text = rf"({value.text}) & ~/(.|\n)*{_escaped(self.value_end)}(.|\n)*/"
+            if self.value_end in rules.special:
+                lines += [f"{rule.upper()}: {text}"]
+                ways.append(f"{rule.upper()} {closing}")
+            else:
+                # Up to the first closing tag: what stands there is all of the value.
+                lines += [f"{rule}_text[lazy]: {rule.upper()}"]
+                lines += [f"{rule.upper()}: ({text}) {closing}"]
+                ways.append(f"{rule}_text")
+        if value.json is not None:
+            ways.append(f"%json {json.dumps(value.json)} {closing}")
+        return [f"{rule}: {opening} ({' | '.join(ways)})", *lines]
+
+
+def _escaped(text: str) -> str:
+    return str(regex.escape(text)).replace("/", "\\/")
+
+
+class _TaggedParser(ScanParser):
+    def __init__(self, form: TaggedFormat, tools: Sequence[Tool]) -> None:
+        super().__init__(tools)
+        self._form = form
+        names = "(?P<name>" + "|".join(map(regex.escape, self.tools)) + ")"
+        self._head = regex.compile(form.head.replace("NAME", names))
+        self._next = regex.compile(form.follows + form.head.replace("NAME", names))
+        self._key = regex.compile(form.key.replace("KEY", r"(?P<key>[^<>\"\n]{1,128}?)"))
+        self._end = regex.compile(form.end)
+
+    def read(self) -> Steps[None]:
+        mark = self._form.section.mark
+        while (blank := (yield from self.say_until(mark))) is not None:
+            found = yield from self.match(self._head)
+            if found is None:
+                self.tell(Text(blank + mark))
+            while found is not None:
+                yield from self._call(self.tools[found["name"]])
+                found = yield from self.match(self._next)
+                if found is None:
+                    yield from self.close(self._end)
+
+    def _call(self, tool: Tool) -> Steps[None]:
+        self.tell(CallBegins(tool.name))
+        parameters = Parameters(tool.parameters)
+        before = "{"
+        while (found := (yield from self.match(self._key))) is not None:
+            key = found["key"].strip()
+            self.tell(Arguments(f"{before}{json.dumps(key, ensure_ascii=False)}: "))
+            before = ", "
+            kinds = kinds_of(parameters.schema_of(key), parameters.root)
+            if not (yield from (self._string() if kinds == {"string"} else self._value(kinds))):
+                return
+        # Of a call that breaks off nobody knows whether that was all.
+        while not self.text.strip() and not self.is_whole:
+            yield
+        if self.text.strip():
+            self.tell(Arguments("{}" if before == "{" else "}"))
+
+    def _value(self, kinds: frozenset[str]) -> Steps[bool]:
+        """Tell a value as JSON, once it is there; False where the text ends before."""
+        while self._form.value_end not in self.text:
+            if self.is_whole:
+                self.take(len(self.text))
+                return False
+            yield
+        text = self.take(self.text.find(self._form.value_end))
+        self.take(len(self._form.value_end))
+        if self._form.in_lines:
+            text = text.removeprefix("\n").removesuffix("\n")
+        self.tell(Arguments(read_value(text, kinds)))
+        return True
+
+    def _string(self) -> Steps[bool]:
+        """Tell a string while it comes."""
+        end, in_lines = self._form.value_end, self._form.in_lines
+        while in_lines and not self.text and not self.is_whole:
+            yield
+        if in_lines and self.text.startswith("\n"):
+            self.take(1)
+        self.tell(Arguments('"'))
+        while (place := self.text.find(end)) < 0:
+            if self.is_whole:
+                self._tell_string(self.take(len(self.text)))
+                return False
+            self._tell_string(self.take(len(self.text) - _kept(self.text, end, in_lines)))
+            yield
+        text = self.take(place)
+        self.take(len(end))
+        self._tell_string(text.removesuffix("\n") if in_lines else text)
+        self.tell(Arguments('"'))
+        return True
+
+    def _tell_string(self, text: str) -> None:
+        self.tell(Arguments(as_json(text)[1:-1]))
+
+
+def _kept(text: str, end: str, in_lines: bool) -> int:
+    """How much of the end of a text may be the closing tag, or the line end before it."""
+    most = min(len(end) - 1, len(text))
+    kept = next((size for size in range(most, 0, -1) if end.startswith(text[-size:])), 0)
+    return kept + (in_lines and text[: len(text) - kept].endswith("\n"))

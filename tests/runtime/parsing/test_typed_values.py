@@ -1,0 +1,100 @@
+"""Arguments that are bare text become JSON by their schemas, which the grammar holds them to."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from grammar_walks import Walk
+
+from piecework.runtime.parsing.events import Arguments
+from piecework.runtime.parsing.tool_calls import CallRules, Tool, formats
+from piecework.runtime.parsing.typed_values import KINDS, kinds_of, read_value
+
+FORM = formats()["qwen3_coder"]
+DEFINITIONS = {
+    "point": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
+    "word": {"type": "string", "minLength": 1, "maxLength": 4},
+}
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "words": {"enum": ["a b", "</param", "true", ""]},
+    "one word": {"const": "Ü\n"},
+    "several kinds": {"enum": ["a", 1, None, False, "b"]},
+    "length": {"type": "string", "minLength": 2, "maxLength": 5},
+    "pattern": {"type": "string", "pattern": "^[a-f]{2,4}/[0-9]$", "maxLength": 9},
+    "groups": {"type": "string", "pattern": "^(ab|c|\\$d)$"},
+    "searched": {"type": "string", "pattern": "x[0-9]", "maxLength": 6},
+    "date": {"type": "string", "format": "date"},
+    "uuid": {"type": "string", "format": "uuid"},
+    "email": {"type": "string", "format": "email"},
+    "number": {"type": "number", "minimum": -2, "maximum": 2.5},
+    "yes or no": {"type": "boolean"},
+    "or null": {"type": ["string", "null"], "maxLength": 4},
+    "any of": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "integer", "minimum": 10}]},
+    "numbers": {"type": "array", "items": {"type": "integer"}, "maxItems": 3},
+    "definition": {"$ref": "#/$defs/point"},
+    "definition of text": {"$ref": "#/$defs/word"},
+    "deep": {"type": "object", "properties": {"a": {"$ref": "#/$defs/point"}}},
+}
+
+
+def tool(schema: Any, **more: Any) -> Tool:
+    parameters = {"type": "object", "properties": {"a": schema}, "required": ["a"], **more}
+    return Tool("f", "", {"$defs": DEFINITIONS, "additionalProperties": False, **parameters})
+
+
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_texts_of_the_grammar_are_values_of_the_schema(kind: str) -> None:
+    called = tool(SCHEMAS[kind])
+    walk = Walk(FORM.grammar([called], CallRules(required=True, parallel=False)))
+    texts = [text for seed in range(10) if (text := walk.text(seed)) is not None]
+    assert texts
+    for text in texts:
+        parser = FORM.parser([called])
+        events = [*parser.push(text), *parser.finish()]
+        arguments = "".join(event.text for event in events if isinstance(event, Arguments))
+        jsonschema.validate(json.loads(arguments), called.parameters)
+
+
+@pytest.mark.parametrize(
+    ("schema", "more"),
+    [
+        ({"type": "string", "format": "iri-reference"}, {}),
+        ({"type": "string", "pattern": "^a|b$"}, {}),
+        ({"type": "string", "contentEncoding": "base64"}, {}),
+        ({"anyOf": [{"type": "string"}], "maxLength": 3}, {}),
+        ({"type": "integer"}, {"minProperties": 1}),
+        ({"type": "integer"}, {"anyOf": [{"required": ["a"]}]}),
+    ],
+)
+def test_a_schema_that_text_cannot_be_held_to_is_named(schema: Any, more: Any) -> None:
+    with pytest.raises(ValueError, match="this model's calls cannot be held to"):
+        FORM.grammar([tool(schema, **more)], CallRules(required=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "value"),
+    [
+        (" 007 ", {"type": "string"}, " 007 "),
+        ("7", {"type": "integer"}, 7),
+        ("7", {}, 7),
+        ("7", {"type": ["string", "boolean"]}, "7"),
+        ("True", {"type": "boolean"}, True),
+        ("None", {"type": ["string", "null"]}, None),
+        ("null", {"type": "string"}, "null"),
+        ('{"a": [1]}', {"type": "object"}, {"a": [1]}),
+        ("{a", {"type": "object"}, "{a"),
+        ("[" * 100_000, {"type": "array"}, "[" * 100_000),
+    ],
+)
+def test_what_a_text_means_is_said_by_the_schema(text: str, schema: Any, value: Any) -> None:
+    assert json.loads(read_value(text, kinds_of(schema, schema))) == value
+
+
+def test_references_that_go_round_end() -> None:
+    schema: dict[str, Any] = {"$ref": "#", "anyOf": [{"$ref": "#"}]}
+    assert kinds_of(schema, schema) == KINDS
+    nested: dict[str, Any] = {"anyOf": [{"$ref": "#/x"}] * 2}
+    assert kinds_of(nested, {"x": nested}) == KINDS
