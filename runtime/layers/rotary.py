@@ -73,10 +73,11 @@ def rotate(x: torch.Tensor, rotation: Rotation, *, interleaved: bool = False) ->
     whose products do not change by it.
     """
     size = rotation.cos.shape[-1]
-    turned, kept = x[..., :size], x[..., size:]
+    if size < x.shape[-1]:
+        turned, kept = x.tensor_split([size], dim=-1)
+        turned = rotate(turned, rotation, interleaved=interleaved)
+        return torch.cat((turned, kept), dim=-1)
     if interleaved:
-        pairs = turned.view(*turned.shape[:-1], size // 2, 2)
-        turned = pairs.transpose(-1, -2).flatten(-2)
-    if size == x.shape[-1]:
-        return ops.rotary_embedding(turned, *rotation)
-    return torch.cat((ops.rotary_embedding(turned, *rotation), kept), dim=-1)
+        pairs = x.view(*x.shape[:-1], size // 2, 2)
+        x = pairs.transpose(-1, -2).flatten(-2)
+    return ops.rotary_embedding(x, *rotation)

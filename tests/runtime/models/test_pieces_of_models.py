@@ -1,0 +1,51 @@
+"""Each architecture's forward in pieces: few of them however deep it is, and the same logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import make_tiny_model
+
+from piecework.compilation.cache import CompileCache
+from piecework.compilation.compiler import EagerCompiler
+from piecework.compilation.piece_maker import PieceMaker
+from piecework.compilation.piecewise import PiecewiseForward
+from piecework.kernels.cpu.platform import CpuPlatform
+from piecework.runtime.graphs.compile_pieces import make_pieces
+from piecework.runtime.layers.attention import register_attention
+from tests.runtime.models.variants import OTHERS
+from tests.split_models import answer, assert_alike, load
+
+MOST = 6
+LAYERS = 9
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma3",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS if name != "gemma3"),
+    ],
+)
+def test_pieces_are_few_and_say_the_same(name: str, tmp_path: Path) -> None:
+    architecture, overrides = OTHERS[name]
+    deeper: dict[str, Any] = {"num_hidden_layers": LAYERS}
+    if kinds := overrides.get("layer_types"):
+        deeper["layer_types"] = kinds * (LAYERS // len(kinds))
+    path = make_tiny_model(tmp_path / "model", architecture, **{**overrides, **deeper})
+    torch._dynamo.reset()
+    register_attention("CPU")
+    model = load(path)
+    maker = PieceMaker(
+        platform=CpuPlatform(),
+        compiler=EagerCompiler(),
+        cache=CompileCache(tmp_path / "cache"),
+        max_tokens=64,
+    )
+    made = make_pieces(maker, model, model.config, torch.float32)
+    assert isinstance(made.forward, PiecewiseForward)
+    assert len(made.forward.plan.pieces) <= MOST
+    assert_alike(answer(model, forward=made.forward, steps=1), answer(model, steps=1))

@@ -1,0 +1,114 @@
+"""Tiny models of each architecture: what `make_tiny_model` takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+PHI_LONG = {
+    "max_position_embeddings": 256,
+    "original_max_position_embeddings": 64,
+    "rope_scaling": {
+        "rope_type": "longrope",
+        "short_factor": [1.0 + i / 8 for i in range(8)],
+        "long_factor": [2.0 + i for i in range(8)],
+    },
+}
+LLAMAS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-rope-llama3": ("llama", {"rope_parameters": LLAMA3_ROPE}),
+    "llama-rope-linear": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
+    ),
+    "llama-head-dim": ("llama", {"head_dim": 8}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral-window": ("mistral", {"sliding_window": 24}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {}),
+    "llama-rope-yarn": ("llama", {"rope_parameters": YARN}),
+    "qwen3-tied-bias": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
+}
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("gemma", {"head_dim": 32}),
+    "gemma2": (
+        "gemma2",
+        {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 20,
+            "sliding_window": 24,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 20,
+            "sliding_window": 24,
+            "sliding_window_pattern": 3,
+            "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+            "rope_local_base_freq": 100.0,
+        },
+    ),
+    "phi3": ("phi3", {"sliding_window": 24, "partial_rotary_factor": 0.5}),
+    "phi3-longrope": ("phi3", PHI_LONG),
+    "olmo2": ("olmo2", {}),
+    "olmo3": (
+        "olmo3",
+        {
+            "sliding_window": 24,
+            "rope_scaling": YARN,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.1,
+        },
+    ),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
+    "glm4": ("glm4", {"head_dim": 32}),
+    "cohere": ("cohere", {"use_qk_norm": True, "logit_scale": 0.3}),
+    "cohere2": (
+        "cohere2",
+        {
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "ministral": (
+        "ministral",
+        {
+            "head_dim": 16,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+}
+VARIANTS = {**LLAMAS, **OTHERS}
+"""A new model adds a line to `OTHERS`."""
