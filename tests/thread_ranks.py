@@ -90,7 +90,7 @@ class ThreadRanks:
         if self.rank == 0:
             self.exchange((call, arguments))
 
-    def next_call(self) -> tuple[str, tuple[Any, ...]]:
+    def next_call(self, within: float | None = None) -> tuple[str, tuple[Any, ...]]:
         call: tuple[str, tuple[Any, ...]] = self.exchange(None)[0]
         return call
 

@@ -14,8 +14,10 @@ import contextlib
 import pickle
 from collections.abc import Callable, Sequence
 from enum import Enum
+from multiprocessing.connection import wait
 from typing import Any, Protocol, TypeVar
 
+from ...kernels.collectives import CollectiveError
 from ...kernels.platform import Platform
 from .ranks import Diverged, EngineEnded, RankEnded
 
@@ -43,6 +45,8 @@ class Channel(Protocol):
     def send_bytes(self, message: bytes, /) -> None: ...
 
     def recv_bytes(self) -> bytes: ...
+
+    def fileno(self) -> int: ...
 
     def close(self) -> None: ...
 
@@ -97,6 +101,9 @@ class Leader:
         for rank, other in enumerate(self._others, start=1):
             try:
                 other.send_bytes(item)
+            except BlockingIOError:
+                reason = "has not taken what it was told within --dist-timeout"
+                raise RankEnded(f"rank {rank} {reason}") from None
             except OSError:
                 raise RankEnded(f"rank {rank} has ended") from None
 
@@ -124,8 +131,16 @@ class Follower:
     def tell(self, call: str, *arguments: Any) -> None:
         pass
 
-    def next_call(self) -> tuple[str, tuple[Any, ...]]:
-        """What rank 0 does next, and with what."""
+    def next_call(self, within: float | None = None) -> tuple[str, tuple[Any, ...]]:
+        """What rank 0 does next, and with what. Raises `CollectiveError` where it does nothing
+        within so many seconds.
+        """
+        if within is not None and not wait([self._leader.fileno()], within):
+            raise CollectiveError(
+                f"rank {self.rank} waits for rank 0, which took no step within {within:g} s "
+                "(--dist-timeout)",
+                [0],
+            )
         call: tuple[str, tuple[Any, ...]] = self._receive(Kind.CALL)
         return call
 

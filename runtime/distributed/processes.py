@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -124,7 +125,7 @@ def start_processes(
             keep_to_interface(host)
         store, port = _make_store(host, size, seconds)
         job = {"config": config, "size": size, "port": port, "seconds": seconds}
-        job["local_size"] = local_size
+        job |= {"local_size": local_size, "is_server": when_lost is None}
         unless_started.callback(processes.end)
         connections: list[Channel] = [
             processes.start({**job, "rank": rank, "host": host}) for rank in range(1, local_size)
@@ -135,8 +136,18 @@ def start_processes(
                 accept(connection, job)
             processes.joined(joined, others.ranks)
             connections += joined
+        for each in connections:
+            _limit_sending(each, seconds)
         unless_started.pop_all()
     return Leader(connections, _group_maker(store, seconds), processes.end, local_size=local_size)
+
+
+def _limit_sending(connection: Channel, seconds: float) -> None:
+    """A rank that is stopped takes nothing, and rank 0 would wait for it: see socket(7)."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        whole = int(seconds)
+        limit = struct.pack("ll", whole, int((seconds - whole) * 1e6))
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 def follower(job: dict[str, Any], leader: Channel | None = None) -> Follower:
@@ -209,8 +220,7 @@ class _Processes:
             close_fds=True,
             env={**ENVIRONMENT, **os.environ},
         )
-        told = {"is_server": self._when_lost is None, "connection": theirs.fileno()}
-        give_job(process, {**job, **told})
+        give_job(process, {**job, "connection": theirs.fileno()})
         theirs.close()
         self._running.append((process, ours))
         watch = partial(self._watch, job["rank"], process)

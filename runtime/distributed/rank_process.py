@@ -36,11 +36,13 @@ _OWN = ("model_path", "tokenizer_path", "num_threads", "cpu_bind", "node_rank", 
 class Calls(Protocol):
     """Where a rank hears what rank 0 does."""
 
-    def next_call(self) -> tuple[str, tuple[Any, ...]]: ...
+    def next_call(self, within: float | None = None) -> tuple[str, tuple[Any, ...]]: ...
 
 
-def follow(engine: Engine, calls: Calls) -> None:
-    """Do with this rank's engine what rank 0 does with its own, until that ends."""
+def follow(engine: Engine, calls: Calls, within: float | None = None) -> None:
+    """Do with this rank's engine what rank 0 does with its own, until that ends. `within`: seconds
+    in which a rank 0 that has requests goes on; None: it may stop between two steps.
+    """
     core, _, startup = engine
     doing: dict[str, Callable[..., Any]] = {
         "add": core.add,
@@ -50,7 +52,7 @@ def follow(engine: Engine, calls: Calls) -> None:
         "advance": startup.follow,
     }
     while True:
-        call, arguments = calls.next_call()
+        call, arguments = calls.next_call(within if core.has_work else None)
         if call == END:
             return
         doing[call](*arguments)
@@ -104,7 +106,8 @@ def _follow(job: dict[str, Any]) -> int:
     except ValueError as error:
         ranks.fail(str(error))
         return _say(job, str(error))
-    follow(engine, ranks)
+    # Who uses an engine in a process of theirs may stop it between two steps.
+    follow(engine, ranks, job["seconds"] if job["is_server"] else None)
     return 0
 
 

@@ -1,8 +1,8 @@
 """A process that ends when the one that started it does, however that ends: its standard input is a
 pipe that the parent holds open, after one line, the job.
 
-`python -m piecework.runtime.engine.parent MODULE` runs MODULE as a program that ends so even where
-it is stopped while it imports.
+`python -m piecework.runtime.engine.parent MODULE ...` runs MODULE as a program that ends so even
+where it is stopped while it imports.
 """
 
 from __future__ import annotations
@@ -53,4 +53,4 @@ def _watch() -> None:
 
 if __name__ == "__main__":
     killed_with_parent()
-    runpy.run_module(sys.argv[1], run_name="__main__")
+    runpy.run_module(sys.argv.pop(1), run_name="__main__")

@@ -120,6 +120,14 @@ def test_a_server_that_is_killed_leaves_no_rank_and_no_memory(server: ServerProc
 
 
 @pytest.mark.slow
+def test_a_rank_0_that_is_stopped_is_found_in_a_step_and_between_two(model: str) -> None:
+    with ready(model, *FLAGS) as server:
+        expected = [complete(server, prompt) for prompt in PROMPTS]
+        for _ in range(2):
+            interrupt(server, 0, signal.SIGSTOP, expected)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ranks_that_end_again_and_again_lose_nothing(model: str) -> None:
     """Nine times by SIGKILL, and once stopped. An engine that ends three times within a minute is

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from threading import Thread
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from piecework.kernels.collectives import CollectiveError
+from piecework.runtime.distributed import processes
 from piecework.runtime.distributed.channel import Follower, Leader
+from piecework.runtime.distributed.rank_process import follow
 from piecework.runtime.distributed.ranks import Diverged, EngineEnded, RankEnded
+from piecework.runtime.engine.build import Engine
 
 
 class Pair:
@@ -17,6 +23,7 @@ class Pair:
 
     def __init__(self) -> None:
         ours, self.theirs = Pipe()
+        self.ours = ours
 
         def end(say: Callable[[], None] | None) -> None:
             if say is not None:
@@ -51,6 +58,35 @@ def test_all_get_the_least_value(pair: Pair) -> None:
     pair.follower.gathered(5)
     assert pair.leader.least(7) == 5
     assert pair.follower.told(0) == 5
+
+
+def test_a_rank_0_that_stops_between_two_steps_is_found(pair: Pair) -> None:
+    pair.leader.tell("step")
+    assert pair.follower.next_call(within=5) == ("step", ())
+    with pytest.raises(
+        CollectiveError, match=r"rank 1 waits for rank 0, .* within 0\.05 s"
+    ) as late:
+        pair.follower.next_call(within=0.05)
+    assert late.value.missing == [0]
+
+
+def test_a_rank_that_takes_nothing_is_not_waited_for(pair: Pair) -> None:
+    processes._limit_sending(pair.ours, 0.1)
+    with pytest.raises(RankEnded, match="rank 1 has not taken what it was told"):
+        pair.leader.tell("add", bytes(2**22))
+
+
+@pytest.mark.parametrize("has_work", [True, False])
+def test_rank_0_may_take_its_time_where_there_is_no_request(has_work: bool) -> None:
+    class Calls:
+        def next_call(self, within: float | None = None) -> tuple[str, tuple[Any, ...]]:
+            given.append(within)
+            return processes.END, ()
+
+    given: list[float | None] = []
+    nothing = Mock()
+    follow(Engine(Mock(has_work=has_work), nothing, nothing), Calls(), 7.0)
+    assert given == [7.0 if has_work else None]
 
 
 def test_another_step_is_found(pair: Pair) -> None:

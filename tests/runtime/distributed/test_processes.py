@@ -58,8 +58,19 @@ def test_what_a_rank_cannot_hold_is_one_line(tmp_path: Path) -> None:
         LLM(str(path), tp_size=3, max_total_tokens=512, num_threads=1)
 
 
+STARTS = {
+    "rank": "from piecework.runtime.distributed.processes import _Processes\n"
+    "_Processes('slow', None).start({'rank': 1})\n",
+    "engine": "from piecework.server.engine.spawn import LANGUAGE_MODEL, spawn\n"
+    "process = spawn((*LANGUAGE_MODEL[:-2], 'slow'))\n",
+}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="who is stopped ends by prctl")
-def test_a_rank_that_is_stopped_while_it_imports_ends_with_its_parent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", STARTS)
+def test_a_process_that_is_stopped_while_it_imports_ends_with_its_parent(
+    what: str, tmp_path: Path
+) -> None:
     (tmp_path / "slow.py").write_text(
         "import os, pathlib, time\n"
         "pathlib.Path('new').write_text(str(os.getpid()))\n"
@@ -67,15 +78,7 @@ def test_a_rank_that_is_stopped_while_it_imports_ends_with_its_parent(tmp_path: 
         "time.sleep(60)\n"
     )
     leader = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import time\n"
-            "from piecework.runtime.distributed.processes import _Processes\n"
-            "_Processes('slow', None).start({'rank': 1})\n"
-            "time.sleep(60)\n",
-        ],
-        cwd=tmp_path,
+        [sys.executable, "-c", f"import time\n{STARTS[what]}time.sleep(60)\n"], cwd=tmp_path
     )
     try:
         deadline = time.monotonic() + 40
