@@ -311,7 +311,8 @@ def _gguf_members(reader: FastGGUFReader) -> tuple[str, dict[str, Any]]:
     from .loader.gguf_reader import metadata
 
     name = metadata(reader, "general.architecture")
-    architecture = find_model(gguf=name).architecture
+    has_experts = bool(metadata(reader, f"{name}.expert_count", 0))
+    architecture = find_model(gguf=name, has_experts=has_experts).architecture
     model = model_class(architecture)
 
     def get(key: str, default: Any = None, kind: type[int | float | str] = int) -> Any:

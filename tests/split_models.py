@@ -86,10 +86,11 @@ def answer_by(
     load_part: Callable[[Shard], LlamaForCausalLM],
     *,
     cuts_groups: bool = False,
+    ep_size: int = 1,
     **settings: Any,
 ) -> Said:
     """What `size` ranks say, whose models `load_part` gives, one after another."""
-    models = [load_part(Shard(rank, size, cuts_groups)) for rank in range(size)]
+    models = [load_part(Shard(rank, size, cuts_groups, ep_size)) for rank in range(size)]
     with thread_ranks(size) as ranks:
         said = on_ranks(ranks, lambda rank: answer(models[rank], size, **settings))
     assert all(torch.equal(each.logprobs, said[0].logprobs) for each in said)

@@ -102,7 +102,8 @@ class Router(Linear):
 
 class ExpertLinear(Linear):
     """Projections of all experts as one weight, those of expert after expert. `parts`: of one
-    expert, the checkpoint's names and rows; "3.up_proj" is what expert 3 has of it.
+    expert, the checkpoint's names and rows; "3.up_proj" is what expert 3 has of it. `absent`: what
+    other ranks have.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class ExpertLinear(Linear):
             for expert in range(num_experts)
             for part, rows in parts.items()
         }
+        self.absent: set[str] = set()
         self._lay_out()
 
     def _lay_out(self) -> None:
@@ -126,8 +128,11 @@ class ExpertLinear(Linear):
     def rows(self, part: str) -> slice:
         return self._rows[part]
 
-    def hold_rows(self, rows: Mapping[str, Stretch]) -> None:
-        super().hold_rows(rows)
+    def hold_experts(self, experts: range, rows: Stretch | None = None) -> None:
+        """From now on the layer has these experts, and of each part these rows."""
+        self.absent = {part for part in self.parts if int(part.partition(".")[0]) not in experts}
+        held = {part: size for part, size in self.parts.items() if part not in self.absent}
+        self.hold_rows({part: rows or Stretch(0, size, size) for part, size in held.items()})
         self._lay_out()
 
     def pack(
@@ -160,8 +165,10 @@ class FusedMoE(nn.Module):
     [T, hidden].
 
     `names`: of gate, up and down projection in the checkpoint. `limit`, `weighs_input`: as
-    `reference.fused_moe`.
+    `reference.fused_moe`. `first` [1] int64: the first expert of this rank, where it has not all.
     """
+
+    first: torch.Tensor | None
 
     def __init__(
         self,
@@ -176,6 +183,7 @@ class FusedMoE(nn.Module):
     ) -> None:
         super().__init__()
         self.num_experts, self.limit, self.weighs_input = num_experts, limit, weighs_input
+        self.register_buffer("first", None)
         gate, up, down = names
         parts = {gate: intermediate_size, up: intermediate_size}
         self.gate_up_proj = ExpertLinear(num_experts, hidden_size, parts, bias=bias)
@@ -183,7 +191,22 @@ class FusedMoE(nn.Module):
             num_experts, intermediate_size, {down: hidden_size}, bias=bias
         )
 
+    def hold(self, experts: Stretch, columns: Stretch) -> None:
+        """From now on the layer has these experts, and of each these columns between gate and down:
+        before its weights are created. Its result is a summand of the whole's.
+        """
+        held = range(experts.begin, experts.begin + experts.size)
+        self.gate_up_proj.hold_experts(held, columns)
+        self.down_proj.hold_experts(held)
+        self.down_proj.hold_columns(columns)
+        self.num_experts = experts.size
+        if experts.size < experts.whole:
+            # No constant: it would be one of the traced forward.
+            self.first = torch.tensor([experts.begin])
+
     def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        if self.first is not None:
+            ids = ids - self.first
         opened, closed = self.gate_up_proj, self.down_proj
         if opened.op is None:
             return ops.fused_moe(
@@ -225,3 +248,19 @@ class FusedMoE(nn.Module):
                 f"{name}: nothing multiplies experts whose weights are {both[0].method.kind} and "
                 f"{both[1].method.kind} here; take --quantization none"
             )
+
+
+class SparseMoE(nn.Module):
+    """A feed-forward layer of experts, and of one that every token goes through, where there is
+    such.
+    """
+
+    def __init__(
+        self, gate: Router, experts: FusedMoE, shared_experts: nn.Module | None = None
+    ) -> None:
+        super().__init__()
+        self.gate, self.experts, self.shared_experts = gate, experts, shared_experts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.experts(x, *self.gate.choose(x))
+        return result if self.shared_experts is None else result + self.shared_experts(x)

@@ -21,6 +21,7 @@ from torch import nn
 from ...kernels.collectives import TENSOR_PARALLEL, all_reduce
 from .linear import CannotSplitError, Embedding, Linear, Stretch
 from .mlp import GatedMLP
+from .moe import FusedMoE
 from .norm import AllHeadsRMSNorm, LayerNorm
 from .self_attention import SelfAttention
 
@@ -36,12 +37,14 @@ _VOCABULARY_UNIT = 64
 
 class Shard(NamedTuple):
     """Part `rank` of `size`, of each layer that is split. `cuts_groups`: whether ranks may share
-    the query heads of a key/value head unevenly (`KVLayout.group`).
+    the query heads of a key/value head unevenly (`KVLayout.group`). Experts are split over
+    `ep_size` groups of ranks, and the columns of each over the ranks of a group.
     """
 
     rank: int = 0
     size: int = 1
     cuts_groups: bool = False
+    ep_size: int = 1
 
     def equal(self, whole: int) -> Stretch:
         """Of `whole`, which `size` divides."""
@@ -131,6 +134,21 @@ def _split_mlp(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
     _sum_over_ranks(layer.down_proj, rows)
 
 
+def _split_experts(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
+    groups, each = shard.ep_size, shard.size // shard.ep_size
+    experts, between = layer.num_experts, layer.down_proj.in_features
+    if experts % groups or between % each:
+        raise CannotSplitError(
+            f"{name}: {experts} experts of {between} columns cannot be split over {groups} groups "
+            f"of {each} ranks"
+        )
+    layer.hold(
+        Shard(shard.rank // each, groups).equal(experts),
+        Shard(shard.rank % each, each).equal(between),
+    )
+    layer.register_forward_hook(lambda _, inputs, result: all_reduce(result, TENSOR_PARALLEL))
+
+
 def _split_vocabulary(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
     rows = vocabulary_rows(layer.vocab_size, shard)
     if rows.size * (shard.size - 1) >= rows.whole:
@@ -142,6 +160,7 @@ def _split_vocabulary(model: CausalLM, name: str, layer: Any, shard: Shard) -> N
 _RULES: dict[type[nn.Module], Callable[[CausalLM, str, Any, Shard], None]] = {
     SelfAttention: _split_attention,
     GatedMLP: _split_mlp,
+    FusedMoE: _split_experts,
     Embedding: _split_vocabulary,
 }
 

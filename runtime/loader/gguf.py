@@ -27,6 +27,8 @@ _NUMBERS = {
     GGMLQuantizationType.BF16,
     GGMLQuantizationType.F64,
 }
+_EXPERT = ".*."
+"""In the name of a tensor that holds all experts of a layer: where the number of each goes."""
 _PIECE = 2**18
 """Values that are dequantised at once: a multiple of every format's block."""
 
@@ -58,7 +60,8 @@ def list_tensors(reader: FastGGUFReader, config: ModelConfig) -> list[StoredTens
                 shape,
                 config.head_dim if interleaves else None,
             )
-            found.append(stored.part(tuple(slice(0, size) for size in shape)))
+            each = stored.experts() if _EXPERT in stored.name else [stored]
+            found += [one.part(tuple(slice(0, size) for size in one.shape)) for one in each]
     return found
 
 
@@ -76,6 +79,17 @@ class _Stored(NamedTuple):
     tensor: ReaderTensor
     shape: tuple[int, ...]
     interleaved: int | None
+
+    def experts(self) -> list[_Stored]:
+        """Those of each expert, which lie one after another."""
+        return [
+            self._replace(
+                name=self.name.replace(_EXPERT, f".{expert}."),
+                tensor=self.tensor._replace(data=data),
+                shape=self.shape[1:],
+            )
+            for expert, data in enumerate(self.tensor.data)
+        ]
 
     def part(self, index: tuple[slice, ...]) -> StoredTensor:
         """The numbers of a slice of each dimension; where rows are interleaved, of whole heads."""

@@ -24,7 +24,6 @@ from ..layers.linear import (
     StoredTensor,
     Stretch,
 )
-from ..layers.moe import FusedMoE
 from ..layers.parallel import WHOLE, Shard, split
 from ..layers.rotary import Rotary
 from ..model_config import ModelConfig
@@ -45,6 +44,7 @@ from ..quantization.methods import (
 from ..quantization.on_load import COLUMNS
 from ..quantization.registry import Scheme, quantization_of, read_scheme
 from . import safetensors
+from .experts import absent_experts, check_experts
 from .files import read_json
 from .kv_scales import split_kv_scales
 from .narrow import whole_place
@@ -192,10 +192,12 @@ def fill(
     not the model's. `unused`: what names of those begin with that need no place.
     """
     places = _places(model)
+    absent = absent_experts(model)
     loads: list[tuple[StoredTensor, Place]] = []
     found: dict[str, Path] = {}
     for tensor in tensors:
-        if tensor.name.endswith(_IGNORED) or tensor.name in model.tied_weights:
+        is_absent = tensor.name.rpartition(".")[0] in absent
+        if is_absent or tensor.name.endswith(_IGNORED) or tensor.name in model.tied_weights:
             continue
         if tensor.name not in places:
             if tensor.name.startswith(unused):
@@ -294,9 +296,7 @@ def finish(model: nn.Module, kernels: LinearKernels | None, *, progress: bool) -
     linears = list(named_linears(model))
     for _, linear in progress_bar(linears, shown=progress and kernels is not None, **shown):
         linear.method.finish(linear, linear.usable(kernels))
-    for name, module in model.named_modules():
-        if isinstance(module, FusedMoE):
-            module.check(name)
+    check_experts(model)
 
 
 def hollow_model(

@@ -62,9 +62,17 @@ def _named_files() -> Iterator[tuple[str, dict[str, str]]]:
         yield path.stem, dict(_NAME.findall(path.read_text(encoding="utf-8")))
 
 
-def find_model(*, architecture: str | None = None, gguf: str | None = None) -> ModelNames:
+OF_EXPERTS = "_of_experts"
+"""Behind the name that a model of experts shares with one that has none, in GGUF files."""
+
+
+def find_model(
+    *, architecture: str | None = None, gguf: str | None = None, has_experts: bool = False
+) -> ModelNames:
     """The model with the one or the other name. Raises `ValueError` where there is none."""
     models = find_models()
+    if has_experts and any(names.gguf == f"{gguf}{OF_EXPERTS}" for names in models):
+        gguf = f"{gguf}{OF_EXPERTS}"
     for names in models:
         if names.architecture == architecture or (gguf is not None and names.gguf == gguf):
             return names

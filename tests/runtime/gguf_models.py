@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,12 @@ _NAMES = {
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "block_sparse_moe.gate.": "ffn_gate_inp.",
+    "mlp.gate.": "ffn_gate_inp.",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -30,6 +37,17 @@ _NAMES = {
     "model.norm": "output_norm",
     "lm_head": "output",
     "model.layers.": "blk.",
+}
+_EXPERT = re.compile(r"layers\.(\d+)\..*experts\.(\d+)\.(\w+)\.weight")
+_ROUTER = re.compile(r"\.(gate|shared_expert_gate)\.weight")
+"""Stored as numbers of 32 bits."""
+_PROJECTIONS = {
+    "gate_proj": "gate",
+    "up_proj": "up",
+    "down_proj": "down",
+    "w1": "gate",
+    "w3": "up",
+    "w2": "down",
 }
 _PLAIN = (Kind.F32, Kind.F16)
 
@@ -56,17 +74,33 @@ def write_gguf(
     writer.add_eos_token_id(2)
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", np.array(rope_factors, np.float32))
-    held = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
+    tensors, held = load_file(folder / "model.safetensors"), {}
+    for name, parts in _experts(tensors).items():
+        arrays = np.stack([tensors.pop(part).float().numpy() for part in parts])
+        stored, values = _store(name, arrays, architecture, kind, config)
+        held |= dict(zip(parts, values, strict=True))
+        writer.add_tensor(name, stored, raw_dtype=None if kind in _PLAIN else kind)
+    for name, tensor in tensors.items():
         array = tensor.float().numpy()
         stored, held[name] = _store(name, array, architecture, kind, config)
         gguf_name = name
         for theirs, ours in _NAMES.items():
             gguf_name = gguf_name.replace(theirs, ours)
-        raw_type = kind if array.ndim == 2 else Kind.F32
+        raw_type = kind if array.ndim == 2 and not _ROUTER.search(name) else Kind.F32
         writer.add_tensor(gguf_name, stored, raw_dtype=None if raw_type in _PLAIN else raw_type)
     finish(writer)
     return held
+
+
+def _experts(tensors: Collection[str]) -> dict[str, list[str]]:
+    """By the name of a tensor of all experts of a layer, those of each."""
+    found: dict[str, dict[int, str]] = {}
+    for name in tensors:
+        if one := _EXPERT.search(name):
+            layer, expert, projection = one.groups()
+            merged = f"blk.{layer}.ffn_{_PROJECTIONS[projection]}_exps.weight"
+            found.setdefault(merged, {})[int(expert)] = name
+    return {name: [each[i] for i in range(len(each))] for name, each in found.items()}
 
 
 def finish(writer: gguf.GGUFWriter) -> None:
@@ -88,6 +122,12 @@ def metadata_of(config: Any) -> dict[str, Any]:
         or config.hidden_size // config.num_attention_heads,
         **_epsilon_of(config),
         "rope__freq_base": (config.rope_parameters or {}).get("rope_theta"),
+        "expert_count": getattr(config, "num_local_experts", getattr(config, "num_experts", None)),
+        "expert_used_count": getattr(config, "num_experts_per_tok", None),
+        "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
+        "expert_shared_feed_forward_length": getattr(
+            config, "shared_expert_intermediate_size", None
+        ),
     }
 
 
@@ -123,8 +163,9 @@ def _store(
     permuted = array
     if architecture == "llama" and heads is not None:
         permuted = array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
-    if array.ndim == 1:
-        return permuted, torch.from_numpy(array)
+    if array.ndim == 1 or _ROUTER.search(name):
+        # llama.cpp has a product with one row as a vector.
+        return permuted.squeeze(0) if array.shape[0] == 1 else permuted, torch.from_numpy(array)
     quantised = gguf.quants.quantize(permuted, kind)
     values = gguf.quants.dequantize(quantised, kind)
     if permuted is not array:

@@ -8,6 +8,7 @@ namespace {
 
 constexpr int64_t kAllBytes = 64 << 20;  // of x and of results that are laid out at once
 constexpr int64_t kAlone = 1 << 18;      // products that take no longer than waking another thread
+constexpr float kLeastSum = 1e-20f;       // that weights are divided by
 constexpr float kSteepness = 1.702f;     // of GPT-OSS's gates
 
 template <class Number, class Allocator>
@@ -16,6 +17,29 @@ void grow(std::vector<Number, Allocator>& memory, size_t size) {
 }
 
 }  // namespace
+
+void choose(const Routing& routing, const bf16* logits, int64_t* ids, float* weights) {
+  static thread_local std::vector<float> scores;
+  const int count = routing.router.rows;
+  scores.resize(count);
+  float largest = to_float(logits[0]), all = 0.0f;
+  for (int i = 1; i < count; ++i) largest = std::max(largest, to_float(logits[i]));
+#pragma omp simd reduction(+ : all)
+  for (int i = 0; i < count; ++i) {
+    const float score = routing.is_sigmoid ? 1.0f / (1.0f + exponential(-to_float(logits[i]))) : exponential(to_float(logits[i]) - largest);
+    scores[i] = score;
+    all += score;
+  }
+  float sum = 0.0f;
+  for (int j = 0; j < routing.top_k; ++j) {
+    const int best = static_cast<int>(std::max_element(scores.begin(), scores.end()) - scores.begin());
+    ids[j] = best - routing.first;
+    weights[j] = routing.is_sigmoid ? scores[best] : scores[best] / all;
+    sum += weights[j];
+    scores[best] = -1.0f;
+  }
+  for (int j = 0; j < routing.top_k; ++j) weights[j] *= routing.is_renormalized ? routing.scale / (sum + kLeastSum) : routing.scale;
+}
 
 void Mixture::group(const Experts& experts, const Choice& choice) {
   const int all = choice.tokens * choice.each;
@@ -82,12 +106,11 @@ void Mixture::activate(const float* gates, const float* ups, float limit, bf16* 
 extern "C" void piecework_moe(const void* experts, const void* x, int64_t stride, const int64_t* ids, const float* weights, int tokens, int each,
                               void* out, int threads) {
   using namespace piecework;
-  static thread_local Mixture mixture;
   const Experts& layer = *static_cast<const Experts*>(experts);
   const int hidden = layer.down.rows / layer.count;
   const int64_t pair_bytes = sizeof(float) * (InputRows::size(1, std::max(hidden, layer.down.columns)) + hidden);
   const int at_once = static_cast<int>(std::max<int64_t>(1, kAllBytes / (pair_bytes * each)));
-  Mixture& shared = mixture;
+  Mixture& shared = Mixture::of_this_thread();
   for (int start = 0; start < tokens; start += at_once) {
     const int64_t first = static_cast<int64_t>(start) * each;
     const Mixture::Choice choice{ids + first, weights + first, std::min(at_once, tokens - start), each};
@@ -106,8 +129,9 @@ extern "C" void piecework_moe(const void* experts, const void* x, int64_t stride
           [&](int t, const float* sums) {
             bf16* to = static_cast<bf16*>(out) + static_cast<int64_t>(start + t) * hidden;
 #pragma omp simd
-            for (int i = 0; i < hidden; ++i) to[i] = from_float<bf16>(sums[i]);
-          });
+            for (int i = 0; i < hidden; ++i) to[i] = rounded(sums[i]);
+          },
+          [] {});
     }
   }
 }

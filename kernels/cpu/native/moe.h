@@ -14,6 +14,16 @@ struct Experts {
   float limit;  // of gates and ups: 0 for silu(gate) * up, else GPT-OSS's (up + 1) * gate * sigmoid(1.702 * gate)
 };
 
+// How experts are chosen by the scores of a router [count of all ranks].
+struct Routing {
+  Linear router;
+  int32_t top_k, is_sigmoid, is_renormalized, first;  // first: the expert that is this rank's first
+  float scale;
+};
+
+// ids and weights [top_k] by one token's logits.
+void choose(const Routing& routing, const bf16* logits, int64_t* ids, float* weights);
+
 // One expert's layer: `rows` panels from its first on.
 inline Linear of_expert(const Linear& all, int expert, int count) {
   Linear one = all;
@@ -25,6 +35,12 @@ inline Linear of_expert(const Linear& all, int expert, int count) {
 
 class Mixture {
  public:
+  // Its memory is kept for the next layer.
+  static Mixture& of_this_thread() {
+    static thread_local Mixture mixture;
+    return mixture;
+  }
+
   // What a token takes: ids [T][k], of which those outside [0, count) are other ranks', and weights [T][k].
   struct Choice {
     const int64_t* ids;
@@ -35,9 +51,10 @@ class Mixture {
   // Pairs by expert; memory for them. By one thread.
   void group(const Experts& experts, const Choice& choice);
 
-  // The phases of one layer, which all threads of the team call: read(t) gives a row of x, write(t, sums) takes the float32 sums [N].
-  template <class Read, class Write>
-  void run(Team& team, int& phase, Multiplier& multiplier, const Experts& experts, const Choice& choice, Read read, Write write) {
+  // The phases of one layer, which all threads of the team call: read(t) gives a row of x, write(t, sums) takes the float32 sums [N], and
+  // whoever is done last calls `last`.
+  template <class Read, class Write, class Last>
+  void run(Team& team, int& phase, Multiplier& multiplier, const Experts& experts, const Choice& choice, Read read, Write write, Last last) {
     const int width = experts.gate_up.rows / experts.count / 2, hidden = experts.down.rows / experts.count;
     const int pairs = static_cast<int>(pairs_.size());
     team.each(phase, pairs, [&](int i) {
@@ -73,7 +90,7 @@ class Mixture {
         for (int i = 0; i < hidden; ++i) sums[i] += weight * from[i];
       }
       write(t, sums.data());
-    });
+    }, last);
   }
 
  private:

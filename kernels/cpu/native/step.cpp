@@ -10,6 +10,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "moe.h"
 #include "rows.h"
 #include "shared.h"
 #include "team.h"
@@ -22,6 +23,8 @@ constexpr int kMostTokens = 64;
 struct Layer {
   const bf16 *input_norm, *post_norm, *q_norm, *k_norm;  // q_norm, k_norm: null where heads are not normalised
   Linear qkv, output, gate_up, down;
+  Routing routing;
+  Experts experts;  // in place of gate_up and down, where there are any
   void *k_cache, *v_cache;
   float scale, k_scale, v_scale;
   int32_t window;
@@ -67,6 +70,14 @@ class Forward {
     qkv_.resize(tokens * width_);
     attended_.resize(tokens * model_.heads * model_.head_size);
     activated_.resize(tokens * model_.intermediate);
+    for (int i = 0; i < model_.num_layers; ++i) {
+      const Layer& layer = model_.layers[i];
+      if (layer.experts.count == 0) continue;
+      logits_.resize(std::max(logits_.size(), tokens * layer.routing.router.rows));
+      ids_.resize(std::max(ids_.size(), tokens * layer.routing.top_k));
+      normed_.resize(tokens * model_.hidden);
+    }
+    weights_.resize(ids_.size());
     int64_t floats = 0;
     for (int i = 0; i < model_.num_layers; ++i) {
       const auto [place, is_new] = items_.try_emplace(model_.layers[i].window);
@@ -179,6 +190,7 @@ class Forward {
     multiply(layer.qkv, qkv_.data(), phase, thread, [] {});
     attend(layer, phase, thread.attention);
     multiply_and_add(layer.output, attended_, phase, thread);
+    if (layer.experts.count > 0) return mix(layer, phase, thread);
     normalise(layer.post_norm, layer.gate_up, false, phase, thread);
     feed_forward(layer, phase, thread);
   }
@@ -189,16 +201,17 @@ class Forward {
     multiply(linear, added_, phase, thread, [&] { post(); });
   }
 
-  // x = norm(residual), after what the last part of a layer gave was added, or the tokens were looked up.
-  void normalise(const bf16* weight, const Linear& linear, bool is_first, int& phase, Thread& thread) {
+  // x = norm(residual), after what the last part of a layer gave was added, or the tokens were looked up. `keeps`: rows of it, too.
+  void normalise(const bf16* weight, const Linear& linear, bool is_first, int& phase, Thread& thread, bool keeps = false) {
     wait_for_ranks();
     team_.each(phase, step_.tokens, [&](int t) {
       if (is_first)
         std::memcpy(residual(t), embedding_of(t), model_.hidden * sizeof(bf16));
       else
         add_to_residual(t, thread);
-      rms_norm(residual(t), weight, model_.hidden, model_.eps, thread.row.data());
-      x_.set(linear, t, thread.row.data());
+      bf16* normed = keeps ? row(normed_, t, model_.hidden) : thread.row.data();
+      rms_norm(residual(t), weight, model_.hidden, model_.eps, normed);
+      x_.set(linear, t, normed);
     });
   }
 
@@ -259,6 +272,27 @@ class Forward {
     multiply_and_add(layer.down, activated_, phase, thread);
   }
 
+  // The experts of each token instead of one layer for all.
+  void mix(const Layer& layer, int& phase, Thread& thread) {
+    const Routing& routing = layer.routing;
+    const Mixture::Choice choice{ids_.data(), weights_.data(), step_.tokens, routing.top_k};
+    normalise(layer.post_norm, routing.router, false, phase, thread, true);
+    multiply(routing.router, logits_.data(), phase, thread, [&] {
+      for (int t = 0; t < step_.tokens; ++t)
+        choose(routing, row(logits_, t, routing.router.rows), ids_.data() + t * routing.top_k, weights_.data() + t * routing.top_k);
+      mixture_.group(layer.experts, choice);
+      set_added();
+    });
+    mixture_.run(
+        team_, phase, thread.multiplier, layer.experts, choice, [&](int t) { return row(normed_, t, model_.hidden); },
+        [&](int t, const float* sums) {
+          bf16* to = row(added_, t, model_.hidden);
+#pragma omp simd
+          for (int i = 0; i < model_.hidden; ++i) to[i] = rounded(sums[i]);
+        },
+        [&] { post(); });
+  }
+
   const Step& step_;
   const Model& model_;
   const int threads_;
@@ -268,6 +302,10 @@ class Forward {
   Input x_;
   bf16* added_ = nullptr;  // [T, N], of this rank
   std::vector<bf16> residual_, own_, qkv_, attended_, activated_;
+  std::vector<bf16> logits_, normed_;  // of layers with experts: [T, experts], [T, N]
+  std::vector<int64_t> ids_;           // [T, top_k]
+  std::vector<float> weights_;         // [T, top_k]
+  Mixture& mixture_ = Mixture::of_this_thread();
   std::map<int32_t, std::vector<Item>> items_;
   std::vector<float> partials_;
 };

@@ -19,15 +19,25 @@ from ...collectives import TENSOR_PARALLEL, get_group
 from .attention import CACHE_KINDS
 from .build import load_kernels
 from .linear import PANEL, SCALED_COLUMNS, Layout, LinearStruct, linear_struct
+from .moe import ExpertsStruct
 from .shared import SLOT_BYTES, SharedMemoryGroup
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+
+
+class _Routing(ctypes.Structure):
+    _fields_ = [
+        ("router", LinearStruct),
+        *((name, _INT) for name in ("top_k", "is_sigmoid", "is_renormalized", "first")),
+        ("scale", _FLOAT),
+    ]
 
 
 class _Layer(ctypes.Structure):
     _fields_ = [
         *((name, _POINTER) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
         *((name, LinearStruct) for name in ("qkv", "output", "gate_up", "down")),
+        *(("routing", _Routing), ("experts", ExpertsStruct)),
         *((name, _POINTER) for name in ("k_cache", "v_cache")),
         *((name, _FLOAT) for name in ("scale", "k_scale", "v_scale")),
         *(("window", _INT), ("cache_kind", _INT)),
@@ -121,7 +131,15 @@ class NativeStep:
                 )
             ),
             None if group is None else group.member,
-            *(embedded, len(layers), self._hidden, decoder.layers[0].mlp.down_proj.in_features),
+            *(embedded, len(layers), self._hidden),
+            max(
+                (
+                    layer.mlp.down_proj.in_features
+                    for layer in decoder.layers
+                    if not _is_mixed(layer)
+                ),
+                default=0,
+            ),
             *(first.num_heads, first.num_kv_heads, first.key_size),
             page_size_of(k_cache[0], first.num_kv_heads, first.key_size),
             *(first.group, first.skipped_heads),
@@ -180,7 +198,9 @@ def is_known(model: Any, layouts: Sequence[KVLayout]) -> bool:
     """
     if not getattr(model, "layers_are_llamas", False):
         return False
-    first = model.model.layers[0]
+    widths = {
+        layer.mlp.down_proj.in_features for layer in model.model.layers if not _is_mixed(layer)
+    }
     heads = {
         (each.num_heads, each.num_kv_heads, each.key_size, each.value_size, each.dtype)
         for each in layouts
@@ -212,7 +232,8 @@ def is_known(model: Any, layouts: Sequence[KVLayout]) -> bool:
         and all(each.is_plain for each in layouts)
         and (key_size, dtype) == (value_size, torch.bfloat16)
         and key_size % 2 == 0
-        and first.mlp.down_proj.in_features % PANEL == 0
+        and all(map(_knows_feed_forward, model.model.layers))
+        and len(widths) <= 1
     )
 
 
@@ -220,8 +241,34 @@ def _linears_of(layer: Any) -> tuple[Any, ...]:
     return (
         layer.self_attn.qkv_proj,
         layer.self_attn.o_proj,
-        layer.mlp.gate_up_proj,
-        layer.mlp.down_proj,
+        *_feed_forward(layer),
+    )
+
+
+def _is_mixed(layer: Any) -> bool:
+    """Whether it has experts."""
+    return hasattr(layer.mlp, "experts")
+
+
+def _feed_forward(layer: Any) -> tuple[Any, ...]:
+    if _is_mixed(layer):
+        experts = layer.mlp.experts
+        return experts.gate_up_proj, experts.down_proj, layer.mlp.gate
+    return layer.mlp.gate_up_proj, layer.mlp.down_proj
+
+
+def _knows_feed_forward(layer: Any) -> bool:
+    """Whether gates and ups lie in panels of their own, and experts are chosen as the kernels do
+    it.
+    """
+    if not _is_mixed(layer):
+        return bool(layer.mlp.down_proj.in_features % PANEL == 0)
+    router = layer.mlp.gate
+    return (
+        {name for name, _ in layer.mlp.named_children()} == {"gate", "experts"}
+        and router.e_score_correction_bias is None
+        and router.routing.num_groups == 1
+        and _order_of(layer.mlp.experts.gate_up_proj) is None
     )
 
 
@@ -260,9 +307,33 @@ def _layer(layer: Any, layout: KVLayout, k_cache: torch.Tensor, v_cache: torch.T
         attention.q_norm,
         attention.k_norm,
     )
+    mixes = _is_mixed(layer)
+    none = LinearStruct()
     return _Layer(
         *(None if norm is None else norm.weight.data_ptr() for norm in norms),
-        *(_linear(part) for part in _linears_of(layer)),
+        *(_linear(part) for part in (attention.qkv_proj, attention.o_proj)),
+        *((none, none) if mixes else map(_linear, _feed_forward(layer))),
+        *(
+            (_routing(layer.mlp), _experts(layer.mlp.experts))
+            if mixes
+            else (_Routing(), ExpertsStruct())
+        ),
         *(k_cache.data_ptr(), v_cache.data_ptr(), layout.scale, layout.k_scale, layout.v_scale),
         *(layout.window or 0, CACHE_KINDS[layout.cache_dtype]),
+    )
+
+
+def _routing(mixture: Any) -> _Routing:
+    how = mixture.gate.routing
+    first = 0 if mixture.experts.first is None else int(mixture.experts.first)
+    is_sigmoid = how.scoring == "sigmoid"
+    return _Routing(
+        _linear(mixture.gate), how.top_k, is_sigmoid, how.renormalized, first, how.scale
+    )
+
+
+def _experts(experts: Any) -> ExpertsStruct:
+    return ExpertsStruct(
+        *map(_linear, (experts.gate_up_proj, experts.down_proj)),
+        *(experts.num_experts, experts.weighs_input, experts.limit),
     )

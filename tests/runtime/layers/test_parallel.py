@@ -70,6 +70,23 @@ def test_ranks_may_cut_the_groups_of_heads(
     assert_alike(answer_by(size, partial(load, path), cuts_groups=True), answer(load(path)))
 
 
+EXPERTS = {
+    "num_experts": 4,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "num_experts_per_tok": 2,
+}
+
+
+@pytest.mark.parametrize(("size", "ep_size"), [(2, 1), (2, 2), (4, 2)])
+def test_ranks_that_have_some_experts_or_columns_say_what_one_process_says(
+    size: int, ep_size: int, tmp_path: Path
+) -> None:
+    path = make_tiny_model(tmp_path, "qwen2_moe", num_key_value_heads=4, **EXPERTS)
+    by_ranks = answer_by(size, partial(load, path), ep_size=ep_size)
+    assert_alike(by_ranks, answer(load(path)))
+
+
 def test_pieces_are_the_same_for_all_ranks(tmp_path: Path) -> None:
     """Traced on no rank's weights, found in the cache by each, and right."""
     path = make_tiny_model(tmp_path / "model", "qwen3", tie_word_embeddings=True)

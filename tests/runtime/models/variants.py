@@ -48,6 +48,7 @@ LLAMAS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-rope-yarn": ("llama", {"rope_parameters": YARN}),
     "qwen3-tied-bias": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
 }
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {"head_dim": 32}),
     "gemma2": (
@@ -109,6 +110,12 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "mixtral": ("mixtral", {"num_local_experts": 4}),
+    "qwen2-moe": (
+        "qwen2_moe",
+        {**EXPERTS, "shared_expert_intermediate_size": 80, "decoder_sparse_step": 2},
+    ),
+    "qwen3-moe": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [0]}),
 }
 VARIANTS = {**LLAMAS, **OTHERS}
 """A new model adds a line to `OTHERS`."""

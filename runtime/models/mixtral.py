@@ -1,0 +1,69 @@
+"""Mixtral: Mistral, whose feed-forward layers are mixtures of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import nn
+
+from ..layers.linear import StoredTensor
+from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
+from ..loader.checkpoint import renamed
+from ..model_config import ModelConfig
+from .causal_lm import GGUF_BLOCK, gguf_names
+from .mistral import MistralForCausalLM
+
+ARCHITECTURE = "MixtralForCausalLM"
+MODEL_TYPE = "mixtral"
+GGUF_ARCHITECTURE = "llama_of_experts"
+# Files call it llama: see `registry.OF_EXPERTS`.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtralConfig(ModelConfig):
+    num_local_experts: int = 8
+    num_experts_per_tok: int = 2
+
+
+class MixtralForCausalLM(MistralForCausalLM):
+    """Its checkpoints call gate, down and up projection w1, w2 and w3."""
+
+    config_class: ClassVar[type[ModelConfig]] = MixtralConfig
+    config_defaults: ClassVar = {
+        **MistralForCausalLM.config_defaults,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+        "rope_theta": 1000000.0,
+    }
+
+    gguf_names: ClassVar = gguf_names(
+        {
+            **GGUF_BLOCK,
+            "ffn_gate_inp": "mlp.gate",
+            "ffn_gate_exps": "mlp.experts.*.w1",
+            "ffn_down_exps": "mlp.experts.*.w2",
+            "ffn_up_exps": "mlp.experts.*.w3",
+        }
+    )
+    gguf_keys: ClassVar = {
+        "expert_count": "num_local_experts",
+        "expert_used_count": "num_experts_per_tok",
+    }
+
+    @staticmethod
+    def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
+        return {}
+
+    @staticmethod
+    def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        return renamed(tensors, {r"\.block_sparse_moe\.": ".mlp."})
+
+    def make_mlp(self, layer: int) -> nn.Module:
+        config = self.config
+        routing = Routing(config.num_local_experts, config.num_experts_per_tok)
+        sizes = config.hidden_size, config.intermediate_size, config.num_local_experts
+        return SparseMoE(
+            Router(config.hidden_size, routing), FusedMoE(*sizes, names=("w1", "w3", "w2"))
+        )

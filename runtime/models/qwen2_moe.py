@@ -1,0 +1,109 @@
+"""Qwen2-MoE: Qwen2, whose feed-forward layers are mixtures of experts and one that all tokens go
+through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ..layers.linear import Linear, StoredTensor
+from ..layers.mlp import GatedMLP
+from ..layers.moe import FusedMoE, Router, Routing
+from ..layers.self_attention import SelfAttention
+from ..loader.experts import one_row
+from ..model_config import ModelConfig, sliding_windows
+from .causal_lm import GGUF_BLOCK, gguf_names
+from .qwen2 import Qwen2ForCausalLM
+from .qwen3_moe import GGUF_EXPERT_KEYS, GGUF_EXPERTS, has_experts
+
+ARCHITECTURE = "Qwen2MoeForCausalLM"
+MODEL_TYPE = "qwen2_moe"
+GGUF_ARCHITECTURE = "qwen2moe"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen2MoeConfig(ModelConfig):
+    num_experts: int = 60
+    num_experts_per_tok: int = 4
+    moe_intermediate_size: int = 1408
+    shared_expert_intermediate_size: int = 5632
+    norm_topk_prob: bool = False
+    decoder_sparse_step: int = 1
+    mlp_only_layers: list[int] | None = None
+    qkv_bias: bool = True
+
+
+class Qwen2MoeBlock(nn.Module):
+    """The result of the shared expert is weighted by the sigmoid of one more product."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        size = config.hidden_size
+        routing = Routing(
+            config.num_experts, config.num_experts_per_tok, renormalized=config.norm_topk_prob
+        )
+        self.gate = Router(size, routing)
+        self.experts = FusedMoE(size, config.moe_intermediate_size, config.num_experts)
+        self.shared_expert = GatedMLP(size, config.shared_expert_intermediate_size)
+        self.shared_expert_gate = Linear(size, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.experts(x, *self.gate.choose(x))
+        shared: torch.Tensor = self.shared_expert(x)
+        return result + shared * torch.sigmoid(self.shared_expert_gate(x))
+
+
+class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
+    """Some layers may have no experts."""
+
+    config_class: ClassVar[type[ModelConfig]] = Qwen2MoeConfig
+    config_defaults: ClassVar = {**Qwen2ForCausalLM.config_defaults, "num_key_value_heads": 16}
+    gguf_names: ClassVar = gguf_names(
+        {
+            **GGUF_BLOCK,
+            **GGUF_EXPERTS,
+            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+            "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+            "ffn_up_shexp": "mlp.shared_expert.up_proj",
+            "ffn_down_shexp": "mlp.shared_expert.down_proj",
+        }
+    )
+    gguf_keys: ClassVar = {
+        **GGUF_EXPERT_KEYS,
+        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    }
+
+    @staticmethod
+    def config_fields(config: Any) -> dict[str, Any]:
+        window = config.sliding_window if config.use_sliding_window else None
+        if getattr(config, "layer_types", None) is not None:
+            return {"windows": sliding_windows(config, window, 0)}
+        # As transformers' Qwen2MoeConfig fills it in.
+        sliding = range(0, config.max_window_layers, 2)
+        layers = range(config.num_hidden_layers)
+        return {"windows": [window if layer in sliding else None for layer in layers]}
+
+    @staticmethod
+    def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
+        return {"qkv_bias": "blk.0.attn_q.bias" in tensors}
+
+    @staticmethod
+    def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        # A product with one row is a vector there.
+        return [
+            one_row(tensor) if tensor.name.endswith(".shared_expert_gate.weight") else tensor
+            for tensor in tensors
+        ]
+
+    def make_attention(self, layer: int) -> nn.Module:
+        return SelfAttention(self.config, layer, qkv_bias=self.config.qkv_bias)
+
+    def make_mlp(self, layer: int) -> nn.Module:
+        if not has_experts(self.config, layer):
+            return super().make_mlp(layer)
+        return Qwen2MoeBlock(self.config)
