@@ -26,7 +26,8 @@ def literal(text: str, special: Mapping[str, int]) -> str:
 class Section(NamedTuple):
     """Where calls stand: `mark` begins them, after which the model no longer has a choice; then
     `opening`, calls with `between` each two, `closing`. Without a mark they are the whole answer,
-    perhaps behind `lead`; `free`, a terminal of Lark, says which other texts there are.
+    perhaps behind the special token `lead`; `free`, a terminal of Lark, says which other texts
+    there are.
     """
 
     mark: str
@@ -36,22 +37,33 @@ class Section(NamedTuple):
     lead: str = ""
     free: str = r"/(.|\n)*/"
 
-    def grammar(self, calls: Sequence[str], lines: Sequence[str], rules: CallRules) -> str:
-        """Lark. `calls`: one of each tool; `lines`: more rules, which those use."""
+    def grammar(
+        self,
+        calls: Sequence[str],
+        lines: Sequence[str],
+        rules: CallRules,
+        firsts: Sequence[str] = (),
+    ) -> str:
+        """Lark. `calls`: one of each tool; `lines`: more rules, which those use; `firsts`: the same
+        where they are the first one, with `opening`.
+        """
         named = {f"call_{index}": call for index, call in enumerate(calls)}
+        begins = {f"first_{index}": call for index, call in enumerate(firsts)}
         is_free = not rules.required and rules.content is None
         # Calls that have a mark each may have free text between them.
         repeats = rules.parallel and not (is_free and self.mark and self.mark in self.between)
         more = f"({_joined(literal(self.between, rules.special), 'one')})*" if repeats else ""
         opening, closing = (literal(each, rules.special) for each in (self.opening, self.closing))
-        section = _joined(opening, "one", more, closing)
+        section = _joined("first" if firsts else f"{opening} one", more, closing)
+        if firsts:
+            lines = [*lines, f"first: {' | '.join(begins)}"]
         return "\n".join(
             [
                 "%llguidance {}",
                 *self._start(rules),
                 f"section: {section}",
                 f"one: {' | '.join(named)}",
-                *(f"{name}: {call}" for name, call in named.items()),
+                *(f"{name}: {call}" for name, call in {**named, **begins}.items()),
                 *lines,
             ]
         )
@@ -66,7 +78,8 @@ class Section(NamedTuple):
             return [f"start: {begun} | content", f"content: %json {content}"]
         text = ["text: TEXT", f"TEXT: {self.free}"]
         if not self.mark:
-            lead = f"({literal(self.lead, rules.special)})? " if self.lead else ""
+            is_token = self.lead in rules.special
+            lead = f"({literal(self.lead, rules.special)})? " if is_token else ""
             return [f"start: {lead}section | text", *text]
         # Behind a call that must be the only one no text may begin another.
         start = "(entered section)* text" if rules.parallel else "entered section | text"

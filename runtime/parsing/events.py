@@ -66,6 +66,20 @@ def as_json(value: Any) -> str:
     return text if is_unicode else json.dumps(value)
 
 
+def read_json(text: str) -> Any:
+    """What JSON says. Raises `ValueError` for what is none, also for NaN and infinities, which
+    Python takes.
+    """
+    try:
+        return json.loads(text, parse_constant=_no_number)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"JSON has no {text}")
+
+
 def held_back(text: str, mark: str) -> int:
     """How much of the end of a text may be white space before a mark, or the mark's beginning."""
     for size in range(min(len(mark) - 1, len(text)), 0, -1):

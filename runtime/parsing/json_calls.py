@@ -10,7 +10,7 @@ from typing import Any
 import regex
 
 from .calls_grammar import Section, json_of, literal
-from .events import Parser, Text, as_json
+from .events import Parser, Text, as_json, read_json
 from .scan import ScanParser, Steps
 from .tool_calls import CallRules, InTemplate, Tool
 
@@ -147,8 +147,8 @@ class _JsonParser(ScanParser):
         arguments = call.get("arguments", call.get("parameters", {}))
         if isinstance(arguments, str):
             try:
-                arguments = json.loads(arguments)
-            except (ValueError, RecursionError):
+                arguments = read_json(arguments)
+            except ValueError:
                 return None
         if not isinstance(arguments, dict):
             return None

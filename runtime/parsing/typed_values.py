@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .events import as_json
+from .events import as_json, read_json
 
 KINDS = frozenset(("string", "number", "integer", "boolean", "null", "object", "array"))
 _ANNOTATIONS = frozenset(
@@ -20,7 +20,7 @@ _DEFINITIONS = ("$defs", "definitions")
 _OBJECT_MEMBERS = _ANNOTATIONS.union(
     _DEFINITIONS, ("type", "properties", "required", "additionalProperties", "$id", "strict")
 )
-_PYTHON = {"True": True, "False": False, "None": None}
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
 _JSON_LIKE = r"\s*([-0-9\[{\"]|true|false|null|True|False|None)"
 """How texts begin that may be anything else than a string."""
 _FORMATS: Mapping[str, str] = {
@@ -130,16 +130,12 @@ def read_value(text: str, kinds: frozenset[str]) -> str:
     if kinds == {"string"}:
         return as_json(text)
     bare = text.strip()
+    bare = _PYTHON.get(bare, bare)
     try:
-        value = _PYTHON[bare] if bare in _PYTHON else json.loads(bare)
-    except (ValueError, RecursionError):
-        value = text
-    if "string" in kinds and not kinds.intersection(_kinds_of_value(value)):
-        value = text
-    try:
-        return as_json(value)
+        found = _kinds_of_value(read_json(bare))
     except ValueError:
         return as_json(text)
+    return as_json(text) if "string" in kinds and not kinds & found else bare
 
 
 class Value(NamedTuple):

@@ -118,6 +118,36 @@ def _tagged(opening: str, closing: str, line: str) -> list[tuple[str, Said]]:
     ]
 
 
+def _gemma(opening: str, closing: str, quote: str) -> list[tuple[str, Said]]:
+    def text(value: str) -> str:
+        return f"{quote}{value}{quote}"
+
+    bonn = f"{opening}call:weather{{city:{text(BONN['city'])},days:7}}{closing}"
+    parts = f"[{text('sun')},true,null]"
+    odd = f"{opening}call:weather{{city:{text(ODD['city'])},days:1,parts:{parts}}}{closing}"
+    nested = f"{opening}call:now{{a:{{b:{text('{c:1}')},d:[{{e:2.5}}]}}}}{closing}"
+    return [
+        (f"Hm.{bonn}{opening}call:now{{}}{closing}", ["Hm.", *TWO]),
+        (odd, [("weather", ODD)]),
+        (nested, [("now", {"a": {"b": "{c:1}", "d": [{"e": 2.5}]}})]),
+        (f"{opening}call:rm{{}}{closing}", [f"{opening}call:rm{{}}{closing}"]),
+    ]
+
+
+_PYTHONIC: list[tuple[str, Said]] = [
+    (r"""[weather(city="Bö\"n", days=7), now()]""", TWO),
+    ("""[weather(city="</x> {é]", days=1, parts=['sun', True, None])]""", [("weather", ODD)]),
+    (
+        r"""<|python_start|>[weather(city='a\n"),', days = -1, o={'a': (1, 2.5)},)]"""
+        "<|python_end|>",
+        [("weather", {"city": 'a\n"),', "days": -1, "o": {"a": [1, 2.5]}})],
+    ),
+    ("[weather(city=Bonn)]", [("weather", {"city": "Bonn"})]),
+    ("[rm(a=1)]", ["[rm(a=1)]"]),
+    ("[1] says now()", ["[1] says now()"]),
+]
+
+
 RECORDED: dict[str, list[tuple[str, Said]]] = {
     "hermes": [
         (f"Well.\n{_hermes('weather', BONN)}\n{_hermes('now', {})}\n", ["Well.", *TWO]),
@@ -216,4 +246,8 @@ RECORDED: dict[str, list[tuple[str, Said]]] = {
         ),
         ("<minimax:tool_call>\n<invoke>", ["<minimax:tool_call>\n<invoke>"]),
     ],
+    "pythonic": _PYTHONIC,
+    "llama4_pythonic": _PYTHONIC,
+    "functiongemma": _gemma("<start_function_call>", "<end_function_call>", "<escape>"),
+    "gemma4": _gemma("<|tool_call>", "<tool_call|>", '<|"|>'),
 }
