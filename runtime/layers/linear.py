@@ -43,8 +43,14 @@ class StoredTensor(NamedTuple):
 
     def part(self, index: tuple[slice, ...]) -> StoredTensor:
         """The numbers of a slice of each dimension."""
-        if self.cut is not None:
-            return self.cut(index)
+        if (cut := self.cut) is not None:
+
+            def within(inner: tuple[slice, ...]) -> StoredTensor:
+                """A part of the part."""
+                both = zip(index, inner, strict=True)
+                return cut(tuple(slice(a.start + b.start, a.start + b.stop) for a, b in both))
+
+            return cut(index)._replace(name=self.name, cut=within)
 
         def copy_to(target: torch.Tensor) -> None:
             whole = torch.empty(self.shape, dtype=self.dtype, device=target.device)

@@ -72,7 +72,7 @@ def _split_attention(model: CausalLM, name: str, layer: Any, shard: Shard) -> No
     heads, kv_heads, size = layer.num_heads, layer.num_kv_heads, shard.size
     each = -(-kv_heads // size)
     skipped = 0
-    if shard.cuts_groups and layer.sinks is None and (cut := _cut_groups(layer, shard)):
+    if shard.cuts_groups and _heads_stand_alone(layer) and (cut := _cut_groups(layer, shard)):
         queries, kv, skipped = cut
     elif kv_heads > size and each * (size - 1) < kv_heads:
         kv = Stretch(shard.rank * each, each, kv_heads)
@@ -88,8 +88,8 @@ def _split_attention(model: CausalLM, name: str, layer: Any, shard: Shard) -> No
     layer.qkv_proj.hold_rows({"q_proj": rows, "k_proj": kv_rows, "v_proj": kv_rows})
     _sum_over_ranks(layer.o_proj, rows)
     layer.hold_heads(queries, kv, group=heads // kv_heads, skipped=skipped)
-    for norm in (layer.q_norm, layer.k_norm):
-        _split_head_norm(name, norm, queries if norm is layer.q_norm else kv)
+    _split_head_norm(layer, "q_norm", queries, shard)
+    _split_head_norm(layer, "k_norm", kv, shard)
 
 
 def _cut_groups(layer: SelfAttention, shard: Shard) -> tuple[Stretch, Stretch, int] | None:
@@ -112,10 +112,18 @@ def _cut_groups(layer: SelfAttention, shard: Shard) -> tuple[Stretch, Stretch, i
     return Stretch(begin, each, heads), Stretch(first, end - first, kv_heads), begin % group
 
 
-def _split_head_norm(name: str, norm: nn.Module | None, heads: Stretch) -> None:
+def _heads_stand_alone(layer: SelfAttention) -> bool:
+    """Whether no rank need know what others have of a head that it holds too."""
+    return layer.sinks is None and not isinstance(layer.q_norm, AllHeadsRMSNorm | LayerNorm)
+
+
+def _split_head_norm(layer: SelfAttention, name: str, heads: Stretch, shard: Shard) -> None:
     """Most have the weights of one head, which all ranks hold."""
+    norm = getattr(layer, name)
     if isinstance(norm, AllHeadsRMSNorm):
-        raise CannotSplitError(f"{name}: a norm over all heads cannot be split over ranks")
+        rows = Stretch(*(number * layer.head_dim for number in heads))
+        holders = max(1, heads.size * shard.size // heads.whole)
+        setattr(layer, name, SplitAllHeadsRMSNorm(rows, norm.eps, holders))
     if isinstance(norm, LayerNorm):
         norm.hold_rows(heads)
 
@@ -174,6 +182,20 @@ def vocabulary_rows(vocab_size: int, shard: Shard) -> Stretch:
 def _sum_over_ranks(layer: Linear, columns: Stretch) -> None:
     layer.hold_columns(columns)
     layer.register_forward_hook(lambda _, inputs, result: all_reduce(result, TENSOR_PARALLEL))
+
+
+class SplitAllHeadsRMSNorm(AllHeadsRMSNorm):
+    """Of which a rank has the heads of `rows`; `holders`: how many ranks have each of them."""
+
+    def __init__(self, rows: Stretch, eps: float, holders: int) -> None:
+        super().__init__(rows.size, eps)
+        self.held_rows, self.holders = rows, holders
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.flatten(1).float()
+        squares = all_reduce(wide.square().sum(-1, keepdim=True), TENSOR_PARALLEL)
+        mean = squares / (self.holders * self.held_rows.whole)
+        return ((wide * torch.rsqrt(mean + self.eps)).to(x.dtype) * self.weight).view(x.shape)
 
 
 class VocabularyParallelEmbedding(Embedding):

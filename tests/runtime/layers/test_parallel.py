@@ -48,6 +48,11 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
         {"num_attention_heads": 6, "num_key_value_heads": 3, "attention_bias": True},
     ),
     "an MLP that does not go round": ("llama", 4, {"intermediate_size": 102, "mlp_bias": True}),
+    "gemma3": ("gemma3_text", 2, {"head_dim": 32, "tie_word_embeddings": True}),
+    "phi3, fused in the checkpoint": ("phi3", 2, {"partial_rotary_factor": 0.5}),
+    "a norm over all heads": ("olmo2", 2, {}),
+    "a norm over all heads, keys shared": ("olmo2", 4, {}),
+    "norms of each head": ("cohere", 2, {"use_qk_norm": True, "tie_word_embeddings": True}),
     "a vocabulary that does not go round": ("llama", 2, {"vocab_size": 500, "eos_token_id": None}),
 }
 
