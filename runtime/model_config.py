@@ -153,8 +153,8 @@ def read_config(folder: Path, architecture: str | None = None) -> dict[str, Any]
     content = read_json(path)
     if isinstance(content, dict) and isinstance(text := content.get("text_config"), dict):
         # A model of images and text: what is said of its text, under the whole's names.
-        own = ("architectures", "model_type", "quantization_config")
-        content = {**content, **text, **{name: content.get(name) for name in own}}
+        own = ("architectures", "model_type", "quantization_config", "tie_word_embeddings")
+        content = {**content, **text, **{name: content[name] for name in own if name in content}}
     try:
         match content:
             case {"architectures": [str(said), *_]}:

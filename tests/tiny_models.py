@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     LlamaConfig,
     MistralConfig,
     PretrainedConfig,
@@ -68,10 +69,16 @@ def make_tiny_model(
     if architecture == "qwen3":
         settings["head_dim"] = 32
     torch.manual_seed(seed)
-    settings |= overrides
+    if "text_config" in overrides:
+        # A model of images and text, whose text is of these sizes.
+        settings = overrides | {"text_config": settings | overrides["text_config"]}
+    else:
+        settings |= overrides
     kind = CONFIGS.get(architecture)
     config = kind(**settings) if kind else AutoConfig.for_model(architecture, **settings)
-    model = AutoModelForCausalLM.from_config(config)
+    is_text = "text_config" not in settings
+    kind_of_model = AutoModelForCausalLM if is_text else AutoModelForImageTextToText
+    model = kind_of_model.from_config(config)
     for name, parameter in model.named_parameters():
         # transformers starts norms at 1 and biases at 0, which would hide that they are left out.
         if name.endswith(("norm.weight", "bias")):

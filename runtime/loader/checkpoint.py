@@ -25,6 +25,9 @@ TEXT_ALONE = {
 }
 """For `renamed`: of a model of images and text, the part that is a model of text."""
 
+VISION_LEFT_OUT = {"vision": "left out: this server takes the model's text, not images"}
+"""What the summary of the start says of it."""
+
 
 def renamed(tensors: Iterable[StoredTensor], names: Mapping[str, str]) -> list[StoredTensor]:
     """With the names that regular expressions find replaced, the first that fits; a tensor whose

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..layers.linear import StoredTensor
-from ..loader.checkpoint import TEXT_ALONE, renamed
+from ..loader.checkpoint import TEXT_ALONE, VISION_LEFT_OUT, renamed
 from .gemma import add_one_to_norms
 from .gemma3 import Gemma3ForCausalLM
 
@@ -23,6 +23,3 @@ class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
 
     def remarks(self) -> dict[str, str]:
         return VISION_LEFT_OUT
-
-
-VISION_LEFT_OUT = {"vision": "left out: this server takes the model's text, not images"}

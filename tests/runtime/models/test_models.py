@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import make_tiny_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.engine.build import build_engine
@@ -38,7 +38,8 @@ class Case:
         # Ours turns all texts as the longest that is served, transformers short ones otherwise.
         shortest = 64 if rope.get("rope_type") == "longrope" else 0
         self.prompts = [prompt for prompt in PROMPTS if len(prompt) > shortest]
-        self.reference = AutoModelForCausalLM.from_pretrained(
+        kind = AutoModelForImageTextToText if "text_config" in content else AutoModelForCausalLM
+        self.reference = kind.from_pretrained(
             path, dtype=torch.float32, attn_implementation="eager"
         ).eval()
 

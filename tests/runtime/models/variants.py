@@ -27,6 +27,14 @@ PHI_LONG = {
         "long_factor": [2.0 + i for i in range(8)],
     },
 }
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 LLAMAS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
@@ -74,6 +82,23 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "phi3": ("phi3", {"sliding_window": 24, "partial_rotary_factor": 0.5}),
     "phi3-longrope": ("phi3", PHI_LONG),
+    "gemma3-vision": (
+        "gemma3",
+        {"text_config": {"head_dim": 32, "sliding_window": 24}, "vision_config": VISION},
+    ),
+    "mistral3-vision": (
+        "mistral3",
+        {"text_config": {"model_type": "mistral", "head_dim": 16}, "vision_config": VISION},
+    ),
+    "qwen2.5-vl": (
+        "qwen2_5_vl",
+        {
+            "text_config": {
+                "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}
+            },
+            "vision_config": {**VISION, "out_hidden_size": 64, "depth": 1, "num_heads": 2},
+        },
+    ),
     "olmo2": ("olmo2", {}),
     "olmo3": (
         "olmo3",

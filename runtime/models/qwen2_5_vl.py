@@ -1,0 +1,34 @@
+"""Qwen2.5-VL, of which the text is served: there its rotary positions of three kinds are one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..layers.linear import StoredTensor
+from ..loader.checkpoint import TEXT_ALONE, VISION_LEFT_OUT, renamed
+from .causal_lm import CausalLM
+from .qwen2 import Qwen2ForCausalLM
+
+ARCHITECTURE = "Qwen2_5_VLForConditionalGeneration"
+MODEL_TYPE = "qwen2_5_vl"
+
+
+class Qwen2_5_VLForConditionalGeneration(Qwen2ForCausalLM):
+    """Its vision tower is not loaded."""
+
+    @staticmethod
+    def rope_parameters(content: dict[str, Any]) -> Any:
+        rope = CausalLM.rope_parameters(content)
+        if not isinstance(rope, dict):
+            return rope
+        rope = {name: value for name, value in rope.items() if name != "mrope_section"}
+        kinds = {"type", "rope_type"} & rope.keys()
+        return rope | {name: "default" for name in kinds if rope[name] == "mrope"}
+
+    @staticmethod
+    def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
+        return renamed(tensors, TEXT_ALONE)
+
+    def remarks(self) -> dict[str, str]:
+        return VISION_LEFT_OUT
