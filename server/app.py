@@ -29,6 +29,7 @@ from .openai import chat, completions, models, tokenize
 from .openai.batches import files, routes
 from .openai.batches.service import Batches
 from .openai.responses import endpoints as responses
+from .openai.responses.service import Responses
 from .page import docs as docs_page
 from .state import AnyServing, Serving
 
@@ -52,6 +53,7 @@ _ROUTERS = (
     completions.router,
     chat.router,
     responses.router,
+    responses.body_router,
     messages.router,
     tokenize.router,
     files.router,
@@ -85,6 +87,7 @@ def create_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     serving = Serving(engine=engine, config=config, metrics=Metrics(engine, name), model_name=name)
     app = build_app(serving, _ROUTERS)
     app.state.batches = Batches(app, serving)
+    app.state.responses = Responses(serving)
     return app
 
 
@@ -92,11 +95,14 @@ def create_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
 async def _life(app: FastAPI) -> AsyncIterator[None]:
     """What goes on beside requests, as long as the application runs."""
     batches: Batches | None = getattr(app.state, "batches", None)
+    responses: Responses | None = getattr(app.state, "responses", None)
     if batches is not None:
         await batches.start()
     yield
     if batches is not None:
         await batches.stop()
+    if responses is not None:
+        await responses.close()
 
 
 def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:

@@ -154,6 +154,25 @@ class ServerConfig(CommonServerConfig):
         group=SERVER,
         metavar="MIB",
     )
+    responses_store: str = option(
+        "auto",
+        "SQLite file in which /v1/responses keeps responses; memory: until the server ends; off: "
+        "not at all; auto: one of the model and the port in the cache folder",
+        group=SERVER,
+        metavar="FILE",
+    )
+    responses_store_size: int = option(
+        256,
+        "MiB of stored responses; those that were not used for longest go first",
+        group=SERVER,
+        metavar="MIB",
+    )
+    responses_store_days: float = option(
+        30.0,
+        "days after which a stored response goes that was not used",
+        group=SERVER,
+        metavar="DAYS",
+    )
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
@@ -162,6 +181,17 @@ class ServerConfig(CommonServerConfig):
             raise ValueError(f"--batch-storage must be at least 1, got {self.batch_storage}")
         if not self.batch_dir:
             raise ValueError("--batch-dir is empty; name a folder, auto or none")
+        if not self.responses_store:
+            raise ValueError("--responses-store is empty; name a file, memory, off or auto")
+        if self.responses_store_size < 1:
+            raise ValueError(
+                f"--responses-store-size must be at least 1, got {self.responses_store_size}"
+            )
+        if not 0 < self.responses_store_days < float("inf"):
+            raise ValueError(
+                "--responses-store-days must be a number of days above 0, got "
+                f"{self.responses_store_days}"
+            )
         if self.engine.tp_size > 1 and self.watchdog_timeout:
             # Ranks tell who hangs, the watchdog only that something does.
             seconds = min(self.engine.dist_timeout, self.watchdog_timeout / 2)

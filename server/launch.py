@@ -36,6 +36,7 @@ from .http.connections import Connections
 from .http.limits import HttpLimits, room_for_connections
 from .http.protocol import BoundedHttpProtocol
 from .images.config import ImageServerConfig
+from .openai.responses.service import check_store
 from .summary import summary
 
 logger = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ def _service_of(
     model_path = resolve_model_path(config.engine.model_path)
     tokenizer = load_tokenizer(model_path, config.engine.tokenizer_path, config.chat_template)
     rows = _chat_rows(config, tokenizer.chat_template)
+    check_store(config)
     return lambda: _text_service(config, tokenizer, rows, process)
 
 

@@ -115,6 +115,8 @@ GOOD: list[tuple[str, str, Any]] = [
     ("POST", MESSAGES, {"messages": [USER], "max_tokens": 3, "system": "Be kind."}),
     ("POST", MESSAGES, {"messages": [USER], "max_tokens": 3, "stream": True}),
     ("POST", f"{MESSAGES}/count_tokens", {"messages": [USER]}),
+    ("POST", "/v1/responses/{response_id}/cancel", None),
+    ("DELETE", "/v1/responses/{response_id}", None),
     ("POST", "/v1/tokenize", {"prompt": "Hello"}),
     ("POST", "/v1/tokenize", {"prompt": ["Hello", "a"]}),
     ("POST", "/v1/tokenize", {"messages": [USER]}),
@@ -127,6 +129,8 @@ GOOD: list[tuple[str, str, Any]] = [
         for path in (
             "/v1/models",
             "/v1/models/{model_id}",
+            "/v1/responses/{response_id}",
+            "/v1/responses/{response_id}/input_items",
             "/health",
             "/ready",
             "/health_generate",
@@ -147,6 +151,11 @@ async def document_of(client: httpx.AsyncClient) -> dict[str, Any]:
 
 
 async def ask(client: httpx.AsyncClient, method: str, path: str, body: Any) -> httpx.Response:
+    if "{response_id}" in path:
+        asked = {"input": "Hello", "background": True, "max_output_tokens": 1}
+        path = path.replace(
+            "{response_id}", (await client.post(RESPONSES, json=asked)).json()["id"]
+        )
     return await client.request(method, path.replace("{model_id}", "toy"), json=body)
 
 

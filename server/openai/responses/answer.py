@@ -26,7 +26,9 @@ def new_id() -> str:
 
 
 class Answer:
-    """A response. `status` is one of OpenAI's; `is_stored`: it will be found by its id."""
+    """A response. `status` is one of OpenAI's; `is_stored`: it will be found by its id; `size`:
+    bytes of the body that asks for it.
+    """
 
     def __init__(
         self,
@@ -36,14 +38,16 @@ class Answer:
         conversation: Conversation,
         *,
         is_stored: bool,
+        size: int,
     ) -> None:
         self.id = response_id
+        self.is_stored = is_stored
+        self.size = size
         self.status = "queued" if body.background else "in_progress"
         self._body = body
         self._conversation = conversation
         self._tokenizer = serving.engine.tokenizer
         self._model = serving.model_name
-        self._is_stored = is_stored
         self._created = time.time()
         self._completed: float | None = None
         self._error: dict[str, str] | None = None
@@ -97,7 +101,7 @@ class Answer:
             "reasoning": {"effort": body.reasoning.effort, "summary": None},
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",
-            "store": self._is_stored,
+            "store": self.is_stored,
             "temperature": body.temperature,
             "text": {"format": body.text.format.shown(), "verbosity": "medium"},
             "tool_choice": body.tool_choice.shown(),

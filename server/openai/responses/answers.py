@@ -156,6 +156,22 @@ class ResponseAnswer(Answer):
     user: str | None
 
 
+class DeletedResponse(Answer):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItems(Answer):
+    """A page."""
+
+    object: Literal["list"]
+    data: list[InputMessage | OutputItem | FunctionCallOutputItem]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class ResponseEvent(BaseModel):
     """One event of a stream; its other members depend on the type."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
@@ -24,6 +25,7 @@ _PREFIXES = {
     "function_call": "fc",
     "function_call_output": "fco",
     "reasoning": "rs",
+    "item_reference": "ref",
 }
 _TEXTS = {
     "text": "text",
@@ -127,6 +129,10 @@ class InputItem(WireModel):
                 parts = [{"type": "reasoning_text", "text": self.content or self.summary or ""}]
                 return {**item, "summary": [], "content": parts}
         return {"type": self.kind, "id": self.id}
+
+
+ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]{4}")
+"""Ids that `item_id` makes."""
 
 
 def item_id(kind: str, key: str, number: int) -> str:

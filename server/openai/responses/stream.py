@@ -16,7 +16,7 @@ _LAST = {"completed": "completed", "failed": "failed"}
 class ResponseWriter:
     """The events of one response. `at_end` is called once, before the last."""
 
-    def __init__(self, answer: Answer, at_end: Callable[[Answer], None]) -> None:
+    def __init__(self, answer: Answer, at_end: Callable[[], None]) -> None:
         self._answer = answer
         self._at_end = at_end
         self._count = 0
@@ -29,7 +29,7 @@ class ResponseWriter:
         return self._written(opening) + self._written(told)
 
     def end(self) -> bytes:
-        self._at_end(self._answer)
+        self._at_end()
         return self._written([self._of_response(_LAST.get(self._answer.status, "incomplete"))])
 
     def error(self, error: ApiError) -> bytes:

@@ -1,0 +1,276 @@
+"""Responses that are kept, and those that go on without a client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from ....runtime.kept_folder import kept_folder
+from ...collector import Collector
+from ...config import ServerConfig
+from ...errors import InvalidRequest, NotFound, Unavailable, as_api_error
+from ...state import Serving
+from .answer import Answer
+from .items import Item
+from .protocol import ResponsesRequest
+from .store import MEMORY, ResponseStore, Stored, connect
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_MAX_WAITING_BYTES = 64 * 2**20
+"""Responses that may wait for the disk; what comes meanwhile is not kept."""
+_MAX_BACKGROUND_BYTES = 64 * 2**20
+"""Bodies of background responses that are under way."""
+_MAX_ENDED = 64
+"""Background responses that could not be written, and are told from memory."""
+_CLOSE_SECONDS = 2
+_DAY = 86400
+
+
+def store_path(config: ServerConfig) -> str:
+    """Where responses are kept; `auto`: each model and port has a file."""
+    match config.responses_store:
+        case "auto":
+            folder = kept_folder("responses", config.served_model_name)
+            return str(folder / f"{config.port}.sqlite")
+        case "memory":
+            return MEMORY
+    return config.responses_store
+
+
+def check_store(config: ServerConfig) -> None:
+    """Raises `ValueError` where the file that was asked for cannot be used."""
+    if config.responses_store in ("auto", "memory", "off"):
+        return
+    try:
+        connect(config.responses_store).close()
+    except (OSError, sqlite3.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ValueError(
+            f"--responses-store {config.responses_store}: {reason}; name another file, memory or "
+            "off"
+        ) from None
+
+
+class Job:
+    """A response that is made in the background."""
+
+    def __init__(self, answer: Answer, items: list[Item], collector: Collector) -> None:
+        self.answer = answer
+        self.items = items
+        self.collector = collector
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.task is not None and not self.task.done()
+
+    async def run(self) -> None:
+        while updates := await self.collector.next():
+            for _, output in updates:
+                for _ in self.answer.push(output):
+                    pass
+
+
+class Responses:
+    """What endpoints know of former responses. `keeps`: they are kept at all."""
+
+    def __init__(self, serving: Serving) -> None:
+        config = serving.config
+        self.keeps = config.responses_store != "off"
+        self._store = ResponseStore(
+            store_path(config),
+            max_bytes=config.responses_store_size * 2**20,
+            max_age=config.responses_store_days * _DAY,
+        )
+        self._serving = serving
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
+        self._waiting = 0
+        self._is_closed = False
+        self._jobs: dict[str, Job] = {}
+
+    def check(self, body: ResponsesRequest) -> None:
+        """Raises `InvalidRequest` for what only a server that stores responses can do."""
+        needs = {
+            "previous_response_id": body.previous_response_id is not None,
+            "background": body.background,
+            "input": any(item.kind == "item_reference" for item in body.input),
+        }
+        for param, is_needed in needs.items():
+            if is_needed and not self.keeps:
+                raise InvalidRequest(
+                    f"{param}: this server stores no responses (--responses-store off); send the "
+                    "whole conversation as input, in the foreground.",
+                    param=param,
+                    code="responses_not_stored",
+                )
+
+    async def context(
+        self, body: ResponsesRequest, own: list[Item]
+    ) -> tuple[list[Item], list[Item]]:
+        """The response's own input, with what it refers to in its place; and all that was said
+        before the response. Raises `InvalidRequest`.
+        """
+        references = [item["id"] for item in own if item["type"] == "item_reference"]
+        if references:
+            found = await self._ask(self._store.items, references)
+            missing = [item_id for item_id in references if item_id not in found]
+            if missing:
+                raise NotFound(
+                    f"input: the item {missing[0]!r:.100} is not stored; send the item itself.",
+                    param="input",
+                    code="item_not_found",
+                )
+            own = [found[item["id"]] if item["type"] == "item_reference" else item for item in own]
+        if body.previous_response_id is None:
+            return own, own
+        return own, [*await self._history(body.previous_response_id), *own]
+
+    async def find(self, response_id: str) -> Stored:
+        """Raises `NotFound`."""
+        if (job := self._jobs.get(response_id)) is not None:
+            return Stored(job.answer.shown(), job.items)
+        stored = await self._ask(self._store.get, response_id) if self.keeps else None
+        if stored is None:
+            raise _not_found(response_id)
+        return stored
+
+    async def input_items(self, response_id: str) -> list[Item]:
+        """All that a response was made from. Raises `NotFound`."""
+        stored = await self.find(response_id)
+        previous = stored.response["previous_response_id"]
+        return [*(await self._history(previous) if previous is not None else ()), *stored.items]
+
+    async def delete(self, response_id: str) -> None:
+        """Raises `NotFound`."""
+        job = self._jobs.get(response_id)
+        if job is not None:
+            await self._stop(job)
+            self._jobs.pop(response_id, None)
+        gone = self.keeps and await self._ask(self._store.delete, response_id)
+        if not gone and job is None:
+            raise _not_found(response_id)
+
+    def keep(self, answer: Answer, items: list[Item]) -> None:
+        """Write it, in the store's thread; whoever asks afterwards will find it."""
+        if not answer.is_stored or self._is_closed:
+            return
+        if self._waiting > _MAX_WAITING_BYTES:
+            logger.warning("a response is not kept: the disk is too slow for so many")
+            return
+        self._waiting += answer.size
+        put = asyncio.get_running_loop().run_in_executor(
+            self._thread, self._store.put, answer.shown(), items
+        )
+        put.add_done_callback(partial(self._was_put, answer))
+
+    def start(self, answer: Answer, items: list[Item], collector: Collector) -> None:
+        """Make the response, whether or not its client stays. Raises what the engine does where it
+        takes no request, and `Unavailable`.
+        """
+        running = sum(job.answer.size for job in self._jobs.values() if job.is_running)
+        if running + answer.size > _MAX_BACKGROUND_BYTES:
+            raise Unavailable(
+                f"Background responses of more than {_MAX_BACKGROUND_BYTES} bytes are under way. "
+                "Try again in 5 s.",
+                code="background_full",
+                headers={"Retry-After": "5"},
+            )
+        collector.__enter__()
+        job = self._jobs[answer.id] = Job(answer, items, collector)
+        self.keep(answer, items)
+        job.task = asyncio.create_task(job.run())
+        job.task.add_done_callback(partial(self._ended, job))
+
+    async def cancel(self, response_id: str) -> dict[str, Any]:
+        """The response, which goes no further. Raises `NotFound` and `InvalidRequest`."""
+        job = self._jobs.get(response_id)
+        if job is not None:
+            await self._stop(job)
+            return job.answer.shown()
+        response = (await self.find(response_id)).response
+        if not response["background"]:
+            raise InvalidRequest(
+                f"The response {response_id!r:.100} is not one of the background; a stream ends "
+                "where its client closes the connection.",
+                param="response_id",
+                code="not_in_background",
+            )
+        return response
+
+    async def close(self) -> None:
+        """Write what there is, at the server's end."""
+        tasks = [job.task for job in self._jobs.values() if job.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
+        self._is_closed = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ask(self._store.close), _CLOSE_SECONDS)
+        self._thread.shutdown(wait=False)
+
+    async def _history(self, response_id: str) -> list[Item]:
+        if (job := self._jobs.get(response_id)) is not None and job.is_running:
+            raise InvalidRequest(
+                f"The previous response {response_id!r:.100} is still being made; wait until it "
+                "is completed.",
+                param="previous_response_id",
+                code="previous_response_not_completed",
+            )
+        return await self._ask(self._store.history, response_id)
+
+    async def _stop(self, job: Job) -> None:
+        if job.task is not None and not job.task.done():
+            job.task.cancel()
+            await asyncio.wait([job.task])
+            # What is called when a task is done is called in the next turn.
+            await asyncio.sleep(0)
+
+    def _ended(self, job: Job, task: asyncio.Task[None]) -> None:
+        job.collector.__exit__(None, None, None)
+        if task.cancelled():
+            job.answer.cancel()
+        elif (error := task.exception()) is not None and isinstance(error, Exception):
+            known = as_api_error(error)
+            self._serving.metrics.count_error(known.type)
+            job.answer.fail(known)
+        if job.answer.id in self._jobs:
+            self.keep(job.answer, job.items)
+
+    def _was_put(self, answer: Answer, put: asyncio.Future[None]) -> None:
+        self._waiting -= answer.size
+        job = self._jobs.get(answer.id)
+        if put.cancelled() or (error := put.exception()) is not None:
+            logger.warning("a response is not kept: %s", None if put.cancelled() else error)
+            ended = [job.answer.id for job in self._jobs.values() if not job.is_running]
+            for response_id in ended[:-_MAX_ENDED]:
+                del self._jobs[response_id]
+        elif job is not None and not job.is_running:
+            del self._jobs[answer.id]
+
+    async def _ask(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._thread, partial(work, *args, **kwargs)
+            )
+        except sqlite3.Error as error:
+            logger.warning("stored responses cannot be read: %s", error)
+            raise Unavailable(
+                "Stored responses cannot be read now; send the whole conversation as input.",
+                code="store_unavailable",
+            ) from None
+
+
+def _not_found(response_id: str) -> NotFound:
+    return NotFound(
+        f"There is no stored response {response_id!r:.100}.",
+        param="response_id",
+        code="response_not_found",
+    )
