@@ -56,7 +56,7 @@ _TOOLS = "--tool-call-parser says how calls are written, and nothing else needs 
 _REASONING = "reasoning is not taken out of answers in this version"
 _LORA = "LoRA adapters are not supported; merge the adapter into its model, and serve that"
 _SPECULATION = "speculative decoding is not supported"
-_ENCODERS = "embeddings are not supported; this serves text generation"
+_POOLING = "the folder's modules.json and architecture say how states become vectors or scores"
 _TLS = "TLS is not spoken; put a reverse proxy in front"
 _SIZES = "--cuda-graph-bs and --piecewise-cuda-graph-tokens say which sizes are captured"
 _FOLDER_SAYS = "change the model's config.json instead"
@@ -83,7 +83,7 @@ _NOT_HERE = {
     "--speculative-.*|--num-speculative-tokens": _SPECULATION,
     "--guided-decoding-.*|--structured-outputs-.*|--grammar-backend": "structured output is "
     "llguidance's, and needs no flag",
-    "--is-embedding|--task|--runner|--convert|--pooler-config": _ENCODERS,
+    "--convert|--pooler-config|--override-pooler-config": _POOLING,
     "--enable-multimodal|--limit-mm-per-prompt|--mm-.*|--allowed-local-media-path": "images and "
     "audio in requests are not supported",
     "--hf-overrides|--hf-config-path|--json-model-override-args|"
@@ -130,6 +130,7 @@ def add_foreign_flags(parser: Any) -> None:
         ("--enable-prefix-caching", "disable_radix_cache", False),
         ("--no-enable-prefix-caching", "disable_radix_cache", True),
         ("--no-async-scheduling", "disable_overlap_schedule", True),
+        ("--is-embedding", "runner", "pooling"),
     ):
         parser.add_argument(
             flag,
@@ -139,6 +140,9 @@ def add_foreign_flags(parser: Any) -> None:
             default=argparse.SUPPRESS,
             help=argparse.SUPPRESS,
         )
+    parser.add_argument(
+        "--task", dest="runner", type=_runner, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+    )
     parser.instead_of = instead_of
 
 
@@ -161,6 +165,15 @@ class _Ignored(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         pass
+
+
+def _runner(task: str) -> str:
+    """vLLM's older name: the runner that a task needs."""
+    if task in ("auto", "generate"):
+        return task
+    if task in ("embed", "embedding", "classify", "score"):
+        return "pooling"
+    raise argparse.ArgumentTypeError(f"{task!r} is none of auto, generate, embed, classify, score")
 
 
 def _only(values: Sequence[str], reason: str) -> Callable[[str], str]:

@@ -10,10 +10,17 @@ from typing import Any
 from ..runtime.config import EngineConfig
 from ..runtime.diffusion.config import DiffusionConfig
 from ..runtime.engine.parent import ENVIRONMENT
+from ..runtime.pooling.config import PoolingConfig
 from ..server.api_key import take_api_key
 from ..server.config import ServerConfig
-from ..server.engine.spawn import DIFFUSION_PIPELINE, LANGUAGE_MODEL, spawned
+from ..server.engine.spawn import (
+    DIFFUSION_PIPELINE,
+    LANGUAGE_MODEL,
+    POOLING_MODEL,
+    spawned,
+)
 from ..server.images.config import ImageServerConfig
+from ..server.pooling.config import PoolingServerConfig
 from .flags import (
     ArgumentParser,
     add_config_arguments,
@@ -27,6 +34,7 @@ from .foreign_flags import add_foreign_flags
 _BEGAN = time.perf_counter()
 _TEXT: tuple[type, ...] = (EngineConfig, ServerConfig)
 _IMAGES: tuple[type, ...] = (DiffusionConfig, ImageServerConfig)
+_POOLING: tuple[type, ...] = (PoolingConfig, PoolingServerConfig)
 
 
 def add_parser(commands: Any) -> None:
@@ -35,20 +43,21 @@ def add_parser(commands: Any) -> None:
         help="serve a language model or a diffusion pipeline through the OpenAI API",
         add_help=False,
     )
-    _describe(serve, *_TEXT, *_IMAGES)
+    _describe(serve, *_TEXT, *_IMAGES, *_POOLING)
     serve.set_defaults(func=_serve, parser=serve)
 
 
 def _describe(serve: ArgumentParser, *configs: type) -> None:
     serve.usage = "%(prog)s [MODEL] [flags]"
     serve.description = (
-        "Serve a language model through the OpenAI API and SGLang's native one, or a diffusion "
-        "pipeline (a folder with model_index.json) "
-        "through OpenAI's images API. Without flags: a small language model on this machine only."
+        "Serve a language model through the OpenAI API and SGLang's native one, an embedder or a "
+        "reranker through OpenAI's, Cohere's and vLLM's, or a diffusion pipeline (a folder with "
+        "model_index.json) through OpenAI's images API. Without flags: a small language model on "
+        "this machine only."
     )
     serve.epilog = (
-        "`%(prog)s FOLDER --help` shows the flags for what FOLDER holds: a language model or a "
-        "diffusion pipeline. "
+        "`%(prog)s FOLDER --help` shows the flags for what FOLDER holds: a language model, an "
+        "embedder or reranker, or a diffusion pipeline. "
         "Flags of vLLM and SGLang that mean the same are understood too. "
         "The server answers /health with 503 while the model loads, and with 200 once it is ready. "
         "SIGTERM or Ctrl-C lets running requests finish; a second one ends at once."
@@ -71,7 +80,8 @@ class _ServeHelp(argparse.Action):
 
         model = getattr(namespace, "model", getattr(namespace, "model_path", ""))
         shown = ArgumentParser(prog=parser.prog, add_help=False)
-        _describe(shown, *(_IMAGES if is_pipeline(model) else _TEXT))
+        pools = _POOLING if _pools(namespace, model) else _TEXT
+        _describe(shown, *(_IMAGES if is_pipeline(model) else pools))
         shown.print_help()
         parser.exit()
 
@@ -88,9 +98,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         return run_node(config.engine, log_level=config.log_level, environment=ENVIRONMENT)
     # While it imports what engines need, this process imports the web stack, and reads the
     # tokenizer.
-    with spawned(
-        LANGUAGE_MODEL if isinstance(config, ServerConfig) else DIFFUSION_PIPELINE
-    ) as process:
+    with spawned(_COMMANDS[type(config)]) as process:
         if isinstance(config, ServerConfig):
             check_model(config.engine)
         from ..server.launch import serve
@@ -98,17 +106,35 @@ def _serve(arguments: argparse.Namespace) -> int:
         return serve(config, process, _BEGAN)
 
 
-def _serving_config(arguments: argparse.Namespace) -> ServerConfig | ImageServerConfig:
+_COMMANDS = {
+    ServerConfig: LANGUAGE_MODEL,
+    ImageServerConfig: DIFFUSION_PIPELINE,
+    PoolingServerConfig: POOLING_MODEL,
+}
+
+
+def _pools(arguments: argparse.Namespace, path: str) -> bool:
+    """Whether the model at a path is to make vectors or scores."""
+    from ..runtime.pooling.folder import makes_vectors
+
+    runner = getattr(arguments, "runner", "auto")
+    return runner == "pooling" or (runner == "auto" and makes_vectors(path))
+
+
+def _serving_config(
+    arguments: argparse.Namespace,
+) -> ServerConfig | ImageServerConfig | PoolingServerConfig:
     """The settings for what the model path holds. Raises `ValueError` for flags that are for
     something else.
     """
     from ..runtime.loader.resolve import find_model, is_pipeline
 
     model_path = getattr(arguments, "model_path", EngineConfig().model_path)
-    if is_pipeline(find_model(model_path)):
+    found = find_model(model_path)
+    if is_pipeline(found):
         refuse_flags(
             arguments,
-            _TEXT,
+            (*_TEXT, *_POOLING),
             _IMAGES,
             f"is for language models, and {model_path} holds a diffusion pipeline",
         )
@@ -119,4 +145,15 @@ def _serving_config(arguments: argparse.Namespace) -> ServerConfig | ImageServer
     refuse_flags(
         arguments, _IMAGES, _TEXT, f"is for diffusion pipelines, and {model_path} holds none"
     )
+    if _pools(arguments, found):
+        from ..runtime.pooling.folder import read_folder
+
+        refuse_flags(
+            arguments, _TEXT, _POOLING, f"is for writing text, and {model_path} makes vectors"
+        )
+        read_folder(found)
+        return PoolingServerConfig(
+            engine=PoolingConfig(**given(arguments, PoolingConfig)),
+            **given(arguments, PoolingServerConfig),
+        )
     return server_config(arguments)

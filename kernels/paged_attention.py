@@ -229,7 +229,9 @@ def _attend_prefill(layer: _Layer, number: int, prefill: _Prefill) -> None:
             mask = _causal_mask(prefill.stop - prefill.start, prefill.seq_len, window, layer.q)
             layer.plan.masks[number, window] = mask
     if mask is not None and not is_plain:
-        layer.out[rows] = _weighed(layer.q[rows][None], keys[None], values[None], mask, layer)[0]
+        layer.out[rows] = weigh(layer.q[rows][None], keys[None], values[None], mask, layer.layout)[
+            0
+        ]
         return
     attended = F.scaled_dot_product_attention(
         layer.q[rows].transpose(0, 1)[None],
@@ -264,21 +266,20 @@ def _attend_decodes(layer: _Layer, number: int, decodes: _Decodes) -> None:
         ).reshape(size, -1, layout.value_size)
     else:
         keys, values = keys.transpose(1, 2), values.transpose(1, 2)
-        attended = _weighed(queries[:size, None], keys, values, mask, layer)[:, 0]
+        attended = weigh(queries[:size, None], keys, values, mask, layout)[:, 0]
     if decodes.rows is None:
         layer.out[:size] = attended
     else:
         layer.out.index_copy_(0, decodes.rows, attended)
 
 
-def _weighed(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, layer: _Layer
+def weigh(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, layout: KVLayout
 ) -> torch.Tensor:
     """Attention step by step, for layers with soft caps or sinks: q [b, n, H, D] over keys
     [b, s, K, D] and values [b, s, K, E] to [b, n, H, E]. mask: added to scores, as [n, s] or
     [b, 1, 1, s].
     """
-    layout = layer.layout
     grouped = q.unflatten(2, (layout.num_kv_heads, -1)).float()  # type: ignore[no-untyped-call]
     scores = torch.einsum("bnkgd,bskd->bkgns", grouped, keys.float()) * layout.scale
     if layout.softcap is not None:

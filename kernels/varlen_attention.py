@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from .attention import AttentionMetadata, KVLayout
+from .paged_attention import weigh
 
 _BLOCK = 256
 """Queries of a sliding window that are computed at once: of the keys, only those that they see."""
@@ -70,16 +71,18 @@ class VarlenAttention:
         for run in plan:
             parts = tuple(run.sequences(each).transpose(1, 2) for each in (q, k, v))
             target = run.sequences(out)
-            if layout.window is None or layout.window >= run.length:
+            if layout.is_plain and (layout.window is None or layout.window >= run.length):
                 target.copy_(_attend(parts, layout, causal=layout.causal).transpose(1, 2))
             else:
-                _slide(parts, target, layout, layout.window)
+                _slide(parts, target, layout, layout.window or run.length)
 
 
 def _slide(
     parts: tuple[torch.Tensor, ...], target: torch.Tensor, layout: KVLayout, window: int
 ) -> None:
-    """The same with a sliding window: q, k, v [n, heads, L, ...] into target [n, L, H, E]."""
+    """The same with a sliding window, or with scores that are no plain ones: q, k, v [n, heads, L,
+    ...] into target [n, L, H, E].
+    """
     q, k, v = parts
     length, ahead = q.shape[2], 0 if layout.causal else window - 1
     places = torch.arange(length, device=q.device)
@@ -88,8 +91,13 @@ def _slide(
         keys = slice(max(0, begin - window + 1), min(length, end + ahead))
         distance = places[begin:end, None] - places[keys]
         seen = (distance < window) & (distance >= -ahead)
-        part = _attend((q[:, :, begin:end], k[:, :, keys], v[:, :, keys]), layout, mask=seen)
-        target[:, begin:end].copy_(part.transpose(1, 2))
+        block = q[:, :, begin:end], k[:, :, keys], v[:, :, keys]
+        if layout.is_plain:
+            target[:, begin:end].copy_(_attend(block, layout, mask=seen).transpose(1, 2))
+        else:
+            unseen = torch.zeros(seen.shape, device=q.device).masked_fill_(~seen, float("-inf"))
+            queries, held, values = (each.transpose(1, 2) for each in block)
+            target[:, begin:end].copy_(weigh(queries, held, values, unseen, layout))
 
 
 def _attend(

@@ -13,6 +13,7 @@ from .http.limits import HttpLimits
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 SERVER = "server"
+RUNNERS = ("auto", "generate", "pooling")
 _LEAST_WATCHDOG = 3
 """Seconds: an engine gives a sign of life every second."""
 
@@ -172,6 +173,13 @@ class ServerConfig(CommonServerConfig):
         "days after which a stored response goes that was not used",
         group=SERVER,
         metavar="DAYS",
+    )
+    runner: str = option(
+        "auto",
+        "what the model is for: generate writes text, pooling makes vectors or scores; auto: "
+        "pooling for folders with modules.json, encoders and classifiers",
+        group=SERVER,
+        choices=RUNNERS,
     )
     engine: EngineConfig = field(default_factory=EngineConfig)
 

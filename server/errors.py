@@ -185,10 +185,11 @@ def parameter_path(location: Sequence[str | int]) -> str | None:
     for the body itself.
     """
     path = ""
-    for part in location:
+    # The first part says where it came; behind it "query" is a member like any other.
+    for part in location[tuple(location[:1]) in (("body",), ("query",)) :]:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part not in ("body", "query") or path:
+        else:
             path += f".{part}" if path else part
     return path or None
 

@@ -37,6 +37,7 @@ from .http.limits import HttpLimits, room_for_connections
 from .http.protocol import BoundedHttpProtocol
 from .images.config import ImageServerConfig
 from .openai.responses.service import check_store
+from .pooling.config import PoolingServerConfig
 from .summary import summary
 
 logger = logging.getLogger(__name__)
@@ -52,11 +53,10 @@ engine do.
 _KILL_TIMEOUT = 3
 """The same after a second signal."""
 _BACKLOG = 2048
+AnyServerConfig = ServerConfig | ImageServerConfig | PoolingServerConfig
 
 
-def serve(
-    config: ServerConfig | ImageServerConfig, process: subprocess.Popen[bytes], began: float
-) -> NoReturn:
+def serve(config: AnyServerConfig, process: subprocess.Popen[bytes], began: float) -> NoReturn:
     """Serve until told to stop, and end the process with the exit code.
 
     `process`: an engine process that waits for its job. `began`: when the start began, by
@@ -72,9 +72,7 @@ def serve(
     raise AssertionError("the process has ended")
 
 
-def _service_of(
-    config: ServerConfig | ImageServerConfig, process: subprocess.Popen[bytes]
-) -> Callable[[], Service]:
+def _service_of(config: AnyServerConfig, process: subprocess.Popen[bytes]) -> Callable[[], Service]:
     """What makes the service, to be called in its event loop; what can be wrong before is found out
     now.
     """
@@ -82,6 +80,10 @@ def _service_of(
         from .images.service import image_service
 
         return lambda: image_service(config, process)
+    if isinstance(config, PoolingServerConfig):
+        from .pooling.service import pooling_service
+
+        return partial(pooling_service, config, process)
     model_path = resolve_model_path(config.engine.model_path)
     tokenizer = load_tokenizer(model_path, config.engine.tokenizer_path, config.chat_template)
     rows = _chat_rows(config, tokenizer.chat_template)

@@ -22,6 +22,7 @@ from piecework.runtime.config import EngineConfig
 from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.runtime.engine.messages import FinishReason
 from piecework.runtime.llm import LLM, Completion
+from piecework.runtime.pooling.config import PoolingConfig
 from piecework.runtime.sampling.params import SamplingParams
 from piecework.server.app import create_app
 from piecework.server.config import ServerConfig
@@ -30,9 +31,21 @@ from piecework.server.images.client import ImageClient
 from piecework.server.images.config import ImageServerConfig
 from piecework.server.images.service import create_image_app
 from piecework.server.launch import EXIT_ENGINE_GONE, EXIT_USER_ERROR
+from piecework.server.pooling.client import PoolingClient
+from piecework.server.pooling.config import PoolingServerConfig
+from piecework.server.pooling.service import create_pooling_app
 
 LISTED = Path(__file__).with_suffix(".json")
 """Written by `python tests/test_public_surface.py`; what changes in it is for the changelog."""
+CONFIGS: tuple[Any, ...] = (
+    EngineConfig,
+    DiffusionConfig,
+    ServerConfig,
+    ImageServerConfig,
+    PoolingConfig,
+    PoolingServerConfig,
+    SamplingParams,
+)
 
 
 def commands(parser: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, list[str]]]:
@@ -55,7 +68,13 @@ def surface() -> dict[str, Any]:
     image_client = ImageClient(
         images.engine, max_queued_requests=1, log_level="info", watchdog_timeout=0, process=None
     )
-    apps = {"text": create_app(client, text), "images": create_image_app(image_client, images)}
+    pooling = PoolingServerConfig(engine=PoolingConfig(model_path="embedder"))
+    pooling_client = PoolingClient(pooling.engine, None)  # type: ignore[arg-type]
+    apps = {
+        "text": create_app(client, text),
+        "images": create_image_app(image_client, images),
+        "pooling": create_pooling_app(pooling_client, pooling, None),  # type: ignore[arg-type]
+    }
     members = {
         kind.__name__: sorted(name for name in dir(kind) if not name.startswith("_"))
         for kind in (LLM, Completion, SamplingParams)
@@ -68,13 +87,7 @@ def surface() -> dict[str, Any]:
                 for item in dataclasses.fields(config)
                 if item.name != "engine"
             }
-            for config in (
-                EngineConfig,
-                DiffusionConfig,
-                ServerConfig,
-                ImageServerConfig,
-                SamplingParams,
-            )
+            for config in CONFIGS
         },
         "endpoints": {
             kind: {

@@ -65,6 +65,7 @@ def make_tiny_encoder(
     if model_type == "modernbert":
         settings |= {"local_attention": 6, "num_hidden_layers": 4}
     config: PretrainedConfig = AutoConfig.for_model(model_type, **{**settings, **overrides})
+    torch.manual_seed(0)
     kind = AutoModelForSequenceClassification if classifier else AutoModel
     save_random(kind.from_config(config), path)
     write_pair_tokenizer(path)
@@ -140,7 +141,11 @@ def write_pair_tokenizer(path: Path) -> None:
     )
     tokenizer.save(str(path / "tokenizer.json"))
     names = {"pad_token": 0, "unk_token": 1, "cls_token": 2, "sep_token": 3}
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 64}
+    settings: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": 64,
+    }
+    settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     _write(path / "tokenizer_config.json", settings | {n: SPECIAL[i] for n, i in names.items()})
 
 

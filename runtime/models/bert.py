@@ -7,6 +7,7 @@ alone, fused ones aside; a classifier's have `base` before them.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +17,7 @@ from ...kernels.attention import KVLayout
 from ..encoder_config import EncoderConfig
 from ..layers.attention import attention
 from ..layers.encoder import ACTIVATIONS, LayerNorm
-from ..layers.linear import Embedding, FusedLinear, Linear
+from ..layers.linear import Embedding, FusedLinear, Linear, StoredTensor
 
 ENCODER = "Bert"
 MODEL_TYPE = "bert"
@@ -143,10 +144,13 @@ class Bert(nn.Module):
         logits: torch.Tensor = self.classifier(torch.tanh(self.pooler["dense"](pooled)))
         return logits
 
-    def place_name(self, name: str) -> str:
-        """Where a checkpoint's tensor goes: a classifier's have `base` before them, and old ones'
-        norms other names.
+    def place_tensors(self, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
+        """A checkpoint's under the names of our modules: a classifier's have `base` before them,
+        and old ones' norms other names.
         """
+        return [tensor._replace(name=self._place_name(tensor.name)) for tensor in tensors]
+
+    def _place_name(self, name: str) -> str:
         return re.sub(r"LayerNorm\.(gamma|beta)$", _norm_name, name.removeprefix(self.base))
 
     @property

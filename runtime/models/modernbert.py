@@ -7,6 +7,7 @@ T tokens, N texts, D head size. Source: transformers' configuration and checkpoi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +18,7 @@ from ...kernels.attention import KVLayout
 from ..encoder_config import EncoderConfig
 from ..layers.attention import attention
 from ..layers.encoder import ACTIVATIONS, LayerNorm
-from ..layers.linear import Embedding, Linear
+from ..layers.linear import Embedding, Linear, StoredTensor
 from ..layers.rotary import Rotation
 from .bert import encoder_layouts
 
@@ -170,8 +171,8 @@ class ModernBert(nn.Module):
         logits: torch.Tensor = self.classifier(hidden)
         return logits
 
-    def place_name(self, name: str) -> str:
-        return name.removeprefix(self.base)
+    def place_tensors(self, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
+        return [tensor._replace(name=tensor.name.removeprefix(self.base)) for tensor in tensors]
 
     @property
     def classifier_pooling(self) -> str:

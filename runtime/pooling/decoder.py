@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from ...kernels.attention import KVLayout
-from ..layers.linear import Linear
+from ..layers.linear import Linear, StoredTensor
 from ..model_config import ModelConfig
 from ..models.registry import model_class
 
@@ -30,13 +31,18 @@ class PooledDecoder(nn.Module):
         if num_labels:
             self.score = Linear(config.hidden_size, num_labels)
 
-    def place_name(self, name: str) -> str:
-        """Where a checkpoint's tensor goes: those of a decoder alone have no `model.` before
-        them.
-        """
-        if name.startswith(("score.", *self.unused)):
-            return name
-        return f"decoder.model.{name.removeprefix('model.')}"
+    def place_tensors(self, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
+        """Under the names of our modules: those of a decoder alone have no `model.` before them."""
+        whole = [
+            tensor._replace(name=f"model.{tensor.name.removeprefix('model.')}")
+            for tensor in tensors
+            if not tensor.name.startswith(("score.", *self.unused))
+        ]
+        placed = self.decoder.checkpoint_tensors(self.config, whole)
+        return [
+            *(tensor._replace(name=f"decoder.{tensor.name}") for tensor in placed),
+            *(tensor for tensor in tensors if tensor.name.startswith("score.")),
+        ]
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, type_ids: torch.Tensor

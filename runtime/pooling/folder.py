@@ -52,7 +52,8 @@ class PoolingFolder:
     `encoder`: which of our encoders it is; None: a decoder, `decoder` its architecture. `modes`,
     `denses`, `normalizes`: of an embedder, what follows the transformer. `activation`: of a
     classifier, what its number goes through. `max_length`: the longest text that it was made for,
-    where it says so. `lower_case`: texts are to be made lower case first.
+    where it says so. `lower_case`: texts are to be made lower case first. `tells_pairs`: the model
+    is told which tokens are a pair's second text, where it has a table for that.
     """
 
     path: Path
@@ -65,6 +66,7 @@ class PoolingFolder:
     activation: str = "Identity"
     max_length: int | None = None
     lower_case: bool = False
+    tells_pairs: bool = True
 
     @property
     def architecture(self) -> str:
@@ -152,6 +154,7 @@ def _read(root: Path, modules: list[tuple[str, Path]], *, sentence: bool) -> Poo
         "decoder": decoder,
         "max_length": longest if type(longest) is int and longest > 0 else None,
         "lower_case": bool(settings.get("do_lower_case", False)),
+        "tells_pairs": _tells_pairs(root / "tokenizer_config.json"),
     }
     if name.endswith(CLASSIFIER):
         if (labels := label_count(content)) != 1:
@@ -210,6 +213,11 @@ def _dense(folder: Path) -> Dense:
             f"are not supported; activations: {', '.join(ACTIVATIONS)}"
         )
     return Dense(folder, *sizes, bool(config.get("bias", True)), activation)
+
+
+def _tells_pairs(file: Path) -> bool:
+    names = read_json(file).get("model_input_names") if file.is_file() else None
+    return names is None or "token_type_ids" in names
 
 
 def _classifier_activation(root: Path, content: Mapping[str, Any]) -> str:

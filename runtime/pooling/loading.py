@@ -58,8 +58,7 @@ def load_transformer(
         model = make_empty(make, dtype, device)
     except ValueError as error:
         raise ValueError(f"{folder.path}: {error}") from error
-    placed = [tensor._replace(name=model.place_name(tensor.name)) for tensor in tensors]
-    fill(model, placed, str(folder.path), progress=False, unused=model.unused)
+    fill(model, model.place_tensors(tensors), str(folder.path), progress=False, unused=model.unused)
     finish(model, kernels, progress=False)
     return model
 

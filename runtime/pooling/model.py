@@ -19,6 +19,7 @@ from ..cache.pool import KVPool
 from ..encoder_config import EncoderConfig
 from ..executor.forward_context import PagedAttention
 from ..layers.attention import register_attention
+from ..loader.resolve import find_model
 from .config import PoolingConfig
 from .folder import PoolingFolder, read_folder
 from .loading import load_dense, load_transformer, read_transformer_config, stored_dtype
@@ -45,7 +46,7 @@ class PoolingModel:
 
     def __init__(self, config: PoolingConfig) -> None:
         self.config = config
-        self.folder: PoolingFolder = read_folder(config.model_path)
+        self.folder: PoolingFolder = read_folder(find_model(config.model_path))
         model_config = read_transformer_config(self.folder)
         self.context_length = longest_text(self.folder, model_config, config.context_length)
         self.vocab_size = model_config.vocab_size

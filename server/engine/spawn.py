@@ -17,6 +17,7 @@ _PARENT, _ENGINE = "piecework.runtime.engine.parent", "piecework.runtime.engine.
 _PROCESS = (sys.executable, "-m", _PARENT, _ENGINE)
 LANGUAGE_MODEL = (*_PROCESS, "piecework.runtime.engine.text_process")
 DIFFUSION_PIPELINE = (*_PROCESS, "piecework.runtime.diffusion.engine_process")
+POOLING_MODEL = (*_PROCESS, "piecework.runtime.pooling.engine_process")
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 

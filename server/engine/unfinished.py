@@ -16,6 +16,7 @@ from ...runtime.engine.messages import (
     ToEngine,
     TokenOutput,
 )
+from ...runtime.pooling.messages import PoolOutput
 from .connection import EngineConnection
 from .quarantine import Quarantine
 
@@ -90,7 +91,7 @@ class UnfinishedRequests(Generic[R]):
 
     def _after_step(
         self,
-        outputs: Sequence[TokenOutput] | Sequence[ImageOutput],
+        outputs: Sequence[TokenOutput] | Sequence[ImageOutput] | Sequence[PoolOutput],
         ended: Iterable[str],
         to_abort: list[str],
     ) -> None:

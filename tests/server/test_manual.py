@@ -17,12 +17,17 @@ from piecework.cli.output_config import OutputConfig
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.runtime.foreign_names import SAME
+from piecework.runtime.pooling.config import PoolingConfig
 from piecework.server.images.client import ImageClient
 from piecework.server.images.config import ImageServerConfig
 from piecework.server.images.protocol import ImagesRequest
 from piecework.server.images.service import create_image_app
+from piecework.server.pooling.client import PoolingClient
+from piecework.server.pooling.config import PoolingServerConfig
+from piecework.server.pooling.service import create_pooling_app
 
 DOCS = Path(__file__).parents[2] / "docs"
+EMBEDDINGS = (DOCS / "embeddings.md").read_text()
 MANUAL, DIFFUSION = (DOCS / "serving.md").read_text(), (DOCS / "diffusion.md").read_text()
 
 
@@ -68,6 +73,21 @@ def test_flags_of_generate() -> None:
 
 def test_flags_of_a_server_of_images() -> None:
     assert flags_named(DIFFUSION, "Flags of the server") == flags_of(ImageServerConfig)
+
+
+def test_flags_of_a_server_of_vectors() -> None:
+    assert flags_named(EMBEDDINGS) - {"--is-embedding", "--task"} == flags_of(
+        PoolingConfig, PoolingServerConfig
+    )
+
+
+async def test_endpoints_and_metrics_of_a_server_of_vectors() -> None:
+    config = PoolingConfig(model_path="models/toy")
+    engine = PoolingClient(config, None)  # type: ignore[arg-type]
+    app = create_pooling_app(engine, PoolingServerConfig(engine=config), None)  # type: ignore[arg-type]
+    assert_endpoints(app, EMBEDDINGS)
+    assert_metrics(app, EMBEDDINGS)
+    await engine.stop()
 
 
 @pytest.fixture

@@ -68,11 +68,12 @@ def test_a_classifiers_scores_of_pairs_are_those_of_transformers(
     np.testing.assert_allclose(run(folder, given), torch.stack(expected), atol=1e-5)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen3", "gemma2", "phi3"])
 def test_a_decoders_vectors_are_its_last_states_normalised(
     tmp_path: Path, architecture: str
 ) -> None:
-    window = {"sliding_window": 5} if architecture == "mistral" else {}
+    given_window = architecture in ("mistral", "gemma2")
+    window = {"sliding_window": 5} if given_window else {}
     folder = make_tiny_embedder(tmp_path, architecture, num_hidden_layers=2, **window)
     given = inputs(512)
     expected = torch.stack([F.normalize(state[-1], dim=0) for state in states(folder, given)])

@@ -1,0 +1,24 @@
+"""The settings of a server of vectors or scores; imports nothing heavy, for it also makes
+command-line flags.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...runtime.config import option
+from ...runtime.pooling.config import PoolingConfig
+from ..config import RUNNERS, SERVER, CommonServerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingServerConfig(CommonServerConfig):
+    """Settings of a server of an embedder or a reranker. Raises `ValueError` with a remedy."""
+
+    runner: str = option(
+        "auto",
+        "what the model is for; auto: its folder says so, by modules.json or its architecture",
+        group=SERVER,
+        choices=RUNNERS,
+    )
+    engine: PoolingConfig = field(default_factory=PoolingConfig)

@@ -1,0 +1,100 @@
+"""`POST /v1/embeddings`, after OpenAI's."""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+import numpy as np
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from ..answers import BODY_ERRORS, answers
+from ..errors import InvalidRequest
+from ..http.body import JsonRoute
+from .answers import EmbeddingsAnswer
+from .client import Vectors
+from .inputs import Input, InputEncoder
+from .protocol import EmbeddingsRequest
+from .state import PoolingServingDep
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/v1/embeddings", responses=answers(EmbeddingsAnswer, errors=BODY_ERRORS))
+async def create_embeddings(body: EmbeddingsRequest, serving: PoolingServingDep) -> Response:
+    """A vector of each text."""
+    serving.check_model(body.model)
+    info = serving.info
+    if info.task != "embed":
+        raise InvalidRequest(
+            "This server has a reranker, which makes scores and no vectors; send pairs of texts to "
+            "/v1/rerank or /v1/score.",
+            code="not_an_embedder",
+        )
+    if body.dimensions is not None and body.dimensions > info.size:
+        raise InvalidRequest(
+            f"dimensions: this model's vectors have {info.size} numbers, got {body.dimensions}.",
+            param="dimensions",
+            code="invalid_value",
+        )
+    serving.check_room(len(body.input), "input")
+    characters = sum(len(each) for each in body.input)
+    inputs = await serving.encode(characters, partial(_encode, serving.inputs, body))
+    vectors = await serving.pool(f"embd-{uuid.uuid4().hex}", inputs)
+    tokens = sum(len(each.token_ids) for each in inputs)
+    # In a thread: two million numbers take a second to write.
+    content = await serving.threads.run(
+        _answer,
+        shortened(vectors, body.dimensions, normalizes=info.normalizes),
+        serving.model_name,
+        tokens,
+        as_text=body.encoding_format == "base64",
+    )
+    return Response(content, media_type="application/json")
+
+
+def _encode(encoder: InputEncoder, body: EmbeddingsRequest) -> list[Input]:
+    cut, found = body.truncate_prompt_tokens, list[Input]()
+    for number, each in enumerate(body.input):
+        name = f"input[{number}]" if len(body.input) > 1 else "input"
+        if isinstance(each, str):
+            found += encoder.texts([each], [name], cut=cut, special=body.add_special_tokens)
+        else:
+            found.append(encoder.token_ids(each, name, cut=cut))
+    return found
+
+
+def shortened(vectors: Vectors, dimensions: int | None, *, normalizes: bool) -> Vectors:
+    """The first numbers of each vector, brought back to a length of 1 where the model gives that:
+    for models that were trained to be cut (Matryoshka).
+    """
+    if dimensions is None or dimensions == vectors.shape[1]:
+        return vectors
+    vectors = vectors[:, :dimensions]
+    if normalizes:
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        vectors = vectors / np.maximum(lengths, np.float32(1e-12))
+    return vectors
+
+
+def _answer(vectors: Vectors, model: str, tokens: int, *, as_text: bool) -> bytes:
+    rows: Sequence[object] = (
+        [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors]
+        if as_text
+        else [msgspec.Raw(msgspec.json.encode(row.tolist())) for row in vectors]
+    )
+    return msgspec.json.encode(
+        {
+            "object": "list",
+            "model": model,
+            "data": [
+                {"object": "embedding", "index": index, "embedding": row}
+                for index, row in enumerate(rows)
+            ],
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+    )

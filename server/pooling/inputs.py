@@ -1,0 +1,170 @@
+"""Texts, token ids and pairs of texts become what the engine takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tokenizers
+
+from ...runtime.pooling.messages import INPUTS_PER_REQUEST, PoolRequest
+from ...runtime.tokenizer.tokenizer import Tokenizer
+from ..errors import InvalidRequest
+from ..limits import Limits, check_text
+
+_SLICE = 2**15
+"""Characters of a long text whose tokens are counted at once."""
+_CUT = 16
+"""Tokens that cutting a text in two may add to it, and more."""
+
+
+class Input(NamedTuple):
+    """One text, or a pair of which the first text has `first` tokens. `token_ids`: int32."""
+
+    token_ids: np.ndarray[Any, np.dtype[np.int32]]
+    first: int
+
+
+class InputEncoder:
+    """Makes inputs that fit `limits`, whose `context_length` is the longest of them.
+
+    `lower_case`, `tells_pairs`: as the model's `PoolingFolder` says. What a text says is text: it
+    cannot hold a special token, such as the one between the texts of a pair. All methods raise
+    `InvalidRequest` that names the parameter.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, limits: Limits, *, lower_case: bool, tells_pairs: bool
+    ) -> None:
+        self._backend = tokenizer.backend
+        self._backend.encode_special_tokens = True
+        self._limits, self._lower_case, self._tells_pairs = limits, lower_case, tells_pairs
+
+    def texts(
+        self, texts: Sequence[str], names: Sequence[str], *, cut: int | None, special: bool = True
+    ) -> list[Input]:
+        """`names`: where each text came from. `cut`: most tokens, of which the first are kept; -1:
+        the model's most; None: longer texts are refused.
+        """
+        self._check_cut(cut)
+        found = []
+        for text, name in zip(texts, names, strict=True):
+            encoding = self._encode(text, name, cut)
+            if cut is not None:
+                room = self._most(cut) - self._backend.num_special_tokens_to_add(False) * special
+                encoding.truncate(max(0, room))
+            whole = self._backend.post_process(encoding, None, special)
+            found.append(self._checked(whole.ids, len(whole.ids), name))
+        return found
+
+    def token_ids(self, ids: list[int], name: str, *, cut: int | None) -> Input:
+        """Ids as a client sent them, which are taken as they are."""
+        self._check_cut(cut)
+        self._limits.check_prompt(ids, name)
+        if cut is not None:
+            ids = ids[: self._most(cut)]
+        return self._checked(ids, len(ids), name)
+
+    def pairs(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        names: Sequence[tuple[str, str]],
+        *,
+        cut: int | None,
+    ) -> list[Input]:
+        """Each two texts as one input. With `cut`, the longer one loses tokens at its end first."""
+        self._check_cut(cut)
+        known: dict[str, tokenizers.Encoding] = {}
+        found = []
+        for (first, second), (first_name, second_name) in zip(pairs, names, strict=True):
+            if first not in known:
+                known = {first: self._encode(first, first_name, cut)}
+            one, two = known[first], self._encode(second, second_name, cut)
+            if cut is not None:
+                room = max(0, self._most(cut) - self._backend.num_special_tokens_to_add(True))
+                keep = _shares(len(one.ids), len(two.ids), room)
+                # `truncate` changes the encoding, and the next pair may need it whole.
+                one = self._encode(first, first_name, cut) if keep[0] < len(one.ids) else one
+                one.truncate(keep[0])
+                two.truncate(keep[1])
+            whole = self._backend.post_process(one, two, True)
+            kinds = whole.type_ids
+            length = kinds.index(1) if self._tells_pairs and 1 in kinds else len(kinds)
+            found.append(self._checked(whole.ids, length, second_name, pair=True))
+        return found
+
+    def _encode(self, text: str, name: str, cut: int | None) -> tokenizers.Encoding:
+        check_text(len(text), name)
+        text = text.lower() if self._lower_case else text
+        if cut is None and len(text) > _SLICE:
+            self._count(text, name)
+        return self._backend.encode_batch_fast([text], add_special_tokens=False)[0]
+
+    def _count(self, text: str, name: str) -> None:
+        """Refuses a text that is far too long after a part of it."""
+        tokens = 0
+        for begin in range(0, len(text), _SLICE):
+            part = self._backend.encode_batch_fast(
+                [text[begin : begin + _SLICE]], add_special_tokens=False
+            )
+            tokens += max(0, len(part[0].ids) - _CUT)
+            if tokens > self._limits.context_length:
+                raise self._too_long(f"{tokens} or more", name)
+
+    def _checked(self, ids: list[int], first: int, name: str, *, pair: bool = False) -> Input:
+        if not ids:
+            raise InvalidRequest(
+                f"{name}: the text has no tokens; send some text.", param=name, code="invalid_value"
+            )
+        if len(ids) > self._limits.context_length:
+            raise self._too_long(str(len(ids)), name, pair=pair)
+        return Input(np.array(ids, np.int32), first)
+
+    def _most(self, cut: int) -> int:
+        return self._limits.context_length if cut == -1 else cut
+
+    def _check_cut(self, cut: int | None) -> None:
+        if cut is not None and not (cut == -1 or 1 <= cut <= self._limits.context_length):
+            raise InvalidRequest(
+                "truncate_prompt_tokens: must lie between 1 and this model's longest text, "
+                f"{self._limits.context_length} tokens, or be -1 for that; got {cut}.",
+                param="truncate_prompt_tokens",
+                code="invalid_value",
+            )
+
+    def _too_long(self, tokens: str, name: str, *, pair: bool = False) -> InvalidRequest:
+        has = "and the text that it goes with have" if pair else "has"
+        message = (
+            f"This model takes texts of up to {self._limits.context_length} tokens, but {name} "
+            f"{has} {tokens}. Shorten it, or send truncate_prompt_tokens: -1."
+        )
+        return InvalidRequest(message, param=name, code="context_length_exceeded")
+
+
+def _shares(one: int, two: int, room: int) -> tuple[int, int]:
+    """How many tokens two texts keep of `room`: the longer one loses first, as tokenizers'
+    `longest_first`.
+    """
+    if one + two <= room:
+        return one, two
+    half = room // 2
+    if one <= half:
+        return one, room - one
+    if two <= room - half:
+        return room - two, two
+    return half, room - half
+
+
+def pool_requests(rid: str, inputs: Sequence[Input]) -> list[PoolRequest]:
+    """The requests that together ask for all inputs, in their order."""
+    return [
+        PoolRequest(
+            rid=f"{rid}-{begin}",
+            token_ids=np.concatenate([each.token_ids for each in part]).astype("<i4").tobytes(),
+            lengths=[len(each.token_ids) for each in part],
+            firsts=[each.first for each in part],
+        )
+        for begin in range(0, len(inputs), INPUTS_PER_REQUEST)
+        for part in (inputs[begin : begin + INPUTS_PER_REQUEST],)
+    ]

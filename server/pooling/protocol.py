@@ -1,0 +1,155 @@
+"""What `/v1/embeddings`, `/v1/rerank` and `/v1/score` take over the wire.
+
+Names and meanings: https://platform.openai.com/docs/api-reference/embeddings,
+https://docs.cohere.com/reference/rerank, https://jina.ai/reranker (`return_documents`), and vLLM's
+docs/serving/openai_compatible_server.md (`text_1`, `text_2`, `truncate_prompt_tokens`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from ..schemas import Integer, Prompt, WireModel, disagreement, parse_prompts
+
+MAX_INPUTS = 2048
+"""Of one request, as OpenAI takes."""
+_TEXTS = {"type": "array", "items": {"type": "string"}}
+
+
+def _check_count(count: int) -> None:
+    if count > MAX_INPUTS:
+        raise PydanticCustomError(
+            "too_many_sequences",
+            "the request has {count} inputs, more than {most}; send several requests",
+            {"count": count, "most": MAX_INPUTS},
+        )
+    if not count:
+        raise PydanticCustomError("empty_input", "the list is empty; send some text")
+
+
+def parse_inputs(value: Any) -> list[Prompt]:
+    """As `parse_prompts`, with fewer of them."""
+    prompts = parse_prompts(value)
+    _check_count(len(prompts))
+    return prompts
+
+
+def parse_texts(value: Any) -> list[str]:
+    """A text or texts, as strings or as objects with a `text`."""
+    parts = value if isinstance(value, list) else [value]
+    _check_count(len(parts))
+    found = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    texts = [text for text in found if isinstance(text, str)]
+    if len(texts) < len(found):
+        raise PydanticCustomError(
+            "text_type",
+            "Input should be a string, an object with the string text, or a list of these",
+        )
+    return texts
+
+
+Inputs = Annotated[
+    list[Prompt],
+    PlainValidator(parse_inputs),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                _TEXTS,
+                {"type": "array", "items": {"type": "integer"}},
+                {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+            ]
+        }
+    ),
+]
+_OBJECT = {"type": "object", "properties": {"text": {"type": "string"}}}
+Texts = Annotated[
+    list[str],
+    PlainValidator(parse_texts),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"anyOf": [{"type": "string"}, _OBJECT]}},
+            ]
+        }
+    ),
+]
+Cut = Annotated[
+    Integer | None,
+    Field(
+        description="longer texts keep so many tokens, -1: as many as the model takes; default: "
+        "they are refused"
+    ),
+]
+
+
+class EmbeddingsRequest(WireModel):
+    """Texts, or their token ids, to become vectors."""
+
+    input: Inputs
+    model: str | None = None
+    dimensions: Annotated[
+        Integer | None,
+        Field(ge=1, description="how many of a vector's numbers are kept; default: all"),
+    ] = None
+    encoding_format: Literal["float", "base64"] = "float"
+    truncate_prompt_tokens: Cut = None
+    add_special_tokens: bool = True
+    user: str | None = None
+
+
+class RerankRequest(WireModel):
+    """Documents to be put into the order in which they answer a query."""
+
+    query: Annotated[str, Field(min_length=1)]
+    documents: Texts
+    model: str | None = None
+    top_n: Annotated[
+        Integer | None, Field(ge=0, description="how many of the best; 0, default: all")
+    ] = None
+    return_documents: bool = True
+    truncate_prompt_tokens: Cut = None
+    user: str | None = None
+
+
+class ScoreRequest(WireModel):
+    """Pairs of texts: one with each of the others, or as many on both sides.
+
+    `text_1`, `text_2` are also called `queries` and `documents`.
+    """
+
+    text_1: Texts | None = None
+    text_2: Texts | None = None
+    queries: Texts | None = None
+    documents: Texts | None = None
+    model: str | None = None
+    truncate_prompt_tokens: Cut = None
+    user: str | None = None
+
+    @model_validator(mode="after")
+    def _check_sides(self) -> Self:
+        for one, other in (("text_1", "queries"), ("text_2", "documents")):
+            if (getattr(self, one) is None) == (getattr(self, other) is None):
+                raise disagreement(one, "this parameter is required, under one of its names")
+        first, second = self.sides
+        if len(first) not in (1, len(second)):
+            raise disagreement(
+                "text_1", "it should be one text, or as many as there are on the other side"
+            )
+        return self
+
+    @property
+    def sides(self) -> tuple[list[str], list[str]]:
+        return self.text_1 or self.queries or [], self.text_2 or self.documents or []
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What the client has called them."""
+        return (
+            "text_1" if self.text_1 is not None else "queries",
+            "text_2" if self.text_2 is not None else "documents",
+        )

@@ -1,0 +1,118 @@
+"""`POST /v1/rerank`, after Cohere's and Jina's, and `/v1/score`, after vLLM's.
+
+A reranker gives each pair of texts a number; of an embedder's vectors it is the cosine.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from ..answers import BODY_ERRORS, answers
+from ..http.body import JsonRoute
+from ..state import json_response
+from .answers import RerankAnswer, ScoreAnswer
+from .client import Vectors
+from .protocol import RerankRequest, ScoreRequest
+from .state import PoolingServing, PoolingServingDep
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/v1/rerank", responses=answers(RerankAnswer, errors=BODY_ERRORS))
+@router.post("/rerank", include_in_schema=False)
+@router.post("/v2/rerank", include_in_schema=False)
+async def rerank(body: RerankRequest, serving: PoolingServingDep) -> Response:
+    """How well each document answers the query, the best first."""
+    serving.check_model(body.model)
+    rid = f"rerank-{uuid.uuid4().hex}"
+    sides, names = ([body.query], body.documents), ("query", "documents")
+    scores, tokens = await _scores(serving, rid, sides, names, body.truncate_prompt_tokens)
+    # Of equals the one that came first.
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n or None]
+    results = [
+        {
+            "index": index,
+            "relevance_score": scores[index],
+            **({"document": {"text": body.documents[index]}} if body.return_documents else {}),
+        }
+        for index in order
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return json_response(
+        {"id": rid, "model": serving.model_name, "results": results, "usage": usage}
+    )
+
+
+@router.post("/v1/score", responses=answers(ScoreAnswer, errors=BODY_ERRORS))
+@router.post("/score", include_in_schema=False)
+async def score(body: ScoreRequest, serving: PoolingServingDep) -> Response:
+    """A number for each pair of texts."""
+    serving.check_model(body.model)
+    rid = f"score-{uuid.uuid4().hex}"
+    scores, tokens = await _scores(
+        serving, rid, body.sides, body.names, body.truncate_prompt_tokens
+    )
+    return json_response(
+        {
+            "id": rid,
+            "object": "list",
+            "created": int(time.time()),
+            "model": serving.model_name,
+            "data": [
+                {"object": "score", "index": index, "score": value}
+                for index, value in enumerate(scores)
+            ],
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+    )
+
+
+async def _scores(
+    serving: PoolingServing,
+    rid: str,
+    sides: tuple[Sequence[str], Sequence[str]],
+    names: tuple[str, str],
+    cut: int | None,
+) -> tuple[list[float], int]:
+    """Of each text of the second side with the one, or its own, of the first; and how many tokens
+    these have.
+    """
+    first, second = sides
+    one, other = names
+    first_names = [f"{one}[{number}]" if len(first) > 1 else one for number in range(len(first))]
+    second_names = [f"{other}[{number}]" for number in range(len(second))]
+    characters = sum(map(len, first)) + sum(map(len, second))
+    encoder = serving.inputs
+    if serving.info.task == "embed":
+        serving.check_room(len(first) + len(second), other)
+        texts, text_names = [*first, *second], [*first_names, *second_names]
+        work = partial(encoder.texts, texts, text_names, cut=cut)
+    else:
+        serving.check_room(len(second), other)
+        each = len(second) // len(first)
+        pairs = list(zip([*first] * each, second, strict=True))
+        pair_names = list(zip(first_names * each, second_names, strict=True))
+        work = partial(encoder.pairs, pairs, pair_names, cut=cut)
+    inputs = await serving.encode(characters, work)
+    vectors = await serving.pool(rid, inputs)
+    tokens = sum(len(each.token_ids) for each in inputs)
+    if serving.info.task == "embed":
+        return _cosines(vectors[: len(first)], vectors[len(first) :]).tolist(), tokens
+    return vectors[:, 0].tolist(), tokens
+
+
+def _cosines(first: Vectors, second: Vectors) -> Vectors:
+    """Of each row of `second` with the one, or its own, of `first`."""
+    unit = [
+        each / np.maximum(np.linalg.norm(each, axis=1, keepdims=True), np.float32(1e-12))
+        for each in (first, second)
+    ]
+    cosines: Vectors = (unit[0] * unit[1]).sum(axis=1)
+    return cosines

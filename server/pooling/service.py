@@ -1,0 +1,88 @@
+"""What `piecework serve` starts for a model of vectors or scores: its engine, its application, and
+the lines that say so.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+
+from fastapi import FastAPI
+
+from ...runtime.loader.resolve import find_model
+from ...runtime.pooling.folder import PoolingFolder, read_folder
+from ...runtime.pooling.messages import INPUTS_PER_REQUEST, PoolingInfo
+from ...runtime.tokenizer.tokenizer import load_tokenizer
+from ..app import COMMON_ROUTERS, Service, build_app
+from ..summary import base_url, curl, table
+from . import embeddings, scoring
+from .client import PoolingClient
+from .config import PoolingServerConfig
+from .state import PoolingMetrics, PoolingServing
+
+_MIB = 2**20
+_ROUTERS = (embeddings.router, scoring.router, *COMMON_ROUTERS)
+_TASKS = {"embed": "embeddings", "classify": "reranking and scoring"}
+
+
+def pooling_service(config: PoolingServerConfig, process: subprocess.Popen[bytes]) -> Service:
+    """Called in the event loop that will run it. `process`: an engine process that waits for its
+    job.
+    """
+    folder = read_folder(find_model(config.engine.model_path))
+    engine = PoolingClient(
+        config.engine,
+        load_tokenizer(str(folder.path), config.engine.tokenizer_path),
+        max_queued_requests=config.max_queued_requests,
+        log_level=config.log_level,
+        watchdog_timeout=config.watchdog_timeout,
+        process=process,
+    )
+
+    def summary(port: int, seconds: float) -> str:
+        assert engine.info is not None
+        return pooling_summary(config, engine.info, port, seconds)
+
+    return Service(engine, create_pooling_app(engine, config, folder), summary)
+
+
+def create_pooling_app(
+    engine: PoolingClient, config: PoolingServerConfig, folder: PoolingFolder
+) -> FastAPI:
+    """An application that serves vectors or scores; starting and stopping the engine is the
+    caller's.
+    """
+    name = config.served_model_name
+    metrics = PoolingMetrics(engine, name)
+    return build_app(
+        PoolingServing(
+            engine=engine, config=config, metrics=metrics, model_name=name, folder=folder
+        ),
+        _ROUTERS,
+    )
+
+
+def pooling_summary(
+    config: PoolingServerConfig, info: PoolingInfo, port: int, seconds: float
+) -> str:
+    """What is served, with which limits, and a command to try it."""
+    url = base_url(config.host, port)
+    made = f"{info.size:,} numbers" if info.task == "embed" else "a score of each pair"
+    rows = {
+        "task": f"{_TASKS[info.task]} (--runner {config.runner})",
+        "model": f"{info.architecture}, {info.dtype} on {info.device}, weights "
+        f"{info.weight_bytes / _MIB:,.0f} MiB",
+        "pooling": f"{info.pooling}; {made}",
+        "longest text": f"{info.context_length:,} tokens",
+        "batch": f"{info.token_budget:,} tokens",
+        "running limit": f"{info.max_running_requests:,} requests of {INPUTS_PER_REQUEST} texts, "
+        f"{config.max_queued_requests:,} more may wait",
+    }
+    if info.task == "embed":
+        path, asked = "embeddings", {"input": ["A text.", "Another one."]}
+    else:
+        path, asked = "rerank", {"query": "Where is it?", "documents": ["Here.", "Once."]}  # type: ignore[dict-item]
+    body = json.dumps({"model": config.served_model_name, **asked})
+    example = f"{curl(config, f'{url}/v1/{path}')} -d {shlex.quote(body)}"
+    return table(config, url, seconds, rows | info.remarks, example)

@@ -1,0 +1,115 @@
+"""What the endpoints of vectors and scores work with, and what is counted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any
+
+from fastapi import Depends
+
+from ...runtime.pooling.folder import PoolingFolder
+from ...runtime.pooling.messages import INPUTS_PER_REQUEST, PoolingInfo
+from ..engine.state import EngineUnavailable
+from ..errors import InvalidRequest
+from ..limits import Limits
+from ..metrics import Figure, MetricRegistry
+from ..state import AnyServing, TextThreads, serving_of
+from .client import PoolingClient, Vectors
+from .config import PoolingServerConfig
+from .inputs import Input, InputEncoder, pool_requests
+
+_IN_PLACE = 2048
+"""Characters of all texts of a request up to which they are tokenised at once, without a thread."""
+
+
+class PoolingMetrics(MetricRegistry):
+    """The figures of an engine of vectors or scores."""
+
+    unit = "Requests of up to 32 inputs"
+
+    def __init__(self, engine: PoolingClient, model_name: str) -> None:
+        super().__init__(engine, model_name)
+        self._pooling = engine
+
+    def totals(self) -> list[Figure]:
+        stats = self._pooling.stats
+        return [
+            *super().totals(),
+            ("num_inputs", "Texts, or pairs, that were computed.", stats.inputs_total),
+            ("prompt_tokens", "Tokens of these.", stats.tokens_total),
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolingServing(AnyServing):
+    """A server of an embedder or a reranker."""
+
+    purpose = (
+        "This server has a model that makes vectors or scores, for POST /v1/embeddings, "
+        "/v1/rerank and /v1/score"
+    )
+
+    engine: PoolingClient
+    config: PoolingServerConfig
+    metrics: PoolingMetrics
+    folder: PoolingFolder
+    threads: TextThreads = field(default_factory=TextThreads)
+
+    @property
+    def info(self) -> PoolingInfo:
+        """Raises `EngineUnavailable` before the engine has been ready for the first time."""
+        if self.engine.info is None:
+            raise EngineUnavailable(f"the engine is {self.engine.state}")
+        return self.engine.info
+
+    @cached_property
+    def inputs(self) -> InputEncoder:
+        limits = Limits(self.info.context_length, self.info.vocab_size)
+        return InputEncoder(
+            self.engine.tokenizer,
+            limits,
+            lower_case=self.folder.lower_case,
+            tells_pairs=self.folder.tells_pairs,
+        )
+
+    def model_card(self) -> dict[str, Any]:
+        return {**AnyServing.model_card(self), "max_model_len": self.info.context_length}
+
+    def check_room(self, inputs: int, param: str) -> None:
+        """Before any work for them. Raises `InvalidRequest`, `QueueFull` and
+        `EngineUnavailable`.
+        """
+        requests = -(-inputs // INPUTS_PER_REQUEST)
+        if requests > self.engine.capacity:
+            raise InvalidRequest(
+                f"{param}: {inputs} inputs are more than this server's "
+                f"{self.engine.capacity * INPUTS_PER_REQUEST}; send several requests.",
+                param=param,
+                code="too_many_sequences",
+            )
+        self.engine.require_room(requests)
+
+    async def encode(self, characters: int, work: Callable[[], list[Input]]) -> list[Input]:
+        """`work`, in a thread where there is much of it."""
+        return work() if characters <= _IN_PLACE else await self.threads.run(work)
+
+    async def pool(self, rid: str, inputs: Sequence[Input]) -> Vectors:
+        """[inputs, size], timed and counted. Raises as `PoolingClient.pool`."""
+        metrics, start = self.metrics, time.monotonic()
+        requests = pool_requests(rid, inputs)
+        ended = False
+        try:
+            vectors = await self.engine.pool(requests)
+            ended = True
+            metrics.end_to_end.observe(time.monotonic() - start)
+            return vectors
+        finally:
+            metrics.requests.value += len(requests)
+            metrics.aborted.value += 0 if ended else len(requests)
+
+
+PoolingServingDep = Annotated[PoolingServing, Depends(serving_of)]
+"""Parameter of an endpoint of servers of vectors or scores."""

@@ -1,0 +1,107 @@
+"""Which folders make vectors, and what is refused before a weight is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_encoders import write_modules
+
+from piecework.runtime.pooling.folder import makes_vectors, read_folder
+
+
+def write(folder: Path, architecture: str, **members: Any) -> str:
+    content = {"architectures": [architecture], "model_type": "bert", **members}
+    (folder / "config.json").write_text(json.dumps(content))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "expected"),
+    [
+        ("BertModel", True),
+        ("ModernBertModel", True),
+        ("XLMRobertaForSequenceClassification", True),
+        ("Qwen3ForSequenceClassification", True),
+        ("Qwen3Model", True),
+        ("Qwen3ForCausalLM", False),
+        ("LlamaForCausalLM", False),
+        ("T5ForConditionalGeneration", False),
+    ],
+)
+def test_an_architecture_says_what_a_folder_is_for(
+    tmp_path: Path, architecture: str, expected: bool
+) -> None:
+    assert makes_vectors(write(tmp_path, architecture)) is expected
+
+
+def test_modules_make_an_embedder_of_a_decoder(tmp_path: Path) -> None:
+    path = write(tmp_path, "Qwen3ForCausalLM", model_type="qwen3")
+    write_modules(tmp_path, "pooling_mode_lasttoken", dense=(4, 2))
+    folder = read_folder(path)
+    assert makes_vectors(path) and folder.decoder == "Qwen3ForCausalLM"
+    assert folder.modes == ("lasttoken",) and folder.normalizes
+    assert [(dense.in_features, dense.activation) for dense in folder.denses] == [(4, "Tanh")]
+
+
+@pytest.mark.parametrize(
+    ("members", "activation"),
+    [
+        ({}, "Sigmoid"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+         "Identity"),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Tanh"}, "Tanh"),
+    ],
+)  # fmt: skip
+def test_a_classifiers_activation_is_the_folders(
+    tmp_path: Path, members: dict[str, Any], activation: str
+) -> None:
+    path = write(tmp_path, "BertForSequenceClassification", num_labels=1, **members)
+    assert read_folder(path).activation == activation
+
+
+@pytest.mark.parametrize("broken", ["nothing", "[1]", '{"architectures": 3}', "{", "[]", '"x"'])
+def test_a_folder_of_whatever_is_no_embedder_and_said_to_be_none(
+    tmp_path: Path, broken: str
+) -> None:
+    (tmp_path / "config.json").write_text(broken)
+    assert not makes_vectors(str(tmp_path))
+    with pytest.raises(ValueError, match=r"config\.json"):
+        read_folder(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("modules", "reason"),
+    [
+        ([], "begins with no Transformer"),
+        ([{"type": "a.Pooling", "path": ""}], "begins with no Transformer"),
+        ([{"type": "a.Transformer", "path": ""}], "names no Pooling"),
+        ([{"type": "a.Transformer", "path": "../elsewhere"}], "outside of the folder"),
+        ([{"type": "a.Transformer"}, {"type": "a.SpladePooling", "path": "1"}], "SpladePooling"),
+        ([{"path": ""}], "is broken"),
+        ({"type": 3}, "is broken"),
+    ],
+)
+def test_modules_that_we_have_not_are_refused(tmp_path: Path, modules: Any, reason: str) -> None:
+    path = write(tmp_path, "BertModel")
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ValueError, match=reason):
+        read_folder(path)
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ({"model_type": "roberta"}, "model_type"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantised weights"),
+        ({"architectures": ["BertForSequenceClassification"]}, "2 labels"),
+        ({"architectures": ["DebertaModel"]}, "DebertaModel.*supported: BertModel"),
+    ],
+)
+def test_models_that_we_cannot_serve_are_refused(
+    tmp_path: Path, members: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        read_folder(write(tmp_path, "BertModel", **members))
