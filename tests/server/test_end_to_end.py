@@ -11,6 +11,8 @@ import random
 import re
 import signal
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import httpx
@@ -21,6 +23,11 @@ import pytest_asyncio
 from server_process import ServerProcess, ready
 from tiny_models import make_tiny_model
 
+from piecework.bench import structured, tool_calls
+from piecework.bench.report import Report
+from piecework.bench.structured import StructuredSettings
+from piecework.bench.target import Api, Target
+from piecework.bench.tool_calls import ToolSettings
 from piecework.runtime.llm import LLM
 from piecework.runtime.sampling.params import SamplingParams
 
@@ -237,3 +244,14 @@ async def test_structured_answers_whole_and_streamed(client: openai.AsyncOpenAI)
     assert whole.choices[0].finish_reason == "stop"
     jsonschema.validate(json.loads(whole.choices[0].message.content or ""), schema)
     assert "".join(pieces) == whole.choices[0].message.content
+
+
+async def test_many_schemas_and_calls_are_followed(server: ServerProcess) -> None:
+    target = Target(base_url=server.url)
+    quick = StructuredSettings(concurrencies=(), num_schemas=18, max_tokens=150)
+    tools = ToolSettings(num_requests=16, max_tokens=150)
+    for measured in (
+        partial(structured.run, target, quick, Report(None)),
+        partial(tool_calls.run, replace(target, api=Api.CHAT), tools, Report(None)),
+    ):
+        assert await asyncio.to_thread(measured) == 0

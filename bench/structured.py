@@ -1,0 +1,262 @@
+"""Structured output: what it costs, whether every answer follows its schema, and how long masks
+take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..runtime.loader.resolve import resolve_model_path
+from ..runtime.sampling import grammar
+from ..runtime.tokenizer.tokenizer import load_tokenizer
+from .client import Client, RequestFailed, resolve
+from .load import run_load
+from .report import Failures, Report, distribution
+from .schemas import LEVELS, Schema, Validator, make_schemas
+from .target import Target
+
+PATH = "/v1/completions"
+PROMPT = "A JSON document with random content:\n"
+LIST: Schema = {
+    "type": "array",
+    "minItems": 500,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 20},
+            "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        },
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    },
+}
+"""Goes on for as many tokens as are asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredSettings:
+    """`concurrencies`: of the throughput, each with `rounds` of both loads in turn, of `output_len`
+    tokens an answer. `num_schemas`: requests with a schema each, `max_concurrency` at once.
+    """
+
+    concurrencies: tuple[int, ...] = (1, 8, 32)
+    rounds: int = 3
+    output_len: int = 64
+    num_schemas: int = 200
+    max_concurrency: int = 16
+    max_tokens: int = 400
+    temperature: float = 1.0
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class LevelResult:
+    """Of the schemas of one level. `mask_us`: of each token."""
+
+    asked: int = 0
+    finished: int = 0
+    valid: int = 0
+    mask_us: list[float] = field(default_factory=list)
+
+
+def run(target: Target, settings: StructuredSettings, report: Report) -> int:
+    """Measure and report; 1 where a request failed or a finished answer is wrong, else 0. Raises
+    `ValueError` for what the user can mend.
+    """
+    return asyncio.run(_run(target, settings, report))
+
+
+async def _run(target: Target, settings: StructuredSettings, report: Report) -> int:
+    validator, failures = Validator(), Failures()
+    target = await resolve(target)
+    async with Client(target) as client:
+        rates = await measure_rates(client, settings, failures)
+        report.print(_rate_lines(rates))
+        levels, faults = await check_schemas(client, settings, validator, failures)
+        report.print([*_level_lines(levels), *faults, *failures.lines()])
+    report.write(
+        {
+            **asdict(settings),
+            "throughput": rates,
+            "levels": {
+                LEVELS[level]: {**asdict(result), "mask_us": distribution(result.mask_us)}
+                for level, result in levels.items()
+            },
+            "faults": faults,
+            "failures": failures.as_dict(),
+        }
+    )
+    return 1 if failures.total or faults else 0
+
+
+# Throughput
+
+
+async def measure_rates(
+    client: Client, settings: StructuredSettings, failures: Failures
+) -> list[dict[str, float]]:
+    """Tokens a second without and with a schema, the best round of each; a row a concurrency."""
+    rows = []
+    for concurrency in settings.concurrencies:
+        best = {"free": 0.0, "schema": 0.0}
+        # The first round warms both up, and does not count.
+        for number in range(settings.rounds + 1):
+            for load in best:
+                rate = await _rate(client, settings, failures, concurrency, schema=load == "schema")
+                best[load] = max(best[load], rate) if number else 0.0
+        ratio = best["schema"] / best["free"] if best["free"] else 0.0
+        rows.append({"concurrency": concurrency, **best, "ratio": ratio})
+    return rows
+
+
+async def _rate(
+    client: Client,
+    settings: StructuredSettings,
+    failures: Failures,
+    concurrency: int,
+    *,
+    schema: bool,
+) -> float:
+    async def send(number: int) -> int:
+        body: dict[str, Any] = {
+            "model": client.target.model,
+            "prompt": f"{number} {PROMPT}",
+            "max_tokens": settings.output_len,
+            "temperature": settings.temperature,
+            "seed": number,
+            "ignore_eos": True,
+        }
+        if schema:
+            body["response_format"] = _format(LIST)
+        try:
+            return int((await client.post(PATH, body))["usage"]["completion_tokens"])
+        except RequestFailed as error:
+            failures.add(error)
+            return 0
+
+    began = time.perf_counter()
+    tokens = await run_load(range(2 * concurrency), send, concurrency=concurrency)
+    return sum(tokens) / (time.perf_counter() - began)
+
+
+def _rate_lines(rows: list[dict[str, float]]) -> list[str]:
+    lines = [f"{'concurrency':>12}{'free tok/s':>14}{'schema tok/s':>14}{'ratio':>8}"]
+    return lines + [
+        f"{row['concurrency']:>12}{row['free']:>14.1f}{row['schema']:>14.1f}{row['ratio']:>8.3f}"
+        for row in rows
+    ]
+
+
+# Answers
+
+
+async def check_schemas(
+    client: Client, settings: StructuredSettings, validator: Validator, failures: Failures
+) -> tuple[dict[int, LevelResult], list[str]]:
+    """How the answers to many schemas are, by level, and what is wrong with any."""
+    schemas = make_schemas(settings.num_schemas, settings.seed)
+
+    async def send(number: int) -> dict[str, Any] | None:
+        body = {
+            "model": client.target.model,
+            "prompt": PROMPT,
+            "max_tokens": settings.max_tokens,
+            "temperature": settings.temperature,
+            "seed": number,
+            "response_format": _format(schemas[number][1]),
+        }
+        try:
+            choice: dict[str, Any] = (await client.post(PATH, body))["choices"][0]
+            return choice
+        except RequestFailed as error:
+            failures.add(error)
+            return None
+
+    choices = await run_load(range(len(schemas)), send, concurrency=settings.max_concurrency)
+    masks = await _masks_of(client)
+    levels: defaultdict[int, LevelResult] = defaultdict(LevelResult)
+    faults = []
+    for (level, schema), choice in zip(schemas, choices, strict=True):
+        result = levels[level]
+        result.asked += 1
+        if choice is None:
+            continue
+        if masks is not None:
+            result.mask_us += masks.times(schema, choice["text"])
+        if choice["finish_reason"] == "stop":
+            result.finished += 1
+            fault = validator.fault(choice["text"], schema)
+            result.valid += fault is None
+            if fault is not None:
+                faults.append(f"  {fault}: {choice['text']!r:.200}")
+    return dict(levels), faults
+
+
+def _level_lines(levels: dict[int, LevelResult]) -> list[str]:
+    each = levels.values()
+    every = LevelResult(
+        sum(result.asked for result in each),
+        sum(result.finished for result in each),
+        sum(result.valid for result in each),
+        [value for result in each for value in result.mask_us],
+    )
+    head = f"{'level':<12}{'schemas':>9}{'finished':>10}{'valid':>7}{'mask p50 us':>13}{'p99':>9}"
+    rows = [(LEVELS[level], result) for level, result in sorted(levels.items())]
+    return ["", head, *(_level_line(*row) for row in [*rows, ("all", every)])]
+
+
+def _level_line(name: str, result: LevelResult) -> str:
+    found = distribution(result.mask_us)
+    masks = f"{'-':>13}{'-':>9}"
+    if found is not None:
+        masks = f"{found['median']:>13.1f}{found['p99']:>9.1f}"
+    return f"{name:<12}{result.asked:>9}{result.finished:>10}{result.valid:>7}{masks}"
+
+
+def _format(schema: Schema) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
+# Masks
+
+
+class Masks:
+    """How long masks take in this process, with the server's tokenizer."""
+
+    def __init__(self, model_path: str, vocab_size: int) -> None:
+        path = resolve_model_path(model_path)
+        self._tokenizer = load_tokenizer(path)
+        self._vocab_size = vocab_size
+        self._grammars = grammar.Grammars(lambda: self._tokenizer, vocab_size, frozenset())
+
+    def times(self, schema: Schema, text: str) -> list[float]:
+        """Microseconds of the mask before each token of an answer."""
+        matcher = self._grammars.matcher(grammar.from_json_schema(schema))
+        bits = np.empty(-(-self._vocab_size // 32), np.int32)
+        times = []
+        for token in self._tokenizer.encode(text, add_special_tokens=False):
+            began = time.perf_counter()
+            matcher.fill(bits)
+            times.append((time.perf_counter() - began) * 1e6)
+            matcher.accept([token])
+            if matcher.fault is not None:
+                break
+        return times
+
+
+async def _masks_of(client: Client) -> Masks | None:
+    """None where the server's model is not on this machine."""
+    try:
+        info = await client.get_json("/get_model_info")
+        path = str(info["model_path"])
+        known = Path(path).exists() or "/" not in path
+        return Masks(path, int(info["vocab_size"])) if known else None
+    except (RequestFailed, KeyError, TypeError, ValueError):
+        return None
