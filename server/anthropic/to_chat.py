@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -96,25 +97,20 @@ def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
     """Results of tools become messages of their own; turns of one role in a row become one, as
     chat templates want it.
     """
-    messages: list[dict[str, Any]] = []
-    if system := text_of(body.system):
-        messages.append({"role": "system", "content": system})
+    turns = [_Turn("system", texts=[block.text for block in body.system])] if body.system else []
     called: dict[str, str] = {}
     for index, message in enumerate(body.messages):
-        texts: list[str] = []
-        thoughts: list[str] = []
-        calls: list[dict[str, Any]] = []
-        results = 0
+        own = _Turn(message.role)
         for place, block in enumerate(message.content):
             match block:
                 case TextBlock():
-                    texts.append(block.text)
+                    own.texts.append(block.text)
                 case ThinkingBlock():
-                    thoughts.append(block.thinking)
+                    own.thoughts.append(block.thinking)
                 case ToolUseBlock():
                     called[block.id] = block.name
                     function = {"name": block.name, "arguments": block.input}
-                    calls.append({"id": block.id, "function": function})
+                    own.calls.append({"id": block.id, "function": function})
                 case ToolResultBlock():
                     if block.tool_use_id not in called:
                         param = f"messages[{index}].content[{place}].tool_use_id"
@@ -123,40 +119,43 @@ def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
                             param=param,
                             code="invalid_value",
                         )
-                    results += 1
-                    messages.append(_result(block, called[block.tool_use_id]))
-        if results and not texts:
-            continue
-        turn: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
-        if thoughts:
-            turn["reasoning_content"] = "\n".join(thoughts)
-        if calls:
-            turn["tool_calls"] = calls
-        if messages and messages[-1]["role"] == turn["role"]:
-            _join(messages[-1], turn)
-        else:
-            messages.append(turn)
-    return messages
+                    turns.append(_result(block, called[block.tool_use_id]))
+        if turns and turns[-1].role == own.role:
+            turns[-1].add(own)
+        elif own.texts or not turns or turns[-1].role != "tool":
+            turns.append(own)
+    return [turn.message() for turn in turns]
 
 
-def _result(block: ToolResultBlock, name: str) -> dict[str, Any]:
+@dataclass(slots=True)
+class _Turn:
+    """What becomes one message of a chat. `about`: members that only results of tools have."""
+
+    role: str
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, more: _Turn) -> None:
+        self.texts += more.texts
+        self.thoughts += more.thoughts
+        self.calls += more.calls
+
+    def message(self) -> dict[str, Any]:
+        found = {"role": self.role, "content": "\n".join(self.texts), **self.about}
+        if self.thoughts:
+            found["reasoning_content"] = "\n".join(self.thoughts)
+        if self.calls:
+            found["tool_calls"] = self.calls
+        return found
+
+
+def _result(block: ToolResultBlock, name: str) -> _Turn:
     text = text_of(block.content)
-    return {
-        "role": "tool",
-        "tool_call_id": block.tool_use_id,
-        "name": name,
-        # Chat templates know of no errors.
-        "content": f"Error: {text}" if block.is_error else text,
-    }
-
-
-def _join(turn: dict[str, Any], more: dict[str, Any]) -> None:
-    for member in ("content", "reasoning_content"):
-        parts = [part for part in (turn.get(member), more.get(member)) if part]
-        if parts:
-            turn[member] = "\n".join(parts)
-    if calls := turn.get("tool_calls", []) + more.get("tool_calls", []):
-        turn["tool_calls"] = calls
+    # Chat templates know of no errors.
+    told = f"Error: {text}" if block.is_error else text
+    return _Turn("tool", [told], about={"tool_call_id": block.tool_use_id, "name": name})
 
 
 def _validated(kind: type[Options], members: dict[str, Any]) -> Options:
