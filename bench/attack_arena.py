@@ -103,10 +103,11 @@ class Arena:
             status = TIMED_OUT
         except (aiohttp.ClientError, OSError):
             status = NO_ANSWER
-        if status == "503":
+        if status in ("503", "529"):
             status = f"503 {_error_code(content)}"
         self.answers[status] += 1
-        if status.startswith("5") and (not status.startswith("503") or "engine" in status):
+        refused = status.startswith("503") and "engine" not in status
+        if status.startswith("5") and not refused:
             self.problems.append(
                 f"{label}{status} to {method} {path} with {body!r:.2000}: {content[:300]!r}"
             )
@@ -159,5 +160,7 @@ async def together(work: Iterable[Awaitable[Any]]) -> None:
 
 def _error_code(content: bytes) -> str:
     with contextlib.suppress(ValueError, TypeError, KeyError):
-        return str(json.loads(content)["error"]["code"])
+        error = json.loads(content)["error"]
+        # Anthropic's errors have no code, and another type where the engine is at fault.
+        return str(error.get("code") or error["type"].replace("api_error", "engine_unavailable"))
     return "?"

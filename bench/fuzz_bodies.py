@@ -40,6 +40,20 @@ _CHAT = [
     {"role": "assistant", "content": "Hello"},
     {"role": "user", "content": "The fox"},
 ]
+_BLOCKS = [
+    {"role": "user", "content": [{"type": "text", "text": "The fox"}]},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "Hm", "signature": "s"},
+            {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [{"type": "tool_result", "tool_use_id": "t", "content": "x", "is_error": True}],
+    },
+]
 TEXT_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
     "/v1/completions": (
         {"prompt": "The fox", "max_tokens": 4},
@@ -94,6 +108,24 @@ TEXT_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
             "logprob_start_len": 0,
         },
     ),
+    "/v1/messages": (
+        {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4},
+        {
+            "messages": _BLOCKS,
+            "max_tokens": 4,
+            "system": [{"type": "text", "text": "Be brief."}],
+            "stream": True,
+            "temperature": 0.7,
+            "top_k": 5,
+            "top_p": 0.9,
+            "stop_sequences": ["x"],
+            "tools": [{"name": "f", "input_schema": {"type": "object"}, "strict": True}],
+            "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+            "thinking": {"type": "adaptive"},
+            "metadata": {"user_id": "u"},
+        },
+    ),
+    "/v1/messages/count_tokens": ({"messages": _BLOCKS, "system": "Be brief."},),
     "/v1/tokenize": (
         {"prompt": "The fox"},
         {"messages": _CHAT},

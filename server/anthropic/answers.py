@@ -150,3 +150,21 @@ StreamEvent = (
     | MessageStop
     | MessagesErrorAnswer
 )
+
+
+class MessagesModel(Answer):
+    """`max_input_tokens`: of language models."""
+
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: int | None
+
+
+class MessagesModels(Answer):
+    data: list[MessagesModel]
+    has_more: bool
+    first_id: str
+    last_id: str

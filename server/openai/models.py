@@ -1,25 +1,34 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`."""
+"""`GET /v1/models` and `GET /v1/models/{id}`, for Anthropic's clients in Anthropic's shape."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ..answers import answers
+from ..anthropic.answers import MessagesModel, MessagesModels
+from ..anthropic.models import VERSION_HEADER, model_info, model_list
 from ..state import AnyServingDep, json_response
 from .answers import ModelCard, ModelList
 
 router = APIRouter()
 
 
-@router.get("/v1/models", responses=answers(ModelList, errors=(503,)))
-async def list_models(serving: AnyServingDep) -> Response:
+@router.get("/v1/models", responses=answers(ModelList | MessagesModels, errors=(503,)))
+async def list_models(request: Request, serving: AnyServingDep) -> Response:
     """The one model of this server."""
-    return json_response({"object": "list", "data": [serving.model_card()]})
+    card = serving.model_card()
+    if VERSION_HEADER in request.headers:
+        return json_response(model_list(card))
+    return json_response({"object": "list", "data": [card]})
 
 
-@router.get("/v1/models/{model_id:path}", responses=answers(ModelCard, errors=(404, 503)))
-async def retrieve_model(model_id: str, serving: AnyServingDep) -> Response:
+@router.get(
+    "/v1/models/{model_id:path}", responses=answers(ModelCard | MessagesModel, errors=(404, 503))
+)
+async def retrieve_model(model_id: str, request: Request, serving: AnyServingDep) -> Response:
     """One model by its name."""
     serving.check_model(model_id)
-    return json_response(serving.model_card())
+    card = serving.model_card()
+    return json_response(model_info(card) if VERSION_HEADER in request.headers else card)

@@ -80,6 +80,12 @@ def test_errors_are_of_the_clients_kinds(client: Any) -> None:
         )
 
 
+def test_models(client: Any) -> None:
+    (model,) = client.models.list()
+    assert model.type == "model" and model.max_input_tokens
+    assert client.models.retrieve(model.id) == model
+
+
 def test_strict_types_parse_every_answer(base_url: str) -> None:
     from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
     from anthropic.types.shared import ErrorResponse

@@ -17,6 +17,7 @@ from scripted_engine import ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
 from piecework.bench.fuzz_bodies import HOSTILE, TEXT_SEEDS
+from piecework.server.anthropic.protocol import CountTokensRequest, MessagesRequest
 from piecework.server.native.protocol import GenerateBody, NativeSampling
 from piecework.server.openai.protocol import (
     ChatCompletionRequest,
@@ -31,6 +32,8 @@ APP = make_app(ENGINE)
 MODELS: dict[str, type[BaseModel]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatCompletionRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountTokensRequest,
     "/generate": GenerateBody,
     "/v1/tokenize": TokenizeRequest,
     "/v1/detokenize": DetokenizeRequest,
@@ -77,6 +80,10 @@ LIKELY = {
     ),
     "logprobs": st.booleans() | st.integers(-1, 4),
     "rid": st.sampled_from(["a", "b", ["a", "b"], ["a", "a"]]),
+    "system": st.text(max_size=9),
+    "tools": st.just([{"name": "f", "input_schema": {"type": "object"}}]),
+    "tool_choice": st.sampled_from([{"type": "any"}, {"type": "tool", "name": "f"}]),
+    "thinking": st.sampled_from([{"type": "adaptive"}, {"type": "enabled", "budget_tokens": 1}]),
     "model": st.sampled_from(["toy", "default", "x"]),
     "max_tokens": st.integers(-1, 300),
 }
@@ -112,10 +119,12 @@ async def post(path: str, content: bytes) -> httpx.Response:
 def check(response: httpx.Response) -> None:
     assert 200 <= response.status_code < 500, response.text
     if response.status_code >= 400:
-        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        error = response.json()
+        members = {"message", "type"} if "type" in error else {"message", "type", "param", "code"}
+        assert set(error["error"]) == members
         assert len(response.text) < 20_000
     elif response.headers["content-type"].startswith("text/event-stream"):
-        assert response.text.endswith("data: [DONE]\n\n")
+        assert response.text.endswith(("data: [DONE]\n\n", 'data: {"type":"message_stop"}\n\n'))
     assert not ENGINE.running
     assert not ENGINE.dropped
 

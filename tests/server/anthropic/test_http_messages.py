@@ -239,6 +239,17 @@ async def test_an_answer_of_a_schema(
     assert "zebra" in (scripted.requests[0].params.grammar or "")
 
 
+async def test_models_as_anthropics_clients_list_them(client: httpx.AsyncClient) -> None:
+    document = (await client.get("/openapi.json")).json()
+    headers = {"anthropic-version": "2023-06-01"}
+    listed = await client.get("/v1/models", headers=headers)
+    check_answer(document, "GET", "/v1/models", listed)
+    (model,) = listed.json()["data"]
+    one = await client.get("/v1/models/toy", headers=headers)
+    check_answer(document, "GET", "/v1/models/{model_id}", one)
+    assert one.json() == model and model["type"] == "model"
+
+
 async def test_tokens_are_counted_as_they_would_be_told(
     client: httpx.AsyncClient, scripted: ScriptedEngine
 ) -> None:

@@ -1,0 +1,28 @@
+"""Models as Anthropic's clients list them: https://docs.anthropic.com/en/api/models-list."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+VERSION_HEADER = "anthropic-version"
+"""Anthropic's clients send it with every request."""
+
+
+def model_info(card: Mapping[str, Any]) -> dict[str, Any]:
+    """A model that OpenAI's clients know by this card."""
+    return {
+        "type": "model",
+        "id": card["id"],
+        "display_name": card["id"],
+        "created_at": datetime.fromtimestamp(card["created"], UTC).isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": card.get("max_model_len"),
+    }
+
+
+def model_list(card: Mapping[str, Any]) -> dict[str, Any]:
+    """All models, of which there is one."""
+    name = card["id"]
+    return {"data": [model_info(card)], "has_more": False, "first_id": name, "last_id": name}
