@@ -5,7 +5,7 @@ brought to.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
@@ -129,6 +129,16 @@ class ModelConfig:
             return _configured(*_gguf_members(reader), eos_token_ids)
         except ValueError as error:
             raise ValueError(f"{reader.path}: {error}") from None
+
+    def within(self, context_length: int | None) -> ModelConfig:
+        """For texts of up to so many tokens, where the rotary frequencies depend on that: LongRoPE
+        has others for contexts within the original length.
+        """
+        original = self.rope_scaling.get("original_max_position_embeddings", 0)
+        if self.rope_type != "longrope" or context_length is None or context_length > original:
+            return self
+        longest = min(original, self.max_position_embeddings)
+        return replace(self, max_position_embeddings=longest)
 
     @staticmethod
     def from_fields(values: dict[str, Any]) -> ModelConfig:

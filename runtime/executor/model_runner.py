@@ -214,6 +214,7 @@ class ModelRunner:
             "quantization": config.quantization,
             "lacking": self.platform.lacking_dtypes,
             "shard": self.shard,
+            "context_length": config.context_length,
         }
         if config.load_format == "dummy":
             return random_model(path, self.dtype, self.device, kernels, **settings)

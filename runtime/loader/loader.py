@@ -67,6 +67,7 @@ def load_model(
     quantization: str = "none",
     lacking: Collection[torch.dtype] = (),
     shard: Shard = WHOLE,
+    context_length: int | None = None,
 ) -> CausalLM:
     """The model of a folder or .gguf file in `dtype` on `device`, its linear layers packed where
     there are `kernels`.
@@ -74,8 +75,8 @@ def load_model(
     `quantization`: as `--quantization`. auto: weights stay in the 4 or 8 bits that a file holds
     them in, those of a .gguf file where the kernels can multiply by such; none: they become
     numbers. `lacking`: as `Platform.lacking_dtypes`. `shard`: what this rank holds, of which alone
-    it reads. Needs little more memory than the weights themselves. Raises `ValueError` that names
-    the file or tensor at fault.
+    it reads. `context_length`: of the longest text that will come. Needs little more memory than
+    the weights themselves. Raises `ValueError` that names the file or tensor at fault.
     """
     scheme: Scheme | None = None
     if Path(path).suffix == ".gguf":
@@ -84,6 +85,7 @@ def load_model(
         config, scheme = ModelConfig.from_pretrained(path), _scheme_of(Path(path))
         found = safetensors.list_tensors(Path(path), quantized=scheme is not None)
         tensors = model_class(config.architecture).checkpoint_tensors(config, found)
+    config = config.within(context_length)
     tensors, kv_scales = split_kv_scales(tensors, config.num_layers)
     is_quantized = scheme is not None or any(tensor.kind is not None for tensor in tensors)
     if is_quantized and quantization in COLUMNS:
@@ -134,8 +136,8 @@ def _open_gguf(path: Path) -> tuple[ModelConfig, Sequence[StoredTensor]]:
 
     reader = open_gguf(path)
     config = ModelConfig.from_gguf(reader, eos_token_ids=gguf_eos_token_ids(reader))
-    tensors = gguf.list_tensors(reader, config)
-    return config, model_class(config.architecture).gguf_tensors(config, tensors)
+    model = model_class(config.architecture)
+    return config, model.gguf_tensors(config, gguf.list_tensors(reader, config))
 
 
 def random_model(
@@ -147,6 +149,7 @@ def random_model(
     quantization: str = "none",
     lacking: Collection[torch.dtype] = (),
     shard: Shard = WHOLE,
+    context_length: int | None = None,
 ) -> CausalLM:
     """The model that a folder's config.json describes, with random weights made on `device`: the
     same ones each time on one device, of which a rank has the part of `shard`.
@@ -161,7 +164,7 @@ def random_model(
         )
     products = Products(dtype, device, kernels, lacking)
     choose = partial(scheme_kinds, scheme=None, quantization=quantization, products=products)
-    config = ModelConfig.from_pretrained(path)
+    config = ModelConfig.from_pretrained(path).within(context_length)
     _check_split(config, dtype, choose, shard)
     model = empty_model(config, dtype, device, choose, shard)
     for name, places in _places(model).items():
@@ -173,11 +176,8 @@ def random_model(
 
 
 def _make_random(name: str, target: torch.Tensor) -> None:
-    if target.dim() == 1:
-        target.fill_(1.0)
-    else:
-        generator = torch.Generator(target.device).manual_seed(crc32(name.encode()))
-        target.normal_(std=_INITIAL_STD, generator=generator)
+    generator = torch.Generator(target.device).manual_seed(crc32(name.encode()))
+    target.fill_(1.0) if target.dim() == 1 else target.normal_(0, _INITIAL_STD, generator=generator)
 
 
 def fill(

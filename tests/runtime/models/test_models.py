@@ -19,7 +19,7 @@ from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.engine.messages import GenerateRequest, TokenLogprob
 from piecework.runtime.llm import LLM
 from piecework.runtime.sampling.params import SamplingParams
-from tests.runtime.models.variants import LLAMAS, OTHERS, VARIANTS
+from tests.runtime.models.variants import LLAMAS, OTHERS, PHI_LONG, VARIANTS
 
 TOLERANCE = 1e-4
 MOST_SLOW = [*LLAMAS, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
@@ -159,3 +159,13 @@ def test_bfloat16_stays_close(case: Case) -> None:
     wanted = expected[:-1].gather(1, torch.tensor(PROMPTS[0][1:])[:, None])[:, 0]
     # Weights this large make logits of order 10, whose bf16 step is 0.06.
     assert (said - wanted).abs().mean() < 0.15
+
+
+def test_longrope_takes_its_short_factors_where_no_text_is_longer(tmp_path: Path) -> None:
+    """As transformers does for a text within the original length."""
+    case = Case(make_tiny_model(tmp_path, "phi3", **PHI_LONG))
+    prompts = [prompt for prompt in PROMPTS if len(prompt) < 50]
+    for prompt, (tokens, said) in zip(
+        prompts, run(case.core(context_length=64), prompts, ALL), strict=True
+    ):
+        assert_same(case, prompt, tokens, said)
