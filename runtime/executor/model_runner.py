@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from ...compilation.passes.config import PassConfig
 from ...compilation.piece_store import weight_bytes
@@ -154,9 +155,24 @@ class ModelRunner:
         parts = self.group.gather(logits)
         if parts is None:
             return None
-        # The last part may stand for more tokens than there are.
-        each = parts.view(self.ranks.size, *logits.shape)
-        return torch.cat(each.unbind(), dim=1)[:, : self.vocab_size].contiguous()
+        return self._side_by_side(parts)
+
+    def compute_own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [R, V] float32 of this rank's stretch of hidden [N, hidden], where each has R =
+        ceil(N / ranks) rows; those behind the last row mean nothing.
+        """
+        assert self.group is not None
+        logits: torch.Tensor = self.model.compute_logits(hidden)
+        if missing := -len(logits) % self.ranks.size:
+            logits = F.pad(logits, (0, 0, 0, missing))
+        return self._side_by_side(self.group.all_to_all(logits))
+
+    def _side_by_side(self, parts: torch.Tensor) -> torch.Tensor:
+        """Every rank's part of the logits of the same rows, in the order of ranks, as one."""
+        *others, last = parts.chunk(self.ranks.size)
+        # It may stand for more tokens than there are.
+        missing = self.vocab_size - len(others) * last.shape[1]
+        return torch.cat([*others, last[:, :missing]], dim=1)
 
     def graph_counts(self) -> GraphCounts:
         """How the steps so far have run."""

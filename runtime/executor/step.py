@@ -13,7 +13,7 @@ from ...kernels.staging import HostCopy, to_device
 from ..engine.messages import TokenLogprob
 from ..engine.request import Request
 from ..sampling.logprobs import gather_logprobs, gather_ranks, read_logprobs, with_ranks
-from ..sampling.sampler import Samples, sample
+from ..sampling.sampler import NO_TOKEN, Samples, choose, sample
 from .batch import Batch, Scheduled, build_batch
 
 _LOGIT_ROWS = 256
@@ -38,6 +38,12 @@ class Forward(Protocol):
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Logits [N, V] float32 of hidden [N, hidden]; a tensor of its own. None on a rank other
         than 0.
+        """
+        ...
+
+    def compute_own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [R, V] float32 of this rank's stretch of hidden [N, hidden], where each has R =
+        ceil(N / ranks) rows; those behind the last row mean nothing.
         """
         ...
 
@@ -111,6 +117,8 @@ def _sample(
     model: Forward, hidden: torch.Tensor, requests: list[Request], sampled: torch.Tensor | None
 ) -> Samples:
     """The next token of each request from its row [N, hidden], on every rank."""
+    if model.group is not None and _may_be_shared_out(requests, model.group.size):
+        return _sample_own(model, model.group, hidden, requests)
     logits = model.compute_logits(hidden)
     if logits is not None:
         samples = sample(logits, requests, sampled)
@@ -121,6 +129,28 @@ def _sample(
     chosen = torch.empty(len(requests), dtype=torch.int64, device=model.device)
     model.group.broadcast(chosen)
     return Samples(chosen, chosen.clamp_min(0), [], [])
+
+
+def _may_be_shared_out(requests: list[Request], ranks: int) -> bool:
+    """Whether each rank may choose the tokens of some rows: what requests change about their
+    logits, and log-probabilities, are rank 0's.
+    """
+    return len(requests) >= ranks and not any(
+        request.processors or request.params.logprobs is not None for request in requests
+    )
+
+
+def _sample_own(
+    model: Forward, group: Group, hidden: torch.Tensor, requests: list[Request]
+) -> Samples:
+    """Each rank chooses for a stretch of the rows, and is told what the others chose."""
+    logits = model.compute_own_logits(hidden)
+    own = requests[group.rank * len(logits) : (group.rank + 1) * len(logits)]
+    chosen = torch.full((len(logits),), NO_TOKEN, dtype=torch.int64, device=model.device)
+    if own:
+        chosen[: len(own)] = choose(logits[: len(own)], own)
+    everyones = group.all_gather(chosen)[: len(requests)]
+    return Samples(everyones, everyones.clamp_min(0), [], [])
 
 
 class _PromptRows(NamedTuple):

@@ -90,7 +90,7 @@ def sample(
         (index,) = to_device([np.array([row for row, _ in asking])], logits.device)
         raw = logits.index_select(0, index)
     adjust(logits, requests, sampled)
-    chosen = _choose(logits, requests)
+    chosen = choose(logits, requests)
     tokens = chosen.clamp(0, logits.shape[1] - 1)
     logprobs: list[torch.Tensor] = []
     if asking:
@@ -99,7 +99,7 @@ def sample(
     return Samples(chosen, tokens, asking, logprobs)
 
 
-def _choose(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
+def choose(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
     """Token ids [N], or `NO_TOKEN`. What a row costs depends on its own parameters, and what it
     gives on nothing else.
     """

@@ -85,10 +85,21 @@ def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[T, Engine]
 
 
 def generate(llm: LLM) -> list[Completion]:
-    """Prompts that begin alike, with all there is to be computed of them, twice."""
+    """Prompts that begin alike, with all there is to be computed of them, twice; and some whose
+    tokens each rank chooses a share of.
+    """
     prompts = [PROMPTS[-1][:20] + prompt for prompt in PROMPTS[:6]]
     params = [PARAMS[number % len(PARAMS)] for number in range(len(prompts))]
-    return [*llm.generate(prompts, params), *llm.generate(prompts[:3], params[:3])]
+    shared = [
+        SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True),
+        SamplingParams(seed=3, max_new_tokens=5, ignore_eos=True),
+        SamplingParams(seed=4, top_p=0.9, max_new_tokens=3, ignore_eos=True),
+    ]
+    return [
+        *llm.generate(prompts, params),
+        *llm.generate(prompts[:3], params[:3]),
+        *llm.generate(prompts[:3], shared),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,14 @@ class RankRunner(ToyRunner):
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         return super().compute_logits(hidden) if self._rank == 0 else None
 
+    def compute_own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        assert self.group is not None
+        each = -(-len(hidden) // self.group.size)
+        own = hidden[self._rank * each : (self._rank + 1) * each]
+        logits = super().compute_logits(own)
+        assert logits is not None
+        return torch.cat((logits, torch.zeros(each - len(logits), logits.shape[1])))
+
 
 def follow_core(core: EngineCore, ranks: ThreadRanks) -> None:
     nothing: Any = SimpleNamespace(follow=None)
