@@ -84,11 +84,9 @@ class ModelConfig:
     dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
-        for name in _POSITIVE:
-            if getattr(self, name) <= 0:
-                raise ValueError(
-                    f"{name} must be more than 0, got {getattr(self, name)}; fetch the model again"
-                )
+        self.check_positive(*_POSITIVE)
+        if any(window is not None and window <= 0 for window in self.windows):
+            raise ValueError("sliding_window must be more than 0, or null; fetch the model again")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads; "
@@ -106,6 +104,12 @@ class ModelConfig:
                 f"{', '.join(_ACTIVATIONS)}"
             )
         check_rope(self.rope_type, self.rope_scaling, self.rotary_dim)
+
+    def check_positive(self, *names: str) -> None:
+        """Raises `ValueError` for a number that is not above 0; None is none."""
+        for name in names:
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ValueError(f"{name} must be more than 0, got {value}; fetch the model again")
 
     @staticmethod
     def from_pretrained(folder: str | Path, architecture: str | None = None) -> ModelConfig:
@@ -262,6 +266,8 @@ def _check_own(kind: type[ModelConfig], own: Sequence[str] | dict[str, Any], con
         value, hint = getattr(config, name), hints[name]
         options = [hint] if get_origin(hint) in (None, list, dict) else get_args(hint)
         kinds = tuple(get_origin(each) or each for each in options)
+        if type(value) is int and value < 0:
+            raise ValueError(f"{name} must not be negative, got {value}; fetch the model again")
         if type(value) in kinds or (float in kinds and type(value) is int):
             continue
         if value is None:

@@ -33,6 +33,12 @@ class Gemma2Config(ModelConfig):
     attn_logit_softcapping: float | None = 50.0
     final_logit_softcapping: float | None = 30.0
 
+    def __post_init__(self) -> None:
+        ModelConfig.__post_init__(self)
+        self.check_positive(
+            "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"
+        )
+
 
 class Gemma2Layer(nn.Module):
     """Like Llama's, with what attention and feed-forward give normalised before it is added."""

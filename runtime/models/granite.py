@@ -27,6 +27,10 @@ class GraniteConfig(LlamaConfig):
     residual_multiplier: float = 1.0
     attention_multiplier: float = 1.0
 
+    def __post_init__(self) -> None:
+        ModelConfig.__post_init__(self)
+        self.check_positive("logits_scaling")
+
 
 class GraniteLayer(DecoderLayer):
     """Of `config`, a `GraniteConfig`."""

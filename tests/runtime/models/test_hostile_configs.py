@@ -1,0 +1,62 @@
+"""A config.json that somebody has tampered with: one line of `ValueError`, or a model, for every
+architecture and member.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from piecework.runtime.loader.loader import empty_model
+from piecework.runtime.model_config import ModelConfig
+from piecework.runtime.models.registry import find_model, find_models
+from tests.runtime.models.variants import OTHERS
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+}
+VALUES: tuple[Any, ...] = (0, -1, 1.5, None, "x", [], [0], {}, {"a": {}}, True, 1e300, [None] * 3)
+META = torch.device("meta")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_no_member_is_the_loaders_end(name: str, tmp_path: Path) -> None:
+    model_type, overrides = OTHERS[name]
+    settings = SIZES | {key: value for key, value in overrides.items() if key != "text_config"}
+    if text := overrides.get("text_config"):
+        settings = overrides | {"text_config": SIZES | text}
+    content = AutoConfig.for_model(model_type, **settings).to_dict()
+    names = next(each for each in find_models() if each.model_type in (model_type,))
+    content |= {"architectures": [names.architecture], "model_type": names.model_type}
+    assert find_model(architecture=names.architecture) == names
+    told = content.get("text_config", content)
+    file = tmp_path / "config.json"
+    made = 0
+    for member in [*told, "rope_scaling", "sliding_window_pattern", "partial_rotary_factor"]:
+        for value in VALUES:
+            changed = told | {member: value}
+            whole = content | {"text_config": changed} if told is not content else changed
+            file.write_text(json.dumps(whole))
+            try:
+                config = ModelConfig.from_pretrained(tmp_path)
+                if max(config.vocab_size, config.hidden_size, config.num_layers) < 1000:
+                    empty_model(config, torch.float32, META).kv_layouts(torch.float32)
+                    made += 1
+            except ValueError as error:
+                assert "\n" not in str(error)
+            except Exception as error:
+                raise AssertionError(f"{member} = {value!r}: {error!r}") from error
+    assert made
