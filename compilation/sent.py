@@ -24,7 +24,9 @@ def bytes_sent(graph: fx.Graph, shapes: TokenShapes, ranks: int) -> float:
     total = 0.0
     for node in graph.nodes:
         op = our_op(node)
-        if op.startswith("all_reduce"):
+        if op == "linear_all_reduce":
+            total += 2 * size(node)
+        elif op.startswith("all_reduce"):
             total += 2 * size(node.args[0])
         elif op == "reduce_scatter":
             total += size(node.args[0])

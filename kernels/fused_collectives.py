@@ -42,8 +42,8 @@ class Pipelines(Protocol):
         self, op: str, x: torch.Tensor, *rest: torch.Tensor | torch.dtype | None
     ) -> torch.Tensor | None:
         """What the op of this name gives for its arguments but the group: all_gather_linear,
-        linear_reduce_scatter, or either with scaled_linear. None, on every rank: not for tensors
-        of this kind.
+        linear_reduce_scatter, or either with scaled_linear; linear_all_reduce. None, on every rank:
+        not for tensors of this kind.
         """
         ...
 
@@ -76,6 +76,18 @@ def _define_norm(norm: str) -> None:
     _define(f"all_reduce_{norm}", signature, "str group", run, without_group)
 
 
+def _pipelined(op: str, name: str, given: Sequence[Any]) -> torch.Tensor | None:
+    group = get_group(name)
+    return group.multiply(op, *given) if isinstance(group, Pipelines) else None
+
+
+def _linear_all_reduce(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, name: str
+) -> torch.Tensor:
+    result = _pipelined("linear_all_reduce", name, (x, weight, bias))
+    return piecework.all_reduce(F.linear(x, weight, bias), name) if result is None else result
+
+
 def _define_products(linear: str, signature: str) -> None:
     """all_gather_LINEAR: of x [T / size, in], and its scales where each row has its own, to
     [T, out]. LINEAR_reduce_scatter: x [T, in] to [T / size, out].
@@ -83,13 +95,9 @@ def _define_products(linear: str, signature: str) -> None:
     scaled = linear == "scaled_linear"
     product: Any = piecework.scaled_linear if scaled else F.linear
 
-    def pipelined(op: str, name: str, given: Sequence[Any]) -> torch.Tensor | None:
-        group = get_group(name)
-        return group.multiply(op, *given) if isinstance(group, Pipelines) else None
-
     def gather(*given: Any) -> torch.Tensor:
         *factors, name, size = given
-        result = pipelined(f"all_gather_{linear}", name, factors)
+        result = _pipelined(f"all_gather_{linear}", name, factors)
         if result is None:
             for place in range(2 if scaled and factors[1].dim() == 2 else 1):
                 factors[place] = piecework.all_gather(factors[place], name, size)
@@ -98,7 +106,7 @@ def _define_products(linear: str, signature: str) -> None:
 
     def scatter(*given: Any) -> torch.Tensor:
         *factors, name, size = given
-        result = pipelined(f"{linear}_reduce_scatter", name, factors)
+        result = _pipelined(f"{linear}_reduce_scatter", name, factors)
         return piecework.reduce_scatter(product(*factors), name, size) if result is None else result
 
     def shaped(rows: Any, given: Sequence[Any]) -> torch.Tensor:
@@ -125,5 +133,13 @@ def _define_products(linear: str, signature: str) -> None:
 
 for _norm in NORMS:
     _define_norm(_norm)
-_define_products("linear", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+_LINEAR = "(Tensor x, Tensor weight, Tensor? bias) -> Tensor"
+_define(
+    "linear_all_reduce",
+    _LINEAR,
+    "str group",
+    _linear_all_reduce,
+    lambda x, weight, bias, name: x.new_empty(x.shape[0], weight.shape[0]),
+)
+_define_products("linear", _LINEAR)
 _define_products("scaled_linear", TRACED["scaled_linear"][0])

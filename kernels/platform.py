@@ -109,6 +109,10 @@ class Platform:
     groups_of_torch: bool = False
     """Set where `make_group` must make torch.distributed's default group, which a library uses."""
     group_type: type[TorchGroup] = TorchGroup
+    reduces_products: bool = False
+    """Whether the group of its ranks may multiply and all_reduce in one go
+    (`fused_collectives.Pipelines`).
+    """
     collectives: str = "gloo"
     """torch.distributed's backend for what the ranks of an engine compute together."""
     compiler_bytes: int = 2**30

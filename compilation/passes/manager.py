@@ -102,7 +102,7 @@ def _async_tp(target: Target) -> Pass | str:
     if target.ranks == 1:
         return _ALONE
     obstacle = None if target.asked else target.platform.async_tp_obstacle()
-    return AsyncTp() if obstacle is None else obstacle
+    return AsyncTp(target.platform.reduces_products) if obstacle is None else obstacle
 
 
 def _allreduce_norm(target: Target) -> Pass | str:

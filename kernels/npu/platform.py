@@ -19,6 +19,7 @@ from ..linear import LinearKernels
 from ..platform import ALONE, CompileOptions, MemoryInfo, MemoryUse, Place, Platform
 from . import ops as npu_ops
 from .attention import AscendAttention
+from .collectives import NpuGroup
 from .graph import UpdatedGraph
 from .refusals import refused as refused_ops
 from .weight_only import WeightOnlyKernels
@@ -34,6 +35,8 @@ class NpuPlatform(Platform):
 
     device_type = "npu"
     collectives = "hccl"
+    group_type = NpuGroup
+    reduces_products = True
     # None of the ops of torch_npu's contract for the Ascend 910 takes them.
     lacking_dtypes = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
     dispatch_key = "PrivateUse1"

@@ -1,9 +1,11 @@
 """A product and the collective beside it become one op, so that parts of the one are sent while
-others are computed: all_gather then linear, and linear then reduce_scatter.
+others are computed: all_gather then linear, linear then reduce_scatter, and on devices that gain by
+it linear then all_reduce.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,12 +18,18 @@ from ..rewrite import our_op
 piecework = torch.ops.piecework
 
 
+@dataclass(frozen=True, slots=True)
 class AsyncTp:
     """Comes behind `sequence_parallel`, which leaves those collectives. A gather that several read
-    stays by itself.
+    stays by itself. `reduces`: whether all_reduce is taken in, too.
     """
 
-    name = key = "async_tp"
+    reduces: bool = False
+    name = "async_tp"
+
+    @property
+    def key(self) -> str:
+        return self.name + " reduces" * self.reduces
 
     def __call__(self, graph: fx.Graph, context: PassContext) -> int:
         count = 0
@@ -32,6 +40,12 @@ class AsyncTp:
             if len(node.users) == 1 and scatters:
                 (scatter,) = scatters
                 _become(scatter, f"{linear}_reduce_scatter", node, scatter.args[1:])
+                graph.erase_node(node)
+                count += 1
+                continue
+            reduces = [user for user in node.users if our_op(user) == "all_reduce"]
+            if self.reduces and linear == "linear" and len(node.users) == 1 and reduces:
+                _become(reduces[0], "linear_all_reduce", node, reduces[0].args[1:])
                 graph.erase_node(node)
                 count += 1
                 continue
@@ -58,7 +72,7 @@ def _is_gather(node: Any) -> bool:
 
 
 def _become(node: fx.Node, name: str, linear: fx.Node, group: Any) -> None:
-    """Let `node` compute both, and give what it gave. `group`: its name and size."""
+    """Let `node` compute both, and give what it gave. `group`: what the collective names it by."""
     given = [*linear.args, *linear.kwargs.values()]
     if our_op(linear) != "scaled_linear":
         given += [None] * (3 - len(given))

@@ -15,6 +15,7 @@ from quantized_models import CONTEXT, LAYERS, ours, run, traced_model
 from piecework.compilation.passes.common.async_tp import AsyncTp
 from piecework.compilation.passes.config import PassConfig
 from piecework.compilation.passes.manager import PassManager
+from piecework.compilation.sent import bytes_sent
 from piecework.kernels import collectives
 from piecework.kernels.cpu.platform import CpuPlatform
 from tests.thread_ranks import ThreadRanks, on_ranks, thread_ranks
@@ -69,6 +70,21 @@ def test_without_split_rows_there_is_nothing_to_overlap(tmp_path: Path) -> None:
     assert manager(long=False).run(graph, CONTEXT)["async_tp"] == 0
     own = manager(PassConfig())
     assert own.off["async_tp"] == "what is sent takes the cores that multiply"
+
+
+def test_a_device_that_gains_by_it_takes_in_the_sum(tmp_path: Path) -> None:
+    found = traced_model(tmp_path, "llama", None, ranks=RANKS)
+
+    def on_all() -> list[torch.Tensor]:
+        with thread_ranks(RANKS) as ranks:
+            return on_ranks(ranks, lambda rank: run(found, 4, rank))
+
+    expected, sent = on_all(), bytes_sent(found.graph, found.shapes, RANKS)
+    assert AsyncTp(reduces=True)(found.graph, CONTEXT) == 2 * LAYERS
+    left = ours(found.graph)
+    assert left["linear_all_reduce"] == 2 * LAYERS and left["all_reduce"] == 1
+    assert bytes_sent(found.graph, found.shapes, RANKS) == sent
+    assert all(torch.equal(*pair) for pair in zip(on_all(), expected, strict=True))
 
 
 class AtOnce(ThreadRanks):

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from . import quantized_ops
+from . import collectives, quantized_ops
 from .checks import check
 from .extension import extension
 
@@ -335,6 +335,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "atb::_npu_reshape_and_cache": npu_reshape_and_cache,
     "atb::_npu_paged_attention": npu_paged_attention,
     **quantized_ops.KERNELS,
+    **collectives.KERNELS,
 }
 
 SHAPES: dict[str, Callable[..., Any]] = {
@@ -344,5 +345,6 @@ SHAPES: dict[str, Callable[..., Any]] = {
     "npu::npu_rotary_mul": npu_rotary_mul,
     "npu::npu_fused_infer_attention_score": _attention_shapes,
     **quantized_ops.KERNELS,
+    **collectives.SHAPES,
 }
 """What runs on meta tensors; torch_npu has none for the atb ops."""
