@@ -126,6 +126,33 @@ TEXT_SEEDS: dict[str, tuple[dict[str, Any], ...]] = {
         },
     ),
     "/v1/messages/count_tokens": ({"messages": _BLOCKS, "system": "Be brief."},),
+    "/v1/responses": (
+        {"input": "Hi", "max_output_tokens": 4, "store": False},
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+                {
+                    "type": "reasoning",
+                    "summary": [],
+                    "content": [{"type": "reasoning_text", "text": "Hm."}],
+                },
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": "x"},
+            ],
+            "instructions": "Be brief.",
+            "tools": [{"type": "function", "name": "f", "strict": True}],
+            "tool_choice": "auto",
+            "text": {"format": {"type": "text"}},
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 2,
+            "metadata": {"a": "b"},
+            "max_output_tokens": 4,
+            "stream": True,
+        },
+        {"input": "Hi", "max_output_tokens": 4, "background": True},
+        {"input": "Hi", "max_output_tokens": 4, "previous_response_id": "resp_1"},
+    ),
+    "/v1/responses/input_tokens": ({"input": "Hi"},),
     "/v1/tokenize": (
         {"prompt": "The fox"},
         {"messages": _CHAT},

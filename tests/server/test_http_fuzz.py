@@ -25,15 +25,18 @@ from piecework.server.openai.protocol import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from piecework.server.openai.responses.protocol import ResponsesRequest
 
 # One application for all examples: building one takes longer than a request.
 ENGINE = ScriptedEngine(toy_tokenizer())
-APP = make_app(ENGINE)
+APP = make_app(ENGINE, responses_store="off")
 MODELS: dict[str, type[BaseModel]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountTokensRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/responses/input_tokens": ResponsesRequest,
     "/generate": GenerateBody,
     "/v1/tokenize": TokenizeRequest,
     "/v1/detokenize": DetokenizeRequest,
@@ -61,6 +64,30 @@ MESSAGES = st.lists(
     ),
     max_size=3,
 )
+ITEMS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "type": st.sampled_from(
+                ["message", "function_call", "function_call_output", "reasoning", "item_reference"]
+            )
+        },
+        optional={
+            "role": st.sampled_from(["user", "assistant", "system"]),
+            "content": st.text(max_size=9)
+            | st.lists(
+                st.fixed_dictionaries({"type": st.just("input_text"), "text": st.text(max_size=9)}),
+                max_size=2,
+            ),
+            "summary": st.just([]),
+            "output": st.text(max_size=9),
+            "arguments": st.just("{}") | st.text(max_size=9),
+            "call_id": st.sampled_from(["a", "b"]),
+            "name": st.just("f"),
+            "id": st.sampled_from(["a", "msg_" + "0" * 36]) | SCALARS,
+        },
+    ),
+    max_size=4,
+)
 IDS = st.lists(st.integers(0, 340), max_size=5)
 LIKELY = {
     "prompt": st.text(max_size=20)
@@ -71,6 +98,7 @@ LIKELY = {
     "input_ids": IDS | st.lists(IDS, max_size=3),
     "tokens": IDS | st.lists(IDS, max_size=3),
     "messages": MESSAGES,
+    "input": ITEMS | VALUES,
     "stream": st.booleans(),
     "n": st.integers(0, 3),
     "best_of": st.integers(0, 4),
@@ -124,7 +152,10 @@ def check(response: httpx.Response) -> None:
         assert set(error["error"]) == members
         assert len(response.text) < 20_000
     elif response.headers["content-type"].startswith("text/event-stream"):
-        assert response.text.endswith(("data: [DONE]\n\n", 'data: {"type":"message_stop"}\n\n'))
+        last = response.text.rstrip("\n").rpartition("\n")[2]
+        assert last.startswith(
+            ("data: [DONE]", 'data: {"type":"message_stop"}', 'data: {"type":"response.')
+        )
     assert not ENGINE.running
     assert not ENGINE.dropped
 

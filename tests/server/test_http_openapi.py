@@ -112,6 +112,7 @@ GOOD: list[tuple[str, str, Any]] = [
         },
     ),
     ("POST", RESPONSES, {"input": "Hello", "stream": True}),
+    ("POST", f"{RESPONSES}/input_tokens", {"input": "Hello"}),
     ("POST", MESSAGES, {"messages": [USER], "max_tokens": 3, "system": "Be kind."}),
     ("POST", MESSAGES, {"messages": [USER], "max_tokens": 3, "stream": True}),
     ("POST", f"{MESSAGES}/count_tokens", {"messages": [USER]}),

@@ -162,6 +162,11 @@ class DeletedResponse(Answer):
     deleted: Literal[True]
 
 
+class InputTokenCount(Answer):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class InputItems(Answer):
     """A page."""
 

@@ -46,6 +46,7 @@ def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> ChatCompletionRequ
     fields: dict[str, Any] = {
         name: getattr(body, name) for name in _SAME if name in body.model_fields_set
     }
+    _check_calls(items)
     fields["messages"] = messages_of(items, body.instructions)
     fields["max_completion_tokens"] = body.max_output_tokens
     fields["reasoning_effort"] = body.reasoning.effort
@@ -61,6 +62,21 @@ def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> ChatCompletionRequ
             return ChatCompletionRequest.model_validate(fields)
         except ValidationError as error:
             raise from_validation(error.errors()) from None
+
+
+def _check_calls(items: Sequence[Item]) -> None:
+    """Raises `InvalidRequest` for what came of a call that is not there."""
+    calls: set[str] = set()
+    for item in items:
+        if item["type"] == "function_call":
+            calls.add(item["call_id"])
+        elif item["type"] == "function_call_output" and item["call_id"] not in calls:
+            raise InvalidRequest(
+                f"input: no function_call before it has the call_id {item['call_id']!r:.100} of a "
+                "function_call_output; send the call, too.",
+                param="input",
+                code="unknown_call_id",
+            )
 
 
 @contextlib.contextmanager

@@ -14,11 +14,11 @@ from ...errors import NotFound
 from ...http.body import JsonRequest, JsonRoute
 from ...sse import EventStream
 from ...state import ServingDep, json_response
-from ..conversation import begin
+from ..conversation import begin, chat_prompt
 from .answer import RESPONSE_ID, Answer, new_id
-from .answers import DeletedResponse, InputItems, ResponseAnswer, ResponseEvent
+from .answers import DeletedResponse, InputItems, InputTokenCount, ResponseAnswer, ResponseEvent
 from .chat import chat_of, wire_names
-from .items import item_id
+from .items import Item, item_id
 from .protocol import ResponsesRequest
 from .service import Responses
 from .stream import ResponseWriter
@@ -46,13 +46,7 @@ async def create_response(
 ) -> Response:
     """Answer a conversation of items."""
     response_id = new_id()
-    key = response_id.removeprefix(RESPONSE_ID)
-    own = [
-        item.kept(item_id(item.kind, key, number))
-        for number, item in enumerate(body.input, start=_FIRST_INPUT)
-    ]
-    responses.check(body)
-    own, items = await responses.context(body, own)
+    own, items = await _context(body, responses, response_id)
     with wire_names():
         conversation = await begin(serving, chat_of(body, items), response_id, size=request.size)
     is_stored = body.store and responses.keeps
@@ -71,6 +65,39 @@ async def create_response(
         pass
     responses.keep(answer, own)
     return json_response(answer.shown())
+
+
+async def _context(
+    body: ResponsesRequest, responses: Responses, response_id: str
+) -> tuple[list[Item], list[Item]]:
+    """The response's own input, and all that was said before it. Raises `InvalidRequest`."""
+    responses.check(body)
+    key = response_id.removeprefix(RESPONSE_ID)
+    own = [
+        item.kept(item_id(item.kind, key, number))
+        for number, item in enumerate(body.input, start=_FIRST_INPUT)
+    ]
+    return await responses.context(body, own)
+
+
+@body_router.post(
+    "/v1/responses/input_tokens", responses=answers(InputTokenCount, errors=BODY_ERRORS)
+)
+async def count_input_tokens(
+    body: ResponsesRequest, request: JsonRequest, serving: ServingDep, responses: ResponsesDep
+) -> Response:
+    """How many tokens a response would be made from."""
+    serving.check_model(body.model)
+    _, items = await _context(body, responses, new_id())
+    with wire_names():
+        prompt = await chat_prompt(
+            serving,
+            chat_of(body, items),
+            size=request.size,
+            add_special_tokens=False,
+            counting=True,
+        )
+    return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 
 @router.get("/v1/responses/{response_id}", responses=answers(ResponseAnswer, errors=(404, 503)))

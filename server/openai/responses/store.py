@@ -67,12 +67,13 @@ def connect(path: str) -> sqlite3.Connection:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     connection = sqlite3.connect(path, timeout=0, isolation_level=None)
     try:
+        # Before anything is read: else others could read along.
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()
         (ours,) = connection.execute("PRAGMA application_id").fetchone()
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if tables and ours != _OURS:
             raise sqlite3.DatabaseError("it is a database of something else")
         for setting in (
-            "locking_mode = EXCLUSIVE",
             "auto_vacuum = INCREMENTAL",
             "journal_mode = WAL",
             "synchronous = NORMAL",

@@ -93,6 +93,8 @@ def test_a_text(client: openai.OpenAI, engine: ScriptedEngine) -> None:
     )
     assert (answer.status, answer.output_text, answer.error) == ("completed", "Hello there", None)
     assert prompt(engine) == "[|Be kind.][|Hi]"
+    count = client.responses.input_tokens.count(model=MODEL, input="Hi", instructions="Be kind.")
+    assert count.input_tokens == len(engine.requests[0].prompt_ids)
     assert (answer.metadata, answer.user, answer.instructions) == ({"a": "b"}, "me", "Be kind.")
     assert answer.usage is not None
     used = len(engine.requests[0].prompt_ids)
@@ -245,6 +247,11 @@ def test_a_client_that_leaves_ends_its_response(
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             "input[0].content",
             "text alone",
+        ),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
+            "input",
+            "send the call",
         ),
         ({"tools": [{"type": "web_search"}]}, "tools[0]", "declare a function"),
         ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0]", "declare a function"),

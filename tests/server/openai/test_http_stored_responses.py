@@ -296,7 +296,11 @@ def test_a_file_that_cannot_be_used_is_told_of_at_the_start_or_costs_its_content
     broken.write_bytes(b"no database" * 1000)
     with sqlite3.connect(other) as connection:
         connection.execute("CREATE TABLE responses (id)")
-    holder = ResponseStore(str(used), max_bytes=2**20, max_age=1)
+    for _ in range(2):  # made anew, and opened again
+        holder = ResponseStore(str(used), max_bytes=2**20, max_age=1)
+        stored(holder, "x", 1)
+        assert {file.name for file in tmp_path.glob("used*")} == {"used", "used-wal"}
+        holder.close()
     stored(holder, "x", 1)
     engine = ScriptedEngine(toy_tokenizer())
     for file in (broken, other, used, tmp_path, tmp_path / "broken" / "below"):
