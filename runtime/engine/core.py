@@ -25,7 +25,14 @@ from ..executor.step import PendingStep, StepTokens
 from ..graphs.graph_runner import GraphCounts
 from ..sampling.grammar import INVALID_GRAMMAR, GrammarFault, Grammars, Matcher
 from ..sampling.sampler import NO_TOKEN
-from .messages import EngineStats, FinishReason, GenerateRequest, StepOutput, TokenOutput
+from .messages import (
+    EngineStats,
+    FinishReason,
+    GenerateRequest,
+    StepOutput,
+    TokenLogprob,
+    TokenOutput,
+)
 from .request import Request
 from .scheduler import Scheduler, StepInFlight
 
@@ -246,9 +253,15 @@ class EngineCore:
             raise ValueError(f"the prompt has a token id outside of 0 to {vocab - 1}")
         if not all(
             0 <= token < vocab
-            for token in [*message.params.logit_bias, *message.params.stop_token_ids]
+            for token in [
+                *message.params.logit_bias,
+                *message.params.stop_token_ids,
+                *message.params.thought_end_ids,
+            ]
         ):
-            raise ValueError(f"logit_bias and stop_token_ids take token ids of 0 to {vocab - 1}")
+            raise ValueError(
+                f"logit_bias, stop_token_ids and thought_end_ids take token ids of 0 to {vocab - 1}"
+            )
         ends = (
             frozenset()
             if message.params.ignore_eos
@@ -306,7 +319,7 @@ class EngineCore:
                 self._at_work = [request]
                 output = self._output(result)
                 self._generated_tokens += len(output.token_ids)
-                self._discarded_tokens += given - len(output.token_ids)
+                self._discarded_tokens += max(0, given - len(output.token_ids))
                 self._outputs.append(output)
                 if request in self._quarantine:
                     self._quarantine.remove(request)
@@ -324,6 +337,13 @@ class EngineCore:
                 else "the model's logits are not finite (NaN or infinite)",
                 INVALID_GRAMMAR if fault else None,
             )
+        if request.thought is not None and tokens:
+            tokens, closing = request.thought.follow(tokens, request.grammar)
+            if logprobs is not None:
+                # What is no choice of the model's is certain.
+                certain = [TokenLogprob(token_id=token, logprob=0.0) for token in closing]
+                logprobs = logprobs[: len(tokens)] + certain
+            tokens = tokens + closing
         if len(tokens) > 1:
             tokens = tokens[: request.max_tokens - request.num_known]
         reason = stop = None

@@ -11,6 +11,7 @@ from ..cache.radix import Node
 from ..sampling.grammar import Matcher
 from ..sampling.logits_processors import LogitsProcessor, processors_for
 from ..sampling.params import SamplingParams
+from ..sampling.thoughts import ThoughtBudget
 from .messages import GenerateRequest, TokenLogprob
 
 
@@ -43,6 +44,9 @@ class Request:
         self.grammar = grammar
         if grammar is not None:
             grammar.accept(message.output_ids)
+        self.thought: ThoughtBudget | None = None
+        if self.params.thinking_budget is not None:
+            self.thought = ThoughtBudget(self.params, message.output_ids)
         self.num_prompt = len(message.input_ids)
         self.num_tokens = self.num_prompt + len(message.output_ids)
         """Length with the placeholders."""
@@ -93,11 +97,15 @@ class Request:
     @property
     def awaits_token(self) -> bool:
         """Whether the step in flight must be read before this goes on: its token ends it, whatever
-        it is, or a logits processor must know it.
+        it is, a logits processor must know it, or the thought may be closed behind it.
         """
         return self.num_computed == self.num_tokens or (
             self.num_placeholders > 0
-            and (self.num_tokens >= self.max_tokens or self.needs_last_token)
+            and (
+                self.num_tokens >= self.max_tokens
+                or self.needs_last_token
+                or (self.thought is not None and self.thought.may_close(self.num_placeholders))
+            )
         )
 
     @property

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..sampling.grammar import after
 from .calls_grammar import literal
@@ -60,10 +60,19 @@ class ReasoningFormat(NamedTuple):
             f"start: {thought} BLANK @body",
             "thought: spelled" + f" | TEXT? {closing}" * (self.closing in special),
             f"spelled[lazy]: TEXT {json.dumps(self.closing, ensure_ascii=False)}",
-            r"BLANK: /\s{0,8}/",
+            r"BLANK: /[ \n\r\t]{0,8}/",
             r"TEXT: /(.|\n)*/",
         ]
         return after("\n".join(lark), body)
+
+    def budget(self, tokenizer: Tokenizer, tokens: int, *, is_open: bool) -> dict[str, Any]:
+        """What `SamplingParams` needs to close a thought after so many tokens."""
+        begin = [] if is_open else tokenizer.encode(self.opening, add_special_tokens=False)
+        return {
+            "thinking_budget": tokens,
+            "thought_begin_ids": begin,
+            "thought_end_ids": tokenizer.encode(self.closing, add_special_tokens=False),
+        }
 
     def count_tokens(self, tokenizer: Tokenizer, ids: Sequence[int], *, is_open: bool) -> int:
         """How many tokens of an answer are its thought, its closing mark included."""

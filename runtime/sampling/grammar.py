@@ -269,6 +269,11 @@ class Matcher:
         self._seconds += time.thread_time() - began
         self._tokens += len(tokens)
 
+    def takes(self, tokens: Sequence[int]) -> bool:
+        """Whether these may follow."""
+        taken: int = self._matcher.validate_tokens(list(tokens))
+        return taken == len(tokens)
+
     def forced(self) -> list[int]:
         """The tokens that must follow, whatever the model says; none where there is a choice."""
         forced: list[int] = self._matcher.compute_ff_tokens()

@@ -34,7 +34,9 @@ class SamplingParams:
     same for the prompt's tokens, from position `prompt_logprobs_start` on. `stop_token_ids` end the
     sequence; so does the model's end-of-sequence token unless `ignore_eos`. Before `min_new_tokens`
     tokens neither can be sampled. `grammar`: what the text must follow, as `sampling.grammar` makes
-    it; where nothing can follow, the sequence ends.
+    it; where nothing can follow, the sequence ends. `thinking_budget`: tokens of a thought, which
+    begins with `thought_begin_ids` or, without any, with the sequence; then `thought_end_ids` close
+    it, whatever the model says.
 
     Raises `ValueError` that names the parameter and its range.
     """
@@ -56,6 +58,9 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     prompt_logprobs_start: int = 0
     grammar: str | None = None
+    thinking_budget: int | None = None
+    thought_begin_ids: list[int] = field(default_factory=list)
+    thought_end_ids: list[int] = field(default_factory=list)
     max_tokens: int | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -82,6 +87,11 @@ class SamplingParams:
             count = getattr(self, name)
             if count is not None and not 0 <= count <= TOP_LOGPROBS_LIMIT:
                 raise _wrong(name, f"between 0 and {TOP_LOGPROBS_LIMIT}", count)
+        if self.thinking_budget is not None:
+            if self.thinking_budget < 0:
+                raise _wrong("thinking_budget", "at least 0", self.thinking_budget)
+            if not self.thought_end_ids:
+                raise ValueError("thinking_budget needs thought_end_ids, which close the thought")
         for token, bias in self.logit_bias.items():
             if not -100.0 <= bias <= 100.0:
                 raise _wrong("logit_bias", "between -100 and 100", f"{bias} for token {token}")

@@ -69,7 +69,10 @@ def _options(body: CountTokensRequest) -> dict[str, Any]:
     template: dict[str, Any] = {"enable_thinking": body.thinks, "thinking": body.thinks}
     if (effort := body.output_config.effort) is not None:
         template["reasoning_effort"] = "high" if effort == "max" else effort
+    thinking = body.thinking
+    is_bounded = thinking is not None and thinking.type == "enabled"
     options: dict[str, Any] = {
+        "max_thinking_tokens": thinking.budget_tokens if thinking and is_bounded else None,
         "messages": messages,
         "continue_final_message": begun,
         "add_generation_prompt": not begun,

@@ -102,7 +102,8 @@ async def begin(
         special = serving.engine.tokenizer.special_ids(form.marks)
         grammar = form.grammar(grammar, is_open=opens_thought, special=special)
     visible = _visible(serving.engine.tokenizer, thinking, use)
-    requests = generation_requests(serving, body, request_id, [ids], grammar, visible)
+    budget = _budget(serving.engine.tokenizer, body, thinking)
+    requests = generation_requests(serving, body, request_id, [ids], grammar, visible, **budget)
     readers = [AnswerReader(_parser(thinking, use)) for _ in requests]
     is_plain = use is None and not (thinking and thinking.is_apart)
     return Conversation(requests, readers, thinking, is_plain)
@@ -111,6 +112,22 @@ async def begin(
 def reasoning_of(serving: Serving) -> ReasoningFormat | None:
     """How the served model thinks, if it does."""
     return choose_reasoning(serving.config.reasoning_parser, serving.engine.tokenizer.chat_template)
+
+
+def _budget(
+    tokenizer: Tokenizer, body: ChatCompletionRequest, thinking: Thinking | None
+) -> dict[str, Any]:
+    """What bounds the thought. Raises `InvalidRequest` where there can be none."""
+    if body.thinking_budget is None:
+        return {}
+    param, tokens = body.thinking_budget
+    if thinking is None:
+        raise InvalidRequest(
+            f"{param}: this model does not think before it answers; leave it out.",
+            param=param,
+            code="unsupported_parameter",
+        )
+    return thinking.form.budget(tokenizer, tokens, is_open=thinking.is_open)
 
 
 def _parser(thinking: Thinking | None, use: ToolUse | None) -> Parser:

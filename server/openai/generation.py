@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from ...runtime.tokenizer.output_processor import RequestOutput, RequestState
 from ..errors import InvalidRequest
@@ -19,9 +20,10 @@ def generation_requests(
     prompts: Sequence[list[int]],
     grammar: str | None,
     visible: frozenset[int] = frozenset(),
+    **values: Any,
 ) -> list[RequestState]:
     """`body.samples` sequences for each prompt, prompt by prompt. `visible`: special tokens that
-    are text all the same. Raises `InvalidRequest`.
+    are text all the same. `values`: more of `SamplingParams`. Raises `InvalidRequest`.
     """
     if isinstance(body, ChatCompletionRequest):
         prompt, top, echo, default = "messages", "top_logprobs", False, None
@@ -69,6 +71,7 @@ def generation_requests(
             priority=body.priority,
             arrival_time=arrival,
             belongs_to=frozenset({request_id}),
+            **values,
             min_new_tokens=body.min_tokens,
             seed=body.seed,
             grammar=grammar,

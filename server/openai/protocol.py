@@ -334,7 +334,12 @@ class ChatCompletionRequest(GenerationBody, ChatOptions):
         bool, Field(description="false: thoughts are part of content, as the model writes them")
     ] = True
     include_reasoning: Annotated[bool, Field(description="false: thoughts are not told")] = True
-    thinking_token_budget: Unsupported = None
+    max_thinking_tokens: Annotated[
+        Count | None, Field(description="tokens after which a thought is closed; 0: no thought")
+    ] = None
+    thinking_token_budget: Annotated[
+        Count | None, Field(description="vLLM's name of max_thinking_tokens")
+    ] = None
     verbosity: Annotated[Any, only("medium", remedy="ask for it in a message")] = None
     web_search_options: Any = None
     echo: Annotated[Any, only(remedy="it is for /v1/completions")] = None
@@ -352,6 +357,14 @@ class ChatCompletionRequest(GenerationBody, ChatOptions):
                 "unsupported_parameter", "this server searches nothing; leave it out"
             )
         return value
+
+    @property
+    def thinking_budget(self) -> tuple[str, int] | None:
+        """The parameter that bounds the thought, and its value."""
+        for name in ("max_thinking_tokens", "thinking_token_budget"):
+            if (budget := getattr(self, name)) is not None:
+                return name, budget
+        return None
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> Self:

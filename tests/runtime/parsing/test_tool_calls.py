@@ -13,6 +13,7 @@ from tiny_models import make_tiny_model
 
 from piecework import LLM, SamplingParams
 from piecework.runtime.parsing.events import Arguments, CallBegins, Event, Text
+from piecework.runtime.parsing.reasoning import reasoning_formats
 from piecework.runtime.parsing.tool_calls import CallRules, Tool, choose_format, formats
 from piecework.runtime.sampling import grammar
 
@@ -206,6 +207,27 @@ def test_an_answer_is_a_call_or_json(llm: LLM) -> None:
             if isinstance(first, Text):
                 jsonschema.validate(json.loads(first.text), content)
     assert kinds <= {Text, CallBegins} and kinds
+
+
+@pytest.mark.parametrize("logprobs", [None, 0])
+def test_a_thought_of_bounded_length_is_followed_by_its_grammar(
+    llm: LLM, logprobs: int | None
+) -> None:
+    form = reasoning_formats()["think"]
+    schema = {"enum": [{"a": 1}, {"b": 2}]}
+    params = SamplingParams(
+        max_new_tokens=80,
+        temperature=1.0,
+        seed=1,
+        logprobs=logprobs,
+        grammar=form.grammar(grammar.from_json_schema(schema), is_open=True),
+        **form.budget(llm.tokenizer, 5, is_open=True),
+    )
+    (completion,) = llm.generate(["Think:"], params)
+    thought, _, answer = completion.text.partition("</think>")
+    # Of a character that is half told the rest comes before.
+    assert thought and completion.token_ids[5:].index(params.thought_end_ids[0]) <= 3
+    jsonschema.validate(json.loads(answer), schema)
 
 
 def test_models_without_tools_are_told_in_words() -> None:

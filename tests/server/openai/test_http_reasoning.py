@@ -95,3 +95,23 @@ async def test_a_grammar_is_for_what_follows_the_thought() -> None:
     grammar = json.loads(engine.requests[0].params.grammar or "")
     assert "</think>" in grammar["grammars"][0]["lark_grammar"]
     assert grammar["grammars"][1]["json_schema"]
+
+
+@pytest.mark.parametrize("name", ["max_thinking_tokens", "thinking_token_budget"])
+@pytest.mark.parametrize("opens", [False, True])
+async def test_the_engine_is_told_how_a_thought_is_closed(name: str, opens: bool) -> None:
+    engine = thinker("Hm.</think>Yes.", opens=opens)
+    await chat(engine, **{name: 7})
+    (request,) = engine.requests
+    tokenizer, params = engine.tokenizer, request.params
+    assert params.thinking_budget == 7
+    assert tokenizer.decode(params.thought_end_ids) == "</think>"
+    assert tokenizer.decode(params.thought_begin_ids) == ("" if opens else "<think>")
+
+
+async def test_who_does_not_think_has_no_budget() -> None:
+    engine = ScriptedEngine(toy_tokenizer(chat_template="{{ messages[0].content }}"))
+    async with client_of(make_app(engine)) as client:
+        body = {"messages": [USER], "max_thinking_tokens": 5}
+        error = error_of(await client.post(PATH, json=body), 400, "max_thinking_tokens")
+    assert "does not think" in error["message"]
