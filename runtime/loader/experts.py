@@ -17,7 +17,7 @@ from ..quantization.methods import part_name
 
 
 class Merged(NamedTuple):
-    """How a tensor [experts, rows, columns], or [experts, rows] of biases, holds `parts`, such as
+    """How a tensor [experts, rows, ...] holds `parts`, such as
     ("gate_proj", "up_proj"): their rows lie one part below the other, or by turns where they are
     `interleaved`. `transposed`: it is [experts, columns, rows]. `kind`: the last part of the names
     that they get.
@@ -27,6 +27,10 @@ class Merged(NamedTuple):
     kind: str = "weight"
     transposed: bool = False
     interleaved: bool = False
+
+
+MERGED = {"gate_up_proj": Merged(("gate_proj", "up_proj")), "down_proj": Merged(("down_proj",))}
+"""As transformers holds most models in memory."""
 
 
 def take_apart(tensors: Sequence[StoredTensor], merged: Mapping[str, Merged]) -> list[StoredTensor]:
@@ -44,9 +48,8 @@ def take_apart(tensors: Sequence[StoredTensor], merged: Mapping[str, Merged]) ->
 
 
 def _parts(tensor: StoredTensor, prefix: str, how: Merged) -> Iterator[StoredTensor]:
-    dims = 2 if how.kind == "bias" else 3
     dim = 2 if how.transposed else 1
-    if len(tensor.shape) != dims or tensor.shape[dim] % len(how.parts):
+    if len(tensor.shape) <= dim or tensor.shape[dim] % len(how.parts):
         raise tensor.fault(f"has shape {list(tensor.shape)}, which holds no experts")
     for expert in range(tensor.shape[0]):
         for number, part in enumerate(how.parts):

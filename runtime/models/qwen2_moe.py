@@ -15,7 +15,7 @@ from ..layers.linear import Linear, StoredTensor
 from ..layers.mlp import GatedMLP
 from ..layers.moe import FusedMoE, Router, Routing
 from ..layers.self_attention import SelfAttention
-from ..loader.experts import one_row
+from ..loader.experts import MERGED, one_row, take_apart
 from ..model_config import ModelConfig, sliding_windows
 from .causal_lm import GGUF_BLOCK, gguf_names
 from .qwen2 import Qwen2ForCausalLM
@@ -91,6 +91,10 @@ class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
     @staticmethod
     def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
         return {"qkv_bias": "blk.0.attn_q.bias" in tensors}
+
+    @staticmethod
+    def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        return take_apart(tensors, MERGED)
 
     @staticmethod
     def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:

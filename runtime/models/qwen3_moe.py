@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import nn
 
+from ..layers.linear import StoredTensor
 from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
+from ..loader.experts import MERGED, take_apart
 from ..model_config import ModelConfig
 from .causal_lm import GGUF_BLOCK, gguf_names
 from .qwen3 import Qwen3Config, Qwen3ForCausalLM
@@ -71,6 +73,10 @@ class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
     def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
         members = Qwen3ForCausalLM.gguf_members(get, tensors)
         return {**members, "norm_topk_prob": True}
+
+    @staticmethod
+    def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        return take_apart(tensors, MERGED)
 
     def make_mlp(self, layer: int) -> nn.Module:
         config = self.config

@@ -108,6 +108,7 @@ ARCHITECTURES: list[tuple[str, dict[str, Any]]] = [
     ("mixtral", {"num_local_experts": 3}),
     ("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 32}),
     ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True}),
+    ("olmoe", {**EXPERTS, "num_key_value_heads": 4}),
 ]
 GGUF_NAMES = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 

@@ -141,6 +141,41 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
         {**EXPERTS, "shared_expert_intermediate_size": 80, "decoder_sparse_step": 2},
     ),
     "qwen3-moe": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [0]}),
+    "olmoe": ("olmoe", EXPERTS),
+    "granitemoe": (
+        "granitemoe",
+        {
+            "num_local_experts": 4,
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.1,
+        },
+    ),
+    "glm4-moe": (
+        "glm4_moe",
+        {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "n_group": 4,
+            "topk_group": 2,
+            "use_qk_norm": True,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 16,
+            "sliding_window": 24,
+            "swiglu_limit": 1.5,
+            "rope_parameters": {**YARN, "truncate": False},
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
 }
 VARIANTS = {**LLAMAS, **OTHERS}
 """A new model adds a line to `OTHERS`."""

@@ -1,0 +1,93 @@
+"""GLM 4.5 (arXiv:2508.06471): part of each head is turned; behind the first layers are experts
+beside one that all tokens go through.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import nn
+
+from ..layers.linear import StoredTensor
+from ..layers.mlp import GatedMLP
+from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
+from ..layers.norm import RMSNorm
+from ..layers.self_attention import SelfAttention
+from ..loader.experts import MERGED, take_apart
+from ..model_config import ModelConfig
+from .causal_lm import CausalLM
+
+ARCHITECTURE = "Glm4MoeForCausalLM"
+MODEL_TYPE = "glm4_moe"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glm4MoeConfig(ModelConfig):
+    attention_bias: bool = False
+    use_qk_norm: bool = False
+    moe_intermediate_size: int = 1408
+    num_experts_per_tok: int = 8
+    n_shared_experts: int = 1
+    n_routed_experts: int = 128
+    routed_scaling_factor: float = 1.0
+    n_group: int = 1
+    topk_group: int = 1
+    first_k_dense_replace: int = 1
+    norm_topk_prob: bool = True
+
+
+class Glm4MoeForCausalLM(CausalLM):
+    """Layers that predict more than the next token, behind the last one, are left out."""
+
+    config_class: ClassVar[type[ModelConfig]] = Glm4MoeConfig
+    config_defaults: ClassVar = {
+        **CausalLM.config_defaults,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+    }
+    takes_partial_rotary = True
+
+    @staticmethod
+    def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        kept = [
+            tensor
+            for tensor in tensors
+            if not (found := re.match(r"model\.layers\.(\d+)\.", tensor.name))
+            or int(found[1]) < config.num_layers
+        ]
+        return take_apart(kept, MERGED)
+
+    def make_attention(self, layer: int) -> nn.Module:
+        config = self.config
+        norms = [
+            RMSNorm(config.head_dim, config.norm_eps) if config.use_qk_norm else None
+            for _ in range(2)
+        ]
+        return SelfAttention(
+            config, layer, qkv_bias=config.attention_bias, q_norm=norms[0], k_norm=norms[1]
+        )
+
+    def make_mlp(self, layer: int) -> nn.Module:
+        config = self.config
+        if layer < config.first_k_dense_replace:
+            return super().make_mlp(layer)
+        size, width = config.hidden_size, config.moe_intermediate_size
+        routing = Routing(
+            config.n_routed_experts,
+            config.num_experts_per_tok,
+            "sigmoid",
+            config.norm_topk_prob,
+            config.n_group,
+            config.topk_group,
+            config.routed_scaling_factor,
+        )
+        return SparseMoE(
+            Router(size, routing, correction=True),
+            FusedMoE(size, width, config.n_routed_experts),
+            GatedMLP(size, width * config.n_shared_experts),
+        )

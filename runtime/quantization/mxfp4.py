@@ -1,0 +1,119 @@
+"""MXFP4 (OCP Microscaling Formats 1.0) as GPT-OSS's checkpoints have it: numbers of 4 bits, each 32
+with a power of two. They are kept in 8 bits, which hold all of them exactly.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ...kernels.linear import LinearKernels
+from ..layers.linear import Axis, Linear, Place, StoredTensor
+from .config import Patterns, names
+from .registry import PLAIN, Scheme
+
+QUANT_METHOD = "mxfp4"
+_KIND = "mxfp4 Q8_0"
+_STORED = "Q8_0"
+_BLOCK = 32
+_DOUBLES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice what the numbers of 4 bits (e2m1) stand for."""
+_BIAS = 128
+"""Of the powers of two (e8m0), one more than theirs: numbers are doubled."""
+_LARGEST = _BIAS + 15
+"""That a float16 holds; smaller ones than it holds are zeros beside all others."""
+
+
+def read_scheme(config: Mapping[str, Any]) -> Scheme:
+    matches = Patterns().matcher(names(config, "modules_to_not_convert"), parts=True)
+    return lambda name: _KIND if ".experts." in name and not matches(name) else PLAIN
+
+
+class MXFP4:
+    """The `LinearMethod` of experts, whose parts have blocks [rows, columns / 32, 16] of bytes, the
+    earlier column in the low half, and scales [rows, columns / 32].
+    """
+
+    kind = _KIND
+
+    def __init__(self) -> None:
+        self._parts: defaultdict[str, dict[str, StoredTensor]] = defaultdict(dict)
+
+    def create(self, layer: Linear) -> None:
+        if layer.in_features % _BLOCK:
+            raise ValueError(
+                f"weights in blocks of {_BLOCK} need rows of a multiple of {_BLOCK} numbers, but a "
+                f"layer's have {layer.in_features}; take another checkpoint"
+            )
+        layer.hold("weight", (0,), torch.uint8)
+
+    def places(self, layer: Linear, part: str) -> Mapping[str, Place]:
+        def place(name: str, *shape: int) -> Place:
+            def load(tensor: StoredTensor) -> None:
+                self._parts[part][name] = tensor
+
+            axes = Axis(0), Axis(1, _BLOCK)
+            return Place([shape], load, (torch.uint8,), rows=axes[0], columns=axes[1])
+
+        rows, groups = layer.parts[part], layer.in_features // _BLOCK
+        return {
+            "blocks": place("blocks", rows, groups, 16),
+            "scales": place("scales", rows, groups),
+        }
+
+    def finish(self, layer: Linear, kernels: LinearKernels | None) -> None:
+        assert kernels is not None
+        parts = () if layer.weight.is_meta else layer.parts
+        layer.pack(kernels, _STORED, [q8_0_blocks(*self._codes(part)) for part in parts])
+        self._parts.clear()
+
+    def widen(self, layer: Linear) -> torch.Tensor:
+        parts = []
+        for part in layer.parts:
+            codes, scales = self._codes(part)
+            powers = (scales.int() - _BIAS).unsqueeze(-1)
+            parts.append(torch.ldexp(_doubles(codes).float(), powers).flatten(1))
+        return torch.cat(parts)
+
+    def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
+        return layer.multiply_packed(x)
+
+    def _codes(self, part: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of all numbers [rows, groups, 32], and the bits of the scales [rows, groups]."""
+        stored = self._parts[part]
+        codes, scales = stored["blocks"].read(), stored["scales"].read()
+        if scales.numel() and int(scales.max()) > _LARGEST:
+            raise stored["scales"].fault("has scales that no weight has")
+        return torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2), scales
+
+
+def q8_0_blocks(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """codes [rows, groups, 32] and scales [rows, groups], uint8, as rows of GGUF's Q8_0."""
+    halves = torch.ldexp(torch.ones(()), scales.int() - _BIAS).half().unsqueeze(-1)
+    blocks = torch.cat((halves.view(torch.uint8), _doubles(codes).view(torch.uint8)), dim=-1)
+    return blocks.flatten(1)
+
+
+def blocks_of_gguf(blocks: torch.Tensor) -> torch.Tensor:
+    """Rows of ggml's block_mxfp4, a scale before 16 bytes whose low halves come first, as rows of
+    Q8_0.
+    """
+    groups = blocks.view(len(blocks), -1, 17)
+    codes = torch.cat((groups[..., 1:] & 15, groups[..., 1:] >> 4), dim=-1)
+    return q8_0_blocks(codes, groups[..., 0])
+
+
+def _doubles(codes: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(_DOUBLES, dtype=torch.int8)[codes.int()]
+
+
+def describe(kind: str) -> str:
+    """For people."""
+    return "mxfp4, kept in 8 bits"
+
+
+def make_method(kind: str) -> MXFP4:
+    return MXFP4()
