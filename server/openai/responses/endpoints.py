@@ -21,7 +21,7 @@ from .chat import chat_of, wire_names
 from .items import Item, item_id
 from .protocol import ResponsesRequest
 from .service import Responses
-from .stream import ResponseWriter
+from .stream import JobStream, ResponseWriter
 
 router = APIRouter()
 body_router = APIRouter(route_class=JsonRoute)
@@ -55,8 +55,8 @@ async def create_response(
     )
     collector = Collector(serving, conversation.requests)
     if body.background:
-        responses.start(answer, own, collector)
-        return json_response(answer.shown())
+        job = responses.start(answer, own, collector, body.stream)
+        return JobStream(job, 0) if body.stream else json_response(answer.shown())
     if body.stream:
         writer = ResponseWriter(answer, lambda: responses.keep(answer, own))
         return EventStream(collector, writer, serving.metrics)
@@ -100,9 +100,22 @@ async def count_input_tokens(
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
 
-@router.get("/v1/responses/{response_id}", responses=answers(ResponseAnswer, errors=(404, 503)))
-async def retrieve_response(response_id: str, responses: ResponsesDep) -> Response:
-    """A stored response, or one of the background as it is now."""
+@router.get(
+    "/v1/responses/{response_id}",
+    responses=answers(ResponseAnswer, stream=ResponseEvent, errors=(400, 404, 503)),
+)
+async def retrieve_response(
+    response_id: str,
+    responses: ResponsesDep,
+    stream: bool = False,
+    starting_after: Annotated[int | None, Query(ge=0, lt=2**31)] = None,
+) -> Response:
+    """A stored response, or one of the background as it is now. `stream`: the events of one of the
+    background that is streamed, behind number `starting_after`.
+    """
+    if stream:
+        begin = 0 if starting_after is None else starting_after + 1
+        return JobStream(await responses.followed(response_id), begin)
     return json_response((await responses.find(response_id)).response)
 
 

@@ -242,10 +242,6 @@ class ResponsesRequest(WireModel):
     def _members_agree(self) -> Self:
         if self.background and not self.store:
             raise disagreement("background", "background needs store to be true")
-        if self.background and self.stream:
-            raise disagreement(
-                "background", "a response of the background is not streamed; leave out one of both"
-            )
         if self.stream_options is not None and not self.stream:
             raise disagreement("stream_options", "stream_options needs stream to be true")
         if not {tool.name for tool in self.tool_choice.tools} <= {one.name for one in self.tools}:

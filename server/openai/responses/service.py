@@ -18,8 +18,10 @@ from ...errors import InvalidRequest, NotFound, Unavailable, as_api_error
 from ...state import Serving
 from .answer import Answer
 from .items import Item
+from .job import MAX_TOLD, Job
 from .protocol import ResponsesRequest
 from .store import MEMORY, ResponseStore, Stored, connect
+from .stream import ResponseEvents
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +29,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _MAX_WAITING_BYTES = 64 * 2**20
 """Responses that may wait for the disk; what comes meanwhile is not kept."""
-_MAX_BACKGROUND_BYTES = 64 * 2**20
-"""Bodies of background responses that are under way."""
+_MAX_BACKGROUND_BYTES = 128 * 2**20
+"""Of background responses that are under way: bodies, and streams as long as they may become."""
+_FOLLOWED_SECONDS = 60
+"""For how long a stream can be read again behind its end."""
 _MAX_ENDED = 64
 """Background responses that could not be written, and are told from memory."""
 _CLOSE_SECONDS = 2
@@ -58,26 +62,6 @@ def check_store(config: ServerConfig) -> None:
             f"--responses-store {config.responses_store}: {reason}; name another file, memory or "
             "off"
         ) from None
-
-
-class Job:
-    """A response that is made in the background."""
-
-    def __init__(self, answer: Answer, items: list[Item], collector: Collector) -> None:
-        self.answer = answer
-        self.items = items
-        self.collector = collector
-        self.task: asyncio.Task[None] | None = None
-
-    @property
-    def is_running(self) -> bool:
-        return self.task is not None and not self.task.done()
-
-    async def run(self) -> None:
-        while updates := await self.collector.next():
-            for _, output in updates:
-                for _ in self.answer.push(output):
-                    pass
 
 
 class Responses:
@@ -172,23 +156,38 @@ class Responses:
         )
         put.add_done_callback(partial(self._was_put, answer))
 
-    def start(self, answer: Answer, items: list[Item], collector: Collector) -> None:
+    def start(self, answer: Answer, items: list[Item], collector: Collector, stream: bool) -> Job:
         """Make the response, whether or not its client stays. Raises what the engine does where it
         takes no request, and `Unavailable`.
         """
-        running = sum(job.answer.size for job in self._jobs.values() if job.is_running)
-        if running + answer.size > _MAX_BACKGROUND_BYTES:
+        under_way = sum(job.weight for job in self._jobs.values())
+        if under_way + answer.size + stream * MAX_TOLD > _MAX_BACKGROUND_BYTES:
             raise Unavailable(
-                f"Background responses of more than {_MAX_BACKGROUND_BYTES} bytes are under way. "
-                "Try again in 5 s.",
+                f"Background responses of {_MAX_BACKGROUND_BYTES} bytes are under way. Try again "
+                "in 5 s.",
                 code="background_full",
                 headers={"Retry-After": "5"},
             )
         collector.__enter__()
-        job = self._jobs[answer.id] = Job(answer, items, collector)
+        events = ResponseEvents(answer) if stream else None
+        job = self._jobs[answer.id] = Job(answer, items, collector, events)
         self.keep(answer, items)
         job.task = asyncio.create_task(job.run())
         job.task.add_done_callback(partial(self._ended, job))
+        return job
+
+    async def followed(self, response_id: str) -> Job:
+        """A job whose events can be read. Raises `NotFound` and `InvalidRequest`."""
+        job = self._jobs.get(response_id)
+        if job is None or not job.is_streamed:
+            status = (await self.find(response_id)).response["status"]
+            raise InvalidRequest(
+                f"stream: the response {response_id!r:.100} is {status}, and has no stream (any "
+                "more); fetch it without.",
+                param="stream",
+                code="not_streamed",
+            )
+        return job
 
     async def cancel(self, response_id: str) -> dict[str, Any]:
         """The response, which goes no further. Raises `NotFound` and `InvalidRequest`."""
@@ -217,7 +216,7 @@ class Responses:
         self._thread.shutdown(wait=False)
 
     async def _history(self, response_id: str) -> list[Item]:
-        if (job := self._jobs.get(response_id)) is not None and job.is_running:
+        if (job := self._jobs.get(response_id)) is not None and job.goes_on:
             raise InvalidRequest(
                 f"The previous response {response_id!r:.100} is still being made; wait until it "
                 "is completed.",
@@ -241,19 +240,24 @@ class Responses:
             known = as_api_error(error)
             self._serving.metrics.count_error(known.type)
             job.answer.fail(known)
+        job.end()
         if job.answer.id in self._jobs:
             self.keep(job.answer, job.items)
 
     def _was_put(self, answer: Answer, put: asyncio.Future[None]) -> None:
         self._waiting -= answer.size
+        later = asyncio.get_running_loop().call_later
         job = self._jobs.get(answer.id)
+        if job is not None and not job.goes_on:
+            later(_FOLLOWED_SECONDS, job.told.clear)
         if put.cancelled() or (error := put.exception()) is not None:
             logger.warning("a response is not kept: %s", None if put.cancelled() else error)
-            ended = [job.answer.id for job in self._jobs.values() if not job.is_running]
+            ended = [job.answer.id for job in self._jobs.values() if not job.goes_on]
             for response_id in ended[:-_MAX_ENDED]:
                 del self._jobs[response_id]
-        elif job is not None and not job.is_running:
-            del self._jobs[answer.id]
+        elif job is not None and not job.goes_on:
+            # As long as its end may still be read.
+            later(_FOLLOWED_SECONDS if job.told else 0, self._jobs.pop, answer.id, None)
 
     async def _ask(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:

@@ -2,47 +2,110 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ...collector import Update
-from ...errors import ApiError
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ...collector import Update, unless_client_goes
+from ...errors import ApiError, ClientGone
 from ...sse import encode_json
 from .answer import Answer
+from .job import Job
 
 _LAST = {"completed": "completed", "failed": "failed"}
 
 
+class ResponseEvents:
+    """The events of one response, encoded, each at the place that its sequence number says."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._count = 0
+        self._has_begun = False
+
+    def opening(self, *kinds: str) -> list[bytes]:
+        """What comes before any token."""
+        return self._written(self._of_response(kind) for kind in kinds)
+
+    def told(self, updates: list[Update]) -> list[bytes]:
+        """What is new."""
+        before = []
+        if not self._has_begun:
+            self._has_begun, self._answer.status = True, "in_progress"
+            before = self.opening(*(["created"] * (self._count == 0)), "in_progress")
+        new = (event for _, output in updates for event in self._answer.push(output))
+        return before + self._written(new)
+
+    def last(self) -> list[bytes]:
+        return self.opening(_LAST.get(self._answer.status, "incomplete"))
+
+    def _of_response(self, kind: str) -> dict[str, Any]:
+        return {"type": f"response.{kind}", "response": self._answer.shown()}
+
+    def _written(self, events: Iterable[dict[str, Any]]) -> list[bytes]:
+        written = []
+        for event in events:
+            written.append(_named({**event, "sequence_number": self._count}))
+            self._count += 1
+        return written
+
+
+def _named(event: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode_json(event))
+
+
 class ResponseWriter:
-    """The events of one response. `at_end` is called once, before the last."""
+    """An `EventWriter` of one response. `at_end` is called once, before the last event."""
 
     def __init__(self, answer: Answer, at_end: Callable[[], None]) -> None:
         self._answer = answer
         self._at_end = at_end
-        self._count = 0
+        self._events = ResponseEvents(answer)
 
     def events(self, updates: list[Update]) -> bytes:
-        opening = []
-        if self._count == 0:
-            opening = [self._of_response("created"), self._of_response("in_progress")]
-        told = (event for _, output in updates for event in self._answer.push(output))
-        return self._written(opening) + self._written(told)
+        return b"".join(self._events.told(updates))
 
     def end(self) -> bytes:
         self._at_end()
-        return self._written([self._of_response(_LAST.get(self._answer.status, "incomplete"))])
+        return b"".join(self._events.last())
 
     def error(self, error: ApiError) -> bytes:
         self._answer.fail(error)
         return self.end()
 
-    def _of_response(self, kind: str) -> dict[str, Any]:
-        return {"type": f"response.{kind}", "response": self._answer.shown()}
 
-    def _written(self, events: Iterable[dict[str, Any]]) -> bytes:
-        written = []
-        for event in events:
-            content = encode_json({**event, "sequence_number": self._count})
-            written.append(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), content))
-            self._count += 1
-        return b"".join(written)
+class JobStream(Response):
+    """The events of a job from number `begin` on, as they come; the job does not mind who reads."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, job: Job, begin: int) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self._job = job
+        self._place = begin
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(ClientGone):
+            await unless_client_goes(receive, self._run(send))
+
+    async def _run(self, send: Send) -> None:
+        job = self._job
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        is_over = False
+        while not is_over:
+            news, is_over = job.news, job.is_cut or not job.goes_on
+            body = b"".join(job.told[self._place :])
+            self._place = max(self._place, len(job.told))
+            if job.is_cut:
+                message = "The stream is too long to be kept; fetch the response instead."
+                error = {"type": "error", "code": "stream_too_long", "message": message}
+                body = _named({**error, "param": None, "sequence_number": self._place})
+            await send({"type": "http.response.body", "body": body, "more_body": not is_over})
+            if not is_over:
+                await news.wait()

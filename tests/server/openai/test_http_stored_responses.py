@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
-from http_fixtures import client_of, error_of, make_app
+from http_fixtures import MODEL, client_of, error_of, make_app, serve
 from openai.types.responses import Response
 from openai.types.responses.response_item_list import ResponseItemList
 from scripted_engine import ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
-from piecework.server.openai.responses import service
+from piecework.server.openai.responses import job, service
 from piecework.server.openai.responses.service import check_store
 from piecework.server.openai.responses.store import ResponseStore
 
@@ -223,6 +224,41 @@ async def test_the_end_of_a_background_response_frees_what_it_had(
         failed = await poll(client, told["id"])
         assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
     assert not engine.running and client is not None
+
+
+def test_a_stream_of_the_background_goes_on_where_its_client_was_cut_off(
+    engine: ScriptedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.script.delay = 0.002
+    asked: Any = {"model": MODEL, "input": "Hi", "background": True, "max_output_tokens": 20}
+    app = make_app(engine, responses_store="memory")
+    with (
+        serve(app) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20) as client,
+    ):
+        stream = client.responses.create(**asked, stream=True)
+        events = [next(stream) for _ in range(8)]
+        stream.close()
+        response_id = events[0].response.id  # type: ignore[union-attr]
+        events += client.responses.retrieve(response_id, stream=True, starting_after=7)
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        kinds = [event.type for event in events]
+        assert kinds[:3] == ["response.created", "response.queued", "response.in_progress"]
+        last = events[-1]
+        assert last.type == "response.incomplete"
+        told = "".join(one.delta for one in events if one.type == "response.output_text.delta")
+        assert (
+            told == last.response.output_text == client.responses.retrieve(response_id).output_text
+        )
+        again = list(client.responses.retrieve(response_id, stream=True))
+        assert [event.type for event in again] == kinds
+        assert not engine.dropped
+        whole = client.responses.create(**asked)
+        with pytest.raises(openai.BadRequestError, match="has no stream"):
+            client.responses.retrieve(whole.id, stream=True)
+        monkeypatch.setattr(job, "MAX_TOLD", 6000)
+        *_, cut = client.responses.create(**asked, stream=True)
+        assert cut.type == "error" and cut.code == "stream_too_long"
 
 
 async def test_only_what_runs_in_the_background_is_cancelled(client: httpx.AsyncClient) -> None:
