@@ -34,7 +34,7 @@ from .page import docs as docs_page
 from .state import AnyServing, Serving
 
 if TYPE_CHECKING:
-    from .config import ServerConfig
+    from .config import BatchServerConfig, ServerConfig
 
 
 class Service(NamedTuple):
@@ -48,6 +48,7 @@ class Service(NamedTuple):
 
 
 COMMON_ROUTERS = (models.router, operations.router, docs_page.router)
+BATCH_ROUTERS = (files.router, routes.router, routes.body_router)
 _ROUTERS = (
     *COMMON_ROUTERS,
     completions.router,
@@ -56,9 +57,7 @@ _ROUTERS = (
     responses.body_router,
     messages.router,
     tokenize.router,
-    files.router,
-    routes.router,
-    routes.body_router,
+    *BATCH_ROUTERS,
     generate.router,
     control.router,
     control.body_router,
@@ -72,8 +71,8 @@ _EXCEPTIONS = (
     EngineUnavailable,
     Exception,
 )
-_EXPOSED = ("X-Request-Id", "Request-Id", "Retry-After")
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
+_EXPOSED = ("X-Request-Id", "Request-Id", "Retry-After")
 """Headers of answers that scripts of other origins may read."""
 _CORS_SECONDS = 600
 """How long a browser may keep what it was told about these."""
@@ -85,9 +84,14 @@ def create_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
     """
     name = config.served_model_name
     serving = Serving(engine=engine, config=config, metrics=Metrics(engine, name), model_name=name)
-    app = build_app(serving, _ROUTERS)
-    app.state.batches = Batches(app, serving)
+    app = add_batches(build_app(serving, _ROUTERS), serving, config)
     app.state.responses = Responses(serving)
+    return app
+
+
+def add_batches(app: FastAPI, serving: AnyServing, config: BatchServerConfig) -> FastAPI:
+    """The same application, of whose routes `BATCH_ROUTERS` are a part, with what these need."""
+    app.state.batches = Batches(app, serving.engine, config)
     return app
 
 

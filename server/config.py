@@ -119,7 +119,33 @@ class CommonServerConfig(HttpLimits):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig(CommonServerConfig):
+class BatchServerConfig(CommonServerConfig):
+    """Settings of a server that takes files and batches."""
+
+    batch_dir: str = option(
+        "auto",
+        "folder for the files and batches of /v1/files and /v1/batches, which outlive the server; "
+        "auto: one of the model's name in the cache folder; none: these endpoints are off",
+        group=SERVER,
+        metavar="FOLDER",
+    )
+    batch_storage: int = option(
+        2048,
+        "MiB that files and batches may take together",
+        group=SERVER,
+        metavar="MIB",
+    )
+
+    def __post_init__(self) -> None:
+        CommonServerConfig.__post_init__(self)
+        if self.batch_storage < 1:
+            raise ValueError(f"--batch-storage must be at least 1, got {self.batch_storage}")
+        if not self.batch_dir:
+            raise ValueError("--batch-dir is empty; name a folder, auto or none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig(BatchServerConfig):
     """Settings of a server of a language model."""
 
     chat_template: str | None = option(
@@ -141,19 +167,6 @@ class ServerConfig(CommonServerConfig):
         "seed_oss, or none; auto: as its chat template says",
         group=SERVER,
         metavar="NAME",
-    )
-    batch_dir: str = option(
-        "auto",
-        "folder for the files and batches of /v1/files and /v1/batches, which outlive the server; "
-        "auto: one of the model's name in the cache folder; none: these endpoints are off",
-        group=SERVER,
-        metavar="FOLDER",
-    )
-    batch_storage: int = option(
-        2048,
-        "MiB that files and batches may take together",
-        group=SERVER,
-        metavar="MIB",
     )
     responses_store: str = option(
         "auto",
@@ -184,11 +197,7 @@ class ServerConfig(CommonServerConfig):
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
-        CommonServerConfig.__post_init__(self)
-        if self.batch_storage < 1:
-            raise ValueError(f"--batch-storage must be at least 1, got {self.batch_storage}")
-        if not self.batch_dir:
-            raise ValueError("--batch-dir is empty; name a folder, auto or none")
+        BatchServerConfig.__post_init__(self)
         if not self.responses_store:
             raise ValueError("--responses-store is empty; name a file, memory, off or auto")
         if self.responses_store_size < 1:

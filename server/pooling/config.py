@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from ...runtime.config import option
 from ...runtime.pooling.config import PoolingConfig
-from ..config import RUNNERS, SERVER, CommonServerConfig
+from ..config import RUNNERS, SERVER, BatchServerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolingServerConfig(CommonServerConfig):
+class PoolingServerConfig(BatchServerConfig):
     """Settings of a server of an embedder or a reranker. Raises `ValueError` with a remedy."""
 
     runner: str = option(

@@ -14,7 +14,7 @@ from ...runtime.loader.resolve import find_model
 from ...runtime.pooling.folder import PoolingFolder, read_folder
 from ...runtime.pooling.messages import INPUTS_PER_REQUEST, PoolingInfo
 from ...runtime.tokenizer.tokenizer import load_tokenizer
-from ..app import COMMON_ROUTERS, Service, build_app
+from ..app import BATCH_ROUTERS, COMMON_ROUTERS, Service, add_batches, build_app
 from ..summary import base_url, curl, table
 from . import embeddings, scoring
 from .client import PoolingClient
@@ -22,7 +22,7 @@ from .config import PoolingServerConfig
 from .state import PoolingMetrics, PoolingServing
 
 _MIB = 2**20
-_ROUTERS = (embeddings.router, scoring.router, *COMMON_ROUTERS)
+_ROUTERS = (embeddings.router, scoring.router, *BATCH_ROUTERS, *COMMON_ROUTERS)
 _TASKS = {"embed": "embeddings", "classify": "reranking and scoring"}
 
 
@@ -55,12 +55,10 @@ def create_pooling_app(
     """
     name = config.served_model_name
     metrics = PoolingMetrics(engine, name)
-    return build_app(
-        PoolingServing(
-            engine=engine, config=config, metrics=metrics, model_name=name, folder=folder
-        ),
-        _ROUTERS,
+    serving = PoolingServing(
+        engine=engine, config=config, metrics=metrics, model_name=name, folder=folder
     )
+    return add_batches(build_app(serving, _ROUTERS), serving, config)
 
 
 def pooling_summary(

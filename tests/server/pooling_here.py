@@ -53,7 +53,8 @@ def load(folder: object, **settings: Any) -> PoolingModel:
 
 def client_here(model: PoolingModel, **settings: Any) -> tuple[httpx.AsyncClient, PoolingHere]:
     """A client of an application over the model, which is called tiny; and its engine."""
+    batch_dir = settings.pop("batch_dir", "none")
     engine = PoolingHere(model, **settings)
-    config = PoolingServerConfig(served_model_name="tiny", engine=model.config)
+    config = PoolingServerConfig(served_model_name="tiny", batch_dir=batch_dir, engine=model.config)
     folder = read_folder(model.config.model_path)
     return client_of(create_pooling_app(engine, config, folder)), engine

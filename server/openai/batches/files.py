@@ -21,7 +21,7 @@ from ...errors import (
     UnsupportedMedia,
 )
 from ...sse import CONNECTION
-from ...state import Serving, ServingDep, json_response
+from ...state import AnyServing, AnyServingDep, json_response
 from .paging import page
 from .protocol import DeletedFile, FileAnswer, FileList
 from .service import Batches, BatchesDep
@@ -57,7 +57,7 @@ _FORM = {
     responses=answers(FileAnswer, errors=(400, 404, 413, 415, 503)),
     openapi_extra=_FORM,
 )
-async def upload_file(request: Request, serving: ServingDep, batches: BatchesDep) -> Response:
+async def upload_file(request: Request, serving: AnyServingDep, batches: BatchesDep) -> Response:
     """Keep a file of requests, one a line."""
     await batches.storage()
     _check_sender(request, serving)
@@ -109,7 +109,7 @@ async def _keep(request: Request, batches: Batches) -> Any:
         await form.close()
 
 
-def _check_sender(request: Request, serving: Serving) -> None:
+def _check_sender(request: Request, serving: AnyServing) -> None:
     """Browsers send forms across sites without asking first: a page could fill the disk of its
     reader's machine. Raises `InvalidRequest`.
     """

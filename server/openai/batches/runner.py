@@ -14,8 +14,8 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack
 
 import msgspec
 
-from ...engine.client import EngineClient
 from ...engine.state import EngineState
+from ...engine.supervisor import EngineSupervisor
 from .in_process import InProcessAnswer
 from .lines import Line, answer_line, answered_ids, check_lines, error_line, read_lines
 from .records import BatchRecord, FileRecord, RequestCounts, Status, fault
@@ -52,7 +52,12 @@ class BatchRun:
     """One batch on its way. `ask`: makes a request of a path and a JSON body."""
 
     def __init__(
-        self, record: BatchRecord, storage: Storage, disk: Disk, engine: EngineClient, ask: Ask
+        self,
+        record: BatchRecord,
+        storage: Storage,
+        disk: Disk,
+        engine: EngineSupervisor[Any],
+        ask: Ask,
     ) -> None:
         self._record, self._storage, self._disk = record, storage, disk
         self._engine, self._ask = engine, ask
@@ -137,7 +142,7 @@ class BatchRun:
         """Requests that the engine runs at once; 1 where it does not get ready."""
         while self._engine.info is None and not self._is_over:
             await asyncio.sleep(_LOOK)
-        return 1 if self._engine.info is None else self._engine.info.max_running_requests
+        return int(self._engine.info.max_running_requests) if self._engine.info is not None else 1
 
     async def _work(self, lines: _Lines, most: int) -> None:
         while (line := await lines.next()) is not None:

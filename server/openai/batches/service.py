@@ -8,14 +8,15 @@ import secrets
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import IO, Annotated, TypeVar, TypeVarTuple, Unpack
+from typing import IO, Annotated, Any, TypeVar, TypeVarTuple, Unpack
 
 from fastapi import Depends, FastAPI
 from starlette.requests import Request
 
 from ....runtime.kept_folder import kept_folder
+from ...config import BatchServerConfig
+from ...engine.supervisor import EngineSupervisor
 from ...errors import InvalidRequest, NotFound, Unavailable
-from ...state import Serving
 from .in_process import InProcessAnswer, post
 from .records import BatchRecord, FileRecord, Status
 from .runner import BatchRun
@@ -37,8 +38,10 @@ class Batches:
     there: what an earlier server left then goes on.
     """
 
-    def __init__(self, app: FastAPI, serving: Serving) -> None:
-        self._app, self._serving = app, serving
+    def __init__(
+        self, app: FastAPI, engine: EngineSupervisor[Any], config: BatchServerConfig
+    ) -> None:
+        self._app, self._engine, self._config = app, engine, config
         self._opened: Storage | None = None
         self._turn = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -67,7 +70,7 @@ class Batches:
     @property
     def _folder(self) -> Path | None:
         """None where there shall be none."""
-        config = self._serving.config
+        config = self._config
         if config.batch_dir == OFF:
             return None
         if config.batch_dir != AUTO:
@@ -101,7 +104,7 @@ class Batches:
         return self._opened
 
     def _open(self, folder: Path) -> Storage:
-        return self._opened or Storage(folder, self._serving.config.batch_storage * 2**20)
+        return self._opened or Storage(folder, self._config.batch_storage * 2**20)
 
     async def disk(self, work: Callable[[Unpack[A]], T], *args: *A) -> T:
         """`work(*args)` in a thread, one at a time."""
@@ -220,12 +223,12 @@ class Batches:
             self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        storage, serving = await self.storage(), self._serving
-        ask = partial(self._ask, serving.config.api_key)
+        storage = await self.storage()
+        ask = partial(self._ask, self._config.api_key)
         while waiting := [each for each in storage.batches.values() if not each.has_ended]:
             # Who is cancelled does not wait for its turn.
             waiting.sort(key=lambda each: each.status is not Status.CANCELLING)
-            await BatchRun(waiting[0], storage, self.disk, serving.engine, ask).run()
+            await BatchRun(waiting[0], storage, self.disk, self._engine, ask).run()
             if not waiting[0].has_ended:
                 return  # the server ends
 

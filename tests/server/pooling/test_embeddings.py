@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from batch_fixtures import create, ended, lines_of, upload
 from declared import check_answer
 from http_fixtures import error_of
+from openai.types import CreateEmbeddingResponse
 from pooling_here import PoolingHere, client_here, load
 from tiny_encoders import make_tiny_encoder, write_modules
 
@@ -176,3 +180,18 @@ async def test_a_client_that_leaves_is_computed_no_further(
         await waiting
     assert not engine.scheduler.has_work and engine.scheduler.stats().running_requests == 0
     assert "num_aborted_requests_total" in (await client.get("/metrics")).text
+
+
+async def test_vectors_are_of_the_openai_clients_types_also_in_batches(
+    model: PoolingModel, tmp_path: Path
+) -> None:
+    client, _ = client_here(model, max_queued_requests=3, batch_dir=str(tmp_path))
+    async with client:
+        whole = (await client.post(PATH, json={"input": TEXT})).json()
+        found = CreateEmbeddingResponse.model_validate_json(json.dumps(whole), strict=True)
+        assert found.model_extra == {} or found.model_extra is None
+        asked = {"custom_id": "a", "method": "POST", "url": PATH, "body": {"input": TEXT}}
+        batch = await create(client, await upload(client, [asked]), endpoint=PATH)
+        told = await ended(client, batch["id"])
+        (answer,) = await lines_of(client, told["output_file_id"])
+    assert answer["response"]["body"]["data"] == whole["data"]
