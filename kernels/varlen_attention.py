@@ -17,6 +17,10 @@ import torch.nn.functional as F
 from .attention import AttentionMetadata, KVLayout
 from .paged_attention import weigh
 
+_SHORT, _PADDING = 32, 1.5
+"""Sequences are padded to one length that is at most this, or if that gives so many times as many
+tokens at most.
+"""
 _BLOCK = 256
 """Queries of a sliding window that are computed at once: of the keys, only those that they see."""
 
@@ -48,13 +52,75 @@ def equal_runs(lengths: Sequence[int]) -> list[Run]:
     return runs
 
 
-class VarlenAttention:
-    """An `AttentionBackend` that keeps nothing: one call of `scaled_dot_product_attention` for all
-    sequences of a length, so sort them. Every token of a sequence is new.
+class Group(NamedTuple):
+    """Neighbouring sequences of about one length that are padded to the longest, in attention
+    alone.
+
+    `rows` [n, L]: where the tokens of each lie, 0 behind its end. `seen` [n, 1, 1, L]: what is no
+    padding. `back`: where the tokens of the step lie in [n * L].
     """
 
-    def plan(self, metadata: AttentionMetadata, page_size: int) -> list[Run]:
-        return equal_runs(metadata.query_lens)
+    start: int
+    stop: int
+    rows: torch.Tensor
+    seen: torch.Tensor
+    back: torch.Tensor
+
+
+class VarlenPlan:
+    """What the layers of a step share: the sequences by their lengths, and what is padded."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.runs = equal_runs(lengths)
+        self.longest = max(lengths)
+        self._groups: list[Run | Group] | None = None
+
+    def groups(self, device: torch.device) -> list[Run | Group]:
+        """Few calls for many lengths: each costs more than the padding of short sequences."""
+        if self._groups is None:
+            self._groups = [
+                part[0] if len(part) == 1 else _padded(part, device) for part in _alike(self.runs)
+            ]
+        return self._groups
+
+
+def _alike(runs: Sequence[Run]) -> list[list[Run]]:
+    """Neighbouring runs to be padded to one length."""
+    parts: list[list[Run]] = []
+    for run in runs:
+        if parts:
+            both = [*parts[-1], run]
+            longest = max(each.length for each in both)
+            padded = longest * sum(each.number for each in both)
+            if longest <= _SHORT or padded <= _PADDING * sum(
+                each.number * each.length for each in both
+            ):
+                parts[-1] = both
+                continue
+        parts.append([run])
+    return parts
+
+
+def _padded(runs: Sequence[Run], device: torch.device) -> Group:
+    lengths = torch.tensor([run.length for run in runs for _ in range(run.number)])
+    places = torch.arange(int(lengths.max()))
+    seen = places < lengths[:, None]
+    firsts = lengths.cumsum(0) - lengths
+    rows = torch.where(seen, firsts[:, None] + places, 0)
+    back = seen.flatten().nonzero()[:, 0]
+    return Group(
+        runs[0].start, runs[-1].stop, rows.to(device), seen[:, None, None].to(device),
+        back.to(device),
+    )  # fmt: skip
+
+
+class VarlenAttention:
+    """An `AttentionBackend` that keeps nothing: `scaled_dot_product_attention` of sequences of
+    about one length at once, so sort them. Every token of a sequence is new.
+    """
+
+    def plan(self, metadata: AttentionMetadata, page_size: int) -> VarlenPlan:
+        return VarlenPlan(metadata.query_lens)
 
     def run(
         self,
@@ -68,23 +134,44 @@ class VarlenAttention:
         layout: KVLayout,
     ) -> None:
         """Write attention of q [T, H, D] over k [T, K, D] and v [T, K, E] into out [T, H, E]."""
-        for run in plan:
-            parts = tuple(run.sequences(each).transpose(1, 2) for each in (q, k, v))
-            target = run.sequences(out)
-            if layout.is_plain and (layout.window is None or layout.window >= run.length):
-                target.copy_(_attend(parts, layout, causal=layout.causal).transpose(1, 2))
+        slides = layout.window is not None and layout.window < plan.longest
+        if slides or not layout.is_plain:
+            for run in plan.runs:
+                _slide(_parts(run, q, k, v), run.sequences(out), layout, layout.window)
+            return
+        for group in plan.groups(q.device):
+            if isinstance(group, Run):
+                attended = _attend(_parts(group, q, k, v), layout, causal=layout.causal)
+                group.sequences(out).copy_(attended.transpose(1, 2))
             else:
-                _slide(parts, target, layout, layout.window or run.length)
+                _attend_padded(group, (q, k, v), out, layout)
+
+
+def _parts(run: Run, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(run.sequences(each).transpose(1, 2) for each in tensors)
+
+
+def _attend_padded(
+    group: Group, tensors: tuple[torch.Tensor, ...], out: torch.Tensor, layout: KVLayout
+) -> None:
+    own = slice(group.start, group.stop)
+    parts = tuple(each[own][group.rows].transpose(1, 2) for each in tensors)
+    # What is padded stands behind all that a causal query sees.
+    mask = None if layout.causal else group.seen
+    attended = _attend(parts, layout, mask=mask, causal=layout.causal).transpose(1, 2)
+    torch.index_select(attended.flatten(0, 1), 0, group.back, out=out[own])
 
 
 def _slide(
-    parts: tuple[torch.Tensor, ...], target: torch.Tensor, layout: KVLayout, window: int
+    parts: tuple[torch.Tensor, ...], target: torch.Tensor, layout: KVLayout, window: int | None
 ) -> None:
     """The same with a sliding window, or with scores that are no plain ones: q, k, v [n, heads, L,
     ...] into target [n, L, H, E].
     """
     q, k, v = parts
-    length, ahead = q.shape[2], 0 if layout.causal else window - 1
+    length = q.shape[2]
+    window = length if window is None else min(window, length)
+    ahead = 0 if layout.causal else window - 1
     places = torch.arange(length, device=q.device)
     for begin in range(0, length, _BLOCK):
         end = min(begin + _BLOCK, length)

@@ -27,7 +27,11 @@ KNOWS = {
 WEB_STACK = {"fastapi", "starlette", "uvicorn", "pydantic"}
 WIRE = {"msgspec", "zmq"}
 WIRE_MODULES = {"runtime/engine/ipc.py", "runtime/engine/process.py"}
-SERVING = {"piecework.runtime.engine.text_process", "piecework.runtime.llm"}
+SERVING = {
+    "piecework.runtime.engine.text_process",
+    "piecework.runtime.pooling.engine_process",
+    "piecework.runtime.llm",
+}
 MAKERS = {"piecework.compilation.piece_maker", "piecework.runtime.graphs.compile_pieces"}
 """What traces and compiles language models, which no process does that serves one."""
 MAX_FILE_LINES = 400

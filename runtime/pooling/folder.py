@@ -143,10 +143,10 @@ def _read(root: Path, modules: list[tuple[str, Path]], *, sentence: bool) -> Poo
         raise ValueError(
             f"{file}: quantised weights are for text generation; take a checkpoint of 16 or 32 bits"
         )
-    settings: dict[str, Any] = next(
-        (read_json(root / each) for each in _TRANSFORMER_FILES if (root / each).is_file()), {}
-    )
-    longest = settings.get("max_seq_length")
+    settings = next(filter(None, (_object(root / each) for each in _TRANSFORMER_FILES)), {})
+    tokenizer = _object(root / "tokenizer_config.json")
+    longest = settings.get("max_seq_length", tokenizer.get("model_max_length"))
+    kinds = tokenizer.get("model_input_names")
     common: dict[str, Any] = {
         "path": root,
         "content": content,
@@ -154,7 +154,7 @@ def _read(root: Path, modules: list[tuple[str, Path]], *, sentence: bool) -> Poo
         "decoder": decoder,
         "max_length": longest if type(longest) is int and longest > 0 else None,
         "lower_case": bool(settings.get("do_lower_case", False)),
-        "tells_pairs": _tells_pairs(root / "tokenizer_config.json"),
+        "tells_pairs": kinds is None or "token_type_ids" in kinds,
     }
     if name.endswith(CLASSIFIER):
         if (labels := label_count(content)) != 1:
@@ -215,15 +215,15 @@ def _dense(folder: Path) -> Dense:
     return Dense(folder, *sizes, bool(config.get("bias", True)), activation)
 
 
-def _tells_pairs(file: Path) -> bool:
-    names = read_json(file).get("model_input_names") if file.is_file() else None
-    return names is None or "token_type_ids" in names
+def _object(file: Path) -> Mapping[str, Any]:
+    """What a file holds; nothing where there is none."""
+    content: Mapping[str, Any] = read_json(file) if file.is_file() else {}
+    return content
 
 
 def _classifier_activation(root: Path, content: Mapping[str, Any]) -> str:
     """As sentence-transformers' CrossEncoder finds it, by the version that wrote the folder."""
-    file = root / "config_sentence_transformers.json"
-    newest = read_json(file) if file.is_file() else {}
+    newest = _object(root / "config_sentence_transformers.json")
     said = (
         (content.get("sentence_transformers") or {}).get("activation_fn")
         or content.get("sbert_ce_default_activation_function")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from scripted_server import ScriptedServer
+from tiny_encoders import make_tiny_encoder
 
 from piecework.cli.bench import add_measurements
 from piecework.cli.flags import ArgumentParser
@@ -321,3 +322,12 @@ def test_an_interrupt_ends_it_at_once(server: ScriptedServer) -> None:
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=10)
     assert process.returncode == 130 and b"Traceback" not in error
+
+
+def test_embeddings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_tiny_encoder(tmp_path, "bert")
+    result = tmp_path / "result.json"
+    flags = ["--batch-size", "3", "--rounds", "1", "--no-peer", "--json", str(result)]
+    assert bench("embeddings", "--model-path", str(folder), *flags) == 0
+    assert "| piecework | " in capsys.readouterr().out
+    assert json.loads(result.read_text())["texts_per_second"]["piecework"] > 0

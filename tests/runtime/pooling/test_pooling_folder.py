@@ -62,6 +62,37 @@ def test_a_classifiers_activation_is_the_folders(
     assert read_folder(path).activation == activation
 
 
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"tokenizer_config.json": {"model_max_length": 40}}, 40),
+        (
+            {
+                "tokenizer_config.json": {"model_max_length": 40},
+                "sentence_bert_config.json": {"max_seq_length": 20},
+            },
+            20,
+        ),
+        (
+            {
+                "tokenizer_config.json": {"model_max_length": 40},
+                "sentence_bert_config.json": {"transformer_task": "feature-extraction"},
+            },
+            40,
+        ),
+    ],
+    ids=["none", "tokenizer", "version 2", "version 6"],
+)
+def test_the_longest_text_is_where_each_version_of_sentence_transformers_writes_it(
+    tmp_path: Path, files: dict[str, Any], expected: int | None
+) -> None:
+    path = write(tmp_path, "BertModel")
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    assert read_folder(path).max_length == expected
+
+
 @pytest.mark.parametrize("broken", ["nothing", "[1]", '{"architectures": 3}', "{", "[]", '"x"'])
 def test_a_folder_of_whatever_is_no_embedder_and_said_to_be_none(
     tmp_path: Path, broken: str

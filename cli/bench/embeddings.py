@@ -1,0 +1,51 @@
+"""`piecework bench embeddings`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ...runtime.config import DTYPES
+from .flags import add_flag, add_json, add_measurement, given, positive
+
+_TEXT = """\
+How many texts a second become vectors, tokenised and computed as one batch in this process, beside
+sentence-transformers, which must be installed. Both take turns; the least time of each counts.
+"""
+_EXAMPLES = """\
+examples:
+  %(prog)s /path/to/all-MiniLM-L6-v2
+  %(prog)s /path/to/all-MiniLM-L6-v2 --batch-size 128 --words 100 --no-peer
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = add_measurement(
+        subparsers,
+        "embeddings",
+        "texts a second through an embedder, beside sentence-transformers; needs no server",
+        _TEXT,
+        _EXAMPLES,
+        _run,
+    )
+    parser.add_model_argument()
+    parser.add_argument(
+        "--model-path", metavar="PATH", default=argparse.SUPPRESS, help="an embedder's folder"
+    )
+    add_flag(parser, "--dtype", "default: auto, as stored", choices=DTYPES)
+    add_flag(parser, "--batch-size N", "texts; default: 32", positive)
+    add_flag(parser, "--words N", "most words of a text; default: 24", positive)
+    add_flag(parser, "--rounds N", "batches of each side; default: 20", positive)
+    add_flag(parser, "--num-threads N", "compute threads; default: one a core", positive)
+    parser.add_argument(
+        "--no-peer", dest="peer", action="store_false", help="without sentence-transformers"
+    )
+    add_json(parser)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from ...bench.embeddings import EmbeddingsSettings, run
+    from ...bench.report import Report
+
+    chosen = {name: value for name, value in vars(arguments).items() if value is not None}
+    return run(given(EmbeddingsSettings, argparse.Namespace(**chosen)), Report(arguments.json))
