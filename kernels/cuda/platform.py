@@ -141,8 +141,6 @@ class CudaPlatform(Platform):
             return None
         if layout.key_size != layout.value_size:
             return f"{name} takes values as long as keys"
-        if not layout.is_plain:
-            return f"{name} computes no soft caps or sinks of scores, torch does"
         if name != "flashinfer" or (reason := obstacle(layout)) is not None:
             return reason if name == "flashinfer" else None
         request = {

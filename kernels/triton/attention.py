@@ -230,6 +230,17 @@ class _Layer(NamedTuple):
         return self.layout.scale * self.layout.k_scale * math.log2(math.e)
 
     @property
+    def bounds(self) -> tuple[float, torch.Tensor]:
+        """The soft cap, for exponents of base 2, and the sinks; kernels are told which there is."""
+        cap, sinks = self.layout.softcap, self.layout.sinks
+        return (cap or 0.0) * math.log2(math.e), self.q if sinks is None else sinks
+
+    @property
+    def kinds(self) -> dict[str, bool]:
+        layout = self.layout
+        return {"CAPPED": layout.softcap is not None, "SINKS": layout.sinks is not None}
+
+    @property
     def caches(self) -> tuple[torch.Tensor, ...]:
         return (
             *(self.keys.numbers, self.values.numbers),
@@ -301,11 +312,11 @@ def _prefill(layer: _Layer, blocks: Blocks) -> None:
     tiles = _tiles(plan, block_m // group_pad)
     prefill_kernel[(len(tiles), layer.layout.num_kv_heads)](
         layer.q, *layer.out[:2], *layer.caches, tiles, plan.query_starts, plan.seq_lens,
-        plan.block_table, *layer.strides, layer.scale, layer.layout.v_scale, GROUP=layer.group,
-        GROUP_PAD=group_pad, HEAD=head_size, BLOCK_M=block_m, BLOCK_N=blocks.keys,
-        BLOCK_D=layer.head_block, PAGE=plan.page_size, WINDOW=layer.window, PRECISION="ieee",
-        KIND=_KINDS[layer.layout.cache_dtype], QUANTIZED=layer.out.digits,
-        num_warps=8 if block_m >= 128 else 4, num_stages=2,
+        plan.block_table, *layer.strides, layer.scale, layer.layout.v_scale, *layer.bounds,
+        GROUP=layer.group, GROUP_PAD=group_pad, HEAD=head_size, BLOCK_M=block_m,
+        BLOCK_N=blocks.keys, BLOCK_D=layer.head_block, PAGE=plan.page_size, WINDOW=layer.window,
+        PRECISION="ieee", KIND=_KINDS[layer.layout.cache_dtype], QUANTIZED=layer.out.digits,
+        **layer.kinds, num_warps=8 if block_m >= 128 else 4, num_stages=2,
     )  # fmt: skip
 
 
@@ -324,10 +335,11 @@ def _decode(layer: _Layer, count: int, blocks: Blocks, splits: int) -> None:
     decode_kernel[(count, layer.layout.num_kv_heads, splits)](
         layer.q, *layer.out[:2], partial, partial_lse, *layer.caches, plan.rows,
         plan.requests, plan.seq_lens, plan.block_table, *layer.strides, layer.scale,
-        layer.layout.v_scale, heads, splits, KIND=_KINDS[layer.layout.cache_dtype],
+        layer.layout.v_scale, *layer.bounds, heads, splits, KIND=_KINDS[layer.layout.cache_dtype],
         GROUP=layer.group, BLOCK_M=max(16, power_of_2(layer.group)), HEAD=head_size,
         BLOCK_N=blocks.keys, BLOCK_D=layer.head_block, PAGE=plan.page_size, WINDOW=layer.window,
-        DIRECT=direct, PRECISION="ieee", QUANTIZED=layer.out.digits, num_warps=4, num_stages=2,
+        DIRECT=direct, PRECISION="ieee", QUANTIZED=layer.out.digits, **layer.kinds, num_warps=4,
+        num_stages=2,
     )  # fmt: skip
     if not direct:
         combine_kernel[(count, heads)](

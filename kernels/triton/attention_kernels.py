@@ -78,6 +78,7 @@ def _attend(
     page_stride,
     slot_stride,
     scale_log2,
+    cap_log2,
     HEAD: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -86,12 +87,14 @@ def _attend(
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
     KIND: tl.constexpr,
+    CAPPED: tl.constexpr,
 ):
     """Take the keys [low, high) into the running sum `total` [M, D] with its `peak` and `weight`
     [M]; `query` [M, D] at `position` [M].
 
     `WINDOW` 0: all keys up to the position. Without `MASKED`, the caller knows that every query
-    sees all these keys and that their number is a multiple of `BLOCK_N`.
+    sees all these keys and that their number is a multiple of `BLOCK_N`. `CAPPED`: scores are held
+    softly below `cap_log2`.
     """
     dim = tl.arange(0, BLOCK_D)
     for first in range(low, high, BLOCK_N):
@@ -109,6 +112,9 @@ def _attend(
             score = (
                 score * tl.load(k_scales + place, mask=inside, other=0.0).to(tl.float32)[None, :]
             )
+        if CAPPED:
+            # cap * tanh(score / cap)
+            score = cap_log2 - 2 * cap_log2 / (tl.exp2(score * (2.885390082 / cap_log2)) + 1)
         if MASKED:
             visible = (key[None, :] <= position[:, None]) & inside[None, :]
             if WINDOW > 0:
@@ -154,7 +160,7 @@ def _store_result(q, out, out_scale, place, result, live, QUANTIZED: tl.constexp
 def prefill_kernel(
     q, out, out_scale, k_cache, v_cache, k_scales, v_scales, tiles, query_starts, seq_lens,
     block_table, q_stride_t, q_stride_h, out_stride_t, out_stride_h, page_stride, slot_stride,
-    head_stride, table_stride, scale_log2, value_scale,
+    head_stride, table_stride, scale_log2, value_scale, cap_log2, sinks,
     GROUP: tl.constexpr,
     GROUP_PAD: tl.constexpr,
     HEAD: tl.constexpr,
@@ -166,6 +172,8 @@ def prefill_kernel(
     PRECISION: tl.constexpr,
     KIND: tl.constexpr,
     QUANTIZED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    SINKS: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, kv head): `BLOCK_M / GROUP_PAD` tokens of one request, each with its GROUP
     heads, over all keys before them.
@@ -209,16 +217,20 @@ def prefill_kernel(
     total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
+    if SINKS:
+        # The first score, which has no value.
+        peak = tl.load(sinks + head, mask=row % GROUP_PAD < GROUP, other=0.0) * 1.442695041
+        weight += 1.0
     if WINDOW == 0:
         total, peak, weight = _attend(
             total, peak, weight, query, position, k_head, v_head, k_scales, v_scales, pages, low,
-            clear, page_stride, slot_stride, scale_log2, HEAD, BLOCK_D, BLOCK_N, PAGE, WINDOW,
-            False, PRECISION, KIND,
+            clear, page_stride, slot_stride, scale_log2, cap_log2, HEAD, BLOCK_D, BLOCK_N, PAGE,
+            WINDOW, False, PRECISION, KIND, CAPPED,
         )  # fmt: skip
     total, peak, weight = _attend(
         total, peak, weight, query, position, k_head, v_head, k_scales, v_scales, pages, clear,
-        high, page_stride, slot_stride, scale_log2, HEAD, BLOCK_D, BLOCK_N, PAGE, WINDOW, True,
-        PRECISION, KIND,
+        high, page_stride, slot_stride, scale_log2, cap_log2, HEAD, BLOCK_D, BLOCK_N, PAGE, WINDOW,
+        True, PRECISION, KIND, CAPPED,
     )  # fmt: skip
     result = total * value_scale / tl.where(weight == 0.0, 1.0, weight)[:, None]
     place = step_row[:, None] * out_stride_t + head[:, None] * out_stride_h + dim[None, :]
@@ -229,7 +241,8 @@ def prefill_kernel(
 def decode_kernel(
     q, out, out_scale, partial, partial_lse, k_cache, v_cache, k_scales, v_scales, rows, requests,
     seq_lens, block_table, q_stride_t, q_stride_h, out_stride_t, out_stride_h, page_stride,
-    slot_stride, head_stride, table_stride, scale_log2, value_scale, num_heads, num_splits,
+    slot_stride, head_stride, table_stride, scale_log2, value_scale, cap_log2, sinks, num_heads,
+    num_splits,
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     HEAD: tl.constexpr,
@@ -241,6 +254,8 @@ def decode_kernel(
     PRECISION: tl.constexpr,
     KIND: tl.constexpr,
     QUANTIZED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    SINKS: tl.constexpr,
 ):  # fmt: skip
     """Program (decode, kv head, split): one token with its GROUP heads over the split's share of
     the keys.
@@ -274,11 +289,15 @@ def decode_kernel(
     total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
+    if SINKS:
+        sink = tl.load(sinks + head, mask=row < GROUP, other=0.0) * 1.442695041
+        peak = tl.where(split == 0, sink, peak)
+        weight += tl.where(split == 0, 1.0, 0.0)
     total, peak, weight = _attend(
         total, peak, weight, query, position, k_cache + kv_head * head_stride,
         v_cache + kv_head * head_stride, k_scales + kv_head * PAGE, v_scales + kv_head * PAGE,
         block_table + request * table_stride, low, high, page_stride, slot_stride, scale_log2,
-        HEAD, BLOCK_D, BLOCK_N, PAGE, 0, True, PRECISION, KIND,
+        cap_log2, HEAD, BLOCK_D, BLOCK_N, PAGE, 0, True, PRECISION, KIND, CAPPED,
     )  # fmt: skip
     weight = tl.where(weight == 0.0, 1.0, weight)
     result = total * value_scale / weight[:, None]

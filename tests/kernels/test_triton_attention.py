@@ -4,6 +4,8 @@ interpreter.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from piecework.kernels import cache_format, reference
 from piecework.kernels.attention import AttentionMetadata, GraphAttention, QuantizedAttention
 from piecework.kernels.cache_format import CACHE_DTYPES
 from piecework.kernels.cuda import platform as cuda_platform
+from piecework.kernels.paged_attention import TorchAttention
 from piecework.kernels.triton.attention import Blocks, TritonAttention
 
 SMALL = Blocks(16, 16)
@@ -63,6 +66,37 @@ def test_it_equals_the_definition(
     assert close(out, step.expected(window))
     keys, values = step.stored()
     assert torch.equal(keys, step.new(step.keys)) and torch.equal(values, step.new(step.values))
+
+
+@settings(max_examples=5)
+@given(
+    lens=st.lists(
+        st.tuples(st.one_of(st.just(1), st.integers(1, 20)), st.integers(0, 30)),
+        min_size=1,
+        max_size=3,
+    ),
+    group=st.sampled_from([1, 3]),
+    window=st.sampled_from([None, 5]),
+    splits=st.sampled_from([1, 4]),
+    softcap=st.sampled_from([None, 0.5, 30.0]),
+    sink=st.sampled_from([None, -1e4, 1.0, 1e4]),
+)
+def test_soft_caps_and_sinks_are_plain_torch_s(
+    lens: list[tuple[int, int]],
+    group: int,
+    window: int | None,
+    splits: int,
+    softcap: float | None,
+    sink: float | None,
+) -> None:
+    step = Step(
+        lens, page_size=3, heads=2 * group, kv_heads=2, head_size=16, seed=len(lens), device=DEVICE
+    )
+    sinks = None if sink is None else sink + torch.arange(2 * group, device=DEVICE) / 4
+    step.heads = replace(step.heads, softcap=softcap, sinks=sinks)
+    out = step.run(TritonAttention(blocks=SMALL, num_splits=splits), window=window)
+    expected = step.run(TorchAttention(), window=window)
+    assert torch.allclose(out, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("cache", CACHE_DTYPES.values(), ids=CACHE_DTYPES)
