@@ -108,7 +108,7 @@ class Answer:
             "tools": [tool.shown() for tool in body.tools],
             "top_logprobs": body.top_logprobs,
             "top_p": body.top_p,
-            "truncation": "disabled",
+            "truncation": body.truncation,
             "usage": None if self.status in LIVE else self._usage(),
             "user": body.user,
         }

@@ -151,7 +151,7 @@ class ResponseAnswer(Answer):
     tools: list[ResponseTool]
     top_logprobs: int
     top_p: float
-    truncation: Literal["disabled"]
+    truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None
     user: str | None
 

@@ -10,6 +10,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from ...errors import InvalidRequest, from_validation
+from ...state import Serving
+from ..conversation import Conversation, begin
 from ..protocol import ChatCompletionRequest
 from .items import Item, messages_of
 from .protocol import ResponsesRequest, TextFormat, ToolChoice
@@ -62,6 +64,46 @@ def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> ChatCompletionRequ
             return ChatCompletionRequest.model_validate(fields)
         except ValidationError as error:
             raise from_validation(error.errors()) from None
+
+
+async def begin_within(
+    serving: Serving, body: ResponsesRequest, items: Sequence[Item], response_id: str, *, size: int
+) -> Conversation:
+    """What the engine is to be asked; with `truncation` "auto" of the last turns that fit, and of
+    what the system and the developer say. Raises as `begin` does.
+
+    `size`: bytes of the body that it came in.
+    """
+
+    async def begun(kept: Sequence[Item]) -> Conversation | None:
+        try:
+            with wire_names():
+                return await begin(serving, chat_of(body, kept), response_id, size=size)
+        except InvalidRequest as error:
+            if body.truncation != "auto" or error.code != "context_length_exceeded":
+                raise
+            too_long.append(error)
+            return None
+
+    too_long: list[InvalidRequest] = []
+    if (found := await begun(items)) is not None:
+        return found
+    turns = [place for place, item in enumerate(items) if place and item.get("role") == "user"]
+    first, end = 0, len(turns)
+    while first < end:
+        middle = (first + end) // 2
+        if (fitting := await begun(_from(items, turns[middle]))) is not None:
+            found, end = fitting, middle
+        else:
+            first = middle + 1
+    if found is None:
+        raise too_long[-1]
+    return found
+
+
+def _from(items: Sequence[Item], place: int) -> list[Item]:
+    said = [item for item in items[:place] if item.get("role") in ("system", "developer")]
+    return [*said, *items[place:]]
 
 
 def _check_calls(items: Sequence[Item]) -> None:

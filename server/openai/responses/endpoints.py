@@ -14,10 +14,10 @@ from ...errors import NotFound
 from ...http.body import JsonRequest, JsonRoute
 from ...sse import EventStream
 from ...state import ServingDep, json_response
-from ..conversation import begin, chat_prompt
+from ..conversation import chat_prompt
 from .answer import RESPONSE_ID, Answer, new_id
 from .answers import DeletedResponse, InputItems, InputTokenCount, ResponseAnswer, ResponseEvent
-from .chat import chat_of, wire_names
+from .chat import begin_within, chat_of, wire_names
 from .items import Item, item_id
 from .protocol import ResponsesRequest
 from .service import Responses
@@ -47,8 +47,7 @@ async def create_response(
     """Answer a conversation of items."""
     response_id = new_id()
     own, items = await _context(body, responses, response_id)
-    with wire_names():
-        conversation = await begin(serving, chat_of(body, items), response_id, size=request.size)
+    conversation = await begin_within(serving, body, items, response_id, size=request.size)
     is_stored = body.store and responses.keeps
     answer = Answer(
         serving, body, response_id, conversation, is_stored=is_stored, size=request.size

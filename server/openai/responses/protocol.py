@@ -232,7 +232,10 @@ class ResponsesRequest(WireModel):
     prompt_cache_key: str | None = None
     service_tier: Annotated[str | None, Field(description="there is one: without effect")] = None
 
-    truncation: Annotated[Any, only("disabled", remedy="shorten the input")] = None
+    truncation: Annotated[
+        Literal["auto", "disabled"],
+        Field(description="auto: where all turns do not fit, the first ones are left out"),
+    ] = "disabled"
     conversation: Annotated[Any, only(remedy="send previous_response_id instead")] = None
     prompt: Annotated[Any, only(remedy="send its text in instructions and input")] = None
     context_management: Unsupported = None

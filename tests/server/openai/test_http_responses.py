@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -265,7 +266,7 @@ def test_a_client_that_leaves_ends_its_response(
         ),
         ({"conversation": "conv_1"}, "conversation", "previous_response_id"),
         ({"prompt": {"id": "x"}}, "prompt", "instructions"),
-        ({"truncation": "auto"}, "truncation", "shorten"),
+        ({"truncation": "auto", "input": "x " * 2000}, "input", "Shorten input"),
         ({"reasoning": {"effort": "much"}}, "reasoning.effort", "low"),
         ({"metadata": {"a": "b" * 513}}, "metadata.a", "512"),
         ({"include": ["all"]}, "include[0]", "logprobs"),
@@ -287,6 +288,25 @@ def test_what_cannot_be_is_refused_with_a_remedy(
     with pytest.raises(openai.BadRequestError) as caught:
         client.post("/responses", body=asked, cast_to=object)
     assert caught.value.param == param and told in str(caught.value), str(caught.value)
+
+
+@pytest.mark.parametrize("turns", [3, 200])
+def test_truncation_leaves_out_the_first_turns(
+    client: openai.OpenAI, engine: ScriptedEngine, turns: int
+) -> None:
+    said = [f"{number} {'x' * 10}" for number in range(turns)]
+    items: Any = [{"role": "developer", "content": "Be kind."}]
+    for text in said:
+        items += [{"role": "user", "content": text}, {"role": "assistant", "content": "y"}]
+    asked: Any = {"model": MODEL, "truncation": "auto", "max_output_tokens": 24}
+    answer = strict(client.responses.create(input=items, **asked))
+    assert answer.truncation == "auto"
+    kept = re.findall(r"\|(\d+) x", prompt(engine))
+    assert prompt(engine).startswith(f"[|Be kind.][|{kept[0]} x")
+    assert [int(number) for number in kept] == list(range(turns))[-len(kept) :]
+    one = len(engine.tokenizer.encode(f"[|{said[-1]}][|y]", add_special_tokens=False))
+    left = 1024 - 24 - len(engine.requests[-1].prompt_ids)
+    assert len(kept) == turns or 0 <= left < one
 
 
 def test_what_is_passed_on_is_known_to_chats() -> None:
