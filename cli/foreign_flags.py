@@ -16,7 +16,6 @@ _ONE_DEVICE = "this version runs on one device"
 _ONE_VALUE = {
     ("--pipeline-parallel-size", "--pp-size", "--pp", "-pp"): (("1",), _ONE_DEVICE),
     ("--data-parallel-size", "--dp-size", "--dp", "-dp"): (("1",), _ONE_DEVICE),
-    ("--expert-parallel-size", "--ep-size", "--ep"): (("1",), _ONE_DEVICE),
     ("--tokenizer-mode",): (("auto",), "there is one kind of tokenizer"),
     ("--schedule-policy", "--scheduling-policy"): (
         ("fcfs",),

@@ -11,7 +11,7 @@ from typing import Any
 from ..compilation.passes.config import PassConfig as PassConfig
 from ..compilation.sizes import parse_list, parse_sizes
 from ..kernels.cpu.core_lists import check_lists
-from .distributed.nodes import check_nodes
+from .distributed.nodes import check_experts, check_nodes
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEVICES = ("auto", "cuda", "npu", "cpu")
@@ -45,17 +45,10 @@ DIST_TIMEOUT = 120.0
 MEMORY = "memory and batching"
 GRAPHS = "pieces and graphs"
 _POSITIVE = (
-    "context_length",
-    "max_total_tokens",
-    "page_size",
-    "max_running_requests",
-    "chunked_prefill_size",
-    "num_threads",
-    "tp_size",
-    "nnodes",
-    "piecewise_cuda_graph_max_tokens",
-    "cuda_graph_max_bs",
-)
+    "context_length", "max_total_tokens", "page_size", "max_running_requests",
+    "chunked_prefill_size", "num_threads", "tp_size", "ep_size", "nnodes",
+    "piecewise_cuda_graph_max_tokens", "cuda_graph_max_bs",
+)  # fmt: skip
 _CHOICES = {
     "dtype": DTYPES,
     "device": DEVICES,
@@ -117,8 +110,7 @@ class EngineConfig:
     attention_backend: str = option(
         "auto",
         "what computes attention; auto: on a GPU flashinfer, where it is installed and takes the "
-        "model, else triton; ascend on an NPU; "
-        "native (compiled C++) on a CPU; else torch",
+        "model, else triton; ascend on an NPU; native (compiled C++) on a CPU; else torch",
         group=MODEL,
         choices=ATTENTION_BACKENDS,
     )
@@ -147,6 +139,12 @@ class EngineConfig:
         1,
         "tensor parallelism: how many ranks hold a part of each layer, a process and a device "
         "each; on a CPU they share the cores",
+        group=RANKS,
+        metavar="N",
+    )
+    ep_size: int = option(
+        1,
+        "groups of ranks, each with a part of the experts of a mixture; a divisor of --tp-size",
         group=RANKS,
         metavar="N",
     )
@@ -330,6 +328,7 @@ class EngineConfig:
             if value is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
         check_threads(self.num_threads)
+        check_experts(self.tp_size, self.ep_size)
         check_nodes(self.tp_size, self.nnodes, self.node_rank, self.dist_init_addr)
         if not 1 <= self.dist_timeout < float("inf"):
             raise ValueError(f"--dist-timeout must be at least 1 second, got {self.dist_timeout}")

@@ -17,6 +17,8 @@ SAME: Mapping[str, str] = {
     "block_size": "page_size",
     "tp": "tp_size",
     "tensor_parallel_size": "tp_size",
+    "ep": "ep_size",
+    "expert_parallel_size": "ep_size",
     "enforce_eager": "disable_cuda_graph",
 }
 """A foreign name to ours. What has the same name and meaning, such as SGLang's

@@ -60,6 +60,7 @@ def hello(config: EngineConfig, rank: int) -> Hello:
         "version of torch": version("torch"),
         "model": fingerprint(path, weights=config.load_format != "dummy"),
         "--tp-size": str(config.tp_size),
+        "--ep-size": str(config.ep_size),
         "--nnodes": str(config.nnodes),
     }
     return Hello(config.node_rank, rank, same)

@@ -22,6 +22,14 @@ def check_nodes(tp_size: int, nnodes: int, node_rank: int, address: str | None) 
         split_address(address)
 
 
+def check_experts(tp_size: int, ep_size: int) -> None:
+    """Raises `ValueError` where ranks make no groups for experts."""
+    if tp_size % ep_size:
+        raise ValueError(
+            f"--ep-size {ep_size} must divide --tp-size {tp_size}, whose ranks hold the experts"
+        )
+
+
 def split_address(address: str) -> tuple[str, int]:
     """Host and port of HOST:PORT, or [HOST]:PORT. Raises `ValueError`."""
     host, colon, port = address.rpartition(":")

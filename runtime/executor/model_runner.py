@@ -75,7 +75,7 @@ class ModelRunner:
         self.ranks = ranks
         self.clock = StartClock()
         self.platform: Platform = detect(config.device)
-        self.shard = Shard(ranks.rank, ranks.size, self.platform.cuts_head_groups)
+        self.shard = Shard(ranks.rank, ranks.size, self.platform.cuts_head_groups, config.ep_size)
         place = Place(ranks.local_rank, ranks.local_size, config.cpu_bind)
         self.platform.set_up(config.num_threads, place)
         self.platform.use_device(ranks.local_rank)

@@ -49,15 +49,17 @@ def make_pieces(
     kinds: Kinds = NOTHING_PACKED,
     *,
     ranks: int = 1,
+    ep_size: int = 1,
 ) -> PreparedForward:
     """The model's forward in pieces: from the cache where it is there, else traced and compiled
     into it. Raises `TraceError`.
 
-    `kinds`: the linear layers whose weights are packed; `ranks`: over which the model is split.
+    `kinds`: the linear layers whose weights are packed; `ranks`, `ep_size`: over which the model is
+    split.
     """
     device = maker.platform.device()
     example = [torch.arange(TRACE_TOKENS, device=device), torch.arange(TRACE_TOKENS, device=device)]
-    key = stored_key(model_config, dtype, kinds, ranks=ranks)
+    key = stored_key(model_config, dtype, kinds, ranks=ranks, ep_size=ep_size)
     with torch.no_grad(), progress_bar(desc="compiling pieces", unit=" pieces", leave=False) as bar:
 
         def progress(done: int, total: int) -> None:
@@ -106,9 +108,10 @@ def _compile(job: dict[str, Any]) -> None:
     maker.cache.check_writable()
     kernels = platform.linear_kernels(dtype, platform.attention_backend(config.attention_backend))
     # Any rank's part: all have the same forward.
-    shard = Shard(0, config.tp_size, platform.cuts_head_groups)
+    shard = Shard(0, config.tp_size, platform.cuts_head_groups, config.ep_size)
     model = hollow_model(model_config, dtype, platform.device(), kernels, job["kinds"], shard)
-    make_pieces(maker, model, model_config, dtype, job["kinds"], ranks=config.tp_size)
+    settings = {"ranks": config.tp_size, "ep_size": config.ep_size}
+    make_pieces(maker, model, model_config, dtype, job["kinds"], **settings)
 
 
 if __name__ == "__main__":

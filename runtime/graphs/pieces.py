@@ -48,15 +48,20 @@ def most_tokens(config: ResolvedConfig) -> int:
 
 
 def stored_key(
-    model_config: ModelConfig, dtype: torch.dtype, kinds: Kinds, *, ranks: int = 1
+    model_config: ModelConfig,
+    dtype: torch.dtype,
+    kinds: Kinds,
+    *,
+    ranks: int = 1,
+    ep_size: int = 1,
 ) -> str:
     """Text in which two models differ if their traced forwards do. `kinds`: of the packed linear
-    layers; `ranks`: over which it is split, of which all have the same forward.
+    layers; `ranks`: over which it is split, of which all have the same forward, in
+    `ep_size` groups of experts.
     """
     linears = _digest(json.dumps(dict(kinds), sort_keys=True))
-    return f"{model_key(model_config, dtype)} linears {linears}" + f" split over {ranks}" * (
-        ranks > 1
-    )
+    split = f" split over {ranks}" * (ranks > 1) + f" in {ep_size} groups" * (ep_size > 1)
+    return f"{model_key(model_config, dtype)} linears {linears}{split}"
 
 
 def model_key(model_config: ModelConfig, dtype: torch.dtype) -> str:

@@ -201,7 +201,11 @@ class GraphStartup:
         try:
             store = piece_store(PieceStore, runner.config, runner.platform)
             key = stored_key(
-                runner.model_config, runner.dtype, runner.linear_kinds, ranks=self._ranks.size
+                runner.model_config,
+                runner.dtype,
+                runner.linear_kinds,
+                ranks=self._ranks.size,
+                ep_size=runner.config.ep_size,
             )
             found = yield from store.load(runner.model, key, retry=retry)
         except Exception as error:

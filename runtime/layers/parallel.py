@@ -58,6 +58,9 @@ def split(model: CausalLM, shard: Shard) -> None:
     """Leave the model what `shard` holds. Raises `CannotSplitError`."""
     if shard.size == 1:
         return
+    has_experts = any(isinstance(module, FusedMoE) for module in model.modules())
+    if shard.ep_size > 1 and not has_experts:
+        raise ValueError(f"--ep-size {shard.ep_size}: the model has no experts; leave it out")
     for name, module in list(model.named_modules()):
         for kind, rule in _RULES.items():
             if isinstance(module, kind):
@@ -143,9 +146,9 @@ def _split_mlp(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
 
 
 def _split_experts(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
-    groups, each = shard.ep_size, shard.size // shard.ep_size
+    groups, each = shard.ep_size, max(shard.size // shard.ep_size, 1)
     experts, between = layer.num_experts, layer.down_proj.in_features
-    if experts % groups or between % each:
+    if shard.size % groups or experts % groups or between % each:
         raise CannotSplitError(
             f"{name}: {experts} experts of {between} columns cannot be split over {groups} groups "
             f"of {each} ranks"

@@ -106,9 +106,9 @@ def agree(settings: dict[str, Any]) -> bool:
     )
 
 
-# The file is read when the settings are made: test_api_key.py has it. Nodes go together with ranks:
-# test_nodes.py has them.
-ELSEWHERE = {"api_key_file", "nnodes", "node_rank"}
+# The file is read when the settings are made: test_api_key.py has it. Nodes and groups of
+# experts go together with ranks: test_nodes.py has them.
+ELSEWHERE = {"api_key_file", "nnodes", "node_rank", "ep_size"}
 SETTINGS = st.fixed_dictionaries(
     {}, optional={name: values_of(name) for name in OPTIONS if name not in ELSEWHERE}
 ).filter(agree)
@@ -240,10 +240,11 @@ def test_two_models_are_refused(argv: list[str], capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("name", SAME)
 def test_a_foreign_flag_means_what_its_own_name_means(name: str) -> None:
     own, value = SAME[name], [] if SAME[name] == "disable_cuda_graph" else ["7"]
+    others = ["--tp-size", "7"] * (own == "ep_size")
     assert (
-        parse(f"--{name.replace('_', '-')}", *value)
-        == parse(f"--{own.replace('_', '-')}", *value)
-        != parse()
+        parse(f"--{name.replace('_', '-')}", *value, *others)
+        == parse(f"--{own.replace('_', '-')}", *value, *others)
+        != parse(*others)
     )
     assert f"--{name.replace('_', '-')} " not in make_parser().format_help()
 

@@ -137,6 +137,11 @@ def test_settings_that_do_not_fit_together_are_one_line(
         check_nodes(*settings)
 
 
+def test_groups_of_experts_divide_the_ranks() -> None:
+    with pytest.raises(ValueError, match="--ep-size 3 must divide --tp-size 2"):
+        EngineConfig(tp_size=2, ep_size=3)
+
+
 @pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan")])
 def test_a_time_limit_that_is_none_is_one_line(seconds: float) -> None:
     with pytest.raises(ValueError, match="--dist-timeout must be at least 1 second"):

@@ -92,6 +92,12 @@ def test_ranks_that_have_some_experts_or_columns_say_what_one_process_says(
     assert_alike(by_ranks, answer(load(path)))
 
 
+def test_a_model_without_experts_has_no_groups_of_them(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path)
+    with pytest.raises(ValueError, match="--ep-size 2: the model has no experts; leave it out"):
+        load(path, Shard(0, 2, ep_size=2))
+
+
 def test_pieces_are_the_same_for_all_ranks(tmp_path: Path) -> None:
     """Traced on no rank's weights, found in the cache by each, and right."""
     path = make_tiny_model(tmp_path / "model", "qwen3", tie_word_embeddings=True)
