@@ -49,6 +49,10 @@ class Group(Protocol):
         """The sum of every rank's x: the same bits on every rank, and again in the next run."""
         ...
 
+    def all_reduce_(self, x: torch.Tensor) -> None:
+        """The same, written into x."""
+        ...
+
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """x [R, ...] of every rank, in the order of ranks: [size * R, ...]."""
         ...
@@ -96,6 +100,7 @@ def has_group(name: str) -> bool:
 
 OPS = {
     "all_reduce": ("(Tensor x, str group) -> Tensor", lambda x, group: x.new_empty(x.shape)),
+    "all_reduce_": ("(Tensor(a!) x, str group) -> Tensor(a!)", lambda x, group: x),
     "all_gather": (
         "(Tensor x, str group, int size) -> Tensor",
         lambda x, group, size: x.new_empty(x.shape[0] * size, *x.shape[1:]),
@@ -115,6 +120,13 @@ def _all_reduce(x: torch.Tensor, group: str) -> torch.Tensor:
     return _groups[group].all_reduce(x.contiguous())
 
 
+def _all_reduce_(x: torch.Tensor, group: str) -> torch.Tensor:
+    if x.is_contiguous():
+        _groups[group].all_reduce_(x)
+        return x
+    return x.copy_(_groups[group].all_reduce(x.contiguous()))
+
+
 def _all_gather(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
     return _groups[group].all_gather(x.contiguous())
 
@@ -125,6 +137,7 @@ def _reduce_scatter(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
 
 for _name, _run in (
     ("all_reduce", _all_reduce),
+    ("all_reduce_", _all_reduce_),
     ("all_gather", _all_gather),
     ("reduce_scatter", _reduce_scatter),
 ):
@@ -132,6 +145,10 @@ for _name, _run in (
     _LIBRARY.define(_name + _signature)  # type: ignore[no-untyped-call]
     _LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     _LIBRARY.impl(_name, _meta, "Meta")  # type: ignore[no-untyped-call]
+
+
+IN_PLACE = torch.ops.piecework.all_reduce_.default
+"""The form of `all_reduce` that writes over x."""
 
 
 def all_reduce(x: torch.Tensor, group: str) -> torch.Tensor:
@@ -155,9 +172,12 @@ class TorchGroup:
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         result = x.clone()
-        with self._in("all_reduce"):
-            dist.all_reduce(result, group=self._group)
+        self.all_reduce_(result)
         return result
+
+    def all_reduce_(self, x: torch.Tensor) -> None:
+        with self._in("all_reduce"):
+            dist.all_reduce(x, group=self._group)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         result = x.new_empty(x.shape[0] * self.size, *x.shape[1:])

@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import torch
@@ -66,6 +66,9 @@ class ThreadRanks:
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return _sum(self._collect("all_reduce", x))
 
+    def all_reduce_(self, x: torch.Tensor) -> None:
+        x.copy_(self.all_reduce(x))
+
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat(self._collect("all_gather", x))
 
@@ -104,7 +107,9 @@ class ThreadRanks:
     def close(self, **how: Any) -> None:
         if not self._closed:
             self._closed = True
-            self.tell("end")
+            # The others may have failed meanwhile.
+            with suppress(threading.BrokenBarrierError):
+                self.tell("end")
 
     def told(self, value: T) -> T:
         told: T = self.exchange(value)[0]

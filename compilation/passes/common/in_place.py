@@ -1,18 +1,20 @@
-"""Elementwise ops write over an input that nobody needs any more, instead of into new memory. It
-comes after `lower`, since it is plain torch that has in-place forms, and is for pieces that run as
-they were traced: a compiler that fuses reuses memory itself.
+"""Elementwise ops, and sums over ranks, write over an input that nobody needs any more, instead of
+into new memory. It comes after `lower`, since it is plain torch that has in-place forms, and is for
+pieces that run as they were traced: a compiler that fuses reuses memory itself.
 """
 
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx
 
+from ....kernels import collectives
 from ...split_ops import split_op_name
 from ..context import PassContext
-from ..rewrite import layout, op_name
+from ..rewrite import layout, op_name, our_op
 
 _FORMS = {
     "add": "add_",
@@ -41,6 +43,9 @@ class InPlace:
             piece += split_op_name(node.target) is not None
             pieces[node] = piece
             name = op_name(node)
+            if our_op(node) == "all_reduce" and _may_be_overwritten(node.args[0], node, pieces):
+                node.target = collectives.IN_PLACE
+                count += 1
             if name not in _FORMS or node.kwargs.keys() - {"min", "max"}:
                 continue
             for source in node.args[: 2 if name in _EITHER else 1]:
@@ -53,7 +58,7 @@ class InPlace:
         return count
 
 
-def _may_be_overwritten(source: fx.Node, node: fx.Node, pieces: dict[fx.Node, int]) -> bool:
+def _may_be_overwritten(source: Any, node: fx.Node, pieces: dict[fx.Node, int]) -> bool:
     """Whether `source` ends with `node`, is of the same piece, and fits what `node` gives."""
     return (
         isinstance(source.meta["example_value"], torch.Tensor)

@@ -107,6 +107,9 @@ class SharedMemoryGroup:
         self._run("all_reduce", x, out, x.numel(), self._summed(x))
         return out
 
+    def all_reduce_(self, x: torch.Tensor) -> None:
+        self._run("all_reduce", x, x, x.numel(), self._summed(x))
+
     def all_reduce_norm(
         self, norm: str, x: torch.Tensor, residual: torch.Tensor, *rest: Any
     ) -> tuple[torch.Tensor, ...] | None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import toy_forward  # noqa: F401  (registers split ops)
-from quantized_models import ARCHITECTURES, CONTEXT, run, traced_model
+from quantized_models import ARCHITECTURES, CONTEXT, LAYERS, ours, run, traced_model
 from torch import fx, nn
 from torch.nn import functional as F
 
@@ -20,6 +20,7 @@ from piecework.compilation.passes.manager import PassManager
 from piecework.compilation.torch_private import Trace, trace
 from piecework.kernels import ops
 from piecework.kernels.cpu.platform import CpuPlatform
+from tests.thread_ranks import on_ranks, thread_ranks
 
 IN_PLACE = InPlace()
 
@@ -119,6 +120,22 @@ def test_models_compute_the_same(tmp_path: Path, architecture: str, scheme: str 
     for tokens, wanted in expected.items():
         assert torch.equal(run(found, tokens), wanted)
     assert IN_PLACE(found.graph, CONTEXT) == 0
+
+
+def test_sums_over_ranks_take_no_memory(tmp_path: Path) -> None:
+    found = traced_model(tmp_path, "llama", None, ranks=2)
+
+    def on_all(tokens: int) -> list[torch.Tensor]:
+        with thread_ranks(2) as ranks:
+            return on_ranks(ranks, lambda rank: run(found, tokens, rank))
+
+    expected = {tokens: on_all(tokens) for tokens in (1, 5)}
+    IN_PLACE(found.graph, CONTEXT)
+    left = ours(found.graph)
+    # What the embedding gives is masked, which leaves it to its own.
+    assert left["all_reduce_"] == 2 * LAYERS and left["all_reduce"] == 1
+    for tokens, wanted in expected.items():
+        assert all(torch.equal(*pair) for pair in zip(on_all(tokens), wanted, strict=True))
 
 
 def test_it_is_for_pieces_that_run_as_they_are() -> None:
