@@ -12,7 +12,6 @@ from http_fixtures import error_of
 from scripted_engine import ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
-from piecework.runtime.tokenizer.output_processor import RequestState
 from piecework.server.engine.state import EngineState
 from piecework.server.openai.batches import lines as batch_lines
 from piecework.server.openai.batches import runner
@@ -121,18 +120,6 @@ async def holding(scripted: ScriptedEngine, answered: int) -> None:
     """Wait until so many lines have come and the next ones wait for tokens."""
     while len(scripted.requests) < answered or not scripted.running:
         await asyncio.sleep(0.01)
-
-
-def some_hold(scripted: ScriptedEngine, count: int) -> None:
-    """The first `count` sequences are answered, and others wait for ever."""
-    reply = scripted.tokenizer.encode("Hello there")
-
-    def held(request: RequestState) -> list[int]:
-        place = scripted.requests.index(request)
-        scripted.script.delay = 0.0 if place < count else 3600.0
-        return reply
-
-    scripted.script.reply = held
 
 
 @pytest.mark.parametrize("crash", [False, True])

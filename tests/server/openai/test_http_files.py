@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import shutil
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from batch_fixtures import create, line, served, upload
 from http_fixtures import client_of, error_of, make_app
@@ -15,6 +18,8 @@ from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
+from piecework.server.http.limits import HttpLimits
+from piecework.server.launch import http_server
 from piecework.server.openai.batches import files as files_module
 from piecework.server.openai.batches import storage as storage_module
 
@@ -137,6 +142,24 @@ async def test_files_and_batches_can_be_off(scripted: ScriptedEngine) -> None:
             await client.get("/v1/batches"),
         ):
             assert "--batch-dir" in error_of(answer, 404)["message"]
+
+
+def test_a_file_may_be_larger_than_all_bodies_that_are_held(
+    scripted: ScriptedEngine, tmp_path: Path
+) -> None:
+    server = http_server(
+        make_app(scripted, batch_dir=str(tmp_path)), HttpLimits(max_unfinished_bodies=1)
+    )
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        form = {**FORM, "files": {"file": b"x" * 2**22}}
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/files"
+        assert httpx.post(url, **form, timeout=30).json()["bytes"] == 2**22
+    finally:
+        server.should_exit = True
+        thread.join(10)
 
 
 PARTS = st.binary(max_size=60) | st.sampled_from(
