@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from functools import partial
 from typing import Any
@@ -16,7 +17,12 @@ pytestmark = pytest.mark.slow
 USER = {"role": "user", "content": QUESTION}
 TOOL = {
     "type": "function",
-    "function": {"name": "weather", "description": "of a city", "parameters": WEATHER_SCHEMA},
+    # It takes `additionalProperties` out of what it is given, in place.
+    "function": {
+        "name": "weather",
+        "description": "of a city",
+        "parameters": copy.deepcopy(WEATHER_SCHEMA),
+    },
 }
 
 
