@@ -25,17 +25,24 @@ if TYPE_CHECKING:
 AUTO, NONE = "auto", "none"
 
 
-class ReasoningFormat(NamedTuple):
-    """`opening` and `closing`: the marks around a thought."""
-
+class _Marks(NamedTuple):
     name: str
     opening: str
     closing: str
+    tokens: tuple[str, ...] = ()
+
+
+class ReasoningFormat(_Marks):
+    """`opening` and `closing`: the marks around a thought. `tokens`: what may be special tokens in
+    them, where they are not such as a whole.
+    """
+
+    __slots__ = ()
 
     @property
     def marks(self) -> tuple[str, ...]:
         """What must be seen in a text though it may be special tokens."""
-        return self.opening, self.closing
+        return self.tokens or (self.opening, self.closing)
 
     def matches(self, template: str) -> bool:
         """Whether a chat template knows such thoughts."""
@@ -49,9 +56,17 @@ class ReasoningFormat(NamedTuple):
         """For one text. `rest`: reads what follows the thought."""
         return _ThoughtParser(self, rest, is_open)
 
-    def grammar(self, body: str, *, is_open: bool, special: Mapping[str, int] | None = None) -> str:
+    def grammar(
+        self,
+        body: str,
+        *,
+        is_open: bool,
+        special: Mapping[str, int] | None = None,
+        has_calls: bool = False,
+    ) -> str:
         """The grammar of texts that follow `body` behind a thought, or without one. `special`:
-        marks that are special tokens, with their ids.
+        marks that are special tokens, with their ids. `has_calls`: `body` is of a format of tool
+        calls.
         """
         special = special or {}
         opening, closing = literal(self.opening, special), literal(self.closing, special)
@@ -97,20 +112,32 @@ _MARKS: Mapping[str, tuple[str, str]] = {
     "mistral": ("[THINK]", "[/THINK]"),
     "kimi": ("◁think▷", "◁/think▷"),
     "seed_oss": ("<seed:think>", "</seed:think>"),
+    "granite": ("Here is my thought process:", "Here is my response:"),
+    "gemma4": ("<|channel>thought", "<channel|>"),
 }
-"""Sources: the chat templates of DeepSeek-R1, Qwen3, GLM-4.5 and others; of Magistral, Kimi-VL and
-Seed-OSS.
+"""Sources: the chat templates of DeepSeek-R1, Qwen3, GLM-4.5 and others; of Magistral, Kimi-VL,
+Seed-OSS, Granite 3.2 and Gemma 4.
 """
-_ALIASES: Mapping[str, str] = dict.fromkeys(
-    ("deepseek_r1", "deepseek-r1", "deepseek_v3", "deepseek-v3", "qwen3", "glm45"), "think"
-)
+_TOKENS = {"gemma4": ("<|channel>", "<channel|>")}
+_ALIASES: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("deepseek_r1", "deepseek-r1", "deepseek_v3", "deepseek-v3", "qwen3", "glm45", "minimax"),
+        "think",
+    ),
+    **dict.fromkeys(("openai_gptoss", "gpt-oss", "openai", "harmony"), "gpt_oss"),
+}
 """Names that vLLM and SGLang have for some."""
 
 
 @cache
 def reasoning_formats() -> dict[str, ReasoningFormat]:
     """Every format by its name."""
-    return {name: ReasoningFormat(name, *marks) for name, marks in _MARKS.items()}
+    from .harmony import REASONING
+
+    found = {
+        name: ReasoningFormat(name, *marks, _TOKENS.get(name, ())) for name, marks in _MARKS.items()
+    }
+    return {**found, REASONING.name: REASONING}
 
 
 @cache

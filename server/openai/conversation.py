@@ -100,7 +100,9 @@ async def begin(
     grammar = await chat_grammar(serving, body, use)
     if grammar is not None and form is not None:
         special = serving.engine.tokenizer.special_ids(form.marks)
-        grammar = form.grammar(grammar, is_open=opens_thought, special=special)
+        grammar = form.grammar(
+            grammar, is_open=opens_thought, special=special, has_calls=use is not None
+        )
     visible = _visible(serving.engine.tokenizer, thinking, use)
     budget = _budget(serving.engine.tokenizer, body, thinking)
     requests = generation_requests(serving, body, request_id, [ids], grammar, visible, **budget)

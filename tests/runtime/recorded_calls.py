@@ -134,6 +134,10 @@ def _gemma(opening: str, closing: str, quote: str) -> list[tuple[str, Said]]:
     ]
 
 
+def _channel(name: str) -> str:
+    return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+
+
 _PYTHONIC: list[tuple[str, Said]] = [
     (r"""[weather(city="Bö\"n", days=7), now()]""", TWO),
     ("""[weather(city="</x> {é]", days=1, parts=['sun', True, None])]""", [("weather", ODD)]),
@@ -250,4 +254,19 @@ RECORDED: dict[str, list[tuple[str, Said]]] = {
     "llama4_pythonic": _PYTHONIC,
     "functiongemma": _gemma("<start_function_call>", "<end_function_call>", "<escape>"),
     "gemma4": _gemma("<|tool_call>", "<tool_call|>", '<|"|>'),
+    "openai": [
+        (
+            f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{_channel('weather')}"
+            f"{_json(BONN)}<|call|>",
+            ["I look.", ("weather", BONN)],
+        ),
+        (f"{_channel('weather')}{_json(ODD)}", [("weather", ODD)]),
+        (
+            " to=functions.now<|channel|>commentary json<|message|>{}<|call|>",
+            [("now", {})],
+        ),
+        ("<|channel|>final<|message|>2 <| 3 <|mess|> x<|return|>", ["2 <| 3 <|mess|> x"]),
+        (f"{_channel('rm')}{{}}", ["{}"]),
+        ("No <|channel|> here", ["No <|channel|> here"]),
+    ],
 }
