@@ -14,7 +14,7 @@ from torch import nn
 from ..model_config import ModelConfig
 from .linear import Embedding
 from .norm import RMSNorm
-from .rotary import Rotary, Rotations
+from .rotary import Rotations
 
 
 class DecoderLayer(nn.Module):
@@ -46,14 +46,16 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token ids to hidden states. `rotaries`: the tables that layers turn by, by their index."""
+    """Token ids to hidden states. `rotaries`: the tables that layers turn by, a
+    `Rotary` each or another function of positions, by their index.
+    """
 
     def __init__(
         self,
         config: ModelConfig,
         layers: Iterable[nn.Module],
         norm: nn.Module,
-        rotaries: Sequence[Rotary],
+        rotaries: Sequence[nn.Module],
         *,
         embedding_scale: float | None = None,
     ) -> None:

@@ -83,6 +83,11 @@ class SelfAttention(nn.Module):
             skipped_heads=self.skipped_heads,
         )
 
+    def turn(self, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
+        """Queries and keys [T, heads + kv heads, D] by their positions."""
+        assert self.rotary is not None
+        return rotate(heads, rotations[self.rotary], interleaved=self.interleaved)
+
     def forward(self, x: torch.Tensor, rotations: Rotations) -> torch.Tensor:
         heads: torch.Tensor = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))
         if self.q_norm is None or self.k_norm is None:
@@ -93,7 +98,7 @@ class SelfAttention(nn.Module):
             )
             turned = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
         if self.rotary is not None:
-            turned = rotate(turned, rotations[self.rotary], interleaved=self.interleaved)
+            turned = self.turn(turned, rotations)
         q, k = turned.tensor_split([self.num_heads], dim=1)
         output: torch.Tensor = self.o_proj(attention(q, k, v, self.layer))
         return output

@@ -1,4 +1,4 @@
-"""Mistral Small 3.1 and later for images and text, of which the text is served."""
+"""Mistral Small 3.1 and Ministral 3 for images and text, of which the text is served."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from typing import Any, ClassVar
 
 from ..layers.linear import StoredTensor
 from ..loader.checkpoint import TEXT_ALONE, VISION_LEFT_OUT, renamed
-from .mistral import MistralForCausalLM
+from .ministral3 import Ministral3ForCausalLM
 
 ARCHITECTURE = "Mistral3ForConditionalGeneration"
 MODEL_TYPE = "mistral3"
 
 
-class Mistral3ForConditionalGeneration(MistralForCausalLM):
+class Mistral3ForConditionalGeneration(Ministral3ForCausalLM):
     """Its vision tower is not loaded."""
 
-    config_defaults: ClassVar = {**MistralForCausalLM.config_defaults, "sliding_window": None}
+    config_defaults: ClassVar = {
+        **Ministral3ForCausalLM.config_defaults,
+        "max_position_embeddings": 131072,
+    }
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
-        if (text := config.text_config.get("model_type")) not in ("mistral", None):
+        if (text := config.text_config.get("model_type")) not in ("mistral", "ministral3", None):
             raise ValueError(f"its text is a model of type {text!r}, which is not supported")
-        return MistralForCausalLM.config_fields(config)
+        return Ministral3ForCausalLM.config_fields(config)
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:

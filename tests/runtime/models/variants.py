@@ -27,6 +27,7 @@ PHI_LONG = {
         "long_factor": [2.0 + i for i in range(8)],
     },
 }
+GROWING = {**YARN, "llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0}
 VISION = {
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -89,6 +90,18 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral3-vision": (
         "mistral3",
         {"text_config": {"model_type": "mistral", "head_dim": 16}, "vision_config": VISION},
+    ),
+    "ministral3": ("ministral3", {"head_dim": 16, "rope_parameters": GROWING}),
+    "ministral3-vision": (
+        "mistral3",
+        {
+            "text_config": {
+                "model_type": "ministral3",
+                "head_dim": 16,
+                "rope_parameters": GROWING,
+            },
+            "vision_config": VISION,
+        },
     ),
     "qwen2.5-vl": (
         "qwen2_5_vl",

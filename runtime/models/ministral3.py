@@ -1,0 +1,86 @@
+"""Ministral 3: Mistral whose queries grow with the logarithm of how often the original context lies
+before them, as Llama 4's do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ..layers.decoder import Decoder
+from ..layers.norm import RMSNorm
+from ..layers.rotary import Rotary, Rotations
+from ..layers.self_attention import SelfAttention
+from ..model_config import ModelConfig
+from ..rope_config import number
+from .mistral import MistralForCausalLM
+
+ARCHITECTURE = "Ministral3ForCausalLM"
+MODEL_TYPE = "ministral3"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ministral3Config(ModelConfig):
+    """`llama_4_scaling_beta`: a member of its rope_parameters; None: queries do not grow."""
+
+    llama_4_scaling_beta: float | None = None
+
+
+class QueryScale(nn.Module):
+    """positions [T] int64 to what queries are multiplied by, [T, 1, 1]."""
+
+    def __init__(self, beta: float, original: int) -> None:
+        super().__init__()
+        self.beta, self.original, self.dtype = beta, original, torch.get_default_dtype()
+
+    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+        times = torch.floor(positions / self.original)
+        scale: torch.Tensor = 1 + self.beta * torch.log(1 + times)
+        return scale.to(self.dtype)[:, None, None]
+
+
+class Ministral3Attention(SelfAttention):
+    """Its second table is a `QueryScale`."""
+
+    def turn(self, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
+        q, k = super().turn(heads, rotations).tensor_split([self.num_heads], dim=1)
+        scale: Any = rotations[1]
+        return torch.cat((q * scale, k), dim=1)
+
+
+class Ministral3ForCausalLM(MistralForCausalLM):
+    config_class: ClassVar[type[ModelConfig]] = Ministral3Config
+    config_defaults: ClassVar = {
+        **MistralForCausalLM.config_defaults,
+        "max_position_embeddings": 262144,
+        "sliding_window": None,
+    }
+
+    @property
+    def layers_are_llamas(self) -> bool:  # type: ignore[override]
+        return super().layers_are_llamas and self.config.llama_4_scaling_beta is None
+
+    @staticmethod
+    def config_fields(config: Any) -> dict[str, Any]:
+        rope = getattr(config, "rope_parameters", None) or {}
+        beta = rope.get("llama_4_scaling_beta") if isinstance(rope, dict) else None
+        if beta is not None:
+            beta = number("llama_4_scaling_beta", beta)
+        return {**MistralForCausalLM.config_fields(config), "llama_4_scaling_beta": beta}
+
+    def make_decoder(self) -> Decoder:
+        config = self.config
+        tables: list[nn.Module] = [Rotary(config)]
+        if config.llama_4_scaling_beta is not None:
+            original = config.rope_scaling.get("original_max_position_embeddings")
+            original = original or config.max_position_embeddings
+            tables.append(QueryScale(config.llama_4_scaling_beta, original))
+        layers = map(self.make_layer, range(config.num_layers))
+        return Decoder(config, layers, RMSNorm(config.hidden_size, config.norm_eps), tables)
+
+    def make_attention(self, layer: int) -> nn.Module:
+        grows = self.config.llama_4_scaling_beta is not None
+        return (Ministral3Attention if grows else SelfAttention)(self.config, layer)
