@@ -21,6 +21,7 @@ from .records import fault
 MAX_LINES = 50_000
 _MAX_FAULTS = 100
 _MAX_ID = 512
+_SAMPLES = ("n", "best_of")
 
 
 class Line(NamedTuple):
@@ -29,6 +30,16 @@ class Line(NamedTuple):
     number: int
     custom_id: str
     body: dict[str, Any]
+
+    @property
+    def sequences(self) -> int:
+        """At most so many does the engine make of it, as far as it can be told before it is
+        checked.
+        """
+        prompt, samples = self.body.get("prompt"), [self.body.get(name) for name in _SAMPLES]
+        are_many = isinstance(prompt, list) and any(isinstance(each, str | list) for each in prompt)
+        count = len(prompt) if isinstance(prompt, list) and are_many else 1
+        return count * max([each for each in samples if isinstance(each, int)], default=1)
 
 
 class _Answered(msgspec.Struct):

@@ -37,6 +37,10 @@ _MOST_BYTES = 16 * 2**20
 _NOT_NOW = 503
 _STOPPING = (EngineState.DRAINING, EngineState.STOPPED, EngineState.FAILED)
 _EXPIRED = "This request could not be executed before the completion window expired."
+_TOO_MANY = (
+    "too_many_sequences",
+    "This line has so many prompts or samples that others would find no room; send several lines.",
+)
 Ask = Callable[[str, bytes], Coroutine[Any, Any, InProcessAnswer]]
 T = TypeVar("T")
 A = TypeVarTuple("A")
@@ -146,10 +150,14 @@ class BatchRun:
 
     async def _work(self, lines: _Lines, most: int) -> None:
         while (line := await lines.next()) is not None:
-            body = msgspec.json.encode({**line.body, "priority": LOWEST_PRIORITY})
-            answer = await self._answer_to(body, most)
-            written = answer_line(line.custom_id, answer.status, answer.request_id, answer.body)
-            if answer.status == 200:
+            if line.sequences > max(most, self._engine.capacity // 2):
+                status, written = 400, error_line(line.custom_id, *_TOO_MANY)
+            else:
+                body = msgspec.json.encode({**line.body, "priority": LOWEST_PRIORITY})
+                answer = await self._answer_to(body, most)
+                status = answer.status
+                written = answer_line(line.custom_id, status, answer.request_id, answer.body)
+            if status == 200:
                 await self._disk(self._write, "output", written)
                 self._record.request_counts.completed += 1
             else:

@@ -12,6 +12,7 @@ from typing import IO, Annotated, Any, TypeVar, TypeVarTuple, Unpack
 
 from fastapi import Depends, FastAPI
 from starlette.requests import Request
+from starlette.routing import Match
 
 from ....runtime.kept_folder import kept_folder
 from ...config import BatchServerConfig
@@ -216,7 +217,8 @@ class Batches:
         self._run_unfinished()
 
     def _serves(self, path: str) -> bool:
-        return path in self._app.openapi()["paths"]
+        scope = {"type": "http", "method": "POST", "path": path, "root_path": "", "headers": []}
+        return any(route.matches(scope)[0] is Match.FULL for route in self._app.routes)
 
     def _run_unfinished(self) -> None:
         if self._task is None or self._task.done():

@@ -237,3 +237,20 @@ async def test_batches_are_listed_in_pages(scripted: ScriptedEngine, tmp_path: P
         assert [each["id"] for each in rest["data"]] == ids[2:] and not rest["has_more"]
         error_of(await client.get("/v1/batches?after=none"), 400, "after")
         error_of(await client.get("/v1/batches?limit=0"), 400, "limit")
+
+
+async def test_a_line_that_would_fill_the_queue_is_refused(
+    scripted: ScriptedEngine, tmp_path: Path
+) -> None:
+    lines = [
+        line("ids", prompt=[5] * 100),
+        line("many", prompt=["a"] * 501),
+        line("samples", prompt=["a"] * 9, n=100),
+        line("some", prompt=["a"] * 9, n=2),
+    ]
+    async with served(scripted, tmp_path) as (_, client):
+        batch = await ended(client, (await create(client, await upload(client, lines)))["id"])
+        refused = await lines_of(client, batch["error_file_id"])
+    assert [each["custom_id"] for each in refused] == ["many", "samples"]
+    assert {each["error"]["code"] for each in refused} == {"too_many_sequences"}
+    assert len(scripted.requests) == 1 + 18

@@ -175,7 +175,7 @@ PARTS = st.binary(max_size=60) | st.sampled_from(
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     parts=st.lists(PARTS, max_size=8),

@@ -85,7 +85,7 @@ def engine() -> ScriptedEngine:
     [
         (CHAT, USER, ChatCompletion),
         (CHAT, USER | LOGPROBS | {"prompt_logprobs": 1}, ChatCompletion),
-        (CHAT, USER | {"tools": TOOLS}, ChatCompletion),
+        (CHAT, USER | {"tools": TOOLS, "n": 2}, ChatCompletion),
         (CHAT, USER | STREAM | LOGPROBS, ChatCompletionChunk),
         (CHAT, USER | STREAM | {"tools": TOOLS}, ChatCompletionChunk),
         (COMPLETIONS, {"prompt": ["a", "b"], "logprobs": 2, "echo": True}, Completion),
