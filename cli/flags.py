@@ -201,6 +201,7 @@ def check_model(config: EngineConfig) -> None:
         context_length=config.context_length,
         weights=config.load_format != "dummy",
         ranks=config.tp_size,
+        code=config.model_code,
     )
 
 

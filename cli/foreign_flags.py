@@ -45,11 +45,8 @@ NOTHING_TO_DO = (
     "--no-enable-log-requests",
     "--no-enforce-eager",
     "--no-trust-remote-code",
-    "--trust-remote-code",
 )
-"""What these ask for, or allow, is so anyway. Code of a model's folder is never run, whatever is
-trusted.
-"""
+"""What these ask for, or allow, is so anyway."""
 
 _TOOLS = "--tool-call-parser says how calls are written, and nothing else needs a flag"
 _REASONING = "reasoning is not taken out of answers in this version"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..runtime.config import option
 from ..runtime.diffusion.params import OF_A_PIPELINE, DiffusionParams
+from ..runtime.options import option
 
 _WHAT = "what to make"
 _WHERE = "where it goes"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -69,6 +70,8 @@ def _text(value: Any, numbers: dict[fx.Node, int]) -> str:
             return f"{type(value).__name__} {value!r}"
         case torch.dtype() | torch.device() | torch.layout() | torch.memory_format():
             return str(value)
+        case EllipsisType():
+            return "..."
     raise TraceError(
         f"an op takes {value!r}, a {type(value).__name__}, which has no canonical text"
     )

@@ -4,15 +4,17 @@ chosen (`resolve_config`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any
 
 from ..compilation.passes.config import PassConfig as PassConfig
 from ..compilation.sizes import parse_list, parse_sizes
 from ..kernels.cpu.core_lists import check_lists
 from .distributed.nodes import check_experts, check_nodes
+from .models.registry import ModelCode
+from .options import option
 
+MODEL_IMPLS = ("auto", "piecework", "transformers")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEVICES = ("auto", "cuda", "npu", "cpu")
 ATTENTION_BACKENDS = ("auto", "flashinfer", "triton", "ascend", "native", "torch")
@@ -49,37 +51,6 @@ _POSITIVE = (
     "chunked_prefill_size", "num_threads", "tp_size", "ep_size", "nnodes",
     "piecewise_cuda_graph_max_tokens", "cuda_graph_max_bs",
 )  # fmt: skip
-_CHOICES = {
-    "dtype": DTYPES,
-    "device": DEVICES,
-    "attention_backend": ATTENTION_BACKENDS,
-    "startup": STARTUPS,
-    "load_format": LOAD_FORMATS,
-    "quantization": QUANTIZATIONS,
-    "kv_cache_dtype": KV_CACHE_DTYPES,
-    "piecewise_cuda_graph_compiler": PIECE_COMPILERS,
-    "cuda_graph_backend_prefill": PREFILL_BACKENDS,
-    "cuda_graph_backend_decode": DECODE_BACKENDS,
-}
-
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    group: str,
-    choices: tuple[str, ...] | None = None,
-    metavar: str | None = None,
-) -> Any:
-    """A dataclass field that is also a command-line flag of the same name (`max_total_tokens` ->
-    `--max-total-tokens`).
-
-    `group`: the heading of `--help` that it stands under.
-    """
-    return field(
-        default=default,
-        metadata={"help": help, "group": group, "choices": choices, "metavar": metavar},
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +69,18 @@ class EngineConfig:
         "folder or tokenizer.json of the tokenizer; default: the model's own",
         group=MODEL,
         metavar="PATH",
+    )
+    model_impl: str = option(
+        "auto",
+        "whose code computes the model: piecework (ours), transformers (its own model with our "
+        "attention and cache), auto: ours where there is one",
+        group=MODEL,
+        choices=MODEL_IMPLS,
+    )
+    trust_remote_code: bool = option(
+        False,
+        "run Python code that the model's folder brings; only of folders that you trust",
+        group=MODEL,
     )
     dtype: str = option(
         "auto",
@@ -337,9 +320,10 @@ class EngineConfig:
             raise ValueError(
                 f"--mem-fraction-static must lie between 0 and 1, got {self.mem_fraction_static}"
             )
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in (None, *choices):
-                flag, got = f"--{name.replace('_', '-')}", getattr(self, name)
+        for each in fields(self):
+            choices, got = each.metadata.get("choices"), getattr(self, each.name)
+            if choices and got not in (None, *choices):
+                flag = f"--{each.name.replace('_', '-')}"
                 raise ValueError(f"{flag} must be one of {', '.join(choices)}, got {got}")
         parse_sizes(self.piecewise_cuda_graph_tokens)
         PassConfig.parse(self.passes)
@@ -350,6 +334,11 @@ class EngineConfig:
                 "--piecewise-cuda-graph contradicts --cuda-graph-backend-prefill "
                 f"{self.cuda_graph_backend_prefill}: give one"
             )
+
+    @property
+    def model_code(self) -> ModelCode:
+        """Whose code computes the model."""
+        return ModelCode(self.model_impl, self.trust_remote_code)
 
     @property
     def prefill_backend(self) -> Backend:

@@ -88,6 +88,7 @@ class LLM:
             context_length=self.config.context_length,
             weights=self.config.load_format != "dummy",
             ranks=self.config.tp_size,
+            code=self.config.model_code,
         )
         self.tokenizer = load_tokenizer(path, self.config.tokenizer_path)
         ranks = start_ranks(self.config, logger.error)

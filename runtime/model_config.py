@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from .loader.files import no_model, read_json
-from .models.registry import find_model, model_class
+from .models.registry import FALLBACK, ModelCode, find_model, model_class, model_type_of
 from .quantization.registry import quantization_of
 from .rope_config import check_rope, gguf_rope, number, rope_fields
 
@@ -112,15 +112,22 @@ class ModelConfig:
                 raise ValueError(f"{name} must be more than 0, got {value}; fetch the model again")
 
     @staticmethod
-    def from_pretrained(folder: str | Path, architecture: str | None = None) -> ModelConfig:
-        """Of a Hugging Face folder. `architecture`: what to take it for, instead of what it says.
-        Raises `ValueError` with a remedy where there is none or the model is not supported.
+    def from_pretrained(
+        folder: str | Path, architecture: str | None = None, code: ModelCode | None = None
+    ) -> ModelConfig:
+        """Of a Hugging Face folder, as `read_config`. Raises `ValueError` with a remedy where there
+        is none or the model is not supported.
         """
-        folder = Path(folder)
-        content = read_config(folder, architecture)
-        architecture = architecture or content["architectures"][0]
+        folder, code = Path(folder), code or ModelCode()
+        content = read_config(folder, architecture, code)
+        architecture = architecture or code.architecture(content["architectures"][0])
         try:
-            return _configured(architecture, content, sorted(config_eos_token_ids(folder)))
+            ends = sorted(config_eos_token_ids(folder))
+            if architecture == FALLBACK:
+                from .models.fallback import transformers_config
+
+                return transformers_config(folder, ends, trusted=code.trusted)
+            return _configured(architecture, content, ends)
         except ValueError as error:
             raise ValueError(f"{folder / 'config.json'}: {error}") from None
 
@@ -151,11 +158,13 @@ class ModelConfig:
         return kind(**values)
 
 
-def read_config(folder: Path, architecture: str | None = None) -> dict[str, Any]:
-    """What config.json says, of a model that is taken for `architecture`. Raises `ValueError` with
-    a remedy where there is none or it describes no model that we have.
+def read_config(
+    folder: Path, architecture: str | None = None, code: ModelCode | None = None
+) -> dict[str, Any]:
+    """What config.json says, of a model that is taken for `architecture` instead of what it says.
+    Raises `ValueError` with a remedy where there is none or no model that `code` computes.
 
-    Imports nothing heavy, so that what is wrong is said at once and in one line.
+    Imports nothing heavy, so that what is wrong is said at once.
     """
     if not folder.is_dir():
         raise ValueError(
@@ -172,22 +181,19 @@ def read_config(folder: Path, architecture: str | None = None) -> dict[str, Any]
     try:
         match content:
             case {"architectures": [str(said), *_]}:
-                architecture = architecture or said
-                wanted = find_model(architecture=architecture).model_type
+                architecture = architecture or (code or ModelCode()).architecture(said)
             case _:
                 raise ValueError(
                     'it names no model, having no "architectures"; fetch the model again'
                 )
+        wanted = model_type_of(architecture, content)
         if (found := content.get("model_type")) != wanted:
-            raise ValueError(
-                f'{architecture} goes with "model_type": "{wanted}", got {found!r}; fetch the '
-                "model again"
-            )
+            rule = f'{architecture} goes with "model_type": "{wanted}"'
+            raise ValueError(f"{rule}, got {found!r}; fetch the model again")
         quantization_of(content)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    config: dict[str, Any] = content
-    return config
+    return dict(content)
 
 
 def _configured(

@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..runtime.config import EngineConfig, option
+from ..runtime.config import EngineConfig
+from ..runtime.options import option
 from .api_key import checked_key, read_api_key
 from .http.limits import HttpLimits
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ..config import DEVICES, DIST_TIMEOUT, MODEL, RANKS, check_threads, option
+from ..config import DEVICES, DIST_TIMEOUT, MODEL, RANKS, check_threads
+from ..options import option
 
 DIFFUSION = "diffusion models"
 PRECISIONS = ("auto", "fp32", "fp16", "bf16")

@@ -100,7 +100,7 @@ def _check_heads(config: EngineConfig) -> None:
     takes memory long before it finds that out.
     """
     path = resolve_model_path(config.model_path)
-    if config.tp_size > (heads := read_model_config(path).num_heads):
+    if config.tp_size > (heads := read_model_config(path, config.model_code).num_heads):
         raise ValueError(f"--tp-size {config.tp_size} is more than the {heads} heads of {path}")
 
 

@@ -93,6 +93,7 @@ class ModelRunner:
             context_length=config.context_length,
             weights=config.load_format != "dummy",
             ranks=config.tp_size,
+            code=config.model_code,
         )
         with self.clock.phase("kernels"):
             kernels = self.platform.linear_kernels(
@@ -231,6 +232,7 @@ class ModelRunner:
             "lacking": self.platform.lacking_dtypes,
             "shard": self.shard,
             "context_length": config.context_length,
+            "code": config.model_code,
         }
         if config.load_format == "dummy":
             return random_model(path, self.dtype, self.device, kernels, **settings)

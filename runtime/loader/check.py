@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from ..config import check_context_length
 from ..model_config import read_config
-from ..models.registry import find_model
+from ..models.registry import FALLBACK, ModelCode, find_model
 from ..quantization.registry import quantization_of
 from .files import check_pointer, read_header, weight_files
 
@@ -24,19 +24,33 @@ _LONGEST = 2**20
 """Bytes of a key or of a text, more than any file has."""
 
 
-def check_model(path: str, *, context_length: int | None, weights: bool, ranks: int = 1) -> None:
+def check_model(
+    path: str,
+    *,
+    context_length: int | None,
+    weights: bool,
+    ranks: int = 1,
+    code: ModelCode | None = None,
+) -> None:
     """Raises `ValueError` with the reason where a folder or .gguf file holds no model that we
     serve.
 
     `context_length`, `ranks`: what was asked for; `weights` False leaves out the files of weights,
-    which a model with random ones does not need. What takes transformers or the whole of a .gguf
-    file to find out, the engine finds out later.
+    which a model with random ones does not need; `code`: whose computes it. What takes transformers
+    or the whole of a .gguf file to find out, the engine finds out later.
     """
     if Path(path).suffix == ".gguf":
+        if code is not None and code.impl == "transformers":
+            raise ValueError(f"{path}: --model-impl transformers takes folders, no .gguf files")
         longest, heads = _gguf_numbers(Path(path))
     else:
-        config = read_config(Path(path))
+        config = read_config(Path(path), code=code)
         longest, heads = config.get("max_position_embeddings"), config.get("num_attention_heads")
+        if ranks > 1 and (code or ModelCode()).architecture(config["architectures"][0]) == FALLBACK:
+            raise ValueError(
+                f"{path}: a model that transformers' code computes runs on one rank; leave "
+                "--tp-size out"
+            )
         quantized = quantization_of(config) is not None
         for file in weight_files(Path(path)) if weights else ():
             read_header(file, quantized=quantized)

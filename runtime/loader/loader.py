@@ -28,7 +28,7 @@ from ..layers.parallel import WHOLE, Shard, split
 from ..layers.rotary import Rotary
 from ..model_config import ModelConfig
 from ..models.causal_lm import CausalLM
-from ..models.registry import model_class
+from ..models.registry import ModelCode, model_class
 from ..progress import progress_bar
 from ..quantization.methods import (
     NOTHING_PACKED,
@@ -68,6 +68,7 @@ def load_model(
     lacking: Collection[torch.dtype] = (),
     shard: Shard = WHOLE,
     context_length: int | None = None,
+    code: ModelCode | None = None,
 ) -> CausalLM:
     """The model of a folder or .gguf file in `dtype` on `device`, its linear layers packed where
     there are `kernels`.
@@ -75,14 +76,15 @@ def load_model(
     `quantization`: as `--quantization`. auto: weights stay in the 4 or 8 bits that a file holds
     them in, those of a .gguf file where the kernels can multiply by such; none: they become
     numbers. `lacking`: as `Platform.lacking_dtypes`. `shard`: what this rank holds, of which alone
-    it reads. `context_length`: of the longest text that will come. Needs little more memory than
-    the weights themselves. Raises `ValueError` that names the file or tensor at fault.
+    it reads. `context_length`: of the longest text that will come. `code`: whose computes it; None:
+    ours. Needs little more memory than the weights themselves. Raises `ValueError` that names the
+    file or tensor at fault.
     """
     scheme: Scheme | None = None
     if Path(path).suffix == ".gguf":
         config, tensors = _open_gguf(Path(path))
     else:
-        config, scheme = ModelConfig.from_pretrained(path), _scheme_of(Path(path))
+        config, scheme = ModelConfig.from_pretrained(path, code=code), _scheme_of(Path(path))
         found = safetensors.list_tensors(Path(path), quantized=scheme is not None)
         tensors = model_class(config.architecture).checkpoint_tensors(config, found)
     config = config.within(context_length)
@@ -90,15 +92,14 @@ def load_model(
     is_quantized = scheme is not None or any(tensor.kind is not None for tensor in tensors)
     if is_quantized and quantization in COLUMNS:
         raise ValueError(
-            f"--quantization {quantization} is for weights of 16 bits, but those of {path} are "
+            f"--quantization {quantization} is for weights of 16 bits, those of {path} are "
             "quantised already; take --quantization auto, or another checkpoint"
         )
 
     def choose(model: CausalLM) -> Kinds:
         if is_quantized and scheme is None:
             return stored_kinds(model, kernels, tensors) if quantization == "auto" else {}
-        products = Products(dtype, device, kernels, lacking)
-        return scheme_kinds(model, scheme, quantization, products)
+        return scheme_kinds(model, scheme, quantization, Products(dtype, device, kernels, lacking))
 
     try:
         _check_split(config, dtype, choose, shard)
@@ -111,11 +112,10 @@ def load_model(
     return model
 
 
-def read_model_config(path: str) -> ModelConfig:
+def read_model_config(path: str, code: ModelCode | None = None) -> ModelConfig:
     """What a folder or .gguf file holds. Raises `ValueError` as `load_model`."""
-    if Path(path).suffix == ".gguf":
-        return _open_gguf(Path(path))[0]
-    return ModelConfig.from_pretrained(path)
+    is_gguf = Path(path).suffix == ".gguf"
+    return _open_gguf(Path(path))[0] if is_gguf else ModelConfig.from_pretrained(path, code=code)
 
 
 def _scheme_of(folder: Path) -> Scheme | None:
@@ -150,6 +150,7 @@ def random_model(
     lacking: Collection[torch.dtype] = (),
     shard: Shard = WHOLE,
     context_length: int | None = None,
+    code: ModelCode | None = None,
 ) -> CausalLM:
     """The model that a folder's config.json describes, with random weights made on `device`: the
     same ones each time on one device, of which a rank has the part of `shard`.
@@ -164,7 +165,7 @@ def random_model(
         )
     products = Products(dtype, device, kernels, lacking)
     choose = partial(scheme_kinds, scheme=None, quantization=quantization, products=products)
-    config = ModelConfig.from_pretrained(path).within(context_length)
+    config = ModelConfig.from_pretrained(path, code=code).within(context_length)
     _check_split(config, dtype, choose, shard)
     model = empty_model(config, dtype, device, choose, shard)
     for name, places in _places(model).items():

@@ -82,10 +82,49 @@ def find_model(
     )
 
 
+FALLBACK = "TransformersForCausalLM"
+"""The architecture of all that transformers' own code computes."""
+
+
+class ModelCode(NamedTuple):
+    """Whose code computes a model. `impl`: as `--model-impl`; `trusted`: whether the folder may
+    bring code of its own.
+    """
+
+    impl: str = "piecework"
+    trusted: bool = False
+
+    def architecture(self, said: str) -> str:
+        """The architecture to take a model for that says to be `said`. Raises `ValueError` where
+        nothing computes it.
+        """
+        is_ours = any(names.architecture == said for names in find_models())
+        if self.impl == "transformers" or (self.impl == "auto" and not is_ours):
+            return FALLBACK
+        return find_model(architecture=said).architecture
+
+
+def model_type_of(architecture: str, content: dict[str, Any]) -> Any:
+    """What goes with an architecture in a config.json. Raises `ValueError` for one of which
+    transformers' code is to make something, and can make nothing here.
+    """
+    if architecture != FALLBACK:
+        return find_model(architecture=architecture).model_type
+    if content.get("quantization_config") is not None:
+        raise ValueError(
+            "transformers' code computes it, which is given no quantised weights here; take a "
+            "checkpoint of 16 bits, and --quantization int8 or fp8"
+        )
+    if content.get("is_encoder_decoder"):
+        raise ValueError("it is an encoder with a decoder, which is not supported; choose another")
+    return content.get("model_type")
+
+
 def model_class(architecture: str) -> Any:
     """The class that builds it, a `CausalLM`."""
-    module = import_module(f"{__package__}.{find_model(architecture=architecture).module}")
-    return getattr(module, architecture)
+    is_ours = architecture != FALLBACK
+    name = find_model(architecture=architecture).module if is_ours else "fallback"
+    return getattr(import_module(f"{__package__}.{name}"), architecture)
 
 
 def encoder_class(names: ModelNames) -> Any:

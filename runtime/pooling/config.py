@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..config import DEVICES, DTYPES, MEMORY, MODEL, check_threads, option
+from ..config import DEVICES, DTYPES, MEMORY, MODEL, check_threads
+from ..options import option
 
 _POSITIVE = ("context_length", "chunked_prefill_size", "max_running_requests", "num_threads")
 

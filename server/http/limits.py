@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...runtime.config import option
+from ...runtime.options import option
 
 CONNECTIONS = "connections"
 _OWN_DESCRIPTORS = 256

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...runtime.config import option
 from ...runtime.diffusion.config import DiffusionConfig
+from ...runtime.options import option
 from ..config import CommonServerConfig
 
 IMAGES = "images"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...runtime.config import option
+from ...runtime.options import option
 from ...runtime.pooling.config import PoolingConfig
 from ..config import RUNNERS, SERVER, BatchServerConfig
 

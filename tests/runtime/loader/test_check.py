@@ -329,6 +329,8 @@ def test_a_refusal_imports_nothing_heavy(folder: Path, command: str, fault: str)
         argv += ["--context-length", "99999"]
     else:
         FAULTS[fault][0](folder)
+    if fault == "an architecture":
+        argv += ["--model-impl", "piecework"]
     code = (
         f"import sys\nfrom piecework.cli.main import main\ncode = main({argv!r})\n"
         "heavy = {'torch', 'transformers', 'fastapi', 'uvicorn', 'pydantic', 'numpy', 'zmq'} & "

@@ -5,6 +5,7 @@ however the tokens are scheduled.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,19 @@ from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.engine.messages import GenerateRequest, TokenLogprob
 from piecework.runtime.llm import LLM
 from piecework.runtime.sampling.params import SamplingParams
-from tests.runtime.models.variants import LLAMAS, OTHERS, PHI_LONG, VARIANTS
+from tests.runtime.models.variants import FALLBACKS, LLAMAS, OTHERS, PHI_LONG, VARIANTS
 
 TOLERANCE = 1e-4
-MOST_SLOW = [*LLAMAS, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+SOME = ("stablelm", "gpt2", "dots1")
+"""Of the models that transformers computes, those of the usual run."""
+
+
+def slow(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+REST = slow(name for name in FALLBACKS if name not in SOME)
+MOST_SLOW = [*LLAMAS, *slow(OTHERS), *slow(SOME), *REST]
 PROMPTS = [
     [(31 * i + 7 * j * j) % 500 for j in range(length)] for i, length in enumerate((90, 33, 7, 51))
 ]
@@ -59,7 +69,7 @@ class Case:
         return build_engine(config, progress=False).core
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(scope="module", params=[*LLAMAS, *OTHERS, *SOME, *REST])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     architecture, overrides = VARIANTS[request.param]
     return Case(make_tiny_model(tmp_path_factory.mktemp("model"), architecture, **overrides))

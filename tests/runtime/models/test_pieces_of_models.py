@@ -16,10 +16,11 @@ from piecework.compilation.piecewise import PiecewiseForward
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.runtime.graphs.compile_pieces import make_pieces
 from piecework.runtime.layers.attention import register_attention
-from tests.runtime.models.variants import OTHERS
+from piecework.runtime.models.registry import ModelCode
+from tests.runtime.models.variants import FALLBACKS, OTHERS, VARIANTS
 from tests.split_models import answer, assert_alike, load
 
-TEXTS = [name for name, (_, overrides) in OTHERS.items() if "text_config" not in overrides]
+TEXTS = [*FALLBACKS, *(name for name, (_, how) in OTHERS.items() if "text_config" not in how)]
 MOST = 6
 LAYERS = 9
 
@@ -28,18 +29,23 @@ LAYERS = 9
     "name",
     [
         "gemma3",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in TEXTS if name != "gemma3"),
+        "stablelm",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in TEXTS
+            if name not in ("gemma3", "stablelm")
+        ),
     ],
 )
 def test_pieces_are_few_and_say_the_same(name: str, tmp_path: Path) -> None:
-    architecture, overrides = OTHERS[name]
+    architecture, overrides = VARIANTS[name]
     deeper: dict[str, Any] = {"num_hidden_layers": LAYERS}
     if kinds := overrides.get("layer_types"):
         deeper["layer_types"] = kinds * (LAYERS // len(kinds))
     path = make_tiny_model(tmp_path / "model", architecture, **{**overrides, **deeper})
     torch._dynamo.reset()
     register_attention("CPU")
-    model = load(path)
+    model = load(path, code=ModelCode("auto"))
     maker = PieceMaker(
         platform=CpuPlatform(),
         compiler=EagerCompiler(),

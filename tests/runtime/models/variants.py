@@ -190,5 +190,33 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-VARIANTS = {**LLAMAS, **OTHERS}
+FALLBACKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "stablelm": ("stablelm", {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),
+    "gpt2": ("gpt2", {"n_positions": 4096}),
+    "dots1": (
+        "dots1",
+        {
+            "moe_intermediate_size": 48,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "head_dim": 16,
+        },
+    ),
+    "gpt-neox": ("gpt_neox", {"tie_word_embeddings": True}),
+    "starcoder2": ("starcoder2", {"sliding_window": 24}),
+    "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 48}),
+    "nemotron": ("nemotron", {"head_dim": 16}),
+    "olmo": ("olmo", {"clip_qkv": 2.0}),
+    "ernie4.5": ("ernie4_5", {"head_dim": 16}),
+    "exaone4": (
+        "exaone4",
+        {"sliding_window": 24, "layer_types": [*["sliding_attention"] * 2, "full_attention"]},
+    ),
+    "phi": ("phi", {"qk_layernorm": True}),
+    "seed-oss": ("seed_oss", {"head_dim": 16}),
+}
+"""Models that transformers' code computes."""
+VARIANTS = {**LLAMAS, **OTHERS, **FALLBACKS}
 """A new model adds a line to `OTHERS`."""

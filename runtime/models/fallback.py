@@ -1,0 +1,336 @@
+"""Models whose layers are not ours: transformers' own code computes them, with our attention, cache
+and linear layers in its place.
+
+A model's code asks `AttentionInterface` of transformers for its attention; there it finds
+`piecework::attention`. What each layer keeps of a token is found out beforehand, by a forward on
+the meta device that notes how attention is called.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.initialization import no_init_weights
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.logging import disable_progress_bar
+
+from ...kernels.attention import KVLayout
+from ..layers.attention import attention
+from ..layers.linear import Linear, StoredTensor
+from ..model_config import ModelConfig
+from .causal_lm import CausalLM
+
+_OURS, _NOTES = "piecework", "piecework_notes"
+_NAME = "_piecework_name"
+_LAYER = "_piecework_layer"
+"""Attributes of the modules that attend."""
+
+
+class AttentionCall(NamedTuple):
+    """How a layer calls attention: `module` is its name in the model, `sinks` that of a parameter,
+    the rest is of `KVLayout`.
+    """
+
+    module: str
+    num_heads: int
+    num_kv_heads: int
+    key_size: int
+    value_size: int
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FallbackConfig(ModelConfig):
+    """`folder`: whose config.json transformers reads. `calls`: `AttentionCall` by layer.
+    `written_by`: the class and the version of the code, which graphs of it depend on.
+    """
+
+    folder: str
+    trusted: bool
+    calls: list[Any]
+    written_by: str
+
+
+def transformers_config(folder: Path, ends: list[int], *, trusted: bool) -> FallbackConfig:
+    """What transformers makes of a folder, with numbers that mean nothing to its code left at what
+    any model may have. Raises `ValueError` with the reason where it cannot be served.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            model = _build(folder, trusted=trusted)
+    finally:
+        torch.set_default_dtype(before)
+    config = model.config.get_text_config()
+    calls = _note_calls(model)
+    attending = config.num_hidden_layers
+    if len(calls) != attending:
+        raise ValueError(
+            f"{len(calls)} of {attending} layers of {type(model).__name__} attend by transformers' "
+            "attention interface; the others keep a state or attend in their own way, which is not "
+            "supported; choose another model"
+        )
+    first = calls[0]
+    return FallbackConfig(
+        architecture="TransformersForCausalLM",
+        vocab_size=model.get_output_embeddings().weight.shape[0],
+        hidden_size=config.hidden_size,
+        num_layers=len(calls),
+        num_heads=first.num_heads,
+        num_kv_heads=first.num_kv_heads,
+        head_dim=first.key_size,
+        rotary_dim=2,
+        intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        norm_eps=1e-6,
+        max_position_embeddings=config.max_position_embeddings,
+        rope_theta=1.0,
+        tie_word_embeddings=bool(_tied(model)),
+        windows=[call.window for call in calls],
+        eos_token_ids=ends,
+        dtype=str(config.dtype or "bfloat16").removeprefix("torch."),
+        folder=str(folder),
+        trusted=trusted,
+        calls=[tuple(call) for call in calls],
+        written_by=f"{type(model).__name__} {transformers.__version__}",
+    )
+
+
+def _build(folder: Path, *, trusted: bool) -> Any:
+    """The model without weights, in torch's default dtype and on its default device."""
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
+        with no_init_weights():
+            model = AutoModelForCausalLM.from_config(
+                config,
+                trust_remote_code=trusted,
+                attn_implementation=_OURS,
+                dtype=torch.get_default_dtype(),
+            )
+        model.tie_weights()
+        return model.eval()
+    except Exception as error:
+        # Code of any model, and of the folder: whatever it raises, this model is not served.
+        reason = " ".join(str(error).split())
+        if "trust_remote_code" in reason:
+            reason = "it brings code of its own; add --trust-remote-code if you trust it"
+        raise ValueError(f"transformers cannot make the model: {reason[:300]}") from None
+
+
+def _note_calls(model: Any) -> list[AttentionCall]:
+    """How each layer calls attention, in order. Raises `ValueError`."""
+    base = model.base_model
+    if "position_ids" not in inspect.signature(base.forward).parameters:
+        raise ValueError(
+            f"{type(base).__name__} takes no positions, so it attends in its own way or keeps a "
+            "state, which is not supported; choose another model"
+        )
+    for name, module in model.named_modules():
+        setattr(module, _NAME, name)
+    noted: list[tuple[AttentionCall, int]] = []
+    with _noting(noted, model), torch.no_grad(), torch.device("meta"):
+        ids = torch.zeros(1, 2, dtype=torch.int64)
+        try:
+            base(input_ids=ids, position_ids=ids, use_cache=False)
+        except ValueError:
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(
+                f"{type(base).__name__} cannot be followed: {reason}; choose another model"
+            ) from None
+    parameters = {id(each): name for name, each in model.named_parameters()}
+    calls = [call._replace(sinks=parameters.get(sinks)) for call, sinks in noted]
+    if len({call.module for call in calls}) < len(calls):
+        raise ValueError("a layer attends several times a step; choose another model")
+    return calls
+
+
+@contextmanager
+def _noting(noted: list[tuple[AttentionCall, int]], model: Any) -> Iterator[None]:
+    """Attention is noted, with the identity of its sinks, and not computed."""
+
+    def note(
+        module: nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, **how: Any
+    ) -> tuple[torch.Tensor, None]:
+        if not getattr(module, "is_causal", True) or how.get("position_bias") is not None:
+            raise ValueError(
+                f"{getattr(module, _NAME)} attends by more than what is before a token; choose "
+                "another model"
+            )
+        scale = how.get("scaling")
+        call = AttentionCall(
+            module=getattr(module, _NAME),
+            num_heads=q.shape[1],
+            num_kv_heads=k.shape[1],
+            key_size=k.shape[3],
+            value_size=v.shape[3],
+            scale=float(k.shape[3] ** -0.5 if scale is None else scale),
+            window=how.get("sliding_window"),
+            softcap=how.get("softcap"),
+        )
+        noted.append((call, id(how.get("s_aux"))))
+        return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]), None
+
+    ALL_ATTENTION_FUNCTIONS.register(_NOTES, note)
+    config = model.config.get_text_config()
+    config._attn_implementation = _NOTES
+    try:
+        yield
+    finally:
+        config._attn_implementation = _OURS
+
+
+def _attend(
+    module: nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, **how: Any
+) -> tuple[torch.Tensor, None]:
+    """q [1, H, T, D], k [1, K, T, D], v [1, K, T, E] to [1, T, H, E], as transformers' attention
+    functions.
+    """
+    layer: int = getattr(module, _LAYER)
+    result = attention(q[0].transpose(0, 1), k[0].transpose(0, 1), v[0].transpose(0, 1), layer)
+    return result.view(1, -1, q.shape[1], v.shape[3]), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(_OURS, _attend)
+
+
+class _RowsLinear(Linear):
+    """A linear layer of x [..., in]."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.flatten(0, -2)).view(*x.shape[:-1], -1)
+
+
+class _Given(nn.Module):
+    """Stands for the decoder where the head alone is to be computed, of hidden states that are
+    there: what a model does to its logits is in its own forward.
+    """
+
+    def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> _Hidden:
+        return _Hidden([inputs_embeds])
+
+    @property
+    def decoder(self) -> _Given:
+        """OPT calls what lies within."""
+        return self
+
+
+class _Hidden(tuple[torch.Tensor]):
+    """What decoders give, which have more attributes than these: each head reads others."""
+
+    def __getattr__(self, name: str) -> torch.Tensor | None:
+        return self[0] if name == "last_hidden_state" else None
+
+
+class TransformersForCausalLM(CausalLM):
+    """Modules are transformers', named as they are there, but for linear ones."""
+
+    config_class: ClassVar[type[ModelConfig]] = FallbackConfig
+
+    def __init__(self, config: ModelConfig) -> None:
+        nn.Module.__init__(self)
+        assert isinstance(config, FallbackConfig)
+        self.config = config
+        self.kv_scales = [(1.0, 1.0)] * config.num_layers
+        self.calls = [AttentionCall(*call) for call in config.calls]
+        model = _build(Path(config.folder), trusted=config.trusted)
+        self.tied_weights = _tied(model) if config.tie_word_embeddings else {}
+        for name, module in list(model.named_modules()):
+            if type(module) is nn.Linear:
+                biased = module.bias is not None
+                own = _RowsLinear(module.in_features, module.out_features, bias=biased)
+                model.set_submodule(name, own)
+            for kind, buffer in list(module.named_buffers(recurse=False)):
+                # Weights that transformers does not train; positions and such are no weights.
+                if kind not in module._non_persistent_buffers_set and buffer.is_floating_point():
+                    delattr(module, kind)
+                    module.register_parameter(kind, nn.Parameter(buffer, requires_grad=False))
+        model.requires_grad_(requires_grad=False)
+        for layer, call in enumerate(self.calls):
+            setattr(model.get_submodule(call.module), _LAYER, layer)
+        for name, child in model.named_children():
+            self.add_module(name, child)
+        # No module of this one: names would come twice.
+        self._head = [model]
+        self._base = [model.base_model]
+        setattr(model, model.base_model_prefix, _Given())
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        (base,) = self._base
+        hidden: torch.Tensor = base(
+            input_ids=input_ids[None], position_ids=positions[None], use_cache=False
+        )[0]
+        return hidden[0]
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        (head,) = self._head
+        logits: torch.Tensor = head(inputs_embeds=hidden[None], use_cache=False).logits
+        return logits[0].float()
+
+    def kv_layouts(self, dtype: torch.dtype) -> list[KVLayout]:
+        return [
+            KVLayout(
+                num_heads=call.num_heads,
+                num_kv_heads=call.num_kv_heads,
+                key_size=call.key_size,
+                value_size=call.value_size,
+                scale=call.scale,
+                dtype=dtype,
+                window=call.window,
+                softcap=call.softcap,
+                sinks=None if call.sinks is None else self.get_parameter(call.sinks).float(),
+            )
+            for call in self.calls
+        ]
+
+    def remarks(self) -> dict[str, str]:
+        name, _, version = self.config.written_by.partition(" ")
+        return {"model code": f"{name} of transformers {version} (--model-impl)"}
+
+    @staticmethod
+    def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        """As transformers reads them, who knows what checkpoints of its models call their tensors;
+        all of them lie in memory until they are loaded.
+        """
+        disable_progress_bar()
+        model = AutoModelForCausalLM.from_pretrained(
+            config.folder,
+            trust_remote_code=config.trusted,
+            dtype="auto",
+            use_safetensors=True,
+            attn_implementation=_OURS,
+        )
+        return [
+            StoredTensor(
+                Path(config.folder), name, tuple(held.shape), partial(_copy, held), held.dtype
+            )
+            for name, held in model.state_dict().items()
+            if held.is_floating_point()
+        ]
+
+
+def _copy(held: torch.Tensor, target: torch.Tensor) -> None:
+    target.copy_(held)
+
+
+def _tied(model: Any) -> dict[str, str]:
+    """The head's weight by the name of the embedding's, where they are one."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is None or head.weight is not embedding.weight:
+        return {}
+    names = {module: name for name, module in model.named_modules()}
+    return {f"{names[head]}.weight": f"{names[embedding]}.weight"}

@@ -1,0 +1,166 @@
+"""Models that transformers' own code computes: what is chosen, what is refused, and that its linear
+layers are ours.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import make_tiny_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from piecework import LLM, SamplingParams
+from piecework.runtime.loader.check import check_model
+from piecework.runtime.loader.loader import load_model
+from piecework.runtime.model_config import ModelConfig
+from piecework.runtime.models.registry import FALLBACK, ModelCode
+from piecework.runtime.quantization.methods import linear_kinds
+
+AUTO, THEIRS = ModelCode("auto"), ModelCode("transformers")
+PROMPT = [(31 + 7 * j * j) % 500 for j in range(40)]
+
+
+def save(path: Path, kind: str, **settings: Any) -> Path:
+    """A random model of transformers, as small as its config allows."""
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings)).save_pretrained(path)
+    return path
+
+
+def test_ours_computes_what_is_ours_unless_told_otherwise(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path)
+    assert ModelConfig.from_pretrained(path, code=AUTO).architecture == "LlamaForCausalLM"
+    assert ModelConfig.from_pretrained(path, code=THEIRS).architecture == FALLBACK
+
+
+def test_both_say_the_same_of_a_llama(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path)
+    params = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True, prompt_logprobs=0)
+    said = []
+    for impl in ("piecework", "transformers"):
+        llm = LLM(str(path), dtype="float32", max_total_tokens=512, model_impl=impl)
+        (done,) = llm.generate([PROMPT], params)
+        said.append((done.token_ids, [one.logprob for one in done.prompt_logprobs or [] if one]))
+    assert said[0][0] == said[1][0]
+    assert said[0][1] == pytest.approx(said[1][1], abs=1e-4)
+
+
+def test_its_linear_layers_are_quantised_on_load(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path, "stablelm")
+    model = load_model(
+        str(path), torch.float32, torch.device("cpu"), False, quantization="int8", code=AUTO
+    )
+    kinds = linear_kinds(model)
+    assert "model.layers.0.self_attn.q_proj" in kinds and "lm_head" in kinds
+
+
+def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path, "stablelm", tie_word_embeddings=True)
+    model: Any = load_model(str(path), torch.float32, torch.device("cpu"), False, code=AUTO)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "why"),
+    [
+        (
+            "bloom",
+            {"vocab_size": 64, "hidden_size": 16, "n_layer": 1, "n_head": 2},
+            "BloomModel takes no positions",
+        ),
+        (
+            "mamba",
+            {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1},
+            "MambaModel takes no positions",
+        ),
+        (
+            "jamba",
+            {
+                "vocab_size": 64,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 1,
+                "attn_layer_period": 2,
+                "attn_layer_offset": 1,
+                "num_experts": 2,
+                "use_mamba_kernels": False,
+            },
+            "choose another model",
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_reason(
+    kind: str, settings: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    path = save(tmp_path, kind, **settings)
+    with pytest.raises(ValueError, match=why) as refused:
+        ModelConfig.from_pretrained(path, code=AUTO)
+    assert "\n" not in str(refused.value)
+
+
+def test_code_of_the_folder_runs_only_where_it_is_trusted(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path)
+    content = json.loads((path / "config.json").read_text())
+    content |= {
+        "architectures": ["TheirsForCausalLM"],
+        "model_type": "theirs",
+        "auto_map": {
+            "AutoConfig": "theirs.TheirsConfig",
+            "AutoModelForCausalLM": "theirs.TheirsForCausalLM",
+        },
+    }
+    (path / "config.json").write_text(json.dumps(content))
+    ran = tmp_path / "ran"
+    (path / "theirs.py").write_text(
+        f"open({str(ran)!r}, 'w').close()\n"
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "class TheirsConfig(LlamaConfig):\n    model_type = 'theirs'\n"
+        "class TheirsForCausalLM(LlamaForCausalLM):\n    config_class = TheirsConfig\n"
+    )
+    with pytest.raises(ValueError, match="add --trust-remote-code if you trust it"):
+        ModelConfig.from_pretrained(path, code=AUTO)
+    assert not ran.exists()
+    config = ModelConfig.from_pretrained(path, code=AUTO._replace(trusted=True))
+    assert ran.exists() and config.architecture == FALLBACK
+    load_model(
+        str(path),
+        torch.float32,
+        torch.device("cpu"),
+        False,
+        code=AUTO._replace(trusted=True),
+    )
+
+
+@pytest.mark.parametrize(
+    ("members", "ranks", "why"),
+    [
+        ({}, 2, "runs on one rank; leave --tp-size out"),
+        ({"quantization_config": {"quant_method": "gptq"}}, 1, "take a checkpoint of 16 bits"),
+        ({"is_encoder_decoder": True}, 1, "an encoder with a decoder"),
+    ],
+)
+def test_what_is_ours_alone_is_refused_before_torch(
+    members: dict[str, Any], ranks: int, why: str, tmp_path: Path
+) -> None:
+    path = make_tiny_model(tmp_path, "stablelm")
+    content = json.loads((path / "config.json").read_text()) | members
+    (path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=why):
+        check_model(str(path), context_length=None, weights=True, ranks=ranks, code=AUTO)
+
+
+def test_a_gguf_file_is_not_for_transformers(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match="takes folders"):
+        check_model(str(tmp_path / "model.gguf"), context_length=None, weights=True, code=THEIRS)
+
+
+def test_without_the_fallback_other_architectures_are_refused(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path, "stablelm")
+    with pytest.raises(ValueError, match="'StableLmForCausalLM' is not supported; supported: "):
+        check_model(str(path), context_length=None, weights=True, code=ModelCode("piecework"))
