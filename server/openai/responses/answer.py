@@ -27,7 +27,7 @@ def new_id() -> str:
 
 class Answer:
     """A response. `status` is one of OpenAI's; `is_stored`: it will be found by its id; `size`:
-    bytes of the body that asks for it.
+    bytes of what it is made from.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from ..conversation import chat_prompt
 from .answer import RESPONSE_ID, Answer, new_id
 from .answers import DeletedResponse, InputItems, InputTokenCount, ResponseAnswer, ResponseEvent
 from .chat import begin_within, chat_of, wire_names
-from .items import Item, item_id
+from .items import Item, characters, item_id
 from .protocol import ResponsesRequest
 from .service import Responses
 from .stream import JobStream, ResponseWriter
@@ -47,11 +47,10 @@ async def create_response(
     """Answer a conversation of items."""
     response_id = new_id()
     own, items = await _context(body, responses, response_id)
-    conversation = await begin_within(serving, body, items, response_id, size=request.size)
+    size = request.size + characters(items)
+    conversation = await begin_within(serving, body, items, response_id, size=size)
     is_stored = body.store and responses.keeps
-    answer = Answer(
-        serving, body, response_id, conversation, is_stored=is_stored, size=request.size
-    )
+    answer = Answer(serving, body, response_id, conversation, is_stored=is_stored, size=size)
     collector = Collector(serving, conversation.requests)
     if body.background:
         job = responses.start(answer, own, collector, body.stream)

@@ -169,6 +169,16 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[st
     return messages
 
 
+def characters(items: Iterable[Item]) -> int:
+    """How long the texts of items are together."""
+    return sum(
+        len(item.get("arguments", ""))
+        + len(item.get("output", ""))
+        + sum(len(part.get("text", "")) for part in item.get("content", ()))
+        for item in items
+    )
+
+
 def _texts(item: Item) -> str:
     return "\n".join(part.get("text", part.get("refusal", "")) for part in item["content"])
 

@@ -30,7 +30,7 @@ T = TypeVar("T")
 _MAX_WAITING_BYTES = 64 * 2**20
 """Responses that may wait for the disk; what comes meanwhile is not kept."""
 _MAX_BACKGROUND_BYTES = 128 * 2**20
-"""Of background responses that are under way: bodies, and streams as long as they may become."""
+"""Of background responses that are under way: input, and streams as long as they may become."""
 _FOLLOWED_SECONDS = 60
 """For how long a stream can be read again behind its end."""
 _MAX_ENDED = 64
@@ -112,6 +112,13 @@ class Responses:
                     f"input: the item {missing[0]!r:.100} is not stored; send the item itself.",
                     param="input",
                     code="item_not_found",
+                )
+            if len(references) > len(set(references)):
+                # A small body would become a large conversation.
+                raise InvalidRequest(
+                    "input: an item_reference stands there twice; send the item itself.",
+                    param="input",
+                    code="duplicate_item_reference",
                 )
             own = [found[item["id"]] if item["type"] == "item_reference" else item for item in own]
         if body.previous_response_id is None:

@@ -22,6 +22,7 @@ from toy_tokenizer import toy_tokenizer
 from piecework.server.openai.responses import job, service
 from piecework.server.openai.responses.service import check_store
 from piecework.server.openai.responses.store import ResponseStore
+from piecework.server.state import TextThreads
 
 PATH = "/v1/responses"
 TEMPLATE = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
@@ -57,6 +58,7 @@ class server:
     async def __aexit__(self, *error: object) -> None:
         await self._client.__aexit__(None, None, None)
         await self.app.state.responses.close()
+        self.app.state.responses._thread.shutdown()
 
 
 async def create(client: httpx.AsyncClient, text: str = "Hi", **body: Any) -> dict[str, Any]:
@@ -140,6 +142,30 @@ async def test_an_item_can_be_named_instead_of_sent(
     await create(client, known)
     assert prompt(engine) == f"[Hi][{item['content'][0]['text']}]"
     error_of(await client.post(PATH, json={"input": [{"id": "msg_1"}]}), 404, "input")
+    error_of(await client.post(PATH, json={"input": [{"id": item["id"]}] * 2}), 400, "input")
+
+
+async def test_a_long_history_is_worked_on_beside_the_event_loop(
+    engine: ScriptedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_threads: list[Any] = []
+    run = TextThreads.run
+
+    async def watched(self: TextThreads, work: Any, *args: Any, **settings: Any) -> Any:
+        in_threads.append(getattr(work, "func", work).__name__)
+        return await run(self, work, *args, **settings)
+
+    monkeypatch.setattr(TextThreads, "run", watched)
+    life = server(engine, tmp_path)
+    async with life as client:
+        told = await create(client)
+        told["output"][0]["content"][0]["text"] = "x " * 10_000
+        responses = life.app.state.responses
+        responses._thread.submit(responses._store.put, told, []).result()
+        in_threads.clear()
+        asked = {"input": "Hi", "previous_response_id": told["id"]}
+        error_of(await client.post(PATH, json=asked), 400, "input")
+    assert in_threads[0] == "_render"
 
 
 async def test_ids_cannot_be_guessed_and_reach_nothing_else(client: httpx.AsyncClient) -> None:
