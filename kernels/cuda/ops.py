@@ -157,6 +157,7 @@ add_rms_norm_quantize_dynamic = triton_ops.add_rms_norm_quantize_dynamic
 silu_and_mul_quantize_static = triton_ops.silu_and_mul_quantize_static
 silu_and_mul_quantize_dynamic = triton_ops.silu_and_mul_quantize_dynamic
 weight_only_linear = triton_ops.weight_only_linear
+fused_moe = triton_ops.fused_moe
 argmax = reference.argmax
 sample_filtered = triton_ops.sample_filtered
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .linear import scaled_linear, weight_only_linear
+from .moe import fused_moe
 from .op_kernels import (
     add_rms_norm_kernel,
     norm_rotary_kernel,
@@ -29,6 +30,7 @@ __all__ = [
     "add_rms_norm",
     "add_rms_norm_quantize_dynamic",
     "add_rms_norm_quantize_static",
+    "fused_moe",
     "norm_rotary_embedding",
     "quantize_dynamic",
     "quantize_static",

@@ -10,13 +10,14 @@ import json
 import sys
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from piecework.kernels.triton import attention_kernels as attention
 from piecework.kernels.triton import cache_kernels as cache
-from piecework.kernels.triton import linear
+from piecework.kernels.triton import linear, moe, moe_kernels
 from piecework.kernels.triton import linear_kernels as products
 from piecework.kernels.triton import op_kernels as ops
 from piecework.kernels.triton import quantize_kernels as quantize
@@ -78,6 +79,14 @@ def _weight_only(tokens: int, bits: int) -> tuple[Any, dict[str, Any], dict[str,
     constants = {"weight": "*u8", "zero": "*u8", "scale": "*bf16", "BITS": bits}
     constants |= {"HAS_BIAS": False, "WHOLE": True}
     return products.weight_only_linear_kernel, constants | _blocks(tiles), _options(tiles)
+
+
+def _experts(pairs: int) -> tuple[Any, dict[str, Any], dict[str, int]]:
+    tiles = moe._tiles(pairs, 1, torch.bfloat16)
+    constants = {"sources": "*i64", "experts": "*i32", "firsts": "*i32", "ends": "*i32"}
+    constants |= {"HAS_BIAS": True, "WHOLE": True, "BLOCK_M": tiles.rows}
+    constants |= {"BLOCK_N": tiles.columns, "BLOCK_K": tiles.deep}
+    return moe_kernels.expert_linear_kernel, constants, _options(tiles)
 
 
 def _blocks(tiles: Any) -> dict[str, int]:
@@ -212,6 +221,7 @@ KERNELS: list[tuple[Any, dict[str, Any], dict[str, int]]] = [
         for per_block in (False, True)
     ),
     *(_weight_only(tokens, bits) for tokens in (1, 64, 4096) for bits in (4, 8)),
+    *(_experts(pairs) for pairs in (8, 64, 4096)),
     (sampling.sample_filtered_kernel, {"BLOCK": 4096}, {"num_warps": 16}),
 ]
 """With the constants and options of an 8B model in bfloat16; a pointer that is of another type than
