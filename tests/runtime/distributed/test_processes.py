@@ -14,6 +14,7 @@ import psutil
 import pytest
 from tiny_models import make_tiny_model
 
+from piecework.kernels.collectives import TENSOR_PARALLEL, TorchGroup, get_group
 from piecework.runtime.distributed import processes
 from piecework.runtime.llm import LLM
 from piecework.runtime.sampling.params import SamplingParams
@@ -56,6 +57,24 @@ def test_what_a_rank_cannot_hold_is_one_line(tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path)
     with pytest.raises(ValueError, match="4 heads on 2 key/value heads cannot be split over 3"):
         LLM(str(path), tp_size=3, max_total_tokens=512, num_threads=1)
+
+
+@pytest.mark.slow
+def test_four_processes_over_gloo_answer_as_one_process_does_with_a_quantised_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights alone: of activations each rank would scale its own columns."""
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    path = make_tiny_model(tmp_path, num_hidden_layers=2, hidden_size=128, intermediate_size=256)
+    settings: dict[str, Any] = {"quantization": "q8_0", "max_total_tokens": 512, "num_threads": 4}
+    params = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True, logprobs=0)
+    (alone,) = LLM(str(path), **settings).generate([[5, 6, 7]], params)
+    llm = LLM(str(path), tp_size=4, **settings)
+    assert isinstance(get_group(TENSOR_PARALLEL), TorchGroup)
+    assert "in 8 bits" in llm.info.quantization[0]
+    (by_four,) = llm.generate([[5, 6, 7]], params)
+    assert by_four.logprobs[0].logprob == pytest.approx(alone.logprobs[0].logprob, abs=0.05)
+    assert by_four.token_ids[0] == alone.token_ids[0]
 
 
 STARTS = {

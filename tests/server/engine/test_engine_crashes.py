@@ -115,13 +115,17 @@ sys.exit(process.run_engine(lambda: text_process.build))
 """
 
 
+@pytest.mark.parametrize(
+    "ranks", [1, pytest.param(2, marks=pytest.mark.slow)], ids=["one process", "two ranks"]
+)
 async def test_a_request_that_kills_the_engine_is_found_and_the_others_go_on(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: str, tmp_path: Path, ranks: int
 ) -> None:
     script = tmp_path / "poisoned.py"
     script.write_text(POISONED_ENGINE)
+    length = 1000 // ranks**2
     client = EngineClient(
-        config(model),
+        config(model, tp_size=ranks),
         load_tokenizer(model),
         log_level="warning",
         command=(sys.executable, str(script)),
@@ -129,7 +133,9 @@ async def test_a_request_that_kills_the_engine_is_found_and_the_others_go_on(
     await client.start()
     try:
         assert await client.wait_ready()
-        healthy = asyncio.create_task(collect(client, request("healthy", [1, 2], params(1, 1000))))
+        healthy = asyncio.create_task(
+            collect(client, request("healthy", [1, 2], params(1, length)))
+        )
         await until(lambda: client.stats.generation_tokens_total > 5)
         prompts = [[5, 6], [5, POISON], [7, 8]]
         jobs = [
@@ -139,7 +145,7 @@ async def test_a_request_that_kills_the_engine_is_found_and_the_others_go_on(
         first, poison, third = [(await job)[-1] for job in jobs]
         assert poison.finish_reason is FinishReason.ERROR and "twice" in (poison.error or "")
         assert first.completion_tokens == third.completion_tokens == 4
-        assert len(tokens(await healthy)) == 1000
+        assert len(tokens(await healthy)) == length
         assert client.restarts == 2 and client.state is EngineState.READY
     finally:
         await client.stop()
