@@ -127,6 +127,8 @@ class Platform:
     """Of which there are no numbers on this device: weights that are stored in such are widened to
     16 bits when they are loaded.
     """
+    slow_dtypes: frozenset[torch.dtype] = frozenset()
+    """In which numbers are multiplied so slowly that float32 is better."""
     runs_beside_host: bool = True
     """Whether what is launched runs while the host goes on, so that the host can plan the next step
     meanwhile.

@@ -102,7 +102,8 @@ class Serving(AnyServing):
     """
 
     purpose = (
-        "This server has a language model, for POST /v1/chat/completions and POST /v1/completions"
+        "This server has a language model, for POST /v1/chat/completions and POST /v1/completions; "
+        "vectors need a server of their own (--runner pooling)"
     )
 
     engine: EngineClient

@@ -51,6 +51,7 @@ class CpuPlatform(Platform):
     default_mem_fraction = 0.2
     runs_beside_host = False
     has_own_memory = False
+    slow_dtypes = frozenset({torch.float16})
     ranks_share_memory = True
     cuts_head_groups = True
     graphs_are_real = False

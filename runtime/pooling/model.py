@@ -24,6 +24,7 @@ from .config import PoolingConfig
 from .folder import PoolingFolder, read_folder
 from .loading import load_dense, load_transformer, read_transformer_config, stored_dtype
 from .messages import PoolingInfo
+from .packing import pack_numbers
 from .pooler import ACTIVATIONS, pool
 
 _REQUESTS = 64
@@ -55,7 +56,7 @@ class PoolingModel:
         register_attention(self.platform.dispatch_key)
         self.device = self.platform.device()
         self.dtype: torch.dtype = (
-            stored_dtype(self.folder) if config.dtype == "auto" else getattr(torch, config.dtype)
+            self._stored_dtype() if config.dtype == "auto" else getattr(torch, config.dtype)
         )
         began = time.perf_counter()
         # For its norms and rotations too, where decoders have kernels for them.
@@ -64,6 +65,9 @@ class PoolingModel:
         place = self.dtype, self.device, kernels
         self.transformer = load_transformer(self.folder, model_config, *place)
         self.denses = [load_dense(dense, *place) for dense in self.folder.denses]
+        self._weight_bytes = sum(map(weight_bytes, (self.transformer, *self.denses)))
+        for part in (self.transformer, *self.denses):
+            pack_numbers(part, self.platform)
         layouts = self.transformer.kv_layouts(self.dtype)
         # Nothing is kept: the one page is there because attention is told of a cache.
         cache = KVPool(layouts, num_pages=1, page_size=1, platform=self.platform)
@@ -112,6 +116,10 @@ class PoolingModel:
         back[order] = found
         return back
 
+    def _stored_dtype(self) -> torch.dtype:
+        stored = stored_dtype(self.folder)
+        return torch.float32 if stored in self.platform.slow_dtypes else stored
+
     @property
     def token_budget(self) -> int:
         """Most tokens of one batch, unless one text is longer."""
@@ -139,7 +147,7 @@ class PoolingModel:
             vocab_size=self.vocab_size,
             token_budget=self.token_budget,
             max_running_requests=self.config.max_running_requests or _REQUESTS,
-            weight_bytes=weight_bytes(self.transformer) + sum(map(weight_bytes, self.denses)),
+            weight_bytes=self._weight_bytes,
             load_seconds=self.load_seconds,
             remarks=self.platform.remarks(),
         )
