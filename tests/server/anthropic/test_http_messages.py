@@ -214,6 +214,15 @@ async def test_thoughts_are_blocks_of_their_own() -> None:
     assert thought["signature"] and message["usage"]["output_tokens_details"]["thinking_tokens"]
 
 
+async def test_a_budget_bounds_the_thought() -> None:
+    engine = thinker("<think>Hm.</think>Yes.")
+    async with client_of(make_app(engine)) as client:
+        await post(client, thinking={"type": "enabled", "budget_tokens": 7})
+        await post(client, thinking={"type": "adaptive"})
+    bounded, free = (request.params.thinking_budget for request in engine.requests)
+    assert (bounded, free) == (7, None)
+
+
 @pytest.mark.parametrize(
     ("body", "end"),
     [
