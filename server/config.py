@@ -143,6 +143,8 @@ class BatchServerConfig(CommonServerConfig):
             raise ValueError(f"--batch-storage must be at least 1, got {self.batch_storage}")
         if not self.batch_dir:
             raise ValueError("--batch-dir is empty; name a folder, auto or none")
+        if os.path.isfile(self.batch_dir):
+            raise ValueError(f"--batch-dir {self.batch_dir} is a file; name a folder")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,18 +46,19 @@ class Batches:
         self._opened: Storage | None = None
         self._turn = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
+        self._running: BatchRecord | None = None
         self.uploads = 0
         """Under way."""
 
     async def start(self) -> None:
         """Go on with what is unfinished."""
         folder = self._folder
-        if folder is None or not (folder / "batches").is_dir():
-            return
         try:
+            if folder is None or not (folder / "batches").is_dir():
+                return
             await self.storage()
-        except Unavailable as error:
-            logger.warning("batches: %s", error.message)
+        except (Unavailable, OSError) as error:
+            logger.warning("batches: %s", error)
         else:
             self._run_unfinished()
 
@@ -212,7 +213,10 @@ class Batches:
                 param="batch_id",
                 code="invalid_value",
             )
+        has_begun = record.status is not Status.VALIDATING or record is self._running
         record.become(Status.CANCELLING, storage.clock())
+        if not has_begun:
+            record.become(Status.CANCELLED, storage.clock())
         await self.save(storage.save_batch, record)
         self._run_unfinished()
 
@@ -230,8 +234,9 @@ class Batches:
         while waiting := [each for each in storage.batches.values() if not each.has_ended]:
             # Who is cancelled does not wait for its turn.
             waiting.sort(key=lambda each: each.status is not Status.CANCELLING)
-            await BatchRun(waiting[0], storage, self.disk, self._engine, ask).run()
-            if not waiting[0].has_ended:
+            self._running = record = waiting[0]
+            await BatchRun(record, storage, self.disk, self._engine, ask).run()
+            if not record.has_ended:
                 return  # the server ends
 
     async def _ask(self, api_key: str | None, path: str, body: bytes) -> InProcessAnswer:

@@ -169,6 +169,20 @@ async def test_a_cancelled_batch_keeps_what_has_been_answered(
         error_of(await client.post(f"/v1/batches/{batch_id}/cancel"), 400, "batch_id")
 
 
+async def test_a_batch_that_waits_is_cancelled_at_once(
+    scripted: ScriptedEngine, tmp_path: Path
+) -> None:
+    async with served(scripted, tmp_path) as (_, client):
+        scripted.script.held = True
+        file_id = await upload(client, [line("a")])
+        first = await create(client, file_id)
+        await holding(scripted, 1)
+        second = (await create(client, file_id))["id"]
+        assert (await client.post(f"/v1/batches/{second}/cancel")).json()["status"] == "cancelled"
+        scripted.script.held = False
+        assert (await ended(client, first["id"]))["status"] == "completed"
+
+
 async def test_lines_that_are_late_get_an_error(scripted: ScriptedEngine, tmp_path: Path) -> None:
     async with served(scripted, tmp_path) as (app, client):
         scripted.script.held = True

@@ -134,6 +134,23 @@ async def test_a_folder_has_one_server(scripted: ScriptedEngine, tmp_path: Path)
     assert "--batch-dir" in error["message"]
 
 
+def test_a_file_is_no_folder(scripted: ScriptedEngine, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").touch()
+    with pytest.raises(ValueError, match="is a file; name a folder"):
+        make_app(scripted, batch_dir=str(tmp_path / "in.jsonl"))
+
+
+async def test_a_folder_that_may_not_be_read_ends_no_server(
+    scripted: ScriptedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(self: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_dir", denied)
+    async with served(scripted, tmp_path / "batches") as (_, client):
+        assert (await client.get("/health")).status_code == 200
+
+
 async def test_files_and_batches_can_be_off(scripted: ScriptedEngine) -> None:
     async with client_of(make_app(scripted, batch_dir="none")) as client:
         for answer in (
