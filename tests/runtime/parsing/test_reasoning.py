@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from piecework.runtime.parsing.events import Event, Parser, PlainText, Text, Thought
+from piecework.runtime.parsing.events import CallBegins, Event, Parser, PlainText, Text, Thought
 from piecework.runtime.parsing.reasoning import choose_reasoning, reasoning_formats
-from piecework.runtime.parsing.tool_calls import Tool, formats
+from piecework.runtime.parsing.tool_calls import CallRules, Tool, formats
 from piecework.runtime.sampling import grammar
 
 THINK = reasoning_formats()["think"]
@@ -110,3 +110,67 @@ def test_names() -> None:
     assert choose_reasoning("none", "</think>") is None
     with pytest.raises(ValueError, match="--reasoning-parser must be auto, none or one of think"):
         choose_reasoning("qwen7", None)
+
+
+_CALL = "<|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>{}"
+RECORDED: dict[str, tuple[str, bool, str, list[str]]] = {
+    "mistral": ("mistral", False, "[THINK]Hm.[/THINK]Yes", ["Hm.", "Yes"]),
+    "kimi": ("kimi", False, "◁think▷Hm.◁/think▷Yes", ["Hm.", "Yes"]),
+    "seed": ("seed_oss", False, "<seed:think>\nHm.</seed:think>Yes", ["Hm.", "Yes"]),
+    "granite": (
+        "granite",
+        False,
+        "Here is my thought process:\nHm.\n\nHere is my response:\nYes",
+        ["Hm.", "Yes"],
+    ),
+    "gemma": ("gemma4", False, "<|channel>thought\nHm.<channel|>Yes", ["Hm.", "Yes"]),
+    "channels": (
+        "gpt_oss",
+        False,
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes",
+        ["Hm.", "Yes"],
+    ),
+    "open": (
+        "gpt_oss",
+        True,
+        "Hm. <| a<|end|><|start|>assistant<|channel|>final<|message|>Yes<|return|>",
+        ["Hm. <| a", "Yes"],
+    ),
+    "no end": ("gpt_oss", False, "<|channel|>analysis<|message|>Hm.<|en", ["Hm.<|en"]),
+}
+
+
+@pytest.mark.parametrize("kind", RECORDED)
+def test_recorded_thoughts_cut_anywhere(kind: str) -> None:
+    name, is_open, text, (thought, *said) = RECORDED[kind]
+    form = reasoning_formats()[name]
+    wanted = [Thought(thought), *map(Text, said)]
+    assert read(form.parser(PlainText(), is_open=is_open), list(text)) == wanted
+    for cut in range(len(text)):
+        parser = form.parser(PlainText(), is_open=is_open)
+        assert read(parser, [text[:cut], text[cut:]]) == wanted
+
+
+def test_a_call_behind_a_thought_in_channels() -> None:
+    rest = formats()["openai"].parser([Tool("add", "", {})])
+    parser = reasoning_formats()["gpt_oss"].parser(rest, is_open=False)
+    text = f"<|channel|>analysis<|message|>Hm.<|end|>{_CALL}<|call|>"
+    assert read(parser, list(text))[:2] == [Thought("Hm."), CallBegins("add")]
+
+
+@pytest.mark.parametrize(
+    ("has_calls", "text"),
+    [
+        (True, f"Hm.<|end|>{_CALL}"),
+        (False, "Hm.<|end|><|start|>assistant<|channel|>final<|message|>{}"),
+    ],
+)
+def test_grammars_begin_in_their_channel(has_calls: bool, text: str) -> None:
+    form, tool = reasoning_formats()["gpt_oss"], Tool("add", "", {"additionalProperties": False})
+    body = grammar.from_json_schema({"type": "object", "maxProperties": 0})
+    if has_calls:
+        body = formats()["openai"].grammar([tool], CallRules(required=True))
+    for is_open, begins in ((True, ""), (False, "<|channel|>analysis<|message|>")):
+        whole = form.grammar(body, is_open=is_open, has_calls=has_calls)
+        matcher = LLMatcher(LLTokenizer("byte"), whole, log_level=0)
+        assert matcher.consume_tokens(list((begins + text).encode())) and matcher.is_accepting()
