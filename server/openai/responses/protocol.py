@@ -174,6 +174,9 @@ Metadata = Annotated[
     Field(max_length=16),
 ]
 
+Label = Annotated[str, Field(max_length=512)]
+"""What a response repeats, and means nothing here."""
+
 
 def _one_message(value: Any) -> Any:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
@@ -227,9 +230,9 @@ class ResponsesRequest(WireModel):
     priority: Priority = 0
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
     service_tier: Annotated[str | None, Field(description="there is one: without effect")] = None
 
     truncation: Annotated[
