@@ -34,7 +34,7 @@ _SPECIAL_KEYS = {
 }
 _END_TOKENS = {
     "<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|end|>",
-    "<end_of_turn>", "<EOT>",
+    "<end_of_turn>", "<EOT>", "<|END_OF_TURN_TOKEN|>",
 }  # fmt: skip
 """Control tokens that end a turn or a text wherever they occur. The file names one or two, models
 use more of them.

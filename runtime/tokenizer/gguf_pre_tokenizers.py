@@ -62,10 +62,10 @@ _LLAMA3_RULE = PreTokenizer(splits=(_LLAMA3,), ignore_merges=True, add_bos=True)
 _DIGITS_RULE = PreTokenizer(digits=True)
 
 PRE_TOKENIZERS = {
-    **dict.fromkeys((FALLBACK, "default", "phi-2"), PreTokenizer()),
-    **dict.fromkeys(("smollm", "starcoder", "refact"), _DIGITS_RULE),
+    **dict.fromkeys((FALLBACK, "default", "phi-2", "olmo"), PreTokenizer()),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _DIGITS_RULE),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _LLAMA3_RULE),
-    "smaug-bpe": PreTokenizer(splits=(_LLAMA3,)),
+    **dict.fromkeys(("smaug-bpe", "dbrx", "chatglm-bpe", "glm4"), PreTokenizer(splits=(_LLAMA3,))),
     "qwen2": PreTokenizer(splits=(_QWEN2,), normalizer=normalizers.NFC()),
     "deepseek-r1-qwen": PreTokenizer(splits=(_QWEN2,)),
     "tekken": PreTokenizer(splits=(_TEKKEN,), ignore_merges=True, add_bos=True),
