@@ -25,7 +25,7 @@ QUICK = StructuredSettings(
 )
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_every_schema_is_one_that_can_be_followed(seed: int) -> None:
     schemas = make_schemas(2 * len(LEVELS), seed)
