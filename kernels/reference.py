@@ -7,6 +7,8 @@ tensors' dtype where transformers' models do, so that in bf16 too the logits are
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -191,6 +193,36 @@ def fused_moe(
     `weighs_input`: what an expert takes is weighted, and not what it gives (Llama 4). No shape and
     no wait depends on what is chosen.
     """
+    return moe_by(
+        _expert_linear,
+        x,
+        topk_ids,
+        topk_weights,
+        gate_up,
+        gate_up_bias,
+        down,
+        down_bias,
+        limit,
+        weighs_input,
+    )
+
+
+def moe_by(
+    expert_linear: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    gate_up_bias: torch.Tensor | None,
+    down: torch.Tensor,
+    down_bias: torch.Tensor | None,
+    limit: float,
+    weighs_input: bool,
+) -> torch.Tensor:
+    """`fused_moe`, whose products are `expert_linear(rows, weight, ends)`: of rows [P, K] those up
+    to each of `ends` [E] int32 by that weight of [E, N, K], to [P, N]; what comes behind the last
+    end does not matter.
+    """
     (tokens, each), (hidden, size) = topk_ids.shape, (x.shape[1], down.shape[1])
     experts = down.shape[0] // hidden
     flat = topk_ids.flatten()
@@ -202,10 +234,10 @@ def fused_moe(
     rows = x[order // each]
     if weighs_input:
         rows = (rows * weights).to(x.dtype)
-    between = _expert_linear(rows, gate_up.view(experts, 2 * size, hidden), ends)
+    between = expert_linear(rows, gate_up.view(experts, 2 * size, hidden), ends)
     if gate_up_bias is not None:
         between = between + gate_up_bias.view(experts, -1)[among]
-    results = _expert_linear(gated(between, limit), down.view(experts, hidden, size), ends)
+    results = expert_linear(gated(between, limit), down.view(experts, hidden, size), ends)
     if down_bias is not None:
         results = results + down_bias.view(experts, -1)[among]
     if not weighs_input:
@@ -217,7 +249,6 @@ def fused_moe(
 
 
 def _expert_linear(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Rows of x [P, K] up to each of `ends` [E] int32 times that weight of [E, N, K]: [P, N]."""
     return F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
 
 

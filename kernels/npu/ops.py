@@ -12,6 +12,7 @@ import torch
 
 from .. import reference
 from ..ops import TRACED
+from .moe import fused_moe
 from .quantized_ops import quantize_dynamic, quantize_static, scaled_linear
 from .refusals import or_else
 from .sampling import UNIFORM_DTYPE, sample_filtered
@@ -21,6 +22,7 @@ __all__ = [
     "add_rms_norm",
     "add_rms_norm_quantize_dynamic",
     "add_rms_norm_quantize_static",
+    "fused_moe",
     "norm_rotary_embedding",
     "quantize_dynamic",
     "quantize_static",

@@ -33,6 +33,7 @@ OPS = (
     "npu::npu_convert_weight_to_int4pack",
     "npu::npu_dynamic_quant",
     "npu::npu_fused_infer_attention_score",
+    "npu::npu_grouped_matmul",
     "npu::npu_mm_all_reduce_base",
     "npu::npu_mm_reduce_scatter_base",
     "npu::npu_quant_matmul",

@@ -57,6 +57,36 @@ def npu_add_rms_norm(
     return (*npu_rms_norm(total, gamma, epsilon), total)
 
 
+def npu_grouped_matmul(
+    x: list[Tensor],
+    weight: list[Tensor],
+    *,
+    group_list: Tensor,
+    split_item: int = 0,
+    group_type: int | None = None,
+    group_list_type: int = 0,
+) -> list[Tensor]:
+    """Rows of x [M, K] up to each of group_list [E] by that weight of [E, K, N]."""
+    name = "npu_grouped_matmul"
+    check(
+        len(x) == len(weight) == 1 and (split_item, group_type, group_list_type) == (3, 0, 0),
+        f"{name}: the simulator knows one x and one weight, whose rows are grouped by their ends",
+    )
+    (rows,), (weights,) = x, weight
+    check(
+        rows.dtype == weights.dtype and rows.dtype in (torch.float16, torch.bfloat16),
+        f"{name}: x and weight must be of one dtype of 16 bits",
+    )
+    check(group_list.dtype == torch.int64, f"{name}: group_list must be int64")
+    check(rows.shape[1] == weights.shape[1], f"{name}: x and weight do not fit")
+    out = rows.new_full((len(rows), weights.shape[2]), float("nan"))
+    begin = 0
+    for expert, end in enumerate([] if rows.is_meta else group_list.tolist()):
+        out[begin:end] = rows[begin:end] @ weights[expert]
+        begin = end
+    return [out]
+
+
 def npu_swiglu(input: Tensor, dim: int = -1) -> Tensor:
     name = "npu_swiglu"
     check(input.dtype in FLOATS, f"{name}: input must be floating point, got {input.dtype}")
@@ -330,6 +360,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "npu::npu_rms_norm": npu_rms_norm,
     "npu::npu_add_rms_norm": npu_add_rms_norm,
     "npu::npu_swiglu": npu_swiglu,
+    "npu::npu_grouped_matmul": npu_grouped_matmul,
     "npu::npu_rotary_mul": npu_rotary_mul,
     "npu::npu_fused_infer_attention_score": npu_fused_infer_attention_score,
     "atb::_npu_reshape_and_cache": npu_reshape_and_cache,
@@ -342,6 +373,7 @@ SHAPES: dict[str, Callable[..., Any]] = {
     "npu::npu_rms_norm": npu_rms_norm,
     "npu::npu_add_rms_norm": npu_add_rms_norm,
     "npu::npu_swiglu": npu_swiglu,
+    "npu::npu_grouped_matmul": npu_grouped_matmul,
     "npu::npu_rotary_mul": npu_rotary_mul,
     "npu::npu_fused_infer_attention_score": _attention_shapes,
     **quantized_ops.KERNELS,
