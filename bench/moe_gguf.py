@@ -3,6 +3,7 @@ reads it too:
 
     python -m piecework.bench.moe_gguf /tmp/moe.gguf
     piecework bench peers --model-path /tmp/moe.gguf --loads single,batch8 \\
+        --server "piecework=piecework serve /tmp/moe.gguf --port {port}" \\
         --server "llama=llama-server -m /tmp/moe.gguf -c 16384 -np 8 --port {port}"
 
 Of Qwen3-MoE's shape: 1.0 billion parameters in Q4_0, of which a token takes 0.15. Its tokenizer is
