@@ -37,6 +37,10 @@ class Routing(NamedTuple):
     def check(self) -> Routing:
         """Raises `ValueError` for numbers that no model can have."""
         experts, groups = self.num_experts, self.num_groups
+        if experts > _MOST_EXPERTS:
+            raise ValueError(
+                f"{experts} experts a layer are more than {_MOST_EXPERTS}; fetch the model again"
+            )
         if not 1 <= self.top_k <= experts:
             raise ValueError(
                 f"{self.top_k} of {experts} experts a token make no sense; fetch the model again"
@@ -51,6 +55,8 @@ class Routing(NamedTuple):
         return self
 
 
+_MOST_EXPERTS = 4096
+"""Lists are made for each before a file of weights is looked into."""
 _LEAST_SUM = 1e-20
 """That weights are divided by."""
 
@@ -182,6 +188,10 @@ class FusedMoE(nn.Module):
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> None:
         super().__init__()
+        if intermediate_size < 1:
+            raise ValueError(
+                f"experts of {intermediate_size} columns make no sense; fetch the model again"
+            )
         self.num_experts, self.limit, self.weighs_input = num_experts, limit, weighs_input
         self.register_buffer("first", None)
         gate, up, down = names

@@ -43,13 +43,18 @@ class Qwen2MoeBlock(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        size = config.hidden_size
+        size, shared = config.hidden_size, config.shared_expert_intermediate_size
+        if shared < 1:
+            raise ValueError(
+                f"shared_expert_intermediate_size must be at least 1, got {shared}; fetch the "
+                "model again"
+            )
         routing = Routing(
             config.num_experts, config.num_experts_per_tok, renormalized=config.norm_topk_prob
         )
         self.gate = Router(size, routing)
         self.experts = FusedMoE(size, config.moe_intermediate_size, config.num_experts)
-        self.shared_expert = GatedMLP(size, config.shared_expert_intermediate_size)
+        self.shared_expert = GatedMLP(size, shared)
         self.shared_expert_gate = Linear(size, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
