@@ -94,22 +94,31 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
     return schema if isinstance(schema, dict) else {}
 
 
-def kinds_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """The types of JSON that a schema allows, as far as it says."""
-    schema = resolved(schema, root)
-    kinds = KINDS
+def kinds_of(
+    schema: Any, root: Mapping[str, Any], seen: dict[int, frozenset[str]] | None = None
+) -> frozenset[str]:
+    """The types of JSON that a schema allows, as far as it says. `seen`: what is known of others;
+    each is looked at once, also where they refer to one another.
+    """
+    schema, seen = resolved(schema, root), {} if seen is None else seen
+    if id(schema) in seen:
+        return seen[id(schema)]
+    seen[id(schema)] = kinds = KINDS
     if "type" in schema:
         named = schema["type"]
-        kinds = frozenset([named] if isinstance(named, str) else named) & KINDS
+        named = named if isinstance(named, list) else [named]
+        kinds = frozenset(kind for kind in KINDS if kind in named)
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(values, list):
         kinds &= frozenset(kind for value in values for kind in _kinds_of_value(value))
     for name in ("anyOf", "oneOf"):
-        if isinstance(schema.get(name), list) and depth < 8:
-            kinds &= frozenset().union(*(kinds_of(each, root, depth + 1) for each in schema[name]))
-    for each in schema.get("allOf", ()) if depth < 8 else ():
-        kinds &= kinds_of(each, root, depth + 1)
-    return kinds | {"integer"} if "number" in kinds else kinds
+        if isinstance(schema.get(name), list):
+            kinds &= frozenset().union(*(kinds_of(each, root, seen) for each in schema[name]))
+    if isinstance(schema.get("allOf"), list):
+        for each in schema["allOf"]:
+            kinds &= kinds_of(each, root, seen)
+    seen[id(schema)] = kinds = kinds | {"integer"} if "number" in kinds else kinds
+    return kinds
 
 
 def _kinds_of_value(value: Any) -> frozenset[str]:
@@ -163,6 +172,8 @@ def written_value(schema: Any, parameters: Parameters) -> Value:
     if branches is not None:
         if set(found) - _ANNOTATIONS - {"anyOf", "oneOf"}:
             raise ValueError("this model's calls cannot be held to anyOf beside other members")
+        if any({"anyOf", "oneOf"}.intersection(resolved(each, root)) for each in branches):
+            raise ValueError("this model's calls cannot be held to anyOf within anyOf")
         return _any_of([written_value(each, parameters) for each in branches])
     if not others:
         return Value(string_terminal(found), None)

@@ -167,7 +167,13 @@ async def chat_grammar(
 
 async def _calls_grammar(serving: Serving, use: ToolUse, rules: CallRules) -> str:
     try:
-        lark = use.form.grammar(use.tools, rules)
+        lark = await serving.threads.run(use.form.grammar, use.tools, rules)
+    except (RecursionError, TypeError):
+        raise InvalidRequest(
+            "tools: a schema is nested too deeply, or is none; mend it.",
+            param="tools",
+            code=INVALID_GRAMMAR,
+        ) from None
     except ValueError as error:
         raise InvalidRequest(
             f"tools: {error}; simplify the schema.", param="tools", code=INVALID_GRAMMAR

@@ -97,8 +97,16 @@ def test_what_a_text_means_is_said_by_the_schema(text: str, schema: Any, value: 
     assert json.loads(read_value(text, kinds_of(schema, schema))) == value
 
 
+@pytest.mark.parametrize("schema", [{"type": 5}, {"type": [[]]}, {"enum": 1}, {"anyOf": 2}, 7, []])
+def test_what_is_no_schema_allows_all_or_nothing(schema: Any) -> None:
+    assert kinds_of(schema, {}) in (KINDS, frozenset())
+
+
 def test_references_that_go_round_end() -> None:
     schema: dict[str, Any] = {"$ref": "#", "anyOf": [{"$ref": "#"}]}
     assert kinds_of(schema, schema) == KINDS
-    nested: dict[str, Any] = {"anyOf": [{"$ref": "#/x"}] * 2}
+    nested: dict[str, Any] = {"anyOf": [{"$ref": "#/x"}] * 2000}
     assert kinds_of(nested, {"x": nested}) == KINDS
+    wide = tool({"anyOf": [{"type": "string"}, {"$ref": "#/properties/a"}] * 20})
+    with pytest.raises(ValueError, match="anyOf within anyOf"):
+        FORM.grammar([wide], CallRules())
