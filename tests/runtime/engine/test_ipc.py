@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import get_args
+import dataclasses
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -30,6 +31,14 @@ from piecework.runtime.engine.messages import (
     ToEngine,
     TokenLogprob,
     TokenOutput,
+)
+from piecework.runtime.pooling.messages import (
+    PoolingInfo,
+    PoolingReady,
+    PoolOutput,
+    PoolRequest,
+    PoolStats,
+    PoolStep,
 )
 from piecework.runtime.sampling.params import SamplingParams
 
@@ -82,16 +91,31 @@ GRAPHS = st.builds(
     graph_bytes=INTEGERS,
     capture_seconds=NUMBERS,
 )
-INFO = {
-    name: {"int": INTEGERS, "float": NUMBERS, "bool": st.booleans()}.get(str(field.type), st.text())
-    for name, field in EngineInfo.__dataclass_fields__.items()
-} | {
-    "graphs": GRAPHS,
-    "ranks": st.lists(st.builds(RankInfo, weight_bytes=INTEGERS, kv_bytes=INTEGERS), max_size=3),
-    "quantization": st.lists(st.text(max_size=5), max_size=3),
-    "start_seconds": st.dictionaries(st.text(max_size=5), NUMBERS, max_size=3),
-    "remarks": st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
+SHORT = {
+    "str": st.text(max_size=5),
+    "int": INTEGERS,
+    "float": NUMBERS,
+    "bool": st.booleans(),
+    "bytes": st.binary(max_size=5),
+    "str | None": st.none() | st.text(max_size=5),
+    "list[int]": st.lists(INTEGERS, max_size=3),
+    "dict[str, str]": st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
 }
+
+
+def built(kind: type[Any], **named: Any) -> st.SearchStrategy[Any]:
+    """A dataclass of short values, whose integers msgpack can hold."""
+    fields = {field.name: SHORT.get(str(field.type)) for field in dataclasses.fields(kind)}
+    return st.builds(kind, **{name: each for name, each in fields.items() if each} | named)
+
+
+INFO = built(
+    EngineInfo,
+    graphs=GRAPHS,
+    ranks=st.lists(built(RankInfo), max_size=3),
+    quantization=st.lists(st.text(max_size=5), max_size=3),
+    start_seconds=st.dictionaries(st.text(max_size=5), NUMBERS, max_size=3),
+)
 IMAGE_STATS = st.builds(
     ImageStats,
     **dict.fromkeys(ImageStats.__dataclass_fields__, INTEGERS)
@@ -128,8 +152,8 @@ STRATEGIES = {
         arrival_time=NUMBERS,
     ),
     StepOutput: st.builds(StepOutput, outputs=st.lists(OUTPUT, max_size=3), stats=STATS),
-    EngineReady: st.builds(EngineReady, info=st.builds(EngineInfo, **INFO)),
-    EngineChanged: st.builds(EngineChanged, info=st.builds(EngineInfo, **INFO)),
+    EngineReady: st.builds(EngineReady, info=INFO),
+    EngineChanged: st.builds(EngineChanged, info=INFO),
     GenerateImage: st.builds(GenerateImage, params=IMAGE_PARAMS),
     ImageStep: st.builds(
         ImageStep,
@@ -138,6 +162,11 @@ STRATEGIES = {
     ),
     DiffusionReady: st.builds(DiffusionReady, info=DIFFUSION_INFO),
     CacheFlushed: st.builds(CacheFlushed, freed_tokens=INTEGERS),
+    PoolRequest: built(PoolRequest),
+    PoolStep: built(
+        PoolStep, outputs=st.lists(built(PoolOutput), max_size=2), stats=built(PoolStats)
+    ),
+    PoolingReady: built(PoolingReady, info=built(PoolingInfo)),
 }
 
 
