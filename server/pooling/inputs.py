@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import tokenizers
 
@@ -53,7 +54,7 @@ class InputEncoder:
             encoding = self._encode(text, name, cut)
             if cut is not None:
                 room = self._most(cut) - self._backend.num_special_tokens_to_add(False) * special
-                encoding.truncate(max(0, room))
+                encoding = _first(encoding, max(0, room))
             whole = self._backend.post_process(encoding, None, special)
             found.append(self._checked(whole.ids, len(whole.ids), name))
         return found
@@ -83,11 +84,10 @@ class InputEncoder:
             one, two = known[first], self._encode(second, second_name, cut)
             if cut is not None:
                 room = max(0, self._most(cut) - self._backend.num_special_tokens_to_add(True))
+                # Of a long text that goes with many no more is ever kept.
+                known[first] = one = _first(one, room)
                 keep = _shares(len(one.ids), len(two.ids), room)
-                # `truncate` changes the encoding, and the next pair may need it whole.
-                one = self._encode(first, first_name, cut) if keep[0] < len(one.ids) else one
-                one.truncate(keep[0])
-                two.truncate(keep[1])
+                one, two = _first(one, keep[0]), _first(two, keep[1])
             whole = self._backend.post_process(one, two, True)
             kinds = whole.type_ids
             length = kinds.index(1) if self._tells_pairs and 1 in kinds else len(kinds)
@@ -154,6 +154,34 @@ def _shares(one: int, two: int, room: int) -> tuple[int, int]:
     if two <= room - half:
         return room - two, two
     return half, room - half
+
+
+def _first(encoding: tokenizers.Encoding, most: int) -> tokenizers.Encoding:
+    """The first `most` tokens of a text, as text.
+
+    `Encoding.truncate` keeps what it cuts off, of which post-processors make every pair: gigabytes
+    of 20 kB. So these tokens come as pickle brings them.
+    """
+    if len(encoding) <= most:
+        return encoding
+    nothing = [0] * most
+    found = tokenizers.Encoding()
+    found.__setstate__(
+        msgspec.json.encode(
+            {
+                "ids": encoding.ids[:most],
+                "type_ids": nothing,
+                "tokens": [""] * most,
+                "words": [None] * most,
+                "offsets": [(0, 0)] * most,
+                "special_tokens_mask": nothing,
+                "attention_mask": [1] * most,
+                "overflowing": [],
+                "sequence_ranges": {},
+            }
+        )
+    )
+    return found
 
 
 def pool_requests(rid: str, inputs: Sequence[Input]) -> list[PoolRequest]:

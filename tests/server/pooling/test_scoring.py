@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,22 @@ async def test_of_a_pair_that_is_too_long_the_longer_text_is_cut(
     same = {"text_1": QUERY, "text_2": " ".join(["fox"] * (16 - 3 - 3))}
     alone = (await client.post("/v1/score", json=same)).json()
     assert answer["data"] == alone["data"]
+
+
+@pytest.mark.parametrize(
+    ("query", "documents"), [("fox " * 4000, ["fox " * 4000]), ("fox " * 20_000, ["dog"] * 200)]
+)
+async def test_long_texts_that_are_cut_cost_no_more_than_they_have_characters(
+    client: httpx.AsyncClient, query: str, documents: list[str]
+) -> None:
+    body = {"query": query, "documents": documents, "truncate_prompt_tokens": 16}
+    began = time.monotonic()
+    answer = await client.post("/v1/rerank", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["prompt_tokens"] == 16 * len(documents)
+    # Every pair of what was cut off took gigabytes, and a query that was read again for each
+    # document, seconds.
+    assert time.monotonic() - began < 1
 
 
 @pytest.mark.parametrize(
