@@ -44,6 +44,9 @@ class KVLayout:
     computes that. `softcap`: scores are held softly below it, cap * tanh(score / cap). `sinks` [H]
     float32: a score of each head that takes its weight from those of the keys and adds nothing.
 
+    `latent` (MLA, arXiv:2405.04434): of one head, whose value is the first `value_size` numbers of
+    its key, and is kept there alone.
+
     A key/value head is read by `group` query heads, one after another. Of a rank's layer the first
     one's first `skipped_heads` may be another rank's, the last one has all that are left, and
     `group_size` says how many belong together (None: as many as there are of each); only backends
@@ -65,6 +68,7 @@ class KVLayout:
     k_scale: float = 1.0
     v_scale: float = 1.0
     causal: bool = True
+    latent: bool = False
     group_size: int | None = None
     skipped_heads: int = 0
 
@@ -103,9 +107,8 @@ class KVLayout:
     def token_bytes(self) -> int:
         """Bytes that the layer keeps of a token."""
         dtype = self.cache_dtype or self.dtype
-        return self.num_kv_heads * (
-            row_bytes(self.key_size, dtype) + row_bytes(self.value_size, dtype)
-        )
+        kept = (self.key_size,) if self.latent else (self.key_size, self.value_size)
+        return self.num_kv_heads * sum(row_bytes(size, dtype) for size in kept)
 
 
 class AttentionBackend(Protocol):
@@ -128,7 +131,8 @@ class AttentionBackend(Protocol):
     ) -> None:
         """Store k [T, K, D] and v [T, K, E] at their slots of the caches [P, S, K, D] and
         [P, S, K, E], or what `cache_format` has in their place, then write causal attention of q
-        [T, H, D] over what is stored into out [T, H, E].
+        [T, H, D] over what is stored into out [T, H, E]. Of a latent layer v and v_cache are the
+        beginnings of k and k_cache, and nothing is stored twice.
         """
         ...
 

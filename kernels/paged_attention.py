@@ -149,11 +149,15 @@ class TorchAttention:
         slots, new = plan.slot_mapping, plan.slot_mapping.shape[0]
         if layout.cache_dtype is None:
             k_cache.flatten(0, 1).index_copy_(0, slots, k[:new])
-            v_cache.flatten(0, 1).index_copy_(0, slots, v[:new])
+            if not layout.latent:
+                v_cache.flatten(0, 1).index_copy_(0, slots, v[:new])
         else:
             # A prompt computed in one step reads what one in chunks would: the numbers as kept.
             k = cache_format.store(k[:new], k_cache, slots, layout.k_scale)
-            v = cache_format.store(v[:new], v_cache, slots, layout.v_scale)
+            if layout.latent:
+                v = k[..., : layout.value_size]
+            else:
+                v = cache_format.store(v[:new], v_cache, slots, layout.v_scale)
         layer = _Layer(q, k, v, out, k_cache, v_cache, plan, layout)
         for number, prefill in enumerate(plan.prefills):
             _attend_prefill(layer, number, prefill)
@@ -200,13 +204,17 @@ class _Layer(NamedTuple):
     def gather(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys [pages, S, K, D] and values [pages, S, K, E] of these pages."""
         layout = self.layout
-        if layout.cache_dtype is None:
-            return self.k_cache.index_select(0, pages), self.v_cache.index_select(0, pages)
-        heads, dtype = layout.num_kv_heads, layout.dtype
-        return (
-            cache_format.load(self.k_cache, pages, heads, layout.key_size, layout.k_scale, dtype),
-            cache_format.load(self.v_cache, pages, heads, layout.value_size, layout.v_scale, dtype),
-        )
+
+        def read(cache: torch.Tensor, size: int, scale: float) -> torch.Tensor:
+            if layout.cache_dtype is None:
+                return cache.index_select(0, pages)
+            heads, dtype = layout.num_kv_heads, layout.dtype
+            return cache_format.load(cache, pages, heads, size, scale, dtype)
+
+        keys = read(self.k_cache, layout.key_size, layout.k_scale)
+        if layout.latent:
+            return keys, keys[..., : layout.value_size]
+        return keys, read(self.v_cache, layout.value_size, layout.v_scale)
 
 
 def _attend_prefill(layer: _Layer, number: int, prefill: _Prefill) -> None:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from ...kernels.attention import KVLayout
 from ...kernels.cache_format import CACHE_DTYPES, pages_shape
 from ...kernels.platform import Platform
@@ -33,10 +35,17 @@ def in_cache_dtype(
             "--kv-cache-dtype int8 takes heads of an even number of numbers: take fp8_e4m3 or auto"
         )
     dtype = CACHE_DTYPES[name]
+    if dtype == torch.int8 and any(each.latent for each in layouts):
+        raise ValueError(
+            "--kv-cache-dtype int8: layers of latent attention keep one vector of a token, which "
+            "has no scale of its own here; take fp8_e4m3 or auto"
+        )
     if not dtype.is_floating_point:
         return [replace(each, cache_dtype=dtype) for each in layouts]
     return [
-        replace(each, cache_dtype=dtype, k_scale=k_scale, v_scale=v_scale)
+        replace(
+            each, cache_dtype=dtype, k_scale=k_scale, v_scale=k_scale if each.latent else v_scale
+        )
         for each, (k_scale, v_scale) in zip(layouts, scales, strict=True)
     ]
 
@@ -44,7 +53,7 @@ def in_cache_dtype(
 class KVPool:
     """Keys and values of every layer, as `layouts` has it: `k[layer]` is [pages, page size,
     key/value heads, key size], `v[layer]` the same with the value size; in int8 as
-    `kernels.cache_format` has them.
+    `kernels.cache_format` has them. Of a latent layer v is the beginning of k.
 
     Zeroed, because attention multiplies what padding reads by a weight of 0, and 0 * NaN is NaN.
     """
@@ -59,15 +68,21 @@ class KVPool:
             (dtype, pages_shape(num_pages, page_size, layout.num_kv_heads, size, dtype))
             for layout in layouts
             for dtype in (layout.cache_dtype or layout.dtype,)
-            for size in (layout.key_size, layout.value_size)
+            for size in (
+                (layout.key_size,) if layout.latent else (layout.key_size, layout.value_size)
+            )
         ]
         # One allocation a dtype: an allocator may round each of many up.
         rest = {
             dtype: platform.zeros((sum(math.prod(s) for d, s in shapes if d == dtype),), dtype)
             for dtype in {dtype for dtype, _ in shapes}
         }
-        tensors = []
+        made = []
         for dtype, shape in shapes:
             part, rest[dtype] = rest[dtype].tensor_split([math.prod(shape)])
-            tensors.append(part.view(shape))
-        self.k, self.v = tensors[::2], tensors[1::2]
+            made.append(part.view(shape))
+        tensors = iter(made)
+        self.k, self.v = [], []
+        for layout in layouts:
+            self.k.append(keys := next(tensors))
+            self.v.append(keys[..., : layout.value_size] if layout.latent else next(tensors))

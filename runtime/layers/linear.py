@@ -191,6 +191,8 @@ class Linear(nn.Module):
     input_scale: nn.Parameter
     input_order: nn.Parameter
     method: LinearMethod
+    is_read_as_numbers = False
+    """Whether its owner reads the weight itself, which so is neither packed nor quantised."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
@@ -272,7 +274,7 @@ class Linear(nn.Module):
 
     def usable(self, kernels: LinearKernels | None) -> LinearKernels | None:
         """The kernels, where they take a layer of this shape."""
-        return kernels
+        return None if self.is_read_as_numbers else kernels
 
     def multiply_packed(self, x: torch.Tensor) -> torch.Tensor:
         """For methods whose `finish` has called `pack`: x [T, in] to [T, out], by way of `input`

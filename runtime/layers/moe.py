@@ -21,9 +21,9 @@ class Routing(NamedTuple):
     """How experts are chosen.
 
     A token's scores are the softmax over all experts, or each one's sigmoid. `num_groups` above 1:
-    experts lie in so many groups, of which the `top_groups` are left whose two best have the
-    largest sum (DeepSeek V3, arXiv:2412.19437). The weights are the scores of those that are
-    chosen, divided by their sum where they are `renormalized`, times `scale`.
+    experts lie in so many groups, of which the `top_groups` are left whose `group_best` best have
+    the largest sum (two in DeepSeek V3, arXiv:2412.19437; one in V2). The weights are the scores of
+    those that are chosen, divided by their sum where they are `renormalized`, times `scale`.
     """
 
     num_experts: int
@@ -33,6 +33,7 @@ class Routing(NamedTuple):
     num_groups: int = 1
     top_groups: int = 1
     scale: float = 1.0
+    group_best: int = 2
 
     def check(self) -> Routing:
         """Raises `ValueError` for numbers that no model can have."""
@@ -47,7 +48,9 @@ class Routing(NamedTuple):
             )
         fits = groups >= 1 and experts % groups == 0 and 1 <= self.top_groups <= groups
         each = experts // max(groups, 1)
-        if not fits or (groups > 1 and (each < 2 or self.top_groups * each < self.top_k)):
+        if not fits or (
+            groups > 1 and (each < self.group_best or self.top_groups * each < self.top_k)
+        ):
             raise ValueError(
                 f"{self.top_groups} of {groups} groups of {experts} experts make no sense; fetch "
                 "the model again"
@@ -96,7 +99,8 @@ class Router(Linear):
             choice = choice + self.e_score_correction_bias
         if routing.num_groups > 1:
             groups = choice.unflatten(-1, (routing.num_groups, -1))
-            best = groups.topk(2, dim=-1).values.sum(-1).topk(routing.top_groups, dim=-1).indices
+            best = groups.topk(routing.group_best, dim=-1).values.sum(-1)
+            best = best.topk(routing.top_groups, dim=-1).indices
             is_left = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, True)
             choice = groups.masked_fill(~is_left.unsqueeze(-1), float("-inf")).flatten(-2)
         ids = choice.topk(routing.top_k, dim=-1).indices

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ...kernels.collectives import TENSOR_PARALLEL, all_reduce
+from .latent_attention import LatentAttention
 from .linear import CannotSplitError, Embedding, Linear, Stretch
 from .mlp import GatedMLP
 from .moe import FusedMoE
@@ -93,6 +94,21 @@ def _split_attention(model: CausalLM, name: str, layer: Any, shard: Shard) -> No
     layer.hold_heads(queries, kv, group=heads // kv_heads, skipped=skipped)
     _split_head_norm(layer, "q_norm", queries, shard)
     _split_head_norm(layer, "k_norm", kv, shard)
+
+
+def _split_latent(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
+    """By query heads; every rank keeps the latent vectors of all tokens."""
+    if layer.num_heads % shard.size:
+        raise CannotSplitError(
+            f"{name}: {layer.num_heads} heads cannot be split over {shard.size} ranks"
+        )
+    heads = shard.equal(layer.num_heads)
+    for linear in (layer.queries, layer.kv_b_proj):
+        width = linear.out_features // heads.whole
+        linear.hold_rows({"": Stretch(*(number * width for number in heads))})
+    width = layer.o_proj.in_features // heads.whole
+    _sum_over_ranks(layer.o_proj, Stretch(*(number * width for number in heads)))
+    layer.num_heads = heads.size
 
 
 def _cut_groups(layer: SelfAttention, shard: Shard) -> tuple[Stretch, Stretch, int] | None:
@@ -170,6 +186,7 @@ def _split_vocabulary(model: CausalLM, name: str, layer: Any, shard: Shard) -> N
 
 _RULES: dict[type[nn.Module], Callable[[CausalLM, str, Any, Shard], None]] = {
     SelfAttention: _split_attention,
+    LatentAttention: _split_latent,
     GatedMLP: _split_mlp,
     FusedMoE: _split_experts,
     Embedding: _split_vocabulary,

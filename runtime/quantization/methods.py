@@ -125,6 +125,8 @@ class Products(NamedTuple):
         """Whether there is a product for a layer: for quantised experts only where they are
         packed.
         """
+        if linear.is_read_as_numbers:
+            return False
         if isinstance(linear, ExpertLinear):
             return linear.usable(self.kernels) is not None and self.pack(kind)
         return self.take(kind)
@@ -155,7 +157,8 @@ def scheme_kinds(
                 f"quantization_config keeps {first} as {kind!r} and {other} as {found[other]!r}, "
                 "which are multiplied as one; take a checkpoint that quantises them alike"
             )
-        if kind != PLAIN:
+        # Float8 checkpoints of DeepSeek leave it unsaid that routers have 16 bits.
+        if kind != PLAIN and not (isinstance(linear, Router) and kind.startswith("w8a8")):
             is_widened = quantization == "none" or not products.take_layer(kind, linear)
             kinds[prefix] = WIDENED * is_widened + kind
     return kinds

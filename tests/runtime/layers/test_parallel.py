@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from piecework.runtime.layers.norm import RMSNorm
 from piecework.runtime.layers.parallel import Shard
 from piecework.runtime.layers.rotary import Rotary
 from piecework.runtime.loader.loader import hollow_model
+from tests.runtime.models.variants import LATENT
 from tests.split_models import answer, answer_by, assert_alike, load
 from tests.thread_ranks import on_ranks, thread_ranks
 
@@ -90,6 +92,15 @@ def test_ranks_that_have_some_experts_or_columns_say_what_one_process_says(
     path = make_tiny_model(tmp_path, "qwen2_moe", num_key_value_heads=4, **EXPERTS)
     by_ranks = answer_by(size, partial(load, path), ep_size=ep_size)
     assert_alike(by_ranks, answer(load(path)))
+
+
+def test_ranks_share_the_heads_of_latent_attention(tmp_path: Path) -> None:
+    """And keep the same vectors of all tokens."""
+    path = make_tiny_model(tmp_path, "deepseek_v3", **LATENT)
+    (part, *_) = load(path, Shard(1, 2)).kv_layouts(torch.float32)
+    (whole, *_) = load(path).kv_layouts(torch.float32)
+    assert part == replace(whole, num_heads=2) and part.token_bytes == whole.token_bytes
+    assert_alike(answer_by(2, partial(load, path)), answer(load(path)))
 
 
 def test_a_model_without_experts_has_no_groups_of_them(tmp_path: Path) -> None:

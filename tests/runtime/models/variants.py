@@ -58,6 +58,21 @@ LLAMAS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-tied-bias": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
 }
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+LATENT = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 1,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 20,
+}
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {"head_dim": 32}),
     "gemma2": (
@@ -177,6 +192,20 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 1.5,
         },
     ),
+    "deepseek-v2": (
+        "deepseek_v2",
+        {
+            **LATENT,
+            "q_lora_rank": None,
+            "topk_method": "group_limited_greedy",
+            "rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+        },
+    ),
+    "deepseek-v3": (
+        "deepseek_v3",
+        {**LATENT, "attention_bias": True, "rope_scaling": {**YARN, "mscale_all_dim": 1.0}},
+    ),
+    "glm4-moe-lite": ("glm4_moe_lite", LATENT),
     "gpt-oss": (
         "gpt_oss",
         {

@@ -1,0 +1,115 @@
+"""Multi-head latent attention (DeepSeek V2, arXiv:2405.04434).
+
+Of each token one vector of R numbers is kept, of which every head's key and value are products, and
+behind it P numbers of a key that is turned and shared by all heads. The products are taken to
+the other side: a head's query is multiplied by what would make its keys, and what attention gives
+by what would make its values. So all heads read one key of R + P numbers, whose first R are the
+value too.
+
+T tokens, H heads, N numbers of a head's query that are not turned, V of its value.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ...kernels.attention import KVLayout
+from ..model_config import ModelConfig
+from .attention import attention
+from .linear import Linear
+from .norm import RMSNorm
+from .rotary import Rotations, rotate
+
+_NORM_EPS = 1e-6
+"""Of the norms inside, in all models."""
+
+
+class LatentSizes(NamedTuple):
+    """R, P, N and V, and the rank of the queries' projection, where that is a product of two."""
+
+    latent: int
+    turned: int
+    unturned: int
+    value: int
+    query: int | None
+
+
+class _ReadLinear(Linear):
+    is_read_as_numbers = True
+
+
+class LatentAttention(nn.Module):
+    """`scale`: of scores. `interleaved`: pairs that are turned lie side by side. `bias`: of what
+    reads and writes the hidden states.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        sizes: LatentSizes,
+        *,
+        scale: float,
+        interleaved: bool = True,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.layer, self.sizes, self.scale = layer, sizes, scale
+        self.num_heads, self.interleaved = config.num_heads, interleaved
+        hidden, heads = config.hidden_size, config.num_heads
+        query = heads * (sizes.unturned + sizes.turned)
+        if sizes.query is None:
+            self.q_proj = Linear(hidden, query)
+        else:
+            self.q_a_proj = Linear(hidden, sizes.query, bias=bias)
+            self.q_a_layernorm = RMSNorm(sizes.query, _NORM_EPS)
+            self.q_b_proj = Linear(sizes.query, query)
+        self.kv_a_proj_with_mqa = Linear(hidden, sizes.latent + sizes.turned, bias=bias)
+        self.kv_a_layernorm = RMSNorm(sizes.latent, _NORM_EPS)
+        self.kv_b_proj = _ReadLinear(sizes.latent, heads * (sizes.unturned + sizes.value))
+        self.o_proj = Linear(heads * sizes.value, hidden, bias=bias)
+
+    @property
+    def queries(self) -> Linear:
+        """What makes the heads' queries."""
+        return self.q_proj if self.sizes.query is None else self.q_b_proj
+
+    def kv_layout(self, dtype: torch.dtype) -> KVLayout:
+        """What the layer keeps of a token, and how it is read."""
+        return KVLayout(
+            num_heads=self.num_heads,
+            num_kv_heads=1,
+            key_size=self.sizes.latent + self.sizes.turned,
+            value_size=self.sizes.latent,
+            scale=self.scale,
+            dtype=dtype,
+            latent=True,
+        )
+
+    def forward(self, x: torch.Tensor, rotations: Rotations) -> torch.Tensor:
+        sizes = self.sizes
+        low = x if sizes.query is None else self.q_a_layernorm(self.q_a_proj(x))
+        q = self.queries(low).unflatten(-1, (self.num_heads, -1))
+        q, q_turned = q.tensor_split([sizes.unturned], dim=-1)
+        latent, k_turned = self.kv_a_proj_with_mqa(x).tensor_split([sizes.latent], dim=-1)
+        latent = self.kv_a_layernorm(latent)[:, None]
+        turned = rotate(
+            torch.cat((q_turned, k_turned[:, None]), dim=1),
+            rotations[0],
+            interleaved=self.interleaved,
+        )
+        q_turned, k_turned = turned.tensor_split([self.num_heads], dim=1)
+        of_keys, of_values = self.kv_b_proj.weight.view(
+            self.num_heads, -1, sizes.latent
+        ).tensor_split([sizes.unturned], dim=1)
+        absorbed = torch.bmm(q.transpose(0, 1), of_keys).transpose(0, 1)
+        k = torch.cat((latent, k_turned), dim=-1)
+        attended = attention(
+            torch.cat((absorbed, q_turned), dim=-1), k, k[..., : sizes.latent], self.layer
+        ).view(-1, self.num_heads, sizes.latent)
+        values = torch.bmm(attended.transpose(0, 1), of_values.transpose(1, 2)).transpose(0, 1)
+        output: torch.Tensor = self.o_proj(values.flatten(1))
+        return output
