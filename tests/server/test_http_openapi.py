@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
-from declared import check_answer, check_request, validate
+from declared import check_answer, check_request, default_document, validate
 from http_fixtures import client_of, make_app
 from scripted_engine import ScriptedEngine
 
@@ -162,9 +162,9 @@ async def ask(client: httpx.AsyncClient, method: str, path: str, body: Any) -> h
 
 @pytest.mark.parametrize(("method", "path", "body"), GOOD, ids=str)
 async def test_answers_are_as_declared(
-    client: httpx.AsyncClient, scripted: ScriptedEngine, method: str, path: str, body: Any
+    client: httpx.AsyncClient, method: str, path: str, body: Any
 ) -> None:
-    document = await document_of(client)
+    document = default_document()
     response = await ask(client, method, path, body)
     assert response.status_code == 200, response.text
     check_answer(document, method, path, response)
@@ -172,12 +172,10 @@ async def test_answers_are_as_declared(
         check_request(document, method, path, body)
 
 
-async def test_answers_of_every_operation_are_held_to_the_document(
-    client: httpx.AsyncClient,
-) -> None:
+def test_answers_of_every_operation_are_held_to_the_document() -> None:
     declared = {
         (method.upper(), path)
-        for path, operations in (await document_of(client))["paths"].items()
+        for path, operations in default_document()["paths"].items()
         for method in operations
     }
     assert declared == {(method, path) for method, path, _ in GOOD} | {*IN_ORDER}
@@ -202,8 +200,8 @@ async def test_files_and_batches_are_as_declared(scripted: ScriptedEngine, tmp_p
     app = make_app(scripted, batch_dir=str(tmp_path))
     line = {"custom_id": "a", "method": "POST", "url": COMPLETIONS, "body": {"prompt": "x"}}
     names: dict[str, str] = {}
+    document = default_document()
     async with client_of(app) as client:
-        document = await document_of(client)
         for method, path in IN_ORDER:
             asked: dict[str, Any] = {}
             if (method, path) == ("POST", "/v1/files"):
@@ -224,7 +222,7 @@ async def test_files_and_batches_are_as_declared(scripted: ScriptedEngine, tmp_p
 
 
 async def test_errors_are_as_declared(client: httpx.AsyncClient, scripted: ScriptedEngine) -> None:
-    document = await document_of(client)
+    document = default_document()
     for path in (CHAT, COMPLETIONS, GENERATE, MESSAGES, "/v1/tokenize", "/v1/detokenize"):
         wrong = [await client.post(path, json={}), await client.post(path, content=b"x")]
         wrong.append(
@@ -251,7 +249,7 @@ async def test_errors_are_as_declared(client: httpx.AsyncClient, scripted: Scrip
 
 
 async def test_a_member_that_is_not_declared_would_be_found(client: httpx.AsyncClient) -> None:
-    document = await document_of(client)
+    document = default_document()
     answer = (await client.post(COMPLETIONS, json={"prompt": "x"})).json()
     schema = document["paths"][COMPLETIONS]["post"]["responses"]["200"]["content"][
         "application/json"
