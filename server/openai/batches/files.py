@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any, Literal
+from typing import IO, Annotated, Any, Literal
+from urllib.parse import quote
 
 from fastapi import APIRouter, Query
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response, StreamingResponse
 
 from ...answers import answers
 from ...config import parse_origins
@@ -31,6 +33,8 @@ MAX_FILE_BYTES = 200 * 2**20
 """As OpenAI's of a batch."""
 _AROUND = 2**16
 """Bytes of a form beside its file."""
+_PART = 2**16
+"""Bytes of a file that are sent at once."""
 _MAX_UPLOADS = 4
 """At once."""
 _FORM = {
@@ -81,6 +85,11 @@ async def _keep(request: Request, batches: Batches) -> Any:
     except MultiPartException as error:
         raise InvalidRequest(
             f"The form cannot be read: {error.message.rstrip('.')}.", code="invalid_form"
+        ) from None
+    except UnicodeError:
+        raise InvalidRequest(
+            "The form cannot be read: its charset is none that a text can have.",
+            code="invalid_form",
         ) from None
     except ClientDisconnect:
         raise ClientGone("The client went away while it sent the file.") from None
@@ -175,7 +184,7 @@ async def retrieve_file(file_id: str, batches: BatchesDep) -> Response:
 @router.delete("/v1/files/{file_id}", responses=answers(DeletedFile, errors=(400, 404, 503)))
 async def delete_file(file_id: str, batches: BatchesDep) -> Response:
     """Remove a file."""
-    await batches.delete_file(await batches.file(file_id))
+    await batches.delete_file(file_id)
     return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
@@ -186,11 +195,20 @@ async def delete_file(file_id: str, batches: BatchesDep) -> Response:
 )
 async def file_content(file_id: str, batches: BatchesDep) -> Response:
     """What is in a file."""
-    record = await batches.file(file_id)
-    content = (await batches.storage()).content(record)
-    return FileResponse(
-        content,
+    record, content = await batches.open_file(file_id)
+    name = quote(record.filename, safe="")
+    return StreamingResponse(
+        _parts(content),
         media_type="application/octet-stream",
-        filename=record.filename,
-        headers={"X-Content-Type-Options": "nosniff"},
+        headers={
+            "Content-Length": str(record.bytes),
+            "Content-Disposition": f"attachment; filename*=utf-8''{name}",
+            "X-Content-Type-Options": "nosniff",
+        },
     )
+
+
+async def _parts(content: IO[bytes]) -> AsyncGenerator[bytes]:
+    with content:
+        while part := await asyncio.to_thread(content.read, _PART):
+            yield part

@@ -5,9 +5,12 @@ any request meets.
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import NamedTuple
 
 from starlette.types import ASGIApp, Message
+
+logger = logging.getLogger(__name__)
 
 
 class InProcessAnswer(NamedTuple):
@@ -55,5 +58,11 @@ async def post(app: ASGIApp, path: str, body: bytes, *, api_key: str | None) -> 
         else:
             parts.append(message.get("body", b""))
 
-    await app(scope, receive, send)
+    try:
+        await app(scope, receive, send)
+    except Exception:
+        if not parts:
+            raise
+        # It has been answered, and is raised for a server's log.
+        logger.exception("a line of a batch failed")
     return InProcessAnswer(status, request_id, b"".join(parts))

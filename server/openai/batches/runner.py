@@ -227,7 +227,11 @@ class BatchRun:
         found: list[str | None] = []
         for kind in _KINDS:
             path, name = storage.results(record, kind), f"{record.id}_{kind}.jsonl"
-            made = [each.id for each in storage.files.values() if each.filename == name]
+            made = [
+                each.id
+                for each in storage.files.values()
+                if each.filename == name and each.purpose == "batch_output"
+            ]
             if not made and path.exists():
                 made = [storage.take_file(path, name).id]
             found.append(made[0] if made else None)

@@ -132,25 +132,40 @@ class Batches:
 
     async def file(self, file_id: str) -> FileRecord:
         storage = await self.storage()
-        await self.disk(storage.drop_old)
-        if (found := storage.files.get(file_id)) is None:
-            raise NotFound(f"No such file: {file_id!r:.80}.", param="file_id", code="not_found")
-        return found
+        return await self.disk(_found, storage, file_id)
 
     async def add_file(self, content: IO[bytes], filename: str, purpose: str) -> FileRecord:
         storage = await self.storage()
         await self.disk(storage.drop_old)
         return await self.save(storage.add_file, content, filename, purpose)
 
-    async def delete_file(self, record: FileRecord) -> None:
+    async def open_file(self, file_id: str) -> tuple[FileRecord, IO[bytes]]:
+        """A file and its content, which can be read even if somebody deletes it meanwhile."""
         storage = await self.storage()
+        return await self.disk(self._open_file, storage, file_id)
+
+    async def delete_file(self, file_id: str) -> None:
+        storage = await self.storage()
+        await self.disk(self._delete_file, storage, file_id)
+
+    def _open_file(self, storage: Storage, file_id: str) -> tuple[FileRecord, IO[bytes]]:
+        record = _found(storage, file_id)
+        try:
+            return record, open(storage.content(record), "rb")
+        except OSError as error:
+            raise Unavailable(
+                f"The file cannot be read: {error.strerror}.", code="file_unreadable"
+            ) from None
+
+    def _delete_file(self, storage: Storage, file_id: str) -> None:
+        record = _found(storage, file_id)
         if (batch := storage.using(record)) is not None:
             raise InvalidRequest(
                 f"The batch {batch.id} still reads this file; cancel it first.",
                 param="file_id",
                 code="file_in_use",
             )
-        await self.disk(storage.delete_file, record)
+        storage.delete_file(record)
 
     # Batches
 
@@ -170,18 +185,11 @@ class Batches:
     ) -> BatchRecord:
         """A batch that will be run. Raises `InvalidRequest`."""
         storage = await self.storage()
-        await self.disk(storage.drop_old)
         served = [each for each in ENDPOINTS if self._serves(each)]
         if endpoint not in served:
             raise InvalidRequest(
                 f"endpoint: this server takes batches of {', '.join(served)}.",
                 param="endpoint",
-                code="invalid_value",
-            )
-        if file_id not in storage.files:
-            raise InvalidRequest(
-                f"input_file_id: there is no file {file_id!r:.80}; upload it to /v1/files.",
-                param="input_file_id",
                 code="invalid_value",
             )
         waiting = sum(not each.has_ended for each in storage.batches.values())
@@ -200,9 +208,20 @@ class Batches:
             expires_at=now + seconds,
             metadata=metadata,
         )
-        await self.save(storage.save_batch, record)
+        await self.save(self._add_batch, storage, record)
         self._run_unfinished()
         return record
+
+    def _add_batch(self, storage: Storage, record: BatchRecord) -> None:
+        storage.drop_old()
+        if record.input_file_id not in storage.files:
+            raise InvalidRequest(
+                f"input_file_id: there is no file {record.input_file_id!r:.80}; upload it to "
+                "/v1/files.",
+                param="input_file_id",
+                code="invalid_value",
+            )
+        storage.save_batch(record)
 
     async def cancel(self, record: BatchRecord) -> None:
         """Raises `InvalidRequest` where it has ended."""
@@ -241,6 +260,14 @@ class Batches:
 
     async def _ask(self, api_key: str | None, path: str, body: bytes) -> InProcessAnswer:
         return await post(self._app, path, body, api_key=api_key)
+
+
+def _found(storage: Storage, file_id: str) -> FileRecord:
+    """A file that is there and has not expired, in a thread. Raises `NotFound`."""
+    storage.drop_old()
+    if (found := storage.files.get(file_id)) is None:
+        raise NotFound(f"No such file: {file_id!r:.80}.", param="file_id", code="not_found")
+    return found
 
 
 async def _batches_of(request: Request) -> Batches:

@@ -147,7 +147,8 @@ async def list_input_items(
     """What a response was made from, former turns included, a page at a time. `after`: the id of an
     item that the page follows.
     """
-    items = await responses.input_items(response_id)
+    # What a client sent twice under one id stands there once: pages would go round in a circle.
+    items = [*{item["id"]: item for item in await responses.input_items(response_id)}.values()]
     if order == "desc":
         items.reverse()
     if after is not None:

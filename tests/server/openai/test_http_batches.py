@@ -241,6 +241,41 @@ async def test_a_batch_whose_answers_find_no_room_ends(
         assert (await client.get("/health")).status_code == 200
 
 
+async def test_a_line_that_nobody_foresaw_ends_alone(
+    scripted: ScriptedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        if len(asked) < 3:
+            asked.append(1)
+            raise ZeroDivisionError
+
+    asked: list[int] = []
+    monkeypatch.setattr(scripted, "require_room", broken)
+    async with served(scripted, tmp_path) as (_, client):
+        batch = await create(client, await upload(client, [line(name) for name in "abcde"]))
+        batch = await ended(client, batch["id"])
+        assert batch["status"] == "completed"
+        assert batch["request_counts"] == {"total": 5, "completed": 2, "failed": 3}
+        for each in await lines_of(client, batch["error_file_id"]):
+            assert each["response"]["body"]["error"]["code"] == "internal_error"
+
+
+async def test_what_is_uploaded_under_the_name_of_answers_does_not_take_their_place(
+    scripted: ScriptedEngine, tmp_path: Path
+) -> None:
+    async with served(scripted, tmp_path) as (_, client):
+        scripted.script.held = True
+        batch = await create(client, await upload(client, [line("a")]))
+        name = f"{batch['id']}_output.jsonl"
+        form = {"files": {"file": (name, b"{}")}, "data": {"purpose": "batch"}}
+        other = (await client.post("/v1/files", **form)).json()
+        scripted.script.held = False
+        batch = await ended(client, batch["id"])
+        assert batch["output_file_id"] not in (None, other["id"])
+        (answer,) = await lines_of(client, batch["output_file_id"])
+        assert answer["custom_id"] == "a"
+
+
 async def test_batches_are_listed_in_pages(scripted: ScriptedEngine, tmp_path: Path) -> None:
     async with served(scripted, tmp_path) as (_, client):
         file_id = await upload(client, [line("a")])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import json
 import shutil
 import socket
 import threading
@@ -11,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from batch_fixtures import create, line, served, upload
+from batch_fixtures import COMPLETIONS, create, line, served, upload
 from http_fixtures import client_of, error_of, make_app
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -116,6 +118,42 @@ async def test_what_a_batch_reads_stays(scripted: ScriptedEngine, tmp_path: Path
         await create(client, file_id)
         error = error_of(await client.delete(f"/v1/files/{file_id}"), 400, "file_id")
         assert error["code"] == "file_in_use"
+
+
+async def test_who_comes_while_a_file_goes_is_told_so(
+    scripted: ScriptedEngine, tmp_path: Path
+) -> None:
+    async with served(scripted, tmp_path) as (_, client):
+        file_id = await upload(client, [line("a")])
+        path = f"/v1/files/{file_id}"
+        body = {"input_file_id": file_id, "endpoint": COMPLETIONS, "completion_window": "24h"}
+        read, gone, again, late, batch = await asyncio.gather(
+            client.get(f"{path}/content"),
+            client.delete(path),
+            client.delete(path),
+            client.get(f"{path}/content"),
+            client.post("/v1/batches", json=body),
+        )
+        assert json.loads(read.content) == line("a") and gone.status_code == 200
+        for answer in (again, late):
+            error_of(answer, 404, "file_id")
+        error_of(batch, 400, "input_file_id")
+
+
+@pytest.mark.parametrize("asked", ["bytes=0-1", "bytes=9-", "lines=1-2", "bytes="])
+async def test_a_file_comes_whole(scripted: ScriptedEngine, tmp_path: Path, asked: str) -> None:
+    async with served(scripted, tmp_path) as (_, client):
+        file_id = await upload(client, b"{}")
+        answer = await client.get(f"/v1/files/{file_id}/content", headers={"Range": asked})
+        assert answer.status_code == 200 and answer.content == b"{}"
+
+
+async def test_a_charset_that_nothing_has(scripted: ScriptedEngine, tmp_path: Path) -> None:
+    async with served(scripted, tmp_path) as (_, client):
+        kind = "multipart/form-data; boundary=x; charset=undefined"
+        body = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\nb\r\n--x--\r\n'
+        answer = await client.post("/v1/files", content=body, headers={"Content-Type": kind})
+        assert error_of(answer, 400)["code"] == "invalid_form"
 
 
 async def test_files_expire(scripted: ScriptedEngine, tmp_path: Path) -> None:

@@ -118,6 +118,19 @@ async def test_a_conversation_goes_on_from_its_last_response(
     )
 
 
+async def test_pages_end_where_items_share_an_id(client: httpx.AsyncClient) -> None:
+    items = [{"id": name, "role": "user", "content": name} for name in ("a", "b", "a", "c")]
+    answer = await create(client, input=items)
+    after: str | None = None
+    shown = []
+    for _ in items:
+        asked = {"limit": 1, "order": "asc", **({"after": after} if after else {})}
+        page = (await client.get(f"{PATH}/{answer['id']}/input_items", params=asked)).json()
+        after = page["last_id"]
+        shown.append(after)
+    assert shown[:3] == ["a", "b", "c"]
+
+
 async def test_what_is_forgotten_is_gone_and_what_follows_it_says_so(
     client: httpx.AsyncClient,
 ) -> None:
