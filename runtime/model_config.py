@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
-from .loader.files import no_model, read_json
+from .loader.files import config_eos_token_ids, no_model, read_json
 from .models.registry import FALLBACK, ModelCode, find_model, model_class, model_type_of
 from .quantization.registry import quantization_of
 from .rope_config import check_rope, gguf_rope, number, rope_fields
@@ -25,8 +25,9 @@ _WHOLE = (
     "num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window",
     "max_window_layers",
 )  # fmt: skip
-_MOST_LAYERS = 10_000
-"""Lists are made for each before a file of weights is looked into."""
+_MOST = {"num_hidden_layers": 10_000, "max_position_embeddings": 2**24}
+"""Lists are made of layers, and tables of positions, before a file of weights is looked into."""
+_MOST_OF_OTHERS = 2**30
 _FLAGS = ("tie_word_embeddings", "use_sliding_window")
 _OPTIONAL = ("num_key_value_heads", "head_dim", "sliding_window")
 """Members of config.json: by their kind, and those that may be null."""
@@ -85,6 +86,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         self.check_positive(*_POSITIVE)
+        # YaRN has made it longer.
+        _check_size("max_position_embeddings", self.max_position_embeddings)
         if any(window is not None and window <= 0 for window in self.windows):
             raise ValueError("sliding_window must be more than 0, or null; fetch the model again")
         if self.num_heads % self.num_kv_heads:
@@ -217,11 +220,8 @@ def _configured(
             raise ValueError(f"it has no {name}; fetch the model again")
         if value is not None and type(value) is not wanted:
             raise ValueError(f"{name} must be {said}, got {value!r:.60}; fetch the model again")
-    if config.num_hidden_layers > _MOST_LAYERS:
-        raise ValueError(
-            f"num_hidden_layers must be at most {_MOST_LAYERS}, got {config.num_hidden_layers}; "
-            "fetch the model again"
-        )
+        if type(value) is int:
+            _check_size(name, value)
     _check_own(kind, own, config)
     heads = config.num_attention_heads
     if config.head_dim is None and heads > 0 and config.hidden_size % heads:
@@ -254,6 +254,13 @@ def _configured(
     return kind(architecture=architecture, eos_token_ids=eos_token_ids, **values)
 
 
+def _check_size(name: str, value: int) -> None:
+    """Raises `ValueError` for a size that no model has."""
+    most = _MOST.get(name, _MOST_OF_OTHERS)
+    if not 0 <= value <= most:
+        raise ValueError(f"{name} must be 0 to {most}, got {value!r:.60}; fetch the model again")
+
+
 def _own_defaults(kind: type[ModelConfig]) -> dict[str, Any]:
     """The fields that a subclass has for itself; None where one must be given."""
     common = {each.name for each in fields(ModelConfig)}
@@ -272,8 +279,10 @@ def _check_own(kind: type[ModelConfig], own: Sequence[str] | dict[str, Any], con
         value, hint = getattr(config, name), hints[name]
         options = [hint] if get_origin(hint) in (None, list, dict) else get_args(hint)
         kinds = tuple(get_origin(each) or each for each in options)
-        if type(value) is int and value < 0:
-            raise ValueError(f"{name} must not be negative, got {value}; fetch the model again")
+        if type(value) in (int, float):
+            number(name, value)
+        if type(value) is int:
+            _check_size(name, value)
         if type(value) in kinds or (float in kinds and type(value) is int):
             continue
         if value is None:
@@ -310,19 +319,6 @@ def patterned_windows(config: Any, window: int | None, every: int) -> list[int |
             "the model again"
         )
     return [window if (layer + 1) % pattern else None for layer in range(count)]
-
-
-def config_eos_token_ids(folder: Path) -> list[int]:
-    """The tokens that end a text, by generation_config.json and config.json; either may give one or
-    a list.
-    """
-    ids: list[object] = []
-    for path in (folder / "generation_config.json", folder / "config.json"):
-        content = read_json(path) if path.is_file() else None
-        for said in (content, content.get("text_config")) if isinstance(content, dict) else ():
-            value = said.get("eos_token_id") if isinstance(said, dict) else None
-            ids += value if isinstance(value, list) else [value]
-    return list(dict.fromkeys(token_id for token_id in ids if isinstance(token_id, int)))
 
 
 def _gguf_members(reader: FastGGUFReader) -> tuple[str, dict[str, Any]]:

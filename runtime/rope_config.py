@@ -35,7 +35,7 @@ def rope_fields(
         raise ValueError(f"rope scaling {rope!r:.60} is not supported; choose another model")
     rope = {"type": "default", **rope}
     old_name = rope.pop("type")
-    rope_type = {"su": "longrope"}.get(kind := rope.pop("rope_type", old_name), kind)
+    rope_type = {"su": "longrope"}.get(kind := str(rope.pop("rope_type", old_name)), kind)
     theta = rope.pop("rope_theta", getattr(config, "rope_theta", 10000.0))
     partial = rope.pop("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
     if partial in (None, 1.0):
@@ -56,11 +56,11 @@ def rope_fields(
             rope["factor"] = longest / max(original, 1)
     fields = {
         "rope_theta": number("rope_theta", theta),
-        "rope_type": str(rope_type),
+        "rope_type": rope_type,
         "rope_scaling": rope,
         "rotary_dim": rotary_dim,
     }
-    if rope_type == "yarn" and type(original) is int and type(rope["factor"]) in (int, float):
+    if rope_type == "yarn" and is_number(original) and is_number(rope["factor"]):
         # Files that were written for the original context alone say of it that it is the longest.
         fields["max_position_embeddings"] = max(longest, int(original * rope["factor"]))
     return fields
@@ -94,13 +94,22 @@ def check_rope(rope_type: str, scaling: Mapping[str, Any], rotary_dim: int) -> N
             )
 
 
+_MOST = 1e30
+"""Products of some such numbers are numbers still."""
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is one that can be computed with: neither infinite nor huge."""
+    return type(value) in (int, float) and -_MOST < value < _MOST
+
+
 def _is_positive(value: Any) -> bool:
-    return type(value) in (int, float) and value > 0
+    return is_number(value) and value > 0
 
 
 def number(name: str, value: Any) -> float:
     """Raises `ValueError` where the member of config.json is none."""
-    if type(value) not in (int, float):
+    if not is_number(value):
         raise ValueError(f"{name} must be a number, got {value!r:.60}; fetch the model again")
     return float(value)
 

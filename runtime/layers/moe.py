@@ -174,8 +174,9 @@ class FusedMoE(nn.Module):
     """The sum of what a token's experts make of it, weighted: x, ids and weights of a `Router` to
     [T, hidden].
 
-    `names`: of gate, up and down projection in the checkpoint. `limit`, `weighs_input`: as
-    `reference.fused_moe`. `first` [1] int64: the first expert of this rank, where it has not all.
+    `names`: of gate, up and down projection in the checkpoint. `activation`: of the gate; no kernel
+    has another than silu. `limit`, `weighs_input`: as `reference.fused_moe`. `first` [1] int64: the
+    first expert of this rank, where it has not all.
     """
 
     first: torch.Tensor | None
@@ -189,12 +190,18 @@ class FusedMoE(nn.Module):
         bias: bool = False,
         limit: float = 0.0,
         weighs_input: bool = False,
+        activation: str = "silu",
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> None:
         super().__init__()
         if intermediate_size < 1:
             raise ValueError(
                 f"experts of {intermediate_size} columns make no sense; fetch the model again"
+            )
+        if activation != "silu":
+            raise ValueError(
+                f"experts with the activation {activation!r} are not supported; choose another "
+                "model"
             )
         self.num_experts, self.limit, self.weighs_input = num_experts, limit, weighs_input
         self.register_buffer("first", None)

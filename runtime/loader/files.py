@@ -168,3 +168,16 @@ def no_model(folder: Path, lacking: str) -> ValueError:
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
+
+
+def config_eos_token_ids(folder: Path) -> list[int]:
+    """The tokens that end a text, by generation_config.json and config.json; either may give one or
+    a list.
+    """
+    ids: list[object] = []
+    for path in (folder / "generation_config.json", folder / "config.json"):
+        content = read_json(path) if path.is_file() else None
+        for said in (content, content.get("text_config")) if isinstance(content, dict) else ():
+            value = said.get("eos_token_id") if isinstance(said, dict) else None
+            ids += value if isinstance(value, list) else [value]
+    return list(dict.fromkeys(token_id for token_id in ids if isinstance(token_id, int)))

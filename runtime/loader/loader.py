@@ -53,6 +53,7 @@ _THREADS = 4
 _INITIAL_STD = 0.02
 _SMALL = 2**16
 """Tensors of up to so many numbers are loaded first."""
+_TOO_LARGE = "can't allocate memory", "Storage size calculation overflowed"
 _IGNORED = ".rotary_emb.inv_freq"
 """Old checkpoints bring the rotary frequencies, which follow from the config."""
 
@@ -389,9 +390,8 @@ def make_empty(
             return model
     except RuntimeError as error:
         # torch has an exception of its own for this on a GPU, but not on a CPU.
-        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(
-            error
-        ):
+        is_told = any(told in str(error) for told in _TOO_LARGE)
+        if not isinstance(error, torch.OutOfMemoryError) and not is_told:
             raise
         raise ValueError(
             f"too little memory for the weights in {dtype}; choose a smaller model, or free memory"

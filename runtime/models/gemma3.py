@@ -25,7 +25,9 @@ _OF_27B = 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma3Config(Gemma2Config):
-    """`rope_local_base_freq`: theta of layers with a window."""
+    """`rope_local_base_freq`: theta of layers with a window. `attn_logit_softcapping` means
+    nothing, as in transformers' code.
+    """
 
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
@@ -55,11 +57,10 @@ class Gemma3ForCausalLM(Gemma2ForCausalLM):
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
-        fields: dict[str, Any] = {"windows": patterned_windows(config, config.sliding_window, 6)}
-        if local := rope_of_kind(vars(config), "sliding_attention"):
-            theta = local.get("rope_theta", config.rope_local_base_freq)
-            fields["rope_local_base_freq"] = number("rope_theta", theta)
-        return fields
+        return {
+            "windows": patterned_windows(config, config.sliding_window, 6),
+            "rope_local_base_freq": local_theta(config, config.rope_local_base_freq),
+        }
 
     @staticmethod
     def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
@@ -82,7 +83,6 @@ class Gemma3ForCausalLM(Gemma2ForCausalLM):
             k_norm=RMSNorm(config.head_dim, config.norm_eps),
             rotary=0 if config.windows[layer] is None else 1,
             scale=config.query_pre_attn_scalar**-0.5,
-            softcap=config.attn_logit_softcapping,
         )
 
 
@@ -92,8 +92,24 @@ def rope_of_kind(content: dict[str, Any], kind: str) -> Any:
     """
     rope = content.get("rope_parameters") or {}
     if isinstance(rope, dict) and any(isinstance(value, dict) for value in rope.values()):
-        rope = rope.get(kind) or {}
+        rope = rope.get(kind)
+        rope = rope if isinstance(rope, dict) else {}
     elif kind != "full_attention":
         rope = {}
     scaling = content.get("rope_scaling") if kind == "full_attention" else None
     return {**rope, **scaling} if isinstance(scaling, dict) else rope
+
+
+def local_theta(config: Any, default: float | None) -> float | None:
+    """Of layers with a window, in such a config.json. Raises `ValueError` where their frequencies
+    are scaled.
+    """
+    rope = rope_of_kind(vars(config), "sliding_attention")
+    kind = rope.get("rope_type", "default") if isinstance(rope, dict) else rope
+    if kind != "default":
+        raise ValueError(
+            f"rope scaling {kind!r:.60} of layers with a window is not supported; choose another "
+            "model"
+        )
+    theta = rope.get("rope_theta", default)
+    return None if theta is None else number("rope_theta", theta)

@@ -88,6 +88,6 @@ class Glm4MoeForCausalLM(CausalLM):
         )
         return SparseMoE(
             Router(size, routing, correction=True),
-            FusedMoE(size, width, config.n_routed_experts),
+            FusedMoE(size, width, config.n_routed_experts, activation=config.activation),
             GatedMLP(size, width * config.n_shared_experts),
         )

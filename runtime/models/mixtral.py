@@ -65,5 +65,6 @@ class MixtralForCausalLM(MistralForCausalLM):
         routing = Routing(config.num_local_experts, config.num_experts_per_tok)
         sizes = config.hidden_size, config.intermediate_size, config.num_local_experts
         return SparseMoE(
-            Router(config.hidden_size, routing), FusedMoE(*sizes, names=("w1", "w3", "w2"))
+            Router(config.hidden_size, routing),
+            FusedMoE(*sizes, activation=config.activation, names=("w1", "w3", "w2")),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ..model_config import patterned_windows
-from .gemma3 import rope_of_kind
+from .gemma3 import local_theta, rope_of_kind
 from .olmo2 import Olmo2ForCausalLM
 
 ARCHITECTURE = "Olmo3ForCausalLM"
@@ -28,7 +28,5 @@ class Olmo3ForCausalLM(Olmo2ForCausalLM):
     def config_fields(config: Any) -> dict[str, Any]:
         return {
             "windows": patterned_windows(config, config.sliding_window, 4),
-            "rope_local_base_freq": rope_of_kind(vars(config), "sliding_attention").get(
-                "rope_theta"
-            ),
+            "rope_local_base_freq": local_theta(config, None),
         }

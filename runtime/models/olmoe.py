@@ -78,5 +78,10 @@ class OlmoeForCausalLM(CausalLM):
         )
         return SparseMoE(
             Router(config.hidden_size, routing),
-            FusedMoE(config.hidden_size, config.intermediate_size, config.num_experts),
+            FusedMoE(
+                config.hidden_size,
+                config.intermediate_size,
+                config.num_experts,
+                activation=config.activation,
+            ),
         )

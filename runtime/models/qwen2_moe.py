@@ -53,7 +53,12 @@ class Qwen2MoeBlock(nn.Module):
             config.num_experts, config.num_experts_per_tok, renormalized=config.norm_topk_prob
         )
         self.gate = Router(size, routing)
-        self.experts = FusedMoE(size, config.moe_intermediate_size, config.num_experts)
+        self.experts = FusedMoE(
+            size,
+            config.moe_intermediate_size,
+            config.num_experts,
+            activation=config.activation,
+        )
         self.shared_expert = GatedMLP(size, shared)
         self.shared_expert_gate = Linear(size, 1)
 

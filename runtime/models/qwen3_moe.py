@@ -87,7 +87,12 @@ class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
         )
         return SparseMoE(
             Router(config.hidden_size, routing),
-            FusedMoE(config.hidden_size, config.moe_intermediate_size, config.num_experts),
+            FusedMoE(
+                config.hidden_size,
+                config.moe_intermediate_size,
+                config.num_experts,
+                activation=config.activation,
+            ),
         )
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import tokenizers
 
-from ..loader.files import check_pointer, read_json
-from ..model_config import config_eos_token_ids
+from ..loader.files import check_pointer, config_eos_token_ids, read_json
 from .chat_template import DEFAULT
 from .data import TokenizerData
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tokenizers
 
-from ..model_config import config_eos_token_ids
+from ..loader.files import config_eos_token_ids
 from .chat_template import DEFAULT, ChatTemplateError, ChatTemplates, read_chat_template
 from .data import TokenizerData
 from .hf import read_hf_tokenizer

@@ -273,8 +273,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "odd head": ({"head_dim": 5}, "an even (rotary dimension|head size)"),
     "layers without end": (
         {"num_hidden_layers": 10**12},
-        "num_hidden_layers must be at most 10000",
+        "num_hidden_layers must be 0 to 10000",
     ),
+    "a size of many digits": ({"vocab_size": 10**400}, "vocab_size must be 0 to"),
+    "positions without end": ({"max_position_embeddings": 10**9}, "embeddings must be 0 to 16777"),
+    "YaRN without end": (
+        {"rope_parameters": {"rope_type": "yarn", "factor": 1e29, "rope_theta": 1e4}},
+        "max_position_embeddings must be 0 to",
+    ),
+    "infinite YaRN": (
+        {"rope_parameters": {"rope_type": "yarn", "factor": float("inf"), "rope_theta": 1e4}},
+        "needs a positive factor, got inf",
+    ),
+    "a list for a type": ({"rope_parameters": {"rope_type": ["yarn"]}}, "is not supported"),
+    "an epsilon of many digits": ({"rms_norm_eps": 10**400}, "rms_norm_eps must be a number"),
     "no layers": ({"num_hidden_layers": 0}, "num_layers must be more than 0"),
     "a text for a number": (
         {"vocab_size": "many"},

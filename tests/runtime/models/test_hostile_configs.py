@@ -28,6 +28,8 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 64,
 }
 VALUES: tuple[Any, ...] = (0, -1, 1.5, None, "x", [], [0], {}, {"a": {}}, True, 1e300, [None] * 3)
+HUGE: tuple[Any, ...] = (10**400, 2**62, float("inf"), float("nan"))
+"""Numbers that JSON has as Python reads it, and tensors have not."""
 META = torch.device("meta")
 
 
@@ -46,17 +48,56 @@ def test_no_member_is_the_loaders_end(name: str, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     made = 0
     for member in [*told, "rope_scaling", "sliding_window_pattern", "partial_rotary_factor"]:
-        for value in VALUES:
+        for value in VALUES + HUGE:
             changed = told | {member: value}
             whole = content | {"text_config": changed} if told is not content else changed
             file.write_text(json.dumps(whole))
             try:
                 config = ModelConfig.from_pretrained(tmp_path)
-                if max(config.vocab_size, config.hidden_size, config.num_layers) < 1000:
-                    empty_model(config, torch.float32, META).kv_layouts(torch.float32)
-                    made += 1
+                empty_model(config, torch.float32, META).kv_layouts(torch.float32)
+                made += 1
             except ValueError as error:
                 assert "\n" not in str(error)
             except Exception as error:
                 raise AssertionError(f"{member} = {value!r}: {error!r}") from error
     assert made
+
+
+def folder_of(path: Path, name: str, **changes: Any) -> Path:
+    """A config.json of a variant, with other members."""
+    model_type, overrides = OTHERS[name]
+    content = AutoConfig.for_model(model_type, **(SIZES | overrides)).to_dict()
+    architecture = next(
+        each.architecture for each in find_models() if each.model_type == model_type
+    )
+    (path / "config.json").write_text(
+        json.dumps(content | {"architectures": [architecture]} | changes)
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granitemoe", "glm4-moe"]
+)
+def test_experts_with_another_activation_are_refused(name: str, tmp_path: Path) -> None:
+    config = ModelConfig.from_pretrained(folder_of(tmp_path, name, hidden_act="gelu"))
+    with pytest.raises(ValueError, match="activation 'gelu' are not supported; choose"):
+        empty_model(config, torch.float32, META)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "olmo3"])
+def test_scaled_frequencies_of_layers_with_a_window_are_refused(name: str, tmp_path: Path) -> None:
+    rope = {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "sliding_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4},
+    }
+    folder_of(tmp_path, name, rope_parameters=rope, rope_scaling=None)
+    with pytest.raises(ValueError, match="'linear' of layers with a window is not supported"):
+        ModelConfig.from_pretrained(tmp_path)
+
+
+def test_sizes_that_no_machine_has_are_refused(tmp_path: Path) -> None:
+    folder_of(tmp_path, "gemma", num_attention_heads=2**30, num_key_value_heads=1, head_dim=2**30)
+    config = ModelConfig.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="too little memory for the weights"):
+        empty_model(config, torch.float32, META)

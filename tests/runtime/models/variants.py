@@ -94,6 +94,8 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window_pattern": 3,
             "rope_scaling": {"rope_type": "linear", "factor": 4.0},
             "rope_local_base_freq": 100.0,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 5.0,
         },
     ),
     "phi3": ("phi3", {"sliding_window": 24, "partial_rotary_factor": 0.5}),
