@@ -86,10 +86,15 @@ class HarmonyParser(ScanParser):
                 self.tell(kind(self.take(min(places, default=len(self.text)))))
                 if self.text.startswith((END, CALL, RETURN)):
                     self.take(self.text.index(">") + 1)
-                elif places and not _HEAD.match(self.text, partial=not self.is_whole):
-                    # A mark that begins no message.
-                    self.tell(kind(self.take(1)))
-                    continue
+                elif places:
+                    head = _HEAD.match(self.text, partial=not self.is_whole)
+                    if head is None:
+                        # A mark that begins no message.
+                        self.tell(kind(self.take(1)))
+                        continue
+                    if head.partial:
+                        yield
+                        continue
                 return
             kept = max(_begun(self.text, mark) for mark in _ENDS)
             self.tell(kind(self.take(len(self.text) - kept)))

@@ -120,12 +120,12 @@ class _JsonParser(ScanParser):
         if not self.text.lstrip().startswith(("{", "[")):
             return False
         decoder = json.JSONDecoder()
-        while len(self.text) <= _LONGEST:
+        while True:
             begin = len(self.text) - len(self.text.lstrip())
             try:
-                value, end = decoder.raw_decode(self.text, begin)
+                value, end = decoder.raw_decode(self.text[:_LONGEST], begin)
             except (ValueError, RecursionError):
-                if self.is_whole:
+                if self.is_whole or len(self.text) > _LONGEST:
                     return False
                 yield
                 continue
@@ -137,12 +137,13 @@ class _JsonParser(ScanParser):
             for name, arguments in told:
                 self.call(name, arguments)
             closing = regex.escape(self._form.section.closing.strip().removeprefix("]"))
-            yield from self.close(regex.compile(r"\s{0,20}" + closing))
+            if closing:
+                yield from self.close(regex.compile(r"\s{0,20}" + closing))
             return True
-        return False
 
     def _read(self, call: Any) -> tuple[str, str] | None:
-        if not isinstance(call, dict) or call.get("name") not in self.tools:
+        name = call.get("name") if isinstance(call, dict) else None
+        if not isinstance(name, str) or name not in self.tools:
             return None
         arguments = call.get("arguments", call.get("parameters", {}))
         if isinstance(arguments, str):
@@ -153,6 +154,6 @@ class _JsonParser(ScanParser):
         if not isinstance(arguments, dict):
             return None
         try:
-            return call["name"], as_json(arguments)
+            return name, as_json(arguments)
         except ValueError:
             return None

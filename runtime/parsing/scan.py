@@ -19,6 +19,8 @@ from .events import Arguments, CallBegins, Event, Text, held_back
 from .tool_calls import Tool
 
 T = TypeVar("T")
+_PIECE = 4096
+"""Characters that are read at a time: what is taken from a text copies the rest of it."""
 Steps = Generator[None, None, T]
 """Yields where more text must come, or its end."""
 
@@ -39,8 +41,11 @@ class ScanParser(ABC):
         ...
 
     def push(self, text: str) -> list[Event]:
-        self.text += text
-        return self._advance()
+        events: list[Event] = []
+        for begin in range(0, len(text), _PIECE):
+            self.text += text[begin : begin + _PIECE]
+            events += self._advance()
+        return events
 
     def finish(self) -> list[Event]:
         self.is_whole = True
@@ -125,15 +130,14 @@ class ScanParser(ABC):
     def say_rest(self) -> Steps[None]:
         """Tell all that comes as text."""
         while not self.is_whole:
-            if not (self.has_called and self.text.isspace()):
-                self.tell(Text(self.take(len(self.text))))
+            said = self.text.rstrip() if self.has_called else self.text
+            self.tell(Text(self.take(len(said))))
             yield
         self._say_end()
 
     def _say_end(self) -> None:
-        """White space behind a call belongs to nothing."""
-        if not (self.has_called and self.text.isspace()):
-            self.tell(Text(self.text))
+        """White space at the end of a text with calls belongs to nothing."""
+        self.tell(Text(self.text.rstrip() if self.has_called else self.text))
         self.text = ""
 
     def arguments_of(self, name: str) -> Steps[None]:

@@ -5,14 +5,18 @@ that follow its grammar are read back with arguments of their schemas.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 
 import jsonschema
 import pytest
 from grammar_walks import Walk
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from recorded_calls import RECORDED, SCHEMA, TOOLS, Said
 
 from piecework.runtime.parsing.events import Arguments, CallBegins, Event, Text, Thought
+from piecework.runtime.parsing.reasoning import reasoning_formats
 from piecework.runtime.parsing.tool_calls import CallRules, ToolCallFormat, formats
 from piecework.runtime.sampling import grammar
 
@@ -82,6 +86,50 @@ def test_half_a_call_is_the_beginning_of_one(name: str) -> None:
         names = [event.name for event in events if isinstance(event, CallBegins)]
         assert names == [one[0] for one in expected if isinstance(one, tuple)][: len(names)]
         assert all(isinstance(event, Text) for event in events) or names
+
+
+PIECES = (
+    *("{", "}", "[", "]", "(", '"', ",", ":", " ", "\n", "x", "\0", "1e999", "NaN", "b''", "{1}"),
+    *('{"name": []}', '{"name": "weather", "arguments": ', '{"arguments": {}, "name": "now"}\n'),
+    *("weather", "now", "commentary", "to=functions.now", "json", "functions.now:0", "call:now{"),
+    *("[now()]", "city", "='a'", ":5", "```json\n", "<parameter=city>", "<function=weather>"),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), thinks=st.sampled_from(("", "gpt_oss", "think")))
+@pytest.mark.parametrize("name", formats())
+def test_any_text_reads_the_same_in_pieces(name: str, data: st.DataObject, thinks: str) -> None:
+    form = formats()[name]
+    thought = reasoning_formats().get(thinks)
+    marks = form.marks + (thought.marks if thought else ())
+    halves = tuple(mark[: len(mark) // 2] for mark in marks)
+    parts = data.draw(st.lists(st.sampled_from(marks * 3 + halves + PIECES), max_size=10))
+    is_open = data.draw(st.booleans())
+
+    def events(pieces: Sequence[str]) -> tuple[str, Said]:
+        parser = form.parser(TOOLS)
+        if thought is not None:
+            parser = thought.parser(parser, is_open=is_open)
+        told = [event for piece in pieces for event in parser.push(piece)] + parser.finish()
+        thoughts = [event.text for event in told if isinstance(event, Thought)]
+        return "".join(thoughts), said([each for each in told if not isinstance(each, Thought)])
+
+    text = "".join(parts)
+    assert events([text]) == events(text) == events(parts)
+
+
+@pytest.mark.parametrize("name", formats())
+def test_a_whole_text_of_marks_takes_no_longer_than_its_pieces(name: str) -> None:
+    form = formats()[name]
+    pieces = ["".join(form.marks)] * (600_000 // len("".join(form.marks)))
+
+    def seconds(pieces: Sequence[str]) -> float:
+        began = time.process_time()
+        read(form, pieces)
+        return time.process_time() - began
+
+    assert seconds(["".join(pieces)]) < 2 * seconds(pieces) + 0.2
 
 
 def test_every_format_is_recorded() -> None:

@@ -73,6 +73,14 @@ RECORDED: dict[str, tuple[str, list[Event]]] = {
     ),
     "no name yet": ('Well: <tool_call>\n{"na', [Text('Well: <tool_call>\n{"na')]),
     "unknown": (call("rm", "{}") + "!", [Text(call("rm", "{}") + "!")]),
+    "a name that is none": (
+        '<tool_call>{"arguments": {}, "name": []}</tool_call>',
+        [Text('<tool_call>{"arguments": {}, "name": []}</tool_call>')],
+    ),
+    "white space behind text behind a call": (
+        call("add", "{}") + " and so\n",
+        [CallBegins("add"), Arguments("{}"), Text(" and so")],
+    ),
     "no JSON": ("a <tool_call> b </tool_call> c", [Text("a <tool_call> b </tool_call> c")]),
     "marks alone": ("1 < 2 <tool 3 </tool_call> \n", [Text("1 < 2 <tool 3 </tool_call> \n")]),
 }
@@ -129,6 +137,11 @@ def test_a_long_text_behind_a_mark_is_not_held_back_for_ever() -> None:
     parser = HERMES.parser([ADD])
     events = [event for _ in range(100) for event in parser.push("<tool_call>" + "x" * 100)]
     assert sum(len(event.text) for event in events if isinstance(event, Text)) > 5000
+
+
+def test_calls_with_arguments_first_are_read_however_much_follows() -> None:
+    text = '<tool_call>{"arguments": {}, "name": "add"}</tool_call>\n' * 200
+    assert read(text) == read(*text) == [CallBegins("add"), Arguments("{}")] * 200
 
 
 def test_the_format_is_found_by_the_template() -> None:
