@@ -1,5 +1,5 @@
-"""DeepSeek V3 and R1 (arXiv:2412.19437): DeepSeek V2 whose experts are scored by sigmoids and
-chosen by corrected scores.
+"""DeepSeek V3 and R1 (arXiv:2412.19437), and Kimi K2: DeepSeek V2 whose experts are scored by
+sigmoids and chosen by corrected scores.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from .deepseek_v2 import DeepseekV2ForCausalLM, LatentConfig
 
 ARCHITECTURE = "DeepseekV3ForCausalLM"
 MODEL_TYPE = "deepseek_v3"
+ALSO_MODEL_TYPE = "kimi_k2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@ architecture's name.
 
     ARCHITECTURE = "Qwen3ForCausalLM"    # in config.json, and the class
     MODEL_TYPE = "qwen3"                 # in config.json
+    ALSO_MODEL_TYPE = "qwen3_of_others"  # in config.json of another's checkpoints, where there are
     GGUF_ARCHITECTURE = "qwen3"          # `general.architecture`, where such files exist
 
 Encoders, which make vectors and scores of texts, say theirs so, and the class has this name:
@@ -22,17 +23,21 @@ from typing import Any, NamedTuple
 from . import __path__ as _folders
 
 _NAME = re.compile(
-    r'^(ARCHITECTURE|ENCODER|MODEL_TYPE|GGUF_ARCHITECTURE) = "([\w-]+)"', re.MULTILINE
+    r'^(ARCHITECTURE|ENCODER|MODEL_TYPE|ALSO_MODEL_TYPE|GGUF_ARCHITECTURE) = "([\w-]+)"',
+    re.MULTILINE,
 )
 
 
 class ModelNames(NamedTuple):
-    """What a model is called; `gguf` is None where GGUF files have no name for it."""
+    """What a model is called; `gguf` is None where GGUF files have no name for it, `also` where
+    config.json has no second `model_type`.
+    """
 
     module: str
     architecture: str
     model_type: str
     gguf: str | None
+    also: str | None = None
 
 
 def find_models() -> list[ModelNames]:
@@ -41,7 +46,11 @@ def find_models() -> list[ModelNames]:
     """
     return [
         ModelNames(
-            module, names["ARCHITECTURE"], names["MODEL_TYPE"], names.get("GGUF_ARCHITECTURE")
+            module,
+            names["ARCHITECTURE"],
+            names["MODEL_TYPE"],
+            names.get("GGUF_ARCHITECTURE"),
+            names.get("ALSO_MODEL_TYPE"),
         )
         for module, names in _named_files()
         if "ARCHITECTURE" in names
@@ -109,7 +118,9 @@ def model_type_of(architecture: str, content: dict[str, Any]) -> Any:
     transformers' code is to make something, and can make nothing here.
     """
     if architecture != FALLBACK:
-        return find_model(architecture=architecture).model_type
+        names = find_model(architecture=architecture)
+        is_also = names.also is not None and content.get("model_type") == names.also
+        return names.also if is_also else names.model_type
     if content.get("quantization_config") is not None:
         raise ValueError(
             "transformers' code computes it, which is given no quantised weights here; take a "

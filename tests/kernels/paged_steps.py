@@ -127,24 +127,27 @@ class Step:
         padded to a captured size.
         """
         plan = backend.plan(self.metadata, self.page_size)
-        pad = torch.full(
-            (padding, 1, self.q.shape[2]), float("nan"), dtype=self.q.dtype, device=self.q.device
-        )
         q, k, v = (
-            torch.cat([part, pad.expand(-1, part.shape[1], -1)])
+            torch.cat([part, part.new_full((padding, *part.shape[1:]), float("nan"))])
             for part in (self.q, self.new(self.keys), self.new(self.values))
         )
-        out = torch.empty_like(q)
+        out = q.new_empty(*q.shape[:2], self.heads.value_size)
         for _ in range(2):  # the second layer of a step uses what the plan has made for the first
             backend.run(q, k, v, out, self.k_cache, self.v_cache, plan, self.layout(window))
         return out[: len(self.q)]
 
     def stored(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys and values that lie at the slots of the new tokens."""
-        shape = (-1, *self.k_cache.shape[2:])
-        return self.k_cache.view(shape)[self.metadata.slot_mapping], self.v_cache.view(shape)[
-            self.metadata.slot_mapping
-        ]
+        slots = self.metadata.slot_mapping
+        return self.k_cache.flatten(0, 1)[slots], self.v_cache.flatten(0, 1)[slots]
+
+
+def latent(step: Step, value_size: int) -> Step:
+    """The step over keys alone, whose first numbers are the values."""
+    step.heads = replace(step.heads, value_size=value_size, latent=True)
+    step.values = [keys[..., :value_size] for keys in step.keys]
+    step.v_cache = step.k_cache[..., :value_size]
+    return step
 
 
 def kept(x: torch.Tensor, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from native_variants import native_variants
-from paged_steps import Step, kept, quantized
+from paged_steps import Step, kept, latent, quantized
 
 from piecework.kernels import cache_format
 from piecework.kernels.cache_format import CACHE_DTYPES
@@ -106,6 +106,35 @@ def test_it_equals_the_definition(
         )
         keys, values = step.stored()
         assert torch.equal(keys, step.new(step.keys)) and torch.equal(values, step.new(step.values))
+
+
+@settings(max_examples=10)
+@given(
+    lens=LENS,
+    heads=st.sampled_from([1, 4, 5, 40, 128]),
+    sizes=st.sampled_from([(576, 512), (48, 32), (33, 20), (40, 39)]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+@example(lens=[(1, 150), (2, 70)], heads=3, sizes=(576, 512), dtype=torch.bfloat16)
+@example(lens=[(1, 150), (9, 70)], heads=16, sizes=(576, 512), dtype=torch.bfloat16)
+def test_values_may_be_the_beginnings_of_keys(
+    variants: list[NativeAttention],
+    lens: list[tuple[int, int]],
+    heads: int,
+    sizes: tuple[int, int],
+    dtype: torch.dtype,
+) -> None:
+    """Latent attention, which stores a token once."""
+    shape = {"page_size": 16, "heads": heads, "kv_heads": 1, "head_size": sizes[0]}
+    step = latent(Step(lens, **shape, seed=len(lens), dtype=dtype), sizes[1])
+    expected = exact(step)
+    atol, rtol = (1e-5, 1e-5) if dtype == torch.float32 else (1e-3, 2**-8)
+    for backend in (*variants, TorchAttention()):
+        found = step.run(backend, padding=2).double()
+        # Plain torch rounds the weights, too.
+        loose = 1 if isinstance(backend, NativeAttention) or dtype == torch.float32 else 8
+        assert torch.allclose(found, expected, atol=loose * atol, rtol=loose * rtol)
+        assert torch.equal(step.stored()[0], step.new(step.keys))
 
 
 @settings(max_examples=10)

@@ -32,7 +32,7 @@ void attention(const AttentionCall<T>& call, int most_threads) {
   const int count = static_cast<int>(items.size());
 #pragma omp parallel num_threads(threads)
   {
-    Scratch scratch(call.head_size, std::max(kMostRows, call.most_heads()));
+    Scratch scratch(call.head_size, call.value_size, std::max(kMostRows, call.most_heads()));
 #pragma omp for schedule(static)
     for (int row = 0; row < call.tokens; ++row) kernels.store_row(call, row);
 #pragma omp for schedule(dynamic)

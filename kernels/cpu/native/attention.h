@@ -1,8 +1,8 @@
 // Causal attention over a paged KV cache, cut into items that threads take one by one.
 //
-// T tokens of a step, B requests, H query heads, K key/value heads, D head size, S tokens in a page. An item's rows are the
-// query heads of its key/value head, token after token; its keys come a tile at a time (Dao et al., arXiv:2205.14135). Products
-// and sums are float32, scores count in powers of two.
+// T tokens of a step, B requests, H query heads, K key/value heads, D numbers of a key, E of a value, S tokens in a page. An item's
+// rows are the query heads of its key/value head, token after token; its keys come a tile at a time (Dao et al., arXiv:2205.14135).
+// Products and sums are float32, scores count in powers of two.
 #pragma once
 #include <utility>
 #include <vector>
@@ -18,15 +18,17 @@ constexpr int kLeastChunk = 512;  // keys that are worth an item of their own
 
 template <class T>
 struct AttentionCall {
-  const T *q, *k, *v;  // [T, H, D], [T, K, D]; rows are `*_stride` numbers apart
-  T* out;              // [T, H, D]
-  void *k_cache, *v_cache;  // [pages, S, K, D] of `cache_kind`; int8 has the scales of a page, [K, S] bfloat16, behind its numbers
+  const T *q, *k, *v;  // [T, H, D], [T, K, D], [T, K, E]; rows are `*_stride` numbers apart
+  T* out;              // [T, H, E]
+  // [pages, S, K, D] and [pages, S, K, E] of `cache_kind`; int8 has the scales of a page, [K, S] bfloat16, behind its numbers. E is D,
+  // or both caches are one and values the first E numbers of keys.
+  void *k_cache, *v_cache;
   const int64_t* slots;  // [tokens]: page * S + offset
   const int64_t* table;  // [B, table_stride]
   const int32_t *query_lens, *seq_lens;  // [B]
   const float* sinks;                    // [H]: scores without values; null: none
   int64_t q_stride, k_stride, v_stride, out_stride, table_stride;
-  int32_t requests, tokens, heads, kv_heads, head_size, page_size, window;  // window 0: all
+  int32_t requests, tokens, heads, kv_heads, head_size, value_size, page_size, window;  // D, E; window 0: all
   int32_t group, skipped;  // query heads of a key/value head; of the first's so many are missing
   CacheKind cache_kind;
   float scale, k_scale, v_scale;  // k_scale, v_scale: 1 but for numbers in float8
@@ -63,8 +65,8 @@ struct Item {
 
 using tiles::Scratch;
 
-// Where the results of chunks wait: for each row its peak, its total, and D sums.
-inline int64_t partial_floats(int rows, int head_size) { return static_cast<int64_t>(rows) * (head_size + 2); }
+// Where the results of chunks wait: for each row its peak, its total, and E sums.
+inline int64_t partial_floats(int rows, int value_size) { return static_cast<int64_t>(rows) * (value_size + 2); }
 
 // Query tokens of an item: as many as fill its rows, fewer where threads would have nothing to do.
 template <class T>
@@ -101,7 +103,7 @@ int64_t make_items(const AttentionCall<T>& call, int threads, std::vector<Item>&
         for (int chunk = 0; chunk < made; ++chunk) {
           const int from = begin + chunk * size, to = std::min(end, from + size);
           items.push_back({b, head, first, last, row + first, from, to, made > 1 ? floats : -1, made > 1 && chunk == 0 ? made : 0});
-          if (made > 1) floats += partial_floats((last - first) * call.heads_of(head), call.head_size);
+          if (made > 1) floats += partial_floats((last - first) * call.heads_of(head), call.value_size);
         }
       }
     }
@@ -130,18 +132,18 @@ void store_part(const AttentionCall<T>& call, int64_t slot, const T* from, float
 template <class T, class C>
 void store_row(const AttentionCall<T>& call, int row) {
   store_part<T, C>(call, call.slots[row], call.k + row * call.k_stride, call.k_scale, call.k_cache);
-  store_part<T, C>(call, call.slots[row], call.v + row * call.v_stride, call.v_scale, call.v_cache);
+  if (call.v_cache != call.k_cache) store_part<T, C>(call, call.slots[row], call.v + row * call.v_stride, call.v_scale, call.v_cache);
 }
 
 // `sums` and `total` are of weights under `peak`.
 template <class T>
 void write_row(const AttentionCall<T>& call, const Item& item, int row, const float* __restrict sums, float total, float peak) {
   const int group = call.heads_of(item.kv_head), head = call.first_head(item.kv_head) + row % group;
-  T* __restrict out = call.out + (item.row + row / group) * call.out_stride + head * call.head_size;
+  T* __restrict out = call.out + (item.row + row / group) * call.out_stride + head * call.value_size;
   if (call.sinks != nullptr) total += __builtin_exp2f(call.sinks[head] * kLog2E - peak);
   const float factor = call.v_scale * unit_of(call.cache_kind) / total;
 #pragma omp simd
-  for (int i = 0; i < call.head_size; ++i) out[i] = from_float<T>(sums[i] * factor);
+  for (int i = 0; i < call.value_size; ++i) out[i] = from_float<T>(sums[i] * factor);
 }
 
 // The queries of the item's `rows`, so scaled that scores count in powers of two.
@@ -194,7 +196,7 @@ void attend_blocks(int rows, const tiles::Sight& sight, const tiles::Tile& tile,
   for (int j = 0; j < tile.count; ++j) {
     float factor = 1.0f;
     if constexpr (kIsInt8<C>) factor = places.value_scales[j];
-    tiles::widen_value(places.values[j], factor, scratch.values + j * scratch.padded, scratch.head_size, scratch.padded);
+    tiles::widen_value(places.values[j], factor, scratch.values + j * scratch.padded, scratch.value_size, scratch.padded);
   }
   for (int j = 0; j < tile.count; j += kLanes) {
     floats factors = tiles::splat(1.0f);
@@ -206,10 +208,10 @@ void attend_blocks(int rows, const tiles::Sight& sight, const tiles::Tile& tile,
 
 template <class T, class C>
 void attend_item(const AttentionCall<T>& call, const Item& item, Scratch& scratch, float* partials) {
-  const int group = call.heads_of(item.kv_head), rows = (item.last - item.first) * group, size = call.head_size;
+  const int group = call.heads_of(item.kv_head), rows = (item.last - item.first) * group, size = call.value_size;
   const tiles::Sight sight{call.seq_lens[item.request] - call.query_lens[item.request] + item.first, group, call.window,
                            call.softcap * kLog2E};
-  const bool few = tiles::is_few<C>(rows, size);
+  const bool few = tiles::is_few<C>(rows, call.head_size) && tiles::is_few<C>(rows, size);
   tiles::Places<C> both[2];  // of a tile and of the next
   const auto places = [&](int start) -> tiles::Places<C>& { return both[start / tiles::kTile % 2]; };
   const auto tile_at = [&](int start) { return tiles::Tile{start, std::max(0, std::min(tiles::kTile, item.end - start))}; };
@@ -217,7 +219,7 @@ void attend_item(const AttentionCall<T>& call, const Item& item, Scratch& scratc
     if (tile.count > 0) find_tile(call, item, tile, places(tile.start));
   };
   find(tile_at(item.begin));
-  if (few) tiles::prefetch_rows(places(item.begin).keys, tile_at(item.begin).count, size);
+  if (few) tiles::prefetch_rows(places(item.begin).keys, tile_at(item.begin).count, call.head_size);
   scratch.start(rows);
   load_queries<C>(call, item, rows, few, scratch);
   for (int start = item.begin; start < item.end; start += tiles::kTile) {
@@ -258,7 +260,7 @@ CacheKernels<bf16> byte_kernels_for(CacheKind kind);
 // The chunks of `item`, the first of them, become the rows of `out`; a chunk in which a row sees nothing counts nothing.
 template <class T>
 void merge_item(const AttentionCall<T>& call, const Item& item, Scratch& scratch, const float* partials) {
-  const int group = call.heads_of(item.kv_head), rows = (item.last - item.first) * group, size = call.head_size;
+  const int group = call.heads_of(item.kv_head), rows = (item.last - item.first) * group, size = call.value_size;
   const int64_t step = partial_floats(rows, size);
   const float* chunks = partials + item.partial;
   for (int row = 0; row < rows; ++row) {

@@ -1,7 +1,7 @@
 """Paged attention by the C++ kernels, as an attention backend.
 
-Shapes as in `kernels.attention`: T tokens, B requests, H query heads, K key/value heads, D head
-size, S tokens in a page.
+Shapes as in `kernels.attention`: T tokens, B requests, H query heads, K key/value heads, S tokens
+in a page.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _POINTERS = (
 )
 _STRIDES = ("q_stride", "k_stride", "v_stride", "out_stride", "table_stride")
 _NUMBERS = (
-    *("requests", "tokens", "heads", "kv_heads", "head_size", "page_size", "window"),
-    *("group", "skipped", "cache_kind"),
+    *("requests", "tokens", "heads", "kv_heads", "head_size", "value_size", "page_size"),
+    *("window", "group", "skipped", "cache_kind"),
 )
 CACHE_KINDS = {None: 0, torch.float8_e4m3fn: 1, torch.float8_e5m2: 2, torch.int8: 3}
 """`CacheKind` of attention_cache.h."""
@@ -63,7 +63,7 @@ class NativeAttention(TorchAttention):
 
     Threads share requests, heads, blocks of queries, and stretches of long contexts. Tensors of
     other kinds than bfloat16 and float32, caches in 8 bits under queries in float32, values that
-    are not as long as keys, and plans of graphs go to plain torch.
+    are neither as long as keys nor their beginnings, and plans of graphs go to plain torch.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -100,7 +100,7 @@ class NativeAttention(TorchAttention):
         if (
             function is None
             or (layout.cache_dtype is not None and layout.dtype != torch.bfloat16)
-            or layout.key_size != layout.value_size
+            or (layout.key_size != layout.value_size and not layout.latent)
             or not isinstance(plan, NativePlan)
         ):
             super().run(q, k, v, out, k_cache, v_cache, self._torch_plan(plan), layout)
@@ -109,11 +109,12 @@ class NativeAttention(TorchAttention):
         # Heads of a token must lie side by side; tokens may lie apart, as those of a fused
         # projection do.
         side_by_side = (layout.key_size, 1)
-        if not q.stride()[1:] == k.stride()[1:] == v.stride()[1:] == side_by_side:
+        if not q.stride()[1:] == k.stride()[1:] == side_by_side or (
+            v.stride()[1:] != side_by_side and not layout.latent
+        ):
             q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        assert (
-            out.stride()[1:] == side_by_side and k_cache.is_contiguous() and v_cache.is_contiguous()
-        )
+        assert out.stride()[1:] == (layout.value_size, 1) and k_cache.is_contiguous()
+        assert v_cache.is_contiguous() or layout.latent
         call.q, call.k, call.v, call.out = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
         call.q_stride, call.k_stride, call.v_stride, call.out_stride = (
             q.stride(0),
@@ -124,7 +125,8 @@ class NativeAttention(TorchAttention):
         call.k_cache, call.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
         call.heads, call.kv_heads = layout.num_heads, layout.num_kv_heads
         call.group, call.skipped = layout.group, layout.skipped_heads
-        call.head_size, call.window, call.scale = layout.key_size, layout.window or 0, layout.scale
+        call.head_size, call.value_size = layout.key_size, layout.value_size
+        call.window, call.scale = layout.window or 0, layout.scale
         call.cache_kind = CACHE_KINDS[layout.cache_dtype]
         call.k_scale, call.v_scale = layout.k_scale, layout.v_scale
         call.softcap = layout.softcap or 0.0

@@ -132,15 +132,15 @@ template <class C>
 void attend_few(int rows, const Sight& sight, const Tile& tile, const Places<C>& places, const C* const* next_keys, int next_count,
                 Scratch& scratch) {
   constexpr int pack = kVectors<C>;
-  const int size = scratch.head_size, end = round_up(tile.count, kLanes);
+  const int head_size = scratch.head_size, size = scratch.value_size, end = round_up(tile.count, kLanes);
   each_few(rows, [&](int row, auto count) {
     for (int j = 0; j < end; j += kLanes) {
       if (row == 0) prefetch_rows(places.values + j, std::min(kLanes, tile.count - j), size);
-      score_few<count>(scratch.keys + row * size, size, places.keys + j, scratch.scores + row * kTile + j);
+      score_few<count>(scratch.keys + row * head_size, head_size, places.keys + j, scratch.scores + row * kTile + j);
     }
   });
   if constexpr (kIsInt8<C>) scale_scores(rows, end, places.key_scales, scratch.scores);
-  prefetch_rows(next_keys, next_count, size);
+  prefetch_rows(next_keys, next_count, head_size);
   alignas(4 * kLanes) float kept[kLanes];
   scratch.weigh(sight, tile, 0, rows, 0, end, kept);
   if constexpr (kIsInt8<C>) scale_scores(rows, end, places.value_scales, scratch.scores);
@@ -177,7 +177,7 @@ template <class C>
 void restore_order(int rows, Scratch& scratch) {
   constexpr auto numbers = std::make_integer_sequence<int, kLanes>{};
   if constexpr (kVectors<C> == 2) {
-    for (float* sums = scratch.sums; sums < scratch.sums + rows * scratch.head_size; sums += 2 * kLanes) {
+    for (float* sums = scratch.sums; sums < scratch.sums + rows * scratch.value_size; sums += 2 * kLanes) {
       const words even = bits_as<words>(load<floats>(sums)), odd = bits_as<words>(load<floats>(sums + kLanes));
       store(sums, bits_as<floats>(interleaved<0>(even, odd, numbers)));
       store(sums + kLanes, bits_as<floats>(interleaved<kLanes / 2>(even, odd, numbers)));

@@ -158,7 +158,7 @@ struct Tile {
 
 // One thread's working memory, for up to `rows` query rows at a time. A thread has one of them at a time.
 struct Scratch {
-  Scratch(int head_size, int rows);
+  Scratch(int head_size, int value_size, int rows);
 
   // Of row `row`, the first of a block of kRows: q [D, kLanes], peaks [kLanes]. Of any row: totals [kLanes], to be summed.
   float* queries(int row) const { return q_ + row / kRows * kLanes * head_size; }
@@ -177,8 +177,8 @@ struct Scratch {
   // totals are brought up to date. kept [kLanes]: what earlier sums of each row are worth under its new peak.
   void weigh(const Sight& sight, const Tile& tile, int row, int rows, int begin, int end, float* kept);
 
-  const int head_size, padded;  // padded: a multiple of kLanes
-  float *keys, *values, *sums;  // [D, kTile], [kTile, padded], [rows, padded]
+  const int head_size, value_size, padded;  // D, E, and E as a multiple of kLanes
+  float *keys, *values, *sums;              // [D, kTile], [kTile, padded], [rows, padded]
   float* scores;                // [kRows, kTile]
 
  private:

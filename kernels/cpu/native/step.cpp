@@ -107,7 +107,7 @@ class Forward {
   // What a thread has to itself.
   struct Thread {
     explicit Thread(const Model& model)
-        : attention(model.head_size, std::max(kMostRows, model.heads)),
+        : attention(model.head_size, model.head_size, std::max(kMostRows, model.heads)),
           row(model.hidden),
           gates(kMostTokens * kPanel),
           sums(model.member ? model.hidden : 0) {}
@@ -180,7 +180,7 @@ class Forward {
     call.q_stride = call.k_stride = call.v_stride = width_, call.out_stride = queries, call.table_stride = step_.table_stride;
     call.requests = step_.requests, call.tokens = step_.tokens, call.heads = model_.heads, call.kv_heads = model_.kv_heads;
     call.group = model_.group, call.skipped = model_.skipped;
-    call.head_size = model_.head_size, call.page_size = model_.page_size, call.window = layer.window, call.scale = layer.scale;
+    call.head_size = call.value_size = model_.head_size, call.page_size = model_.page_size, call.window = layer.window, call.scale = layer.scale;
     call.cache_kind = layer.cache_kind, call.k_scale = layer.k_scale, call.v_scale = layer.v_scale;
     return call;
   }
