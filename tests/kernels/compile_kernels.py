@@ -271,9 +271,11 @@ def _type(name: str) -> str:
 
 
 def _one_of_each() -> list[Any]:
-    """One of each kernel and its types of numbers."""
+    """One of each kernel and its types of numbers, and of one format of caches of bytes."""
     found = {}
     for kernel in KERNELS:
+        if kernel[1].get("KIND", 0) > 1:
+            continue
         kinds = [(n, v) for n, v in kernel[1].items() if n in _KINDS or str(v).startswith("*")]
         found.setdefault((kernel[0].__name__, *sorted(kinds)), kernel)
     return list(found.values())

@@ -40,6 +40,8 @@ NO_PIECES = {
     "damaged": ("not_in_cache", "lacks"),
 }
 """By fault, the reason that is counted, and what the line in the log says."""
+OTHERS = ("disk full in the end", "other keys")
+"""Other ways to a cache without the pieces than "damaged"."""
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +102,13 @@ def check(llm: LLM, expected: list[Completion]) -> None:
     ]
 
 
-@pytest.mark.parametrize("fault", NO_PIECES)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, marks=[pytest.mark.slow] if fault in OTHERS else [])
+        for fault in NO_PIECES
+    ],
+)
 def test_without_pieces_steps_stay_eager_with_one_line_and_a_reason_that_is_counted(
     path: Path,
     expected: list[Completion],

@@ -58,7 +58,14 @@ def assert_same(ours: list[Completion], eager: list[Completion]) -> None:
         )
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "llama",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", "qwen2")),
+        "qwen3",
+    ],
+)
 @pytest.mark.parametrize("in_pieces", [False, True], ids=["of the model", "of its pieces"])
 @pytest.mark.parametrize("padding", [1.0, 2.0], ids=["exact sizes", "padded"])
 def test_decode_graphs_give_what_eager_gives(

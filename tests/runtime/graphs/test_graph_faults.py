@@ -81,7 +81,14 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> RecordingPlatform:
 # Every logit at every size and its neighbours
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "llama",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", "qwen2")),
+        "qwen3",
+    ],
+)
 @pytest.mark.parametrize(
     "platform", [CpuPlatform, RecordingPlatform], ids=["called again", "recorded"]
 )

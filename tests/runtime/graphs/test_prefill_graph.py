@@ -72,7 +72,7 @@ def assert_same(ours: list[Completion], eager: list[Completion]) -> None:
     [
         *(("4,16,33", family) for family in ("llama", "mistral", "qwen2", "qwen3")),
         (None, "llama"),
-        (None, "qwen3"),
+        pytest.param(None, "qwen3", marks=pytest.mark.slow),
     ],
 )
 def test_pieces_give_what_eager_gives(
@@ -226,7 +226,14 @@ def test_graphs_of_decodes_count_in_the_devices_budget(
     assert graphs.num_graphs == 3 + 3 * len(prefill_sizes) <= budget
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "llama",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", "qwen2")),
+        "qwen3",
+    ],
+)
 @pytest.mark.parametrize("backend", ["piecewise", "breakable", "disabled"])
 @pytest.mark.usefixtures("compiled_here")
 def test_recorded_steps_give_what_eager_gives(
