@@ -66,6 +66,10 @@ class Job:
         self.goes_on = False
         self._tell([] if self._events is None else self._events.last())
 
+    def forget(self) -> None:
+        """Nobody begins to read the events any more; who reads them goes on."""
+        self.told = []
+
     def _tell(self, events: list[bytes]) -> None:
         self.told += events
         self._bytes += sum(map(len, events))

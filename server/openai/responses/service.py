@@ -256,7 +256,7 @@ class Responses:
         later = asyncio.get_running_loop().call_later
         job = self._jobs.get(answer.id)
         if job is not None and not job.goes_on:
-            later(_FOLLOWED_SECONDS, job.told.clear)
+            later(_FOLLOWED_SECONDS, job.forget)
         if put.cancelled() or (error := put.exception()) is not None:
             logger.warning("a response is not kept: %s", None if put.cancelled() else error)
             ended = [job.answer.id for job in self._jobs.values() if not job.goes_on]

@@ -15,6 +15,8 @@ from ...sse import encode_json
 from .answer import Answer
 from .job import Job
 
+_PART = 2**16
+"""Bytes of events that are sent at once, and the rest of the last one."""
 _LAST = {"completed": "completed", "failed": "failed"}
 
 
@@ -86,7 +88,7 @@ class JobStream(Response):
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self._job = job
+        self._job, self._told = job, job.told
         self._place = begin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,12 +102,23 @@ class JobStream(Response):
         is_over = False
         while not is_over:
             news, is_over = job.news, job.is_cut or not job.goes_on
-            body = b"".join(job.told[self._place :])
-            self._place = max(self._place, len(job.told))
+            body = self._part()
+            has_more = self._place < len(self._told)
             if job.is_cut:
                 message = "The stream is too long to be kept; fetch the response instead."
                 error = {"type": "error", "code": "stream_too_long", "message": message}
                 body = _named({**error, "param": None, "sequence_number": self._place})
+            elif has_more:
+                is_over = False
             await send({"type": "http.response.body", "body": body, "more_body": not is_over})
-            if not is_over:
+            if not is_over and not has_more:
                 await news.wait()
+
+    def _part(self) -> bytes:
+        """What comes next, as much as may wait for each of many slow readers."""
+        events, size = [], 0
+        while self._place < len(self._told) and size < _PART:
+            events.append(self._told[self._place])
+            size += len(events[-1])
+            self._place += 1
+        return b"".join(events)

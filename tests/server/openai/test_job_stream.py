@@ -1,0 +1,39 @@
+"""Streams of background responses to those who come later."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from piecework.server.openai.responses.job import Job
+from piecework.server.openai.responses.stream import JobStream
+
+
+class Told:
+    """Encoded events."""
+
+    def opening(self, *_: str) -> list[bytes]:
+        return [b"%999d\n" % number for number in range(500)]
+
+    def told(self, _: Any) -> list[bytes]:
+        return []
+
+    def last(self) -> list[bytes]:
+        return [b"last\n"]
+
+
+async def test_a_slow_reader_has_little_waiting_and_reads_to_the_end() -> None:
+    nothing: Any = None
+    job = Job(nothing, [], nothing, Told())
+    job.end()
+    bodies: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        if "body" in message:
+            bodies.append(message["body"])
+            job.forget()
+
+    await asyncio.wait_for(JobStream(job, 0)({}, asyncio.Event().wait, send), 10)
+    assert max(map(len, bodies)) < 2**16 + 1000
+    lines = b"".join(bodies).split()
+    assert lines == [*(b"%d" % number for number in range(500)), b"last"]
