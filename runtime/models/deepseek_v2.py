@@ -22,6 +22,8 @@ from .causal_lm import CausalLM
 
 ARCHITECTURE = "DeepseekV2ForCausalLM"
 MODEL_TYPE = "deepseek_v2"
+_METHODS = ("greedy", "group_limited_greedy")
+"""How experts are chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,14 @@ class DeepseekV2Config(LatentConfig):
     topk_method: str = "greedy"
     n_group: int | None = None
     topk_group: int | None = None
+
+    def __post_init__(self) -> None:
+        LatentConfig.__post_init__(self)
+        if self.topk_method not in _METHODS:
+            raise ValueError(
+                f"topk_method must be {' or '.join(_METHODS)}, got {self.topk_method!r:.60}; fetch "
+                "the model again"
+            )
 
 
 class DeepseekV2ForCausalLM(CausalLM):
