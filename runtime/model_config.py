@@ -87,7 +87,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         self.check_positive(*_POSITIVE)
         # YaRN has made it longer.
-        _check_size("max_position_embeddings", self.max_position_embeddings)
+        check_size("max_position_embeddings", self.max_position_embeddings)
         if any(window is not None and window <= 0 for window in self.windows):
             raise ValueError("sliding_window must be more than 0, or null; fetch the model again")
         if self.num_heads % self.num_kv_heads:
@@ -221,7 +221,7 @@ def _configured(
         if value is not None and type(value) is not wanted:
             raise ValueError(f"{name} must be {said}, got {value!r:.60}; fetch the model again")
         if type(value) is int:
-            _check_size(name, value)
+            check_size(name, value)
     _check_own(kind, own, config)
     heads = config.num_attention_heads
     if config.head_dim is None and heads > 0 and config.hidden_size % heads:
@@ -254,7 +254,7 @@ def _configured(
     return kind(architecture=architecture, eos_token_ids=eos_token_ids, **values)
 
 
-def _check_size(name: str, value: int) -> None:
+def check_size(name: str, value: int) -> None:
     """Raises `ValueError` for a size that no model has."""
     most = _MOST.get(name, _MOST_OF_OTHERS)
     if not 0 <= value <= most:
@@ -282,7 +282,7 @@ def _check_own(kind: type[ModelConfig], own: Sequence[str] | dict[str, Any], con
         if type(value) in (int, float):
             number(name, value)
         if type(value) is int:
-            _check_size(name, value)
+            check_size(name, value)
         if type(value) in kinds or (float in kinds and type(value) is int):
             continue
         if value is None:
@@ -356,6 +356,8 @@ def _gguf_members(reader: FastGGUFReader) -> tuple[str, dict[str, Any]]:
         )
     heads = content["num_attention_heads"]
     head_dim = get("attention.key_length", content["hidden_size"] // max(heads, 1))
+    if head_dim < 1:
+        raise ValueError(f"heads of {head_dim} numbers make no sense; fetch the model again")
     turned = get("rope.dimension_count", head_dim)
     if turned != head_dim and not model.takes_partial_rotary:
         raise ValueError(

@@ -27,7 +27,7 @@ from transformers.utils.logging import disable_progress_bar
 from ...kernels.attention import KVLayout
 from ..layers.attention import attention
 from ..layers.linear import Linear, StoredTensor
-from ..model_config import ModelConfig
+from ..model_config import ModelConfig, check_size
 from .causal_lm import CausalLM
 
 _OURS, _NOTES = "piecework", "piecework_notes"
@@ -78,7 +78,7 @@ def transformers_config(folder: Path, ends: list[int], *, trusted: bool) -> Fall
     config = model.config.get_text_config()
     calls = _note_calls(model)
     attending = config.num_hidden_layers
-    if len(calls) != attending:
+    if not calls or len(calls) != attending:
         raise ValueError(
             f"{len(calls)} of {attending} layers of {type(model).__name__} attend by transformers' "
             "attention interface; the others keep a state or attend in their own way, which is not "
@@ -113,6 +113,7 @@ def _build(folder: Path, *, trusted: bool) -> Any:
     """The model without weights, in torch's default dtype and on its default device."""
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
+        check_size("num_hidden_layers", config.get_text_config().num_hidden_layers)
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(
                 config,

@@ -225,6 +225,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"llama.attention.head_count must be a whole number, got \[4\]",
     ),
     "part of a head": ({"rope__dimension_count": 32}, "rope.dimension_count"),
+    "heads of nothing": ({"attention__key_length": 0}, "heads of 0 numbers make no sense"),
     "half a layer": ({"block_count": 1.5}, r"llama.block_count must be a whole number, got 1\.5"),
     "yarn": ({"rope__scaling__type": "yarn"}, "'yarn' needs a positive factor"),
     "linear without a factor": (

@@ -103,6 +103,17 @@ def test_what_cannot_run_is_refused_with_the_reason(
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("count", [0, 10**6])
+def test_layers_that_no_model_has_are_refused_before_they_are_made(
+    count: int, tmp_path: Path
+) -> None:
+    path = make_tiny_model(tmp_path, "stablelm")
+    content = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(content | {"num_hidden_layers": count}))
+    with pytest.raises(ValueError, match=r"num_hidden_layers must be 0 to|0 of 0 layers"):
+        ModelConfig.from_pretrained(path, code=AUTO)
+
+
 def test_code_of_the_folder_runs_only_where_it_is_trusted(tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path)
     content = json.loads((path / "config.json").read_text())
