@@ -379,9 +379,10 @@ class EngineCore:
             # Taken without a forward each, which would give them log-probabilities.
             room = request.max_tokens - request.num_known - len(tokens)
             forced = grammar.forced()[: max(0, room)]
-            if not request.stop_ids.isdisjoint(forced):
-                forced = []
+            forced = forced if request.stop_ids.isdisjoint(forced) else []
             grammar.accept(forced)
+            if request.thought is not None:
+                request.thought.pass_over(forced)
             tokens = tokens + forced
         return tokens, grammar.is_finished
 

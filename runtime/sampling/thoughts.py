@@ -25,8 +25,7 @@ class ThoughtBudget:
         """Tokens of the thought; -1 before it."""
         self._is_over = False
         self._recent: list[int] = []
-        for token in output:
-            self._advance(token)
+        self.pass_over(output)
 
     def may_close(self, coming: int) -> bool:
         """Whether the budget may end with one of so many tokens that are not known yet."""
@@ -49,6 +48,11 @@ class ThoughtBudget:
             return kept, []
         self._is_over = True
         return kept, list(self._end)
+
+    def pass_over(self, tokens: Sequence[int]) -> None:
+        """These follow, whatever the budget."""
+        for token in tokens:
+            self._advance(token)
 
     def _closes(self, kept: list[int], grammar: Matcher | None) -> bool:
         if self._is_over or self._spent < self._budget:

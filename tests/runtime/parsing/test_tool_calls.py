@@ -243,6 +243,19 @@ def test_a_thought_of_bounded_length_is_followed_by_its_grammar(
     jsonschema.validate(json.loads(answer), schema)
 
 
+def test_a_mark_that_the_grammar_forces_begins_a_bounded_thought(llm: LLM) -> None:
+    form = reasoning_formats()["think"]
+    body = form.grammar(grammar.from_json_schema({"enum": [{"a": 1}]}), is_open=False)
+    closed = form.budget(llm.tokenizer, 5, is_open=False)
+    begin = closed["thought_begin_ids"]
+    assert len(begin) > 1
+    params = SamplingParams(
+        max_new_tokens=80, temperature=1.0, logit_bias={begin[0]: 100.0}, grammar=body, **closed
+    )
+    (completion,) = llm.generate(["Think:"], params)
+    assert completion.text.startswith("<think><<<<<</think>")
+
+
 def test_models_without_tools_are_told_in_words() -> None:
     generic = formats()["generic"]
     function = {"name": "add", "arguments": {"a": 1}}
