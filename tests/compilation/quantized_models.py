@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tiny_models import CONFIGS
 from torch import fx, nn
@@ -21,7 +22,11 @@ from piecework.runtime.loader.loader import empty_model
 from piecework.runtime.model_config import ModelConfig
 
 LAYERS = 2
-ARCHITECTURES = sorted(CONFIGS)
+ARCHITECTURES = [
+    pytest.param(name, marks=[pytest.mark.slow] if name in ("mistral", "qwen2") else [])
+    for name in sorted(CONFIGS)
+]
+"""Mistral and Qwen2 run the ops of Llama: they are left to the long runs."""
 CONTEXT = PassContext(frozenset())
 SCHEMES = ["static int8", "per token int8", "blocks fp8", "static fp8"]
 _ROW_SIZES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
