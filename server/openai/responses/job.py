@@ -49,7 +49,7 @@ class Job:
     def weight(self) -> int:
         """Bytes of memory that it may take."""
         if not self.goes_on:
-            return self._bytes if self.told else 0
+            return self.answer.size + self._bytes if self.told else 0
         return self.answer.size + (MAX_TOLD if self.is_streamed else 0)
 
     async def run(self) -> None:

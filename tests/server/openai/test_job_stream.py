@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 from piecework.server.openai.responses.job import Job
@@ -37,3 +38,12 @@ async def test_a_slow_reader_has_little_waiting_and_reads_to_the_end() -> None:
     assert max(map(len, bodies)) < 2**16 + 1000
     lines = b"".join(bodies).split()
     assert lines == [*(b"%d" % number for number in range(500)), b"last"]
+
+
+def test_what_can_still_be_read_weighs_what_it_was_made_from() -> None:
+    answer: Any = SimpleNamespace(size=2**20)
+    job = Job(answer, [], answer, Told())
+    job.end()
+    assert job.weight == 2**20 + sum(map(len, job.told))
+    job.forget()
+    assert job.weight == 0
