@@ -84,6 +84,9 @@ def transformers_config(folder: Path, ends: list[int], *, trusted: bool) -> Fall
             "attention interface; the others keep a state or attend in their own way, which is not "
             "supported; choose another model"
         )
+    longest = getattr(config, "max_position_embeddings", None)
+    if not isinstance(longest, int):
+        raise ValueError("it has no max_position_embeddings; add the longest context in tokens")
     first = calls[0]
     return FallbackConfig(
         architecture="TransformersForCausalLM",
@@ -96,7 +99,7 @@ def transformers_config(folder: Path, ends: list[int], *, trusted: bool) -> Fall
         rotary_dim=2,
         intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
         norm_eps=1e-6,
-        max_position_embeddings=config.max_position_embeddings,
+        max_position_embeddings=longest,
         rope_theta=1.0,
         tie_word_embeddings=bool(_tied(model)),
         windows=[call.window for call in calls],
