@@ -236,7 +236,8 @@ def _compile(settings: GraphsSettings) -> Table:
     steps = resolve_steps(config, model, platform)
 
     def seconds(depth: int, folder: Path) -> float:
-        changed = replace(model, num_layers=depth)
+        windows = (model.windows * depth)[:depth]
+        changed = replace(model, num_layers=depth, windows=windows)
         module = empty_model(changed, dtype, platform.device())
         maker = replace(piece_store(PieceMaker, steps, platform), cache=CompileCache(folder))
         began = time.perf_counter()
