@@ -186,7 +186,7 @@ def test_a_broken_folder_is_one_clear_line(tmp_path: Path, name: str) -> None:
 
 def test_a_model_that_does_not_fit_the_memory_is_one_clear_line(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path)
-    edit_config(folder, vocab_size=2**52)
+    edit_config(folder, vocab_size=2**30, hidden_size=2**22)
     with pytest.raises(ValueError, match=r"too little memory for the weights in torch\.float32"):
         load(folder)
 

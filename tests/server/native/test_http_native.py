@@ -68,6 +68,7 @@ async def test_every_sampling_parameter_reaches_the_engine(
         "min_p": 0.1, "presence_penalty": 0.3, "frequency_penalty": -0.4, "repetition_penalty": 1.1,
         "seed": 11, "stop_token_ids": [8, 9], "ignore_eos": True, "logit_bias": {5: -1.0},
         "logprobs": None, "prompt_logprobs": None, "prompt_logprobs_start": 0, "grammar": None,
+        "thinking_budget": None, "thought_begin_ids": [], "thought_end_ids": [],
     }  # fmt: skip
     assert (
         request.text.stop,
