@@ -4,7 +4,7 @@ chosen (`resolve_config`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 
 from ..compilation.passes.config import PassConfig as PassConfig
@@ -12,7 +12,7 @@ from ..compilation.sizes import parse_list, parse_sizes
 from ..kernels.cpu.core_lists import check_lists
 from .distributed.nodes import check_experts, check_nodes
 from .models.registry import ModelCode
-from .options import option
+from .options import check_options, option
 
 MODEL_IMPLS = ("auto", "piecework", "transformers")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -306,10 +306,7 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        check_options(self, _POSITIVE)
         check_threads(self.num_threads)
         check_experts(self.tp_size, self.ep_size)
         check_nodes(self.tp_size, self.nnodes, self.node_rank, self.dist_init_addr)
@@ -320,11 +317,6 @@ class EngineConfig:
             raise ValueError(
                 f"--mem-fraction-static must lie between 0 and 1, got {self.mem_fraction_static}"
             )
-        for each in fields(self):
-            choices, got = each.metadata.get("choices"), getattr(self, each.name)
-            if choices and got not in (None, *choices):
-                flag = f"--{each.name.replace('_', '-')}"
-                raise ValueError(f"{flag} must be one of {', '.join(choices)}, got {got}")
         parse_sizes(self.piecewise_cuda_graph_tokens)
         PassConfig.parse(self.passes)
         if self.cuda_graph_bs is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..runtime.config import EngineConfig
-from ..runtime.options import option
+from ..runtime.options import check_options, option
 from .api_key import checked_key, read_api_key
 from .http.limits import HttpLimits
 
@@ -103,10 +103,7 @@ class CommonServerConfig(HttpLimits):
                 "--watchdog-timeout must be 0, which watches nothing, or at least "
                 f"{_LEAST_WATCHDOG} seconds, got {self.watchdog_timeout}"
             )
-        if self.log_level not in LOG_LEVELS:
-            raise ValueError(
-                f"--log-level must be one of {', '.join(LOG_LEVELS)}, got {self.log_level}"
-            )
+        check_options(self, ("batch_storage", "responses_store_size"))
         if self.api_key is not None and self.api_key_file is not None:
             raise ValueError("--api-key and --api-key-file both give a key; leave one of them out")
         if self.api_key is not None:
@@ -139,8 +136,6 @@ class BatchServerConfig(CommonServerConfig):
 
     def __post_init__(self) -> None:
         CommonServerConfig.__post_init__(self)
-        if self.batch_storage < 1:
-            raise ValueError(f"--batch-storage must be at least 1, got {self.batch_storage}")
         if not self.batch_dir:
             raise ValueError("--batch-dir is empty; name a folder, auto or none")
         if os.path.isfile(self.batch_dir):
@@ -206,10 +201,6 @@ class ServerConfig(BatchServerConfig):
         BatchServerConfig.__post_init__(self)
         if not self.responses_store:
             raise ValueError("--responses-store is empty; name a file, memory, off or auto")
-        if self.responses_store_size < 1:
-            raise ValueError(
-                f"--responses-store-size must be at least 1, got {self.responses_store_size}"
-            )
         if not 0 < self.responses_store_days < float("inf"):
             raise ValueError(
                 "--responses-store-days must be a number of days above 0, got "

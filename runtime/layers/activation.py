@@ -1,13 +1,24 @@
-"""What stands between the two products of a feed-forward layer."""
+"""What stands between the products of a feed-forward layer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 from ...kernels import ops
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
+"""By transformers' names, of feed-forward layers without a gate."""
 
 
 def _gelu_and_mul(x: torch.Tensor) -> torch.Tensor:

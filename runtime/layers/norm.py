@@ -6,6 +6,7 @@ Gemma's, whose weights are stored less 1, are RMSNorms once loaded: `loader.chec
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ...kernels import ops
@@ -36,13 +37,14 @@ class AllHeadsRMSNorm(RMSNorm):
 
 
 class LayerNorm(nn.Module):
-    """x [..., size] less its mean, normalised, without a bias (Cohere); x [..., heads, size] with a
-    weight [heads, size].
+    """x [..., size] less its mean, normalised; x [..., heads, size] with a weight [heads, size]
+    (Cohere).
     """
 
-    def __init__(self, *shape: int, eps: float) -> None:
+    def __init__(self, *shape: int, eps: float, bias: bool = False) -> None:
         super().__init__()
         self.weight = weight(*shape)
+        self.bias = weight(*shape) if bias else None
         self.eps = eps
         self.held_rows: Stretch | None = None
 
@@ -52,9 +54,9 @@ class LayerNorm(nn.Module):
         self.weight = weight(rows.size, self.weight.shape[-1])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
-        wide = wide - wide.mean(-1, keepdim=True)
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        if self.weight.dim() == 1:
+            return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        wide = F.layer_norm(x.float(), x.shape[-1:], eps=self.eps)
         return (self.weight.float() * wide).to(x.dtype)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

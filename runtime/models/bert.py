@@ -15,9 +15,10 @@ from torch import nn
 
 from ...kernels.attention import KVLayout
 from ..encoder_config import EncoderConfig
+from ..layers.activation import ACTIVATIONS
 from ..layers.attention import attention
-from ..layers.encoder import ACTIVATIONS, LayerNorm
 from ..layers.linear import Embedding, FusedLinear, Linear, StoredTensor
+from ..layers.norm import LayerNorm
 
 ENCODER = "Bert"
 MODEL_TYPE = "bert"
@@ -29,7 +30,7 @@ def _closing(in_features: int, config: EncoderConfig) -> nn.ModuleDict:
     return nn.ModuleDict(
         {
             "dense": Linear(in_features, size, bias=True),
-            "LayerNorm": LayerNorm(size, config.norm_eps),
+            "LayerNorm": LayerNorm(size, eps=config.norm_eps, bias=True),
         }
     )
 
@@ -111,7 +112,7 @@ class Bert(nn.Module):
                 "word_embeddings": Embedding(config.vocab_size, size),
                 "position_embeddings": Embedding(extra["positions"], size),
                 "token_type_embeddings": Embedding(extra["type_rows"], size),
-                "LayerNorm": LayerNorm(size, config.norm_eps),
+                "LayerNorm": LayerNorm(size, eps=config.norm_eps, bias=True),
             }
         )
         layers = [BertLayer(config, layer) for layer in range(config.num_layers)]

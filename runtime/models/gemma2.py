@@ -26,6 +26,15 @@ _OF_27B = 46
 """Layers of the one model whose queries are scaled by another number than the head size."""
 
 
+GGUF_SANDWICH = {
+    **GGUF_BLOCK,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+"""What `Gemma2Layer`'s modules are called in GGUF files."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma2Config(ModelConfig):
     attention_bias: bool = False
@@ -73,14 +82,7 @@ class Gemma2ForCausalLM(GemmaForCausalLM):
         "hidden_activation": "gelu_pytorch_tanh",
         "sliding_window": 4096,
     }
-    gguf_names: ClassVar[dict[str, str]] = gguf_names(
-        {
-            **GGUF_BLOCK,
-            "post_attention_norm": "post_attention_layernorm",
-            "ffn_norm": "pre_feedforward_layernorm",
-            "post_ffw_norm": "post_feedforward_layernorm",
-        }
-    )
+    gguf_names: ClassVar[dict[str, str]] = gguf_names(GGUF_SANDWICH)
     gguf_keys: ClassVar[dict[str, str]] = {
         "attention.sliding_window": "sliding_window",
         "attention.sliding_window_pattern": "sliding_window_pattern",

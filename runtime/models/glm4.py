@@ -8,15 +8,14 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 
 from ..layers.linear import StoredTensor
-from ..layers.norm import RMSNorm
-from ..layers.rotary import Rotations
 from ..layers.self_attention import SelfAttention
+from ..loader.checkpoint import renamed
 from ..model_config import ModelConfig
-from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
+from .causal_lm import CausalLM, gguf_names
+from .gemma2 import GGUF_SANDWICH, Gemma2Layer
 from .phi3 import unfused_layers
 
 ARCHITECTURE = "Glm4ForCausalLM"
@@ -29,29 +28,12 @@ class Glm4Config(ModelConfig):
     attention_bias: bool = True
 
 
-class Glm4Layer(nn.Module):
-    """`Gemma2Layer` under other names."""
-
-    def __init__(self, config: ModelConfig, attention: nn.Module, mlp: nn.Module) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.self_attn = attention
-        self.post_self_attn_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.mlp = mlp
-        self.post_mlp_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-
-    def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None, rotations: Rotations
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = (
-            (self.input_layernorm(x), x)
-            if residual is None
-            else self.input_layernorm.add(x, residual)
-        )
-        x = self.post_self_attn_layernorm(self.self_attn(x, rotations))
-        x, residual = self.post_attention_layernorm.add(x, residual)
-        return self.post_mlp_layernorm(self.mlp(x)), residual
+_NORMS = {
+    r"\.post_self_attn_layernorm\.": ".post_attention_layernorm.",
+    r"\.post_attention_layernorm\.": ".pre_feedforward_layernorm.",
+    r"\.post_mlp_layernorm\.": ".post_feedforward_layernorm.",
+}
+"""What checkpoints call the norms of Gemma 2's layer."""
 
 
 class Glm4ForCausalLM(CausalLM):
@@ -66,12 +48,7 @@ class Glm4ForCausalLM(CausalLM):
     }
     takes_partial_rotary = True
     gguf_names: ClassVar[dict[str, str]] = gguf_names(
-        {
-            **GGUF_BLOCK,
-            "ffn_up": "mlp.gate_up_proj",
-            "post_attention_norm": "post_self_attn_layernorm",
-            "post_ffw_norm": "post_mlp_layernorm",
-        }
+        {**GGUF_SANDWICH, "ffn_up": "mlp.gate_up_proj"}
     )
 
     @staticmethod
@@ -81,12 +58,12 @@ class Glm4ForCausalLM(CausalLM):
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
-        return unfused_layers(config, tensors)
+        return renamed(unfused_layers(config, tensors), _NORMS)
 
-    gguf_tensors = checkpoint_tensors
+    gguf_tensors = staticmethod(unfused_layers)
 
     def make_layer(self, layer: int) -> nn.Module:
-        return Glm4Layer(self.config, self.make_attention(layer), self.make_mlp(layer))
+        return Gemma2Layer(self.config, self.make_attention(layer), self.make_mlp(layer))
 
     def make_attention(self, layer: int) -> nn.Module:
         biased = self.config.attention_bias

@@ -16,9 +16,10 @@ from torch import nn
 from ...kernels import ops
 from ...kernels.attention import KVLayout
 from ..encoder_config import EncoderConfig
+from ..layers.activation import ACTIVATIONS
 from ..layers.attention import attention
-from ..layers.encoder import ACTIVATIONS, LayerNorm
 from ..layers.linear import Embedding, Linear, StoredTensor
+from ..layers.norm import LayerNorm
 from ..layers.rotary import Rotation
 from .bert import encoder_layouts
 
@@ -64,7 +65,7 @@ class ModernBertLayer(nn.Module):
 
 
 def _norm(config: EncoderConfig) -> LayerNorm:
-    return LayerNorm(config.hidden_size, config.norm_eps, bias=config.extra["norm_bias"])
+    return LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.extra["norm_bias"])
 
 
 class ModernBert(nn.Module):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..config import DEVICES, DTYPES, MEMORY, MODEL, check_threads
-from ..options import option
+from ..options import check_options, option
 
 _POSITIVE = ("context_length", "chunked_prefill_size", "max_running_requests", "num_threads")
 
@@ -55,11 +55,5 @@ class PoolingConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        check_options(self, _POSITIVE)
         check_threads(self.num_threads)
-        for name, choices in (("dtype", DTYPES), ("device", DEVICES)):
-            if (got := getattr(self, name)) not in choices:
-                raise ValueError(f"--{name} must be one of {', '.join(choices)}, got {got}")
