@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import attack, embeddings, graphs, gsm8k, peers, serving, soak, structured, tools
+from . import (
+    attack,
+    embeddings,
+    graphs,
+    gsm8k,
+    peers,
+    roofline,
+    serving,
+    soak,
+    structured,
+    tools,
+)
 
 
 def add_parser(commands: Any) -> None:
@@ -24,5 +35,16 @@ def add_measurements(subparsers: Any) -> None:
     Each sets `func`, which takes the parsed arguments and returns the exit code: 0, 1 where
     requests failed, 2 where the user can mend it; and `parser`, its own.
     """
-    for measurement in (gsm8k, serving, structured, tools, soak, peers, graphs, embeddings, attack):
+    for measurement in (
+        gsm8k,
+        serving,
+        structured,
+        tools,
+        soak,
+        peers,
+        graphs,
+        roofline,
+        embeddings,
+        attack,
+    ):
         measurement.add_parser(subparsers)

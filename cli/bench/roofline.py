@@ -1,0 +1,55 @@
+"""`piecework bench roofline`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ...runtime.config import QUANTIZATIONS
+from .flags import add_flag, add_json, add_measurement, given, numbers, positive
+
+_TEXT = """\
+How near to this CPU each product, attention and the whole step of a model run; the engine runs in
+this process, no server is needed.
+
+The machine's own peaks are measured in the same run: bytes a second through 1 GiB, and
+multiply-adds a second of each kind of numbers. A part's floor is the time that its bytes or its
+operations would take at those peaks, whichever is longer; its share is the floor divided by its
+time. Weights that are quantised may be multiplied as whole numbers, which is the highest peak.
+"""
+_EXAMPLES = """\
+examples:
+  %(prog)s
+  %(prog)s --model-path model-Q4_K_M.gguf --plot roofline.png --json roofline.json
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = add_measurement(
+        subparsers,
+        "roofline",
+        "each part of a step as a share of what this CPU can do; needs no server",
+        _TEXT,
+        _EXAMPLES,
+        _run,
+    )
+    parser.add_model_argument()
+    add_flag(parser, "--model-path PATH", "default: smollm2-135m")
+    add_flag(parser, "--quantization", "as serve's; default: auto", choices=QUANTIZATIONS)
+    add_flag(parser, "--num-threads N", "compute threads; default: one a core", positive)
+    add_flag(parser, "--batch-sizes LIST", "sequences of decodes; default: 1,8,32", numbers)
+    add_flag(parser, "--prompt N", "tokens of the prompt; default: 1024", positive)
+    add_flag(
+        parser, "--context N", "tokens of each sequence that is decoded; default: 256", positive
+    )
+    add_flag(parser, "--rounds N", "calls of each part; default: 10", positive)
+    add_flag(parser, "--plot FILE", "draw the roofline and all parts; needs piecework[plot]")
+    add_json(parser)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from ...bench.report import Report
+    from ...bench.roofline import RooflineSettings, run
+
+    chosen = {name: value for name, value in vars(arguments).items() if value is not None}
+    return run(given(RooflineSettings, argparse.Namespace(**chosen)), Report(arguments.json))
