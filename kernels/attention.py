@@ -40,7 +40,8 @@ class KVLayout:
     `cache_dtype`, one of `cache_format`; None: in `dtype`, that of the queries. `k_scale`,
     `v_scale`: what numbers in float8 are to be multiplied by. `scale`: of the products of queries
     and keys. `window`: a query sees itself and the `window - 1` tokens before it; None: all before
-    it. `causal` False, of an encoder: it sees as many behind it too, and only `VarlenAttention`
+    it; `chunked`: no further back than to the last multiple of `window` (`chunked_attention`).
+    `causal` False, of an encoder: it sees as many behind it too, and only `VarlenAttention`
     computes that. `softcap`: scores are held softly below it, cap * tanh(score / cap). `sinks` [H]
     float32: a score of each head that takes its weight from those of the keys and adds nothing.
 
@@ -62,6 +63,7 @@ class KVLayout:
     scale: float
     dtype: torch.dtype
     window: int | None = None
+    chunked: bool = False
     softcap: float | None = None
     sinks: torch.Tensor | None = field(default=None, compare=False)
     cache_dtype: torch.dtype | None = None

@@ -178,6 +178,8 @@ def _slide(
         keys = slice(max(0, begin - window + 1), min(length, end + ahead))
         distance = places[begin:end, None] - places[keys]
         seen = (distance < window) & (distance >= -ahead)
+        if layout.chunked:
+            seen &= places[keys] >= places[begin:end, None] // window * window
         block = q[:, :, begin:end], k[:, :, keys], v[:, :, keys]
         if layout.is_plain:
             target[:, begin:end].copy_(_attend(block, layout, mask=seen).transpose(1, 2))

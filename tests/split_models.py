@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from piecework.kernels.attention import AttentionBackend, AttentionMetadata
+from piecework.kernels.chunked_attention import with_chunks
 from piecework.kernels.collectives import TENSOR_PARALLEL, get_group
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.paged_attention import TorchAttention
@@ -51,12 +52,16 @@ def answer(
     platform: Platform | None = None,
     backend: AttentionBackend | None = None,
 ) -> Said:
-    """Of `PROMPT` and `steps` greedy tokens behind it, all in one page, by a rank of `size`."""
-    platform, backend = platform or CpuPlatform(), backend or TorchAttention()
+    """Of `PROMPT` and `steps` greedy tokens behind it, all in one page or
+    chunks of attention, by a rank of `size`."""
+    platform = platform or CpuPlatform()
     register_attention(platform.dispatch_key)
     device = platform.device()
     layouts = in_cache_dtype(model.kv_layouts(_DTYPE), cache, model.kv_scales)
-    pool = KVPool(layouts, num_pages=2, page_size=_PAGE, platform=platform)
+    backend = with_chunks(backend or TorchAttention(), layouts)
+    page = min([_PAGE, *(each.window for each in layouts if each.chunked and each.window)])
+    pages = torch.arange(1, 1 + _PAGE // page, dtype=platform.slot_dtype, device=device)
+    pool = KVPool(layouts, num_pages=1 + len(pages), page_size=page, platform=platform)
     attention = PagedAttention(backend=backend, pool=pool)
     rows, tokens = [], list(PROMPT)
     for step in range(steps + 1):
@@ -65,8 +70,8 @@ def answer(
         metadata = AttentionMetadata(
             query_lens=[len(positions)],
             seq_lens=[len(tokens)],
-            block_table=torch.ones(1, 1, dtype=platform.slot_dtype, device=device),
-            slot_mapping=(positions + _PAGE).to(device, platform.slot_dtype),
+            block_table=pages[None],
+            slot_mapping=(positions + page).to(device, platform.slot_dtype),
         )
         with attention.step(metadata):
             hidden = (forward or model)(

@@ -55,12 +55,19 @@ class KVPool:
     key/value heads, key size], `v[layer]` the same with the value size; in int8 as
     `kernels.cache_format` has them. Of a latent layer v is the beginning of k.
 
-    Zeroed, because attention multiplies what padding reads by a weight of 0, and 0 * NaN is NaN.
+    Raises `ValueError` for pages that no whole number of makes a chunk of attention. Zeroed,
+    because attention multiplies what padding reads by a weight of 0, and 0 * NaN is NaN.
     """
 
     def __init__(
         self, layouts: Sequence[KVLayout], *, num_pages: int, page_size: int, platform: Platform
     ) -> None:
+        for layout in layouts:
+            if layout.chunked and (layout.window or 0) % page_size:
+                raise ValueError(
+                    f"--page-size {page_size}: the model attends in chunks of {layout.window} "
+                    "tokens, which must be whole pages; take a divisor of that"
+                )
         self.layouts = list(layouts)
         self.num_pages, self.page_size = num_pages, page_size
         self.num_bytes = num_pages * page_bytes(layouts, page_size)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from ...compilation.passes.config import PassConfig
 from ...compilation.piece_store import weight_bytes
 from ...kernels.attention import AttentionBackend
+from ...kernels.chunked_attention import with_chunks
 from ...kernels.collectives import TENSOR_PARALLEL, Group, get_group
 from ...kernels.detect import detect
 from ...kernels.linear import LinearKernels
@@ -109,7 +110,9 @@ class ModelRunner:
         self.attention_backend = ranks.told(
             self.platform.choose_attention(config.attention_backend, self._layouts)
         )
-        backend = self.platform.make_attention_backend(self.attention_backend)
+        backend = with_chunks(
+            self.platform.make_attention_backend(self.attention_backend), self._layouts
+        )
         self.seen_lengths = seen_lengths(self.model_config, self.dtype)
         # What the chosen sizes depend on; from here on every rank counts the same steps.
         self.seen_lengths.counts = Counter(ranks.told(self.seen_lengths.counts))

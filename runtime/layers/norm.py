@@ -29,6 +29,17 @@ class RMSNorm(nn.Module):
         return ops.add_rms_norm(x, residual, self.weight, self.eps)
 
 
+class UnweightedRMSNorm(nn.Module):
+    """RMSNorm without weights."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, x.shape[-1:], None, self.eps)
+
+
 class AllHeadsRMSNorm(RMSNorm):
     """Normalises all heads of x [T, heads, D] together (OLMo 2)."""
 

@@ -17,7 +17,7 @@ class SelfAttention(nn.Module):
 
     `q_norm`, `k_norm`: of heads [T, heads, D], before they are turned. `rotary`: by which of the
     model's tables; None: the layer knows no positions. `interleaved`: pairs that are turned lie
-    side by side. `window`, `scale`, `softcap`: as in `KVLayout`; no scale: 1 / sqrt(D). `sinks`:
+    side by side. `chunked`, `scale`, `softcap`: as in `KVLayout`; no scale: 1 / sqrt(D). `sinks`:
     each head has a score that takes weight from all tokens and gives nothing.
     """
 
@@ -35,6 +35,7 @@ class SelfAttention(nn.Module):
         scale: float | None = None,
         softcap: float | None = None,
         sinks: bool = False,
+        chunked: bool = False,
     ) -> None:
         super().__init__()
         self.layer = layer
@@ -48,6 +49,7 @@ class SelfAttention(nn.Module):
         self.q_norm, self.k_norm = q_norm, k_norm
         self.rotary, self.interleaved = rotary, interleaved
         self.window = config.windows[layer] if config.windows else None
+        self.chunked = chunked
         self.scale = config.head_dim**-0.5 if scale is None else scale
         self.softcap = softcap
         self.sinks = weight(config.num_heads) if sinks else None
@@ -77,6 +79,7 @@ class SelfAttention(nn.Module):
             scale=self.scale,
             dtype=dtype,
             window=self.window,
+            chunked=self.chunked,
             softcap=self.softcap,
             sinks=None if self.sinks is None else self.sinks.detach().float(),
             group_size=self.group_size,

@@ -77,7 +77,7 @@ def folder_of(path: Path, name: str, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granitemoe", "glm4-moe"]
+    "name", ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granitemoe", "glm4-moe", "llama4"]
 )
 def test_experts_with_another_activation_are_refused(name: str, tmp_path: Path) -> None:
     config = ModelConfig.from_pretrained(folder_of(tmp_path, name, hidden_act="gelu"))

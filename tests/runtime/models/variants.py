@@ -73,6 +73,17 @@ LATENT = {
     "qk_nope_head_dim": 24,
     "v_head_dim": 20,
 }
+LLAMA4 = {
+    "head_dim": 16,
+    "intermediate_size_mlp": 80,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "interleave_moe_layer_step": 2,
+    "no_rope_layer_interval": 3,
+    "attention_chunk_size": 32,
+    "floor_scale": 16,
+    "attn_scale": 0.5,
+}
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {"head_dim": 32}),
     "gemma2": (
@@ -208,6 +219,24 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
         {**LATENT, "attention_bias": True, "rope_scaling": {**YARN, "mscale_all_dim": 1.0}},
     ),
     "glm4-moe-lite": ("glm4_moe_lite", LATENT),
+    "llama4": ("llama4_text", LLAMA4),
+    "llama4-vision": (
+        "llama4",
+        {
+            "text_config": {
+                **LLAMA4,
+                "use_qk_norm": False,
+                "attn_temperature_tuning": False,
+                "moe_layers": [0, 2],
+            },
+            "vision_config": {
+                **VISION,
+                **dict.fromkeys(
+                    ("vision_output_dim", "projector_input_dim", "projector_output_dim"), 32
+                ),
+            },
+        },
+    ),
     "gpt-oss": (
         "gpt_oss",
         {

@@ -1,0 +1,173 @@
+"""Llama 4 (Scout and Maverick): three of four layers attend in chunks, with positions and norms
+without weights; the others see all, know no positions, and sharpen the queries of long texts. All
+layers, or every other one, are mixtures of experts that weigh what an expert takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ..layers.decoder import Decoder
+from ..layers.linear import StoredTensor
+from ..layers.mlp import GatedMLP
+from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
+from ..layers.norm import RMSNorm, UnweightedRMSNorm
+from ..layers.rotary import Rotary, Rotations
+from ..layers.self_attention import SelfAttention
+from ..loader.checkpoint import renamed
+from ..loader.experts import Merged, take_apart
+from ..model_config import ModelConfig, check_size
+from .causal_lm import CausalLM
+
+ARCHITECTURE = "Llama4ForCausalLM"
+MODEL_TYPE = "llama4_text"
+
+_MERGED = {
+    "gate_up_proj": Merged(("gate_proj", "up_proj"), transposed=True),
+    "down_proj": Merged(("down_proj",), transposed=True),
+}
+_NAMES = {
+    r"\.feed_forward\.router\.": ".mlp.gate.",
+    r"\.feed_forward\.shared_expert\.": ".mlp.shared_experts.",
+    r"\.feed_forward\.": ".mlp.",
+}
+_CHUNKED, _WHOLE = "chunked_attention", "full_attention"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Llama4Config(ModelConfig):
+    """`intermediate_size` is of experts, `intermediate_size_mlp` of layers without; `moe_layers`:
+    those with some. `no_rope_layers`: one number a layer, 0 where it knows no positions.
+    """
+
+    intermediate_size_mlp: int = 16384
+    num_experts_per_tok: int = 1
+    num_local_experts: int = 16
+    moe_layers: list[int] | None = None
+    interleave_moe_layer_step: int = 1
+    use_qk_norm: bool = True
+    no_rope_layers: list[int] | None = None
+    no_rope_layer_interval: int = 4
+    attention_chunk_size: int | None = 8192
+    attn_temperature_tuning: bool = True
+    floor_scale: int = 8192
+    attn_scale: float = 0.1
+    attention_bias: bool = False
+
+    def __post_init__(self) -> None:
+        ModelConfig.__post_init__(self)
+        self.check_positive("intermediate_size_mlp", "floor_scale")
+
+
+class QuerySharpening(nn.Module):
+    """positions [T] int64 to what multiplies queries, [T, 1, 1] float32 (arXiv:2501.19399)."""
+
+    def __init__(self, scale: float, floor: int) -> None:
+        super().__init__()
+        self.scale, self.floor = scale, floor
+
+    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+        times = torch.floor((positions.float() + 1.0) / self.floor)
+        return (torch.log1p(times) * self.scale + 1.0)[:, None, None]
+
+
+class UnturnedAttention(SelfAttention):
+    """Of a layer that knows no positions; its table is a `QuerySharpening`."""
+
+    def turn(self, heads: torch.Tensor, rotations: Rotations) -> torch.Tensor:
+        q, k = heads.tensor_split([self.num_heads], dim=1)
+        assert self.rotary is not None
+        scale: Any = rotations[self.rotary]
+        return torch.cat(((q * scale).to(q.dtype), k), dim=1)
+
+
+class Llama4ForCausalLM(CausalLM):
+    config_class: ClassVar[type[ModelConfig]] = Llama4Config
+    config_defaults: ClassVar = {
+        **CausalLM.config_defaults,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+    }
+
+    @staticmethod
+    def config_fields(config: Any) -> dict[str, Any]:
+        count = config.num_hidden_layers
+        for name in ("interleave_moe_layer_step", "no_rope_layer_interval"):
+            if getattr(config, name) < 1:
+                raise ValueError(f"{name} must be more than 0; fetch the model again")
+        every, first = config.no_rope_layer_interval, config.interleave_moe_layer_step - 1
+        turned = config.no_rope_layers or [int((layer + 1) % every != 0) for layer in range(count)]
+        moe_layers = config.moe_layers
+        if moe_layers is None:
+            moe_layers = list(range(first, count, first + 1))
+        kinds = getattr(config, "layer_types", None)
+        if kinds is None:
+            kinds = [_CHUNKED if has_positions else _WHOLE for has_positions in turned]
+        for name, values in (("no_rope_layers", turned), ("layer_types", kinds)):
+            if not isinstance(values, list) or len(values) != count:
+                raise ValueError(f"{name} must have an entry for each layer; fetch the model again")
+        chunk = config.attention_chunk_size
+        if chunk is not None:
+            check_size("attention_chunk_size", chunk)
+        return {
+            "no_rope_layers": turned,
+            "moe_layers": moe_layers,
+            "windows": [chunk if kind == _CHUNKED else None for kind in kinds],
+        }
+
+    @staticmethod
+    def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        return take_apart(renamed(tensors, _NAMES), _MERGED)
+
+    def make_decoder(self) -> Decoder:
+        config = self.config
+        tables: list[nn.Module] = [Rotary(config)]
+        if config.attn_temperature_tuning:
+            tables.append(QuerySharpening(config.attn_scale, config.floor_scale))
+        layers = map(self.make_layer, range(config.num_layers))
+        return Decoder(config, layers, RMSNorm(config.hidden_size, config.norm_eps), tables)
+
+    def make_attention(self, layer: int) -> nn.Module:
+        config = self.config
+        settings: dict[str, Any] = {
+            "qkv_bias": config.attention_bias,
+            "o_bias": config.attention_bias,
+            "chunked": config.windows[layer] is not None,
+        }
+        if not config.no_rope_layers[layer]:
+            kind = UnturnedAttention if config.attn_temperature_tuning else SelfAttention
+            rotary = 1 if config.attn_temperature_tuning else None
+            return kind(config, layer, rotary=rotary, **settings)
+        # Transformers norms behind the rotation, which changes no norm.
+        norms = [UnweightedRMSNorm(config.norm_eps) if config.use_qk_norm else None] * 2
+        return SelfAttention(
+            config, layer, q_norm=norms[0], k_norm=norms[1], interleaved=True, **settings
+        )
+
+    def make_mlp(self, layer: int) -> nn.Module:
+        config = self.config
+        size = config.hidden_size
+        if layer not in config.moe_layers:
+            return GatedMLP(size, config.intermediate_size_mlp, activation=config.activation)
+        routing = Routing(
+            config.num_local_experts, config.num_experts_per_tok, "sigmoid", renormalized=False
+        )
+        return SparseMoE(
+            Router(size, routing),
+            FusedMoE(
+                size,
+                config.intermediate_size,
+                config.num_local_experts,
+                weighs_input=True,
+                activation=config.activation,
+            ),
+            GatedMLP(size, config.intermediate_size, activation=config.activation),
+        )

@@ -1,0 +1,24 @@
+"""Llama 4 for images and text, of which the text is served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..layers.linear import StoredTensor
+from ..loader.checkpoint import TEXT_ALONE, VISION_LEFT_OUT, renamed
+from .llama4 import Llama4ForCausalLM
+
+ARCHITECTURE = "Llama4ForConditionalGeneration"
+MODEL_TYPE = "llama4"
+
+
+class Llama4ForConditionalGeneration(Llama4ForCausalLM):
+    """Its vision tower is not loaded."""
+
+    @staticmethod
+    def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        return Llama4ForCausalLM.checkpoint_tensors(config, renamed(tensors, TEXT_ALONE))
+
+    def remarks(self) -> dict[str, str]:
+        return VISION_LEFT_OUT
