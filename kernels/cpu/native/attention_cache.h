@@ -64,31 +64,8 @@ template <class C>
 constexpr bool kIsByte = sizeof(C) == 1;
 
 // kLanes numbers, in `unit_of` their kind.
-inline floats widen(const fp8* from) {
-  const floats v = load_fp8(&from->bits);
-  // What is all ones but for the sign, and comes as 480 of its units, is no number.
-#if defined(__AVX512F__)
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-  const __mmask16 is_nan = _mm_cmpeq_epi8_mask(_mm_add_epi8(bytes, bytes), _mm_set1_epi8(-2));
-  return (floats)_mm512_mask_blend_ps(is_nan, (__m512)v, _mm512_set1_ps(__builtin_nanf("")));
-#else
-  return bits_as<floats>(bits_as<ints>(v) | ((v * v > 3.3f) & 0x7fc00000));
-#endif
-}
-
-// The upper half of a float16.
-inline floats widen(const e5m2* from) {
-#if defined(__AVX512F__)
-  return (floats)_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))), 8));
-#elif defined(__AVX2__)
-  return (floats)_mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))), 8));
-#else
-  floats v;
-  for (int i = 0; i < kLanes; ++i) v[i] = half_to_float(static_cast<uint16_t>(from[i].bits << 8));
-  return v;
-#endif
-}
-
+inline floats widen(const fp8* from) { return load_e4m3(&from->bits); }
+inline floats widen(const e5m2* from) { return load_e5m2(&from->bits); }
 inline floats widen(const int8_t* from) { return load_bytes(from); }
 
 // Up to kLanes of them, the others zeros.

@@ -1,7 +1,7 @@
 // The products of linear.h by whole numbers of 8 bits, whose sums are exact.
 //
-// The instructions that multiply four pairs of bytes at once take one of them without a sign. It is the weight, to which 128 was added when
-// it was packed, so that x needs no change but a sum of its columns: 128 times that is taken from each result.
+// Most instructions that multiply four pairs of bytes at once take one of them without a sign. It is the weight, to which 128 was added when
+// it was packed, so that x needs no change but a sum of its columns: kWeightShift times that is taken from each result.
 #include "linear.h"
 #include "weights.h"
 
@@ -9,26 +9,6 @@ namespace piecework {
 namespace {
 
 constexpr int kColumns = 4;  // of a group
-
-// sums + the products of four weights of each row with four columns of x.
-inline ints dot(ints sums, words weights, const byte* x) {
-#if defined(__AVX512VNNI__)
-  return (ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, _mm512_set1_epi32(load<int32_t>(x)));
-#elif defined(__AVXVNNI__)
-  return (ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, _mm256_set1_epi32(load<int32_t>(x)));
-#elif defined(__AVX512BW__)
-  const __m512i even = _mm512_and_si512((__m512i)weights, _mm512_set1_epi16(0xff)), odd = _mm512_srli_epi16((__m512i)weights, 8);
-  const __m512i a = _mm512_madd_epi16(even, _mm512_set1_epi32(load<int32_t>(x))), b = _mm512_madd_epi16(odd, _mm512_set1_epi32(load<int32_t>(x + 2)));
-  return sums + (ints)a + (ints)b;
-#elif defined(__AVX2__)
-  const __m256i even = _mm256_and_si256((__m256i)weights, _mm256_set1_epi16(0xff)), odd = _mm256_srli_epi16((__m256i)weights, 8);
-  const __m256i a = _mm256_madd_epi16(even, _mm256_set1_epi32(load<int32_t>(x))), b = _mm256_madd_epi16(odd, _mm256_set1_epi32(load<int32_t>(x + 2)));
-  return sums + (ints)a + (ints)b;
-#else
-  unrolled<kColumns>([&](auto i) { sums += (ints)(weights >> (8 * i) & 255u) * static_cast<int32_t>(x[i % 2 * 2 + i / 2]); });
-  return sums;
-#endif
-}
 
 // c [R][32] = or += the products of groups of a panel with as many columns of R rows of x.
 template <int R>
@@ -44,8 +24,8 @@ void byte_products(const uint8_t* panel, const byte* x, int groups, const int32_
       const words a = load<words>(group), b = load<words>(group + kLanes * kColumns);
       unrolled<R>([&](auto r) __attribute__((always_inline)) {
         const byte* from = x + r * kStrideOf<byte> + kColumns * g;
-        sums[chain][r][0] = dot(sums[chain][r][0], a, from);
-        sums[chain][r][1] = dot(sums[chain][r][1], b, from);
+        sums[chain][r][0] = dot_bytes(sums[chain][r][0], a, from);
+        sums[chain][r][1] = dot_bytes(sums[chain][r][1], b, from);
       });
     };
     int g = 0;
@@ -71,7 +51,7 @@ void set_bytes(const int8_t* values, int count, byte* to, int32_t* corrections) 
     int32_t sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int k = 0; k < size; ++k) sum += values[first + k];
-    corrections[segment] = -128 * sum;
+    corrections[segment] = -kWeightShift * sum;
     corrections[0] += corrections[segment];
   }
   if constexpr (kHasByteDots) {

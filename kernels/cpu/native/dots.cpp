@@ -4,62 +4,56 @@
 
 namespace piecework {
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 
 namespace {
 
 // c [R][32] = or += the products of pairs of columns, [pairs][32][2], with those of R rows of x.
 template <int R>
-void dot_products(const uint32_t* weights, const bf16* x, int pairs, float* c, bool adds) {
-  floats sums[R][2] = {};
-  if (adds)
+void dot_products(const uint32_t* panel, const bf16* x, int pairs, float* c, bool adds) {
+  for (int part = 0; part < kParts; ++part, panel += kWide, c += kWide) {
+    floats sums[R][2] = {};
+    if (adds)
+      unrolled<R>([&](auto r) __attribute__((always_inline)) {
+        sums[r][0] = load<floats>(c + r * kPanel);
+        sums[r][1] = load<floats>(c + r * kPanel + kLanes);
+      });
+    const uint32_t* weights = panel;
+    for (int i = 0; i < pairs; ++i, weights += kPanel) {
+      const words a = load<words>(weights), b = load<words>(weights + kLanes);
+      unrolled<R>([&](auto r) __attribute__((always_inline)) {
+        const bf16* from = x + r * kStrideOf<bf16> + 2 * i;
+        sums[r][0] = dot_pairs(sums[r][0], a, from);
+        sums[r][1] = dot_pairs(sums[r][1], b, from);
+      });
+    }
     unrolled<R>([&](auto r) __attribute__((always_inline)) {
-      sums[r][0] = load<floats>(c + r * kPanel);
-      sums[r][1] = load<floats>(c + r * kPanel + kLanes);
-    });
-  for (int i = 0; i < pairs; ++i, weights += kPanel) {
-    const __m512bh a = (__m512bh)load<words>(weights), b = (__m512bh)load<words>(weights + kLanes);
-    unrolled<R>([&](auto r) __attribute__((always_inline)) {
-      const __m512bh both = (__m512bh)_mm512_set1_epi32(load<int32_t>(x + r * kStrideOf<bf16> + 2 * i));
-      sums[r][0] = (floats)_mm512_dpbf16_ps((__m512)sums[r][0], a, both);
-      sums[r][1] = (floats)_mm512_dpbf16_ps((__m512)sums[r][1], b, both);
+      store(c + r * kPanel, sums[r][0]);
+      store(c + r * kPanel + kLanes, sums[r][1]);
     });
   }
-  unrolled<R>([&](auto r) __attribute__((always_inline)) {
-    store(c + r * kPanel, sums[r][0]);
-    store(c + r * kPanel + kLanes, sums[r][1]);
-  });
-}
-
-// Two columns of kLanes rows as pairs of bfloat16.
-inline words paired(floats even, floats odd) {
-  static const __m512i kOrder = [] {
-    alignas(64) uint16_t places[2 * kLanes];
-    for (int i = 0; i < 2 * kLanes; ++i) places[i] = static_cast<uint16_t>(i / 2 + i % 2 * kLanes);
-    return _mm512_load_si512(places);
-  }();
-  return (words)_mm512_permutexvar_epi16(kOrder, (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even));
 }
 
 // The groups of a panel as pairs of columns, [columns / 2][32][2].
 template <class Kind>
 void narrow_panel(const uint8_t* panel, int groups, uint32_t* out) {
-  for (int g = 0; g < groups; ++g, out += Kind::kColumns / 2 * kPanel) {
-    floats a{}, b{};
-    Kind::each(panel + static_cast<int64_t>(g) * Kind::kBytes, 0, [&](int begin, auto i, floats c, floats d) __attribute__((always_inline)) {
-      if constexpr (i % 2 == 1) {
-        store(out + (begin + i) / 2 * kPanel, paired(a, c));
-        store(out + (begin + i) / 2 * kPanel + kLanes, paired(b, d));
-      }
-      a = c, b = d;
-    });
-  }
+  for (int g = 0; g < groups; ++g, out += Kind::kColumns / 2 * kPanel)
+    for (int part = 0; part < kParts; ++part) {
+      floats a{}, b{};
+      Kind::each(panel + static_cast<int64_t>(g) * Kind::kBytes, part, [&](int begin, auto i, floats c, floats d) __attribute__((always_inline)) {
+        if constexpr (i % 2 == 1) {
+          uint32_t* to = out + (begin + i) / 2 * kPanel + part * kWide;
+          store(to, paired(a, c));
+          store(to + kLanes, paired(b, d));
+        }
+        a = c, b = d;
+      });
+    }
 }
 
 }  // namespace
 
 void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const RowsOf<bf16>& x, const Span& span, float* to, bool adds) {
-  static_assert(kParts == 1, "a panel is as wide as two vectors");
   const int blocks = (span.tokens + kBlockRows - 1) / kBlockRows, size = (span.tokens + blocks - 1) / blocks;
   const int pairs = (span.columns + 1) / 2;
   panel += group_bytes(linear.format, span.begin);

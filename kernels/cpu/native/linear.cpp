@@ -144,13 +144,10 @@ void write_row_powers(const Largest& largest, uint8_t* to) {
 }
 
 void write_bf16(const float* values, int count, bf16* to) {
-#ifdef __AVX512BF16__
   if (count == kPanel) {
-    const __m512bh halves = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(values + 16), _mm512_loadu_ps(values));
-    std::memcpy(to, &halves, sizeof halves);
+    for (int i = 0; i < kPanel; i += kWide) store_bf16(to + i, load<floats>(values + i), load<floats>(values + i + kLanes));
     return;
   }
-#endif
   for (int i = 0; i < count; ++i) to[i] = from_float<bf16>(values[i]);
 }
 

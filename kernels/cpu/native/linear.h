@@ -51,27 +51,7 @@ struct half {
   uint16_t bits;
 };
 
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-constexpr bool kHasByteDots = true;
-#else
-constexpr bool kHasByteDots = false;
-#endif
-
-// x quantised to int8, as products of bytes take it.
-using byte = std::conditional_t<kHasByteDots, int8_t, int16_t>;
-
 enum Way : int32_t { kFloats = 0, kDots = 1, kHalves = 2, kBytes = 3 };
-
-#if defined(__AVX512BF16__)
-constexpr bool kHasDots = true;
-#else
-constexpr bool kHasDots = false;
-#endif
-#if defined(__AVX512FP16__)
-constexpr bool kHasHalves = true;
-#else
-constexpr bool kHasHalves = false;
-#endif
 
 // Rows of x whose sums fit the registers: two vectors of float32 each, or one of float16.
 template <class Number>

@@ -3,14 +3,13 @@
 
 #include <chrono>
 #include <thread>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 #if defined(__linux__)
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+
+#include "common.h"
 
 namespace piecework {
 namespace {
@@ -63,11 +62,7 @@ bool Member::wait() {
 }
 
 bool Member::wait_for(int other) {
-  for (int spins = 0; spins < spins_ && !has_posted(other); ++spins) {
-#if defined(__x86_64__)
-    _mm_pause();
-#endif
-  }
+  for (int spins = 0; spins < spins_ && !has_posted(other); ++spins) pause();
   if (!has_posted(other)) {
     for (const auto began = Clock::now(); !has_posted(other);) {
       if (failed()) return false;

@@ -3,10 +3,8 @@
 #include <omp.h>
 
 #include <thread>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
+#include "common.h"
 #include "shares.h"
 
 namespace piecework {
@@ -48,13 +46,10 @@ class Team {
       return;
     }
     for (int spins = 0; round_.load(std::memory_order_acquire) == round; ++spins) {
-      if (spins < kSpins) {
-#if defined(__x86_64__)
-        _mm_pause();
-#endif
-      } else {
+      if (spins < kSpins)
+        pause();
+      else
         std::this_thread::yield();
-      }
     }
   }
 

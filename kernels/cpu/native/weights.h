@@ -23,18 +23,6 @@ inline void prefetch(const uint8_t* from, int bytes) {
   for (int line = 0; line < bytes; line += 64) __builtin_prefetch(from + kAhead + line);
 }
 
-// The number in bits [4 I, 4 I + 4) of each word.
-template <int I>
-inline floats nibbles(words w) {
-#if defined(__AVX512F__)
-  // Only the low four bits of an index count.
-  const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  return (floats)_mm512_permutexvar_ps((__m512i)(w >> (4 * I)), numbers);
-#else
-  return __builtin_convertvector((ints)((w >> (4 * I)) & 15u), floats);
-#endif
-}
-
 // `each(group, part, use)` calls use(begin, i, a, b) for every column begin + i of a group: a and b are the rows [0, kLanes) and
 // [kLanes, kWide) of the part, and i is known to the compiler. `each_number` gives the numbers before scale and minimum.
 struct Bf16 {

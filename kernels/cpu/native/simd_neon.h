@@ -1,0 +1,103 @@
+// Arm's NEON, and the instructions for products that some of its CPUs have beside it. FEAT names are those of Arm's Architecture
+// Reference Manual: dot products of bytes (DotProd), of bytes with and without a sign (I8MM), of bfloat16 (BF16).
+#pragma once
+#include <arm_neon.h>
+
+#include "vectors.h"
+
+namespace piecework {
+
+// kLanes float16 to float32.
+inline floats load_halves(const uint16_t* from) { return (floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from))); }
+
+// kLanes float32 rounded to float16, as torch rounds them.
+inline void store_halves(uint16_t* to, floats v) { vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)v))); }
+
+// kLanes bytes, each as 16 bits with its sign.
+inline int16x4_t load_wide_bytes(const void* from) {
+  return vget_low_s16(vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(load<uint32_t>(static_cast<const uint8_t*>(from))))));
+}
+
+// kLanes int8 to float32.
+inline floats load_bytes(const int8_t* from) { return (floats)vcvtq_f32_s32(vmovl_s16(load_wide_bytes(from))); }
+
+// kLanes e4m3 to float32, a 256th of each: under float16's exponent, which is wider by a bit, they are numbers too.
+inline floats load_fp8(const uint8_t* from) {
+  const uint16x4_t wide = vreinterpret_u16_s16(vshl_n_s16(load_wide_bytes(from), 7));
+  return (floats)vcvt_f32_f16(vreinterpret_f16_u16(vand_u16(wide, vdup_n_u16(0xbf80))));
+}
+
+// The same, and a NaN for what is all ones but for the sign.
+inline floats load_e4m3(const uint8_t* from) { return with_nan(load_fp8(from)); }
+
+// kLanes e5m2, the upper halves of float16, to float32.
+inline floats load_e5m2(const uint8_t* from) {
+  return (floats)vcvt_f32_f16(vreinterpret_f16_s16(vshl_n_s16(load_wide_bytes(from), 8)));
+}
+
+// The number in bits [4 I, 4 I + 4) of each word: the conversion divides it by what it stands above ones.
+template <int I>
+inline floats nibbles(words w) {
+  const uint32x4_t bits = (uint32x4_t)(w & (15u << (4 * I)));
+  if constexpr (I == 0) return (floats)vcvtq_f32_u32(bits);
+  else return (floats)vcvtq_n_f32_u32(bits, 4 * I);
+}
+
+#if defined(__ARM_FEATURE_MATMUL_INT8) || defined(__ARM_FEATURE_DOTPROD)
+constexpr bool kHasByteDots = true;
+using byte = int8_t;
+#else
+constexpr bool kHasByteDots = false;
+using byte = int16_t;
+#endif
+
+// What was added to weights when `dot_bytes` multiplies them: nothing where it has a sign for them.
+#if defined(__ARM_FEATURE_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr int kWeightShift = 0;
+#else
+constexpr int kWeightShift = 128;
+#endif
+
+// sums + the products of four bytes of each row, from 0 to 255, less 128 and kWeightShift more, with four columns of x as bytes.cpp orders
+// them.
+inline ints dot_bytes(ints sums, words weights, const byte* x) {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+  const int8x16_t columns = vreinterpretq_s8_s32(vdupq_n_s32(load<int32_t>(x)));
+  return (ints)vusdotq_s32((int32x4_t)sums, vreinterpretq_u8_u32((uint32x4_t)weights), columns);
+#elif defined(__ARM_FEATURE_DOTPROD)
+  const int8x16_t columns = vreinterpretq_s8_s32(vdupq_n_s32(load<int32_t>(x)));
+  return (ints)vdotq_s32((int32x4_t)sums, vreinterpretq_s8_u32((uint32x4_t)(weights ^ 0x80808080u)), columns);
+#else
+  unrolled<4>([&](auto i) { sums += (ints)(weights >> (8 * i) & 255u) * static_cast<int32_t>(x[i % 2 * 2 + i / 2]); });
+  return sums;
+#endif
+}
+
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+constexpr bool kHasDots = true;
+
+// sums + the products of two bfloat16 of each row with two columns of x.
+inline floats dot_pairs(floats sums, words pairs, const bf16* x) {
+  const bfloat16x8_t columns = vreinterpretq_bf16_s32(vdupq_n_s32(load<int32_t>(x)));
+  return (floats)vbfdotq_f32((float32x4_t)sums, vreinterpretq_bf16_u32((uint32x4_t)pairs), columns);
+}
+
+// Two columns of kLanes rows as pairs of bfloat16.
+inline words paired(floats even, floats odd) {
+  const uint16x4_t a = vreinterpret_u16_bf16(vcvt_bf16_f32((float32x4_t)even)), b = vreinterpret_u16_bf16(vcvt_bf16_f32((float32x4_t)odd));
+  return (words)vreinterpretq_u32_u16(vcombine_u16(vzip1_u16(a, b), vzip2_u16(a, b)));
+}
+
+// 2 * kLanes float32 rounded to bfloat16.
+inline void store_bf16(bf16* to, floats a, floats b) {
+  vst1q_u16(&to->bits, vreinterpretq_u16_bf16(vcvtq_high_bf16_f32(vcvtq_low_bf16_f32((float32x4_t)a), (float32x4_t)b)));
+}
+#else
+constexpr bool kHasDots = false;
+
+inline void store_bf16(bf16* to, floats a, floats b) { store_rounded(to, a), store_rounded(to + kLanes, b); }
+#endif
+
+constexpr bool kHasHalves = false;
+
+}  // namespace piecework

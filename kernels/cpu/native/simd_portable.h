@@ -1,0 +1,62 @@
+// What every CPU that the compiler is for can do.
+#pragma once
+#include "vectors.h"
+
+namespace piecework {
+
+// kLanes float16 to float32.
+inline floats load_halves(const uint16_t* from) {
+  floats v;
+  for (int i = 0; i < kLanes; ++i) v[i] = half_to_float(from[i]);
+  return v;
+}
+
+// kLanes float32 rounded to float16, as torch rounds them.
+inline void store_halves(uint16_t* to, floats v) {
+  for (int i = 0; i < kLanes; ++i) to[i] = float_to_half(v[i]);
+}
+
+// kLanes int8 to float32.
+inline floats load_bytes(const int8_t* from) {
+  floats v;
+  for (int i = 0; i < kLanes; ++i) v[i] = from[i];
+  return v;
+}
+
+// kLanes e4m3 to float32, a 256th of each.
+inline floats load_fp8(const uint8_t* from) {
+  floats v;
+  for (int i = 0; i < kLanes; ++i) v[i] = to_float(fp8{from[i]}) * 0x1p-8f;
+  return v;
+}
+
+// The same, and a NaN for what is all ones but for the sign.
+inline floats load_e4m3(const uint8_t* from) { return with_nan(load_fp8(from)); }
+
+// kLanes e5m2, the upper halves of float16, to float32.
+inline floats load_e5m2(const uint8_t* from) {
+  floats v;
+  for (int i = 0; i < kLanes; ++i) v[i] = half_to_float(static_cast<uint16_t>(from[i] << 8));
+  return v;
+}
+
+// The number in bits [4 I, 4 I + 4) of each word.
+template <int I>
+inline floats nibbles(words w) {
+  return __builtin_convertvector((ints)((w >> (4 * I)) & 15u), floats);
+}
+
+// 2 * kLanes float32 rounded to bfloat16.
+inline void store_bf16(bf16* to, floats a, floats b) { store_rounded(to, a), store_rounded(to + kLanes, b); }
+
+constexpr bool kHasByteDots = false, kHasDots = false, kHasHalves = false;
+using byte = int16_t;
+constexpr int kWeightShift = 128;  // what was added to weights when `dot_bytes` takes them, which has no sign for them
+
+// sums + the products of four bytes of each row, from 0 to 255, with four columns of x as bytes.cpp orders them.
+inline ints dot_bytes(ints sums, words weights, const byte* x) {
+  unrolled<4>([&](auto i) { sums += (ints)(weights >> (8 * i) & 255u) * static_cast<int32_t>(x[i % 2 * 2 + i / 2]); });
+  return sums;
+}
+
+}  // namespace piecework

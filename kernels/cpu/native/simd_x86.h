@@ -1,0 +1,137 @@
+// AVX2 with FMA and F16C, AVX-512, and the instructions for products that some CPUs have beside them.
+#pragma once
+#include <immintrin.h>
+
+#include "vectors.h"
+
+namespace piecework {
+
+// kLanes float16 to float32.
+inline floats load_halves(const uint16_t* from) {
+#if defined(__AVX512F__)
+  return (floats)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#else
+  return (floats)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#endif
+}
+
+// kLanes float32 rounded to float16, as torch rounds them.
+inline void store_halves(uint16_t* to, floats v) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
+#else
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+#endif
+}
+
+// kLanes int8 to float32.
+inline floats load_bytes(const int8_t* from) {
+#if defined(__AVX512F__)
+  return (floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#else
+  return (floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#endif
+}
+
+// kLanes e4m3 to float32, a 256th of each: under float16's exponent, which is wider by a bit, they are numbers too.
+inline floats load_fp8(const uint8_t* from) {
+#if defined(__AVX512F__)
+  const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))), 7);
+  return (floats)_mm512_cvtph_ps(_mm256_and_si256(wide, _mm256_set1_epi16(static_cast<int16_t>(0xbf80))));
+#else
+  const __m128i wide = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))), 7);
+  return (floats)_mm256_cvtph_ps(_mm_and_si128(wide, _mm_set1_epi16(static_cast<int16_t>(0xbf80))));
+#endif
+}
+
+// The same, and a NaN for what is all ones but for the sign.
+inline floats load_e4m3(const uint8_t* from) {
+#if defined(__AVX512F__)
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  const __mmask16 is_nan = _mm_cmpeq_epi8_mask(_mm_add_epi8(bytes, bytes), _mm_set1_epi8(-2));
+  return (floats)_mm512_mask_blend_ps(is_nan, (__m512)load_fp8(from), _mm512_set1_ps(__builtin_nanf("")));
+#else
+  return with_nan(load_fp8(from));
+#endif
+}
+
+// kLanes e5m2, the upper halves of float16, to float32.
+inline floats load_e5m2(const uint8_t* from) {
+#if defined(__AVX512F__)
+  return (floats)_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))), 8));
+#else
+  return (floats)_mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))), 8));
+#endif
+}
+
+// The number in bits [4 I, 4 I + 4) of each word.
+template <int I>
+inline floats nibbles(words w) {
+#if defined(__AVX512F__)
+  // Only the low four bits of an index count.
+  const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return (floats)_mm512_permutexvar_ps((__m512i)(w >> (4 * I)), numbers);
+#else
+  return __builtin_convertvector((ints)((w >> (4 * I)) & 15u), floats);
+#endif
+}
+
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+constexpr bool kHasByteDots = true;
+using byte = int8_t;
+#else
+constexpr bool kHasByteDots = false;
+using byte = int16_t;
+#endif
+constexpr int kWeightShift = 128;  // what was added to weights when `dot_bytes` takes them, which has no sign for them
+
+// sums + the products of four bytes of each row, from 0 to 255, with four columns of x as bytes.cpp orders them.
+inline ints dot_bytes(ints sums, words weights, const byte* x) {
+#if defined(__AVX512VNNI__)
+  return (ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, _mm512_set1_epi32(load<int32_t>(x)));
+#elif defined(__AVXVNNI__)
+  return (ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, _mm256_set1_epi32(load<int32_t>(x)));
+#elif defined(__AVX512BW__)
+  const __m512i even = _mm512_and_si512((__m512i)weights, _mm512_set1_epi16(0xff)), odd = _mm512_srli_epi16((__m512i)weights, 8);
+  const __m512i a = _mm512_madd_epi16(even, _mm512_set1_epi32(load<int32_t>(x))), b = _mm512_madd_epi16(odd, _mm512_set1_epi32(load<int32_t>(x + 2)));
+  return sums + (ints)a + (ints)b;
+#else
+  const __m256i even = _mm256_and_si256((__m256i)weights, _mm256_set1_epi16(0xff)), odd = _mm256_srli_epi16((__m256i)weights, 8);
+  const __m256i a = _mm256_madd_epi16(even, _mm256_set1_epi32(load<int32_t>(x))), b = _mm256_madd_epi16(odd, _mm256_set1_epi32(load<int32_t>(x + 2)));
+  return sums + (ints)a + (ints)b;
+#endif
+}
+
+#if defined(__AVX512BF16__)
+constexpr bool kHasDots = true;
+
+// sums + the products of two bfloat16 of each row with two columns of x.
+inline floats dot_pairs(floats sums, words pairs, const bf16* x) {
+  return (floats)_mm512_dpbf16_ps((__m512)sums, (__m512bh)pairs, (__m512bh)_mm512_set1_epi32(load<int32_t>(x)));
+}
+
+// Two columns of kLanes rows as pairs of bfloat16.
+inline words paired(floats even, floats odd) {
+  static const __m512i kOrder = [] {
+    alignas(64) uint16_t places[2 * kLanes];
+    for (int i = 0; i < 2 * kLanes; ++i) places[i] = static_cast<uint16_t>(i / 2 + i % 2 * kLanes);
+    return _mm512_load_si512(places);
+  }();
+  return (words)_mm512_permutexvar_epi16(kOrder, (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even));
+}
+
+// 2 * kLanes float32 rounded to bfloat16.
+inline void store_bf16(bf16* to, floats a, floats b) { store(to, _mm512_cvtne2ps_pbh((__m512)b, (__m512)a)); }
+#else
+constexpr bool kHasDots = false;
+
+inline void store_bf16(bf16* to, floats a, floats b) { store_rounded(to, a), store_rounded(to + kLanes, b); }
+#endif
+
+#if defined(__AVX512FP16__)
+constexpr bool kHasHalves = true;
+#else
+constexpr bool kHasHalves = false;
+#endif
+
+}  // namespace piecework

@@ -1,0 +1,124 @@
+// Vectors of the widest kind that the kernels are compiled for, memory for them, and loops that the compiler unrolls by their numbers.
+#pragma once
+#include <cmath>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "common.h"
+
+namespace piecework {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16, kBlockRows = 12;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8, kBlockRows = 6;
+#elif defined(__ARM_NEON)
+constexpr int kLanes = 4, kBlockRows = 12;
+#else
+constexpr int kLanes = 4, kBlockRows = 6;
+#endif
+// kBlockRows: rows times two vectors of sums, which fit the registers beside what they are made of.
+
+using floats = float __attribute__((vector_size(4 * kLanes)));
+using words = uint32_t __attribute__((vector_size(4 * kLanes)));
+using ints = int32_t __attribute__((vector_size(4 * kLanes)));
+
+// Memory for vectors: one that lies across two lines of the cache takes twice as long to read.
+template <class T>
+struct AlignedAllocator {
+  using value_type = T;
+  static constexpr std::align_val_t kLine{64};
+
+  AlignedAllocator() = default;
+  template <class U>
+  AlignedAllocator(const AlignedAllocator<U>&) {}
+  T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), kLine)); }
+  void deallocate(T* memory, size_t) { ::operator delete(memory, kLine); }
+  template <class U>
+  bool operator==(const AlignedAllocator<U>&) const { return true; }
+  template <class U>
+  bool operator!=(const AlignedAllocator<U>&) const { return false; }
+};
+
+template <class T>
+using Aligned = std::vector<T, AlignedAllocator<T>>;
+
+template <class Vector, class T>
+inline Vector load(const T* from) {
+  static_assert(!std::is_same_v<T, void>);
+  Vector v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+
+template <class Vector, class T>
+inline void store(T* to, Vector v) {
+  std::memcpy(to, &v, sizeof v);
+}
+
+template <class To, class From>
+inline To bits_as(From v) {
+  static_assert(sizeof(To) == sizeof(From));
+  To result;
+  std::memcpy(&result, &v, sizeof v);
+  return result;
+}
+
+inline float half_to_float(uint16_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16, exponent = (bits >> 10) & 31u, fraction = bits & 0x3ffu;
+  if (exponent == 0) {
+    const float size = static_cast<float>(fraction) * 0x1p-24f;
+    return sign ? -size : size;
+  }
+  const uint32_t wide = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | fraction << 13;
+  float result;
+  std::memcpy(&result, &wide, sizeof result);
+  return result;
+}
+
+inline uint16_t float_to_half(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  const uint32_t sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
+  if (size > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
+  if (size >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
+  const float shifted = std::fabs(x) + 0.5f;  // whose last bit counts float16's smallest
+  uint32_t small;
+  std::memcpy(&small, &shifted, sizeof small);
+  const uint32_t large = ((size + 0xfffu + (size >> 13 & 1u)) >> 13) - (112u << 10);
+  return static_cast<uint16_t>(sign | (size < 0x38800000u ? small & 0x7ffu : large));
+}
+
+// kLanes float32 rounded to bfloat16, as `from_float` rounds them.
+inline void store_rounded(bf16* to, floats v) {
+  using shorts = uint16_t __attribute__((vector_size(2 * kLanes)));
+  const words bits = bits_as<words>(v), rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  const words is_number = (words)(v == v);
+  store(to, __builtin_convertvector((rounded & is_number) | (~is_number & 0x7fc0u), shorts));
+}
+
+// Numbers of e4m3 that came as 256ths of what they stand for: 480 of these, which all ones but for the sign gave, is no number.
+inline floats with_nan(floats v) { return bits_as<floats>(bits_as<ints>(v) | ((v * v > 3.3f) & 0x7fc00000)); }
+
+template <class Work, size_t... I>
+__attribute__((always_inline)) inline void unrolled(Work&& work, std::index_sequence<I...>) {
+  (work(std::integral_constant<int, static_cast<int>(I)>{}), ...);
+}
+
+// work(0), ... work(N - 1), each with its number known to the compiler.
+template <int N, class Work>
+__attribute__((always_inline)) inline void unrolled(Work&& work) {
+  unrolled(work, std::make_index_sequence<N>{});
+}
+
+// work(integral_constant) of a number in [1, N] that is known when it runs.
+template <int N, class Work>
+inline void with_constant(int number, Work&& work) {
+  if constexpr (N > 1) {
+    if (number < N) return with_constant<N - 1>(number, work);
+  }
+  work(std::integral_constant<int, N>{});
+}
+
+}  // namespace piecework
