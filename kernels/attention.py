@@ -22,13 +22,16 @@ class AttentionMetadata:
     Tokens are laid out request after request. Request b has `query_lens[b]` new tokens; with them
     it is `seq_lens[b]` tokens long, so its first new token stands at position `seq_lens[b] -
     query_lens[b]`. The lists live on the host. `block_table` [B, max pages]: page numbers in order,
-    the tail is padding. `slot_mapping` [T]: page * S + offset of each new token.
+    the tail is padding. `slot_mapping` [T]: page * S + offset of each new token. `state_slots` [B]
+    int64: where layers with a recurrent state find that of each request (`kernels.state`); None:
+    the model has no such layers.
     """
 
     query_lens: list[int]
     seq_lens: list[int]
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
+    state_slots: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

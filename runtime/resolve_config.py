@@ -12,6 +12,8 @@ from .model_config import ModelConfig
 
 LEAST_PAGES = 2
 """Of a KV cache."""
+_STATES_SHARE = 0.5
+"""Most of the cache's memory that recurrent states may take."""
 
 
 def resolve_steps(config: EngineConfig, model: ModelConfig, platform: Platform) -> ResolvedConfig:
@@ -44,16 +46,25 @@ def resolve_steps(config: EngineConfig, model: ModelConfig, platform: Platform) 
 
 
 def resolve_cache(
-    steps: ResolvedConfig, max_total_tokens: int | None, *, free_bytes: int, page_bytes: int
+    steps: ResolvedConfig,
+    max_total_tokens: int | None,
+    *,
+    free_bytes: int,
+    page_bytes: int,
+    slot_bytes: int = 0,
 ) -> ResolvedConfig:
     """What `resolve_steps` gives, with the size of the KV cache chosen, and the context no longer
     than that.
 
     `max_total_tokens`: what was asked for; `free_bytes`: memory of which the cache gets its share,
-    or all of it if no share is set; `page_bytes`: what a page of it takes. Raises `ValueError` with
-    a remedy where the memory does not suffice.
+    or all of it if no share is set; `page_bytes`: what a page of it takes; `slot_bytes`: what the
+    recurrent states of a request take, by which fewer may run. Raises `ValueError` with a remedy
+    where the memory does not suffice.
     """
     page_size, fraction = steps.page_size, steps.mem_fraction_static
+    if slot_bytes:
+        steps = _with_states(steps, free_bytes, slot_bytes)
+        free_bytes -= state_slots(steps) * slot_bytes
     if max_total_tokens is not None:
         pages = max_total_tokens // page_size
         if pages < LEAST_PAGES:
@@ -87,3 +98,27 @@ def resolve_cache(
             )
     size = pages * page_size
     return replace(steps, context_length=min(steps.context_length, size), max_total_tokens=size)
+
+
+def state_slots(steps: ResolvedConfig) -> int:
+    """How many slots the pool of recurrent states has: one a running request, and the reserved
+    one.
+    """
+    return steps.max_running_requests + 1
+
+
+def _with_states(steps: ResolvedConfig, free_bytes: int, slot_bytes: int) -> ResolvedConfig:
+    """With as many running requests as there is memory for the states of."""
+    fraction = steps.mem_fraction_static or 1.0
+    running = int(free_bytes * fraction * _STATES_SHARE) // slot_bytes - 1
+    if running < 1:
+        raise ValueError(
+            f"too little memory for recurrent states: {free_bytes / 2**20:.0f} MiB are free, those "
+            f"of a request take {slot_bytes / 2**20:.2f} MiB; choose a smaller model"
+        )
+    running = min(running, steps.max_running_requests)
+    return replace(
+        steps,
+        max_running_requests=running,
+        cuda_graph_max_bs=min(running, steps.cuda_graph_max_bs),
+    )

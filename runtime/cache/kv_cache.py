@@ -1,5 +1,5 @@
-"""Who holds which page of the KV cache: free pages, and what the scheduler asks, which is to find a
-prefix, reserve pages, share what is computed, and release.
+"""Who holds which page of the KV cache and which slot of the recurrent states: what is free, and
+what the scheduler asks, which is to find a prefix, reserve, share what is computed, and release.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from .radix import RadixCache
 
 
 class PageAllocator:
-    """Free pages of a pool of `num_pages`, page 0 excluded. Last freed, first reused: likely still
-    in a cache near the core.
+    """Free pages of a pool of `num_pages`, or slots of one, number 0 excluded. Last freed, first
+    reused: likely still in a cache near the core.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -50,14 +50,20 @@ class PageAllocator:
 
 class KVCache:
     """Owns which request holds which page. Every page is free, in the prefix tree, or held by
-    exactly one request.
+    exactly one request. Every slot is free or held by one.
+
+    `state_slots`: of the pool of states, the reserved one among them; 0 for models without. Then
+    nothing is shared: pages alone do not say how a prefix goes on.
     """
 
-    def __init__(self, num_pages: int, page_size: int, *, share_prefixes: bool) -> None:
+    def __init__(
+        self, num_pages: int, page_size: int, *, share_prefixes: bool, state_slots: int = 0
+    ) -> None:
         self.page_size = page_size
-        self.shares_prefixes = share_prefixes
+        self.shares_prefixes = share_prefixes and not state_slots
         self.allocator = PageAllocator(num_pages)
-        self.radix = RadixCache(self.allocator.free, page_size, enabled=share_prefixes)
+        self.slots = PageAllocator(state_slots) if state_slots else None
+        self.radix = RadixCache(self.allocator.free, page_size, enabled=self.shares_prefixes)
 
     @property
     def total_tokens(self) -> int:
@@ -100,6 +106,11 @@ class KVCache:
         """Make room for `num_new` more tokens, evicting cached prefixes where needed; False where
         there is no room.
         """
+        if self.slots is not None and not request.state_slot:
+            slots = self.slots.allocate(1)
+            if slots is None:
+                return False
+            (request.state_slot,) = slots
         wanted = self.pages_wanted(request, num_new)
         if wanted <= 0:
             return True
@@ -134,17 +145,22 @@ class KVCache:
         self.share(request)
         self.allocator.free(request.pages[request.shared_pages :])
         self.radix.unlock(request.node)
+        if self.slots is not None and request.state_slot:
+            self.slots.free([request.state_slot])
         request.pages, request.node = [], None
-        request.shared_pages = request.num_computed = 0
+        request.shared_pages = request.num_computed = request.state_slot = 0
 
     def flush(self) -> int:
         """Drop every prefix that no request uses; returns the number of tokens."""
         return self.radix.evict(self.radix.evictable_pages) * self.page_size
 
     def check(self, holders: Iterable[Request]) -> None:
-        """Assert that no page is leaked and none has two owners. `holders`: every request that may
-        hold pages.
+        """Assert that no page or slot is leaked and none has two owners. `holders`: every request
+        that may hold some.
         """
+        slots = [request.state_slot for request in holders if request.state_slot]
+        assert len(slots) == len(set(slots)), "a slot has two owners"
+        assert set(slots) == (self.slots.owned() if self.slots else set()), "a slot is leaked"
         in_tree = [page for node in self.radix.nodes() for page in node.pages]
         private = [page for request in holders for page in request.pages[request.shared_pages :]]
         owned = in_tree + private

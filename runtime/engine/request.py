@@ -21,7 +21,8 @@ class Request:
     A request decodes when one token is left, the one sampled last; before that it prefills. The
     last `num_placeholders` tokens stand for those that a step in flight samples: the device knows
     them and the host does not yet. `shared_pages` of its pages, from the front, belong to the
-    prefix tree and are held by the lock on `node`.
+    prefix tree and are held by the lock on `node`. `state_slot`: where its recurrent state is; 0
+    for models that have none.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Request:
         """How far it is computed, by steps that have been launched."""
         self.pages: list[int] = []
         self.shared_pages = 0
+        self.state_slot = 0
         self.node: Node | None = None
         self.cached_tokens: int | None = None
         """Prompt tokens found in the prefix tree when it first ran; None before."""

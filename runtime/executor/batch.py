@@ -36,7 +36,7 @@ def digest(scheduled: list[Scheduled]) -> tuple[int, int, int]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """`input_ids`, `positions` [T] int64, request after request. `sample_rows`: rows whose logits
-    give `samplers` their next token.
+    give `samplers` their next token. `fresh_slots`: where states begin in this step.
     """
 
     scheduled: list[Scheduled]
@@ -45,6 +45,7 @@ class Batch:
     metadata: AttentionMetadata
     samplers: list[Request]
     sample_rows: torch.Tensor
+    fresh_slots: list[int]
 
     @property
     def num_tokens(self) -> int:
@@ -107,6 +108,9 @@ def build_batch(
             last_rows[pending],
             np.array([scheduled[row].request.sampled_row for row in pending]),
         ]
+    slots_of_states = [request.state_slot for request, _ in scheduled if request.state_slot]
+    if slots_of_states:
+        arrays.append(np.array(slots_of_states))
     tensors = to_device(arrays, device)
     if pending:
         assert sampled is not None
@@ -120,9 +124,15 @@ def build_batch(
             seq_lens=seq_lens,
             block_table=tensors[2],
             slot_mapping=tensors[3],
+            state_slots=tensors[-1] if slots_of_states else None,
         ),
         samplers=[scheduled[row].request for row in ending],
         sample_rows=tensors[4],
+        fresh_slots=[
+            request.state_slot
+            for request, _ in scheduled
+            if request.state_slot and not request.num_computed
+        ],
     )
 
 

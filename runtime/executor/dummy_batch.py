@@ -11,6 +11,7 @@ import torch
 from ...kernels.attention import AttentionMetadata
 from ...kernels.platform import Platform
 from ..cache.pool import RESERVED_PAGE
+from ..cache.states import RESERVED_SLOT
 
 
 class DummyBatch(NamedTuple):
@@ -41,6 +42,7 @@ def dummy_batch(
                 (len(seq_lens), pages), RESERVED_PAGE, dtype=platform.slot_dtype, device=device
             ),
             slot_mapping=slots.to(device, platform.slot_dtype),
+            state_slots=torch.full((len(seq_lens),), RESERVED_SLOT, device=device),
         ),
     )
 

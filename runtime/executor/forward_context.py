@@ -1,4 +1,6 @@
-"""What attention, and only attention, reads during a forward: the step's plan and the KV cache."""
+"""What ops that keep something of a request, and only they, read during a forward: the step's plan,
+the KV cache and the recurrent states.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,25 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ...kernels.attention import AttentionBackend, AttentionMetadata
+from ...kernels.state import StateMetadata
 from ..cache.pool import KVPool
+from ..cache.states import StatePool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardContext:
-    """One step: what its backend has planned, and the keys and values of every layer."""
+    """One step: what its backend has planned, and the keys and values of every layer; of models
+    with recurrent layers also their states, and whose of them the step continues.
+    """
 
     backend: AttentionBackend
     plan: Any
     pool: KVPool
+    states: StatePool | None = None
+    state_metadata: StateMetadata | None = None
 
 
 class _Current(threading.local):
@@ -60,17 +70,41 @@ def current_context() -> ForwardContext:
     return context
 
 
+def current_states(layer: int) -> tuple[list[torch.Tensor], StateMetadata]:
+    """The tensors [slots, *shape] of the recurrent layer with this number, and whose they are."""
+    context = current_context()
+    assert context.states is not None and context.state_metadata is not None
+    return context.states.tensors[layer], context.state_metadata
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedAttention:
-    """A model's attention over its KV cache, from which each step gets its context."""
+    """A model's attention over its KV cache, and its states if it has such, from which each step
+    gets its context.
+    """
 
     backend: AttentionBackend
     pool: KVPool
+    states: StatePool | None = None
 
     def step(self, metadata: AttentionMetadata) -> AbstractContextManager[None]:
         """The context of a step that `metadata` describes."""
-        return self.planned(self.backend.plan(metadata, self.pool.page_size))
+        slots = metadata.state_slots
+        return self.planned(
+            self.backend.plan(metadata, self.pool.page_size),
+            None if slots is None else StateMetadata(query_lens=metadata.query_lens, slots=slots),
+        )
 
-    def planned(self, plan: Any) -> AbstractContextManager[None]:
+    def planned(
+        self, plan: Any, state_metadata: StateMetadata | None = None
+    ) -> AbstractContextManager[None]:
         """The context of a step that the backend has planned already."""
-        return forward_context(ForwardContext(backend=self.backend, plan=plan, pool=self.pool))
+        return forward_context(
+            ForwardContext(
+                backend=self.backend,
+                plan=plan,
+                pool=self.pool,
+                states=self.states,
+                state_metadata=state_metadata,
+            )
+        )

@@ -22,6 +22,7 @@ from ...kernels.detect import detect
 from ...kernels.linear import LinearKernels
 from ...kernels.platform import Place, Platform
 from ..cache.pool import KVPool, in_cache_dtype, page_bytes
+from ..cache.states import StatePool, slot_bytes
 from ..config import EngineConfig, ResolvedConfig
 from ..distributed.ranks import ALONE, Ranks
 from ..engine.messages import EngineInfo, RankInfo
@@ -34,7 +35,7 @@ from ..loader.loader import load_model, random_model
 from ..loader.resolve import resolve_model_path
 from ..models.causal_lm import CausalLM
 from ..quantization.methods import describe, linear_kinds
-from ..resolve_config import LEAST_PAGES, resolve_cache, resolve_steps
+from ..resolve_config import LEAST_PAGES, resolve_cache, resolve_steps, state_slots
 from .batch import Batch, Scheduled
 from .forward_context import PagedAttention
 from .memory_profile import profile_memory
@@ -106,6 +107,7 @@ class ModelRunner:
         self._layouts = in_cache_dtype(
             self.model.kv_layouts(self.dtype), config.kv_cache_dtype, self.model.kv_scales
         )
+        self._state_layouts = self.model.state_layouts(self.dtype)
         # What is tried out may be tried out with another result on another rank.
         self.attention_backend = ranks.told(
             self.platform.choose_attention(config.attention_backend, self._layouts)
@@ -124,9 +126,11 @@ class ModelRunner:
         self.pool = self._make_pool(
             self.config.max_total_tokens // self.config.page_size + 1, self.config.page_size
         )
-        attention = PagedAttention(backend=backend, pool=self.pool)
+        self.states = self._make_states(state_slots(self.config))
+        attention = PagedAttention(backend=backend, pool=self.pool, states=self.states)
         self.page_size = self.pool.page_size
-        own = RankInfo(weight_bytes=weight_bytes(self.model), kv_bytes=self.pool.num_bytes)
+        self._kv_bytes = self.pool.num_bytes + (self.states.num_bytes if self.states else 0)
+        own = RankInfo(weight_bytes=weight_bytes(self.model), kv_bytes=self._kv_bytes)
         self._rank_infos = ranks.gathered(own) or []
         if self.platform.compiles_kernels:
             with self.clock.phase("first steps"):
@@ -134,6 +138,11 @@ class ModelRunner:
         self.platform.end_trials()
         # Behind the first steps, which show what this machine computes with.
         self._remarks = {**self.platform.remarks(self._layouts), **self.model.remarks()}
+        if self.states is not None:
+            self._remarks["states"] = (
+                f"{self.states.num_slots - 1:,} of {self.states.slot_bytes / 2**20:.2f} MiB for "
+                "recurrent layers, in the memory of the KV cache"
+            )
         self.graphs = GraphRunner(
             self.model, self.platform, self.config, attention, self.seen_lengths, ranks
         )
@@ -147,6 +156,8 @@ class ModelRunner:
         """Hidden states [T, hidden] of a step; the keys and values of its tokens are written to
         their slots.
         """
+        if self.states is not None and batch.fresh_slots:
+            self.states.clear(batch.fresh_slots)
         return self.graphs(batch)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
@@ -216,7 +227,7 @@ class ModelRunner:
             max_running_requests=config.max_running_requests,
             chunked_prefill_size=config.chunked_prefill_size,
             weight_bytes=weight_bytes(self.model),
-            kv_bytes=self.pool.num_bytes,
+            kv_bytes=self._kv_bytes,
             ranks=self._rank_infos,
             kv_cache_dtype=config.kv_cache_dtype,
             start_seconds=dict(self.clock.seconds),
@@ -263,7 +274,7 @@ class ModelRunner:
         steps = resolve_steps(config, self.model_config, self.platform)
         if config.max_total_tokens is None and steps.mem_fraction_static is None:
             pool = self._make_pool(LEAST_PAGES, steps.page_size)
-            attention = PagedAttention(backend=backend, pool=pool)
+            attention = PagedAttention(backend=backend, pool=pool, states=self._make_states(1))
             free = profile_memory(
                 self.model,
                 self.platform,
@@ -281,7 +292,15 @@ class ModelRunner:
             config.max_total_tokens,
             free_bytes=free,
             page_bytes=page_bytes(self._layouts, steps.page_size),
+            slot_bytes=slot_bytes(self._state_layouts),
         )
+        if resolved.max_running_requests < steps.max_running_requests:
+            logger.warning(
+                "running requests cut from %d to %d: the recurrent states of each take %.1f MiB",
+                steps.max_running_requests,
+                resolved.max_running_requests,
+                slot_bytes(self._state_layouts) / 2**20,
+            )
         if resolved.context_length < steps.context_length:
             logger.warning(
                 "context length cut from %d to %d tokens: the KV cache holds no more; see "
@@ -292,6 +311,11 @@ class ModelRunner:
         packed = weight_bytes(self.model) * self._sharers
         packs = self.ranks.told(self.platform.packs_linear(packed))
         return replace(resolved, passes=str(PassConfig.parse(config.passes).settled(packs=packs)))
+
+    def _make_states(self, num_slots: int) -> StatePool | None:
+        if not self._state_layouts:
+            return None
+        return StatePool(self._state_layouts, num_slots=num_slots, platform=self.platform)
 
     def _make_pool(self, num_pages: int, page_size: int) -> KVPool:
         return KVPool(

@@ -5,7 +5,7 @@ size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -14,6 +14,7 @@ from ...compilation.sizes import decode_sizes, parse_list
 from ...compilation.whole import FullForward
 from ...kernels.attention import AttentionMetadata, GraphAttention, HostPlan
 from ...kernels.platform import Platform
+from ...kernels.state import StateMetadata
 from ..config import BATCH_SIZES, BATCH_SIZES_FLAG, ResolvedConfig
 from ..executor.batch import Batch
 from ..executor.dummy_batch import dummy_decode
@@ -47,6 +48,9 @@ class DecodeGraph:
             attention.backend,
         )
         self._dummy: AttentionMetadata | None = None
+        self._state_slots: torch.Tensor | None = None
+        if attention.states is not None:
+            self._state_slots = torch.zeros(sizes[-1], dtype=torch.int64, device=platform.device())
         pages = -(-config.context_length // attention.pool.page_size)
         self._plan = self._backend.capture_plan(
             sizes[-1], pages, attention.pool.page_size, platform.device()
@@ -80,18 +84,28 @@ class DecodeGraph:
         size = self.graphs.choose(batch.num_tokens)
         if size is None:
             return None
-        self._backend.update_plan(self._plan, batch.metadata, size)
         # A graph that only calls its work again reads the context at each replay.
-        with self._attention.planned(self._plan):
+        with self._in_place(batch.metadata, size):
             return self.graphs.replay(size, [batch.input_ids, batch.positions])
 
     @contextmanager
     def _dummy_batch(self, size: int, seed: int) -> Iterator[Sequence[torch.Tensor]]:
         batch = dummy_decode(size, seed, self._platform, self._attention.pool.page_size)
         self._dummy = batch.metadata
-        self._backend.update_plan(self._plan, batch.metadata, size)
-        with self._attention.planned(self._plan):
+        with self._in_place(batch.metadata, size):
             yield [batch.input_ids, batch.positions]
+
+    def _in_place(self, metadata: AttentionMetadata, size: int) -> AbstractContextManager[None]:
+        """The context of a step of `size` rows, whose figures are written to where graphs read
+        them.
+        """
+        self._backend.update_plan(self._plan, metadata, size)
+        if self._state_slots is None or metadata.state_slots is None:
+            return self._attention.planned(self._plan)
+        self._state_slots.zero_()
+        self._state_slots[: len(metadata.state_slots)] = metadata.state_slots
+        states = StateMetadata(query_lens=[1] * size, slots=self._state_slots[:size])
+        return self._attention.planned(self._plan, states)
 
     def _checked_against(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """A dummy batch as any other step would run: eagerly, and planned from its metadata rather

@@ -107,7 +107,7 @@ def load_model(
         model = empty_model(config, dtype, device, choose, shard)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    model.kv_scales = kv_scales
+    model.kv_scales = [kv_scales[layer] for layer in model.kv_layers]
     fill(model, tensors, path, progress=progress)
     finish(model, kernels, progress=progress)
     return model

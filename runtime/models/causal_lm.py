@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ...kernels.attention import KVLayout
+from ...kernels.state import StateLayout
 from ..layers.decoder import Decoder, DecoderLayer
 from ..layers.linear import Linear, StoredTensor
 from ..layers.mlp import GatedMLP
@@ -125,8 +126,14 @@ class CausalLM(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config: Any = config
-        self.kv_scales = [(1.0, 1.0)] * config.num_layers
         self.model = self.make_decoder()
+        attention: list[Any] = self._keepers("kv_layout")
+        self.kv_layers: list[int] = [module.layer for module in attention]
+        """Those of the decoder that `kv_layouts` speaks of."""
+        self.kv_scales = [(1.0, 1.0)] * len(attention)
+        for keepers in (attention, self._keepers("state_layout")):
+            for number, module in enumerate(keepers):
+                module.layer = number
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
         self.tied_weights: dict[str, str] = {}
         if config.tie_word_embeddings:
@@ -159,9 +166,19 @@ class CausalLM(nn.Module):
         return logits.float()
 
     def kv_layouts(self, dtype: torch.dtype) -> list[KVLayout]:
-        """What each layer keeps of a token, in order, once weights are loaded."""
-        layers: Any = self.model.layers
-        return [layer.self_attn.kv_layout(dtype) for layer in layers]
+        """What each layer with attention keeps of a token, in order, once weights are loaded."""
+        return [module.kv_layout(dtype) for module in self._keepers("kv_layout")]
+
+    def state_layouts(self, dtype: torch.dtype) -> list[StateLayout]:
+        """What each layer with a recurrent state keeps of a request, in order. A module with such
+        a state has `state_layout(dtype)` and `layer`, by which its op finds it (`current_states`):
+        its number among those modules, which it gets here.
+        """
+        return [module.state_layout(dtype) for module in self._keepers("state_layout")]
+
+    def _keepers(self, method: str) -> list[Any]:
+        """The modules that keep something of a request."""
+        return [module for module in self.modules() if hasattr(module, method)]
 
     def remarks(self) -> dict[str, str]:
         """What the summary of the start says of the model, such as what of it is left out."""

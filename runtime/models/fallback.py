@@ -249,6 +249,7 @@ class TransformersForCausalLM(CausalLM):
         nn.Module.__init__(self)
         assert isinstance(config, FallbackConfig)
         self.config = config
+        self.kv_layers = list(range(config.num_layers))
         self.kv_scales = [(1.0, 1.0)] * config.num_layers
         self.calls = [AttentionCall(*call) for call in config.calls]
         model = _build(Path(config.folder), trusted=config.trusted)

@@ -1,14 +1,18 @@
-"""All that requests are given by an engine core, and cores over a toy model to compare it with."""
+"""All that requests are given by an engine core, cores over a toy model to compare it with, and
+requests of all kinds.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from toy_runner import VOCAB, ToyRunner, make_core
+from hypothesis import strategies as st
+from toy_runner import VOCAB, RecurrentToyRunner, ToyRunner, make_core
 
 from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.engine.messages import GenerateRequest, TokenLogprob, TokenOutput
+from piecework.runtime.sampling.params import SamplingParams
 
 
 class Answer:
@@ -42,10 +46,13 @@ class VariedRunner(ToyRunner):
         return ((hidden * 7919 + torch.arange(VOCAB) * 104_729) % 1009) / 250.0
 
 
-def core_of(overlap: bool, **sizes: Any) -> EngineCore:
-    core, _ = make_core(overlap=overlap, **sizes)
-    core._runner = VariedRunner(sizes["num_pages"], sizes["page_size"])
-    return core
+class VariedRecurrentRunner(VariedRunner, RecurrentToyRunner):
+    """The same of a model with a recurrent state."""
+
+
+def core_of(overlap: bool, *, state_slots: int = 0, **sizes: Any) -> EngineCore:
+    kind = VariedRecurrentRunner if state_slots else VariedRunner
+    return make_core(overlap=overlap, runner_class=kind, state_slots=state_slots, **sizes)[0]
 
 
 def serve(
@@ -85,3 +92,66 @@ def serve(
             assert all(answer.end is not None for rid, answer in answers.items() if rid not in gone)
             return answers
     raise AssertionError("the scheduler does not come to an end")
+
+
+@st.composite
+def sampling_params(draw: st.DrawFn) -> SamplingParams:
+    count = draw(st.sampled_from([0, 1, 2, 7, 20]))
+    wanted: dict[str, Any] = {
+        "max_new_tokens": count,
+        "min_new_tokens": draw(st.integers(0, min(count, 4))),
+        "temperature": draw(st.sampled_from([0.0, 0.0, 0.5, 1.5])),
+        "top_k": draw(st.sampled_from([-1, -1, 3])),
+        "top_p": draw(st.sampled_from([1.0, 0.7])),
+        "seed": draw(st.sampled_from([None, 1, 99])),
+        "ignore_eos": draw(st.booleans()),
+        "stop_token_ids": draw(st.lists(st.integers(0, VOCAB - 1), max_size=12)),
+        "logprobs": draw(st.sampled_from([None, None, 0, 3])),
+        "prompt_logprobs": draw(st.sampled_from([None, None, 0, 2])),
+        "prompt_logprobs_start": draw(st.sampled_from([0, 3])),
+    }
+    if draw(st.booleans()):
+        wanted["repetition_penalty"] = draw(st.sampled_from([1.0, 1.7, 0.6]))
+        wanted["presence_penalty"] = draw(st.sampled_from([0.0, 1.3]))
+        wanted["frequency_penalty"] = draw(st.sampled_from([0.0, 0.7]))
+        wanted["logit_bias"] = draw(
+            st.dictionaries(st.integers(0, VOCAB - 1), st.sampled_from([-50.0, 2.5]), max_size=3)
+        )
+    return SamplingParams(**wanted)
+
+
+prompts = st.lists(st.integers(0, 2), min_size=1, max_size=40)
+jobs_of_several = st.lists(
+    st.tuples(prompts, sampling_params(), st.integers(0, 8), st.integers(-1, 1), st.integers(0, 3)),
+    min_size=1,
+    max_size=10,
+)
+sizes_of_all_kinds = st.fixed_dictionaries(
+    {
+        "num_pages": st.integers(17, 40),
+        "page_size": st.sampled_from([1, 4, 16]),
+        "token_budget": st.integers(1, 48),
+        "max_running_requests": st.integers(1, 6),
+        "share_prefixes": st.booleans(),
+    }
+)
+
+
+def arrivals_of(
+    jobs: list[tuple[list[int], SamplingParams, int, int, int]],
+) -> list[tuple[int, GenerateRequest]]:
+    """Some resume from tokens that were delivered before."""
+    return [
+        (
+            delay,
+            GenerateRequest(
+                rid=f"r{number}",
+                input_ids=prompt,
+                params=params,
+                output_ids=[5, 6, 7][: min(resumed, max(0, params.max_new_tokens - 1))],
+                priority=priority,
+                arrival_time=float(number),
+            ),
+        )
+        for number, (prompt, params, delay, priority, resumed) in enumerate(jobs)
+    ]

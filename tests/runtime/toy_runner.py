@@ -22,9 +22,8 @@ VOCAB = 101
 EOS = 100
 
 
-def digest(tokens: np.ndarray) -> int:
-    """A number that changes with any token and with their order."""
-    value = 7
+def digest(tokens: np.ndarray, value: int = 7) -> int:
+    """A number that changes with any token and with their order, from that of those before on."""
     for token in tokens.tolist():
         value = (value * 31 + token + 1) % 1_000_003
     return value
@@ -89,6 +88,34 @@ class ToyRunner:
         return GraphCounts()
 
 
+class RecurrentToyRunner(ToyRunner):
+    """Beside the pages it keeps the number that it has made of a request's tokens, in the request's
+    slot: pages and states must tell of the same tokens.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, num_slots: int = 9) -> None:
+        super().__init__(num_pages, page_size)
+        self.states = np.full(num_slots, -1)
+        self.states[0] = 0
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        assert batch.metadata.state_slots is not None
+        slots = batch.metadata.state_slots.numpy()
+        assert len(set(slots)) == len(slots) and 0 not in slots
+        self.states[batch.fresh_slots] = 0
+        for slot, new in zip(slots, batch.input_ids.split(batch.metadata.query_lens), strict=True):
+            self.states[slot] = _continued(int(self.states[slot]), new.numpy())
+        hidden = super().forward(batch)
+        ends = np.cumsum(batch.metadata.query_lens) - 1
+        assert hidden[ends, 0].tolist() == (self.states[slots] + 7).tolist()
+        return hidden
+
+
+def _continued(state: int, new: np.ndarray) -> int:
+    """`digest` less what it begins with, so that nothing is 0."""
+    return digest(new, state + 7) - 7
+
+
 def make_core(
     *,
     num_pages: int = 65,
@@ -99,12 +126,13 @@ def make_core(
     share_prefixes: bool = True,
     overlap: bool = False,
     runner_class: Callable[[int, int], ToyRunner] = ToyRunner,
+    state_slots: int = 0,
     ranks: Ranks = ALONE,
 ) -> tuple[EngineCore, ToyRunner]:
     runner = runner_class(num_pages, page_size)
     core = EngineCore(
         runner,
-        KVCache(num_pages, page_size, share_prefixes=share_prefixes),
+        KVCache(num_pages, page_size, share_prefixes=share_prefixes, state_slots=state_slots),
         token_budget=token_budget,
         max_running_requests=max_running_requests,
         context_length=context_length,

@@ -8,76 +8,19 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from served_answers import core_of, serve
-from toy_runner import VOCAB
+from served_answers import (
+    arrivals_of,
+    core_of,
+    jobs_of_several,
+    sampling_params,
+    serve,
+    sizes_of_all_kinds,
+)
 
 from piecework.runtime.engine.messages import (
     GenerateRequest,
 )
 from piecework.runtime.sampling.params import SamplingParams
-
-
-@st.composite
-def sampling_params(draw: st.DrawFn) -> SamplingParams:
-    count = draw(st.sampled_from([0, 1, 2, 7, 20]))
-    wanted: dict[str, Any] = {
-        "max_new_tokens": count,
-        "min_new_tokens": draw(st.integers(0, min(count, 4))),
-        "temperature": draw(st.sampled_from([0.0, 0.0, 0.5, 1.5])),
-        "top_k": draw(st.sampled_from([-1, -1, 3])),
-        "top_p": draw(st.sampled_from([1.0, 0.7])),
-        "seed": draw(st.sampled_from([None, 1, 99])),
-        "ignore_eos": draw(st.booleans()),
-        "stop_token_ids": draw(st.lists(st.integers(0, VOCAB - 1), max_size=12)),
-        "logprobs": draw(st.sampled_from([None, None, 0, 3])),
-        "prompt_logprobs": draw(st.sampled_from([None, None, 0, 2])),
-        "prompt_logprobs_start": draw(st.sampled_from([0, 3])),
-    }
-    if draw(st.booleans()):
-        wanted["repetition_penalty"] = draw(st.sampled_from([1.0, 1.7, 0.6]))
-        wanted["presence_penalty"] = draw(st.sampled_from([0.0, 1.3]))
-        wanted["frequency_penalty"] = draw(st.sampled_from([0.0, 0.7]))
-        wanted["logit_bias"] = draw(
-            st.dictionaries(st.integers(0, VOCAB - 1), st.sampled_from([-50.0, 2.5]), max_size=3)
-        )
-    return SamplingParams(**wanted)
-
-
-prompts = st.lists(st.integers(0, 2), min_size=1, max_size=40)
-jobs_of_several = st.lists(
-    st.tuples(prompts, sampling_params(), st.integers(0, 8), st.integers(-1, 1), st.integers(0, 3)),
-    min_size=1,
-    max_size=10,
-)
-sizes_of_all_kinds = st.fixed_dictionaries(
-    {
-        "num_pages": st.integers(17, 40),
-        "page_size": st.sampled_from([1, 4, 16]),
-        "token_budget": st.integers(1, 48),
-        "max_running_requests": st.integers(1, 6),
-        "share_prefixes": st.booleans(),
-    }
-)
-
-
-def arrivals_of(
-    jobs: list[tuple[list[int], SamplingParams, int, int, int]],
-) -> list[tuple[int, GenerateRequest]]:
-    """Some resume from tokens that were delivered before."""
-    return [
-        (
-            delay,
-            GenerateRequest(
-                rid=f"r{number}",
-                input_ids=prompt,
-                params=params,
-                output_ids=[5, 6, 7][: min(resumed, max(0, params.max_new_tokens - 1))],
-                priority=priority,
-                arrival_time=float(number),
-            ),
-        )
-        for number, (prompt, params, delay, priority, resumed) in enumerate(jobs)
-    ]
 
 
 @settings(deadline=None, max_examples=250)

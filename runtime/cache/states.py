@@ -1,0 +1,47 @@
+"""The tensors that hold the states of recurrent layers, a slot a request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...kernels.platform import Platform
+from ...kernels.staging import to_device
+from ...kernels.state import StateLayout
+
+RESERVED_SLOT = 0
+"""Never handed out: what only pads a batch reads zeros here and writes nothing."""
+
+
+def slot_bytes(layouts: Sequence[StateLayout]) -> int:
+    """Bytes that one slot takes over all layers."""
+    return sum(layout.num_bytes for layout in layouts)
+
+
+class StatePool:
+    """`tensors[layer]`: those of its layout, each [slots, *shape]. Layers count recurrent ones
+    alone, in order.
+    """
+
+    def __init__(
+        self, layouts: Sequence[StateLayout], *, num_slots: int, platform: Platform
+    ) -> None:
+        self.num_slots = num_slots
+        self.slot_bytes = slot_bytes(layouts)
+        self.device = platform.device()
+        self.tensors = [
+            [platform.zeros((num_slots, *shape), dtype) for shape, dtype in layout.tensors]
+            for layout in layouts
+        ]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_slots * self.slot_bytes
+
+    def clear(self, slots: Sequence[int]) -> None:
+        """Zeros, for requests that begin."""
+        (index,) = to_device([np.array(slots, np.int64)], self.device)
+        for layer in self.tensors:
+            for tensor in layer:
+                tensor.index_fill_(0, index, 0)
