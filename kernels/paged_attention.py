@@ -22,6 +22,8 @@ _DECODE_PADDING = 2
 """Decodes share one padded call while the longest is at most this many times as long as the
 shortest.
 """
+_SCORES = 2**26
+"""Of a prompt, that lie in memory at once where they must."""
 
 
 @dataclass(slots=True)
@@ -218,31 +220,42 @@ class _Layer(NamedTuple):
 
 
 def _attend_prefill(layer: _Layer, number: int, prefill: _Prefill) -> None:
-    rows, window = slice(prefill.start, prefill.stop), layer.layout.window
+    layout, length = layer.layout, prefill.seq_len
+    rows, window = slice(prefill.start, prefill.stop), layout.window
     if prefill.pages is None:
         keys, values = layer.k[rows], layer.v[rows]
     else:
-        keys, values = (
-            part.flatten(0, 1)[: prefill.seq_len] for part in layer.gather(prefill.pages)
-        )
+        keys, values = (part.flatten(0, 1)[:length] for part in layer.gather(prefill.pages))
+    most = prefill.stop - prefill.start
+    if not layout.is_plain or layout.key_size != layout.value_size:
+        # Nothing computes these without all scores in memory.
+        most = max(1, _SCORES // (layout.num_heads * length))
+    if prefill.stop - prefill.start > most:
+        for begin in range(prefill.start, prefill.stop, most):
+            end = min(begin + most, prefill.stop)
+            seen = length - (prefill.stop - end)
+            part = _causal_mask(end - begin, seen, window, layer.q)
+            _attend_rows(layer, slice(begin, end), keys[:seen], values[:seen], part)
+        return
     mask = None
-    is_plain = layer.layout.is_plain
-    if (
-        prefill.pages is not None
-        or (window is not None and window < prefill.seq_len)
-        or not is_plain
-    ):
+    if prefill.pages is not None or (window is not None and window < length) or not layout.is_plain:
         mask = layer.plan.masks.get((number, window))
         if mask is None:
-            mask = _causal_mask(prefill.stop - prefill.start, prefill.seq_len, window, layer.q)
+            mask = _causal_mask(prefill.stop - prefill.start, length, window, layer.q)
             layer.plan.masks[number, window] = mask
-    if mask is not None and not is_plain:
-        layer.out[rows] = weigh(layer.q[rows][None], keys[None], values[None], mask, layer.layout)[
-            0
-        ]
+    _attend_rows(layer, rows, keys, values, mask)
+
+
+def _attend_rows(
+    layer: _Layer, rows: slice, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+) -> None:
+    """Of one request over its keys [s, K, D] and values [s, K, E]; no mask: causal."""
+    q = layer.q[rows]
+    if mask is not None and not layer.layout.is_plain:
+        layer.out[rows] = weigh(q[None], keys[None], values[None], mask, layer.layout)[0]
         return
     attended = F.scaled_dot_product_attention(
-        layer.q[rows].transpose(0, 1)[None],
+        q.transpose(0, 1)[None],
         keys.transpose(0, 1)[None],
         values.transpose(0, 1)[None],
         attn_mask=mask,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,7 +21,8 @@ from ..cache.states import StatePool
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardContext:
     """One step: what its backend has planned, and the keys and values of every layer; of models
-    with recurrent layers also their states, and whose of them the step continues.
+    with recurrent layers also their states, and whose of them the step continues. `metadata`: None
+    in graphs, whose steps change in place. `memo`: what a layer plans beside that, for the others.
     """
 
     backend: AttentionBackend
@@ -29,6 +30,8 @@ class ForwardContext:
     pool: KVPool
     states: StatePool | None = None
     state_metadata: StateMetadata | None = None
+    metadata: AttentionMetadata | None = None
+    memo: dict[str, Any] = field(default_factory=dict)
 
 
 class _Current(threading.local):
@@ -93,10 +96,14 @@ class PagedAttention:
         return self.planned(
             self.backend.plan(metadata, self.pool.page_size),
             None if slots is None else StateMetadata(query_lens=metadata.query_lens, slots=slots),
+            metadata,
         )
 
     def planned(
-        self, plan: Any, state_metadata: StateMetadata | None = None
+        self,
+        plan: Any,
+        state_metadata: StateMetadata | None = None,
+        metadata: AttentionMetadata | None = None,
     ) -> AbstractContextManager[None]:
         """The context of a step that the backend has planned already."""
         return forward_context(
@@ -106,5 +113,6 @@ class PagedAttention:
                 pool=self.pool,
                 states=self.states,
                 state_metadata=state_metadata,
+                metadata=metadata,
             )
         )

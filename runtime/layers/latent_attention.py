@@ -1,10 +1,8 @@
 """Multi-head latent attention (DeepSeek V2, arXiv:2405.04434).
 
 Of each token one vector of R numbers is kept, of which every head's key and value are products, and
-behind it P numbers of a key that is turned and shared by all heads. The products are taken to
-the other side: a head's query is multiplied by what would make its keys, and what attention gives
-by what would make its values. So all heads read one key of R + P numbers, whose first R are the
-value too.
+behind it P numbers of a key that is turned and shared by all heads. When those products are made is
+a matter of the step: `kernels.latent_attention`.
 
 T tokens, H heads, N numbers of a head's query that are not turned, V of its value.
 """
@@ -18,7 +16,7 @@ from torch import nn
 
 from ...kernels.attention import KVLayout
 from ..model_config import ModelConfig
-from .attention import attention
+from .attention import latent_attention
 from .linear import Linear
 from .norm import RMSNorm
 from .rotary import Rotations, rotate
@@ -102,14 +100,12 @@ class LatentAttention(nn.Module):
             interleaved=self.interleaved,
         )
         q_turned, k_turned = turned.tensor_split([self.num_heads], dim=1)
-        of_keys, of_values = self.kv_b_proj.weight.view(
-            self.num_heads, -1, sizes.latent
-        ).tensor_split([sizes.unturned], dim=1)
-        absorbed = torch.bmm(q.transpose(0, 1), of_keys).transpose(0, 1)
-        k = torch.cat((latent, k_turned), dim=-1)
-        attended = attention(
-            torch.cat((absorbed, q_turned), dim=-1), k, k[..., : sizes.latent], self.layer
-        ).view(-1, self.num_heads, sizes.latent)
-        values = torch.bmm(attended.transpose(0, 1), of_values.transpose(1, 2)).transpose(0, 1)
-        output: torch.Tensor = self.o_proj(values.flatten(1))
+        attended = latent_attention(
+            torch.cat((q, q_turned), dim=-1),
+            torch.cat((latent, k_turned), dim=-1),
+            self.kv_b_proj.weight,
+            sizes.value,
+            self.layer,
+        )
+        output: torch.Tensor = self.o_proj(attended)
         return output

@@ -4,12 +4,15 @@ windows.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_steps import Step
+from paged_steps import Step, latent
 
+from piecework.kernels import paged_attention
 from piecework.kernels.paged_attention import TorchAttention
 
 
@@ -34,6 +37,25 @@ def test_it_equals_the_definition(
     assert torch.allclose(
         step.run(TorchAttention(), window=window, padding=padding), step.expected(window), atol=1e-4
     )
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("is_latent", [True, False])
+def test_prompts_whose_scores_are_many_are_computed_in_parts(
+    window: int | None, is_latent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said() -> torch.Tensor:
+        lens = [(40, 0), (1, 9), (17, 21)]
+        step = Step(lens, page_size=4, heads=4, seed=3, kv_heads=1 if is_latent else 2)
+        if is_latent:
+            step = latent(step, 6)
+        else:
+            step.heads = replace(step.heads, softcap=2.0)
+        return step.run(TorchAttention(), window=window)
+
+    whole = said()
+    monkeypatch.setattr(paged_attention, "_SCORES", 4 * 40 * 7)
+    assert torch.allclose(said(), whole, atol=1e-5)
 
 
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf"), float("-inf")])

@@ -1,0 +1,212 @@
+"""Attention over latent vectors (MLA, arXiv:2405.04434) in the form that costs less.
+
+Absorbed: a head's query is multiplied by what would make its keys, and what attention gives by what
+would make its values, so that all heads read the vectors as they are kept. Few products to begin
+with, many for each pair of a query and a vector. Expanded: every vector is multiplied into each
+head's key and value first, which then are short. Requests with many new tokens are expanded.
+
+T tokens, H heads, R numbers of a latent vector and P of the key that is turned and shared behind
+them, N of a head's query that are not turned, V of its value, S tokens of a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from . import cache_format
+from .attention import AttentionBackend, AttentionMetadata, KVLayout
+
+_EXPANDED_NUMBERS = 2**26
+"""Of keys and values that are expanded at once; more heads wait for their turn."""
+
+
+class LatentLayer(NamedTuple):
+    """The arguments of one layer: q [T, H, N + P], k [T, 1, R + P], `weight` [H * (N + V), R], of
+    each head what makes keys above what makes values, and out [T, H, V].
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    weight: torch.Tensor
+    out: torch.Tensor
+    cache: torch.Tensor
+    layout: KVLayout
+
+    @property
+    def unturned(self) -> int:
+        """N."""
+        return self.q.shape[2] + self.layout.value_size - self.layout.key_size
+
+
+class _Expanded(NamedTuple):
+    """A request whose rows of the step are [start, stop). `plan`: of the step that it is alone, in
+    pages of its own.
+    """
+
+    start: int
+    stop: int
+    seq_len: int
+    pages: torch.Tensor
+    slots: torch.Tensor
+    plan: Any
+
+
+class LatentPlan(NamedTuple):
+    """Which requests of a step are expanded, and the plan of the others with their `rows`."""
+
+    expanded: list[_Expanded]
+    rows: torch.Tensor | None
+    plan: Any
+
+
+def expands(new: int, length: int, heads_numbers: int, layout: KVLayout) -> bool:
+    """Whether `new` of `length` tokens cost less expanded: by products, as both forms were measured
+    to do about as many a second (`python -m piecework.bench.latent_attention`). `heads_numbers`:
+    N + V.
+    """
+    pairs = new * (length - new / 2)
+    latent, turned = layout.value_size, layout.key_size - layout.value_size
+    made = latent * heads_numbers
+    return pairs * (2 * latent + turned) + new * made > (
+        pairs * (heads_numbers + 2 * turned) + length * made
+    )
+
+
+def are_long(metadata: AttentionMetadata, layer: LatentLayer) -> list[bool]:
+    """Of each request, whether it is to be expanded."""
+    heads_numbers = layer.unturned + layer.out.shape[2]
+    return [
+        expands(new, length, heads_numbers, layer.layout)
+        for new, length in zip(metadata.query_lens, metadata.seq_lens, strict=True)
+    ]
+
+
+def plan_latent(
+    backend: AttentionBackend,
+    metadata: AttentionMetadata,
+    page_size: int,
+    is_long: Sequence[bool],
+) -> LatentPlan | None:
+    """`is_long`: which requests are to be expanded. None: none is."""
+    if not any(is_long):
+        return None
+    device, starts = metadata.slot_mapping.device, [0, *accumulate(metadata.query_lens)]
+    expanded = []
+    for index in (index for index, long in enumerate(is_long) if long):
+        new, length = metadata.query_lens[index], metadata.seq_lens[index]
+        pages = -(-length // page_size)
+        alone = AttentionMetadata(
+            query_lens=[new],
+            seq_lens=[length],
+            block_table=torch.arange(
+                pages, dtype=metadata.block_table.dtype, device=device
+            ).unsqueeze(0),
+            slot_mapping=torch.arange(
+                length - new, length, dtype=metadata.slot_mapping.dtype, device=device
+            ),
+        )
+        expanded.append(
+            _Expanded(
+                starts[index],
+                starts[index + 1],
+                length,
+                metadata.block_table[index, :pages].long(),
+                metadata.slot_mapping[starts[index] : starts[index + 1]].long(),
+                backend.plan(alone, page_size),
+            )
+        )
+    others = [index for index, long in enumerate(is_long) if not long]
+    if not others:
+        return LatentPlan(expanded, None, None)
+    rows = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in others]).to(device)
+    rest = replace(
+        metadata,
+        query_lens=[metadata.query_lens[index] for index in others],
+        seq_lens=[metadata.seq_lens[index] for index in others],
+        block_table=metadata.block_table[torch.tensor(others, device=device)],
+        slot_mapping=metadata.slot_mapping[rows],
+    )
+    return LatentPlan(expanded, rows, backend.plan(rest, page_size))
+
+
+def run_latent(
+    backend: AttentionBackend, layer: LatentLayer, plan: Any, latent_plan: LatentPlan | None
+) -> None:
+    """Store k, and write causal attention into out. `plan`: of the whole step, by the backend."""
+    if latent_plan is None:
+        layer.out.copy_(_absorbed(backend, layer, plan))
+        return
+    if latent_plan.rows is not None:
+        rows = latent_plan.rows
+        part = layer._replace(q=layer.q[rows], k=layer.k[rows], out=layer.out[: len(rows)])
+        layer.out.index_copy_(0, rows, _absorbed(backend, part, latent_plan.plan))
+    for request in latent_plan.expanded:
+        _expand(backend, layer, request)
+
+
+def _absorbed(backend: AttentionBackend, layer: LatentLayer, plan: Any) -> torch.Tensor:
+    """[T, H, V]."""
+    layout, heads = layer.layout, layer.q.shape[1]
+    q, turned = layer.q.tensor_split([layer.unturned], dim=-1)
+    of_keys, of_values = layer.weight.view(heads, -1, layout.value_size).tensor_split(
+        [layer.unturned], dim=1
+    )
+    absorbed = torch.bmm(q.transpose(0, 1), of_keys).transpose(0, 1)
+    k, attended = layer.k, q.new_empty(len(q), heads, layout.value_size)
+    backend.run(
+        torch.cat((absorbed, turned), dim=-1), k, k[..., : layout.value_size], attended,
+        layer.cache, layer.cache[..., : layout.value_size], plan, layout,
+    )  # fmt: skip
+    return torch.bmm(attended.transpose(0, 1), of_values.transpose(1, 2)).transpose(0, 1)
+
+
+def _expand(backend: AttentionBackend, layer: LatentLayer, request: _Expanded) -> None:
+    layout, rows = layer.layout, slice(request.start, request.stop)
+    new, page_size = request.stop - request.start, layer.cache.shape[1]
+    if layout.cache_dtype is None:
+        layer.cache.flatten(0, 1).index_copy_(0, request.slots, layer.k[rows])
+        kept = layer.cache.index_select(0, request.pages)
+    else:
+        cache_format.store(layer.k[rows], layer.cache, request.slots, layout.k_scale)
+        kept = cache_format.load(
+            layer.cache, request.pages, 1, layout.key_size, layout.k_scale, layout.dtype
+        )
+    latent, turned = kept.flatten(0, 2)[: request.seq_len].tensor_split([layout.value_size], dim=-1)
+    width, past = max(layer.q.shape[2], layer.out.shape[2]), request.seq_len - new
+    weights = layer.weight.view(layer.q.shape[1], -1, layout.value_size)
+    for heads in _head_groups(layer, request.seq_len, width):
+        count = heads.stop - heads.start
+        made = F.linear(latent, weights[heads].flatten(0, 1)).view(request.seq_len, count, -1)
+        keys, values = made.tensor_split([layer.unturned], dim=-1)
+        keys = _padded(torch.cat((keys, turned[:, None].expand(-1, count, -1)), dim=-1), width)
+        values = _padded(values, width)
+        # Pages of its own: any backend reads them.
+        k_cache = keys.new_zeros(len(request.pages), page_size, count, width)
+        v_cache = torch.zeros_like(k_cache)
+        k_cache.flatten(0, 1)[:past] = keys[:past]
+        v_cache.flatten(0, 1)[:past] = values[:past]
+        q, out = _padded(layer.q[rows, heads], width), keys.new_empty(new, count, width)
+        plain = KVLayout(
+            num_heads=count, num_kv_heads=count, key_size=width, value_size=width,
+            scale=layout.scale, dtype=layout.dtype,
+        )  # fmt: skip
+        backend.run(q, keys[past:], values[past:], out, k_cache, v_cache, request.plan, plain)
+        layer.out[rows, heads] = out[..., : layer.out.shape[2]]
+
+
+def _head_groups(layer: LatentLayer, length: int, width: int) -> Iterator[slice]:
+    count = layer.q.shape[1]
+    each = max(1, _EXPANDED_NUMBERS // (2 * width * length))
+    for begin in range(0, count, each):
+        yield slice(begin, min(begin + each, count))
+
+
+def _padded(x: torch.Tensor, width: int) -> torch.Tensor:
+    """With zeros, so that keys and values are of one size: more kernels take such."""
+    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
