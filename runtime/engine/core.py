@@ -379,11 +379,11 @@ class EngineCore:
             # Taken without a forward each, which would give them log-probabilities.
             room = request.max_tokens - request.num_known - len(tokens)
             forced = grammar.forced()[: max(0, room)]
-            forced = forced if request.stop_ids.isdisjoint(forced) else []
-            grammar.accept(forced)
-            if request.thought is not None:
-                request.thought.pass_over(forced)
-            tokens = tokens + forced
+            if forced and request.stop_ids.isdisjoint(forced):
+                grammar.accept(forced)
+                if request.thought is not None:
+                    request.thought.pass_over(forced)
+                tokens = tokens + forced
         return tokens, grammar.is_finished
 
     def _fail(self, request: Request, error: str, code: str | None = None) -> TokenOutput:

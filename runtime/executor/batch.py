@@ -56,6 +56,15 @@ class Batch:
         """Whether every request has one new token."""
         return self.num_tokens == len(self.scheduled)
 
+    @property
+    def extends_outputs(self) -> bool:
+        """Whether it is a decode, or would be but for tokens that a grammar forced, which a request
+        has beside the one that was sampled last.
+        """
+        return self.is_decode or all(
+            request.num_computed >= request.num_prompt for request, _ in self.scheduled
+        )
+
 
 def build_batch(
     scheduled: list[Scheduled],

@@ -136,8 +136,8 @@ class GraphRunner:
             return hidden
         if (
             self.kernels is not None
-            and batch.is_decode
             and batch.num_tokens <= self.kernels.max_tokens
+            and batch.extends_outputs
         ):
             return self.kernels.forward(batch.input_ids, batch.positions, batch.metadata)
         self._seen.add(batch.num_tokens)

@@ -51,6 +51,15 @@ some milliseconds now and then, others microseconds; what takes more keeps all o
 """
 _WHITESPACE = r"[ \n\r\t]{0,20}"
 """Between JSON's tokens: as models write it, and no endless row of blanks."""
+_IN_A_STRING = r'[^"\\\x00-\x1F\x7F]'
+_SLICES = [
+    r"[\x20\x0A\x0D\x09]+",
+    *(f"{_IN_A_STRING}{{1,{most}}}" for most in (2, 4, 6, 8, 10, 13, 17, 30)),
+    f"{_IN_A_STRING}+",
+]
+"""Tokens that llguidance allows together, without a look at each, where a string may go on with all
+of them: its own slices and more lengths, for a string whose length is bounded comes to its end.
+"""
 
 
 class GrammarFault(ValueError):
@@ -368,4 +377,4 @@ def _vocabulary(tokenizer: Tokenizer, size: int, eos_token_ids: frozenset[int]) 
     if not ends:
         raise ValueError("a grammar needs a token that ends a text, and the model names none")
     wrapper = TokenizerWrapper(_Vocabulary(tokenizer, size))
-    return LLTokenizer(wrapper, n_vocab=size, eos_token=ends)
+    return LLTokenizer(wrapper, n_vocab=size, eos_token=ends, slices=_SLICES)

@@ -23,6 +23,7 @@ from piecework.kernels.cpu.native.step import NativeStep, is_known
 from piecework.runtime.llm import LLM
 from piecework.runtime.loader.loader import load_model
 from piecework.runtime.quantization.methods import named_linears
+from piecework.runtime.sampling.grammar import from_regex
 from piecework.runtime.sampling.params import SamplingParams
 
 SHAPES: list[dict[str, Any]] = [
@@ -172,35 +173,47 @@ def test_a_model_whose_layers_have_other_heads_is_refused(tmp_path: Path) -> Non
         assert not is_known(model, [replace(same[0], **other), *same[1:]])
 
 
-@pytest.mark.skipif(
-    not build.runnable_variants()[0].needs, reason="decodes run op by op on this CPU"
-)
-def test_decodes_of_an_engine_go_through_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = []
-    forward = NativeStep.forward
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens of each native step, as they come."""
+    if not build.runnable_variants()[0].needs:
+        pytest.skip("decodes run op by op on this CPU")
+    sizes, forward = [], NativeStep.forward
 
     def counted(self: NativeStep, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
         sizes.append(len(ids))
         return forward(self, ids, *rest)
 
     monkeypatch.setattr(NativeStep, "forward", counted)
+    return sizes
+
+
+SETTINGS: dict[str, Any] = {
+    "dtype": "bfloat16",
+    "max_total_tokens": 4096,
+    "context_length": 128,
+    "num_threads": 1,
+}
+
+
+def test_decodes_of_an_engine_go_through_it(tmp_path: Path, sizes: list[int]) -> None:
     path = make_tiny_model(tmp_path)
-    settings: dict[str, Any] = {
-        "dtype": "bfloat16",
-        "max_total_tokens": 4096,
-        "context_length": 128,
-        "num_threads": 1,
-    }
-    native = {"cuda_graph_backend_decode": "native", **settings}
+    native = {"cuda_graph_backend_decode": "native", **SETTINGS}
     prompts = [[5, 6, 7 + i] for i in range(40)]
     params = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True, logprobs=1)
     ours = LLM(str(path), **native).generate(prompts[:3], params)
     assert sizes == [3] * 5
-    eager = LLM(str(path), disable_cuda_graph=True, **settings).generate(prompts[:3], params)
+    eager = LLM(str(path), disable_cuda_graph=True, **SETTINGS).generate(prompts[:3], params)
     assert sizes == [3] * 5
     for one, other in zip(ours, eager, strict=True):
         assert one.token_ids[0] == other.token_ids[0]
     LLM(str(path), **native).generate(prompts, params)
     assert max(sizes) <= NativeStep.max_tokens
+
+
+def test_so_do_tokens_that_a_grammar_forces(tmp_path: Path, sizes: list[int]) -> None:
+    llm = LLM(str(make_tiny_model(tmp_path)), **SETTINGS)
+    grammar = from_regex("[0-9] sold clips [0-9] sold clips [0-9]")
+    params = [SamplingParams(seed=1, max_new_tokens=64, grammar=each) for each in (grammar, None)]
+    constrained, _ = llm.generate(["Say: ", "Say what: "], params)
+    assert sizes[0] > 2 and constrained.text.count(" sold clips ") == 2

@@ -233,6 +233,23 @@ def test_bits_name_the_tokens_that_may_follow(llm: LLM) -> None:
     assert allowed == sorted(llm.tokenizer.encode(letter)[0] for letter in "ab")
 
 
+@pytest.mark.parametrize("most", [3, 12, 40])
+def test_tokens_that_are_allowed_together_are_those_that_may_follow(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    grammar = grammars.from_json_schema({"type": "string", "maxLength": most})
+    ours = Grammars(lambda: llm.tokenizer, 512, frozenset({2})).matcher(grammar)
+    monkeypatch.setattr(grammars, "_SLICES", [])
+    each = Grammars(lambda: llm.tokenizer, 512, frozenset({2})).matcher(grammar)
+    bits = np.zeros((2, 16), np.int32)
+    for token in llm.tokenizer.encode('"The quick brown fox jumps over the lazy'):
+        ours.fill(bits[0]), each.fill(bits[1])
+        assert (bits[0] == bits[1]).all()
+        if each.fault or not ours.takes([token]):
+            break
+        ours.accept([token]), each.accept([token])
+
+
 def test_a_mask_that_takes_too_long_ends_its_request_alone(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
