@@ -1,0 +1,163 @@
+// Attention of a step, cut into items that threads take one by one.
+//
+// T tokens of a step, B requests, H query heads, K key/value heads, D numbers of a key, E of a value, S tokens in a page. An item's
+// rows are the query heads of its key/value head, token after token.
+//
+// Decodes that begin with the same pages, next to each other in a step, share items over those: their queries are rows of one block, which
+// reads each key once (cascade attention, as Ye et al. have it in flashinfer, arXiv:2501.01005).
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "attention_cache.h"
+
+namespace piecework {
+
+constexpr int kMostRows = 192;    // query rows of an item: tokens times the query heads of one key/value head
+constexpr int kLeastRows = 48;    // that are worth loading keys for, where many threads share few rows
+constexpr int kLeastChunk = 512;  // keys that are worth an item of their own
+constexpr int kLeastShared = 64;  // keys that are worth to be shared
+
+template <class T>
+struct AttentionCall {
+  const T *q, *k, *v;  // [T, H, D], [T, K, D], [T, K, E]; rows are `*_stride` numbers apart
+  T* out;              // [T, H, E]
+  // [pages, S, K, D] and [pages, S, K, E] of `cache_kind`; int8 has the scales of a page, [K, S] bfloat16, behind its numbers. E is D,
+  // or both caches are one and values the first E numbers of keys.
+  void *k_cache, *v_cache;
+  const int64_t* slots;  // [tokens]: page * S + offset
+  const int64_t* table;  // [B, table_stride]
+  const int32_t *query_lens, *seq_lens;  // [B]
+  const float* sinks;                    // [H]: scores without values; null: none
+  int64_t q_stride, k_stride, v_stride, out_stride, table_stride;
+  int32_t requests, tokens, heads, kv_heads, head_size, value_size, page_size, window;  // D, E; window 0: all
+  int32_t group, skipped;  // query heads of a key/value head; of the first's so many are missing
+  CacheKind cache_kind;
+  float scale, k_scale, v_scale;  // k_scale, v_scale: 1 but for numbers in float8
+  float softcap;                  // that scores are held below; 0: none
+
+  // Numbers of a page, without the scales behind them.
+  int64_t page_numbers() const { return static_cast<int64_t>(page_size) * kv_heads * head_size; }
+
+  // The query heads of a key/value head; the last has all that are left.
+  int first_head(int kv_head) const { return std::max(0, kv_head * group - skipped); }
+  int heads_of(int kv_head) const { return (kv_head + 1 == kv_heads ? heads : first_head(kv_head + 1)) - first_head(kv_head); }
+  int most_heads() const { return std::max(std::min(group, heads), heads_of(kv_heads - 1)); }
+};
+
+// What decodes with the same first pages have in common.
+struct Shared {
+  int64_t partial = -1;       // where the unmerged results of its chunks lie
+  int32_t chunks = 0;
+  int32_t token = 0, tokens = 0;  // which one this is of those that share
+};
+
+// Keys [begin, end) for the query tokens [first, last) of a request: `row` is the step's token that belongs to `first`.
+struct Item {
+  int32_t request, kv_head, first, last, row, begin, end;
+  int64_t partial;  // where its unmerged result lies, -1: it is the only chunk
+  int32_t chunks;   // of the item that merges them, the first; 0 for the others
+  bool is_shared;   // its tokens are the only ones of as many requests, which all see these keys
+  Shared shared;    // of the item that merges
+};
+
+// Where the results of chunks wait: for each row its peak, its total, and E sums.
+inline int64_t partial_floats(int rows, int value_size) { return static_cast<int64_t>(rows) * (value_size + 2); }
+
+// Query tokens of an item: as many as fill its rows, fewer where threads would have nothing to do.
+template <class T>
+int tokens_in_item(const AttentionCall<T>& call, int threads) {
+  const int64_t group = call.most_heads(), all = static_cast<int64_t>(call.heads) * call.tokens;
+  int64_t rows = kMostRows;
+  while (rows / 2 >= kLeastRows && all / rows < 4 * threads) rows /= 2;
+  return static_cast<int>(std::max<int64_t>(1, rows / group));
+}
+
+// Decodes [first, last) of the requests, whose first `keys` keys are the same.
+struct Run {
+  int32_t first, last, keys;
+};
+
+// Requests from `first` on that share keys; alone, and with 0, where the next does not.
+template <class T>
+Run find_run(const AttentionCall<T>& call, int first) {
+  const auto whole = [&](int b) { return call.query_lens[b] == 1 ? (call.seq_lens[b] - 1) / call.page_size : 0; };
+  const int least = (kLeastShared + call.page_size - 1) / call.page_size;
+  const int most = std::max(1, kMostRows / call.most_heads());
+  const int64_t* pages = call.table + first * call.table_stride;
+  int shared = call.window > 0 ? 0 : whole(first), last = first + 1;
+  for (; shared >= least && last < call.requests && last - first < most; ++last) {
+    const int64_t* others = call.table + last * call.table_stride;
+    const int same = static_cast<int>(std::mismatch(pages, pages + std::min(shared, whole(last)), others).first - pages);
+    // One that shares little would take from the others what they share.
+    if (same < least || 2 * same < shared) break;
+    shared = last == first + 1 ? same : std::min(shared, same);
+  }
+  return {first, last, last > first + 1 ? shared * call.page_size : 0};
+}
+
+// The longest first, so that at the end no thread waits long for another.
+template <class T>
+int64_t make_items(const AttentionCall<T>& call, int threads, std::vector<Item>& items) {
+  const int block = tokens_in_item(call, threads);
+  const auto first_key = [&](int b, int first) {
+    return call.window > 0 ? std::max(0, call.seq_lens[b] - call.query_lens[b] + first + 1 - call.window) : 0;
+  };
+  static thread_local std::vector<Run> runs;
+  runs.clear();
+  for (int b = 0; b < call.requests; b = runs.back().last) runs.push_back(find_run(call, b));
+  // Several items a thread, so that none waits long for the last.
+  int64_t keys = 0, shared_work = 0;
+  for (const Run& run : runs) {
+    shared_work += static_cast<int64_t>(run.keys) * (run.last - run.first);
+    for (int b = run.first; b < run.last; ++b)
+      for (int first = 0; first < call.query_lens[b]; first += block)
+        keys += call.seq_lens[b] - call.query_lens[b] + std::min(first + block, call.query_lens[b]) - first_key(b, first) - run.keys;
+  }
+  const int64_t parts = 4 * std::max(1, threads), fair = std::max<int64_t>(kLeastChunk, keys * call.kv_heads / parts);
+  const int64_t fair_work = std::max<int64_t>(kLeastChunk, (keys + shared_work) * call.kv_heads / parts);
+  int64_t floats = 0;
+  items.clear();
+  // The chunks of one key/value head, of which those that wait to be merged lie one after another.
+  const auto cut = [&](Item item, int64_t chunks, bool waits) {
+    const int from = item.begin, end = item.end;
+    const int size = tiles::round_up(static_cast<int>((end - from + chunks - 1) / chunks), tiles::kTile);
+    const int made = (end - from + size - 1) / size;
+    for (int chunk = 0; chunk < made; ++chunk) {
+      item.begin = from + chunk * size, item.end = std::min(end, item.begin + size);
+      item.partial = made > 1 || waits ? floats : -1;
+      item.chunks = item.partial >= 0 && chunk == 0 && !item.is_shared ? made : 0;
+      items.push_back(item);
+      if (item.partial >= 0) floats += partial_floats((item.last - item.first) * call.heads_of(item.kv_head), call.value_size);
+    }
+    return made;
+  };
+  for (int n = 0, row = 0; n < static_cast<int>(runs.size()); ++n) {
+    const Run& run = runs[n];
+    const int tokens = run.last - run.first;
+    for (int head = 0; head < call.kv_heads; ++head) {
+      Shared shared;
+      if (run.keys > 0) {
+        shared.partial = floats, shared.tokens = tokens;
+        const int64_t chunks = std::max<int64_t>(1, std::min<int64_t>(run.keys / kLeastShared, static_cast<int64_t>(run.keys) * tokens / fair_work));
+        shared.chunks = cut({run.first, head, 0, tokens, row, 0, run.keys, -1, 0, true, {}}, chunks, true);
+      }
+      for (int b = run.first, at = row; b < run.last; at += call.query_lens[b], ++b, ++shared.token) {
+        for (int first = 0; first < call.query_lens[b]; first += block) {
+          const int last = std::min(first + block, call.query_lens[b]), end = call.seq_lens[b] - call.query_lens[b] + last;
+          const int begin = std::max(run.keys, first_key(b, first));
+          cut({b, head, first, last, at + first, begin, end, -1, 0, false, shared}, std::max<int64_t>(1, (end - begin) / fair), run.keys > 0);
+        }
+      }
+    }
+    for (int b = run.first; b < run.last; ++b) row += call.query_lens[b];
+  }
+  const auto work = [&](const Item& item) {
+    return static_cast<int64_t>(item.last - item.first) * call.heads_of(item.kv_head) * (item.end - item.begin);
+  };
+  std::stable_sort(items.begin(), items.end(), [&](const Item& a, const Item& b) { return work(a) > work(b); });
+  return floats;
+}
+
+}  // namespace piecework
