@@ -37,6 +37,8 @@ named are `PLAIN`.
 """
 NOTHING_PACKED: Kinds = MappingProxyType({})
 _ANY_WIDTH = 128
+_LEAST_BLOCK = 32
+"""Columns of GGUF's smallest blocks."""
 _PACKED = " packed"
 """Behind a kind that is also multiplied without `LinearKernels`, where it is not."""
 
@@ -60,8 +62,8 @@ def stored_kinds(
 ) -> Kinds:
     """Of a .gguf file: the layers whose quantised weights are kept as they are, where all parts are
     of one format that the kernels know. None are where other kernels multiply numbers, which on
-    processors with matrix units they do several times as fast. Raises `CannotSplitError` for rows
-    whose blocks a split cuts.
+    processors with matrix units they do several times as fast, nor where a split cuts blocks of 256
+    columns. Raises `CannotSplitError` where it cuts smaller ones.
     """
     if kernels is None or kernels.layout(PLAIN, _ANY_WIDTH) is None:
         return NOTHING_PACKED
@@ -76,9 +78,10 @@ def stored_kinds(
             and linear.usable(kernels)
             and kernels.layout(kind, linear.whole_in_features) is not None
         ):
-            if kernels.layout(kind, linear.in_features) is None:
+            if kernels.layout(kind, linear.in_features) is not None:
+                kinds[prefix] = kind
+            elif linear.in_features % _LEAST_BLOCK:
                 raise _cut(prefix, linear, f"blocks of {kind}")
-            kinds[prefix] = kind
     return kinds
 
 

@@ -5,6 +5,7 @@ variant of the kernels.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
+from gguf_blocks import random_blocks
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from native_variants import native_variants
@@ -24,6 +26,7 @@ from piecework.kernels.cpu.native import build
 from piecework.kernels.cpu.native import linear as native
 from piecework.kernels.cpu.native.linear import NativeLinear
 
+K_QUANTS = ["Q3_K", "Q4_K", "Q5_K", "Q6_K"]
 KINDS = ["bfloat16", "Q8_0", "Q4_0", "Q4_1"]
 VARIANTS = native_variants()
 
@@ -35,9 +38,19 @@ def fastest_variant() -> ctypes.CDLL:
 
 def weight(kind: str, rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A weight as it is stored, and its numbers in float64."""
+    if kind in K_QUANTS:
+        blocks, values = random_blocks(kind, rows, columns, seed)
+        return torch.from_numpy(blocks), torch.from_numpy(values).double()
     return stored_as(
         kind, np.random.default_rng(seed).normal(0, 0.1, (rows, columns)).astype(np.float32)
     )
+
+
+def width(kind: str, groups: int) -> int:
+    """Columns: any number, or whole blocks. Some are more than what is summed at once."""
+    if kind == "bfloat16":
+        return 17 * groups + 1
+    return 256 * (1 + groups // 8) if kind in K_QUANTS else 32 * groups
 
 
 def stored_as(kind: str, numbers: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,7 +103,7 @@ def most_exact_way() -> Iterator[None]:
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 @settings(max_examples=25)
 @given(
-    kind=st.sampled_from(KINDS),
+    kind=st.sampled_from(KINDS + K_QUANTS),
     tokens=st.integers(0, 90),
     rows=st.integers(1, 200),
     groups=st.integers(1, 70),
@@ -107,9 +120,7 @@ def test_it_is_the_product(
     seed: int,
 ) -> None:
     kernels = NativeLinear(build.load_variant(variant))
-    # Any width for numbers, one of whole blocks for the others; some are wider than what is summed
-    # at once.
-    columns = 17 * groups + 1 if kind == "bfloat16" else 32 * groups
+    columns = width(kind, groups)
     stored, numbers = weight(kind, rows, columns, seed)
     layout = kernels.layout(kind, columns)
     assert layout is not None
@@ -163,7 +174,7 @@ def product(
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    kind=st.sampled_from(KINDS),
+    kind=st.sampled_from(KINDS + K_QUANTS),
     tokens=st.integers(6, 90),
     rows=st.integers(1, 200),
     groups=st.integers(1, 70),
@@ -172,7 +183,7 @@ def product(
 def test_every_way_gives_the_product(
     way: Way, kind: str, tokens: int, rows: int, groups: int, seed: int
 ) -> None:
-    columns = 17 * groups + 1 if kind == "bfloat16" else 32 * groups
+    columns = width(kind, groups)
     stored, numbers = weight(kind, rows, columns, seed)
     if tokens >= 24:
         numbers = way.rounded(numbers)
@@ -260,6 +271,23 @@ def test_products_of_few_rows_round_no_weights(way: Way, kind: str) -> None:
     assert not torch.equal(few, product(kind, stored, x))
 
 
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+@pytest.mark.parametrize("kind", K_QUANTS)
+def test_blocks_keep_their_values(variant: build.Variant, kind: str) -> None:
+    """To the rounding of float32, which what is left of a few beside their bfloat16 shows."""
+    kernels = NativeLinear(build.load_variant(variant))
+    stored, numbers = weight(kind, 33, 256, 0)
+    packed, layout, one = kernels.pack(kind, [stored]), kernels.layout(kind, 256), torch.eye(256)
+    assert layout is not None
+    found = multiply(kernels._library, one.bfloat16(), packed, None, 33, layout)
+    assert torch.equal(found, numbers.T.bfloat16())
+    for column, tokens in itertools.product((0, 17, 101, 255), (1, 3)):
+        near, x = numbers[:, column].bfloat16(), one[column].expand(tokens, -1).bfloat16()
+        left = multiply(kernels._library, x, packed, -near, 33, layout).double()
+        want = numbers[:, column] - near.double()
+        assert ((left - want).abs() <= want.abs() * 2.0**-8 + numbers.abs().max() * 2.0**-23).all()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_are_rows_one_after_another(kind: str) -> None:
     kernels = native.native_linear()
@@ -290,7 +318,7 @@ def test_any_number_of_threads_gives_the_same_bits(tokens: int) -> None:
 def test_blocks_that_do_not_fill_a_row_are_not_known() -> None:
     kernels = native.native_linear()
     assert kernels is not None
-    assert kernels.layout("Q4_1", 48) is None and kernels.layout("Q6_K", 64) is None
+    assert kernels.layout("Q4_1", 48) is None and kernels.layout("Q6_K", 128) is None
     assert kernels.layout("bfloat16", 47) is not None
 
 
@@ -331,11 +359,12 @@ import numpy as np, torch
 from piecework.kernels.cpu.native.linear import native_linear
 
 kernels, page = native_linear(), mmap.PAGESIZE
-for kind, row in (("Q8_0", 68), ("Q4_0", 36), ("Q4_1", 40)):
+for kind, row in (("Q8_0", 68), ("Q4_0", 36), ("Q4_1", 40), ("Q6_K", 210), ("Q3_K", 110)):
     memory = mmap.mmap(-1, 2 * page)
     behind = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)) + page)
     assert ctypes.CDLL(None).mprotect(behind, ctypes.c_size_t(page), 0) == 0
-    blocks = np.frombuffer(memory, np.uint8, 33 * row, page - 33 * row).reshape(33, row)
+    rows = min(33, page // row)
+    blocks = np.frombuffer(memory, np.uint8, rows * row, page - rows * row).reshape(rows, row)
     kernels.pack(kind, [torch.from_numpy(blocks)])
 """
 

@@ -73,7 +73,7 @@ void narrow_groups(Kind, const uint8_t* panel, int groups, const PanelRows& by, 
 void narrow_groups(Q8, const uint8_t* panel, int groups, const PanelRows& by, half* out) {
   for (int g = 0; g < groups; ++g, panel += Q8::kBytes) {
     prefetch(panel, Q8::kBytes);
-    const uint16_t* scales = Q8::scales(panel, 0);
+    const uint16_t* scales = reinterpret_cast<const uint16_t*>(Q8::scales(panel));
     const halves scale = narrowed(load_halves(scales) * by.low, load_halves(scales + kLanes) * by.high);
     for (int k = 0; k < Q8::kColumns; ++k, out += kPanel) {
       const __m256i numbers = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel + k * kPanel));
@@ -91,7 +91,7 @@ void narrow_groups(Q4, const uint8_t* panel, int groups, const PanelRows& by, ha
   }();
   for (int g = 0; g < groups; ++g, panel += Q4::kBytes, out += Q4::kColumns * kPanel) {
     prefetch(panel, Q4::kBytes);
-    const uint16_t *scales = Q4::scales(panel, 0), *minima = Q4::minima(panel, 0);
+    const uint16_t *scales = reinterpret_cast<const uint16_t*>(Q4::scales(panel)), *minima = scales + kPanel;
     const halves scale = narrowed(load_halves(scales) * by.low, load_halves(scales + kLanes) * by.high);
     const halves minimum = narrowed(load_halves(minima) * by.low, load_halves(minima + kLanes) * by.high);
     for (int j = 0; j < Q4::kColumns / 4; ++j) {

@@ -21,54 +21,6 @@ void pack_bf16(const bf16* const* rows, int count, int columns, uint8_t* out) {
     for (int r = 0; r < kPanel; ++r) to[(k / 2 * kPanel + r) * 2 + k % 2] = r < count && k < columns ? rows[r][k].bits : 0;
 }
 
-// A group of GGUF's Q8_0: a scale and 32 numbers.
-void pack_q8(const uint8_t* const* rows, int count, int columns, uint8_t* out) {
-  for (int g = 0; g < columns / 32; ++g, out += Q8::kBytes)
-    for (int r = 0; r < count; ++r) {
-      const uint8_t* block = rows[r] + g * 34;
-      std::memcpy(out + 32 * kPanel + 2 * r, block, 2);
-      for (int k = 0; k < 32; ++k) out[k * kPanel + r] = block[2 + k];
-    }
-}
-
-// Minus eight times a float16: exact but where it is more than the largest, which gives infinity.
-uint16_t times_minus_eight(uint16_t half) {
-  const uint32_t sign = ~half & 0x8000u;
-  uint32_t exponent = (half >> 10) & 31u, fraction = half & 0x3ffu;
-  if (exponent == 0) {
-    // Subnormal: the fraction itself is multiplied, and may become a normal number.
-    fraction <<= 3;
-    for (exponent = fraction > 0x3ffu ? 1 : 0; fraction > 0x7ffu; fraction >>= 1) ++exponent;
-    return static_cast<uint16_t>(sign | exponent << 10 | (fraction & 0x3ffu));
-  }
-  return static_cast<uint16_t>(exponent + 3 > 30 ? sign | 0x7c00u : sign | (exponent + 3) << 10 | fraction);
-}
-
-// A group of Q4_1: scale, minimum, and 32 numbers, the low halves of 16 bytes first; Q4_0 has no minimum, but minus eight scales.
-void pack_q4(const uint8_t* const* rows, int count, int columns, bool has_minimum, uint8_t* out) {
-  const int size = has_minimum ? 20 : 18;
-  for (int g = 0; g < columns / 32; ++g, out += Q4::kBytes)
-    for (int r = 0; r < count; ++r) {
-      const uint8_t *block = rows[r] + g * size, *numbers = block + size - 16;
-      uint16_t scale, minimum;
-      std::memcpy(&scale, block, 2);
-      if (has_minimum)
-        std::memcpy(&minimum, block + 2, 2);
-      else
-        minimum = times_minus_eight(scale);
-      std::memcpy(out + 16 * kPanel + 2 * r, &scale, 2);
-      std::memcpy(out + 18 * kPanel + 2 * r, &minimum, 2);
-      for (int j = 0; j < 4; ++j) {
-        uint32_t word = 0;
-        for (int i = 0; i < 8; ++i) {
-          const int k = 8 * j + i;
-          word |= static_cast<uint32_t>(k < 16 ? numbers[k] & 15u : numbers[k - 16] >> 4) << (4 * i);
-        }
-        std::memcpy(out + (j * kPanel + r) * 4, &word, 4);
-      }
-    }
-}
-
 // Numbers and 128.
 void pack_int8(const int8_t* const* rows, int count, int columns, uint8_t* out) {
   for (int k = 0; k < columns; ++k)
@@ -117,21 +69,20 @@ Largest largest_of(Fp8, const uint8_t* panel, int groups) {
   return largest;
 }
 
-Largest largest_of(Q8, const uint8_t* panel, int groups) {
+template <class Numbers, class Scales>
+Largest largest_of(Blocks<Numbers, Scales> kind, const uint8_t* panel, int blocks) {
   Largest largest;
-  for (int g = 0; g < groups; ++g, panel += Q8::kBytes)
-    for (int r = 0; r < kPanel; ++r) largest.meet(r, 128.0f * half_to_float(Q8::scales(panel, 0)[r]));
-  return largest;
-}
-
-Largest largest_of(Q4, const uint8_t* panel, int groups) {
-  Largest largest;
-  for (int g = 0; g < groups; ++g, panel += Q4::kBytes)
-    for (int r = 0; r < kPanel; ++r) {
-      const float minimum = half_to_float(Q4::minima(panel, 0)[r]);
-      largest.meet(r, minimum);
-      largest.meet(r, minimum + 15.0f * half_to_float(Q4::scales(panel, 0)[r]));
-    }
+  for (int b = 0; b < blocks; ++b, panel += kind.kBytes)
+    for (int group = 0; group < kind.kUnits * kind.kGroups; ++group)
+      for (int row = 0; row < kPanel; row += kLanes) {
+        const floats scale = Scales::scale(kind.scales(panel), group, row);
+        floats minimum{};
+        if constexpr (Scales::kHasMinimum) minimum = Scales::minimum(kind.scales(panel), group, row);
+        for (int r = 0; r < kLanes; ++r) {
+          largest.meet(row + r, minimum[r]);
+          largest.meet(row + r, minimum[r] + Numbers::kMost * scale[r]);
+        }
+      }
   return largest;
 }
 
@@ -203,12 +154,11 @@ void multiply(const Linear& linear, const Source<Given>& x, int tokens, int most
 }  // namespace
 }  // namespace piecework
 
-// kind: 0 bfloat16, GGUF's 1 Q8_0, 2 Q4_1, 3 Q4_0, 4 int8, 5 e4m3, 6 e4m3 with blocks. rows: `count` pointers to rows of W, and of the last
-// three their scales [count][row_scales].
-extern "C" void piecework_pack(int kind, const void* const* rows, int count, int columns, const float* scales, void* out, int threads) {
+// rows: `count` pointers to rows of W, and of int8 and e4m3 their scales [count][row_scales].
+extern "C" void piecework_pack(int stored, const void* const* rows, int count, int columns, const float* scales, void* out, int threads) {
   using namespace piecework;
-  constexpr Format kFormats[] = {kBf16, kQ8, kQ4, kQ4, kInt8, kFp8, kFp8Blocks};
-  const Format format = kFormats[kind];
+  constexpr Format kFormats[] = {kBf16, kQ8, kQ4, kQ4, kInt8, kFp8, kFp8Blocks, kQ3K, kQ4K, kQ5K, kQ6K};
+  const Format format = kFormats[stored];
   const int64_t bytes = panel_bytes(format, columns);
   const int row_size = row_scales(format, columns);
 #pragma omp parallel for num_threads(threads)
@@ -219,8 +169,7 @@ extern "C" void piecework_pack(int kind, const void* const* rows, int count, int
     auto* powers = reinterpret_cast<float*>(to + group_bytes(format, columns));
     if (size < kPanel || format >= kInt8) std::memset(to, 0, bytes);
     if (format == kBf16) pack_bf16(reinterpret_cast<const bf16* const*>(rows + first), size, columns, to);
-    if (format == kQ8) pack_q8(bytes_of, size, columns, to);
-    if (format == kQ4) pack_q4(bytes_of, size, columns, kind == 2, to);
+    pack_blocks(static_cast<Stored>(stored), bytes_of, size, columns, to);
     if (format == kInt8) pack_int8(reinterpret_cast<const int8_t* const*>(rows + first), size, columns, to);
     if (format == kFp8 || format == kFp8Blocks) pack_fp8(bytes_of, size, columns, to);
     if (row_size > 0)

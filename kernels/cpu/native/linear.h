@@ -22,7 +22,7 @@ struct Linear {
 
 constexpr int kPanel = 32;  // rows of W that lie side by side
 
-enum Format : int32_t { kBf16 = 0, kQ8 = 1, kQ4 = 2, kInt8 = 3, kFp8 = 4, kFp8Blocks = 5 };
+enum Format : int32_t { kBf16 = 0, kQ8 = 1, kQ4 = 2, kQ3K = 3, kQ4K = 4, kQ5K = 5, kQ6K = 6, kInt8 = 16, kFp8 = 17, kFp8Blocks = 18 };
 
 constexpr int kScaledColumns = 128;  // that have one scale, of kFp8Blocks, and of x where it has several
 

@@ -25,9 +25,13 @@ class Layout(IntEnum):
     BF16 = 0
     Q8 = 1
     Q4 = 2
-    INT8 = 3
-    FP8 = 4
-    FP8_BLOCKS = 5
+    Q3_K = 3
+    Q4_K = 4
+    Q5_K = 5
+    Q6_K = 6
+    INT8 = 16
+    FP8 = 17
+    FP8_BLOCKS = 18
 
 
 class _Group(NamedTuple):
@@ -42,6 +46,10 @@ _GROUPS = {
     Layout.BF16: _Group(2, 4 * PANEL),
     Layout.Q8: _Group(32, 34 * PANEL, False),
     Layout.Q4: _Group(32, 20 * PANEL, False),
+    Layout.Q3_K: _Group(256, 114 * PANEL, False),
+    Layout.Q4_K: _Group(256, 148 * PANEL, False),
+    Layout.Q5_K: _Group(256, 180 * PANEL, False),
+    Layout.Q6_K: _Group(256, 210 * PANEL, False),
     Layout.INT8: _Group(4, 4 * PANEL),
     Layout.FP8: _Group(2, 2 * PANEL),
     Layout.FP8_BLOCKS: _Group(2, 2 * PANEL),
@@ -56,8 +64,22 @@ _KINDS = {
     "int8": (Layout.INT8, 4),
     "fp8_e4m3": (Layout.FP8, 5),
     "fp8_e4m3_blocks": (Layout.FP8_BLOCKS, 6),
+    "Q3_K": (Layout.Q3_K, 7),
+    "Q4_K": (Layout.Q4_K, 8),
+    "Q5_K": (Layout.Q5_K, 9),
+    "Q6_K": (Layout.Q6_K, 10),
 }
-"""Layout, and the number by which `piecework_pack` knows the kind."""
+"""Layout, and the number by which `piecework_pack` knows the kind (`Stored` of blocks.h)."""
+_BLOCKS = {
+    "Q8_0": (32, 34),
+    "Q4_1": (32, 20),
+    "Q4_0": (32, 18),
+    "Q3_K": (256, 110),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+}
+"""Numbers and bytes of a block, as GGUF holds them."""
 _DTYPES = {"bfloat16": torch.bfloat16, "int8": torch.int8} | dict.fromkeys(
     ("fp8_e4m3", "fp8_e4m3_blocks"), torch.float8_e4m3fn
 )
@@ -236,7 +258,8 @@ class NativeLinear:
         parts = [part.contiguous() for part in parts]
         width = parts[0].shape[1]
         assert all(part.shape[1] == width for part in parts)
-        columns = width // _block_bytes(kind) * 32 if dtype == torch.uint8 else width
+        numbers, size = _BLOCKS.get(kind, (1, 1))
+        columns = width // size * numbers
         rows = list(chain.from_iterable(_row_addresses(part) for part in parts))
         packed = torch.empty(_packed_shape(layout, columns, len(rows)), dtype=torch.uint8)
         addresses = torch.tensor(rows, dtype=torch.int64)
@@ -260,11 +283,6 @@ def _packed_shape(layout: int, in_features: int, out_features: int) -> tuple[int
     numbers = 1 + _row_scales(layout, in_features)
     size = -(-in_features // group.columns) * group.size + numbers * 4 * PANEL
     return -(-out_features // PANEL), size
-
-
-def _block_bytes(kind: str) -> int:
-    """Bytes of 32 numbers, as GGUF holds them."""
-    return {"Q8_0": 34, "Q4_1": 20, "Q4_0": 18}[kind]
 
 
 def _row_addresses(part: torch.Tensor) -> range:

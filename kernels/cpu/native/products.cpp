@@ -37,40 +37,49 @@ void products(const uint8_t* panel, const float* x, int groups, float* c, bool a
 
 constexpr int kScaledRows = 2;  // so few rows make it cheaper to scale the sums of a group than its numbers
 
-// The same for formats with scales. `x_sums` [groups][R]: the sum of each group of x.
+// The same for formats with scales. `x_sums` [columns / group][R]: the sum of each group of x.
 template <class Kind, int R>
-void scaled_products(const uint8_t* panel, const float* x, const float* x_sums, int groups, float* c, bool adds) {
-  constexpr int kChains = 4 / R;
+void scaled_products(const uint8_t* panel, const float* x, const float* x_sums, int blocks, float* c, bool adds) {
+  using Scales = typename Kind::Scales;
+  constexpr int kChains = 4 / R, kUnitBytes = Kind::kBytes / Kind::kUnits;
   for (int part = 0; part < kParts; ++part) {
+    const int row = part * kWide;
     floats totals[R][2] = {};
     if (adds)
       unrolled<R>([&](auto r) __attribute__((always_inline)) {
-        totals[r][0] = load<floats>(c + r * kPanel + part * kWide);
-        totals[r][1] = load<floats>(c + r * kPanel + part * kWide + kLanes);
+        totals[r][0] = load<floats>(c + r * kPanel + row);
+        totals[r][1] = load<floats>(c + r * kPanel + row + kLanes);
       });
-    for (int g = 0; g < groups; ++g) {
-      const uint8_t* group = panel + static_cast<int64_t>(g) * Kind::kBytes;
-      const float* next = x + g * Kind::kColumns;
-      prefetch(group, Kind::kBytes);
-      floats sums[kChains][R][2] = {};
-      Kind::each_number(group, part, [&](int begin, auto i, floats a, floats b) __attribute__((always_inline)) {
-        unrolled<R>([&](auto r) __attribute__((always_inline)) {
-          sums[i % kChains][r][0] += next[r * kStride + begin + i] * a;
-          sums[i % kChains][r][1] += next[r * kStride + begin + i] * b;
-        });
-      });
-      for (int half = 0; half < 2; ++half) {
-        const floats scale = load_halves(Kind::scales(group, part) + half * kLanes);
-        unrolled<R>([&](auto r) __attribute__((always_inline)) {
-          for (int chain = 1; chain < kChains; ++chain) sums[0][r][half] += sums[chain][r][half];
-          totals[r][half] += sums[0][r][half] * scale;
-          if constexpr (Kind::kHasMinimum) totals[r][half] += x_sums[g * R + r] * load_halves(Kind::minima(group, part) + half * kLanes);
+    const float *next = x, *next_sums = x_sums;
+    for (int b = 0; b < blocks; ++b) {
+      const uint8_t *block = panel + static_cast<int64_t>(b) * Kind::kBytes, *scales = Kind::scales(block);
+      for (int u = 0; u < Kind::kUnits; ++u, next += kUnit) {
+        prefetch(block + u * kUnitBytes, kUnitBytes);
+        unrolled<Kind::kGroups>([&](auto g) __attribute__((always_inline)) {
+          floats sums[kChains][R][2] = {};
+          Kind::Numbers::template each<g * Scales::kColumns, (g + 1) * Scales::kColumns>(
+              Kind::unit(block, u), row, [&](int begin, auto i, floats v, floats w) __attribute__((always_inline)) {
+                unrolled<R>([&](auto r) __attribute__((always_inline)) {
+                  sums[i % kChains][r][0] += next[r * kStride + begin + i] * v;
+                  sums[i % kChains][r][1] += next[r * kStride + begin + i] * w;
+                });
+              });
+          unrolled<2>([&](auto half) __attribute__((always_inline)) {
+            const int group = u * Kind::kGroups + g, at = row + half * kLanes;
+            const floats scale = Scales::scale(scales, group, at);
+            unrolled<R>([&](auto r) __attribute__((always_inline)) {
+              for (int chain = 1; chain < kChains; ++chain) sums[0][r][half] += sums[chain][r][half];
+              totals[r][half] += sums[0][r][half] * scale;
+              if constexpr (Scales::kHasMinimum) totals[r][half] += next_sums[r] * Scales::minimum(scales, group, at);
+            });
+          });
+          next_sums += R;
         });
       }
     }
     unrolled<R>([&](auto r) __attribute__((always_inline)) {
-      store(c + r * kPanel + part * kWide, totals[r][0]);
-      store(c + r * kPanel + part * kWide + kLanes, totals[r][1]);
+      store(c + r * kPanel + row, totals[r][0]);
+      store(c + r * kPanel + row + kLanes, totals[r][1]);
     });
   }
 }
@@ -89,17 +98,11 @@ void widen_panel(const uint8_t* panel, int groups, float* out) {
 
 // So many blocks of rows take less time when each widens the numbers for itself.
 template <class Kind>
-constexpr int kNarrowBlocks = std::is_same_v<Kind, Bf16> ? 6 : 3;
+constexpr int kNarrowBlocks = std::is_same_v<Kind, Bf16> ? 6 : Kind::kColumns > kUnit ? 0 : 3;
 
 template <class Kind>
 void some_rows(const uint8_t* weight, const float* x, int count, int groups, float* to, bool adds) {
   with_constant<kBlockRows>(count, [&](auto rows) { products<Kind, rows>(weight, x, groups, to, adds); });
-}
-
-template <class Kind>
-void few_rows(const uint8_t* weight, const float* x, const float* x_sums, int count, int groups, float* to, bool adds) {
-  if constexpr (Kind::kIsScaled)
-    with_constant<kScaledRows>(count, [&](auto rows) { scaled_products<Kind, rows>(weight, x, x_sums, groups, to, adds); });
 }
 
 }  // namespace
@@ -112,17 +115,23 @@ int64_t group_bytes(int32_t format, int columns) {
 }
 
 void Multiplier::prepare(const Linear& linear, const Rows& x) {
-  if (linear.format != kQ4 || x.tokens > kScaledRows) return;
-  const int groups = linear.columns / Q4::kColumns;
-  x_sums_.resize(static_cast<size_t>(groups) * x.tokens);
-  for (int g = 0; g < groups; ++g)
-    for (int t = 0; t < x.tokens; ++t) {
-      const float* group = x.columns(t, g * Q4::kColumns);
-      float sum = 0.0f;
+  if (x.tokens > kScaledRows) return;
+  with_format(linear.format, [&](auto kind) {
+    if constexpr (kind.kIsScaled) {
+      constexpr int kGroup = decltype(kind)::Scales::kColumns;
+      if constexpr (!decltype(kind)::Scales::kHasMinimum) return;
+      const int groups = linear.columns / kGroup;
+      x_sums_.resize(static_cast<size_t>(groups) * x.tokens);
+      for (int g = 0; g < groups; ++g)
+        for (int t = 0; t < x.tokens; ++t) {
+          const float* group = x.columns(t, g * kGroup);
+          float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
-      for (int k = 0; k < Q4::kColumns; ++k) sum += group[k];
-      x_sums_[g * x.tokens + t] = sum;
+          for (int k = 0; k < kGroup; ++k) sum += group[k];
+          x_sums_[g * x.tokens + t] = sum;
+        }
     }
+  });
 }
 
 void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const Rows& x, const Span& span, float* to, bool adds) {
@@ -134,6 +143,14 @@ template <class Kind>
 void Multiplier::multiply_as(const uint8_t* weight, const Rows& x, const Span& span, float* to, bool adds) {
   const int blocks = (span.tokens + kBlockRows - 1) / kBlockRows, size = (span.tokens + blocks - 1) / blocks;
   const int groups = (span.columns + Kind::kColumns - 1) / Kind::kColumns;
+  if constexpr (Kind::kIsScaled) {
+    if (x.tokens <= kScaledRows) {
+      const float* x_sums = x_sums_.data() + static_cast<int64_t>(span.begin / Kind::Scales::kColumns) * span.tokens;
+      return with_constant<kScaledRows>(span.tokens, [&](auto rows) {
+        scaled_products<Kind, rows>(weight, x.columns(span.first, span.begin), x_sums, groups, to, adds);
+      });
+    }
+  }
   const bool widens = blocks > kNarrowBlocks<Kind>;
   if (widens) {
     widened_.resize(kColumnsAtOnce * kPanel);
@@ -144,9 +161,7 @@ void Multiplier::multiply_as(const uint8_t* weight, const Rows& x, const Span& s
     const int rows = std::min(size, span.tokens - t);
     if (widens)
       some_rows<Widened>(reinterpret_cast<const uint8_t*>(widened_.data()), from, rows, groups * (Kind::kColumns / Widened::kColumns), to, adds);
-    else if (Kind::kIsScaled && x.tokens <= kScaledRows)
-      few_rows<Kind>(weight, from, x_sums_.data() + span.begin / Kind::kColumns * rows, rows, groups, to, adds);
-    else
+    else if constexpr (kNarrowBlocks<Kind> > 0)
       some_rows<Kind>(weight, from, rows, groups, to, adds);
   }
 }

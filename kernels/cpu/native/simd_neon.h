@@ -35,6 +35,12 @@ inline floats load_e5m2(const uint8_t* from) {
   return (floats)vcvt_f32_f16(vreinterpret_f16_s16(vshl_n_s16(load_wide_bytes(from), 8)));
 }
 
+// The byte B of each word to float32.
+template <int B>
+inline floats byte_of(words w) {
+  return __builtin_convertvector((ints)((w >> (8 * B)) & 255u), floats);
+}
+
 // The number in bits [4 I, 4 I + 4) of each word: the conversion divides it by what it stands above ones.
 template <int I>
 inline floats nibbles(words w) {

@@ -46,6 +46,12 @@ inline floats nibbles(words w) {
   return __builtin_convertvector((ints)((w >> (4 * I)) & 15u), floats);
 }
 
+// The byte B of each word to float32.
+template <int B>
+inline floats byte_of(words w) {
+  return __builtin_convertvector((ints)((w >> (8 * B)) & 255u), floats);
+}
+
 // 2 * kLanes float32 rounded to bfloat16.
 inline void store_bf16(bf16* to, floats a, floats b) { store_rounded(to, a), store_rounded(to + kLanes, b); }
 

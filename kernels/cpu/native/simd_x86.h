@@ -76,6 +76,18 @@ inline floats nibbles(words w) {
 #endif
 }
 
+// The byte B of each word to float32.
+template <int B>
+inline floats byte_of(words w) {
+#if defined(__AVX512F__)
+  // To the lowest byte of its word, those above being 0.
+  const __m512i places = _mm512_set1_epi32(B - 256) + _mm512_set4_epi32(12, 8, 4, 0);
+  return (floats)_mm512_cvtepi32_ps(_mm512_shuffle_epi8((__m512i)w, places));
+#else
+  return __builtin_convertvector((ints)((w >> (8 * B)) & 255u), floats);
+#endif
+}
+
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 constexpr bool kHasByteDots = true;
 using byte = int8_t;

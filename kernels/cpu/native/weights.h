@@ -2,18 +2,16 @@
 //
 // A panel is a row of groups of columns, and at its end the powers of two and the scales of linear.h. How a group holds its numbers is the format's:
 //   Bf16  2 columns: pairs of bfloat16, [32 rows][2]
-//   Q8   32 columns: [32 columns][32 rows] int8, then the rows' scales [32] float16; weight = scale * number
-//   Q4   32 columns: [4][32 rows] words of 8 columns, 4 bits each, then scales and minima [2][32] float16; scale * number + minimum
+//   Q8, Q4, ...: 32 or 256 columns, as blocks.h tells
 //   Fp8   2 columns: [2 columns][32 rows] e4m3
 //   int8  4 columns: [32 rows][4] numbers plus 128, which bytes.cpp alone reads
-// Q8 and Q4 hold GGUF's Q8_0, Q4_0 and Q4_1 without any change of value.
 #pragma once
+#include "blocks.h"
 #include "linear.h"
 #include "simd.h"
 
 namespace piecework {
 
-constexpr int kWide = 2 * kLanes;  // rows of W whose sums are made together
 constexpr int kParts = kPanel / kWide;
 
 constexpr int kAhead = 1536;  // bytes: as far ahead of the products weights are asked for, which their row of FMAs would delay
@@ -24,7 +22,7 @@ inline void prefetch(const uint8_t* from, int bytes) {
 }
 
 // `each(group, part, use)` calls use(begin, i, a, b) for every column begin + i of a group: a and b are the rows [0, kLanes) and
-// [kLanes, kWide) of the part, and i is known to the compiler. `each_number` gives the numbers before scale and minimum.
+// [kLanes, kWide) of the part, and i is known to the compiler.
 struct Bf16 {
   static constexpr int kColumns = 2, kBytes = 4 * kPanel;
   static constexpr bool kIsScaled = false;
@@ -35,51 +33,6 @@ struct Bf16 {
     const words a = load<words>(from), b = load<words>(from + kLanes);
     use(0, std::integral_constant<int, 0>{}, bits_as<floats>(a << 16), bits_as<floats>(b << 16));
     use(0, std::integral_constant<int, 1>{}, bits_as<floats>(a & 0xffff0000u), bits_as<floats>(b & 0xffff0000u));
-  }
-};
-
-struct Q8 {
-  static constexpr int kColumns = 32, kBytes = 32 * kPanel + 2 * kPanel;
-  static constexpr bool kIsScaled = true, kHasMinimum = false;
-
-  static const uint16_t* scales(const uint8_t* group, int part) { return reinterpret_cast<const uint16_t*>(group + 32 * kPanel) + part * kWide; }
-
-  template <class Use>
-  __attribute__((always_inline)) static void each_number(const uint8_t* group, int part, Use&& use) {
-    const int8_t* from = reinterpret_cast<const int8_t*>(group) + part * kWide;
-    for (int begin = 0; begin < 32; begin += 4, from += 4 * kPanel)
-      unrolled<4>([&](auto i) __attribute__((always_inline)) { use(begin, i, load_bytes(from + i * kPanel), load_bytes(from + i * kPanel + kLanes)); });
-  }
-
-  template <class Use>
-  __attribute__((always_inline)) static void each(const uint8_t* group, int part, Use&& use) {
-    const floats a = load_halves(scales(group, part)), b = load_halves(scales(group, part) + kLanes);
-    each_number(group, part, [&](int begin, auto i, floats v, floats w) __attribute__((always_inline)) { use(begin, i, v * a, w * b); });
-  }
-};
-
-struct Q4 {
-  static constexpr int kColumns = 32, kBytes = 16 * kPanel + 4 * kPanel;
-  static constexpr bool kIsScaled = true, kHasMinimum = true;
-
-  static const uint16_t* scales(const uint8_t* group, int part) { return reinterpret_cast<const uint16_t*>(group + 16 * kPanel) + part * kWide; }
-  static const uint16_t* minima(const uint8_t* group, int part) { return scales(group, part) + kPanel; }
-
-  template <class Use>
-  __attribute__((always_inline)) static void each_number(const uint8_t* group, int part, Use&& use) {
-    const uint32_t* from = reinterpret_cast<const uint32_t*>(group) + part * kWide;
-    for (int begin = 0; begin < 32; begin += 8, from += kPanel) {
-      const words a = load<words>(from), b = load<words>(from + kLanes);
-      unrolled<8>([&](auto i) __attribute__((always_inline)) { use(begin, i, nibbles<i>(a), nibbles<i>(b)); });
-    }
-  }
-
-  template <class Use>
-  __attribute__((always_inline)) static void each(const uint8_t* group, int part, Use&& use) {
-    const floats a = load_halves(scales(group, part)), b = load_halves(scales(group, part) + kLanes);
-    const floats c = load_halves(minima(group, part)), d = load_halves(minima(group, part) + kLanes);
-    each_number(group, part,
-                [&](int begin, auto i, floats v, floats w) __attribute__((always_inline)) { use(begin, i, v * a + c, w * b + d); });
   }
 };
 
@@ -110,10 +63,17 @@ struct Widened {
 // work(format) with the type of a format that is known when it runs, and is not int8.
 template <class Work>
 inline void with_format(int32_t format, Work&& work) {
-  if (format == kQ4) return work(Q4{});
-  if (format == kQ8) return work(Q8{});
-  if (format == kFp8 || format == kFp8Blocks) return work(Fp8{});
-  work(Bf16{});
+  switch (format) {
+    case kQ8: return work(Q8{});
+    case kQ4: return work(Q4{});
+    case kQ3K: return work(Q3K{});
+    case kQ4K: return work(Q4K{});
+    case kQ5K: return work(Q5K{});
+    case kQ6K: return work(Q6K{});
+    case kFp8:
+    case kFp8Blocks: return work(Fp8{});
+    default: work(Bf16{});
+  }
 }
 
 }  // namespace piecework

@@ -1,0 +1,197 @@
+// GGUF's blocks (ggml-org/ggml, src/ggml-common.h and ggml-quants.c) brought into panels.
+#include "blocks.h"
+
+namespace piecework {
+namespace {
+
+// A block of one row: its numbers, and its scales as `ScalesOf` keeps them.
+struct Block {
+  uint8_t numbers[8 * kUnit];
+  uint8_t scales[16], minima[16];
+  uint16_t scale, minimum;
+};
+
+uint16_t half_at(const uint8_t* from) { return load<uint16_t>(from); }
+
+// Minus eight times a float16: exact but where it is more than the largest, which gives infinity.
+uint16_t times_minus_eight(uint16_t half) {
+  const uint32_t sign = ~half & 0x8000u;
+  uint32_t exponent = (half >> 10) & 31u, fraction = half & 0x3ffu;
+  if (exponent == 0) {
+    // Subnormal: the fraction itself is multiplied, and may become a normal number.
+    fraction <<= 3;
+    for (exponent = fraction > 0x3ffu ? 1 : 0; fraction > 0x7ffu; fraction >>= 1) ++exponent;
+    return static_cast<uint16_t>(sign | exponent << 10 | (fraction & 0x3ffu));
+  }
+  return static_cast<uint16_t>(exponent + 3 > 30 ? sign | 0x7c00u : sign | (exponent + 3) << 10 | fraction);
+}
+
+// 2 * count numbers: the low halves of the bytes, then the high ones.
+void read_nibbles(const uint8_t* from, int count, uint8_t* numbers) {
+  for (int k = 0; k < count; ++k) numbers[k] = from[k] & 15, numbers[count + k] = from[k] >> 4;
+}
+
+struct Q8_0 {
+  using Kind = Q8;
+  static constexpr int kBytes = 34;
+
+  static void read(const uint8_t* from, Block& to) {
+    to.scale = half_at(from);
+    std::memcpy(to.numbers, from + 2, kUnit);
+  }
+};
+
+// Without minima: they are minus eight scales.
+struct Q4_0 {
+  using Kind = Q4;
+  static constexpr int kBytes = 18;
+
+  static void read(const uint8_t* from, Block& to) {
+    to.scale = half_at(from), to.minimum = times_minus_eight(to.scale);
+    read_nibbles(from + 2, 16, to.numbers);
+  }
+};
+
+struct Q4_1 {
+  using Kind = Q4;
+  static constexpr int kBytes = 20;
+
+  static void read(const uint8_t* from, Block& to) {
+    to.scale = half_at(from), to.minimum = half_at(from + 2);
+    read_nibbles(from + 4, 16, to.numbers);
+  }
+};
+
+// 8 scales and 8 minima of 6 bits in 12 bytes: those of the last four have their upper two bits in the first eight bytes.
+void read_scales(const uint8_t* from, Block& to) {
+  for (int g = 0; g < 4; ++g) {
+    to.scales[g] = from[g] & 63, to.minima[g] = from[g + 4] & 63;
+    to.scales[g + 4] = (from[g + 8] & 15) | (from[g] >> 6) << 4;
+    to.minima[g + 4] = from[g + 8] >> 4 | (from[g + 4] >> 6) << 4;
+  }
+}
+
+// Minima are taken away from the products of scales and numbers.
+void read_factors(const uint8_t* from, Block& to) { to.scale = half_at(from), to.minimum = half_at(from + 2) ^ 0x8000u; }
+
+struct Q4_K {
+  using Kind = Q4K;
+  static constexpr int kBytes = 144;
+
+  static void read(const uint8_t* from, Block& to) {
+    read_factors(from, to);
+    read_scales(from + 4, to);
+    for (int two = 0; two < 4; ++two) read_nibbles(from + 16 + two * kUnit, kUnit, to.numbers + two * 2 * kUnit);
+  }
+};
+
+struct Q5_K {
+  using Kind = Q5K;
+  static constexpr int kBytes = 176;
+
+  static void read(const uint8_t* from, Block& to) {
+    read_factors(from, to);
+    read_scales(from + 4, to);
+    for (int two = 0; two < 4; ++two) read_nibbles(from + 48 + two * kUnit, kUnit, to.numbers + two * 2 * kUnit);
+    for (int k = 0; k < 8 * kUnit; ++k) to.numbers[k] |= (from[16 + k % kUnit] >> (k / kUnit) & 1) << 4;
+  }
+};
+
+struct Q6_K {
+  using Kind = Q6K;
+  static constexpr int kBytes = 210;
+
+  static void read(const uint8_t* from, Block& to) {
+    for (int half = 0; half < 2; ++half) {
+      uint8_t* numbers = to.numbers + half * 4 * kUnit;
+      read_nibbles(from + half * 2 * kUnit, 2 * kUnit, numbers);
+      for (int k = 0; k < 4 * kUnit; ++k) numbers[k] |= (from[128 + half * kUnit + k % kUnit] >> (2 * (k / kUnit)) & 3) << 4;
+    }
+    std::memcpy(to.scales, from + 192, 16);
+    to.scale = half_at(from + 208);
+  }
+};
+
+struct Q3_K {
+  using Kind = Q3K;
+  static constexpr int kBytes = 110;
+
+  static void read(const uint8_t* from, Block& to) {
+    for (int k = 0; k < 8 * kUnit; ++k) {
+      const int of_half = k / kUnit % 4, high = from[k % kUnit] >> (k / kUnit) & 1;
+      to.numbers[k] = static_cast<uint8_t>((from[32 + k / 128 * kUnit + k % kUnit] >> (2 * of_half) & 3) | high << 2);
+    }
+    const uint8_t* scales = from + 96;
+    for (int g = 0; g < 16; ++g) {
+      const int low = g < 8 ? scales[g] & 15 : scales[g - 8] >> 4, high = scales[8 + g % 4] >> (g / 4 * 2) & 3;
+      to.scales[g] = static_cast<uint8_t>((low | high << 4) - 32);
+    }
+    to.scale = half_at(from + 108);
+  }
+};
+
+// The bits of 32 numbers from Above on, as words of row r in a plane.
+template <int N, int Above>
+void write_plane(const uint8_t* numbers, int r, uint8_t* plane) {
+  for (int w = 0; w < N; ++w, numbers += 32 / N) {
+    uint32_t word = 0;
+    for (int k = 0; k < 32 / N; ++k) word |= (numbers[k] >> Above & ((1u << N) - 1)) << (k % 8 / 2 * 8 + N * (k / 8 * 2 + k % 2));
+    std::memcpy(plane + (w * kPanel + r) * 4, &word, 4);
+  }
+}
+
+template <int Low, int High>
+void write_numbers(Planes<Low, High>, const uint8_t* numbers, int r, uint8_t* unit) {
+  write_plane<Low, 0>(numbers, r, unit);
+  if constexpr (High > 0) write_plane<High, Low>(numbers, r, unit + 4 * Low * kPanel);
+}
+
+void write_numbers(Bytes, const uint8_t* numbers, int r, uint8_t* unit) {
+  for (int k = 0; k < kUnit; ++k) unit[k * kPanel + r] = numbers[k];
+}
+
+template <bool HasMinima>
+void write_scales(UnitScales<HasMinima>, const Block& from, int r, uint8_t* scales) {
+  std::memcpy(scales + 2 * r, &from.scale, 2);
+  if (HasMinima) std::memcpy(scales + 2 * (kPanel + r), &from.minimum, 2);
+}
+
+template <int Columns, bool HasMinima, int Offset>
+void write_scales(BlockScales<Columns, HasMinima, Offset> of, const Block& from, int r, uint8_t* scales) {
+  const auto write = [&](const uint8_t* each, uint16_t factor) {
+    for (int g = 0; g < 8 * kUnit / Columns; ++g) scales[g * kPanel + r] = each[g];
+    scales += of.kPart;
+    std::memcpy(scales - 2 * (kPanel - r), &factor, 2);
+  };
+  write(from.scales, from.scale);
+  if (HasMinima) write(from.minima, from.minimum);
+}
+
+template <class Stored>
+void pack(const uint8_t* const* rows, int count, int columns, uint8_t* out) {
+  using Kind = typename Stored::Kind;
+  for (int b = 0; b < columns / Kind::kColumns; ++b, out += Kind::kBytes)
+    for (int r = 0; r < count; ++r) {
+      Block block;
+      Stored::read(rows[r] + b * Stored::kBytes, block);
+      for (int u = 0; u < Kind::kUnits; ++u) write_numbers(typename Kind::Numbers{}, block.numbers + u * kUnit, r, out + u * Kind::Numbers::kBytes);
+      write_scales(typename Kind::Scales{}, block, r, out + Kind::kUnits * Kind::Numbers::kBytes);
+    }
+}
+
+}  // namespace
+
+void pack_blocks(Stored stored, const uint8_t* const* rows, int count, int columns, uint8_t* out) {
+  switch (stored) {
+    case kStoredQ8_0: return pack<Q8_0>(rows, count, columns, out);
+    case kStoredQ4_0: return pack<Q4_0>(rows, count, columns, out);
+    case kStoredQ4_1: return pack<Q4_1>(rows, count, columns, out);
+    case kStoredQ3_K: return pack<Q3_K>(rows, count, columns, out);
+    case kStoredQ4_K: return pack<Q4_K>(rows, count, columns, out);
+    case kStoredQ5_K: return pack<Q5_K>(rows, count, columns, out);
+    case kStoredQ6_K: return pack<Q6_K>(rows, count, columns, out);
+    default: return;
+  }
+}
+
+}  // namespace piecework

@@ -1,0 +1,176 @@
+// Weights whose columns have scales in groups, as GGUF's blocks have them (ggml-org/ggml, src/ggml-common.h): a weight is
+// scale * number + minimum, of a whole number.
+//
+// A unit is 32 columns of the 32 rows of a panel. Its numbers lie in planes: the low 4 or 2 bits of all of them, then the 2 or 1 bits above. A
+// word of a plane of n bits has 32 / n columns of one row, and lies beside those of the other rows: [n][32 rows]. Each of its bytes has 8 / n
+// columns: byte b has column 8 j + 2 b + p, where p is 0 or 1, in the bits from n (2 j + p) on; j counts from the word's first column. So a
+// shift and a mask make a word whose bytes are the columns 8 j + p + {0, 2, 4, 6} of a row (`four`), as products of whole numbers want them.
+//
+// A block is one unit, or eight, whose scales are small numbers times a float16. The numbers of its units come first, then the scales.
+#pragma once
+#include "linear.h"
+#include "simd.h"
+
+namespace piecework {
+
+constexpr int kWide = 2 * kLanes;  // rows of W whose sums are made together
+constexpr int kUnit = 32;          // columns
+
+// Columns 8 J + P + {0, 2, 4, 6} of kLanes rows of a plane of N bits, in the bits of each byte from Above on.
+template <int N, int J, int P, int Above = 0>
+inline words four_of_plane(const uint8_t* plane, int row) {
+  constexpr int place = 2 * J + P, shift = N * (place % (8 / N)) - Above;
+  constexpr uint32_t mask = (((1u << N) - 1) << Above) * 0x01010101u;
+  const words w = load<words>(reinterpret_cast<const uint32_t*>(plane) + place / (8 / N) * kPanel + row);
+  if constexpr (shift >= 0)
+    return (w >> shift) & mask;
+  else
+    return (w << -shift) & mask;
+}
+
+// Numbers of Low bits and High ones above them. `each<Begin, End>(unit, row, use)` calls use(begin, i, a, b) for the columns begin + i of a
+// unit in [Begin, End), one after another: a and b are the rows [row, row + kLanes) and the next, and i is known to the compiler.
+template <int Low, int High>
+struct Planes {
+  static constexpr int kBytes = 4 * (Low + High) * kPanel, kMost = (1 << (Low + High)) - 1;
+
+  template <int J, int P>
+  static words four(const uint8_t* unit, int row) {
+    words w = four_of_plane<Low, J, P>(unit, row);
+    if constexpr (High > 0) w |= four_of_plane<High, J, P, Low>(unit + 4 * Low * kPanel, row);
+    return w;
+  }
+
+  template <int Begin, int End, class Use>
+  __attribute__((always_inline)) static void each(const uint8_t* unit, int row, Use&& use) {
+    unrolled<(End - Begin) / 8>([&](auto j) __attribute__((always_inline)) {
+      constexpr int kJ = Begin / 8 + j;
+      const words a[] = {four<kJ, 0>(unit, row), four<kJ, 1>(unit, row)};
+      const words b[] = {four<kJ, 0>(unit, row + kLanes), four<kJ, 1>(unit, row + kLanes)};
+      unrolled<8>([&](auto i) __attribute__((always_inline)) { use(8 * kJ, i, byte_of<i / 2>(a[i % 2]), byte_of<i / 2>(b[i % 2])); });
+    });
+  }
+};
+
+// The same of 4 bits, faster.
+template <>
+struct Planes<4, 0> {
+  static constexpr int kBytes = 16 * kPanel, kMost = 15;
+
+  template <int J, int P>
+  static words four(const uint8_t* unit, int row) {
+    return four_of_plane<4, J, P>(unit, row);
+  }
+
+  template <int Begin, int End, class Use>
+  __attribute__((always_inline)) static void each(const uint8_t* unit, int row, Use&& use) {
+    const uint32_t* from = reinterpret_cast<const uint32_t*>(unit) + Begin / 8 * kPanel + row;
+    for (int begin = Begin; begin < End; begin += 8, from += kPanel) {
+      const words a = load<words>(from), b = load<words>(from + kLanes);
+      unrolled<8>([&](auto i) __attribute__((always_inline)) { use(begin, i, nibbles<i>(a), nibbles<i>(b)); });
+    }
+  }
+};
+
+// Bytes with a sign: [32 columns][32 rows].
+struct Bytes {
+  static constexpr int kBytes = kUnit * kPanel, kMost = 128;
+
+  template <int Begin, int End, class Use>
+  __attribute__((always_inline)) static void each(const uint8_t* unit, int row, Use&& use) {
+    const int8_t* from = reinterpret_cast<const int8_t*>(unit) + Begin * kPanel + row;
+    for (int begin = Begin; begin < End; begin += 4, from += 4 * kPanel)
+      unrolled<4>([&](auto i) __attribute__((always_inline)) { use(begin, i, load_bytes(from + i * kPanel), load_bytes(from + i * kPanel + kLanes)); });
+  }
+};
+
+// A float16 for each row of a unit, and perhaps another one that is its minimum: [32], [32].
+template <bool HasMinima>
+struct UnitScales {
+  static constexpr int kUnits = 1, kColumns = kUnit, kBytes = (1 + HasMinima) * 2 * kPanel;
+  static constexpr bool kHasMinimum = HasMinima;
+
+  static floats scale(const uint8_t* scales, int, int row) { return load_halves(reinterpret_cast<const uint16_t*>(scales) + row); }
+  static floats minimum(const uint8_t* scales, int group, int row) { return scale(scales + 2 * kPanel, group, row); }
+};
+
+// A number of 8 bits with a sign for each group of Columns, [groups][32], times a float16 for each row of a block, [32]. Minima likewise, all
+// behind the scales; or they are the scale times minus Offset.
+template <int Columns, bool HasMinima, int Offset = 0>
+struct BlockScales {
+  static constexpr int kUnits = 8, kColumns = Columns, kPart = kUnits * kUnit / Columns * kPanel + 2 * kPanel;
+  static constexpr int kBytes = (1 + HasMinima) * kPart;
+  static constexpr bool kHasMinimum = HasMinima || Offset != 0;
+
+  static floats scale(const uint8_t* scales, int group, int row) {
+    const uint8_t* factors = scales + kPart - 2 * kPanel;
+    return load_bytes(reinterpret_cast<const int8_t*>(scales) + group * kPanel + row) * load_halves(reinterpret_cast<const uint16_t*>(factors) + row);
+  }
+
+  static floats minimum(const uint8_t* scales, int group, int row) {
+    if constexpr (HasMinima)
+      return scale(scales + kPart, group, row);
+    else
+      return scale(scales, group, row) * static_cast<float>(-Offset);
+  }
+};
+
+template <class NumbersOf, class ScalesOf>
+struct Blocks {
+  using Numbers = NumbersOf;
+  using Scales = ScalesOf;
+  static constexpr int kUnits = Scales::kUnits, kColumns = kUnits * kUnit, kBytes = kUnits * Numbers::kBytes + Scales::kBytes;
+  static constexpr int kGroups = kUnit / Scales::kColumns;  // of a unit
+  static constexpr bool kIsScaled = true;
+
+  static const uint8_t* unit(const uint8_t* block, int number) { return block + number * Numbers::kBytes; }
+  static const uint8_t* scales(const uint8_t* block) { return block + kUnits * Numbers::kBytes; }
+
+  // As the other formats' (weights.h).
+  template <class Use>
+  __attribute__((always_inline)) static void each(const uint8_t* block, int part, Use&& use) {
+    const int row = part * kWide;
+    for (int u = 0; u < kUnits; ++u)
+      unrolled<kGroups>([&](auto g) __attribute__((always_inline)) {
+        const int group = u * kGroups + g;
+        const floats a = Scales::scale(scales(block), group, row), b = Scales::scale(scales(block), group, row + kLanes);
+        floats c{}, d{};
+        if constexpr (Scales::kHasMinimum) c = Scales::minimum(scales(block), group, row), d = Scales::minimum(scales(block), group, row + kLanes);
+        Numbers::template each<g * Scales::kColumns, (g + 1) * Scales::kColumns>(
+            unit(block, u), row, [&](int begin, auto i, floats v, floats w) __attribute__((always_inline)) {
+              if constexpr (Scales::kHasMinimum)
+                use(u * kUnit + begin, i, v * a + c, w * b + d);
+              else
+                use(u * kUnit + begin, i, v * a, w * b);
+            });
+      });
+  }
+};
+
+// GGUF's Q8_0, Q4_0 and Q4_1, and its K-quants, without any change of value.
+using Q8 = Blocks<Bytes, UnitScales<false>>;
+using Q4 = Blocks<Planes<4, 0>, UnitScales<true>>;
+using Q3K = Blocks<Planes<2, 1>, BlockScales<16, false, 4>>;
+using Q4K = Blocks<Planes<4, 0>, BlockScales<32, true>>;
+using Q5K = Blocks<Planes<4, 1>, BlockScales<32, true>>;
+using Q6K = Blocks<Planes<4, 2>, BlockScales<16, false, 32>>;
+
+// What `piecework_pack` takes.
+enum Stored : int32_t {
+  kStoredBf16 = 0,
+  kStoredQ8_0 = 1,
+  kStoredQ4_1 = 2,
+  kStoredQ4_0 = 3,
+  kStoredInt8 = 4,
+  kStoredFp8 = 5,
+  kStoredFp8Blocks = 6,
+  kStoredQ3_K = 7,
+  kStoredQ4_K = 8,
+  kStoredQ5_K = 9,
+  kStoredQ6_K = 10,
+};
+
+// A panel's numbers and scales out of up to 32 rows of GGUF's blocks.
+void pack_blocks(Stored stored, const uint8_t* const* rows, int count, int columns, uint8_t* out);
+
+}  // namespace piecework

@@ -1,0 +1,27 @@
+"""Rows of blocks as GGUF's formats have them, of random bits: the gguf library reads formats that
+it cannot write.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+
+_HALVES = {"Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+"""Where a block has its float16 numbers."""
+
+
+def random_blocks(
+    kind: str, rows: int, columns: int, seed: int
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
+    """[rows, bytes], and the numbers that the gguf library makes of them, [rows, columns]."""
+    generator = np.random.default_rng(seed)
+    numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    blocks = generator.integers(0, 256, (rows, columns // numbers, size), dtype=np.uint8)
+    for place in _HALVES[kind]:
+        halves = generator.normal(0, 1e-3, blocks.shape[:2]).astype(np.float16)
+        blocks[..., place : place + 2] = halves[..., None].view(np.uint8)
+    stored = blocks.reshape(rows, -1)
+    return stored, dequantize(stored, GGMLQuantizationType[kind])
