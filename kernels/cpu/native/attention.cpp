@@ -5,12 +5,12 @@ namespace piecework {
 
 template <>
 CacheKernels<bf16> kernels_for(CacheKind kind) {
-  return kind == CacheKind::kAsQueries ? CacheKernels<bf16>{store_row<bf16, bf16>, attend_item<bf16, bf16>} : byte_kernels_for(kind);
+  return kind == CacheKind::kAsQueries ? kernels_of<bf16, bf16>() : byte_kernels_for(kind);
 }
 
 template <>
 CacheKernels<float> kernels_for(CacheKind) {
-  return {store_row<float, float>, attend_item<float, float>};
+  return kernels_of<float, float>();
 }
 
 namespace {

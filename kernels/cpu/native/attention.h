@@ -22,24 +22,31 @@ bf16* page_scales(const AttentionCall<T>& call, void* cache, int64_t page) {
 
 using tiles::Scratch;
 
+// Key/value heads [first, last) of one token, which `from` begins with.
 template <class T, class C>
-void store_part(const AttentionCall<T>& call, int64_t slot, const T* from, float scale, void* cache) {
+void store_part(const AttentionCall<T>& call, int64_t slot, const T* from, int first, int last, float scale, void* cache) {
   const int64_t width = static_cast<int64_t>(call.kv_heads) * call.head_size, page = slot / call.page_size, offset = slot % call.page_size;
-  C* to = static_cast<C*>(cache) + page_start<C>(call, page) + offset * width;
+  const int64_t count = static_cast<int64_t>(last - first) * call.head_size;
+  C* to = static_cast<C*>(cache) + page_start<C>(call, page) + offset * width + static_cast<int64_t>(first) * call.head_size;
   if constexpr (std::is_same_v<T, C>) {
-    std::memcpy(to, from, width * sizeof(T));
+    std::memcpy(to, from, count * sizeof(T));
   } else if constexpr (kIsInt8<C>) {
-    for (int head = 0; head < call.kv_heads; ++head, from += call.head_size, to += call.head_size)
+    for (int head = first; head < last; ++head, from += call.head_size, to += call.head_size)
       store_int8(from, call.head_size, to, page_scales(call, cache, page) + head * call.page_size + offset);
   } else {
-    store_float8(from, width, scale, to);
+    store_float8(from, count, scale, to);
   }
 }
 
 template <class T, class C>
-void store_row(const AttentionCall<T>& call, int row) {
-  store_part<T, C>(call, call.slots[row], call.k + row * call.k_stride, call.k_scale, call.k_cache);
-  if (call.v_cache != call.k_cache) store_part<T, C>(call, call.slots[row], call.v + row * call.v_stride, call.v_scale, call.v_cache);
+void store_keys(const AttentionCall<T>& call, int row, int first, int last) {
+  store_part<T, C>(call, call.slots[row], call.k + row * call.k_stride + first * call.head_size, first, last, call.k_scale, call.k_cache);
+}
+
+template <class T, class C>
+void store_values(const AttentionCall<T>& call, int row, int first, int last) {
+  if (call.v_cache == call.k_cache) return;
+  store_part<T, C>(call, call.slots[row], call.v + row * call.v_stride + first * call.head_size, first, last, call.v_scale, call.v_cache);
 }
 
 // `sums` and `total` are of weights under `peak`.
@@ -155,9 +162,21 @@ void attend_item(const AttentionCall<T>& call, const Item& item, Scratch& scratc
 // What depends on the numbers of the cache, compiled once for each kind: in attention.cpp and attention_bytes.cpp.
 template <class T>
 struct CacheKernels {
-  void (*store_row)(const AttentionCall<T>&, int row);
+  // Of a row, heads [first, last).
+  void (*store_keys)(const AttentionCall<T>&, int row, int first, int last);
+  void (*store_values)(const AttentionCall<T>&, int row, int first, int last);
   void (*attend_item)(const AttentionCall<T>&, const Item&, Scratch&, float* partials);
+
+  void store_row(const AttentionCall<T>& call, int row) const {
+    store_keys(call, row, 0, call.kv_heads);
+    store_values(call, row, 0, call.kv_heads);
+  }
 };
+
+template <class T, class C>
+CacheKernels<T> kernels_of() {
+  return {store_keys<T, C>, store_values<T, C>, attend_item<T, C>};
+}
 
 template <class T>
 CacheKernels<T> kernels_for(CacheKind kind);

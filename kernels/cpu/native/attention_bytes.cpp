@@ -4,9 +4,9 @@
 namespace piecework {
 
 CacheKernels<bf16> byte_kernels_for(CacheKind kind) {
-  if (kind == CacheKind::kE4M3) return {store_row<bf16, fp8>, attend_item<bf16, fp8>};
-  if (kind == CacheKind::kE5M2) return {store_row<bf16, e5m2>, attend_item<bf16, e5m2>};
-  return {store_row<bf16, int8_t>, attend_item<bf16, int8_t>};
+  if (kind == CacheKind::kE4M3) return kernels_of<bf16, fp8>();
+  if (kind == CacheKind::kE5M2) return kernels_of<bf16, e5m2>();
+  return kernels_of<bf16, int8_t>();
 }
 
 }  // namespace piecework

@@ -11,11 +11,6 @@ constexpr int64_t kAlone = 1 << 18;      // products that take no longer than wa
 constexpr float kLeastSum = 1e-20f;       // that weights are divided by
 constexpr float kSteepness = 1.702f;     // of GPT-OSS's gates
 
-template <class Number, class Allocator>
-void grow(std::vector<Number, Allocator>& memory, size_t size) {
-  if (memory.size() < size) memory.resize(size);
-}
-
 }  // namespace
 
 void choose(const Routing& routing, const bf16* logits, int64_t* ids, float* weights) {
@@ -71,10 +66,6 @@ void Mixture::group(const Experts& experts, const Choice& choice) {
   }
   for (size_t number = 0; number < groups_.size(); ++number)
     std::fill_n(group_of_.begin() + groups_[number].first, groups_[number].size, static_cast<int>(number));
-  most_columns_ = std::max(experts.gate_up.columns, experts.down.columns);
-  grow(memory_, InputRows::size(pairs, most_columns_));
-  grow(factors_, pairs);
-  grow(scales_, pairs * InputRows::row_input_scales(most_columns_));
   grow(activated_, static_cast<size_t>(pairs) * experts.down.columns);
   grow(results_, static_cast<size_t>(pairs) * (experts.down.rows / experts.count));
 }
@@ -122,14 +113,13 @@ extern "C" void piecework_moe(const void* experts, const void* x, int64_t stride
     {
 #pragma omp single
       team.set_size(omp_get_num_threads());
-      static thread_local Multiplier multiplier;
       int phase = 0;
       shared.run(
-          team, phase, multiplier, layer, choice, [&](int t) { return static_cast<const bf16*>(x) + (start + t) * stride; },
-          [&](int t, const float* sums) {
-            bf16* to = static_cast<bf16*>(out) + static_cast<int64_t>(start + t) * hidden;
+          team, phase, layer, choice, [&](int t) { return static_cast<const bf16*>(x) + (start + t) * stride; },
+          [&](int t, int first, const float* sums, int count) {
+            bf16* to = static_cast<bf16*>(out) + static_cast<int64_t>(start + t) * hidden + first;
 #pragma omp simd
-            for (int i = 0; i < hidden; ++i) to[i] = rounded(sums[i]);
+            for (int i = 0; i < count; ++i) to[i] = rounded(sums[i]);
           },
           [] {});
     }

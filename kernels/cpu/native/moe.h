@@ -51,31 +51,30 @@ class Mixture {
   // Pairs by expert; memory for them. By one thread.
   void group(const Experts& experts, const Choice& choice);
 
-  // The phases of one layer, which all threads of the team call: read(t) gives a row of x, write(t, sums) takes the float32 sums [N], and
-  // whoever is done last calls `last`.
+  // The phases of one layer, which all threads of the team call: read(t) gives a row of x, write(t, first, sums, count) takes the float32
+  // sums of columns from `first` on, and whoever is done last calls `last`.
   template <class Read, class Write, class Last>
-  void run(Team& team, int& phase, Multiplier& multiplier, const Experts& experts, const Choice& choice, Read read, Write write, Last last) {
-    const int width = experts.gate_up.rows / experts.count / 2, hidden = experts.down.rows / experts.count;
-    const int pairs = static_cast<int>(pairs_.size());
-    team.each(phase, pairs, [&](int i) {
-      const bf16* row = read(pairs_[i] / choice.each);
-      set(experts.gate_up, experts.count, i, experts.weighs_input ? weighed(row, choice.weights[pairs_[i]], experts.gate_up.columns) : row);
-    });
-    const int panels = width / kPanel;
-    products(team, phase, multiplier, experts.gate_up, experts.count, panels, [&](const Linear& linear, const auto& rows, const Group& group, int i) {
-      static thread_local std::vector<float> gates;
-      gates.resize(kMostRows * kPanel);
-      multiplier.panel(linear, rows, i, 0, rows.tokens, [&](int t, int, const float* values, int) {
-        std::memcpy(gates.data() + t * kPanel, values, kPanel * sizeof(float));
+  void run(Team& team, int& phase, const Experts& experts, const Choice& choice, Read read, Write write, Last last) {
+    const int width = experts.gate_up.rows / experts.count / 2, hidden = experts.down.rows / experts.count, panels = width / kPanel;
+    const auto opened = [&](int pair) {
+      const bf16* row = read(pairs_[pair] / choice.each);
+      return experts.weighs_input ? weighed(row, choice.weights[pairs_[pair]], experts.gate_up.columns) : row;
+    };
+    const auto closed = [&](int pair) { return activated_.data() + static_cast<int64_t>(pair) * width; };
+    products(team, phase, experts.gate_up, experts.count, panels, opened, [&](const Linear& linear, Own& own, const auto& rows, const Group& group, int i) {
+      own.gates.resize(kMostRows * kPanel);
+      own.multiplier.panel(linear, rows, i, 0, rows.tokens, [&](int t, int, const float* values, int) {
+        std::memcpy(own.gates.data() + t * kPanel, values, kPanel * sizeof(float));
       });
-      multiplier.panel(linear, rows, panels + i, 0, rows.tokens, [&](int t, int, const float* values, int) {
-        activate(gates.data() + t * kPanel, values, experts.limit, activated_.data() + static_cast<int64_t>(group.first + t) * width + i * kPanel);
+      own.multiplier.panel(linear, rows, panels + i, 0, rows.tokens, [&](int t, int, const float* values, int) {
+        activate(own.gates.data() + t * kPanel, values, experts.limit, activated_.data() + static_cast<int64_t>(group.first + t) * width + i * kPanel);
       });
     });
-    team.each(phase, pairs, [&](int i) { set(experts.down, experts.count, i, activated_.data() + static_cast<int64_t>(i) * width); });
-    products(team, phase, multiplier, experts.down, experts.count, hidden / kPanel,
-             [&](const Linear& linear, const auto& rows, const Group& group, int i) {
-               multiplier.panel(linear, rows, i, 0, rows.tokens, [&](int t, int n, const float* values, int) {
+    const auto weight_of = [&](int pair) { return experts.weighs_input ? 1.0f : choice.weights[pair]; };
+    if (choice.tokens == 1) return sum_panels(team, phase, experts, choice, closed, weight_of, write, last);
+    products(team, phase, experts.down, experts.count, hidden / kPanel, closed,
+             [&](const Linear& linear, Own& own, const auto& rows, const Group& group, int i) {
+               own.multiplier.panel(linear, rows, i, 0, rows.tokens, [&](int t, int n, const float* values, int) {
                  std::memcpy(results_.data() + static_cast<int64_t>(group.first + t) * hidden + n, values, kPanel * sizeof(float));
                });
              });
@@ -85,11 +84,11 @@ class Mixture {
       for (int j = t * choice.each; j < (t + 1) * choice.each; ++j) {
         if (places_[j] < 0) continue;
         const float* from = results_.data() + static_cast<int64_t>(places_[j]) * hidden;
-        const float weight = experts.weighs_input ? 1.0f : choice.weights[j];
+        const float weight = weight_of(j);
 #pragma omp simd
         for (int i = 0; i < hidden; ++i) sums[i] += weight * from[i];
       }
-      write(t, sums.data());
+      write(t, 0, sums.data(), hidden);
     }, last);
   }
 
@@ -101,41 +100,87 @@ class Mixture {
     int expert, first, size;
   };
 
-  InputRows rows_of(const Group& group) {
-    const size_t columns = most_columns_;
-    return {group.size, memory_.data() + InputRows::size(group.first, columns), factors_.data() + group.first,
-            scales_.data() + group.first * InputRows::row_input_scales(columns)};
+  // What a thread has to itself: a group's rows, laid out for the products.
+  struct Own {
+    Multiplier multiplier;
+    Aligned<float> memory, factors, scales;
+    std::vector<float> gates;
+
+    InputRows rows(int count, int columns) {
+      grow(memory, InputRows::size(count, columns));
+      grow(factors, count);
+      grow(scales, count * InputRows::row_input_scales(columns));
+      return {count, memory.data(), factors.data(), scales.data()};
+    }
+
+    template <class Read>
+    void take(const Linear& linear, const Group& group, Read read) {
+      InputRows own = rows(group.size, linear.columns);
+      for (int t = 0; t < group.size; ++t) own.set(linear, t, read(group.first + t));
+      own.as(linear, [&](auto x) { multiplier.prepare(linear, x); });
+    }
+  };
+
+  template <class Vector>
+  static void grow(Vector& memory, size_t size) {
+    if (memory.size() < size) memory.resize(size);
   }
 
-  void set(const Linear& all, int count, int pair, const bf16* row) {
-    const Group& group = groups_[group_of_[pair]];
-    rows_of(group).set(of_expert(all, group.expert, count), pair - group.first, row);
+  // One a group that is at work at the same time.
+  static Own* own(int count) {
+    static thread_local std::vector<Own> all;
+    grow(all, count);
+    return all.data();
   }
 
-  // work(linear, rows, group, i) for each of `panels` of every group's expert.
-  template <class Work>
-  void products(Team& team, int& phase, Multiplier& multiplier, const Linear& all, int count, int panels, Work work) {
+  // work(linear, own, rows, group, i) for each of `panels` of every group's expert; read(pair) gives a row of x. Each thread lays out the
+  // rows of the groups whose panels it takes.
+  template <class Read, class Work>
+  void products(Team& team, int& phase, const Linear& all, int count, int panels, Read read, Work work) {
+    Own& mine = *own(1);
     int prepared = -1;
     team.each(phase, static_cast<int>(groups_.size()) * panels, [&](int item) {
       const int number = item / panels;
       const Group& group = groups_[number];
       const Linear linear = of_expert(all, group.expert, count);
-      rows_of(group).as(linear, [&](auto rows) {
-        if (prepared != number) multiplier.prepare(linear, rows);
-        prepared = number;
-        work(linear, rows, group, item % panels);
-      });
+      if (prepared != number) mine.take(linear, group, read);
+      prepared = number;
+      mine.rows(group.size, linear.columns).as(linear, [&](auto rows) { work(linear, mine, rows, group, item % panels); });
     });
+  }
+
+  // The second products and the sums of one token: no expert has more than one row.
+  template <class Read, class Weight, class Write, class Last>
+  void sum_panels(Team& team, int& phase, const Experts& experts, const Choice& choice, Read read, Weight weight_of, Write write, Last last) {
+    Own* const mine = own(choice.each);
+    const auto linear_of = [&](int j) { return of_expert(experts.down, groups_[group_of_[places_[j]]].expert, experts.count); };
+    bool is_taken = false;
+    team.each(phase, experts.down.rows / experts.count / kPanel, [&](int i) {
+      float sums[kPanel] = {};
+      for (int j = 0; j < choice.each; ++j) {
+        if (places_[j] < 0) continue;
+        const Linear linear = linear_of(j);
+        if (!is_taken) mine[j].take(linear, groups_[group_of_[places_[j]]], read);
+        mine[j].rows(1, linear.columns).as(linear, [&](auto rows) {
+          mine[j].multiplier.panel(linear, rows, i, 0, 1, [&](int, int, const float* values, int) {
+            const float weight = weight_of(j);
+#pragma omp simd
+            for (int r = 0; r < kPanel; ++r) sums[r] += weight * values[r];
+          });
+        });
+      }
+      is_taken = true;
+      write(0, i * kPanel, sums, kPanel);
+    }, last);
   }
 
   static const bf16* weighed(const bf16* row, float weight, int size);
   static void activate(const float* gates, const float* ups, float limit, bf16* to);
 
-  int most_columns_ = 0;
   std::vector<int> pairs_, group_of_, places_, counts_;  // pairs_: t * k + j of each, by expert; places_: where each is
   std::vector<Group> groups_;
-  Aligned<float> memory_, factors_, scales_, results_;  // results_ [P][N]
-  std::vector<bf16> activated_;                         // [P][I]
+  Aligned<float> results_;       // [P][N]
+  std::vector<bf16> activated_;  // [P][I]
 };
 
 }  // namespace piecework

@@ -19,6 +19,8 @@ namespace piecework {
 namespace {
 
 constexpr int kMostTokens = 64;
+constexpr int kFewTokens = 2;     // whose rows each thread computes for itself, which takes less time than waiting for another
+constexpr int kItemsAThread = 6;  // at least, of a phase whose items are whole heads
 
 struct Layer {
   const bf16 *input_norm, *post_norm, *q_norm, *k_norm;  // q_norm, k_norm: null where heads are not normalised
@@ -57,11 +59,11 @@ class Forward {
         model_(*step.model),
         threads_(threads),
         ranks_(model_.member),
+        is_few_(!ranks_ && step.tokens <= kFewTokens),
         team_(threads),
         width_((model_.heads + 2 * model_.kv_heads) * model_.head_size),
-        x_(step.tokens, std::max({model_.hidden, model_.heads * model_.head_size, model_.intermediate})) {
+        shared_(is_few_ ? 0 : step.tokens, model_) {
     const size_t tokens = step.tokens;
-    residual_.resize(tokens * model_.hidden);
     if (ranks_)
       ranks_->enter(kDecodeStep, 0, static_cast<int64_t>(tokens) * model_.hidden);
     else
@@ -75,7 +77,6 @@ class Forward {
       if (layer.experts.count == 0) continue;
       logits_.resize(std::max(logits_.size(), tokens * layer.routing.router.rows));
       ids_.resize(std::max(ids_.size(), tokens * layer.routing.top_k));
-      normed_.resize(tokens * model_.hidden);
     }
     weights_.resize(ids_.size());
     int64_t floats = 0;
@@ -91,27 +92,41 @@ class Forward {
     {
 #pragma omp single
       team_.set_size(omp_get_num_threads());
-      int phase = 0;
-      Thread thread(model_);
-      if (ranks_) look_up(phase);
-      for (int i = 0; i < model_.num_layers; ++i) layer(model_.layers[i], i == 0, phase, thread);
+      Thread thread(model_, is_few_ ? step_.tokens : 0, shared_);
+      if (ranks_) look_up(thread);
+      for (int i = 0; i < model_.num_layers; ++i) layer(model_.layers[i], i == 0, thread);
       wait_for_ranks();
-      team_.each(phase, step_.tokens, [&](int t) {
+      team_.each(thread.phase, step_.tokens, [&](int t) {
         add_to_residual(t, thread);
-        rms_norm(residual(t), model_.norm, model_.hidden, model_.eps, step_.out + static_cast<int64_t>(t) * model_.hidden);
+        rms_norm(residual(t, thread), model_.norm, model_.hidden, model_.eps, step_.out + static_cast<int64_t>(t) * model_.hidden);
       });
     }
   }
 
  private:
-  // What a thread has to itself.
+  // The rows that layers go on from.
+  struct Rows {
+    Rows(int tokens, const Model& model)
+        : x(tokens, std::max({model.hidden, model.heads * model.head_size, model.intermediate})),
+          residual(static_cast<size_t>(tokens) * model.hidden),
+          normed(residual.size()) {}
+
+    Input x;
+    std::vector<bf16> residual, normed;  // [T, N]
+  };
+
+  // What a thread has to itself, and the rows that it works on, which others may share.
   struct Thread {
-    explicit Thread(const Model& model)
-        : attention(model.head_size, model.head_size, std::max(kMostRows, model.heads)),
+    Thread(const Model& model, int own_tokens, Rows& shared)
+        : own(own_tokens, model),
+          rows(own_tokens > 0 ? own : shared),
+          attention(model.head_size, model.head_size, std::max(kMostRows, model.heads)),
           row(model.hidden),
           gates(kMostTokens * kPanel),
           sums(model.member ? model.hidden : 0) {}
 
+    int phase = 0;
+    Rows own, &rows;
     Scratch attention;
     Multiplier multiplier;
     std::vector<bf16> row;
@@ -121,7 +136,7 @@ class Forward {
 
   static bf16* row(bf16* rows, int t, int size) { return rows + static_cast<size_t>(t) * size; }
   static bf16* row(std::vector<bf16>& rows, int t, int size) { return row(rows.data(), t, size); }
-  bf16* residual(int t) { return row(residual_, t, model_.hidden); }
+  bf16* residual(int t, Thread& thread) { return row(thread.rows.residual, t, model_.hidden); }
   const bf16* row_of(int rank, int t) const {
     return reinterpret_cast<const bf16*>(ranks_->slot(rank)) + static_cast<size_t>(t) * model_.hidden;
   }
@@ -138,10 +153,17 @@ class Forward {
     if (ranks_) ranks_->wait();
   }
 
+  // work(t) for each token whose row this thread is to make; nobody goes on before all that others need are made.
+  template <class Work>
+  void each_row(Thread& thread, Work work) {
+    if (!is_few_) return team_.each(thread.phase, step_.tokens, work);
+    for (int t = 0; t < step_.tokens; ++t) work(t);
+  }
+
   // Each rank writes the rows of its own tokens.
-  void look_up(int& phase) {
+  void look_up(Thread& thread) {
     team_.each(
-        phase, step_.tokens,
+        thread.phase, step_.tokens,
         [&](int t) {
           const int64_t id = step_.ids[t] - static_cast<int64_t>(ranks_->rank) * model_.embedded;
           if (id < 0 || id >= model_.embedded) return;
@@ -156,7 +178,7 @@ class Forward {
   }
 
   void add_to_residual(int t, Thread& thread) {
-    bf16* to = residual(t);
+    bf16* to = residual(t, thread);
     if (!ranks_) return add(to, row(added_, t, model_.hidden), model_.hidden, to);
     float* sums = thread.sums.data();
     const bf16 *first = row_of(0, t), *second = row_of(1, t);
@@ -185,77 +207,109 @@ class Forward {
     return call;
   }
 
-  void layer(const Layer& layer, bool is_first, int& phase, Thread& thread) {
-    normalise(layer.input_norm, layer.qkv, is_first, phase, thread);
-    multiply(layer.qkv, qkv_.data(), phase, thread, [] {});
-    attend(layer, phase, thread.attention);
-    multiply_and_add(layer.output, attended_, phase, thread);
-    if (layer.experts.count > 0) return mix(layer, phase, thread);
-    normalise(layer.post_norm, layer.gate_up, false, phase, thread);
-    feed_forward(layer, phase, thread);
+  void layer(const Layer& layer, bool is_first, Thread& thread) {
+    normalise(layer.input_norm, layer.qkv, is_first, thread);
+    project(layer, thread);
+    attend(layer, thread);
+    multiply_and_add(layer.output, attended_, thread);
+    if (layer.experts.count > 0) return mix(layer, thread);
+    normalise(layer.post_norm, layer.gate_up, false, thread);
+    feed_forward(layer, thread);
   }
 
-  // What the next norm is to add, of this rank.
-  void multiply_and_add(const Linear& linear, std::vector<bf16>& from, int& phase, Thread& thread) {
-    team_.each(phase, step_.tokens, [&](int t) { x_.set(linear, t, row(from, t, linear.columns)); }, [&] { set_added(); });
-    multiply(linear, added_, phase, thread, [&] { post(); });
+  // What the next norm is to add, of this rank. Rows of `from` are whole, and `added_` is where the result goes.
+  void multiply_and_add(const Linear& linear, std::vector<bf16>& from, Thread& thread) {
+    each_row(thread, [&](int t) { thread.rows.x.set(linear, t, row(from, t, linear.columns)); });
+    multiply(linear, added_, thread, [&] { post(); });
   }
 
-  // x = norm(residual), after what the last part of a layer gave was added, or the tokens were looked up. `keeps`: rows of it, too.
-  void normalise(const bf16* weight, const Linear& linear, bool is_first, int& phase, Thread& thread, bool keeps = false) {
+  // x = norm(residual), after what the last part of a layer gave was added, or the tokens were looked up.
+  void normalise(const bf16* weight, const Linear& linear, bool is_first, Thread& thread) {
     wait_for_ranks();
-    team_.each(phase, step_.tokens, [&](int t) {
+    each_row(thread, [&](int t) {
       if (is_first)
-        std::memcpy(residual(t), embedding_of(t), model_.hidden * sizeof(bf16));
+        std::memcpy(residual(t, thread), embedding_of(t), model_.hidden * sizeof(bf16));
       else
         add_to_residual(t, thread);
-      bf16* normed = keeps ? row(normed_, t, model_.hidden) : thread.row.data();
-      rms_norm(residual(t), weight, model_.hidden, model_.eps, normed);
-      x_.set(linear, t, normed);
+      bf16* normed = row(thread.rows.normed, t, model_.hidden);
+      rms_norm(residual(t, thread), weight, model_.hidden, model_.eps, normed);
+      thread.rows.x.set(linear, t, normed);
     });
+  }
+
+  // out = the panels [first, last) of x times W^T.
+  template <class Number>
+  void multiply_panels(const Linear& linear, const RowsOf<Number>& x, int first, int last, bf16* out, Thread& thread) {
+    for (int i = first; i < last; ++i)
+      thread.multiplier.panel(linear, x, i, 0, x.tokens, [&](int t, int n, const float* values, int count) {
+        bf16* to = row(out, t, linear.rows) + n;
+        for (int r = 0; r < count; ++r) to[r] = rounded(values[r]);
+      });
   }
 
   template <class Last>
-  void multiply(const Linear& linear, bf16* out, int& phase, Thread& thread, Last last) {
-    x_.as(linear, [&](auto rows) {
-      thread.multiplier.prepare(linear, rows);
-      const auto work = [&](int i) {
-        thread.multiplier.panel(linear, rows, i, 0, rows.tokens, [&](int t, int n, const float* values, int count) {
-          bf16* to = row(out, t, linear.rows) + n;
-          for (int r = 0; r < count; ++r) to[r] = rounded(values[r]);
-        });
-      };
-      team_.each(phase, (linear.rows + kPanel - 1) / kPanel, work, last);
+  void multiply(const Linear& linear, bf16* out, Thread& thread, Last last) {
+    thread.rows.x.as(linear, [&](auto x) {
+      thread.multiplier.prepare(linear, x);
+      const auto work = [&](int i) { multiply_panels(linear, x, i, i + 1, out, thread); };
+      team_.each(thread.phase, (linear.rows + kPanel - 1) / kPanel, work, last);
     });
   }
 
-  void attend(const Layer& layer, int& phase, Scratch& scratch) {
+  // Queries, keys and values: heads are turned, and keys and values stored, by who has made them where heads are whole panels and enough.
+  void project(const Layer& layer, Thread& thread) {
+    const AttentionCall<bf16> attention = call(layer);
+    const CacheKernels<bf16> kernels = kernels_for<bf16>(layer.cache_kind);
+    const int panels = model_.head_size / kPanel, queries = model_.heads, keys = model_.kv_heads, heads = queries + 2 * keys;
+    if (model_.head_size % kPanel != 0 || heads < kItemsAThread * threads_) {
+      multiply(layer.qkv, qkv_.data(), thread, [] {});
+      return team_.each(thread.phase, step_.tokens, [&](int t) {
+        for (int h = 0; h < queries + keys; ++h) turn(layer, t, h);
+        kernels.store_row(attention, t);
+      });
+    }
+    thread.rows.x.as(layer.qkv, [&](auto x) {
+      thread.multiplier.prepare(layer.qkv, x);
+      team_.each(thread.phase, heads, [&](int h) {
+        multiply_panels(layer.qkv, x, h * panels, (h + 1) * panels, qkv_.data(), thread);
+        for (int t = 0; t < step_.tokens; ++t) {
+          if (h < queries + keys) turn(layer, t, h);
+          if (h >= queries && h < queries + keys) kernels.store_keys(attention, t, h - queries, h - queries + 1);
+          if (h >= queries + keys) kernels.store_values(attention, t, h - queries - keys, h - queries - keys + 1);
+        }
+      });
+    });
+  }
+
+  // Normalises and turns a query or a key.
+  void turn(const Layer& layer, int t, int h) {
+    const int64_t place = step_.positions[t] * model_.head_size;
+    bf16* head = row(qkv_, t, width_) + h * model_.head_size;
+    const bf16* norm = h < model_.heads ? layer.q_norm : layer.k_norm;
+    if (norm) rms_norm(head, norm, model_.head_size, model_.eps, head);
+    rotate(head, model_.cos + place, model_.signed_sin + place, model_.head_size, head);
+  }
+
+  // The last to be done says where what is to be added goes: nobody reads the last sum any more.
+  void attend(const Layer& layer, Thread& thread) {
     const AttentionCall<bf16> attention = call(layer);
     const std::vector<Item>& items = items_.at(layer.window);
     const CacheKernels<bf16> kernels = kernels_for<bf16>(layer.cache_kind);
-    team_.each(phase, step_.tokens, [&](int t) {
-      bf16* heads = row(qkv_, t, width_);
-      const int64_t place = step_.positions[t] * model_.head_size;
-      for (int h = 0; h < model_.heads + model_.kv_heads; ++h) {
-        bf16* head = heads + h * model_.head_size;
-        const bf16* norm = h < model_.heads ? layer.q_norm : layer.k_norm;
-        if (norm) rms_norm(head, norm, model_.head_size, model_.eps, head);
-        rotate(head, model_.cos + place, model_.signed_sin + place, model_.head_size, head);
-      }
-      kernels.store_row(attention, t);
-    });
-    team_.each(phase, static_cast<int>(items.size()), [&](int i) { kernels.attend_item(attention, items[i], scratch, partials_.data()); });
-    team_.each(phase, partials_.empty() ? 0 : static_cast<int>(items.size()), [&](int i) {
-      if (items[i].chunks > 0) merge_item(attention, items[i], scratch, partials_.data());
+    const int count = static_cast<int>(items.size());
+    team_.each(thread.phase, count, [&](int i) { kernels.attend_item(attention, items[i], thread.attention, partials_.data()); },
+               [&] { set_added(); });
+    if (partials_.empty()) return;
+    team_.each(thread.phase, count, [&](int i) {
+      if (items[i].chunks > 0) merge_item(attention, items[i], thread.attention, partials_.data());
     });
   }
 
   // Gate and up rows of the same number are met together, so that neither is written.
-  void feed_forward(const Layer& layer, int& phase, Thread& thread) {
+  void feed_forward(const Layer& layer, Thread& thread) {
     const int panels = model_.intermediate / kPanel;
-    x_.as(layer.gate_up, [&](auto x) {
+    thread.rows.x.as(layer.gate_up, [&](auto x) {
       thread.multiplier.prepare(layer.gate_up, x);
-      team_.each(phase, panels, [&](int i) {
+      const auto work = [&](int i) {
         thread.multiplier.panel(layer.gate_up, x, i, 0, x.tokens, [&](int t, int, const float* values, int) {
           float* gates = thread.gates.data() + t * kPanel;
 #pragma omp simd
@@ -267,28 +321,29 @@ class Forward {
 #pragma omp simd
           for (int r = 0; r < kPanel; ++r) to[r] = rounded(gates[r] * as_rounded(values[r]));
         });
-      });
+      };
+      team_.each(thread.phase, panels, work, [&] { set_added(); });
     });
-    multiply_and_add(layer.down, activated_, phase, thread);
+    multiply_and_add(layer.down, activated_, thread);
   }
 
   // The experts of each token instead of one layer for all.
-  void mix(const Layer& layer, int& phase, Thread& thread) {
+  void mix(const Layer& layer, Thread& thread) {
     const Routing& routing = layer.routing;
     const Mixture::Choice choice{ids_.data(), weights_.data(), step_.tokens, routing.top_k};
-    normalise(layer.post_norm, routing.router, false, phase, thread, true);
-    multiply(routing.router, logits_.data(), phase, thread, [&] {
+    normalise(layer.post_norm, routing.router, false, thread);
+    multiply(routing.router, logits_.data(), thread, [&] {
       for (int t = 0; t < step_.tokens; ++t)
         choose(routing, row(logits_, t, routing.router.rows), ids_.data() + t * routing.top_k, weights_.data() + t * routing.top_k);
       mixture_.group(layer.experts, choice);
       set_added();
     });
     mixture_.run(
-        team_, phase, thread.multiplier, layer.experts, choice, [&](int t) { return row(normed_, t, model_.hidden); },
-        [&](int t, const float* sums) {
-          bf16* to = row(added_, t, model_.hidden);
+        team_, thread.phase, layer.experts, choice, [&](int t) { return row(thread.rows.normed, t, model_.hidden); },
+        [&](int t, int first, const float* sums, int count) {
+          bf16* to = row(added_, t, model_.hidden) + first;
 #pragma omp simd
-          for (int i = 0; i < model_.hidden; ++i) to[i] = rounded(sums[i]);
+          for (int i = 0; i < count; ++i) to[i] = rounded(sums[i]);
         },
         [&] { post(); });
   }
@@ -297,14 +352,15 @@ class Forward {
   const Model& model_;
   const int threads_;
   Member* const ranks_;
+  const bool is_few_;  // each thread has all rows to itself
   Team team_;
   const int width_;
-  Input x_;
+  Rows shared_;
   bf16* added_ = nullptr;  // [T, N], of this rank
-  std::vector<bf16> residual_, own_, qkv_, attended_, activated_;
-  std::vector<bf16> logits_, normed_;  // of layers with experts: [T, experts], [T, N]
-  std::vector<int64_t> ids_;           // [T, top_k]
-  std::vector<float> weights_;         // [T, top_k]
+  std::vector<bf16> own_, qkv_, attended_, activated_;
+  std::vector<bf16> logits_;    // [T, experts], of layers with experts
+  std::vector<int64_t> ids_;    // [T, top_k]
+  std::vector<float> weights_;  // [T, top_k]
   Mixture& mixture_ = Mixture::of_this_thread();
   std::map<int32_t, std::vector<Item>> items_;
   std::vector<float> partials_;
