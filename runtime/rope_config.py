@@ -114,6 +114,13 @@ def number(name: str, value: Any) -> float:
     return float(value)
 
 
+_GGUF_YARN = {
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+    "rope.scaling.yarn_log_multiplier": "mscale_all_dim",
+}
+
+
 def gguf_rope(get: Callable[..., Any], factors: Mapping[str, list[float]]) -> dict[str, Any]:
     """The member rope_scaling that the metadata of a GGUF file stand for, with the `factors` that
     it stores as tensors, by their names. Keys: `rope.scaling` of the GGUF specification.
@@ -134,4 +141,12 @@ def gguf_rope(get: Callable[..., Any], factors: Mapping[str, list[float]]) -> di
     if rope_type == "none":
         return {}
     rope = {"rope_type": rope_type, "factor": get("rope.scaling.factor", 0.0, float)}
-    return rope | ({"original_max_position_embeddings": original} if original else {})
+    if original:
+        rope["original_max_position_embeddings"] = original
+    if rope_type == "yarn":
+        found = {member: get(key, 0.0, float) for key, member in _GGUF_YARN.items()}
+        rope |= {member: value for member, value in found.items() if value}
+        if "mscale_all_dim" in rope:
+            # Files do not hold it, and llama.cpp takes it for that.
+            rope["mscale"] = 1.0
+    return rope

@@ -16,8 +16,9 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, ReaderTensor
 from gguf.quants import dequantize
 
+from ..gguf_config import GGUF_ROPE_FACTORS
 from ..layers.linear import StoredTensor
-from ..model_config import GGUF_ROPE_FACTORS, ModelConfig
+from ..model_config import ModelConfig
 from ..models.registry import model_class
 from ..quantization.mxfp4 import blocks_of_gguf
 from .gguf_reader import FastGGUFReader

@@ -105,6 +105,13 @@ class CausalLM(nn.Module):
         return content.get("rope_scaling") or content.get("rope_parameters") or {}
 
     @staticmethod
+    def fits_gguf(get: Callable[..., Any]) -> bool:
+        """Whether a GGUF file holds this model and not another one that such files call the same.
+        `get`: as `gguf_members`.
+        """
+        return True
+
+    @staticmethod
     def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
         """Members of config.json that do not follow from one key of a GGUF file alone. `get(key,
         default, type)`: metadata of the architecture; `tensors`: their names.

@@ -5,10 +5,11 @@ those that all tokens go through.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
 from ..layers.latent_attention import LatentAttention, LatentSizes
@@ -16,12 +17,37 @@ from ..layers.linear import StoredTensor
 from ..layers.mlp import GatedMLP
 from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
 from ..layers.rope_scaling import yarn_mscale
+from ..loader.checkpoint import renamed
 from ..loader.experts import MERGED, take_apart
 from ..model_config import ModelConfig
-from .causal_lm import CausalLM
+from ..rope_config import gguf_rope
+from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
+from .qwen3_moe import GGUF_EXPERTS
 
 ARCHITECTURE = "DeepseekV2ForCausalLM"
 MODEL_TYPE = "deepseek_v2"
+GGUF_ARCHITECTURE = "deepseek2"
+
+GGUF_SHARED_EXPERTS = {
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    "exp_probs_b": "mlp.gate.e_score_correction",
+}
+GGUF_ROUTING = {
+    "expert_count": "n_routed_experts",
+    "expert_shared_count": "n_shared_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "leading_dense_block_count": "first_k_dense_replace",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+}
+CORRECTION = {r"\.e_score_correction\.bias$": ".e_score_correction_bias"}
+"""What GGUF files call what models of such experts have."""
+_SIGMOID = 2
+"""llama.cpp's number of how experts are scored."""
 _METHODS = ("greedy", "group_limited_greedy")
 """How experts are chosen."""
 
@@ -75,6 +101,55 @@ class DeepseekV2ForCausalLM(CausalLM):
     config_class: ClassVar[type[ModelConfig]] = DeepseekV2Config
     config_defaults: ClassVar = {**CausalLM.config_defaults, "head_dim": 64}
     takes_partial_rotary = True
+    gguf_names: ClassVar[dict[str, str]] = gguf_names(
+        {
+            **GGUF_BLOCK,
+            **GGUF_EXPERTS,
+            **GGUF_SHARED_EXPERTS,
+            "attn_q_a": "self_attn.q_a_proj",
+            "attn_q_a_norm": "self_attn.q_a_layernorm",
+            "attn_q_b": "self_attn.q_b_proj",
+            "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+            "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+            "attn_kv_b": "self_attn.kv_b_proj",
+            "attn_k_b": "self_attn.kv_b_proj.*.keys",
+            "attn_v_b": "self_attn.kv_b_proj.*.values",
+        }
+    )
+    gguf_keys: ClassVar[dict[str, str]] = {
+        **GGUF_ROUTING,
+        "attention.kv_lora_rank": "kv_lora_rank",
+        "attention.q_lora_rank": "q_lora_rank",
+        "rope.dimension_count": "qk_rope_head_dim",
+    }
+
+    @staticmethod
+    def fits_gguf(get: Callable[..., Any]) -> bool:
+        return bool(get("expert_gating_func", 0) != _SIGMOID)
+
+    @staticmethod
+    def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
+        # Files that hold keys' and values' products as one have no sizes of latent vectors.
+        key = get("attention.key_length_mla", 0) or get("attention.key_length")
+        value = get("attention.value_length_mla", 0) or get("attention.value_length")
+        groups = get("expert_group_count", 1)
+        members = {
+            "qk_nope_head_dim": key - get("rope.dimension_count"),
+            "v_head_dim": value,
+            "attention_bias": "blk.0.attn_kv_a_mqa.bias" in tensors,
+            "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
+            "norm_topk_prob": bool(get("expert_weights_norm", False)),
+            "n_group": groups,
+            "topk_group": get("expert_group_used_count", 1),
+        }
+        if "blk.0.attn_q.weight" in tensors:
+            members["q_lora_rank"] = None
+        rope = gguf_rope(get, {})
+        if "mscale_all_dim" in rope:
+            # Of this architecture llama.cpp's converter writes a tenth.
+            rope["mscale_all_dim"] = rope["mscale"] = round(rope["mscale_all_dim"] * 10, 5)
+            members["rope_scaling"] = rope
+        return members
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
@@ -94,6 +169,10 @@ class DeepseekV2ForCausalLM(CausalLM):
             or int(found[1]) < config.num_layers
         ]
         return take_apart(kept, MERGED)
+
+    @staticmethod
+    def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        return list(_joined(renamed(tensors, CORRECTION)))
 
     def make_attention(self, layer: int) -> nn.Module:
         config = self.config
@@ -145,3 +224,36 @@ class DeepseekV2ForCausalLM(CausalLM):
             FusedMoE(size, width, config.n_routed_experts),
             GatedMLP(size, width * config.n_shared_experts),
         )
+
+
+_OF_HEAD = re.compile(r"(.*\.kv_b_proj)\.(\d+)\.(keys|values)\.weight")
+
+
+def _joined(tensors: Sequence[StoredTensor]) -> Iterator[StoredTensor]:
+    """What makes a head's keys, [R, N], and its values, [V, R], become one weight of all heads, of
+    each the rows of keys above those of values: llama.cpp keeps them apart.
+    """
+    layers: dict[str, dict[tuple[int, bool], StoredTensor]] = {}
+    for tensor in tensors:
+        if found := _OF_HEAD.fullmatch(tensor.name):
+            part = int(found[2]), found[3] == "values"
+            layers.setdefault(found[1], {})[part] = tensor
+        else:
+            yield tensor
+    for name, parts in layers.items():
+        yield _of_heads(f"{name}.weight", [parts[key] for key in sorted(parts)])
+
+
+def _of_heads(name: str, parts: Sequence[StoredTensor]) -> StoredTensor:
+    """`parts`: keys and values by turns."""
+    shapes = [part.shape for part in parts]
+    if len(parts) % 2 or any(len(shape) != 2 for shape in shapes):
+        raise parts[0].fault("has no keys and values of each head beside it")
+    rows = [shape[1 - number % 2] for number, shape in enumerate(shapes)]
+
+    def copy_to(target: torch.Tensor) -> None:
+        for number, (part, place) in enumerate(zip(parts, torch.split(target, rows), strict=True)):
+            values = part.read()
+            place.copy_(values if number % 2 else values.T)
+
+    return StoredTensor(parts[0].file, name, (sum(rows), shapes[0][0]), copy_to)

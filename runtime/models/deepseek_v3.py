@@ -4,8 +4,9 @@ sigmoids and chosen by corrected scores.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..layers.moe import Routing
 from ..model_config import ModelConfig
@@ -14,6 +15,7 @@ from .deepseek_v2 import DeepseekV2ForCausalLM, LatentConfig
 ARCHITECTURE = "DeepseekV3ForCausalLM"
 MODEL_TYPE = "deepseek_v3"
 ALSO_MODEL_TYPE = "kimi_k2"
+GGUF_ARCHITECTURE = "deepseek2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,10 @@ class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
         **DeepseekV2ForCausalLM.config_defaults,
         "max_position_embeddings": 4096,
     }
+
+    @staticmethod
+    def fits_gguf(get: Callable[..., Any]) -> bool:
+        return not DeepseekV2ForCausalLM.fits_gguf(get)
 
     def routing(self) -> Routing:
         config = self.config

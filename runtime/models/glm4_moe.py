@@ -5,7 +5,7 @@ beside one that all tokens go through.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,12 +16,16 @@ from ..layers.mlp import GatedMLP
 from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
 from ..layers.norm import RMSNorm
 from ..layers.self_attention import SelfAttention
+from ..loader.checkpoint import renamed
 from ..loader.experts import MERGED, take_apart
 from ..model_config import ModelConfig
-from .causal_lm import CausalLM
+from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
+from .deepseek_v2 import CORRECTION, GGUF_ROUTING, GGUF_SHARED_EXPERTS
+from .qwen3_moe import GGUF_EXPERTS
 
 ARCHITECTURE = "Glm4MoeForCausalLM"
 MODEL_TYPE = "glm4_moe"
+GGUF_ARCHITECTURE = "glm4moe"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,15 +55,34 @@ class Glm4MoeForCausalLM(CausalLM):
         "partial_rotary_factor": 0.5,
     }
     takes_partial_rotary = True
+    gguf_names: ClassVar[dict[str, str]] = gguf_names(
+        {
+            **GGUF_BLOCK,
+            **GGUF_EXPERTS,
+            **GGUF_SHARED_EXPERTS,
+            "post_attention_norm": "post_attention_layernorm",
+        }
+    )
+    gguf_keys: ClassVar[dict[str, str]] = GGUF_ROUTING
+
+    @staticmethod
+    def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
+        return {
+            "num_hidden_layers": get("block_count") - get("nextn_predict_layers", 0),
+            "attention_bias": "blk.0.attn_q.bias" in tensors,
+            "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors,
+            "norm_topk_prob": bool(get("expert_weights_norm", False)),
+        }
+
+    @staticmethod
+    def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        return renamed(
+            [tensor for tensor in tensors if _is_within(tensor.name, config)], CORRECTION
+        )
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
-        kept = [
-            tensor
-            for tensor in tensors
-            if not (found := re.match(r"model\.layers\.(\d+)\.", tensor.name))
-            or int(found[1]) < config.num_layers
-        ]
+        kept = [tensor for tensor in tensors if _is_within(tensor.name, config)]
         return take_apart(kept, MERGED)
 
     def make_attention(self, layer: int) -> nn.Module:
@@ -91,3 +114,9 @@ class Glm4MoeForCausalLM(CausalLM):
             FusedMoE(size, width, config.n_routed_experts, activation=config.activation),
             GatedMLP(size, width * config.n_shared_experts),
         )
+
+
+def _is_within(name: str, config: Any) -> bool:
+    """Whether a tensor is of no layer behind the last one."""
+    found = re.match(r"(?:model\.layers|blk)\.(\d+)\.", name)
+    return found is None or int(found[1]) < config.num_layers

@@ -31,6 +31,10 @@ class LlamaForCausalLM(CausalLM):
     gguf_interleaves_heads = True
 
     @staticmethod
+    def fits_gguf(get: Callable[..., Any]) -> bool:
+        return not get("expert_count", 0)
+
+    @staticmethod
     def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
         return {
             "attention_bias": "blk.0.attn_q.bias" in tensors,

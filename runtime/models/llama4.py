@@ -5,7 +5,7 @@ layers, or every other one, are mixtures of experts that weigh what an expert ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,10 +22,13 @@ from ..layers.self_attention import SelfAttention
 from ..loader.checkpoint import renamed
 from ..loader.experts import Merged, take_apart
 from ..model_config import ModelConfig, check_size
-from .causal_lm import CausalLM
+from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
+from .deepseek_v2 import GGUF_SHARED_EXPERTS
+from .qwen3_moe import GGUF_EXPERTS
 
 ARCHITECTURE = "Llama4ForCausalLM"
 MODEL_TYPE = "llama4_text"
+GGUF_ARCHITECTURE = "llama4"
 
 _MERGED = {
     "gate_up_proj": Merged(("gate_proj", "up_proj"), transposed=True),
@@ -36,6 +39,8 @@ _NAMES = {
     r"\.feed_forward\.shared_expert\.": ".mlp.shared_experts.",
     r"\.feed_forward\.": ".mlp.",
 }
+_MAVERICKS_EXPERTS = 128
+"""It alone has no norms of queries and keys."""
 _CHUNKED, _WHOLE = "chunked_attention", "full_attention"
 
 
@@ -96,6 +101,28 @@ class Llama4ForCausalLM(CausalLM):
         "rms_norm_eps": 1e-5,
         "rope_theta": 500000.0,
     }
+
+    gguf_names: ClassVar[dict[str, str]] = gguf_names(
+        {**GGUF_BLOCK, **GGUF_EXPERTS, **GGUF_SHARED_EXPERTS}
+    )
+    gguf_keys: ClassVar[dict[str, str]] = {
+        "expert_count": "num_local_experts",
+        "expert_used_count": "num_experts_per_tok",
+        "expert_feed_forward_length": "intermediate_size",
+        "feed_forward_length": "intermediate_size_mlp",
+        "interleave_moe_layer_step": "interleave_moe_layer_step",
+    }
+
+    @staticmethod
+    def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
+        """Files say nothing of chunks, positions and temperature: llama.cpp has Scout's and
+        Maverick's numbers, and a window of 0 tokens for models that have none of them.
+        """
+        members: dict[str, Any] = {"use_qk_norm": get("expert_count", 0) != _MAVERICKS_EXPERTS}
+        if get("attention.sliding_window", 1) == 0:
+            count = get("block_count")
+            members |= {"attention_chunk_size": None, "no_rope_layers": [1] * count}
+        return members
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:

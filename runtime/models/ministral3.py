@@ -4,6 +4,7 @@ before them, as Llama 4's do.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from .mistral import MistralForCausalLM
 
 ARCHITECTURE = "Ministral3ForCausalLM"
 MODEL_TYPE = "ministral3"
+GGUF_ARCHITECTURE = "mistral3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,11 @@ class Ministral3ForCausalLM(MistralForCausalLM):
     @property
     def layers_are_llamas(self) -> bool:  # type: ignore[override]
         return super().layers_are_llamas and self.config.llama_4_scaling_beta is None
+
+    @staticmethod
+    def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
+        beta = get("attention.temperature_scale", 0.0, float)
+        return {"rope_parameters": {"llama_4_scaling_beta": beta}} if beta else {}
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:

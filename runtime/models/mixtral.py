@@ -17,8 +17,7 @@ from .mistral import MistralForCausalLM
 
 ARCHITECTURE = "MixtralForCausalLM"
 MODEL_TYPE = "mixtral"
-GGUF_ARCHITECTURE = "llama_of_experts"
-# Files call it llama: see `registry.OF_EXPERTS`.
+GGUF_ARCHITECTURE = "llama"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +50,10 @@ class MixtralForCausalLM(MistralForCausalLM):
         "expert_count": "num_local_experts",
         "expert_used_count": "num_experts_per_tok",
     }
+
+    @staticmethod
+    def fits_gguf(get: Callable[..., Any]) -> bool:
+        return bool(get("expert_count", 0))
 
     @staticmethod
     def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:

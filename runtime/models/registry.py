@@ -6,6 +6,8 @@ architecture's name.
     ALSO_MODEL_TYPE = "qwen3_of_others"  # in config.json of another's checkpoints, where there are
     GGUF_ARCHITECTURE = "qwen3"          # `general.architecture`, where such files exist
 
+Of several models that GGUF files call the same, `CausalLM.fits_gguf` tells which it is.
+
 Encoders, which make vectors and scores of texts, say theirs so, and the class has this name:
 
     ENCODER = "Bert"                     # of BertModel and BertForSequenceClassification
@@ -71,17 +73,11 @@ def _named_files() -> Iterator[tuple[str, dict[str, str]]]:
         yield path.stem, dict(_NAME.findall(path.read_text(encoding="utf-8")))
 
 
-OF_EXPERTS = "_of_experts"
-"""Behind the name that a model of experts shares with one that has none, in GGUF files."""
-
-
-def find_model(
-    *, architecture: str | None = None, gguf: str | None = None, has_experts: bool = False
-) -> ModelNames:
-    """The model with the one or the other name. Raises `ValueError` where there is none."""
+def find_model(*, architecture: str | None = None, gguf: str | None = None) -> ModelNames:
+    """The model with the one or the other name; of several that GGUF files call the same, the
+    first. Raises `ValueError` where there is none.
+    """
     models = find_models()
-    if has_experts and any(names.gguf == f"{gguf}{OF_EXPERTS}" for names in models):
-        gguf = f"{gguf}{OF_EXPERTS}"
     for names in models:
         if names.architecture == architecture or (gguf is not None and names.gguf == gguf):
             return names
