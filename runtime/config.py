@@ -377,3 +377,5 @@ class ResolvedConfig(EngineConfig):
     piecewise_cuda_graph_max_tokens: int
     cuda_graph_max_bs: int
     disable_overlap_schedule: bool
+    state_slots: int = 0
+    """Of the pool of recurrent states, the reserved one among them; 0: the model has none."""

@@ -64,7 +64,7 @@ def resolve_cache(
     page_size, fraction = steps.page_size, steps.mem_fraction_static
     if slot_bytes:
         steps = _with_states(steps, free_bytes, slot_bytes)
-        free_bytes -= state_slots(steps) * slot_bytes
+    states = steps.state_slots * slot_bytes
     if max_total_tokens is not None:
         pages = max_total_tokens // page_size
         if pages < LEAST_PAGES:
@@ -72,16 +72,16 @@ def resolve_cache(
                 f"--max-total-tokens {max_total_tokens} is too few: the least is "
                 f"{LEAST_PAGES * page_size}, two pages"
             )
-        if pages * page_bytes > free_bytes:
+        if pages * page_bytes > free_bytes - states:
             raise ValueError(
                 f"--max-total-tokens {max_total_tokens} takes {pages * page_bytes / 2**20:.0f} "
-                f"MiB, but {free_bytes / 2**20:.0f} MiB are free; at most "
-                f"{free_bytes // page_bytes * page_size} tokens fit"
+                f"MiB, but {(free_bytes - states) / 2**20:.0f} MiB are free; at most "
+                f"{(free_bytes - states) // page_bytes * page_size} tokens fit"
             )
     else:
         # More than every running request at full length would never be used.
         pages = min(
-            int(free_bytes * (fraction or 1.0)) // page_bytes,
+            (int(free_bytes * (fraction or 1.0)) - states) // page_bytes,
             steps.max_running_requests * -(-steps.context_length // page_size),
         )
         if pages < LEAST_PAGES:
@@ -100,25 +100,21 @@ def resolve_cache(
     return replace(steps, context_length=min(steps.context_length, size), max_total_tokens=size)
 
 
-def state_slots(steps: ResolvedConfig) -> int:
-    """How many slots the pool of recurrent states has: one a running request, and the reserved
-    one.
-    """
-    return steps.max_running_requests + 1
-
-
 def _with_states(steps: ResolvedConfig, free_bytes: int, slot_bytes: int) -> ResolvedConfig:
-    """With as many running requests as there is memory for the states of."""
+    """With as many running requests as there is memory for the states of, and up to as many slots
+    more, in which prefixes keep snapshots.
+    """
     fraction = steps.mem_fraction_static or 1.0
-    running = int(free_bytes * fraction * _STATES_SHARE) // slot_bytes - 1
-    if running < 1:
+    slots = int(free_bytes * fraction * _STATES_SHARE) // slot_bytes - 1
+    if slots < 1:
         raise ValueError(
             f"too little memory for recurrent states: {free_bytes / 2**20:.0f} MiB are free, those "
             f"of a request take {slot_bytes / 2**20:.2f} MiB; choose a smaller model"
         )
-    running = min(running, steps.max_running_requests)
+    running = min(slots, steps.max_running_requests)
     return replace(
         steps,
         max_running_requests=running,
         cuda_graph_max_bs=min(running, steps.cuda_graph_max_bs),
+        state_slots=min(slots, 2 * running) + 1,
     )

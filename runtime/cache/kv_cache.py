@@ -7,13 +7,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..engine.request import Request
+from .block_pool import HOLE, BlockGroup, BlockPool
 from .pool import RESERVED_PAGE
 from .radix import RadixCache
+from .states import RESERVED_SLOT
 
 
 class PageAllocator:
-    """Free pages of a pool of `num_pages`, or slots of one, number 0 excluded. Last freed, first
-    reused: likely still in a cache near the core.
+    """Free pages of a pool of `num_pages`, page 0 excluded. Last freed, first reused: likely still
+    in a cache near the core.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -50,20 +52,32 @@ class PageAllocator:
 
 class KVCache:
     """Owns which request holds which page. Every page is free, in the prefix tree, or held by
-    exactly one request. Every slot is free or held by one.
+    exactly one request.
 
-    `state_slots`: of the pool of states, the reserved one among them; 0 for models without. Then
-    nothing is shared: pages alone do not say how a prefix goes on.
+    `state_slots`: of the pool of recurrent states, the reserved one among them; 0 for models
+    without. A prefix is shared where the tree has a snapshot of the state behind it. One is taken
+    at page borders behind which another prompt may go on: where that of a request ends, and where
+    it leaves one that the tree has; for at least `snapshot_tokens` new tokens each.
     """
 
     def __init__(
-        self, num_pages: int, page_size: int, *, share_prefixes: bool, state_slots: int = 0
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        share_prefixes: bool,
+        state_slots: int = 0,
+        snapshot_tokens: int = 64,
     ) -> None:
         self.page_size = page_size
-        self.shares_prefixes = share_prefixes and not state_slots
+        self.shares_prefixes = share_prefixes
         self.allocator = PageAllocator(num_pages)
-        self.slots = PageAllocator(state_slots) if state_slots else None
-        self.radix = RadixCache(self.allocator.free, page_size, enabled=self.shares_prefixes)
+        self.states = BlockPool(state_slots) if state_slots else None
+        self._snapshot_tokens = snapshot_tokens if share_prefixes else None
+        groups = [BlockGroup(self.states, 1)] if self.states is not None else []
+        self.radix = RadixCache(
+            self.allocator.free, page_size, enabled=share_prefixes, groups=groups
+        )
 
     @property
     def total_tokens(self) -> int:
@@ -79,11 +93,6 @@ class KVCache:
         """Tokens of pages that requests hold, alone or shared."""
         return self.total_tokens - self.allocator.free_pages * self.page_size - self.cached_tokens
 
-    @property
-    def available_pages(self) -> int:
-        """Pages that are free or can be made so by eviction."""
-        return self.allocator.free_pages + self.radix.evictable_pages
-
     def attach(self, request: Request) -> None:
         """Give a request that holds nothing the cached prefix of its tokens, short of the last one:
         its logits are wanted.
@@ -93,48 +102,71 @@ class KVCache:
         # missing.
         limit = 0 if request.prompt_logprobs_due else request.num_tokens - 1
         pages, node = self.radix.match(request.tokens[:limit])
+        if self.states is not None:
+            request.branch = len(pages) * self.page_size
+            pages, node, (state,) = self.radix.resume(pages, node)
+            request.state_source = state[0].number if state else RESERVED_SLOT
         self.radix.lock(node)
         request.pages, request.node = pages, node
         request.shared_pages = len(pages)
-        request.num_computed = len(pages) * self.page_size
+        request.num_computed = request.saved_at = len(pages) * self.page_size
 
-    def pages_wanted(self, request: Request, num_new: int) -> int:
-        """How many more pages `num_new` more tokens need."""
-        return -(-(request.num_computed + num_new) // self.page_size) - len(request.pages)
+    def has_room(self, request: Request, num_new: int, spare: int) -> bool:
+        """Whether `num_new` more tokens of a request find room, by eviction too, with so many pages
+        to spare.
+        """
+        available = self.allocator.free_pages + self.radix.evictable_pages
+        return self._pages_wanted(request, num_new) + spare <= available and (
+            self.states is None or request.state is not None or self.states.available > 0
+        )
+
+    def whole_pages(self, request: Request, num_new: int) -> int:
+        """How many of `num_new` tokens the next step is to take: up to where a snapshot is wanted,
+        or, of a part of a prompt, up to a page's border, where one may be.
+        """
+        begin, end = request.num_computed, request.num_computed + num_new
+        if self.states is None or self._snapshot_tokens is None or begin >= request.num_prompt:
+            return num_new
+        last = (request.num_tokens - 1) // self.page_size * self.page_size
+        for border in sorted((request.branch, last)):
+            if begin < border < end and border - request.saved_at >= self._snapshot_tokens:
+                return border - begin
+        border = end // self.page_size * self.page_size
+        return border - begin if begin < border and end < request.num_tokens else num_new
 
     def reserve(self, request: Request, num_new: int) -> bool:
         """Make room for `num_new` more tokens, evicting cached prefixes where needed; False where
         there is no room.
         """
-        if self.slots is not None and not request.state_slot:
-            slots = self.slots.allocate(1)
-            if slots is None:
-                return False
-            (request.state_slot,) = slots
-        wanted = self.pages_wanted(request, num_new)
-        if wanted <= 0:
-            return True
+        wanted = self._pages_wanted(request, num_new)
         missing = wanted - self.allocator.free_pages
         if missing > self.radix.evictable_pages:
             return False
         if missing > 0:
             self.radix.evict(missing)
-        pages = self.allocator.allocate(wanted)
-        if pages is None:
-            return False
-        request.pages += pages
-        return True
+        if wanted > 0:
+            pages = self.allocator.allocate(wanted)
+            if pages is None:
+                return False
+            request.pages += pages
+        return self.states is None or self._reserve_state(
+            self.states, request, request.num_computed + num_new
+        )
 
-    def share(self, request: Request) -> None:
-        """Put the computed whole pages of a request into the prefix tree, and hold them there."""
-        pages, node = self.radix.insert(request.tokens[: request.num_computed], request.pages)
-        if len(pages) <= request.shared_pages:
-            return
-        self.radix.lock(node)
-        assert request.node is not None
-        self.radix.unlock(request.node)
-        request.pages[: len(pages)] = pages
-        request.node, request.shared_pages = node, len(pages)
+    def advance(self, request: Request, num_new: int) -> None:
+        """A step with so many tokens of a request, which were reserved, has been launched. What it
+        computes of a prompt is shared at once: who finds that reads it in a later step, which the
+        device runs after this one.
+        """
+        prefills = request.num_computed < request.num_prompt
+        request.num_computed += num_new
+        request.state_source = None
+        if request.snapshot is not None:
+            self._drop_saved(request)
+            request.saved[request.num_computed // self.page_size - 1] = request.snapshot
+            request.saved_at, request.snapshot = request.num_computed, None
+        if prefills:
+            self._share(request)
 
     def release(self, request: Request) -> None:
         """Take everything back from a request; what it computed stays in the prefix tree until it
@@ -142,13 +174,16 @@ class KVCache:
         """
         if request.node is None:
             return
-        self.share(request)
+        self._share(request)
         self.allocator.free(request.pages[request.shared_pages :])
         self.radix.unlock(request.node)
-        if self.slots is not None and request.state_slot:
-            self.slots.free([request.state_slot])
         request.pages, request.node = [], None
-        request.shared_pages = request.num_computed = request.state_slot = 0
+        request.shared_pages = request.num_computed = 0
+        if self.states is not None:
+            self._drop_saved(request)
+            for block in (request.state, request.snapshot):
+                self.states.let_go(block or HOLE)
+            request.state = request.snapshot = request.state_source = None
 
     def flush(self) -> int:
         """Drop every prefix that no request uses; returns the number of tokens."""
@@ -158,15 +193,65 @@ class KVCache:
         """Assert that no page or slot is leaked and none has two owners. `holders`: every request
         that may hold some.
         """
-        slots = [request.state_slot for request in holders if request.state_slot]
-        assert len(slots) == len(set(slots)), "a slot has two owners"
-        assert set(slots) == (self.slots.owned() if self.slots else set()), "a slot is leaked"
-        in_tree = [page for node in self.radix.nodes() for page in node.pages]
+        holders = list(holders)
+        nodes = list(self.radix.nodes())
+        in_tree = [page for node in nodes for page in node.pages]
         private = [page for request in holders for page in request.pages[request.shared_pages :]]
         owned = in_tree + private
         assert len(owned) == len(set(owned)), "a page has two owners"
         assert set(owned) == self.allocator.owned(), "a page is leaked or used after it was freed"
         assert self.radix.total_pages == len(in_tree)
         assert self.radix.evictable_pages == sum(
-            len(node.pages) for node in self.radix.nodes() if node.lock_count == 0
+            len(node.pages) for node in nodes if node.lock_count == 0
         )
+        assert all(len(each) == len(node.pages) for node in nodes for each in node.columns)
+        if self.states is not None:
+            held = [(each.state, each.snapshot, *each.saved.values()) for each in holders]
+            self.states.check(
+                [block for each in held for block in each if block is not None],
+                [block for node in nodes for block in node.columns[-1]],
+            )
+
+    def _pages_wanted(self, request: Request, num_new: int) -> int:
+        """How many more pages `num_new` more tokens need."""
+        return -(-(request.num_computed + num_new) // self.page_size) - len(request.pages)
+
+    def _reserve_state(self, states: BlockPool, request: Request, end: int) -> bool:
+        """A slot for the state, and one for its snapshot if that is wanted behind `end` tokens and
+        to be had.
+        """
+        if request.state is None:
+            blocks = states.allocate(1)
+            if blocks is None:
+                return False
+            (request.state,) = blocks
+        if (
+            self._snapshot_tokens is not None
+            and request.snapshot is None
+            and end % self.page_size == 0
+            and end - request.saved_at >= self._snapshot_tokens
+        ):
+            blocks = states.allocate(1)
+            request.snapshot = blocks[0] if blocks else None
+        return True
+
+    def _share(self, request: Request) -> None:
+        """Put the computed whole pages of a request into the prefix tree, and hold them there."""
+        tokens = request.tokens[: request.num_computed]
+        pages, node = self.radix.insert(tokens, request.pages, [request.saved])
+        if any(place < len(pages) for place in request.saved):
+            # It is the tree's now.
+            self._drop_saved(request)
+        if len(pages) <= request.shared_pages:
+            return
+        self.radix.lock(node)
+        assert request.node is not None
+        self.radix.unlock(request.node)
+        request.pages[: len(pages)] = pages
+        request.node, request.shared_pages = node, len(pages)
+
+    def _drop_saved(self, request: Request) -> None:
+        if self.states is not None:
+            for block in request.saved.values():
+                self.states.let_go(block)
+            request.saved.clear()

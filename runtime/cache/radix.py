@@ -3,18 +3,25 @@
 The tree works in whole pages: every node holds a run of n * page_size tokens and their n pages, and
 children of a node differ in their first page. A lock on a node holds it and all its ancestors; what
 is not locked can be evicted, least recently used first, from the leaves upwards.
+
+Groups of layers that need the end of a prefix alone have a column of blocks beside the pages, one a
+page or a hole. A recurrent state stands beside the last page that is in it.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 
 import numpy as np
 import numpy.typing as npt
 
+from .block_pool import HOLE, Block, BlockGroup
+
 Tokens = npt.NDArray[np.int64]
+Column = dict[int, Block]
+"""A request's blocks of a group, by the numbers of their pages."""
 
 
 class Node:
@@ -22,11 +29,18 @@ class Node:
     below it.
     """
 
-    __slots__ = ("children", "last_used", "lock_count", "pages", "parent", "tokens")
+    __slots__ = ("children", "columns", "last_used", "lock_count", "pages", "parent", "tokens")
 
-    def __init__(self, tokens: Tokens, pages: list[int], parent: Node | None) -> None:
+    def __init__(
+        self,
+        tokens: Tokens,
+        pages: list[int],
+        columns: list[list[Block]],
+        parent: Node | None,
+    ) -> None:
         self.tokens = tokens
         self.pages = pages
+        self.columns = columns
         self.parent = parent
         self.children: dict[bytes, Node] = {}
         self.lock_count = 0
@@ -35,13 +49,19 @@ class Node:
 
 class RadixCache:
     """Prefixes whose keys and values are in the cache. With `enabled` false nothing is ever kept or
-    found. `free` takes back the pages that it no longer wants.
+    found. `free` takes back the pages that it no longer wants. `groups`: those with a column.
     """
 
     def __init__(
-        self, free: Callable[[Iterable[int]], None], page_size: int, *, enabled: bool = True
+        self,
+        free: Callable[[Iterable[int]], None],
+        page_size: int,
+        *,
+        enabled: bool = True,
+        groups: Sequence[BlockGroup] = (),
     ) -> None:
-        self.root = Node(np.empty(0, np.int64), [], None)
+        self.root = Node(np.empty(0, np.int64), [], [[] for _ in groups], None)
+        self._groups = groups
         self.evictable_pages = 0
         self.total_pages = 0
         self._free = free
@@ -67,12 +87,53 @@ class RadixCache:
             self._touch(node)
         return pages, node
 
-    def insert(self, tokens: Tokens, pages: list[int]) -> tuple[list[int], Node]:
+    def resume(self, pages: list[int], node: Node) -> tuple[list[int], Node, list[list[Block]]]:
+        """Of what `match` gave the longest beginning behind which every group can go on, the node
+        where it ends, and the blocks of the last `span` pages of each group.
+        """
+        path = [node]
+        while (parent := path[-1].parent) is not None:
+            path.append(parent)
+        columns = [
+            [block for part in reversed(path) for block in part.columns[number]]
+            for number in range(len(self._groups))
+        ]
+        end = len(pages)
+        while end and (
+            holes := [
+                place
+                for column, group in zip(columns, self._groups, strict=True)
+                for place in range(max(0, end - group.span), end)
+                if not column[place].number
+            ]
+        ):
+            end = max(holes)
+        begin = len(pages)
+        for part in path:
+            begin -= len(part.pages)
+            if begin < end:
+                cut = end - begin
+                node = part if cut == len(part.pages) else self._split(part, cut)
+                break
+        else:
+            node = self.root
+        ends = [
+            column[max(0, end - group.span) : end]
+            for column, group in zip(columns, self._groups, strict=True)
+        ]
+        return pages[:end], node, ends
+
+    def insert(
+        self, tokens: Tokens, pages: list[int], columns: Sequence[Column] = ()
+    ) -> tuple[list[int], Node]:
         """Give the tree the whole pages of `tokens`; returns the tree's pages for them, and the
         node where they end.
 
         Where the tree already has a prefix in other pages, its own stay and the caller's duplicates
         are freed. The caller must have locked the part of `pages` that it got from the tree.
+
+        `columns`: blocks beside them, of each group, all held by the caller, who afterwards holds
+        the tree's in their place where it had them already.
         """
         if not self._enabled:
             return [], self.root
@@ -82,12 +143,14 @@ class RadixCache:
         rest = pages[len(known) : whole]
         if rest:
             run = tokens[len(known) * self._page_size : whole * self._page_size].copy()
-            child = Node(run, rest, node)
+            child = Node(run, rest, [[HOLE] * len(rest) for _ in self._groups], node)
             node.children[self._first_page(run, 0)] = child
             self.evictable_pages += len(rest)
             self.total_pages += len(rest)
             node = child
             self._touch(node)
+        for number, (group, column) in enumerate(zip(self._groups, columns, strict=False)):
+            self._keep(group, number, column, node, whole)
         return known + rest, node
 
     def lock(self, node: Node) -> None:
@@ -142,6 +205,27 @@ class RadixCache:
         same = int(differs[0]) if len(differs) else len(there)
         return same // self._page_size
 
+    def _keep(self, group: BlockGroup, number: int, column: Column, node: Node, end: int) -> None:
+        """Put the blocks of a column that stand before `end`, where `node` ends, into the tree's
+        holes.
+        """
+        left = sorted(place for place in column if place < end)
+        while left:
+            begin = end - len(node.pages)
+            while left and left[-1] >= begin:
+                place = left.pop()
+                mine, theirs = column[place], node.columns[number][place - begin]
+                if not theirs.number:
+                    node.columns[number][place - begin], mine.kept = mine, True
+                elif theirs is not mine:
+                    group.blocks.hold(theirs)
+                    group.blocks.let_go(mine)
+                    column[place] = theirs
+            end = begin
+            if left:
+                assert node.parent is not None
+                node = node.parent
+
     def _split(self, node: Node, pages: int) -> Node:
         """Cut a node behind its first `pages` pages; returns the new upper part, which takes the
         node's place.
@@ -149,10 +233,12 @@ class RadixCache:
         cut = pages * self._page_size
         parent = node.parent
         assert parent is not None
-        upper = Node(node.tokens[:cut], node.pages[:pages], parent)
+        above = [column[:pages] for column in node.columns]
+        upper = Node(node.tokens[:cut], node.pages[:pages], above, parent)
         upper.lock_count, upper.last_used = node.lock_count, node.last_used
         parent.children[self._first_page(upper.tokens, 0)] = upper
         node.tokens, node.pages, node.parent = node.tokens[cut:], node.pages[pages:], upper
+        node.columns = [column[pages:] for column in node.columns]
         upper.children[self._first_page(node.tokens, 0)] = node
         return upper
 
@@ -187,6 +273,10 @@ class RadixCache:
         assert parent is not None
         key = self._first_page(node.tokens, 0)
         del node.pages[-pages:]
+        for group, column in zip(self._groups, node.columns, strict=True):
+            for block in column[-pages:]:
+                group.blocks.forget(block)
+            del column[-pages:]
         node.tokens = node.tokens[: len(node.pages) * self._page_size]
         if node.pages:
             self._push_idle(node)

@@ -11,7 +11,9 @@ from ...kernels.staging import to_device
 from ...kernels.state import StateLayout
 
 RESERVED_SLOT = 0
-"""Never handed out: what only pads a batch reads zeros here and writes nothing."""
+"""Never handed out: what only pads a batch reads zeros here and writes nothing, and so do requests
+that begin.
+"""
 
 
 def slot_bytes(layouts: Sequence[StateLayout]) -> int:
@@ -39,9 +41,13 @@ class StatePool:
     def num_bytes(self) -> int:
         return self.num_slots * self.slot_bytes
 
-    def clear(self, slots: Sequence[int]) -> None:
-        """Zeros, for requests that begin."""
-        (index,) = to_device([np.array(slots, np.int64)], self.device)
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy the states of slots to others, each (from, to), as if all at once. Those that begin
+        are copied from the reserved slot.
+        """
+        if not pairs:
+            return
+        (places,) = to_device([np.array(pairs, np.int64).T.copy()], self.device)
         for layer in self.tensors:
             for tensor in layer:
-                tensor.index_fill_(0, index, 0)
+                tensor.index_copy_(0, places[1], tensor.index_select(0, places[0]))

@@ -288,12 +288,7 @@ class EngineCore:
         self._steps += 1
         self._overlapped_steps += previous is not None
         for request, num_new in scheduled:
-            prefilled = request.num_computed < request.num_prompt
-            request.num_computed += num_new
-            if prefilled:
-                # Who finds these pages reads them in a later step, which the device runs after this
-                # one.
-                self._cache.share(request)
+            self._cache.advance(request, num_new)
         for row, request in enumerate(step.samplers):
             request.add_placeholder(row)
         return step

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..cache.radix import Node
+from ..cache.block_pool import Block
+from ..cache.radix import Column, Node
 from ..sampling.grammar import Matcher
 from ..sampling.logits_processors import LogitsProcessor, processors_for
 from ..sampling.params import SamplingParams
@@ -21,8 +22,13 @@ class Request:
     A request decodes when one token is left, the one sampled last; before that it prefills. The
     last `num_placeholders` tokens stand for those that a step in flight samples: the device knows
     them and the host does not yet. `shared_pages` of its pages, from the front, belong to the
-    prefix tree and are held by the lock on `node`. `state_slot`: where its recurrent state is; 0
-    for models that have none.
+    prefix tree and are held by the lock on `node`.
+
+    Of a model with a recurrent state, whose slots are blocks: `state` has the request's own, into
+    which its next step copies that of `state_source` (None: it goes on with what is there), and
+    behind which it is copied to `snapshot` where one is wanted. `saved`: the last snapshot, until
+    it is shared; `saved_at`: behind how many tokens that was. `branch`: how many tokens the prefix
+    tree knew when the request began, more of them perhaps than it had a snapshot behind.
     """
 
     def __init__(
@@ -60,7 +66,11 @@ class Request:
         """How far it is computed, by steps that have been launched."""
         self.pages: list[int] = []
         self.shared_pages = 0
-        self.state_slot = 0
+        self.state: Block | None = None
+        self.state_source: int | None = None
+        self.snapshot: Block | None = None
+        self.saved: Column = {}
+        self.saved_at = self.branch = 0
         self.node: Node | None = None
         self.cached_tokens: int | None = None
         """Prompt tokens found in the prefix tree when it first ran; None before."""

@@ -93,6 +93,7 @@ class Scheduler:
             if self._in_flight and request.awaits_token:
                 continue
             num_new = min(budget, request.num_tokens - request.num_computed)
+            num_new = self._cache.whole_pages(request, num_new)
             while not self._cache.reserve(request, num_new):
                 victim = self.running[-1]
                 self._preempt(victim)
@@ -116,10 +117,9 @@ class Scheduler:
                 self._cache.release(request)
                 continue
             uncomputed = request.num_tokens - request.num_computed
-            num_new = min(budget, uncomputed)
+            num_new = self._cache.whole_pages(request, min(budget, uncomputed))
             # The whole sequence must find pages, with one to spare for each that runs to go on.
-            wanted = self._cache.pages_wanted(request, uncomputed) + len(self.running)
-            fits = wanted <= self._cache.available_pages or not self.running
+            fits = not self.running or self._cache.has_room(request, uncomputed, len(self.running))
             if not fits or not self._cache.reserve(request, num_new):
                 self._cache.release(request)
                 break
@@ -157,10 +157,8 @@ class Scheduler:
             and self.running
             and (urgent := self.waiting[0]).priority > self.running[-1].priority
         ):
-            wanted = self._cache.pages_wanted(urgent, urgent.num_tokens)
-            if (
-                len(self.running) < self._max_running
-                and wanted + len(self.running) <= self._cache.available_pages
+            if len(self.running) < self._max_running and self._cache.has_room(
+                urgent, urgent.num_tokens, len(self.running)
             ):
                 return
             self._preempt(self.running[-1])

@@ -36,7 +36,8 @@ def digest(scheduled: list[Scheduled]) -> tuple[int, int, int]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """`input_ids`, `positions` [T] int64, request after request. `sample_rows`: rows whose logits
-    give `samplers` their next token. `fresh_slots`: where states begin in this step.
+    give `samplers` their next token. `state_copies`: from which slot to
+    which states are copied before the step, `snapshots`: behind it.
     """
 
     scheduled: list[Scheduled]
@@ -45,7 +46,8 @@ class Batch:
     metadata: AttentionMetadata
     samplers: list[Request]
     sample_rows: torch.Tensor
-    fresh_slots: list[int]
+    state_copies: list[tuple[int, int]]
+    snapshots: list[tuple[int, int]]
 
     @property
     def num_tokens(self) -> int:
@@ -117,9 +119,9 @@ def build_batch(
             last_rows[pending],
             np.array([scheduled[row].request.sampled_row for row in pending]),
         ]
-    slots_of_states = [request.state_slot for request, _ in scheduled if request.state_slot]
-    if slots_of_states:
-        arrays.append(np.array(slots_of_states))
+    states = [(request, request.state.number) for request, _ in scheduled if request.state]
+    if states:
+        arrays.append(np.array([slot for _, slot in states]))
     tensors = to_device(arrays, device)
     if pending:
         assert sampled is not None
@@ -133,15 +135,16 @@ def build_batch(
             seq_lens=seq_lens,
             block_table=tensors[2],
             slot_mapping=tensors[3],
-            state_slots=tensors[-1] if slots_of_states else None,
+            state_slots=tensors[-1] if states else None,
         ),
         samplers=[scheduled[row].request for row in ending],
         sample_rows=tensors[4],
-        fresh_slots=[
-            request.state_slot
-            for request, _ in scheduled
-            if request.state_slot and not request.num_computed
+        state_copies=[
+            (request.state_source, slot)
+            for request, slot in states
+            if request.state_source is not None
         ],
+        snapshots=[(slot, request.snapshot.number) for request, slot in states if request.snapshot],
     )
 
 

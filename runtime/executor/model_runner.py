@@ -35,7 +35,7 @@ from ..loader.loader import load_model, random_model
 from ..loader.resolve import resolve_model_path
 from ..models.causal_lm import CausalLM
 from ..quantization.methods import describe, linear_kinds
-from ..resolve_config import LEAST_PAGES, resolve_cache, resolve_steps, state_slots
+from ..resolve_config import LEAST_PAGES, resolve_cache, resolve_steps
 from .batch import Batch, Scheduled
 from .forward_context import PagedAttention
 from .memory_profile import profile_memory
@@ -126,7 +126,7 @@ class ModelRunner:
         self.pool = self._make_pool(
             self.config.max_total_tokens // self.config.page_size + 1, self.config.page_size
         )
-        self.states = self._make_states(state_slots(self.config))
+        self.states = self._make_states(self.config.state_slots)
         attention = PagedAttention(backend=backend, pool=self.pool, states=self.states)
         self.page_size = self.pool.page_size
         self._kv_bytes = self.pool.num_bytes + (self.states.num_bytes if self.states else 0)
@@ -141,7 +141,7 @@ class ModelRunner:
         if self.states is not None:
             self._remarks["states"] = (
                 f"{self.states.num_slots - 1:,} of {self.states.slot_bytes / 2**20:.2f} MiB for "
-                "recurrent layers, in the memory of the KV cache"
+                "requests that run and prefixes that are kept, in the memory of the KV cache"
             )
         self.graphs = GraphRunner(
             self.model, self.platform, self.config, attention, self.seen_lengths, ranks
@@ -156,9 +156,12 @@ class ModelRunner:
         """Hidden states [T, hidden] of a step; the keys and values of its tokens are written to
         their slots.
         """
-        if self.states is not None and batch.fresh_slots:
-            self.states.clear(batch.fresh_slots)
-        return self.graphs(batch)
+        if self.states is None:
+            return self.graphs(batch)
+        self.states.copy(batch.state_copies)
+        hidden = self.graphs(batch)
+        self.states.copy(batch.snapshots)
+        return hidden
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Logits [N, V] float32 of hidden [N, hidden], which every rank has; None on all but rank

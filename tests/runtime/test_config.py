@@ -23,10 +23,14 @@ MODEL = ModelConfig(
 )  # fmt: skip
 
 
-def resolved(free: int = 1000 * MIB, page: int = MIB, **settings: Any) -> ResolvedConfig:
+def resolved(
+    free: int = 1000 * MIB, page: int = MIB, slot: int = 0, **settings: Any
+) -> ResolvedConfig:
     asked = EngineConfig(page_size=16, **settings)
     steps = resolve_steps(asked, MODEL, Platform())
-    return resolve_cache(steps, asked.max_total_tokens, free_bytes=free, page_bytes=page)
+    return resolve_cache(
+        steps, asked.max_total_tokens, free_bytes=free, page_bytes=page, slot_bytes=slot
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,3 +123,21 @@ def test_whatever_is_left_open_the_cache_fits_and_every_number_is_chosen(
     assert all(number >= 1 for number in numbers)
     assert config.max_total_tokens // 16 * page <= free
     assert config.context_length <= config.max_total_tokens
+
+
+@pytest.mark.parametrize(
+    ("slot", "asked", "running", "slots"),
+    [(MIB, 16, 16, 33), (20 * MIB, 256, 24, 25), (20 * MIB, 14, 14, 25), (250 * MIB, 4, 1, 2)],
+)
+def test_states_take_half_of_the_memory_at_most_and_limit_what_runs(
+    slot: int, asked: int, running: int, slots: int
+) -> None:
+    config = resolved(slot=slot, max_running_requests=asked)
+    assert (config.max_running_requests, config.state_slots) == (running, slots)
+    assert config.cuda_graph_max_bs <= running
+    assert slots * slot + config.max_total_tokens // 16 * MIB <= 1000 * MIB
+
+
+def test_no_memory_for_the_state_of_one_request() -> None:
+    with pytest.raises(ValueError, match=r"recurrent states: 1000 MiB .* 400\.00 MiB; choose"):
+        resolved(slot=400 * MIB)

@@ -102,13 +102,18 @@ class RecurrentToyRunner(ToyRunner):
         assert batch.metadata.state_slots is not None
         slots = batch.metadata.state_slots.numpy()
         assert len(set(slots)) == len(slots) and 0 not in slots
-        self.states[batch.fresh_slots] = 0
+        self._copy(batch.state_copies)
         for slot, new in zip(slots, batch.input_ids.split(batch.metadata.query_lens), strict=True):
             self.states[slot] = _continued(int(self.states[slot]), new.numpy())
         hidden = super().forward(batch)
         ends = np.cumsum(batch.metadata.query_lens) - 1
         assert hidden[ends, 0].tolist() == (self.states[slots] + 7).tolist()
+        self._copy(batch.snapshots)
         return hidden
+
+    def _copy(self, pairs: list[tuple[int, int]]) -> None:
+        sources, targets = np.array(pairs, np.int64).reshape(-1, 2).T
+        self.states[targets] = self.states[sources]
 
 
 def _continued(state: int, new: np.ndarray) -> int:
@@ -132,7 +137,13 @@ def make_core(
     runner = runner_class(num_pages, page_size)
     core = EngineCore(
         runner,
-        KVCache(num_pages, page_size, share_prefixes=share_prefixes, state_slots=state_slots),
+        KVCache(
+            num_pages,
+            page_size,
+            share_prefixes=share_prefixes,
+            state_slots=state_slots,
+            snapshot_tokens=4,
+        ),
         token_budget=token_budget,
         max_running_requests=max_running_requests,
         context_length=context_length,

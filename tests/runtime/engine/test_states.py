@@ -10,13 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from served_answers import arrivals_of, core_of, jobs_of_several, serve, sizes_of_all_kinds
-from toy_runner import RecurrentToyRunner, assert_idle, make_core
+from toy_runner import (
+    RecurrentToyRunner,
+    ToyRunner,
+    assert_idle,
+    continuation,
+    drain,
+    make_core,
+    tokens,
+)
 
+from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.engine.messages import GenerateRequest
 from piecework.runtime.sampling.params import SamplingParams
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     jobs=jobs_of_several,
     sizes=sizes_of_all_kinds,
@@ -49,3 +58,68 @@ def test_more_requests_than_slots_wait_for_one(slots: int) -> None:
         most = max(most, core.stats().running_requests)
     assert most == slots - 1
     assert_idle(core)
+
+
+def asked(core: EngineCore, rid: str, prompt: list[int], count: int = 1, **more: Any) -> None:
+    params = SamplingParams(temperature=0.0, max_new_tokens=count, ignore_eos=True)
+    core.add(GenerateRequest(rid=rid, input_ids=prompt, params=params, **more))
+
+
+def cached(core: EngineCore, prompt: list[int], count: int = 1) -> int:
+    """How many tokens of a prompt the prefix cache had."""
+    asked(core, "r", prompt, count)
+    outputs = drain(core)["r"]
+    assert tokens(outputs) == continuation(prompt, count)
+    return outputs[0].cached_tokens
+
+
+def recurrent_core(**sizes: Any) -> tuple[EngineCore, ToyRunner]:
+    return make_core(runner_class=RecurrentToyRunner, state_slots=9, **sizes)
+
+
+def test_a_prompt_that_comes_again_goes_on_behind_its_last_whole_page() -> None:
+    core, _ = recurrent_core(token_budget=16)
+    prompt = [3 * n % 50 for n in range(40)]
+    assert [cached(core, prompt), cached(core, prompt), cached(core, [*prompt, 1])] == [
+        0,
+        36,
+        40,
+    ]
+
+
+def test_prompts_that_part_ways_share_what_they_have_in_common_from_the_third_on() -> None:
+    core, _ = recurrent_core()
+    system = [n % 7 for n in range(20)]
+    assert [cached(core, system + [n] * 20) for n in (1, 2, 3)] == [0, 0, 20]
+
+
+def test_a_second_turn_goes_on_behind_the_first_answer() -> None:
+    core, _ = recurrent_core()
+    prompt = list(range(10))
+    assert cached(core, prompt, 20) == 0
+    assert cached(core, [*prompt, *continuation(prompt, 20), 7, 7]) == 28
+
+
+def test_who_gives_way_goes_on_from_the_last_snapshot() -> None:
+    core, runner = recurrent_core(max_running_requests=1)
+    asked(core, "patient", list(range(10)), 20)
+    for _ in range(12):
+        core.step()
+    asked(core, "urgent", [9], 2, priority=1)
+    outputs = drain(core)
+    assert tokens(outputs["urgent"]) == continuation([9], 2)
+    assert core.stats().preemptions_total == 1
+    assert runner.step_tokens[12:15] == [1, 1, 1], "twenty of its 21 tokens were saved"
+
+
+def test_snapshots_give_way_to_requests_that_run() -> None:
+    core, _ = make_core(
+        num_pages=129, runner_class=RecurrentToyRunner, state_slots=4, max_running_requests=3
+    )
+    for number in range(6):
+        cached(core, [number] * 20)
+    for number in range(3):
+        asked(core, f"r{number}", [number + 10] * 20, 5)
+    assert len(drain(core)) == 3
+    core.flush_cache()
+    assert core._cache.states is not None and core._cache.states.available == 3

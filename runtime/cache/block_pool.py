@@ -1,0 +1,107 @@
+"""Blocks that a prefix may lose: pages of sliding windows and slots of recurrent states.
+
+Of a cached prefix they are wanted only where a request may go on behind it. So the prefix tree
+keeps them as long as nobody needs the room, and one that is taken back leaves a hole in the tree.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+
+class Block:
+    """One page or slot. `number`: which; 0: it was taken back. `holders`: requests that use it;
+    `kept`: whether the prefix tree has it.
+    """
+
+    __slots__ = ("holders", "kept", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.holders = 1
+        self.kept = False
+
+
+HOLE = Block(0)
+"""In the place of one that is not there."""
+
+
+class BlockPool:
+    """Free blocks of `size`, number 0 excluded, and those that only the tree keeps, which are taken
+    back least recently used first.
+    """
+
+    def __init__(self, size: int) -> None:
+        assert size >= 2, "a pool needs the reserved block and one more"
+        self.size = size - 1
+        self._free = list(range(size - 1, 0, -1))
+        self._idle: OrderedDict[Block, None] = OrderedDict()
+
+    @property
+    def available(self) -> int:
+        """Blocks that are free or can be made so."""
+        return len(self._free) + len(self._idle)
+
+    def allocate(self, count: int) -> list[Block] | None:
+        """`count` blocks, held once each; None where fewer are available."""
+        if count > self.available:
+            return None
+        while len(self._free) < count:
+            oldest, _ = self._idle.popitem(last=False)
+            self._take_back(oldest)
+        return [Block(self._free.pop()) for _ in range(count)]
+
+    def hold(self, block: Block) -> None:
+        """One more request uses it; it must not have been taken back."""
+        assert block.number
+        block.holders += 1
+        self._idle.pop(block, None)
+
+    def let_go(self, block: Block) -> None:
+        """A request uses it no more. A hole may be let go of too."""
+        if not block.number:
+            return
+        block.holders -= 1
+        assert block.holders >= 0, "a block is let go of more often than held"
+        if block.holders == 0:
+            if block.kept:
+                self._idle[block] = None
+            else:
+                self._take_back(block)
+
+    def forget(self, block: Block) -> None:
+        """The tree keeps it no more. May be a hole."""
+        block.kept = False
+        if block.number and block.holders == 0:
+            del self._idle[block]
+            self._take_back(block)
+
+    def _take_back(self, block: Block) -> None:
+        self._free.append(block.number)
+        block.number, block.kept = 0, False
+
+    def check(self, held: list[Block], kept: list[Block]) -> None:
+        """Assert that each block has the holders it counts, and that none is lost. `held`: by
+        requests, one entry a holder; `kept`: by the tree, holes among them.
+        """
+        kept = [block for block in kept if block.number]
+        assert all(block.kept for block in kept) and len(set(kept)) == len(kept)
+        assert all(block.number for block in held), "a request holds a block that was taken back"
+        holders = dict.fromkeys(kept, 0)
+        for block in held:
+            holders[block] = holders.get(block, 0) + 1
+        assert all(block.holders == count for block, count in holders.items())
+        assert all(block.kept == (block in set(kept)) for block in holders)
+        numbers = [block.number for block in holders]
+        assert sorted(numbers + self._free) == list(range(1, self.size + 1)), "a block is lost"
+        assert set(self._idle) == {block for block in kept if not block.holders}
+
+
+class BlockGroup(NamedTuple):
+    """Layers that go on from the end of a prefix alone: those of a sliding window, or with a
+    recurrent state. Of the last `span` pages each must have its block.
+    """
+
+    blocks: BlockPool
+    span: int
