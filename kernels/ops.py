@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import reference
+from . import recurrent_steps, reference
+from .recurrent_steps import DeltaWeights, Mamba2Weights, States
 
 _versions: dict[str, Any] = {}
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -225,6 +226,46 @@ def fused_moe(
     result: torch.Tensor = _version("fused_moe", x)(
         x, topk_ids, topk_weights, gate_up, gate_up_bias, down, down_bias, limit, weighs_input
     )
+    return result
+
+
+def _recurrent(op: str, x: torch.Tensor) -> Any:
+    """What computes a step of a layer with a recurrent state."""
+    plain = getattr(recurrent_steps, op)
+    return getattr(_versions.get(x.device.type), op, plain)
+
+
+def conv_step(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    states: torch.Tensor,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    result: torch.Tensor = _recurrent("conv_step", x)(x, weight, bias, states, slots)
+    return result
+
+
+def mamba2_step(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    weights: Mamba2Weights,
+    states: States,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    result: torch.Tensor = _recurrent("mamba2_step", x)(x, dt, weights, states, slots)
+    return result
+
+
+def gated_delta_step(
+    x: torch.Tensor,
+    b: torch.Tensor,
+    a: torch.Tensor,
+    weights: DeltaWeights,
+    states: States,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    result: torch.Tensor = _recurrent("gated_delta_step", x)(x, b, a, weights, states, slots)
     return result
 
 

@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
+
+from .state_plan import StatePlan, plan_states
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class StateLayout:
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.tensors)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StateMetadata:
     """Whose states the tokens of one step continue.
 
@@ -41,3 +44,8 @@ class StateMetadata:
 
     query_lens: list[int]
     slots: torch.Tensor
+
+    @cached_property
+    def plan(self) -> StatePlan:
+        """What the layers of the step share; made at the first of them."""
+        return plan_states(self.query_lens, self.slots)

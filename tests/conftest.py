@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -83,16 +83,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def own_split_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_split_ops(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No split ops of tests' toy models: a compiling process does not know them, and a cut forward
-    is kept by what there is.
+    is kept by what there is. Those of layers that the test imports stay.
     """
-    own = {
-        name: run
-        for name, run in split_ops._implementations.items()
-        if name.startswith("piecework::")
-    }
-    monkeypatch.setattr(split_ops, "_implementations", own)
+    everyones = split_ops._implementations
+
+    def own(ops: dict[str, split_ops.Implementation]) -> dict[str, split_ops.Implementation]:
+        return {name: run for name, run in ops.items() if name.startswith("piecework::")}
+
+    monkeypatch.setattr(split_ops, "_implementations", own(everyones))
+    yield
+    everyones.update(own(split_ops._implementations))
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.paged_attention import TorchAttention
 from piecework.kernels.platform import Platform
 from piecework.runtime.cache.pool import KVPool, in_cache_dtype
+from piecework.runtime.cache.states import StatePool
 from piecework.runtime.executor.forward_context import PagedAttention
 from piecework.runtime.layers.attention import register_attention
 from piecework.runtime.layers.parallel import WHOLE, Shard
@@ -62,7 +63,8 @@ def answer(
     page = min([_PAGE, *(each.window for each in layouts if each.chunked and each.window)])
     pages = torch.arange(1, 1 + _PAGE // page, dtype=platform.slot_dtype, device=device)
     pool = KVPool(layouts, num_pages=1 + len(pages), page_size=page, platform=platform)
-    attention = PagedAttention(backend=backend, pool=pool)
+    states = StatePool(model.state_layouts(_DTYPE), num_slots=2, platform=platform)
+    attention = PagedAttention(backend=backend, pool=pool, states=states)
     rows, tokens = [], list(PROMPT)
     for step in range(steps + 1):
         begin = 0 if step == 0 else len(tokens) - 1
@@ -72,6 +74,7 @@ def answer(
             seq_lens=[len(tokens)],
             block_table=pages[None],
             slot_mapping=(positions + page).to(device, platform.slot_dtype),
+            state_slots=torch.ones(1, dtype=torch.int64, device=device),
         )
         with attention.step(metadata):
             hidden = (forward or model)(

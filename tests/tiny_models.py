@@ -82,8 +82,9 @@ def make_tiny_model(
     for name, parameter in model.named_parameters():
         # transformers starts norms at 1 and biases at 0, which would hide that they are left out.
         if name.endswith(("norm.weight", "bias")):
-            # Gemma's stand at 0.
-            mean = float(name.endswith("weight") and not architecture.startswith("gemma"))
+            # Gemma's and Qwen3-Next's stand at 0.
+            less_one = architecture.startswith(("gemma", "qwen3_next", "qwen3_5"))
+            mean = float(name.endswith("weight") and not less_one)
             torch.nn.init.normal_(parameter, mean=mean, std=0.3)
     model.save_pretrained(path)
     _write_tokenizer(path)

@@ -20,14 +20,18 @@ from .rotary import Rotations
 class DecoderLayer(nn.Module):
     """Attention and feed-forward, each on the normalised sum of everything before (Llama).
 
-    `attention`: of x [T, hidden] and rotations; `mlp`: of x [T, hidden]. A layer of another shape
-    is a class of its model's file with the same `forward`.
+    `attention`: of x [T, hidden] and rotations, or what takes its place, as `name` calls it; `mlp`:
+    of x [T, hidden]. A layer of another shape is a class of its model's file with the same
+    `forward`.
     """
 
-    def __init__(self, config: ModelConfig, attention: nn.Module, mlp: nn.Module) -> None:
+    def __init__(
+        self, config: ModelConfig, attention: nn.Module, mlp: nn.Module, name: str = "self_attn"
+    ) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.self_attn = attention
+        self.add_module(name, attention)
+        self.mixer = name
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = mlp
 
@@ -40,7 +44,7 @@ class DecoderLayer(nn.Module):
             if residual is None
             else self.input_layernorm.add(x, residual)
         )
-        x = self.self_attn(x, rotations)
+        x = getattr(self, self.mixer)(x, rotations)
         x, residual = self.post_attention_layernorm.add(x, residual)
         return self.mlp(x), residual
 

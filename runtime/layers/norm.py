@@ -47,6 +47,26 @@ class AllHeadsRMSNorm(RMSNorm):
         return super().forward(x.flatten(1)).view(x.shape)
 
 
+class GatedRMSNorm(nn.Module):
+    """x [..., size] times silu(gate), normalised in `groups`; `norm_first`: normalised before it is
+    multiplied. In float32.
+    """
+
+    def __init__(self, size: int, eps: float, *, groups: int = 1, norm_first: bool = False) -> None:
+        super().__init__()
+        self.weight = weight(size)
+        self.eps, self.groups, self.norm_first = eps, groups, norm_first
+
+    def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        wide, gate = x.float(), F.silu(gate.float())
+        if not self.norm_first:
+            wide = wide * gate
+        parts = wide.view(*wide.shape[:-1], self.groups, -1)
+        parts = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + self.eps)
+        wide = parts.flatten(-2) * self.weight
+        return (wide * gate if self.norm_first else wide).to(x.dtype)
+
+
 class LayerNorm(nn.Module):
     """x [..., size] less its mean, normalised; x [..., heads, size] with a weight [heads, size]
     (Cohere).

@@ -89,7 +89,9 @@ def _split_attention(model: CausalLM, name: str, layer: Any, shard: Shard) -> No
             f"{name}: {heads} heads on {kv_heads} key/value heads cannot be split over {size} ranks"
         )
     rows, kv_rows = (Stretch(*(number * layer.head_dim for number in of)) for of in (queries, kv))
-    layer.qkv_proj.hold_rows({"q_proj": rows, "k_proj": kv_rows, "v_proj": kv_rows})
+    # A gate lies beside each query.
+    q_rows = Stretch(*(number * (1 + layer.gated) for number in rows))
+    layer.qkv_proj.hold_rows({"q_proj": q_rows, "k_proj": kv_rows, "v_proj": kv_rows})
     _sum_over_ranks(layer.o_proj, rows)
     layer.hold_heads(queries, kv, group=heads // kv_heads, skipped=skipped)
     _split_head_norm(layer, "q_norm", queries, shard)

@@ -18,7 +18,8 @@ class SelfAttention(nn.Module):
     `q_norm`, `k_norm`: of heads [T, heads, D], before they are turned. `rotary`: by which of the
     model's tables; None: the layer knows no positions. `interleaved`: pairs that are turned lie
     side by side. `chunked`, `scale`, `softcap`: as in `KVLayout`; no scale: 1 / sqrt(D). `sinks`:
-    each head has a score that takes weight from all tokens and gives nothing.
+    each head has a score that takes weight from all tokens and gives nothing. `gated`: q_proj gives
+    each head a gate beside its query, whose sigmoid the head's result is multiplied by.
     """
 
     def __init__(
@@ -36,14 +37,18 @@ class SelfAttention(nn.Module):
         softcap: float | None = None,
         sinks: bool = False,
         chunked: bool = False,
+        gated: bool = False,
     ) -> None:
         super().__init__()
         self.layer = layer
         self.head_dim = config.head_dim
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
+        self.gated = gated
         query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.qkv_proj = FusedLinear(
-            config.hidden_size, {"q_proj": query, "k_proj": key, "v_proj": key}, bias=qkv_bias
+            config.hidden_size,
+            {"q_proj": query * (1 + gated), "k_proj": key, "v_proj": key},
+            bias=qkv_bias,
         )
         self.o_proj = Linear(query, config.hidden_size, bias=o_bias)
         self.q_norm, self.k_norm = q_norm, k_norm
@@ -93,6 +98,10 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: torch.Tensor, rotations: Rotations) -> torch.Tensor:
         heads: torch.Tensor = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))
+        if self.gated:
+            queries, kv = heads.tensor_split([2 * self.num_heads], dim=1)
+            queries, gate = queries.view(-1, self.num_heads, 2, self.head_dim).unbind(2)
+            heads = torch.cat((queries, kv), dim=1)
         if self.q_norm is None or self.k_norm is None:
             turned, v = heads.tensor_split([self.num_heads + self.num_kv_heads], dim=1)
         else:
@@ -103,5 +112,8 @@ class SelfAttention(nn.Module):
         if self.rotary is not None:
             turned = self.turn(turned, rotations)
         q, k = turned.tensor_split([self.num_heads], dim=1)
-        output: torch.Tensor = self.o_proj(attention(q, k, v, self.layer))
+        attended = attention(q, k, v, self.layer)
+        if self.gated:
+            attended = attended * torch.sigmoid(gate.flatten(1))
+        output: torch.Tensor = self.o_proj(attended)
         return output

@@ -35,8 +35,10 @@ class GraniteConfig(LlamaConfig):
 class GraniteLayer(DecoderLayer):
     """Of `config`, a `GraniteConfig`."""
 
-    def __init__(self, config: Any, attention: nn.Module, mlp: nn.Module) -> None:
-        super().__init__(config, attention, mlp)
+    def __init__(
+        self, config: Any, attention: nn.Module, mlp: nn.Module, name: str = "self_attn"
+    ) -> None:
+        super().__init__(config, attention, mlp, name)
         self.multiplier: float = config.residual_multiplier
 
     def forward(
@@ -47,7 +49,7 @@ class GraniteLayer(DecoderLayer):
             if residual is None
             else self.input_layernorm.add(x, residual)
         )
-        x = self.self_attn(x, rotations) * self.multiplier
+        x = getattr(self, self.mixer)(x, rotations) * self.multiplier
         x, residual = self.post_attention_layernorm.add(x, residual)
         return self.mlp(x) * self.multiplier, residual
 

@@ -1,4 +1,4 @@
-"""Every op of `kernels.reference` that the C++ kernels have."""
+"""Every op of `kernels.reference` and `kernels.recurrent_steps` that the C++ kernels have."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from .quantize import (
     silu_and_mul_quantize_dynamic,
     silu_and_mul_quantize_static,
 )
+from .recurrent import conv_step, gated_delta_step, mamba2_step
 from .sampling import argmax, mask_logits, sample_filtered
 
 DTYPES = (torch.bfloat16,)
@@ -25,6 +26,9 @@ __all__ = [
     "add_rms_norm_quantize_dynamic",
     "add_rms_norm_quantize_static",
     "argmax",
+    "conv_step",
+    "gated_delta_step",
+    "mamba2_step",
     "mask_logits",
     "norm_rotary_embedding",
     "quantize_dynamic",

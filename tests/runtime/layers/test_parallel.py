@@ -25,7 +25,7 @@ from piecework.runtime.layers.norm import RMSNorm
 from piecework.runtime.layers.parallel import Shard
 from piecework.runtime.layers.rotary import Rotary
 from piecework.runtime.loader.loader import hollow_model
-from tests.runtime.models.variants import LATENT
+from tests.runtime.models.variants import DELTA, FALCON, LATENT, SHORT_CONV
 from tests.split_models import answer, answer_by, assert_alike, load
 from tests.thread_ranks import on_ranks, thread_ranks
 
@@ -56,6 +56,9 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "a norm over all heads, keys shared": ("olmo2", 4, {}),
     "norms of each head": ("cohere", 2, {"use_qk_norm": True, "tie_word_embeddings": True}),
     "a vocabulary that does not go round": ("llama", 2, {"vocab_size": 500, "eos_token_id": None}),
+    "short convolutions": ("lfm2", 2, SHORT_CONV),
+    "attention beside Mamba 2": ("falcon_h1", 2, FALCON),
+    "gates beside queries": ("qwen3_5_text", 2, DELTA),
 }
 
 

@@ -141,7 +141,9 @@ def test_a_prefix_hit_gives_the_same_logprobs(case: Case) -> None:
     run(core, PROMPTS[:1], params)
     longer = PROMPTS[0][:70] + PROMPTS[1]
     ((tokens, said),) = run(core, [longer], params)
-    assert core.stats().cached_tokens_total == 68
+    # What a recurrent state was behind a prefix is not kept.
+    has_states = core._cache.slots is not None
+    assert core.stats().cached_tokens_total == (0 if has_states else 68)
     assert_same(case, longer, tokens, said, skip=len(longer))
 
 

@@ -84,6 +84,35 @@ LLAMA4 = {
     "floor_scale": 16,
     "attn_scale": 0.5,
 }
+SHORT_CONV = {
+    "layer_types": ["conv", "full_attention", "conv"],
+    "conv_bias": True,
+    "conv_L_cache": 4,
+    "block_multiple_of": 32,
+    # Its configuration says True otherwise.
+    "tie_word_embeddings": False,
+}
+MAMBA = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "shared_intermediate_size": 80,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 24,
+}
+FALCON = {
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 24,
+}
+DELTA = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 32,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {"head_dim": 32}),
     "gemma2": (
@@ -236,6 +265,65 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
                 ),
             },
         },
+    ),
+    "lfm2": ("lfm2", {**SHORT_CONV, "tie_word_embeddings": True}),
+    "lfm2-moe": (
+        "lfm2_moe",
+        {
+            **EXPERTS,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+        },
+    ),
+    "granite4": (
+        "granitemoehybrid",
+        {**MAMBA, "num_local_experts": 0, "tie_word_embeddings": True},
+    ),
+    "granite4-moe": (
+        "granitemoehybrid",
+        {
+            **MAMBA,
+            "num_local_experts": 4,
+            "position_embedding_type": "rope",
+            "mamba_proj_bias": True,
+            "time_step_limit": [0.05, 2.0],
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.1,
+        },
+    ),
+    "falcon-h1": (
+        "falcon_h1",
+        {
+            **FALCON,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "key_multiplier": 0.6,
+            "embedding_multiplier": 3.0,
+            "lm_head_multiplier": 0.5,
+            "attention_in_multiplier": 0.7,
+            "attention_out_multiplier": 0.8,
+            "ssm_in_multiplier": 1.2,
+            "ssm_out_multiplier": 0.9,
+            "mlp_multipliers": [0.7, 1.3],
+            "ssm_multipliers": [0.5, 1.1, 0.8, 1.2, 0.7],
+        },
+    ),
+    "falcon-h1-gate": ("falcon_h1", {**FALCON, "tie_word_embeddings": True}),
+    "qwen3-next": (
+        "qwen3_next",
+        {
+            **DELTA,
+            **EXPERTS,
+            "shared_expert_intermediate_size": 80,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3.5": ("qwen3_5_text", {**DELTA, "tie_word_embeddings": True}),
+    "qwen3.5-moe": (
+        "qwen3_5_moe_text",
+        {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 80},
     ),
     "gpt-oss": (
         "gpt_oss",

@@ -1,0 +1,241 @@
+"""Layers with a recurrent state: the steps of decodes by `ops`, prompts in chunks by products of
+matrices, in one call.
+
+Shapes: T tokens of the step, H heads of P numbers, N numbers of a state for each, G groups of
+heads, K columns of a convolution over C channels; prompts are computed in n chunks of Q tokens.
+Rows of a step's tensors that its `StatePlan` leaves out pad it, and become zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from . import ops
+from .recurrent_steps import DeltaWeights, Mamba2Weights, States, delta_inputs, mamba2_inputs
+from .state_plan import CHUNK, Prompts, StatePlan
+
+Computed = Callable[..., torch.Tensor]
+
+
+def causal_conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    states: torch.Tensor,
+    plan: StatePlan,
+) -> None:
+    """x [T, C] through a convolution of each channel over its last K tokens, weight [C, K] and bias
+    [C] float32, into out [T, C]. states [slots, K - 1, C]: the tokens before, in the dtype of x.
+    """
+
+    _compute(
+        plan,
+        (x,),
+        out,
+        lambda x: ops.conv_step(x, weight, bias, states, plan.slots),
+        lambda x, prompts: _conv_prompts(x, weight, bias, states, prompts),
+    )
+    _clear_padding(plan, states)
+
+
+def mamba2(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    weights: Mamba2Weights,
+    out: torch.Tensor,
+    states: States,
+    plan: StatePlan,
+) -> None:
+    """Mamba 2 (arXiv:2405.21060) between its projections: x [T, C], which is x, b and c of heads
+    and groups (C = H * P + 2 * G * N), and dt [T, H] into out [T, H * P]. Behind a convolution and
+    silu, of each head and token
+
+        dt = softplus(dt + dt_bias)
+        state = exp(dt * a) * state + dt * x b^T        y = state c + d * x
+
+    states: [slots, K - 1, C] of the convolution and [slots, H, P, N].
+    """
+
+    def of_prompts(x: torch.Tensor, dt: torch.Tensor, prompts: Prompts) -> torch.Tensor:
+        conv = _conv_prompts(x, weights.conv, weights.conv_bias, states.conv, prompts)
+        x, b, c, dt = mamba2_inputs(conv, dt, weights, states)
+        y = _ssd_chunks(x, dt, weights.a, b, c, states.recurrent, prompts)
+        return torch.addcmul(y, x, weights.d[:, None]).flatten(1)
+
+    def step(x: torch.Tensor, dt: torch.Tensor) -> torch.Tensor:
+        return ops.mamba2_step(x, dt, weights, states, plan.slots)
+
+    _compute(plan, (x, dt), out, step, of_prompts)
+    _clear_padding(plan, *states)
+
+
+def gated_delta_net(
+    x: torch.Tensor,
+    b: torch.Tensor,
+    a: torch.Tensor,
+    weights: DeltaWeights,
+    out: torch.Tensor,
+    states: States,
+    plan: StatePlan,
+) -> None:
+    """The gated delta rule (arXiv:2412.06464) between its projections: x [T, C], which is queries,
+    keys and values (C = 2 * G * N + H * P), b and a [T, H] into out [T, H * P]. Behind a
+    convolution and silu, of each head and token, with k and q of length 1 and q / sqrt(N)
+
+        state = exp(weights.a * softplus(a + dt_bias)) * state
+        state += k (sigmoid(b) * (v - state^T k))^T     y = state^T q
+
+    states: [slots, K - 1, C] of the convolution and [slots, H, N, P].
+    """
+
+    def of_prompts(
+        x: torch.Tensor, b: torch.Tensor, a: torch.Tensor, prompts: Prompts
+    ) -> torch.Tensor:
+        conv = _conv_prompts(x, weights.conv, None, states.conv, prompts)
+        inputs = delta_inputs(conv, b, a, weights, states)
+        return _delta_chunks(*inputs, states.recurrent, prompts).flatten(1)
+
+    def step(x: torch.Tensor, b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        return ops.gated_delta_step(x, b, a, weights, states, plan.slots)
+
+    _compute(plan, (x, b, a), out, step, of_prompts)
+    _clear_padding(plan, *states)
+
+
+def _compute(
+    plan: StatePlan,
+    inputs: tuple[torch.Tensor, ...],
+    out: torch.Tensor,
+    step: Computed,
+    of_prompts: Computed,
+) -> None:
+    """The decodes' rows of the inputs by `step` and the prompts' by `of_prompts`, into those of
+    `out`.
+    """
+    out[plan.num_tokens :] = 0.0
+    if plan.rows is None:
+        out[: plan.num_tokens] = step(*(each[: plan.num_tokens] for each in inputs))
+    elif len(plan.rows):
+        result = step(*(each.index_select(0, plan.rows) for each in inputs))
+        out.index_copy_(0, plan.rows, result.to(out.dtype))
+    if (prompts := plan.prompts) is not None:
+        result = of_prompts(*(each.index_select(0, prompts.rows) for each in inputs), prompts)
+        out.index_copy_(0, prompts.rows, result.to(out.dtype))
+
+
+def _clear_padding(plan: StatePlan, *states: torch.Tensor) -> None:
+    """Slot 0 holds zeros, whatever rows that pad a step have left there."""
+    if plan.pads:
+        for each in states:
+            each[0].zero_()
+
+
+def _conv_prompts(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    states: torch.Tensor,
+    prompts: Prompts,
+) -> torch.Tensor:
+    """`causal_conv` of the prompts' tokens: [tokens, C] float32."""
+    taps = prompts.taps(weight.shape[1])
+    old = states.index_select(0, prompts.slots)
+    rows, columns = torch.cat((old.flatten(0, 1), x)), weight.t()
+    result = rows.index_select(0, taps.read[0]) * columns[0]
+    for read, column in zip(taps.read[1:], columns[1:], strict=True):
+        result.addcmul_(rows.index_select(0, read).float(), column)
+    states.index_copy_(0, prompts.slots, rows.index_select(0, taps.kept).view(old.shape))
+    return result if bias is None else result + bias
+
+
+def _ssd_chunks(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    states: torch.Tensor,
+    prompts: Prompts,
+) -> torch.Tensor:
+    """The states and products of Mamba 2: x [tokens, H, P], dt [tokens, H], b and c [tokens, G, N]
+    to [tokens, H, P]. Within a chunk tokens see one another as in attention, with products of
+    decays in the place of a softmax (section 6 of the paper).
+    """
+    n, groups, numbers = len(prompts.tokens), *b.shape[1:]
+    dt = dt[prompts.tokens] * prompts.valid[..., None]
+    decay = (dt * a).transpose(1, 2).cumsum(-1)
+    # [n, H, Q, P]; [n, G, Q, N]
+    values = (x[prompts.tokens] * dt[..., None]).transpose(1, 2)
+    b, c = b[prompts.tokens].transpose(1, 2), c[prompts.tokens].transpose(1, 2)
+    scores = (c @ b.mT).repeat_interleave(x.shape[1] // groups, 1) * _pairwise(decay)
+    y = (scores @ values).transpose(1, 2)
+    # Heads of a group are rows of one product, for they share b and c.
+    left = values * (decay[..., -1:] - decay).exp()[..., None]
+    added = (left.mT.reshape(n, groups, -1, CHUNK) @ b).view(n, *states.shape[1:])
+    lasting = decay[..., -1].exp()[..., None, None]
+    before = torch.empty_like(added)
+    kept, first = states.index_select(0, prompts.slots), 0
+    for state, stop in zip(kept, prompts.stops, strict=True):
+        for chunk in range(first, stop):
+            before[chunk] = state
+            torch.addcmul(added[chunk], lasting[chunk], state, out=state)
+        first = stop
+    states.index_copy_(0, prompts.slots, kept)
+    seen = c @ before.view(n, groups, -1, numbers).mT
+    seen = seen.transpose(1, 2).reshape(y.shape)
+    y = torch.addcmul(y, seen, decay.exp().transpose(1, 2)[..., None])
+    return y.flatten(0, 1).index_select(0, prompts.places)
+
+
+def _delta_chunks(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    prompts: Prompts,
+) -> torch.Tensor:
+    """The states and products of the gated delta rule: q and k [tokens, G, N], v [tokens, H, P],
+    decay and beta [tokens, H] to [tokens, H, P]. What the tokens of a chunk write depends on what
+    those before them wrote: a triangular system a chunk (section 3 of the paper).
+    """
+    times, valid = v.shape[1] // q.shape[1], prompts.valid[..., None]
+    decay = (decay[prompts.tokens] * valid).transpose(1, 2).cumsum(-1)
+    beta = (beta[prompts.tokens] * valid).transpose(1, 2)[..., None]
+    q, k = (each[prompts.tokens].transpose(1, 2) for each in (q, k))
+    pairwise = _pairwise(decay)
+    # [n, H, Q, Q]
+    attends = (q @ k.mT).repeat_interleave(times, 1) * pairwise
+    system = (k @ k.mT).repeat_interleave(times, 1) * pairwise * beta
+    # [n, H, Q, N] and [n, H, Q, P]
+    q, k = (each.repeat_interleave(times, 1) for each in (q, k))
+    v, grown = v[prompts.tokens].transpose(1, 2), decay.exp()[..., None]
+    wanted = torch.cat((v, k * grown), dim=-1) * beta
+    solved = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    written, read = solved.tensor_split([v.shape[-1]], dim=-1)
+    q, left = q * grown, (k * (decay[..., -1:] - decay).exp()[..., None]).mT
+    lasting = decay[..., -1].exp()[..., None, None]
+    y = torch.empty_like(written)
+    kept, first = states.index_select(0, prompts.slots), 0
+    for state, stop in zip(kept, prompts.stops, strict=True):
+        for chunk in range(first, stop):
+            new = written[chunk] - read[chunk] @ state
+            y[chunk] = q[chunk] @ state + attends[chunk] @ new
+            torch.baddbmm(lasting[chunk] * state, left[chunk], new, out=state)
+        first = stop
+    states.index_copy_(0, prompts.slots, kept)
+    return y.transpose(1, 2).flatten(0, 1).index_select(0, prompts.places)
+
+
+def _pairwise(decay: torch.Tensor) -> torch.Tensor:
+    """Of running sums of decays [n, H, Q], what is left of token j at token i: [n, H, Q, Q], 0
+    where j comes later.
+    """
+    later = torch.ones(decay.shape[-1], decay.shape[-1], dtype=torch.bool, device=decay.device)
+    gaps = decay[..., :, None] - decay[..., None, :]
+    # Before the exponential, which would overflow.
+    return gaps.masked_fill_(later.triu_(1), float("-inf")).exp_()

@@ -1,0 +1,140 @@
+"""One token each of several requests through layers with a recurrent state, in plain torch: what
+`ops` computes where no platform has a kernel.
+
+Shapes: T tokens, each of another request, H heads of P numbers, N numbers of a state for each, G
+groups of heads, K columns of a convolution over C channels. The states of a request lie at its slot
+of `slots` [T] int64 and are changed in place; those of slot 0 are padding's, and may be anything
+then.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+
+class States(NamedTuple):
+    """Where the states of requests lie. Of a convolution: `conv` [slots, K - 1, C], its last
+    tokens, in the dtype of what it takes; `recurrent` [slots, H, ...] float32.
+    """
+
+    conv: torch.Tensor
+    recurrent: torch.Tensor
+
+
+class Mamba2Weights(NamedTuple):
+    """All float32: `conv` [C, K], `conv_bias` [C], `a` below 0, `d`, `dt_bias` [H]; `dt_limits`:
+    what dt is held between.
+    """
+
+    conv: torch.Tensor
+    conv_bias: torch.Tensor | None
+    a: torch.Tensor
+    d: torch.Tensor
+    dt_bias: torch.Tensor
+    dt_limits: tuple[float, float]
+
+
+class DeltaWeights(NamedTuple):
+    """All float32: `conv` [C, K], `a` below 0 and `dt_bias` [H]."""
+
+    conv: torch.Tensor
+    a: torch.Tensor
+    dt_bias: torch.Tensor
+
+
+def conv_step(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    states: torch.Tensor,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """x [T, C] through a convolution of each channel over its last K tokens, weight [C, K] and bias
+    [C] float32: [T, C] float32.
+    """
+    rows = torch.cat((states.index_select(0, slots), x[:, None]), dim=1)
+    states.index_copy_(0, slots, rows[:, 1:])
+    result = (rows * weight.t()).sum(1)
+    return result if bias is None else result + bias
+
+
+def mamba2_step(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    weights: Mamba2Weights,
+    states: States,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """`recurrent.mamba2`: [T, H * P] float32."""
+    conv = conv_step(x, weights.conv, weights.conv_bias, states.conv, slots)
+    x, b, c, dt = mamba2_inputs(conv, dt, weights, states)
+    times = x.shape[1] // b.shape[1]
+    b, c = b.repeat_interleave(times, 1), c.repeat_interleave(times, 1)
+    state = states.recurrent.index_select(0, slots) * (dt * weights.a).exp()[..., None, None]
+    state = torch.addcmul(state, (x * dt[..., None])[..., None], b[:, :, None])
+    states.recurrent.index_copy_(0, slots, state)
+    return torch.addcmul((state @ c[..., None]).squeeze(-1), x, weights.d[:, None]).flatten(1)
+
+
+def gated_delta_step(
+    x: torch.Tensor,
+    b: torch.Tensor,
+    a: torch.Tensor,
+    weights: DeltaWeights,
+    states: States,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """`recurrent.gated_delta_net`: [T, H * P] float32."""
+    conv = conv_step(x, weights.conv, None, states.conv, slots)
+    q, k, v, decay, beta = delta_inputs(conv, b, a, weights, states)
+    times = v.shape[1] // q.shape[1]
+    q, k = q.repeat_interleave(times, 1), k.repeat_interleave(times, 1)
+    state = states.recurrent.index_select(0, slots) * decay.exp()[..., None, None]
+    change = (v - (k[:, :, None] @ state).squeeze(2)) * beta[..., None]
+    state = torch.addcmul(state, k[..., None], change[:, :, None])
+    states.recurrent.index_copy_(0, slots, state)
+    return (q[:, :, None] @ state).squeeze(2).flatten(1)
+
+
+def mamba2_inputs(
+    conv: torch.Tensor, dt: torch.Tensor, weights: Mamba2Weights, states: States
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What a convolution gives, [T, H * P + 2 * G * N], and dt [T, H] as x [T, H, P], b, c [T, G,
+    N] and dt, all float32.
+    """
+    _, heads, size, numbers = states.recurrent.shape
+    inner = heads * size
+    x, b, c = F.silu(conv).tensor_split([inner, (inner + conv.shape[1]) // 2], dim=-1)
+    dt = F.softplus(dt.float() + weights.dt_bias).clamp(*weights.dt_limits)
+    tokens = len(x)
+    return (
+        x.view(tokens, heads, size),
+        b.view(tokens, -1, numbers),
+        c.view(tokens, -1, numbers),
+        dt,
+    )
+
+
+_LEAST_SQUARES = 1e-6
+"""Added to the squares of a key or query before it is divided by their root."""
+
+
+def delta_inputs(
+    conv: torch.Tensor, b: torch.Tensor, a: torch.Tensor, weights: DeltaWeights, states: States
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What a convolution gives, [T, 2 * G * N + H * P], and b, a [T, H] as q, k [T, G, N], v [T, H,
+    P], decay (below 0) and beta [T, H], all float32.
+    """
+    _, heads, numbers, size = states.recurrent.shape
+    keys = (conv.shape[1] - heads * size) // 2
+    q, k, v = F.silu(conv).tensor_split([keys, 2 * keys], dim=-1)
+    tokens = len(v)
+    q, k = (each.view(tokens, -1, numbers) for each in (q, k))
+    q, k = (
+        each * torch.rsqrt(each.square().sum(-1, keepdim=True) + _LEAST_SQUARES) for each in (q, k)
+    )
+    decay = weights.a * F.softplus(a.float() + weights.dt_bias)
+    return q * numbers**-0.5, k, v.view(tokens, heads, size), decay, b.float().sigmoid()

@@ -1,0 +1,126 @@
+"""Who the tokens of one step belong to, as layers with a recurrent state take them: decodes in one
+call, prompts in chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from .staging import to_device
+
+CHUNK = 64
+"""Tokens of a prompt that are computed by products of matrices; states go from one chunk to the
+next.
+"""
+
+
+class Taps(NamedTuple):
+    """Of a convolution of K columns over rows of the prompts, (K - 1) kept ones of each, then all
+    new ones: what each token's columns read [K, tokens], and what is kept then [prompts * (K - 1)].
+    """
+
+    read: torch.Tensor
+    kept: torch.Tensor
+
+
+@dataclass(slots=True)
+class Prompts:
+    """Requests with several new tokens: `rows` of the step are theirs, their states lie at `slots`,
+    and each one's chunks end at one of `stops`.
+
+    Chunks [n, CHUNK] hold tokens, counted from the first prompt's first: `tokens`; `valid` is 0
+    where a prompt has ended, so that what stands there (a token of its own) changes no state;
+    `places`: which of them all are the tokens, in their order.
+    """
+
+    lens: list[int]
+    rows: torch.Tensor
+    slots: torch.Tensor
+    stops: list[int]
+    tokens: torch.Tensor
+    valid: torch.Tensor
+    places: torch.Tensor
+    _taps: dict[int, Taps] = field(default_factory=dict)
+
+    def taps(self, width: int) -> Taps:
+        """Of a convolution of `width` columns; made at the first layer that needs them."""
+        if width not in self._taps:
+            self._taps[width] = _make_taps(self.lens, width, self.rows.device)
+        return self._taps[width]
+
+
+class StatePlan(NamedTuple):
+    """Of a step of `num_tokens`. Requests with one new token: their states lie at `slots` [b],
+    their tokens are `rows` [b] of the step; None: all of it, in order. `pads`: whether one of the
+    slots may be padding's.
+    """
+
+    num_tokens: int
+    slots: torch.Tensor
+    rows: torch.Tensor | None
+    prompts: Prompts | None
+    pads: bool
+
+
+def plan_states(query_lens: Sequence[int], slots: torch.Tensor) -> StatePlan:
+    """The plan of a step, for all of its layers; arguments as of `StateMetadata`."""
+    lens = np.array(query_lens)
+    single = lens == 1
+    pads = slots.device.type != "cpu" or not bool(slots.all())
+    if single.all():
+        return StatePlan(len(lens), slots, None, None, pads)
+    starts = lens.cumsum() - lens
+    tokens, valid, stops = [], [], [0]
+    begin = 0
+    for length in lens[~single].tolist():
+        inside = np.arange(-(-length // CHUNK) * CHUNK)
+        tokens.append(begin + np.where(inside < length, inside, 0))
+        valid.append(inside < length)
+        stops.append(stops[-1] + len(inside) // CHUNK)
+        begin += length
+    is_valid = np.concatenate(valid)
+    arrays = [
+        starts[single],
+        single.nonzero()[0],
+        (~single).repeat(lens).nonzero()[0],
+        (~single).nonzero()[0],
+        np.concatenate(tokens).reshape(-1, CHUNK),
+        is_valid.astype(np.float32).reshape(-1, CHUNK),
+        is_valid.nonzero()[0],
+    ]
+    rows, decodes, prompt_rows, requests, *chunks = to_device(arrays, slots.device)
+    prompts = Prompts(
+        lens=lens[~single].tolist(),
+        rows=prompt_rows,
+        slots=slots.index_select(0, requests),
+        stops=stops[1:],
+        tokens=chunks[0],
+        valid=chunks[1],
+        places=chunks[2],
+    )
+    return StatePlan(int(lens.sum()), slots.index_select(0, decodes), rows, prompts, pads)
+
+
+def _make_taps(lens: Sequence[int], width: int, device: torch.device) -> Taps:
+    """A prompt's rows are its kept ones and then its new ones: a token reads the `width` that end
+    with its own, and the last `width - 1` are kept.
+    """
+    kept, lengths = width - 1, np.array(lens)
+    starts = lengths.cumsum() - lengths
+    owner = np.arange(len(lengths)).repeat(lengths)
+    inside = np.arange(len(owner)) - starts[owner]
+
+    def source(owner: np.ndarray[Any, Any], place: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Of the row `place` of a prompt's own."""
+        new = len(lengths) * kept + starts[owner] + place - kept
+        rows: np.ndarray[Any, Any] = np.where(place < kept, owner * kept + place, new)
+        return rows
+
+    read = source(owner[None], inside[None] + np.arange(width)[:, None])
+    last = source(np.arange(len(lengths))[:, None], lengths[:, None] + np.arange(kept)[None])
+    return Taps(*to_device([read, last.reshape(-1)], device))

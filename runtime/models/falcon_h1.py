@@ -1,0 +1,194 @@
+"""Falcon-H1 (arXiv:2507.22448): in each layer attention and Mamba 2 side by side, and multipliers
+of nearly all that is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ..layers.decoder import Decoder
+from ..layers.linear import StoredTensor
+from ..layers.mamba2 import Mamba2Mixer
+from ..layers.mlp import GatedMLP
+from ..layers.norm import GatedRMSNorm, RMSNorm
+from ..layers.rotary import Rotary, Rotations
+from ..layers.self_attention import SelfAttention
+from ..loader.checkpoint import renamed
+from ..model_config import ModelConfig
+from .causal_lm import CausalLM
+from .hybrid import Mamba2Config, mamba_fields
+
+ARCHITECTURE = "FalconH1ForCausalLM"
+MODEL_TYPE = "falcon_h1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FalconH1Config(Mamba2Config):
+    """`mlp_multipliers`: of the gate, and of the result. `ssm_multipliers`: of what Mamba 2's input
+    is projected to: gate, x, b, c and dt.
+    """
+
+    mamba_d_ssm: int | None = 1024
+    mamba_rms_norm: bool = False
+    mamba_norm_before_gate: bool = True
+    projectors_bias: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    embedding_multiplier: float = 1.0
+    lm_head_multiplier: float = 1.0
+    key_multiplier: float = 1.0
+    attention_in_multiplier: float = 1.0
+    attention_out_multiplier: float = 1.0
+    ssm_in_multiplier: float = 1.0
+    ssm_out_multiplier: float = 1.0
+    mlp_multipliers: list[float] | None = None
+    ssm_multipliers: list[float] | None = None
+
+
+class FalconMixer(Mamba2Mixer):
+    """Of `config`, a `FalconH1Config`."""
+
+    def __init__(self, config: Any, layer: int) -> None:
+        sizes = config.mamba
+        norm = None
+        if config.mamba_rms_norm:
+            first = config.mamba_norm_before_gate
+            norm = GatedRMSNorm(sizes.inner, config.norm_eps, groups=sizes.groups, norm_first=first)
+        super().__init__(
+            layer,
+            config.hidden_size,
+            sizes,
+            norm,
+            conv_bias=config.mamba_conv_bias,
+            in_bias=config.mamba_proj_bias,
+            out_bias=config.projectors_bias,
+        )
+        self.factor: float = config.ssm_in_multiplier
+        self.factors: list[float] = config.ssm_multipliers
+
+    def project(self, x: torch.Tensor) -> torch.Tensor:
+        sizes = self.sizes
+        b = 2 * sizes.inner
+        c = b + sizes.groups * sizes.state
+        at = [sizes.inner, b, c, -sizes.heads]
+        parts = super().project(x * self.factor).tensor_split(at, dim=-1)
+        return torch.cat([part * by for part, by in zip(parts, self.factors, strict=True)], dim=-1)
+
+
+class FalconAttention(SelfAttention):
+    """Whose keys are multiplied, which is the same as their scores."""
+
+    def __init__(self, config: Any, layer: int) -> None:
+        super().__init__(
+            config,
+            layer,
+            qkv_bias=config.attention_bias,
+            o_bias=config.attention_bias,
+            scale=config.head_dim**-0.5 * config.key_multiplier,
+        )
+
+
+class FalconMLP(GatedMLP):
+    def __init__(self, config: Any) -> None:
+        super().__init__(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.gate_factor: float = config.mlp_multipliers[0]
+        self.factor: float = config.mlp_multipliers[1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        down: torch.Tensor = self.down_proj(nn.functional.silu(gate * self.gate_factor) * up)
+        result: torch.Tensor = down * self.factor
+        return result
+
+
+class FalconLayer(nn.Module):
+    """Of `config`, a `FalconH1Config`."""
+
+    def __init__(self, config: Any, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mamba = FalconMixer(config, layer)
+        self.self_attn = FalconAttention(config, layer)
+        self.pre_ff_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = FalconMLP(config)
+        self.factors = (
+            config.ssm_out_multiplier,
+            config.attention_in_multiplier,
+            config.attention_out_multiplier,
+        )
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, rotations: Rotations
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = (
+            (self.input_layernorm(x), x)
+            if residual is None
+            else self.input_layernorm.add(x, residual)
+        )
+        of_mamba, into, of_attention = self.factors
+        mixed = self.mamba(x, rotations) * of_mamba
+        mixed = mixed + self.self_attn(x * into, rotations) * of_attention
+        x, residual = self.pre_ff_layernorm.add(mixed, residual)
+        return self.mlp(x), residual
+
+
+class FalconH1ForCausalLM(CausalLM):
+    config_class: ClassVar[type[ModelConfig]] = FalconH1Config
+    config_defaults: ClassVar = {
+        **CausalLM.config_defaults,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+    }
+
+    @staticmethod
+    def config_fields(config: Any) -> dict[str, Any]:
+        inner = config.mamba_d_ssm
+        if config.hidden_act not in ("silu", "swish"):
+            raise ValueError(
+                f"the activation {config.hidden_act!r:.60} is not supported here; supported: silu"
+            )
+        return {
+            **mamba_fields(
+                config, config.mamba_expand * config.hidden_size if inner is None else inner
+            ),
+            "mlp_multipliers": _factors(config, "mlp_multipliers", 2),
+            "ssm_multipliers": _factors(config, "ssm_multipliers", 5),
+        }
+
+    @staticmethod
+    def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        return renamed(
+            tensors,
+            {r"\.feed_forward\.": ".mlp.", r"^model\.final_layernorm\.": "model.norm."},
+        )
+
+    def make_decoder(self) -> Decoder:
+        config = self.config
+        layers = map(self.make_layer, range(config.num_layers))
+        norm = RMSNorm(config.hidden_size, config.norm_eps)
+        scale = config.embedding_multiplier
+        return Decoder(config, layers, norm, [Rotary(config)], embedding_scale=scale)
+
+    def make_layer(self, layer: int) -> nn.Module:
+        return FalconLayer(self.config, layer)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = super().compute_logits(hidden) * self.config.lm_head_multiplier
+        return logits
+
+
+def _factors(config: Any, name: str, count: int) -> list[float]:
+    """The multipliers of a member, all 1 where it is left out. Raises `ValueError`."""
+    found = getattr(config, name)
+    found = [1.0] * count if found is None else found
+    if len(found) != count or any(type(each) not in (int, float) for each in found):
+        raise ValueError(
+            f"{name} must be {count} numbers, got {found!r:.60}; fetch the model again"
+        )
+    return [float(each) for each in found]

@@ -1,0 +1,122 @@
+"""What models say of which layers have attention and which a recurrent state, and of Mamba 2's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..layers.mamba2 import Mamba2Sizes
+from ..model_config import ModelConfig
+
+_MOST_COLUMNS = 256
+"""Tokens that a convolution sees, at most."""
+
+
+def kinds_of_layers(
+    config: Any, kinds: Sequence[str], default: Sequence[str]
+) -> dict[str, list[str]]:
+    """The `layer_types` of a config.json, one of `kinds` a layer, or `default` where it has none.
+    Raises `ValueError`.
+    """
+    found = getattr(config, "layer_types", None)
+    found = list(default) if found is None else found
+    if not isinstance(found, list) or len(found) != config.num_hidden_layers:
+        raise ValueError("layer_types must have an entry for each layer; fetch the model again")
+    for kind in found:
+        if kind not in kinds:
+            raise ValueError(
+                f"layer_types must be {' or '.join(kinds)}, got {kind!r:.60}; fetch the model again"
+            )
+    return {"layer_types": found}
+
+
+def every_nth(config: Any, interval: Any, others: str) -> list[str]:
+    """Where `layer_types` are left out: attention in the last of each `interval` layers. Raises
+    `ValueError`.
+    """
+    if type(interval) is not int or interval < 1:
+        raise ValueError(
+            f"full_attention_interval must be a whole number above 0, got {interval!r:.60}; fetch "
+            "the model again"
+        )
+    return [
+        others if (layer + 1) % interval else "full_attention"
+        for layer in range(config.num_hidden_layers)
+    ]
+
+
+def check_columns(name: str, width: int) -> None:
+    """Of a convolution. Raises `ValueError` for a number that no model has."""
+    if not 2 <= width <= _MOST_COLUMNS:
+        raise ValueError(f"{name} must be 2 to {_MOST_COLUMNS}, got {width}; fetch the model again")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2Config(ModelConfig):
+    """What models say of their layers of Mamba 2. `mamba_d_head` is a number once the inner size is
+    known (`mamba_fields`).
+    """
+
+    mamba_n_heads: int = 128
+    mamba_n_groups: int = 1
+    mamba_d_state: int = 256
+    mamba_d_head: int | str = "auto"
+    mamba_d_conv: int = 4
+    mamba_expand: int = 2
+    mamba_conv_bias: bool = True
+    mamba_proj_bias: bool = False
+    time_step_limit: list[float] | None = None
+
+    def __post_init__(self) -> None:
+        ModelConfig.__post_init__(self)
+        self.check_positive("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state")
+        check_columns("mamba_d_conv", self.mamba_d_conv)
+        if self.mamba_n_heads % self.mamba_n_groups:
+            raise ValueError(
+                f"{self.mamba_n_heads} heads of Mamba 2 cannot share {self.mamba_n_groups} groups; "
+                "fetch the model again"
+            )
+
+    @property
+    def mamba(self) -> Mamba2Sizes:
+        """Of a mixer."""
+        least, most = self.time_step_limit or (0.0, float("inf"))
+        return Mamba2Sizes(
+            heads=self.mamba_n_heads,
+            head_dim=int(self.mamba_d_head),
+            groups=self.mamba_n_groups,
+            state=self.mamba_d_state,
+            conv=self.mamba_d_conv,
+            dt_limits=(least, most),
+        )
+
+
+def mamba_fields(config: Any, inner: int) -> dict[str, Any]:
+    """The fields of `Mamba2Config` that follow from the size of its layers within. Raises
+    `ValueError`.
+    """
+    heads, size = config.mamba_n_heads, config.mamba_d_head
+    if heads < 1 or inner % heads or size not in ("auto", inner // heads):
+        raise ValueError(
+            f"{heads} heads of {size!r:.60} numbers make no layer of Mamba 2 of {inner}; fetch the "
+            "model again"
+        )
+    limits = config.time_step_limit
+    if limits is not None:
+        limits = [_as_float(limit) for limit in limits]
+        if len(limits) != 2 or not 0.0 <= limits[0] <= limits[1]:
+            raise ValueError(
+                f"time_step_limit must be two numbers, the lower first, got "
+                f"{config.time_step_limit!r:.60}; fetch the model again"
+            )
+    return {"mamba_d_head": inner // heads, "time_step_limit": limits}
+
+
+def _as_float(value: Any) -> float:
+    """A number of a config.json, in which transformers may write infinity as an object."""
+    if isinstance(value, dict):
+        value = {"Infinity": float("inf")}.get(str(value.get("__float__")))
+    if type(value) not in (int, float):
+        raise ValueError(f"time_step_limit must hold numbers, got {value!r:.60}; fetch it again")
+    return float(value)

@@ -1,0 +1,118 @@
+"""LFM2 (Liquid AI): gated short convolutions, and attention in some layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import nn
+
+from ..layers.decoder import DecoderLayer
+from ..layers.linear import StoredTensor
+from ..layers.norm import RMSNorm
+from ..layers.self_attention import SelfAttention
+from ..layers.short_conv import ShortConv
+from ..loader.checkpoint import renamed
+from ..model_config import ModelConfig
+from ..rope_config import number
+from .causal_lm import CausalLM
+from .hybrid import check_columns, kinds_of_layers
+
+ARCHITECTURE = "Lfm2ForCausalLM"
+MODEL_TYPE = "lfm2"
+
+NAMES = {
+    r"\.operator_norm\.": ".input_layernorm.",
+    r"\.ffn_norm\.": ".post_attention_layernorm.",
+    r"\.feed_forward\.(experts\.\d+\.)?w1\.": r".mlp.\1gate_proj.",
+    r"\.feed_forward\.(experts\.\d+\.)?w2\.": r".mlp.\1down_proj.",
+    r"\.feed_forward\.(experts\.\d+\.)?w3\.": r".mlp.\1up_proj.",
+    r"\.feed_forward\.expert_bias$": ".mlp.gate.e_score_correction_bias",
+    r"\.feed_forward\.": ".mlp.",
+    r"\.self_attn\.(q|k)_layernorm\.": r".self_attn.\1_norm.",
+    r"\.self_attn\.out_proj\.": ".self_attn.o_proj.",
+    r"^model\.embedding_norm\.": "model.norm.",
+}
+"""For `renamed`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lfm2Config(ModelConfig):
+    layer_types: list[str] | None = None
+    conv_bias: bool = False
+    conv_L_cache: int = 3
+    full_attn_idxs: list[int] | None = None
+    block_multiple_of: int = 256
+    block_ffn_dim_multiplier: float | None = 1.0
+    block_auto_adjust_ff_dim: bool = True
+
+    def __post_init__(self) -> None:
+        ModelConfig.__post_init__(self)
+        check_columns("conv_L_cache", self.conv_L_cache)
+
+
+class Lfm2ForCausalLM(CausalLM):
+    config_class: ClassVar[type[ModelConfig]] = Lfm2Config
+    config_defaults: ClassVar = {
+        **CausalLM.config_defaults,
+        "vocab_size": 65536,
+        "hidden_size": 2560,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 128000,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "rope_theta": 1e6,
+    }
+
+    @staticmethod
+    def config_fields(config: Any) -> dict[str, Any]:
+        layers, attending = range(config.num_hidden_layers), config.full_attn_idxs
+        default = [
+            "full_attention" if layer in (layers if attending is None else attending) else "conv"
+            for layer in layers
+        ]
+        return {
+            **kinds_of_layers(config, ("conv", "full_attention"), default),
+            "intermediate_size": _between(config),
+            "norm_eps": number("norm_eps", getattr(config, "norm_eps", config.rms_norm_eps)),
+            "tie_word_embeddings": bool(
+                getattr(config, "tie_embedding", config.tie_word_embeddings)
+            ),
+        }
+
+    @staticmethod
+    def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        return renamed(tensors, NAMES)
+
+    def make_layer(self, layer: int) -> nn.Module:
+        config, mlp = self.config, self.make_mlp(layer)
+        if config.layer_types[layer] == "full_attention":
+            return DecoderLayer(config, self.make_attention(layer), mlp)
+        conv = ShortConv(layer, config.hidden_size, config.conv_L_cache, bias=config.conv_bias)
+        return DecoderLayer(config, conv, mlp, "conv")
+
+    def make_attention(self, layer: int) -> nn.Module:
+        config = self.config
+        return SelfAttention(
+            config,
+            layer,
+            q_norm=RMSNorm(config.head_dim, config.norm_eps),
+            k_norm=RMSNorm(config.head_dim, config.norm_eps),
+        )
+
+
+def _between(config: Any) -> int:
+    """Columns between gate and down projection, which follow from what a config.json says."""
+    size = number("block_ff_dim", getattr(config, "block_ff_dim", config.intermediate_size))
+    if not config.block_auto_adjust_ff_dim:
+        return int(size)
+    size = int(2 * size / 3)
+    if (factor := config.block_ffn_dim_multiplier) is None:
+        return size
+    if (unit := config.block_multiple_of) < 1:
+        raise ValueError(f"block_multiple_of must be above 0, got {unit}; fetch the model again")
+    return -(-int(factor * size) // int(unit)) * int(unit)

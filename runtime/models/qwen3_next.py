@@ -1,0 +1,146 @@
+"""Qwen3-Next: Gated DeltaNet in three of four layers, gated attention in the fourth, and mixtures
+of experts beside one that all tokens go through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ..layers.decoder import DecoderLayer
+from ..layers.gated_delta_net import DeltaSizes, GatedDeltaNet
+from ..layers.linear import Linear, StoredTensor
+from ..layers.mlp import GatedMLP
+from ..layers.norm import RMSNorm
+from ..layers.self_attention import SelfAttention
+from ..loader.checkpoint import plus_one, renamed
+from ..loader.experts import MERGED, take_apart
+from ..model_config import ModelConfig
+from .causal_lm import CausalLM
+from .hybrid import check_columns, every_nth, kinds_of_layers
+from .qwen2_moe import Qwen2MoeBlock
+from .qwen3_moe import has_experts
+
+ARCHITECTURE = "Qwen3NextForCausalLM"
+MODEL_TYPE = "qwen3_next"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen3NextConfig(ModelConfig):
+    layer_types: list[str] | None = None
+    attention_bias: bool = False
+    linear_conv_kernel_dim: int = 4
+    linear_key_head_dim: int = 128
+    linear_value_head_dim: int = 128
+    linear_num_key_heads: int = 16
+    linear_num_value_heads: int = 32
+    num_experts: int = 512
+    num_experts_per_tok: int = 10
+    moe_intermediate_size: int = 512
+    shared_expert_intermediate_size: int = 512
+    norm_topk_prob: bool = True
+    decoder_sparse_step: int = 1
+    mlp_only_layers: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        ModelConfig.__post_init__(self)
+        check_columns("linear_conv_kernel_dim", self.linear_conv_kernel_dim)
+        self.check_positive(
+            *("linear_key_head_dim", "linear_value_head_dim"),
+            *("linear_num_key_heads", "linear_num_value_heads"),
+        )
+        if self.linear_num_value_heads % self.linear_num_key_heads:
+            raise ValueError(
+                f"{self.linear_num_value_heads} value heads cannot share "
+                f"{self.linear_num_key_heads} key heads; fetch the model again"
+            )
+
+    @property
+    def delta(self) -> DeltaSizes:
+        """Of a Gated DeltaNet."""
+        return DeltaSizes(
+            key_heads=self.linear_num_key_heads,
+            value_heads=self.linear_num_value_heads,
+            key_dim=self.linear_key_head_dim,
+            value_dim=self.linear_value_head_dim,
+            conv=self.linear_conv_kernel_dim,
+        )
+
+
+class NextDeltaNet(GatedDeltaNet):
+    """Whose projections hold what belongs to one key head side by side."""
+
+    def __init__(self, layer: int, hidden_size: int, sizes: DeltaSizes, eps: float) -> None:
+        super().__init__(layer, hidden_size, sizes, eps)
+        self.in_proj_qkvz = Linear(hidden_size, 2 * (sizes.keys + sizes.values))
+        self.in_proj_ba = Linear(hidden_size, 2 * sizes.value_heads)
+
+    def project(
+        self, x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        heads, size = self.sizes.key_heads, self.sizes.key_dim
+        values = self.sizes.values // heads
+        qkvz = self.in_proj_qkvz(x).unflatten(-1, (heads, -1))
+        q, k, v, z = (part.flatten(1) for part in qkvz.split([size, size, values, values], -1))
+        b, a = self.in_proj_ba(x).unflatten(-1, (heads, 2, -1)).unbind(2)
+        return torch.cat((q, k, v), dim=-1), z, b.flatten(1), a.flatten(1)
+
+
+class Qwen3NextForCausalLM(CausalLM):
+    """Layers that predict more than the next token are left out."""
+
+    config_class: ClassVar[type[ModelConfig]] = Qwen3NextConfig
+    config_defaults: ClassVar = {
+        **CausalLM.config_defaults,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "max_position_embeddings": 32768,
+        "partial_rotary_factor": 0.25,
+        "full_attention_interval": 4,
+    }
+    takes_partial_rotary = True
+    delta_net: ClassVar[type[GatedDeltaNet]] = NextDeltaNet
+
+    @staticmethod
+    def config_fields(config: Any) -> dict[str, Any]:
+        default = every_nth(config, config.full_attention_interval, "linear_attention")
+        return kinds_of_layers(config, ("linear_attention", "full_attention"), default)
+
+    @staticmethod
+    def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        kept = renamed(tensors, {r"^mtp\..*": ""})
+        return take_apart(plus_one(kept, _is_norm), MERGED)
+
+    def make_layer(self, layer: int) -> nn.Module:
+        config, mlp = self.config, self.make_mlp(layer)
+        if config.layer_types[layer] == "full_attention":
+            return DecoderLayer(config, self.make_attention(layer), mlp)
+        net = self.delta_net(layer, config.hidden_size, config.delta, config.norm_eps)
+        return DecoderLayer(config, net, mlp, "linear_attn")
+
+    def make_attention(self, layer: int) -> nn.Module:
+        config = self.config
+        return SelfAttention(
+            config,
+            layer,
+            qkv_bias=config.attention_bias,
+            o_bias=config.attention_bias,
+            q_norm=RMSNorm(config.head_dim, config.norm_eps),
+            k_norm=RMSNorm(config.head_dim, config.norm_eps),
+            gated=True,
+        )
+
+    def make_mlp(self, layer: int) -> nn.Module:
+        config = self.config
+        if has_experts(config, layer):
+            return Qwen2MoeBlock(config)
+        return GatedMLP(config.hidden_size, config.intermediate_size, activation=config.activation)
+
+
+def _is_norm(name: str) -> bool:
+    """Whose weight is stored less 1."""
+    return name.endswith("norm.weight") and not name.endswith(".linear_attn.norm.weight")
