@@ -26,7 +26,8 @@ from .cores import Threads, choose_threads
 from .graph import CpuGraph, CpuGraphPool
 from .native import ops as native_ops
 from .native.attention import NativeAttention, native_or_torch
-from .native.build import instruction_sets, load_kernels, runnable_variants
+from .native.build import load_kernels, runnable_variants
+from .native.instruction_sets import instruction_sets
 from .native.linear import NativeLinear, native_linear
 from .native.step import make_native_step
 from .shared_memory import NoSharedMemory, shared_memory_group

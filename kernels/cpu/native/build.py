@@ -1,9 +1,7 @@
 """The C++ kernels: compiled once for this machine's CPU with its own compiler, kept on disk, loaded
 by ctypes.
 
-They know C and OpenMP alone, no torch header, so that a build takes a second or two. OpenMP's
-library is the one that torch has loaded, where it can be found: two of them would each keep threads
-that wait for work on all cores.
+They know C and OpenMP alone, no torch header, so that a build takes seconds.
 """
 
 from __future__ import annotations
@@ -27,6 +25,8 @@ import torch
 from ...cache_folder import UnusableFolder, ensure_room, kernels_folder, locked
 from ...toolchain import version_of
 from ..cores import choose_threads
+from .instruction_sets import instruction_sets
+from .openmp import OpenMP, find_openmp
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,6 @@ _FLAGS = [
     "-O3",
     "-std=c++17",
     "-fPIC",
-    "-fopenmp",
     "-fno-math-errno",
     "-fno-trapping-math",
     "-ffp-contract=fast",
@@ -72,6 +71,9 @@ _HAS_AVX512_VNNI = _HAS_AVX512 | {"avx512_vnni"}
 _AVX512_BF16 = (*_AVX512_VNNI, "-mavx512bf16")
 _HAS_AVX512_BF16 = _HAS_AVX512_VNNI | {"avx512_bf16"}
 
+_NEON = frozenset({"asimd"})
+_HAS_DOTPROD = _NEON | {"asimdhp", "asimddp"}
+
 VARIANTS = (
     Variant("avx512_fp16", _HAS_AVX512_BF16 | {"avx512_fp16"}, (*_AVX512_BF16, "-mavx512fp16")),
     Variant("avx512_bf16", _HAS_AVX512_BF16, _AVX512_BF16),
@@ -79,27 +81,18 @@ VARIANTS = (
     Variant("avx512", _HAS_AVX512, _AVX512),
     Variant("avx_vnni", _HAS_AVX2 | {"avx_vnni"}, (*_AVX2, "-mavxvnni")),
     Variant("avx2", _HAS_AVX2, _AVX2),
+    Variant(
+        "neon_bf16",
+        _HAS_DOTPROD | {"bf16", "i8mm"},
+        ("-march=armv8.2-a+fp16+dotprod+bf16+i8mm",),
+    ),
+    Variant("neon_dotprod", _HAS_DOTPROD, ("-march=armv8.2-a+fp16+dotprod",)),
+    Variant("neon", _NEON, ()),
     Variant("portable", frozenset(), ()),
 )
-"""The best first; the last runs on every CPU that the compiler is for."""
-
-
-def instruction_sets() -> frozenset[str]:
-    """What this CPU can do, as Linux lists it; nothing where that is not to be found out."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    return frozenset(
-        next(
-            (
-                line.partition(":")[2].split()
-                for line in lines
-                if line.startswith(("flags", "Features"))
-            ),
-            [],
-        )
-    )
+"""The best first of each architecture, whose names are its own; the last runs on every CPU that the
+compiler is for.
+"""
 
 
 def runnable_variants() -> list[Variant]:
@@ -115,6 +108,10 @@ def load_kernels() -> ctypes.CDLL | None:
 
     Where they cannot be kept they are built in a temporary folder, for this process alone.
     """
+    if sys.platform == "win32":
+        # Its compilers keep no stack that wide vectors can be stored on.
+        logger.warning("no native CPU kernels on Windows, plain torch runs instead (WSL has them)")
+        return None
     try:
         return _load_best(kernels_folder())
     except UnusableFolder as error:
@@ -179,7 +176,7 @@ def load_variant(variant: Variant, folder: Path | None = None) -> ctypes.CDLL:
     assert variant.needs <= instruction_sets(), f"this CPU cannot run {variant.name}"
     folder = folder or kernels_folder()
     compiler = _compiler()
-    openmp = _loaded_openmp()
+    openmp = find_openmp(compiler, version_of(compiler))
     made_from = [
         torch.__version__,
         variant.name,
@@ -213,7 +210,7 @@ def _load_whole(library: Path) -> ctypes.CDLL | None:
         return None
 
 
-def _build(compiler: str, variant: Variant, openmp: str | None, library: Path) -> None:
+def _build(compiler: str, variant: Variant, openmp: OpenMP, library: Path) -> None:
     with (
         tempfile.TemporaryDirectory(dir=library.parent) as folder,
         ThreadPoolExecutor(choose_threads().number) as pool,
@@ -223,7 +220,7 @@ def _build(compiler: str, variant: Variant, openmp: str | None, library: Path) -
         # Older compilers do not know all flags.
         _run([compiler, *variant.flags, "-fsyntax-only", "-x", "c++", os.devnull], environment)
         print(f"building the CPU kernels ({variant.name})", file=sys.stderr, flush=True)
-        flags = [*_FLAGS, *variant.flags]
+        flags = [*_FLAGS, *variant.flags, *openmp.compile]
         sources = sorted(_SOURCES.glob("*.cpp"))
         objects = [f"{folder}/{source.stem}.o" for source in sources]
         commands = [
@@ -238,7 +235,7 @@ def _build(compiler: str, variant: Variant, openmp: str | None, library: Path) -
                 *flags,
                 "-shared",
                 *objects,
-                *([openmp] if openmp else []),
+                *openmp.link,
                 "-o",
                 unfinished,
             ],
@@ -263,15 +260,6 @@ def _compiler() -> str:
         if path := shutil.which(name):
             return path
     raise OSError("this machine has no C++ compiler")
-
-
-def _loaded_openmp() -> str | None:
-    """The libgomp that torch brought: linked by its own path, it is found among what is loaded."""
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return None
-    return next((path for line in lines if "/libgomp" in (path := line.rpartition(" ")[2])), None)
 
 
 def _sources() -> list[tuple[str, str]]:

@@ -8,27 +8,15 @@
 
 namespace piecework {
 
-#if defined(__AVX512FP16__)
+#if defined(__AVX512FP16__) || defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
 
 namespace {
 
 constexpr int kSummed = 32;
 
-using halves = _Float16 __attribute__((vector_size(2 * kPanel)));
-
-using words16 = uint16_t __attribute__((vector_size(2 * kPanel)));
-
-inline floats low(halves v) { return (floats)_mm512_cvtxph_ps(_mm512_castph512_ph256((__m512h)v)); }
-inline floats high(halves v) { return (floats)_mm512_cvtxph_ps((__m256h)_mm512_extracti64x4_epi64((__m512i)v, 1)); }
-
-inline halves narrowed(floats a, floats b) {
-  const __m512i low_half = _mm512_castsi256_si512((__m256i)_mm512_cvtxps_ph((__m512)a));
-  return (halves)_mm512_inserti64x4(low_half, (__m256i)_mm512_cvtxps_ph((__m512)b), 1);
-}
-
-// One number for each of a panel's rows [0, kLanes) and [kLanes, 32).
+// One number for each row of a panel.
 struct PanelRows {
-  floats low, high;
+  floats low[kParts], high[kParts];
 };
 
 // c [R][32] = or += the products of an even number of columns of a panel, [columns][32], with those of R rows of x, each times its row's
@@ -36,25 +24,26 @@ struct PanelRows {
 template <int R>
 void half_products(const half* weights, const half* x, int columns, const PanelRows& factors, float* c, bool adds) {
   constexpr int kChains = R <= 8 ? 2 : 1;  // an FMA takes four cycles, and two begin in each
-  for (int first = 0; first < columns; first += kSummed, adds = true) {
-    halves sums[kChains][R] = {};
-    const int last = std::min(first + kSummed, columns);
-    for (int k = first; k < last; k += kChains)
-      unrolled<kChains>([&](auto chain) __attribute__((always_inline)) {
-        const halves w = load<halves>(weights + (k + chain) * kPanel);
-        unrolled<R>([&](auto r) __attribute__((always_inline)) {
-          const half* from = x + r * kStrideOf<half> + k + chain;
-          // Compilers broadcast a word in two steps, the second of which takes an FMA's place.
-          asm("vfmadd231ph %2%{1to32%}, %1, %0" : "+v"(sums[chain][r]) : "v"(w), "m"(*from));
+  for (int part = 0; part < kParts; ++part) {
+    bool is_next = adds;
+    for (int first = 0; first < columns; first += kSummed, is_next = true) {
+      halves sums[kChains][R] = {};
+      const int last = std::min(first + kSummed, columns);
+      for (int k = first; k < last; k += kChains)
+        unrolled<kChains>([&](auto chain) __attribute__((always_inline)) {
+          const halves w = load<halves>(weights + (k + chain) * kPanel + part * kWide);
+          unrolled<R>([&](auto r) __attribute__((always_inline)) {
+            sums[chain][r] = multiply_add(sums[chain][r], w, &x[r * kStrideOf<half> + k + chain].bits);
+          });
         });
+      unrolled<R>([&](auto r) __attribute__((always_inline)) {
+        if constexpr (kChains == 2) sums[0][r] += sums[1][r];
+        float* to = c + r * kPanel + part * kWide;
+        floats a = low(sums[0][r]) * factors.low[part], b = high(sums[0][r]) * factors.high[part];
+        if (is_next) a += load<floats>(to), b += load<floats>(to + kLanes);
+        store(to, a), store(to + kLanes, b);
       });
-    unrolled<R>([&](auto r) __attribute__((always_inline)) {
-      if constexpr (kChains == 2) sums[0][r] += sums[1][r];
-      float* to = c + r * kPanel;
-      floats a = low(sums[0][r]) * factors.low, b = high(sums[0][r]) * factors.high;
-      if (adds) a += load<floats>(to), b += load<floats>(to + kLanes);
-      store(to, a), store(to + kLanes, b);
-    });
+    }
   }
 }
 
@@ -63,18 +52,22 @@ template <class Kind>
 void narrow_groups(Kind, const uint8_t* panel, int groups, const PanelRows& by, half* out) {
   for (int g = 0; g < groups; ++g, panel += Kind::kBytes, out += Kind::kColumns * kPanel) {
     prefetch(panel, Kind::kBytes);
-    Kind::each(panel, 0, [&](int begin, auto i, floats a, floats b) __attribute__((always_inline)) {
-      store(out + (begin + i) * kPanel, narrowed(a * by.low, b * by.high));
-    });
+    for (int part = 0; part < kParts; ++part)
+      Kind::each(panel, part, [&](int begin, auto i, floats a, floats b) __attribute__((always_inline)) {
+        store(out + (begin + i) * kPanel + part * kWide, narrowed(a * by.low[part], b * by.high[part]));
+      });
   }
 }
+
+#if defined(__AVX512FP16__)
+using words16 = uint16_t __attribute__((vector_size(2 * kPanel)));
 
 // The same in float16 from the start.
 void narrow_groups(Q8, const uint8_t* panel, int groups, const PanelRows& by, half* out) {
   for (int g = 0; g < groups; ++g, panel += Q8::kBytes) {
     prefetch(panel, Q8::kBytes);
     const uint16_t* scales = reinterpret_cast<const uint16_t*>(Q8::scales(panel));
-    const halves scale = narrowed(load_halves(scales) * by.low, load_halves(scales + kLanes) * by.high);
+    const halves scale = narrowed(load_halves(scales) * by.low[0], load_halves(scales + kLanes) * by.high[0]);
     for (int k = 0; k < Q8::kColumns; ++k, out += kPanel) {
       const __m256i numbers = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel + k * kPanel));
       store(out, (halves)_mm512_cvtepi16_ph(_mm512_cvtepi8_epi16(numbers)) * scale);
@@ -92,8 +85,8 @@ void narrow_groups(Q4, const uint8_t* panel, int groups, const PanelRows& by, ha
   for (int g = 0; g < groups; ++g, panel += Q4::kBytes, out += Q4::kColumns * kPanel) {
     prefetch(panel, Q4::kBytes);
     const uint16_t *scales = reinterpret_cast<const uint16_t*>(Q4::scales(panel)), *minima = scales + kPanel;
-    const halves scale = narrowed(load_halves(scales) * by.low, load_halves(scales + kLanes) * by.high);
-    const halves minimum = narrowed(load_halves(minima) * by.low, load_halves(minima + kLanes) * by.high);
+    const halves scale = narrowed(load_halves(scales) * by.low[0], load_halves(scales + kLanes) * by.high[0]);
+    const halves minimum = narrowed(load_halves(minima) * by.low[0], load_halves(minima + kLanes) * by.high[0]);
     for (int j = 0; j < Q4::kColumns / 4; ++j) {
       // Four columns of each row: the low or the high halves of its words.
       const __m512i a = _mm512_loadu_si512(panel + j / 2 * 128), b = _mm512_loadu_si512(panel + j / 2 * 128 + 64);
@@ -108,6 +101,7 @@ void narrow_groups(Q4, const uint8_t* panel, int groups, const PanelRows& by, ha
     }
   }
 }
+#endif
 
 }  // namespace
 
@@ -122,15 +116,18 @@ float half_factor(const bf16* values, int count) {
 
 void narrow(const bf16* values, int count, float factor, half* to) {
   const float inverse = 1.0f / factor;
-  for (int k = 0; k < count; ++k) to[k] = bits_as<half>(static_cast<_Float16>(to_float(values[k]) * inverse));
+  for (int k = 0; k < count; ++k) to[k] = bits_as<half>(static_cast<Float16>(to_float(values[k]) * inverse));
 }
 
 void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const RowsOf<half>& x, const Span& span, float* to, bool adds) {
-  static_assert(kParts == 1, "a panel is as wide as two vectors");
   constexpr int kRows = kRowsAtOnce<half>;
   const int blocks = (span.tokens + kRows - 1) / kRows, size = (span.tokens + blocks - 1) / blocks, columns = (span.columns + 1) / 2 * 2;
   const float* powers = row_powers(linear, panel);
-  const PanelRows factors = {load<floats>(powers), load<floats>(powers + kLanes)}, inverses = {1.0f / factors.low, 1.0f / factors.high};
+  PanelRows factors, inverses;
+  for (int part = 0; part < kParts; ++part, powers += kWide) {
+    factors.low[part] = load<floats>(powers), factors.high[part] = load<floats>(powers + kLanes);
+    inverses.low[part] = 1.0f / factors.low[part], inverses.high[part] = 1.0f / factors.high[part];
+  }
   halves_.resize(kColumnsAtOnce * kPanel);
   with_format(linear.format, [&](auto kind) {
     const int groups = (columns + kind.kColumns - 1) / kind.kColumns;

@@ -1,11 +1,10 @@
 // Linear layers as C functions: weights laid out in panels, and products with any number of rows.
 #include "linear.h"
 
-#include <omp.h>
-
 #include <limits>
 
 #include "shares.h"
+#include "threads.h"
 #include "weights.h"
 
 namespace piecework {

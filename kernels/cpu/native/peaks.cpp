@@ -1,6 +1,4 @@
 // What this machine can do at most, for shares of it: streams through memory, and rows of multiply-adds whose numbers stay in registers.
-#include <omp.h>
-
 #include "simd.h"
 
 namespace piecework {

@@ -1,6 +1,4 @@
 // Rows of bfloat16 to numbers of 8 bits, alone or behind what makes the rows; and the norm and rotation of queries and keys.
-#include <omp.h>
-
 #include <vector>
 
 #include "rows.h"

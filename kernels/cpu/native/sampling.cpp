@@ -1,6 +1,4 @@
 // Chooses a token of each row: `argmax` and `sample_filtered` of kernels/reference.py, to the token, and `mask_logits`.
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

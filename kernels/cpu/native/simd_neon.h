@@ -1,5 +1,6 @@
 // Arm's NEON, and the instructions for products that some of its CPUs have beside it. FEAT names are those of Arm's Architecture
-// Reference Manual: dot products of bytes (DotProd), of bytes with and without a sign (I8MM), of bfloat16 (BF16).
+// Reference Manual: dot products of bytes (DotProd), of bytes with and without a sign (I8MM), of bfloat16 (BF16), FMAs of
+// float16 (FP16).
 #pragma once
 #include <arm_neon.h>
 
@@ -104,6 +105,23 @@ constexpr bool kHasDots = false;
 inline void store_bf16(bf16* to, floats a, floats b) { store_rounded(to, a), store_rounded(to + kLanes, b); }
 #endif
 
+#if defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
+constexpr bool kHasHalves = true;
+using Float16 = __fp16;
+using halves = float16x8_t;
+
+// The first kLanes, and the others.
+inline floats low(halves v) { return (floats)vcvt_f32_f16(vget_low_f16(v)); }
+inline floats high(halves v) { return (floats)vcvt_high_f32_f16(v); }
+
+inline halves narrowed(floats a, floats b) { return vcvt_high_f16_f32(vcvt_f16_f32((float32x4_t)a), (float32x4_t)b); }
+
+// sums + w times the float16 at x.
+inline halves multiply_add(halves sums, halves w, const uint16_t* x) {
+  return vfmaq_f16(sums, w, vreinterpretq_f16_u16(vld1q_dup_u16(x)));
+}
+#else
 constexpr bool kHasHalves = false;
+#endif
 
 }  // namespace piecework

@@ -142,6 +142,24 @@ inline void store_bf16(bf16* to, floats a, floats b) { store_rounded(to, a), sto
 
 #if defined(__AVX512FP16__)
 constexpr bool kHasHalves = true;
+using Float16 = _Float16;
+using halves = Float16 __attribute__((vector_size(4 * kLanes)));
+
+// The first kLanes, and the others.
+inline floats low(halves v) { return (floats)_mm512_cvtxph_ps(_mm512_castph512_ph256((__m512h)v)); }
+inline floats high(halves v) { return (floats)_mm512_cvtxph_ps((__m256h)_mm512_extracti64x4_epi64((__m512i)v, 1)); }
+
+inline halves narrowed(floats a, floats b) {
+  const __m512i low_half = _mm512_castsi256_si512((__m256i)_mm512_cvtxps_ph((__m512)a));
+  return (halves)_mm512_inserti64x4(low_half, (__m256i)_mm512_cvtxps_ph((__m512)b), 1);
+}
+
+// sums + w times the float16 at x.
+inline halves multiply_add(halves sums, halves w, const uint16_t* x) {
+  // Compilers broadcast a word in two steps, the second of which takes an FMA's place.
+  asm("vfmadd231ph %2%{1to32%}, %1, %0" : "+v"(sums) : "v"(w), "m"(*x));
+  return sums;
+}
 #else
 constexpr bool kHasHalves = false;
 #endif

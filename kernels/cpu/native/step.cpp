@@ -4,8 +4,6 @@
 // slot (shared.h), and all read it while they add and normalise: a sum takes no pass of its own.
 //
 // T tokens, N hidden size, H query heads, K key/value heads, D head size.
-#include <omp.h>
-
 #include <map>
 
 #include "attention.h"

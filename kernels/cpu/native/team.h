@@ -1,11 +1,10 @@
 // Threads that go through a row of phases together, faster from one to the next than OpenMP's own barrier.
 #pragma once
-#include <omp.h>
-
 #include <thread>
 
 #include "common.h"
 #include "shares.h"
+#include "threads.h"
 
 namespace piecework {
 

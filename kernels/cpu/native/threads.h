@@ -1,0 +1,8 @@
+// OpenMP's threads; one where the compiler has no OpenMP.
+#pragma once
+#if defined(_OPENMP)
+#include <omp.h>
+#else
+inline int omp_get_thread_num() { return 0; }
+inline int omp_get_num_threads() { return 1; }
+#endif

@@ -1,0 +1,211 @@
+// Prints what the kernels make of fixed inputs, a line a case: its name, then its numbers. Compiled with the kernels' own files for a CPU
+// that this machine is not, and run under emulation.
+#include <cstdio>
+#include <string>
+
+#include "attention.h"
+#include "linear.h"
+#include "rows.h"
+
+using namespace piecework;
+
+extern "C" {
+void piecework_pack(int, const void* const*, int, int, const float*, void*, int);
+void piecework_linear(const void*, const void*, int64_t, const float*, int, void*, int, int);
+int piecework_choose_way(int);
+void piecework_attention_bf16(const void*, int);
+void piecework_attention_f32(const void*, int);
+void piecework_argmax(const float*, int64_t, int, int, int64_t*, int);
+void piecework_sample_filtered(const float*, int64_t, int, int, const int64_t*, const float*, const float*, const double*, int64_t*, int);
+}
+
+namespace {
+
+constexpr int kThreads = 2;
+uint32_t state = 1;
+
+uint32_t next_bits() { return (state = state * 1664525u + 1013904223u) >> 8; }
+float next_number() { return static_cast<float>(next_bits() % 2001u) / 1000.0f - 1.0f; }
+
+std::vector<bf16> numbers(size_t count) {
+  std::vector<bf16> made(count);
+  for (bf16& each : made) each = from_float<bf16>(next_number());
+  return made;
+}
+
+template <class T>
+void print(const std::string& name, const T* values, size_t count) {
+  std::printf("%s", name.c_str());
+  for (size_t i = 0; i < count; ++i) {
+    if constexpr (std::is_integral_v<T>)
+      std::printf(" %lld", static_cast<long long>(values[i]));
+    else
+      std::printf(" %.9g", to_float(values[i]));
+  }
+  std::printf("\n");
+}
+
+// A stored row of each kind that `piecework_pack` knows.
+std::vector<uint8_t> stored_row(int kind, int columns) {
+  std::vector<uint8_t> row;
+  const auto add_half = [&](float x) {
+    const uint16_t bits = float_to_half(x);
+    row.push_back(bits & 255), row.push_back(bits >> 8);
+  };
+  if (kind == 0) {
+    for (const bf16 each : numbers(columns)) row.push_back(each.bits & 255), row.push_back(each.bits >> 8);
+  } else if (kind <= 3) {
+    for (int g = 0; g < columns / 32; ++g) {
+      add_half(next_number() * 0.05f);
+      if (kind == 2) add_half(next_number() * 0.3f);
+      for (int i = 0; i < (kind == 1 ? 32 : 16); ++i) row.push_back(next_bits() & 255);
+    }
+  } else {
+    for (int i = 0; i < columns; ++i) row.push_back(kind == 4 ? next_bits() & 255 : (next_bits() & 127) % 100 | (next_bits() & 128));
+  }
+  return row;
+}
+
+void multiply(int kind, int columns, int tokens, int way) {
+  constexpr Format kFormats[] = {kBf16, kQ8, kQ4, kQ4, kInt8, kFp8, kFp8Blocks};
+  constexpr int kRows = 45;
+  state = 7 + kind;
+  if (!piecework_choose_way(way)) return;
+  const Format format = kFormats[kind];
+  std::vector<std::vector<uint8_t>> rows;
+  std::vector<const void*> places;
+  for (int r = 0; r < kRows; ++r) rows.push_back(stored_row(kind, columns));
+  for (const auto& row : rows) places.push_back(row.data());
+  std::vector<float> scales(kRows * std::max(1, row_scales(format, columns)), 0.01f);
+  Aligned<uint8_t> packed((kRows + kPanel - 1) / kPanel * panel_bytes(format, columns));
+  piecework_pack(kind, places.data(), kRows, columns, scales.data(), packed.data(), kThreads);
+  const std::vector<bf16> bias = numbers(kRows), x = numbers(static_cast<size_t>(tokens) * columns);
+  const Linear linear{packed.data(), bias.data(), kRows, columns, format, {}, nullptr};
+  std::vector<bf16> out(static_cast<size_t>(tokens) * kRows);
+  if (kind < 4) {
+    piecework_linear(&linear, x.data(), columns, nullptr, 0, out.data(), tokens, kThreads);
+  } else {
+    const int groups = kind == 6 ? columns / kScaledColumns : 1;
+    std::vector<float> x_scales(tokens * groups);
+    std::vector<uint8_t> small(x.size());
+    for (int t = 0; t < tokens; ++t) {
+      const Quantization how{nullptr, columns / groups};
+      if (kind == 4)
+        quantize(x.data() + t * columns, columns, how, reinterpret_cast<int8_t*>(small.data()) + t * columns, x_scales.data() + t);
+      else
+        quantize(x.data() + t * columns, columns, how, reinterpret_cast<fp8*>(small.data()) + t * columns, x_scales.data() + t * groups);
+    }
+    piecework_linear(&linear, small.data(), columns, x_scales.data(), groups, out.data(), tokens, kThreads);
+  }
+  print("linear of kind " + std::to_string(kind) + " for " + std::to_string(tokens) + " tokens by way " + std::to_string(way) + ":", out.data(), out.size());
+}
+
+template <class T>
+std::vector<T> some(size_t count) {
+  std::vector<T> made(count);
+  for (T& each : made) each = from_float<T>(next_number());
+  return made;
+}
+
+template <class T>
+struct Attention {
+  static constexpr int kHeads = 6, kKvHeads = 2, kPage = 16, kPages = 6;  // kPages: of a request
+
+  Attention(CacheKind kind, int head_size, int requests) : kind(kind), head_size(head_size) {
+    const size_t page = (kPage * kKvHeads * head_size + 2 * kPage * kKvHeads) * sizeof(T);
+    k_cache.resize(requests * kPages * page), v_cache.resize(requests * kPages * page);
+    for (int b = 0; b < requests; ++b)
+      for (int i = 0; i < kPages; ++i) table.push_back(b * kPages + i * 5 % kPages);
+  }
+
+  void run(const std::vector<int32_t>& query_lens, const std::vector<int32_t>& seq_lens, int window, float softcap) {
+    state = 11;
+    std::vector<int64_t> slots;
+    for (size_t b = 0; b < query_lens.size(); ++b)
+      for (int place = seq_lens[b] - query_lens[b]; place < seq_lens[b]; ++place)
+        slots.push_back(table[b * kPages + place / kPage] * kPage + place % kPage);
+    const int tokens = static_cast<int>(slots.size());
+    const auto q = some<T>(tokens * kHeads * head_size), k = some<T>(tokens * kKvHeads * head_size), v = some<T>(tokens * kKvHeads * head_size);
+    std::vector<T> out(q.size());
+    AttentionCall<T> call{};
+    call.q = q.data(), call.k = k.data(), call.v = v.data(), call.out = out.data(), call.k_cache = k_cache.data(), call.v_cache = v_cache.data();
+    call.slots = slots.data(), call.table = table.data(), call.query_lens = query_lens.data(), call.seq_lens = seq_lens.data();
+    call.q_stride = call.out_stride = kHeads * head_size, call.k_stride = call.v_stride = kKvHeads * head_size, call.table_stride = kPages;
+    call.requests = static_cast<int>(query_lens.size()), call.tokens = tokens, call.heads = kHeads, call.kv_heads = kKvHeads;
+    call.head_size = call.value_size = head_size, call.page_size = kPage, call.window = window, call.group = kHeads / kKvHeads;
+    call.cache_kind = kind, call.scale = 0.2f, call.softcap = softcap;
+    call.k_scale = call.v_scale = kind == CacheKind::kE4M3 || kind == CacheKind::kE5M2 ? 0.01f : 1.0f;
+    if constexpr (sizeof(T) == 2)
+      piecework_attention_bf16(&call, kThreads);
+    else
+      piecework_attention_f32(&call, kThreads);
+    print(std::string("attention of ") + (sizeof(T) == 2 ? "bf16" : "f32") + " over cache " + std::to_string(static_cast<int>(kind)) + " by " +
+              std::to_string(tokens) + " tokens of " + std::to_string(head_size) + ":",
+          out.data(), out.size());
+  }
+
+  CacheKind kind;
+  int head_size;
+  std::vector<uint8_t> k_cache, v_cache;
+  std::vector<int64_t> table;
+};
+
+// Prompts, then decodes over what they have left.
+template <class T>
+void attend(CacheKind kind, int head_size) {
+  Attention<T> attention(kind, head_size, 2);
+  attention.run({40, 89}, {40, 89}, 24, 3.0f);
+  attention.run({1, 1}, {41, 90}, 0, 0.0f);
+}
+
+void norms() {
+  constexpr int kSize = 80;
+  state = 13;
+  const auto x = numbers(kSize), weight = numbers(kSize), cos = numbers(kSize), sin = numbers(kSize);
+  std::vector<bf16> out(kSize);
+  rms_norm(x.data(), weight.data(), kSize, 1e-5f, out.data());
+  print("norm:", out.data(), kSize);
+  rotate(x.data(), cos.data(), sin.data(), kSize, out.data());
+  print("rotation:", out.data(), kSize);
+  silu_and_mul(x.data(), weight.data(), kSize, out.data());
+  print("gate:", out.data(), kSize);
+  std::vector<int8_t> bytes(kSize);
+  std::vector<fp8> floats8(kSize);
+  float scales[2];
+  quantize(x.data(), kSize, Quantization{nullptr, kSize / 2}, bytes.data(), scales);
+  print("int8:", bytes.data(), kSize);
+  quantize(x.data(), kSize, Quantization{nullptr, kSize / 2}, floats8.data(), scales);
+  print("fp8:", floats8.data(), kSize);
+}
+
+void sample() {
+  constexpr int kRows = 4, kVocab = 1000;
+  state = 17;
+  std::vector<float> probs(kRows * kVocab);
+  for (int row = 0; row < kRows; ++row) {
+    float sum = 0.0f;
+    for (int i = 0; i < kVocab; ++i) sum += probs[row * kVocab + i] = static_cast<float>(1 + next_bits() % 5000u);
+    for (int i = 0; i < kVocab; ++i) probs[row * kVocab + i] /= sum;
+  }
+  const int64_t top_k[] = {kVocab, 20, kVocab, 5};
+  const float top_p[] = {1.0f, 0.5f, 0.3f, 1.0f}, min_p[] = {0.0f, 0.0f, 0.2f, 0.5f};
+  const double uniform[] = {0.1, 0.9, 0.5, 0.99};
+  int64_t tokens[kRows];
+  piecework_argmax(probs.data(), kVocab, kRows, kVocab, tokens, kThreads);
+  print("argmax:", tokens, kRows);
+  piecework_sample_filtered(probs.data(), kVocab, kRows, kVocab, top_k, top_p, min_p, uniform, tokens, kThreads);
+  print("sampled:", tokens, kRows);
+}
+
+}  // namespace
+
+int main() {
+  for (int kind = 0; kind < 7; ++kind)
+    for (int way = 0; way < 3; ++way)
+      for (int tokens : {1, 2, 13, 40}) multiply(kind, kind == 0 ? 1100 : 1152, tokens, way);
+  for (CacheKind kind : {CacheKind::kAsQueries, CacheKind::kE4M3, CacheKind::kE5M2, CacheKind::kInt8})
+    for (int head_size : {64, 20}) attend<bf16>(kind, head_size);
+  attend<float>(CacheKind::kAsQueries, 64);
+  norms();
+  sample();
+}

@@ -1,0 +1,82 @@
+"""What CPUs can do, as Linux and macOS tell it, and the variant of the kernels that follows."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import sys
+from pathlib import Path
+
+import pytest
+
+from piecework.kernels.cpu import platform as cpu_platform
+from piecework.kernels.cpu.native import build, instruction_sets, openmp
+
+NEOVERSE_N1 = "fp asimd evtstrm aes pmull crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc asimddp"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "best"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu sse2 avx2 fma f16c\n", "avx2"),
+        ("processor\t: 0\nflags\t\t: fpu sse2\n", "portable"),
+        (f"processor\t: 0\nFeatures\t: {NEOVERSE_N1} svei8mm i8mm bf16\n", "neon_bf16"),
+        (f"processor\t: 0\nFeatures\t: {NEOVERSE_N1}\n", "neon_dotprod"),
+        ("processor\t: 0\nFeatures\t: fp asimd evtstrm crc32 cpuid\n", "neon"),
+    ],
+)
+def test_linux_lists_what_the_best_variant_needs(
+    cpuinfo: str, best: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    monkeypatch.setattr(instruction_sets, "_CPUINFO", tmp_path / "cpuinfo")
+    assert build.runnable_variants()[0].name == best
+    assert cpu_platform._has_vectors() == (best != "portable")
+
+
+@pytest.mark.parametrize(
+    ("machine", "known", "best"),
+    [
+        ("arm64", {"FEAT_FP16", "FEAT_DotProd", "FEAT_BF16", "FEAT_I8MM"}, "neon_bf16"),
+        ("arm64", {"FEAT_FP16", "FEAT_DotProd"}, "neon_dotprod"),
+        ("x86_64", set(), "portable"),
+    ],
+)
+def test_macos_tells_it_by_name(
+    machine: str, known: set[str], best: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(instruction_sets, "_sysctl", lambda name: name.rpartition(".")[2] in known)
+    assert build.runnable_variants()[0].name == best
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A clang that has no OpenMP of its own, as Apple's."""
+    made = tmp_path / "clang++"
+    made.write_text(
+        '#!/bin/sh\ncase " $* " in *"-Xclang -fopenmp"*) exit 0;; *" -fopenmp "*) '
+        "echo \"error: unsupported option '-fopenmp'\" >&2; exit 1;; esac\nexit 0\n"
+    )
+    made.chmod(0o755)
+    monkeypatch.setattr(openmp, "_TORCH", tmp_path / "torch")
+    return made
+
+
+def test_a_clang_without_openmp_takes_what_torch_brings(compiler: Path, tmp_path: Path) -> None:
+    library = tmp_path / "torch" / "lib" / "libomp.dylib"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    found = openmp.find_openmp(str(compiler), "Apple clang version 17.0.0")
+    assert found.compile[:2] == ("-Xclang", "-fopenmp") and str(library) in found.link
+
+
+def test_without_any_openmp_one_line_says_so(
+    compiler: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = openmp.find_openmp(str(compiler), "Apple clang version 17.0.0")
+    assert found == openmp.OpenMP()
+    (line,) = [record.message for record in caplog.records]
+    assert "one thread" in line and "libomp" in line
