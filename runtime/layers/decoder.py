@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
+from ...kernels.step_parts import DecoderParts, LayerParts, NoParts, part_of
 from ..model_config import ModelConfig
 from .linear import Embedding
 from .norm import RMSNorm
@@ -48,6 +49,14 @@ class DecoderLayer(nn.Module):
         x, residual = self.post_attention_layernorm.add(x, residual)
         return self.mlp(x), residual
 
+    def step_parts(self) -> LayerParts:
+        return LayerParts(
+            part_of(self.self_attn),
+            part_of(self.mlp),
+            before_attention=part_of(self.input_layernorm),
+            before_feed_forward=part_of(self.post_attention_layernorm),
+        )
+
 
 class Decoder(nn.Module):
     """Token ids to hidden states. `rotaries`: the tables that layers turn by, a
@@ -80,3 +89,16 @@ class Decoder(nn.Module):
         assert residual is not None
         hidden: torch.Tensor = self.norm.add(x, residual)[0]  # type: ignore[operator]
         return hidden
+
+    def step_parts(self) -> DecoderParts:
+        embedding = self.embed_tokens
+        if embedding.weight.dtype != torch.bfloat16:
+            raise NoParts("an embedding whose rows are no numbers")
+        return DecoderParts(
+            embedding.weight,
+            0 if embedding.held_rows is None else embedding.held_rows.begin,
+            1.0 if self.embedding_scale is None else self.embedding_scale,
+            [part_of(layer) for layer in self.layers],
+            part_of(self.norm),
+            [part_of(rotary) for rotary in self.rotaries],
+        )

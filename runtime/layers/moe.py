@@ -14,6 +14,7 @@ from torch import nn
 
 from ...kernels import ops
 from ...kernels.linear import LinearKernels
+from ...kernels.step_parts import MixtureParts, NoParts, part_or_none
 from .linear import Linear, Stretch
 
 
@@ -285,3 +286,8 @@ class SparseMoE(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.experts(x, *self.gate.choose(x))
         return result if self.shared_experts is None else result + self.shared_experts(x)
+
+    def step_parts(self) -> MixtureParts:
+        if type(self.gate).choose is not Router.choose:
+            raise NoParts(type(self.gate).__name__)
+        return MixtureParts(self.gate, self.experts, part_or_none(self.shared_experts))

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ...kernels import ops
+from ...kernels.step_parts import NormParts
 from .linear import Stretch, weight
 
 
@@ -28,6 +29,9 @@ class RMSNorm(nn.Module):
         """(norm(x + residual), x + residual)."""
         return ops.add_rms_norm(x, residual, self.weight, self.eps)
 
+    def step_parts(self) -> NormParts:
+        return NormParts(self.weight, self.eps)
+
 
 class UnweightedRMSNorm(nn.Module):
     """RMSNorm without weights."""
@@ -45,6 +49,9 @@ class AllHeadsRMSNorm(RMSNorm):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x.flatten(1)).view(x.shape)
+
+    def step_parts(self) -> NormParts:
+        return NormParts(self.weight, self.eps, spans_heads=True)
 
 
 class GatedRMSNorm(nn.Module):

@@ -52,6 +52,9 @@ class Rotary(nn.Module):
     def forward(self, positions: torch.Tensor) -> Rotation:
         return Rotation(self.cos[positions], self.signed_sin[positions])
 
+    def step_parts(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.cos, self.signed_sin
+
 
 def scaled_frequencies(config: ModelConfig) -> Scaled:
     """Radians a position, [R / 2] float32 on the CPU, and the factor of cosines and sines."""

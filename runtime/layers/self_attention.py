@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ...kernels.attention import KVLayout
+from ...kernels.step_parts import AttentionParts, NoParts, part_or_none
 from ..model_config import ModelConfig
 from .attention import attention
 from .linear import FusedLinear, Linear, Stretch, weight
@@ -117,3 +118,9 @@ class SelfAttention(nn.Module):
             attended = attended * torch.sigmoid(gate.flatten(1))
         output: torch.Tensor = self.o_proj(attended)
         return output
+
+    def step_parts(self) -> AttentionParts:
+        if type(self).turn is not SelfAttention.turn:
+            raise NoParts(type(self).__name__)
+        norms = part_or_none(self.q_norm), part_or_none(self.k_norm)
+        return AttentionParts(self.qkv_proj, self.o_proj, *norms, self.rotary, self.interleaved)

@@ -12,6 +12,7 @@ from torch import nn
 
 from ...kernels.attention import KVLayout
 from ...kernels.state import StateLayout
+from ...kernels.step_parts import DecoderParts, part_of
 from ..layers.decoder import Decoder, DecoderLayer
 from ..layers.linear import Linear, StoredTensor
 from ..layers.mlp import GatedMLP
@@ -89,8 +90,6 @@ class CausalLM(nn.Module):
     """Whether GGUF files hold the rows of q and k in the order of pairs (2i, 2i + 1), where
     checkpoints do not.
     """
-    layers_are_llamas = False
-    """Whether kernels that know Llama's layers may compute a whole decode step."""
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
@@ -166,6 +165,11 @@ class CausalLM(nn.Module):
         """input_ids, positions [T] int64 to hidden states [T, hidden], normalised."""
         hidden: torch.Tensor = self.model(input_ids, positions)
         return hidden
+
+    def step_parts(self) -> DecoderParts:
+        """What `forward` computes, told to kernels that compute a whole decode step."""
+        parts: DecoderParts = part_of(self.model)
+        return parts
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, hidden] to logits [N, vocab] float32."""

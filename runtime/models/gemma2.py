@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from ...kernels.step_parts import LayerParts, part_of
 from ..layers.activation import soft_cap
 from ..layers.norm import RMSNorm
 from ..layers.rotary import Rotations
@@ -72,6 +73,16 @@ class Gemma2Layer(nn.Module):
         x = self.post_attention_layernorm(self.self_attn(x, rotations))
         x, residual = self.pre_feedforward_layernorm.add(x, residual)
         return self.post_feedforward_layernorm(self.mlp(x)), residual
+
+    def step_parts(self) -> LayerParts:
+        return LayerParts(
+            part_of(self.self_attn),
+            part_of(self.mlp),
+            part_of(self.input_layernorm),
+            part_of(self.post_attention_layernorm),
+            part_of(self.pre_feedforward_layernorm),
+            part_of(self.post_feedforward_layernorm),
+        )
 
 
 class Gemma2ForCausalLM(GemmaForCausalLM):

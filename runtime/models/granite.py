@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from ...kernels.step_parts import LayerParts
 from ..layers.decoder import Decoder, DecoderLayer
 from ..layers.norm import RMSNorm
 from ..layers.rotary import Rotary, Rotations
@@ -53,6 +54,9 @@ class GraniteLayer(DecoderLayer):
         x, residual = self.post_attention_layernorm.add(x, residual)
         return self.mlp(x) * self.multiplier, residual
 
+    def step_parts(self) -> LayerParts:
+        return super().step_parts()._replace(multiplier=self.multiplier)
+
 
 class GraniteForCausalLM(LlamaForCausalLM):
     config_class: ClassVar[type[ModelConfig]] = GraniteConfig
@@ -62,7 +66,6 @@ class GraniteForCausalLM(LlamaForCausalLM):
         "attention.scale": "attention_multiplier",
         "logit_scale": "logits_scaling",
     }
-    layers_are_llamas = False
 
     def make_decoder(self) -> Decoder:
         config = self.config

@@ -41,10 +41,6 @@ class LlamaForCausalLM(CausalLM):
             "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         }
 
-    @property
-    def layers_are_llamas(self) -> bool:  # type: ignore[override]
-        return bool(self.config.activation == "silu")
-
     def make_attention(self, layer: int) -> nn.Module:
         biased = self.config.attention_bias
         return SelfAttention(self.config, layer, qkv_bias=biased, o_bias=biased)

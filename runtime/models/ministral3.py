@@ -61,10 +61,6 @@ class Ministral3ForCausalLM(MistralForCausalLM):
         "sliding_window": None,
     }
 
-    @property
-    def layers_are_llamas(self) -> bool:  # type: ignore[override]
-        return super().layers_are_llamas and self.config.llama_4_scaling_beta is None
-
     @staticmethod
     def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
         beta = get("attention.temperature_scale", 0.0, float)

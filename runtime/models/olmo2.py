@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from ...kernels.step_parts import LayerParts, part_of
 from ..layers.decoder import Decoder
 from ..layers.norm import AllHeadsRMSNorm, RMSNorm
 from ..layers.rotary import Rotary, Rotations
@@ -45,6 +46,14 @@ class Olmo2Layer(nn.Module):
         residual = x if residual is None else x + residual
         residual = residual + self.post_attention_layernorm(self.self_attn(residual, rotations))
         return self.post_feedforward_layernorm(self.mlp(residual)), residual
+
+    def step_parts(self) -> LayerParts:
+        return LayerParts(
+            part_of(self.self_attn),
+            part_of(self.mlp),
+            after_attention=part_of(self.post_attention_layernorm),
+            after_feed_forward=part_of(self.post_feedforward_layernorm),
+        )
 
 
 class Olmo2ForCausalLM(CausalLM):

@@ -26,7 +26,6 @@ class Qwen2ForCausalLM(CausalLM):
         "sliding_window": 4096,
         "max_window_layers": 28,
     }
-    layers_are_llamas = True
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:

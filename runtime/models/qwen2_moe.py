@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from ...kernels.step_parts import MixtureParts, part_of
 from ..layers.linear import Linear, StoredTensor
 from ..layers.mlp import GatedMLP
 from ..layers.moe import FusedMoE, Router, Routing
@@ -66,6 +67,10 @@ class Qwen2MoeBlock(nn.Module):
         result: torch.Tensor = self.experts(x, *self.gate.choose(x))
         shared: torch.Tensor = self.shared_expert(x)
         return result + shared * torch.sigmoid(self.shared_expert_gate(x))
+
+    def step_parts(self) -> MixtureParts:
+        shared = part_of(self.shared_expert)
+        return MixtureParts(self.gate, self.experts, shared, self.shared_expert_gate)
 
 
 class Qwen2MoeForCausalLM(Qwen2ForCausalLM):

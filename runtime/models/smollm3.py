@@ -36,7 +36,6 @@ class SmolLM3ForCausalLM(LlamaForCausalLM):
         "sliding_window": None,
         "rope_theta": 2000000.0,
     }
-    layers_are_llamas = False
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 // A layer of experts as a C function.
 #include "moe.h"
 
+#include <limits>
+
 #include "rows.h"
 
 namespace piecework {
@@ -14,7 +16,7 @@ constexpr float kSteepness = 1.702f;     // of GPT-OSS's gates
 }  // namespace
 
 void choose(const Routing& routing, const bf16* logits, int64_t* ids, float* weights) {
-  static thread_local std::vector<float> scores;
+  static thread_local std::vector<float> scores, ranking;
   const int count = routing.router.rows;
   scores.resize(count);
   float largest = to_float(logits[0]), all = 0.0f;
@@ -25,13 +27,16 @@ void choose(const Routing& routing, const bf16* logits, int64_t* ids, float* wei
     scores[i] = score;
     all += score;
   }
+  ranking = scores;
+  if (routing.correction)
+    for (int i = 0; i < count; ++i) ranking[i] += routing.correction[i];
   float sum = 0.0f;
   for (int j = 0; j < routing.top_k; ++j) {
-    const int best = static_cast<int>(std::max_element(scores.begin(), scores.end()) - scores.begin());
+    const int best = static_cast<int>(std::max_element(ranking.begin(), ranking.end()) - ranking.begin());
     ids[j] = best - routing.first;
     weights[j] = routing.is_sigmoid ? scores[best] : scores[best] / all;
     sum += weights[j];
-    scores[best] = -1.0f;
+    ranking[best] = -std::numeric_limits<float>::infinity();
   }
   for (int j = 0; j < routing.top_k; ++j) weights[j] *= routing.is_renormalized ? routing.scale / (sum + kLeastSum) : routing.scale;
 }

@@ -17,6 +17,7 @@ struct Experts {
 // How experts are chosen by the scores of a router [count of all ranks].
 struct Routing {
   Linear router;
+  const float* correction;  // [count], added to scores while experts are chosen, or null
   int32_t top_k, is_sigmoid, is_renormalized, first;  // first: the expert that is this rank's first
   float scale;
 };

@@ -1,6 +1,7 @@
 // What is done to one row of numbers between the products. Each value is rounded to bfloat16 where plain torch rounds it.
 #pragma once
 #include <cmath>
+#include <vector>
 
 #include "common.h"
 
@@ -26,9 +27,26 @@ inline void add(const bf16* x, const bf16* y, int size, bf16* out) {
 // Of numbers that are rounded to bfloat16, and so is the result.
 inline float silu(float gate) { return as_rounded(gate / (1.0f + exponential(-gate))); }
 
+inline float sigmoid(float x) { return as_rounded(1.0f / (1.0f + exponential(-x))); }
+
+// GELU with a tanh, x * (1 + tanh(u)) / 2, which is x times the sigmoid of 2u.
+inline float gelu_tanh(float x) { return as_rounded(x / (1.0f + exponential(-1.59576912f * (x + 0.044715f * x * x * x)))); }
+
+inline void scale(const bf16* x, float factor, int size, bf16* out) {
+#pragma omp simd
+  for (int i = 0; i < size; ++i) out[i] = rounded(to_float(x[i]) * factor);
+}
+
 inline void silu_and_mul(const bf16* gate, const bf16* up, int size, bf16* out) {
 #pragma omp simd
   for (int i = 0; i < size; ++i) out[i] = rounded(silu(to_float(gate[i])) * to_float(up[i]));
+}
+
+// Pairs (2i, 2i + 1) of x become (i, i + size / 2).
+inline void side_by_side(bf16* x, int size) {
+  static thread_local std::vector<bf16> pairs;
+  pairs.assign(x, x + size);
+  for (int i = 0; i < size; ++i) x[i % 2 * (size / 2) + i / 2] = pairs[i];
 }
 
 inline void rotate(const bf16* x, const bf16* cos, const bf16* signed_sin, int size, bf16* out) {

@@ -2,15 +2,10 @@
 //
 // Of ranks each has some heads, columns between gate and down, and rows of the embedding. What is to be summed over them each writes to its
 // slot (shared.h), and all read it while they add and normalise: a sum takes no pass of its own.
-//
-// T tokens, N hidden size, H query heads, K key/value heads, D head size.
+#include "step.h"
+
 #include <map>
 
-#include "attention.h"
-#include "linear.h"
-#include "moe.h"
-#include "rows.h"
-#include "shared.h"
 #include "team.h"
 
 namespace piecework {
@@ -19,35 +14,6 @@ namespace {
 constexpr int kMostTokens = 64;
 constexpr int kFewTokens = 2;     // whose rows each thread computes for itself, which takes less time than waiting for another
 constexpr int kItemsAThread = 6;  // at least, of a phase whose items are whole heads
-
-struct Layer {
-  const bf16 *input_norm, *post_norm, *q_norm, *k_norm;  // q_norm, k_norm: null where heads are not normalised
-  Linear qkv, output, gate_up, down;
-  Routing routing;
-  Experts experts;  // in place of gate_up and down, where there are any
-  void *k_cache, *v_cache;
-  float scale, k_scale, v_scale;
-  int32_t window;
-  CacheKind cache_kind;
-};
-
-struct Model {
-  const Layer* layers;
-  const bf16 *embedding, *norm, *cos, *signed_sin;  // cos, signed_sin [positions, D]
-  Member* member;                                   // among ranks, or null
-  int32_t embedded;                                 // rows of the embedding that a rank has
-  int32_t num_layers, hidden, intermediate, heads, kv_heads, head_size, page_size, group, skipped;
-  float eps;
-};
-
-struct Step {
-  const Model* model;
-  const int64_t *ids, *positions, *slots, *table;
-  const int32_t *query_lens, *seq_lens;
-  bf16* out;  // [T, N]
-  int64_t table_stride;
-  int32_t requests, tokens;
-};
 
 // What the threads of a step share.
 class Forward {
@@ -59,7 +25,7 @@ class Forward {
         ranks_(model_.member),
         is_few_(!ranks_ && step.tokens <= kFewTokens),
         team_(threads),
-        width_((model_.heads + 2 * model_.kv_heads) * model_.head_size),
+        width_(model_.queries() + 2 * model_.keys()),
         shared_(is_few_ ? 0 : step.tokens, model_) {
     const size_t tokens = step.tokens;
     if (ranks_)
@@ -68,15 +34,17 @@ class Forward {
       own_.resize(tokens * model_.hidden);
     set_added();
     qkv_.resize(tokens * width_);
-    attended_.resize(tokens * model_.heads * model_.head_size);
+    attended_.resize(tokens * model_.queries());
     activated_.resize(tokens * model_.intermediate);
     for (int i = 0; i < model_.num_layers; ++i) {
       const Layer& layer = model_.layers[i];
-      if (layer.experts.count == 0) continue;
+      if (!layer.mixes()) continue;
       logits_.resize(std::max(logits_.size(), tokens * layer.routing.router.rows));
       ids_.resize(std::max(ids_.size(), tokens * layer.routing.top_k));
     }
     weights_.resize(ids_.size());
+    beside_.resize(tokens * model_.hidden);
+    shared_gates_.resize(tokens);
     int64_t floats = 0;
     for (int i = 0; i < model_.num_layers; ++i) {
       const auto [place, is_new] = items_.try_emplace(model_.layers[i].window);
@@ -96,7 +64,7 @@ class Forward {
       wait_for_ranks();
       team_.each(thread.phase, step_.tokens, [&](int t) {
         add_to_residual(t, thread);
-        rms_norm(residual(t, thread), model_.norm, model_.hidden, model_.eps, step_.out + static_cast<int64_t>(t) * model_.hidden);
+        model_.norm.apply(residual(t, thread), model_.hidden, row(step_.out, t, model_.hidden));
       });
     }
   }
@@ -105,7 +73,7 @@ class Forward {
   // The rows that layers go on from.
   struct Rows {
     Rows(int tokens, const Model& model)
-        : x(tokens, std::max({model.hidden, model.heads * model.head_size, model.intermediate})),
+        : x(tokens, std::max({model.hidden, model.queries(), model.intermediate})),
           residual(static_cast<size_t>(tokens) * model.hidden),
           normed(residual.size()) {}
 
@@ -119,7 +87,7 @@ class Forward {
         : own(own_tokens, model),
           rows(own_tokens > 0 ? own : shared),
           attention(model.head_size, model.head_size, std::max(kMostRows, model.heads)),
-          row(model.hidden),
+          summand(model.hidden),
           gates(kMostTokens * kPanel),
           sums(model.member ? model.hidden : 0) {}
 
@@ -127,7 +95,9 @@ class Forward {
     Rows own, &rows;
     Scratch attention;
     Multiplier multiplier;
-    std::vector<bf16> row;
+    std::vector<bf16> summand;  // [N]
+    const Norm* after = nullptr;  // by what the last half of a layer is normalised, and multiplied
+    float factor = 1.0f;
     std::vector<float> gates;  // [T, 32]
     std::vector<float> sums;   // [N], over ranks
   };
@@ -175,9 +145,9 @@ class Forward {
     return ranks_ ? row_of(static_cast<int>(id / model_.embedded), t) : model_.embedding + id * model_.hidden;
   }
 
-  void add_to_residual(int t, Thread& thread) {
-    bf16* to = residual(t, thread);
-    if (!ranks_) return add(to, row(added_, t, model_.hidden), model_.hidden, to);
+  // What the last half of a layer gave.
+  const bf16* added(int t, Thread& thread) {
+    if (!ranks_) return row(added_, t, model_.hidden);
     float* sums = thread.sums.data();
     const bf16 *first = row_of(0, t), *second = row_of(1, t);
 #pragma omp simd
@@ -187,13 +157,23 @@ class Forward {
 #pragma omp simd
       for (int i = 0; i < model_.hidden; ++i) sums[i] += to_float(other[i]);
     }
+    bf16* to = thread.summand.data();
 #pragma omp simd
-    for (int i = 0; i < model_.hidden; ++i) to[i] = rounded(to_float(to[i]) + as_rounded(sums[i]));
+    for (int i = 0; i < model_.hidden; ++i) to[i] = rounded(sums[i]);
+    return to;
+  }
+
+  void add_to_residual(int t, Thread& thread) {
+    const bf16* from = added(t, thread);
+    bf16* summand = thread.summand.data();
+    if (thread.after->weight) thread.after->apply(from, model_.hidden, summand), from = summand;
+    if (thread.factor != 1.0f) scale(from, thread.factor, model_.hidden, summand), from = summand;
+    add(residual(t, thread), from, model_.hidden, residual(t, thread));
   }
 
   AttentionCall<bf16> call(const Layer& layer) {
     AttentionCall<bf16> call{};
-    const int queries = model_.heads * model_.head_size, keys = model_.kv_heads * model_.head_size;
+    const int queries = model_.queries(), keys = model_.keys();
     call.q = qkv_.data(), call.k = call.q + queries, call.v = call.k + keys, call.out = attended_.data();
     call.k_cache = layer.k_cache, call.v_cache = layer.v_cache, call.slots = step_.slots, call.table = step_.table;
     call.query_lens = step_.query_lens, call.seq_lens = step_.seq_lens;
@@ -201,38 +181,48 @@ class Forward {
     call.requests = step_.requests, call.tokens = step_.tokens, call.heads = model_.heads, call.kv_heads = model_.kv_heads;
     call.group = model_.group, call.skipped = model_.skipped;
     call.head_size = call.value_size = model_.head_size, call.page_size = model_.page_size, call.window = layer.window, call.scale = layer.scale;
-    call.cache_kind = layer.cache_kind, call.k_scale = layer.k_scale, call.v_scale = layer.v_scale;
+    call.sinks = layer.sinks, call.softcap = layer.softcap, call.cache_kind = layer.cache_kind, call.k_scale = layer.k_scale, call.v_scale = layer.v_scale;
     return call;
   }
 
   void layer(const Layer& layer, bool is_first, Thread& thread) {
-    normalise(layer.input_norm, layer.qkv, is_first, thread);
+    normalise(layer.before_attention, layer.qkv, is_first, thread);
     project(layer, thread);
     attend(layer, thread);
-    multiply_and_add(layer.output, attended_, thread);
-    if (layer.experts.count > 0) return mix(layer, thread);
-    normalise(layer.post_norm, layer.gate_up, false, thread);
-    feed_forward(layer, thread);
-  }
-
-  // What the next norm is to add, of this rank. Rows of `from` are whole, and `added_` is where the result goes.
-  void multiply_and_add(const Linear& linear, std::vector<bf16>& from, Thread& thread) {
-    each_row(thread, [&](int t) { thread.rows.x.set(linear, t, row(from, t, linear.columns)); });
-    multiply(linear, added_, thread, [&] { post(); });
+    multiply_rows(layer.output, attended_, added_, thread, [&] { post(); });
+    thread.after = &layer.after_attention, thread.factor = layer.multiplier;
+    normalise(layer.before_feed_forward, layer.mixes() ? layer.routing.router : layer.dense.gate_up, false, thread);
+    if (layer.mixes()) {
+      mix(layer, thread);
+    } else {
+      open(layer.dense, thread, [&] { set_added(); });
+      multiply_rows(layer.dense.down, activated_, added_, thread, [&] { post(); });
+    }
+    thread.after = &layer.after_feed_forward;
   }
 
   // x = norm(residual), after what the last part of a layer gave was added, or the tokens were looked up.
-  void normalise(const bf16* weight, const Linear& linear, bool is_first, Thread& thread) {
+  void normalise(const Norm& norm, const Linear& linear, bool is_first, Thread& thread) {
     wait_for_ranks();
     each_row(thread, [&](int t) {
+      bf16 *from = residual(t, thread), *normed = row(thread.rows.normed, t, model_.hidden);
       if (is_first)
-        std::memcpy(residual(t, thread), embedding_of(t), model_.hidden * sizeof(bf16));
+        scale(embedding_of(t), model_.embedding_scale, model_.hidden, from);
       else
         add_to_residual(t, thread);
-      bf16* normed = row(thread.rows.normed, t, model_.hidden);
-      rms_norm(residual(t, thread), weight, model_.hidden, model_.eps, normed);
+      if (norm.weight)
+        norm.apply(from, model_.hidden, normed);
+      else
+        std::memcpy(normed, from, model_.hidden * sizeof(bf16));
       thread.rows.x.set(linear, t, normed);
     });
+  }
+
+  // out = rows [T, columns] times W^T.
+  template <class Last>
+  void multiply_rows(const Linear& linear, std::vector<bf16>& from, bf16* out, Thread& thread, Last last) {
+    each_row(thread, [&](int t) { thread.rows.x.set(linear, t, row(from, t, linear.columns)); });
+    multiply(linear, out, thread, last);
   }
 
   // out = the panels [first, last) of x times W^T.
@@ -259,9 +249,12 @@ class Forward {
     const AttentionCall<bf16> attention = call(layer);
     const CacheKernels<bf16> kernels = kernels_for<bf16>(layer.cache_kind);
     const int panels = model_.head_size / kPanel, queries = model_.heads, keys = model_.kv_heads, heads = queries + 2 * keys;
-    if (model_.head_size % kPanel != 0 || heads < kItemsAThread * threads_) {
+    const bool spans_heads = layer.q_norm.weight && layer.q_norm.spans_heads;
+    if (spans_heads || model_.head_size % kPanel != 0 || heads < kItemsAThread * threads_) {
       multiply(layer.qkv, qkv_.data(), thread, [] {});
       return team_.each(thread.phase, step_.tokens, [&](int t) {
+        bf16 *q = row(qkv_, t, width_), *k = q + model_.queries();
+        if (spans_heads) layer.q_norm.apply(q, model_.queries(), q), layer.k_norm.apply(k, model_.keys(), k);
         for (int h = 0; h < queries + keys; ++h) turn(layer, t, h);
         kernels.store_row(attention, t);
       });
@@ -281,11 +274,12 @@ class Forward {
 
   // Normalises and turns a query or a key.
   void turn(const Layer& layer, int t, int h) {
-    const int64_t place = step_.positions[t] * model_.head_size;
+    const int64_t place = step_.positions[t] * layer.turned;
     bf16* head = row(qkv_, t, width_) + h * model_.head_size;
-    const bf16* norm = h < model_.heads ? layer.q_norm : layer.k_norm;
-    if (norm) rms_norm(head, norm, model_.head_size, model_.eps, head);
-    rotate(head, model_.cos + place, model_.signed_sin + place, model_.head_size, head);
+    const Norm& norm = h < model_.heads ? layer.q_norm : layer.k_norm;
+    if (norm.weight && !norm.spans_heads) norm.apply(head, model_.head_size, head);
+    if (layer.is_interleaved) side_by_side(head, layer.turned);
+    if (layer.turned > 0) rotate(head, layer.cos + place, layer.signed_sin + place, layer.turned, head);
   }
 
   // The last to be done says where what is to be added goes: nobody reads the last sum any more.
@@ -303,45 +297,63 @@ class Forward {
   }
 
   // Gate and up rows of the same number are met together, so that neither is written.
-  void feed_forward(const Layer& layer, Thread& thread) {
-    const int panels = model_.intermediate / kPanel;
+  template <class Last>
+  void open(const FeedForward& layer, Thread& thread, Last last) {
+    const int panels = layer.width() / kPanel;
     thread.rows.x.as(layer.gate_up, [&](auto x) {
       thread.multiplier.prepare(layer.gate_up, x);
       const auto work = [&](int i) {
         thread.multiplier.panel(layer.gate_up, x, i, 0, x.tokens, [&](int t, int, const float* values, int) {
           float* gates = thread.gates.data() + t * kPanel;
+          if (layer.activation == kGeluTanh) {
 #pragma omp simd
-          for (int r = 0; r < kPanel; ++r) gates[r] = silu(as_rounded(values[r]));
+            for (int r = 0; r < kPanel; ++r) gates[r] = gelu_tanh(as_rounded(values[r]));
+          } else {
+#pragma omp simd
+            for (int r = 0; r < kPanel; ++r) gates[r] = silu(as_rounded(values[r]));
+          }
         });
         thread.multiplier.panel(layer.gate_up, x, panels + i, 0, x.tokens, [&](int t, int, const float* values, int) {
           const float* gates = thread.gates.data() + t * kPanel;
-          bf16* to = row(activated_, t, model_.intermediate) + i * kPanel;
+          bf16* to = row(activated_, t, layer.width()) + i * kPanel;
 #pragma omp simd
           for (int r = 0; r < kPanel; ++r) to[r] = rounded(gates[r] * as_rounded(values[r]));
         });
       };
-      team_.each(thread.phase, panels, work, [&] { set_added(); });
+      team_.each(thread.phase, panels, work, last);
     });
-    multiply_and_add(layer.down, activated_, thread);
   }
 
-  // The experts of each token instead of one layer for all.
+  // The experts of each token instead of one layer for all, and what all go through beside them.
   void mix(const Layer& layer, Thread& thread) {
     const Routing& routing = layer.routing;
     const Mixture::Choice choice{ids_.data(), weights_.data(), step_.tokens, routing.top_k};
-    normalise(layer.post_norm, routing.router, false, thread);
     multiply(routing.router, logits_.data(), thread, [&] {
       for (int t = 0; t < step_.tokens; ++t)
         choose(routing, row(logits_, t, routing.router.rows), ids_.data() + t * routing.top_k, weights_.data() + t * routing.top_k);
       mixture_.group(layer.experts, choice);
       set_added();
     });
+    const bool shares = layer.shared.gate_up.rows > 0, is_gated = layer.shared_gate.rows > 0;
+    if (is_gated) multiply_rows(layer.shared_gate, thread.rows.normed, shared_gates_.data(), thread, [] {});
+    if (shares) {
+      each_row(thread, [&](int t) { thread.rows.x.set(layer.shared.gate_up, t, row(thread.rows.normed, t, model_.hidden)); });
+      open(layer.shared, thread, [] {});
+      multiply_rows(layer.shared.down, activated_, beside_.data(), thread, [] {});
+    }
     mixture_.run(
         team_, thread.phase, layer.experts, choice, [&](int t) { return row(thread.rows.normed, t, model_.hidden); },
         [&](int t, int first, const float* sums, int count) {
           bf16* to = row(added_, t, model_.hidden) + first;
+          if (!shares) {
 #pragma omp simd
-          for (int i = 0; i < count; ++i) to[i] = rounded(sums[i]);
+            for (int i = 0; i < count; ++i) to[i] = rounded(sums[i]);
+            return;
+          }
+          const bf16* other = row(beside_, t, model_.hidden) + first;
+          const float factor = is_gated ? sigmoid(to_float(shared_gates_[t])) : 1.0f;
+#pragma omp simd
+          for (int i = 0; i < count; ++i) to[i] = rounded(as_rounded(sums[i]) + as_rounded(to_float(other[i]) * factor));
         },
         [&] { post(); });
   }
@@ -357,6 +369,8 @@ class Forward {
   bf16* added_ = nullptr;  // [T, N], of this rank
   std::vector<bf16> own_, qkv_, attended_, activated_;
   std::vector<bf16> logits_;    // [T, experts], of layers with experts
+  std::vector<bf16> beside_;    // [T, N], of what all tokens go through
+  std::vector<bf16> shared_gates_;  // [T]
   std::vector<int64_t> ids_;    // [T, top_k]
   std::vector<float> weights_;  // [T, top_k]
   Mixture& mixture_ = Mixture::of_this_thread();

@@ -1,5 +1,4 @@
-"""Decode steps of a Llama-shaped model in one native call: the model's own weights, read where they
-lie.
+"""Decode steps of a decoder in one native call: the model's own weights, read where they lie.
 
 T tokens, B requests, N hidden size.
 """
@@ -16,6 +15,15 @@ from torch import nn
 from ...attention import AttentionMetadata, KVLayout
 from ...cache_format import page_size_of
 from ...collectives import TENSOR_PARALLEL, get_group
+from ...step_parts import (
+    DecoderParts,
+    FeedForwardParts,
+    LayerParts,
+    MixtureParts,
+    NoParts,
+    NormParts,
+    part_of,
+)
 from .attention import CACHE_KINDS
 from .build import load_kernels
 from .linear import PANEL, SCALED_COLUMNS, Layout, LinearStruct, linear_struct
@@ -23,11 +31,20 @@ from .moe import ExpertsStruct
 from .shared import SLOT_BYTES, SharedMemoryGroup
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+_ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = [("weight", _POINTER), ("eps", _FLOAT), ("spans_heads", _INT)]
+
+
+class _FeedForward(ctypes.Structure):
+    _fields_ = [("gate_up", LinearStruct), ("down", LinearStruct), ("activation", _INT)]
 
 
 class _Routing(ctypes.Structure):
     _fields_ = [
-        ("router", LinearStruct),
+        *(("router", LinearStruct), ("correction", _POINTER)),
         *((name, _INT) for name in ("top_k", "is_sigmoid", "is_renormalized", "first")),
         ("scale", _FLOAT),
     ]
@@ -35,19 +52,29 @@ class _Routing(ctypes.Structure):
 
 class _Layer(ctypes.Structure):
     _fields_ = [
-        *((name, _POINTER) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
-        *((name, LinearStruct) for name in ("qkv", "output", "gate_up", "down")),
+        *(
+            (name, _Norm)
+            for name in (
+                "before_attention",
+                "after_attention",
+                "before_feed_forward",
+                "after_feed_forward",
+                "q_norm",
+                "k_norm",
+            )
+        ),
+        *(("qkv", LinearStruct), ("output", LinearStruct), ("dense", _FeedForward)),
         *(("routing", _Routing), ("experts", ExpertsStruct)),
-        *((name, _POINTER) for name in ("k_cache", "v_cache")),
-        *((name, _FLOAT) for name in ("scale", "k_scale", "v_scale")),
-        *(("window", _INT), ("cache_kind", _INT)),
+        *(("shared", _FeedForward), ("shared_gate", LinearStruct)),
+        *((name, _POINTER) for name in ("cos", "signed_sin", "sinks", "k_cache", "v_cache")),
+        *((name, _FLOAT) for name in ("multiplier", "scale", "softcap", "k_scale", "v_scale")),
+        *((name, _INT) for name in ("turned", "is_interleaved", "window", "cache_kind")),
     ]
 
 
 class _Model(ctypes.Structure):
     _fields_ = [
-        *((name, _POINTER) for name in ("layers", "embedding", "norm", "cos", "signed_sin")),
-        ("member", _POINTER),
+        *(("layers", _POINTER), ("embedding", _POINTER), ("norm", _Norm), ("member", _POINTER)),
         *(
             (name, _INT)
             for name in (
@@ -63,7 +90,7 @@ class _Model(ctypes.Structure):
                 "skipped",
             )
         ),
-        ("eps", _FLOAT),
+        ("embedding_scale", _FLOAT),
     ]
 
 
@@ -107,43 +134,30 @@ class NativeStep:
     ) -> None:
         self._step = library.piecework_step
         self._group = group
-        self._owners = (model, k_cache, v_cache)
-        decoder = model.model
+        parts: DecoderParts = part_of(model)
+        tables = [tuple(table.contiguous() for table in both) for both in parts.tables]
+        # What the kernels read, beside the parts that are made anew each time.
+        self._owners = (model, parts, tables, layouts, k_cache, v_cache)
         layers = [
-            _layer(*parts) for parts in zip(decoder.layers, layouts, k_cache, v_cache, strict=True)
+            _layer(*each, tables)
+            for each in zip(parts.layers, layouts, k_cache, v_cache, strict=True)
         ]
         self._layers = (_Layer * len(layers))(*layers)
-        self._hidden = decoder.embed_tokens.weight.shape[1]
+        self._hidden = parts.embedding.shape[1]
         first = layouts[0]
-        embedded = len(decoder.embed_tokens.weight)
+        embedded = len(parts.embedding)
         if group is not None:
-            assert decoder.embed_tokens.first == group.rank * embedded
+            assert parts.first_token == group.rank * embedded
             self.max_tokens = min(self.max_tokens, SLOT_BYTES // (2 * self._hidden))
         self._model = _Model(
-            ctypes.addressof(self._layers),
-            *(
-                part.data_ptr()
-                for part in (
-                    decoder.embed_tokens.weight,
-                    decoder.norm.weight,
-                    decoder.rotaries[0].cos,
-                    decoder.rotaries[0].signed_sin,
-                )
-            ),
+            *(ctypes.addressof(self._layers), parts.embedding.data_ptr(), _norm(parts.norm)),
             None if group is None else group.member,
             *(embedded, len(layers), self._hidden),
-            max(
-                (
-                    layer.mlp.down_proj.in_features
-                    for layer in decoder.layers
-                    if not _is_mixed(layer)
-                ),
-                default=0,
-            ),
+            max((_width(each) for layer in parts.layers for each in _dense(layer)), default=0),
             *(first.num_heads, first.num_kv_heads, first.key_size),
             page_size_of(k_cache[0], first.num_kv_heads, first.key_size),
             *(first.group, first.skipped_heads),
-            decoder.norm.eps,
+            parts.embedding_scale,
         )
 
     def forward(
@@ -177,14 +191,13 @@ def make_native_step(
     k_cache: Sequence[torch.Tensor],
     v_cache: Sequence[torch.Tensor],
 ) -> NativeStep | None:
-    """None for what the kernels do not know: weights that are not packed, shapes that are not
-    Llama's, ranks that share no memory, no kernels.
+    """None for what the kernels do not know: weights that are not packed, layers of another kind,
+    ranks that share no memory, no kernels.
     """
     library = load_kernels()
     if library is None or not is_known(model, layouts):
         return None
-    decoder: Any = model.model
-    if not decoder.layers[0].self_attn.o_proj.is_split:
+    if not part_of(model).layers[0].attention.output.is_split:
         return NativeStep(library, model, layouts, k_cache, v_cache)
     group = get_group(TENSOR_PARALLEL)
     if not isinstance(group, SharedMemoryGroup):
@@ -193,20 +206,21 @@ def make_native_step(
 
 
 def is_known(model: Any, layouts: Sequence[KVLayout]) -> bool:
-    """Whether it is a decoder of Llama's shape with packed weights, in bfloat16, whose gates and
+    """Whether it is a decoder of described parts with packed weights, in bfloat16, whose gates and
     ups lie in panels of their own, and whose layers have the same heads.
     """
-    if not getattr(model, "layers_are_llamas", False):
+    try:
+        parts: DecoderParts = part_of(model)
+    except NoParts:
         return False
-    widths = {
-        layer.mlp.down_proj.in_features for layer in model.model.layers if not _is_mixed(layer)
-    }
     heads = {
         (each.num_heads, each.num_kv_heads, each.key_size, each.value_size, each.dtype)
         for each in layouts
     }
+    if len(heads) != 1 or len(layouts) != len(parts.layers):
+        return False
     _, _, key_size, value_size, dtype = next(iter(heads))
-    linears = [part for layer in model.model.layers for part in _linears_of(layer)]
+    linears = [part for layer in parts.layers for part in _linears_of(layer)]
     packed = {
         id(tensor)
         for linear in (*linears, model.lm_head)
@@ -215,10 +229,15 @@ def is_known(model: Any, layouts: Sequence[KVLayout]) -> bool:
             *(linear.input.parameters() if linear.input else ()),
         )
     }
+    corrections = {
+        id(layer.feed_forward.router.e_score_correction_bias)
+        for layer in parts.layers
+        if isinstance(layer.feed_forward, MixtureParts)
+    }
     others = [
         tensor
         for tensor in (*model.parameters(), *model.buffers())
-        if tensor.is_floating_point() and id(tensor) not in packed
+        if tensor.is_floating_point() and id(tensor) not in packed | corrections
     ]
     return (
         all(_is_packed(linear) for linear in linears)
@@ -228,47 +247,46 @@ def is_known(model: Any, layouts: Sequence[KVLayout]) -> bool:
             and tensor.device.type == "cpu"
             for tensor in others
         )
-        and len(heads) == 1
-        and all(each.is_plain for each in layouts)
         and (key_size, dtype) == (value_size, torch.bfloat16)
         and key_size % 2 == 0
-        and all(map(_knows_feed_forward, model.model.layers))
-        and len(widths) <= 1
+        and not any(each.chunked or each.latent for each in layouts)
+        and all(map(_knows_feed_forward, parts.layers))
     )
 
 
-def _linears_of(layer: Any) -> tuple[Any, ...]:
-    return (
-        layer.self_attn.qkv_proj,
-        layer.self_attn.o_proj,
-        *_feed_forward(layer),
-    )
+def _linears_of(layer: LayerParts) -> list[Any]:
+    found = [layer.attention.qkv, layer.attention.output]
+    mixture = layer.feed_forward
+    if isinstance(mixture, MixtureParts):
+        found += [mixture.experts.gate_up_proj, mixture.experts.down_proj, mixture.router]
+        if mixture.shared_gate is not None:
+            found.append(mixture.shared_gate)
+    return found + [linear for each in _dense(layer) for linear in (each.gate_up, each.down)]
 
 
-def _is_mixed(layer: Any) -> bool:
-    """Whether it has experts."""
-    return hasattr(layer.mlp, "experts")
+def _dense(layer: LayerParts) -> list[FeedForwardParts]:
+    """What all tokens go through."""
+    part = layer.feed_forward
+    dense = part.shared if isinstance(part, MixtureParts) else part
+    return [] if dense is None else [dense]
 
 
-def _feed_forward(layer: Any) -> tuple[Any, ...]:
-    if _is_mixed(layer):
-        experts = layer.mlp.experts
-        return experts.gate_up_proj, experts.down_proj, layer.mlp.gate
-    return layer.mlp.gate_up_proj, layer.mlp.down_proj
+def _width(part: FeedForwardParts) -> int:
+    return int(part.down.in_features)
 
 
-def _knows_feed_forward(layer: Any) -> bool:
+def _knows_feed_forward(layer: LayerParts) -> bool:
     """Whether gates and ups lie in panels of their own, and experts are chosen as the kernels do
-    it.
+    it. Ranks sum what experts give and what the others do apart.
     """
-    if not _is_mixed(layer):
-        return bool(layer.mlp.down_proj.in_features % PANEL == 0)
-    router = layer.mlp.gate
-    return (
-        {name for name, _ in layer.mlp.named_children()} == {"gate", "experts"}
-        and router.e_score_correction_bias is None
-        and router.routing.num_groups == 1
-        and _order_of(layer.mlp.experts.gate_up_proj) is None
+    part = layer.feed_forward
+    dense = _dense(layer)
+    if any(_width(each) % PANEL or each.activation not in _ACTIVATIONS for each in dense):
+        return False
+    return not isinstance(part, MixtureParts) or (
+        part.router.routing.num_groups == 1
+        and _order_of(part.experts.gate_up_proj) is None
+        and not (part.shared is not None and layer.attention.output.is_split)
     )
 
 
@@ -299,36 +317,60 @@ def _order_of(part: Any) -> torch.Tensor | None:
     return order
 
 
-def _layer(layer: Any, layout: KVLayout, k_cache: torch.Tensor, v_cache: torch.Tensor) -> _Layer:
-    attention = layer.self_attn
+def _norm(part: NormParts | None) -> _Norm:
+    return _Norm() if part is None else _Norm(part.weight.data_ptr(), part.eps, part.spans_heads)
+
+
+def _feed_forward(part: FeedForwardParts | None) -> _FeedForward:
+    if part is None:
+        return _FeedForward()
+    return _FeedForward(_linear(part.gate_up), _linear(part.down), _ACTIVATIONS[part.activation])
+
+
+def _layer(
+    layer: LayerParts,
+    layout: KVLayout,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    tables: Sequence[Sequence[torch.Tensor]],
+) -> _Layer:
+    attention, part = layer.attention, layer.feed_forward
     norms = (
-        layer.input_layernorm,
-        layer.post_attention_layernorm,
+        layer.before_attention,
+        layer.after_attention,
+        layer.before_feed_forward,
+        layer.after_feed_forward,
         attention.q_norm,
         attention.k_norm,
     )
-    mixes = _is_mixed(layer)
-    none = LinearStruct()
+    turning = [] if attention.rotary is None else tables[attention.rotary]
+    cos, signed_sin = (table.data_ptr() for table in turning) if turning else (None, None)
+    dense, mixture = (None, part) if isinstance(part, MixtureParts) else (part, None)
     return _Layer(
-        *(None if norm is None else norm.weight.data_ptr() for norm in norms),
-        *(_linear(part) for part in (attention.qkv_proj, attention.o_proj)),
-        *((none, none) if mixes else map(_linear, _feed_forward(layer))),
-        *(
-            (_routing(layer.mlp), _experts(layer.mlp.experts))
-            if mixes
-            else (_Routing(), ExpertsStruct())
-        ),
-        *(k_cache.data_ptr(), v_cache.data_ptr(), layout.scale, layout.k_scale, layout.v_scale),
+        *map(_norm, norms),
+        *map(_linear, (attention.qkv, attention.output)),
+        *(_feed_forward(dense), *_mixture(mixture)),
+        *(cos, signed_sin, None if layout.sinks is None else layout.sinks.data_ptr()),
+        *(k_cache.data_ptr(), v_cache.data_ptr(), layer.multiplier, layout.scale),
+        *(layout.softcap or 0.0, layout.k_scale, layout.v_scale),
+        *(turning[0].shape[-1] if turning else 0, attention.interleaved),
         *(layout.window or 0, CACHE_KINDS[layout.cache_dtype]),
     )
 
 
-def _routing(mixture: Any) -> _Routing:
-    how = mixture.gate.routing
+def _mixture(part: MixtureParts | None) -> tuple[ctypes.Structure, ...]:
+    if part is None:
+        return _Routing(), ExpertsStruct(), _FeedForward(), LinearStruct()
+    gate = LinearStruct() if part.shared_gate is None else _linear(part.shared_gate)
+    return _routing(part), _experts(part.experts), _feed_forward(part.shared), gate
+
+
+def _routing(mixture: MixtureParts) -> _Routing:
+    how, correction = mixture.router.routing, mixture.router.e_score_correction_bias
     first = 0 if mixture.experts.first is None else int(mixture.experts.first)
-    is_sigmoid = how.scoring == "sigmoid"
     return _Routing(
-        _linear(mixture.gate), how.top_k, is_sigmoid, how.renormalized, first, how.scale
+        *(_linear(mixture.router), None if correction is None else correction.data_ptr()),
+        *(how.top_k, how.scoring == "sigmoid", how.renormalized, first, how.scale),
     )
 
 

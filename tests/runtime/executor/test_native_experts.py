@@ -72,5 +72,5 @@ def test_what_the_kernels_do_not_choose_by_is_refused(tmp_path: Path) -> None:
     assert known("mixtral", num_local_experts=2)
     # Experts would share a panel.
     assert not known("mixtral", num_local_experts=2, intermediate_size=80)
-    shared = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
-    assert not known("qwen2_moe", shared_expert_intermediate_size=32, **shared)
+    groups = {"n_routed_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
+    assert not known("glm4_moe", n_group=2, topk_group=1, first_k_dense_replace=0, **groups)

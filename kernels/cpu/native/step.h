@@ -1,0 +1,73 @@
+// A decoder and one step of it, as step.py lays them out.
+//
+// T tokens, N hidden size, H query heads, K key/value heads, D head size.
+#pragma once
+#include "attention.h"
+#include "linear.h"
+#include "moe.h"
+#include "rows.h"
+#include "shared.h"
+
+namespace piecework {
+
+// RMSNorm; no weight: numbers stay as they are.
+struct Norm {
+  const bf16* weight;
+  float eps;
+  int32_t spans_heads;  // of all heads of queries, or of keys, together
+
+  void apply(const bf16* x, int size, bf16* out) const { rms_norm(x, weight, size, eps, out); }
+};
+
+enum Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
+
+struct FeedForward {
+  Linear gate_up, down;
+  int32_t activation;
+
+  int width() const { return gate_up.rows / 2; }
+};
+
+// x + after(half(before(x))) * multiplier, for attention and for what comes behind it.
+struct Layer {
+  Norm before_attention, after_attention, before_feed_forward, after_feed_forward, q_norm, k_norm;
+  Linear qkv, output;
+  FeedForward dense;
+  Routing routing;  // with experts in place of `dense`, where there are any
+  Experts experts;
+  FeedForward shared;                // by all tokens, beside the experts; no rows: none
+  Linear shared_gate;                // by whose sigmoid its result is multiplied; no rows: by 1
+  const bf16 *cos, *signed_sin;      // [positions, turned]
+  const float* sinks;                // [H], or null
+  void *k_cache, *v_cache;
+  float multiplier, scale, softcap, k_scale, v_scale;
+  int32_t turned, is_interleaved;    // numbers of a head that are turned; whether their pairs lie side by side
+  int32_t window;
+  CacheKind cache_kind;
+
+  bool mixes() const { return experts.count > 0; }
+};
+
+struct Model {
+  const Layer* layers;
+  const bf16* embedding;
+  Norm norm;
+  Member* member;    // among ranks, or null
+  int32_t embedded;  // rows of the embedding that a rank has
+  int32_t num_layers, hidden, intermediate, heads, kv_heads, head_size, page_size, group, skipped;
+  float embedding_scale;
+
+  int queries() const { return heads * head_size; }
+  int keys() const { return kv_heads * head_size; }
+};
+
+struct Step {
+  const Model* model;
+  const int64_t *ids, *positions, *slots, *table;
+  const int32_t *query_lens, *seq_lens;
+  bf16* out;  // [T, N]
+  int64_t table_stride;
+  int32_t requests, tokens;
+};
+
+}  // namespace piecework

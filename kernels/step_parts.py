@@ -1,0 +1,102 @@
+"""What a decoder is made of, as kernels that compute a whole step read it: they know no module.
+
+A module that such kernels may compute has a method `step_parts` beside the `forward` that it
+describes. Linear layers are told as they are.
+
+    norm = part_of(layer.input_layernorm)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+
+class NoParts(Exception):
+    """Nothing describes a module, or what describes it is not all that it computes."""
+
+
+class NormParts(NamedTuple):
+    """RMSNorm with a weight [N]. `spans_heads`: of all heads of queries, or of keys, together."""
+
+    weight: torch.Tensor
+    eps: float
+    spans_heads: bool = False
+
+
+class AttentionParts(NamedTuple):
+    """`rotary`: by which of the model's tables heads are turned; None: by none. `interleaved`: as
+    `SelfAttention` has it.
+    """
+
+    qkv: Any
+    output: Any
+    q_norm: NormParts | None
+    k_norm: NormParts | None
+    rotary: int | None
+    interleaved: bool
+
+
+class FeedForwardParts(NamedTuple):
+    """down(activation(gate(x)) * up(x)), gate and up as one linear layer; `activation`: by
+    transformers' name.
+    """
+
+    gate_up: Any
+    down: Any
+    activation: str
+
+
+class MixtureParts(NamedTuple):
+    """A `Router`, a `FusedMoE`, and a feed-forward layer of all tokens, whose result is multiplied
+    by the sigmoid of `shared_gate`, a linear layer with one row, where there are such.
+    """
+
+    router: Any
+    experts: Any
+    shared: FeedForwardParts | None = None
+    shared_gate: Any = None
+
+
+class LayerParts(NamedTuple):
+    """x + after(half(before(x))) * multiplier for both halves; norms that are None do nothing."""
+
+    attention: AttentionParts
+    feed_forward: FeedForwardParts | MixtureParts
+    before_attention: NormParts | None = None
+    after_attention: NormParts | None = None
+    before_feed_forward: NormParts | None = None
+    after_feed_forward: NormParts | None = None
+    multiplier: float = 1.0
+
+
+class DecoderParts(NamedTuple):
+    """`embedding` [V, hidden], of a rank the rows from `first_token` on. `tables`: cos and
+    signed_sin [positions, 1, R] of each.
+    """
+
+    embedding: torch.Tensor
+    first_token: int
+    embedding_scale: float
+    layers: Sequence[LayerParts]
+    norm: NormParts
+    tables: Sequence[tuple[torch.Tensor, torch.Tensor]]
+
+
+def part_of(module: Any) -> Any:
+    """What describes a module. Raises `NoParts`, also where its class computes otherwise than the
+    one that is described.
+    """
+    for each in type(module).__mro__:
+        if "step_parts" in vars(each):
+            return module.step_parts()
+        if "forward" in vars(each):
+            break
+    raise NoParts(type(module).__name__)
+
+
+def part_or_none(module: Any) -> Any:
+    """The same of a module that may be None."""
+    return None if module is None else part_of(module)
