@@ -58,7 +58,7 @@ def answers(
     stream: Any = None,
     media: tuple[str, ...] = (),
     errors: tuple[int, ...] = (),
-    error: type[Answer] = ErrorAnswer,
+    error: Any = ErrorAnswer,
 ) -> dict[int | str, dict[str, Any]]:
     """`responses` of a route: JSON as `model` says, events with `stream` as their data, or other
     `media` types; and its errors, as `error` says.

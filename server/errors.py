@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -70,15 +70,17 @@ class ApiError(Exception):
             }
         }
 
-    def told(self, path: str, request_id: str) -> tuple[int, dict[str, Any]]:
-        """Status and JSON object in the shape of the endpoint family of `path`."""
-        if is_messages(path):
+    def told(
+        self, path: str, request_id: str, headers: Iterable[tuple[bytes, bytes]] = ()
+    ) -> tuple[int, dict[str, Any]]:
+        """Status and JSON object in the shape that `path` and `headers` of the request ask for."""
+        if is_messages(path, headers):
             return as_anthropic(self.status, self.code, self.message, request_id)
         return self.status, self.body()
 
     def response(self, scope: Scope) -> Response:
         """The answer to the request of this scope."""
-        status, body = self.told(scope["path"], scope.get(REQUEST_ID, ""))
+        status, body = self.told(scope["path"], scope.get(REQUEST_ID, ""), scope["headers"])
         return Response(msgspec.json.encode(body), status, self.headers, "application/json")
 
 

@@ -36,9 +36,8 @@ class EveryAnswer:
         if not _USABLE_ID.fullmatch(request_id):
             request_id = uuid.uuid4().hex.encode()
         scope[REQUEST_ID] = request_id.decode()
-        names = (
-            (b"x-request-id", b"request-id") if is_messages(scope["path"]) else (b"x-request-id",)
-        )
+        as_messages = is_messages(scope["path"], scope["headers"])
+        names = (b"x-request-id", b"request-id") if as_messages else (b"x-request-id",)
 
         async def send_on(message: Message) -> None:
             nonlocal started

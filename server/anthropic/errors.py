@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from .models import VERSION_HEADER
+
 PATH = "/v1/messages"
+_SHARED_PATH = "/v1/models"
+"""Answered in the shape of either, by a header."""
 OVERLOADED = 529
 _TYPES = {
     401: "authentication_error",
@@ -14,9 +19,11 @@ _TYPES = {
 }
 
 
-def is_messages(path: str) -> bool:
-    """Whether an answer to this path is to be as Anthropic's."""
-    return path.startswith(PATH)
+def is_messages(path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> bool:
+    """Whether an answer to a request of this path and these headers is to be as Anthropic's."""
+    return path.startswith(PATH) or (
+        path.startswith(_SHARED_PATH) and VERSION_HEADER.encode() in dict(headers)
+    )
 
 
 def as_anthropic(

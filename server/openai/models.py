@@ -6,8 +6,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..answers import answers
-from ..anthropic.answers import MessagesModel, MessagesModels
+from ..answers import ErrorAnswer, answers
+from ..anthropic.answers import MessagesErrorAnswer, MessagesModel, MessagesModels
 from ..anthropic.models import VERSION_HEADER, model_info, model_list
 from ..state import AnyServingDep, json_response
 from .answers import ModelCard, ModelList
@@ -15,7 +15,12 @@ from .answers import ModelCard, ModelList
 router = APIRouter()
 
 
-@router.get("/v1/models", responses=answers(ModelList | MessagesModels, errors=(503,)))
+_ERROR = ErrorAnswer | MessagesErrorAnswer
+
+
+@router.get(
+    "/v1/models", responses=answers(ModelList | MessagesModels, errors=(503,), error=_ERROR)
+)
 async def list_models(request: Request, serving: AnyServingDep) -> Response:
     """The one model of this server."""
     card = serving.model_card()
@@ -25,7 +30,8 @@ async def list_models(request: Request, serving: AnyServingDep) -> Response:
 
 
 @router.get(
-    "/v1/models/{model_id:path}", responses=answers(ModelCard | MessagesModel, errors=(404, 503))
+    "/v1/models/{model_id:path}",
+    responses=answers(ModelCard | MessagesModel, errors=(404, 503), error=_ERROR),
 )
 async def retrieve_model(model_id: str, request: Request, serving: AnyServingDep) -> Response:
     """One model by its name."""

@@ -256,6 +256,11 @@ async def test_models_as_anthropics_clients_list_them(client: httpx.AsyncClient)
     one = await client.get("/v1/models/toy", headers=headers)
     check_answer(document, "GET", "/v1/models/{model_id}", one)
     assert one.json() == model and model["type"] == "model"
+    missing = await client.get("/v1/models/nobody", headers=headers)
+    check_answer(document, "GET", "/v1/models/{model_id}", missing)
+    assert missing.status_code == 404 and missing.json()["type"] == "error"
+    assert missing.json()["error"]["type"] == "not_found_error"
+    assert missing.json()["request_id"] == missing.headers["request-id"]
 
 
 async def test_tokens_are_counted_as_they_would_be_told(
