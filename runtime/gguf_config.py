@@ -26,7 +26,7 @@ def gguf_members(reader: FastGGUFReader) -> tuple[str, dict[str, Any]]:
     """
     name = metadata(reader, "general.architecture")
 
-    def get(key: str, default: Any = None, kind: type[int | float | str] = int) -> Any:
+    def get(key: str, default: Any = None, kind: type[int | float | str | list[int]] = int) -> Any:
         value = metadata(reader, f"{name}.{key}", default)
         if kind is not str and not isinstance(value, int | kind):
             raise ValueError(
@@ -78,10 +78,12 @@ def gguf_members(reader: FastGGUFReader) -> tuple[str, dict[str, Any]]:
         if each in tensors
     }
     rope = gguf_rope(get, factors)
+    kv_heads = get("attention.head_count_kv", heads, list)
     return architecture, {
         **content,
         "vocab_size": int(tensors["token_embd.weight"].shape[1]),
-        "num_key_value_heads": get("attention.head_count_kv", heads),
+        # One a layer where some layers have none.
+        "num_key_value_heads": max(kv_heads) if isinstance(kv_heads, list) else kv_heads,
         "head_dim": head_dim,
         "rms_norm_eps": get(eps, kind=float),
         "rope_theta": get("rope.freq_base", 10000.0, kind=float),

@@ -51,7 +51,7 @@ class DecoderLayer(nn.Module):
 
     def step_parts(self) -> LayerParts:
         return LayerParts(
-            part_of(self.self_attn),
+            part_of(getattr(self, self.mixer)),
             part_of(self.mlp),
             before_attention=part_of(self.input_layernorm),
             before_feed_forward=part_of(self.post_attention_layernorm),

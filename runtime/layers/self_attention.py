@@ -120,7 +120,7 @@ class SelfAttention(nn.Module):
         return output
 
     def step_parts(self) -> AttentionParts:
-        if type(self).turn is not SelfAttention.turn:
+        if self.gated or type(self).turn is not SelfAttention.turn:
             raise NoParts(type(self).__name__)
         norms = part_or_none(self.q_norm), part_or_none(self.k_norm)
         return AttentionParts(self.qkv_proj, self.o_proj, *norms, self.rotary, self.interleaved)

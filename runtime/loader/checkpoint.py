@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from math import prod
 
 import torch
 
@@ -85,14 +85,47 @@ def plus_one(tensors: Iterable[StoredTensor], is_norm: Callable[[str], bool]) ->
     by 1 more than is stored (Gemma).
     """
     return [
-        tensor._replace(copy_to=partial(_copy_plus_one, tensor), cut=None)
-        if is_norm(tensor.name)
-        else tensor
+        changed(tensor, tensor.shape, lambda wide: wide + 1.0) if is_norm(tensor.name) else tensor
         for tensor in tensors
     ]
 
 
-def _copy_plus_one(tensor: StoredTensor, target: torch.Tensor) -> None:
-    wide = torch.empty(tensor.shape, dtype=torch.float32, device=target.device)
-    tensor.copy_to(wide)
-    target.copy_(wide + 1.0)
+def changed(
+    tensor: StoredTensor,
+    shape: tuple[int, ...],
+    change: Callable[[torch.Tensor], torch.Tensor] = lambda wide: wide,
+) -> StoredTensor:
+    """What `change` makes of a tensor's numbers in float32, in another shape of as many."""
+
+    def copy_to(target: torch.Tensor) -> None:
+        wide = torch.empty(tensor.shape, dtype=torch.float32, device=target.device)
+        tensor.copy_to(wide)
+        target.copy_(change(wide).view(shape))
+
+    return tensor._replace(shape=shape, copy_to=copy_to, cut=None, blocks=None)
+
+
+def from_llama_cpp(tensors: Iterable[StoredTensor], mixer: str) -> list[StoredTensor]:
+    """Tensors of layers with a recurrent state, whose module is `mixer`, as llama.cpp's converter
+    leaves them: -exp(A_log) for A_log, a bias of dt_proj for dt_bias, a convolution's [C, K], and
+    some vectors in two dimensions.
+    """
+    owner = rf"model.layers.\1.{mixer}."
+    names = {
+        r"^blk\.(\d+)\.ssm_a$": f"{owner}A_log",
+        r"^blk\.(\d+)\.ssm_d$": f"{owner}D",
+        r"\.dt_proj\.bias$": ".dt_bias",
+    }
+    found = []
+    for tensor in renamed(tensors, names):
+        _, _, own = tensor.name.partition(f".{mixer}.")
+        size = prod(tensor.shape)
+        if own == "A_log":
+            found.append(changed(tensor, (size,), lambda wide: (-wide).log()))
+        elif own in ("D", "norm.weight"):
+            found.append(changed(tensor, (size,)))
+        elif own in ("conv.weight", "conv1d.weight") and len(tensor.shape) == 2:
+            found.append(changed(tensor, (tensor.shape[0], 1, tensor.shape[1])))
+        else:
+            found.append(tensor)
+    return found

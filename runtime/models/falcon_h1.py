@@ -4,7 +4,7 @@ of nearly all that is computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,13 +18,14 @@ from ..layers.mlp import GatedMLP
 from ..layers.norm import GatedRMSNorm, RMSNorm
 from ..layers.rotary import Rotary, Rotations
 from ..layers.self_attention import SelfAttention
-from ..loader.checkpoint import renamed
+from ..loader.checkpoint import from_llama_cpp, renamed
 from ..model_config import ModelConfig
-from .causal_lm import CausalLM
-from .hybrid import Mamba2Config, mamba_fields
+from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
+from .hybrid import GGUF_MAMBA, GGUF_MAMBA_KEYS, Mamba2Config, mamba_fields
 
 ARCHITECTURE = "FalconH1ForCausalLM"
 MODEL_TYPE = "falcon_h1"
+GGUF_ARCHITECTURE = "falcon-h1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +146,30 @@ class FalconH1ForCausalLM(CausalLM):
         "max_position_embeddings": 8192,
         "rms_norm_eps": 1e-5,
     }
+
+    gguf_names: ClassVar[dict[str, str]] = gguf_names(
+        {**GGUF_BLOCK, **GGUF_MAMBA, "ffn_norm": "pre_ff_layernorm"}
+    )
+    gguf_keys: ClassVar[dict[str, str]] = {**GGUF_MAMBA_KEYS, "ssm.inner_size": "mamba_d_ssm"}
+
+    @staticmethod
+    def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
+        """Its weights are multiplied already."""
+        return {
+            "mamba_rms_norm": "blk.0.ssm_norm.weight" in tensors,
+            "mamba_norm_before_gate": False,
+            "mamba_conv_bias": "blk.0.ssm_conv1d.bias" in tensors,
+            "mamba_proj_bias": "blk.0.ssm_in.bias" in tensors,
+            "projectors_bias": "blk.0.ssm_out.bias" in tensors,
+            "attention_bias": "blk.0.attn_q.bias" in tensors,
+            "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+        }
+
+    @staticmethod
+    def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        # The converter leaves out what such names end with.
+        names = {r"^blk\.(\d+)\.ffn_norm$": r"model.layers.\1.pre_ff_layernorm.weight"}
+        return from_llama_cpp(renamed(tensors, names), "mamba")
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:

@@ -72,7 +72,10 @@ class GraniteForCausalLM(LlamaForCausalLM):
         layers = map(self.make_layer, range(config.num_layers))
         norm = RMSNorm(config.hidden_size, config.norm_eps)
         scale = config.embedding_multiplier
-        return Decoder(config, layers, norm, [Rotary(config)], embedding_scale=scale)
+        return Decoder(config, layers, norm, self.make_rotaries(), embedding_scale=scale)
+
+    def make_rotaries(self) -> list[Rotary]:
+        return [Rotary(self.config)]
 
     def make_layer(self, layer: int) -> nn.Module:
         return GraniteLayer(self.config, self.make_attention(layer), self.make_mlp(layer))

@@ -4,7 +4,7 @@ positions; the feed-forward layers are Granite's, or mixtures of experts beside 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,15 +15,26 @@ from ..layers.mamba2 import Mamba2Mixer, Mamba2Sizes
 from ..layers.mlp import GatedMLP
 from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
 from ..layers.norm import GatedRMSNorm
+from ..layers.rotary import Rotary
 from ..layers.self_attention import SelfAttention
-from ..loader.checkpoint import renamed, unfused
+from ..loader.checkpoint import from_llama_cpp, renamed, unfused
 from ..loader.experts import MERGED, take_apart
 from ..model_config import ModelConfig
+from .causal_lm import GGUF_BLOCK, gguf_names
 from .granite import GraniteForCausalLM, GraniteLayer
-from .hybrid import Mamba2Config, kinds_of_layers, mamba_fields
+from .hybrid import (
+    GGUF_MAMBA,
+    GGUF_MAMBA_KEYS,
+    Mamba2Config,
+    kinds_in_gguf,
+    kinds_of_layers,
+    mamba_fields,
+)
+from .qwen3_moe import GGUF_EXPERTS
 
 ARCHITECTURE = "GraniteMoeHybridForCausalLM"
 MODEL_TYPE = "granitemoehybrid"
+GGUF_ARCHITECTURE = "granitehybrid"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +58,44 @@ class GraniteMoeHybridConfig(Mamba2Config):
 class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
     config_class: ClassVar[type[ModelConfig]] = GraniteMoeHybridConfig
     config_defaults: ClassVar = {**GraniteForCausalLM.config_defaults, "intermediate_size": 11008}
+
+    gguf_names: ClassVar[dict[str, str]] = gguf_names(
+        {
+            **GGUF_BLOCK,
+            **GGUF_MAMBA,
+            **GGUF_EXPERTS,
+            "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+            "ffn_up_shexp": "mlp.shared_experts.up_proj",
+            "ffn_down_shexp": "mlp.shared_experts.down_proj",
+        }
+    )
+    gguf_keys: ClassVar[dict[str, str]] = {
+        **GraniteForCausalLM.gguf_keys,
+        **GGUF_MAMBA_KEYS,
+        "expert_count": "num_local_experts",
+        "expert_used_count": "num_experts_per_tok",
+    }
+
+    @staticmethod
+    def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
+        size = get("embedding_length")
+        turned = get("rope.scaling.finetuned", True)
+        between = get("feed_forward_length")
+        return {
+            **kinds_in_gguf(get, "linear_attention"),
+            "mamba_expand": get("ssm.inner_size") // max(size, 1),
+            "num_local_experts": get("expert_count", 0),
+            "shared_intermediate_size": get("expert_shared_feed_forward_length", between),
+            "attention_bias": any(name.endswith("attn_q.bias") for name in tensors),
+            "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in tensors),
+            "mamba_proj_bias": any(name.endswith("ssm_in.bias") for name in tensors),
+            # As llama.cpp has it: whether there are positions at all.
+            "position_embedding_type": "rope" if turned else None,
+        }
+
+    @staticmethod
+    def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        return from_llama_cpp(tensors, "mamba")
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
@@ -76,6 +125,11 @@ class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
         size = config.shared_intermediate_size
         parts = unfused(whole, "input_linear", {"gate_proj": size, "up_proj": size})
         return take_apart(parts, MERGED)
+
+    def make_rotaries(self) -> list[Rotary]:
+        """Without positions no tables of them, which in long contexts are large."""
+        has_positions = self.config.position_embedding_type == "rope"
+        return super().make_rotaries() if has_positions else []
 
     def make_layer(self, layer: int) -> nn.Module:
         config, mlp = self.config, self.make_mlp(layer)

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..layers.mamba2 import Mamba2Sizes
 from ..model_config import ModelConfig
 
+GGUF_MAMBA = {
+    "ssm_in": "mamba.in_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_dt": "mamba.dt_proj",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+}
+"""What modules of Mamba 2 are called in GGUF files."""
+GGUF_MAMBA_KEYS = {
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.state_size": "mamba_d_state",
+    "ssm.group_count": "mamba_n_groups",
+    "ssm.time_step_rank": "mamba_n_heads",
+}
 _MOST_COLUMNS = 256
 """Tokens that a convolution sees, at most."""
 
@@ -46,6 +60,14 @@ def every_nth(config: Any, interval: Any, others: str) -> list[str]:
     ]
 
 
+def kinds_in_gguf(get: Callable[..., Any], others: str) -> dict[str, Any]:
+    """`layer_types` of a GGUF file, in which layers without attention have no key/value heads."""
+    heads = get("attention.head_count_kv", 1, list)
+    if not isinstance(heads, list):
+        heads = [heads] * get("block_count")
+    return {"layer_types": ["full_attention" if count else others for count in heads]}
+
+
 def check_columns(name: str, width: int) -> None:
     """Of a convolution. Raises `ValueError` for a number that no model has."""
     if not 2 <= width <= _MOST_COLUMNS:
@@ -54,8 +76,8 @@ def check_columns(name: str, width: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2Config(ModelConfig):
-    """What models say of their layers of Mamba 2. `mamba_d_head` is a number once the inner size is
-    known (`mamba_fields`).
+    """What models say of their layers of Mamba 2. `mamba_d_head` and `time_step_limit` are numbers
+    once the inner size is known (`mamba_fields`).
     """
 
     mamba_n_heads: int = 128
@@ -81,7 +103,8 @@ class Mamba2Config(ModelConfig):
     @property
     def mamba(self) -> Mamba2Sizes:
         """Of a mixer."""
-        least, most = self.time_step_limit or (0.0, float("inf"))
+        assert self.time_step_limit is not None
+        least, most = self.time_step_limit
         return Mamba2Sizes(
             heads=self.mamba_n_heads,
             head_dim=int(self.mamba_d_head),
@@ -102,14 +125,12 @@ def mamba_fields(config: Any, inner: int) -> dict[str, Any]:
             f"{heads} heads of {size!r:.60} numbers make no layer of Mamba 2 of {inner}; fetch the "
             "model again"
         )
-    limits = config.time_step_limit
-    if limits is not None:
-        limits = [_as_float(limit) for limit in limits]
-        if len(limits) != 2 or not 0.0 <= limits[0] <= limits[1]:
-            raise ValueError(
-                f"time_step_limit must be two numbers, the lower first, got "
-                f"{config.time_step_limit!r:.60}; fetch the model again"
-            )
+    limits = [_as_float(limit) for limit in config.time_step_limit or (0.0, float("inf"))]
+    if len(limits) != 2 or not 0.0 <= limits[0] <= limits[1]:
+        raise ValueError(
+            f"time_step_limit must be two numbers, the lower first, got "
+            f"{config.time_step_limit!r:.60}; fetch the model again"
+        )
     return {"mamba_d_head": inner // heads, "time_step_limit": limits}
 
 

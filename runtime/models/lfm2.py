@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,14 +13,15 @@ from ..layers.linear import StoredTensor
 from ..layers.norm import RMSNorm
 from ..layers.self_attention import SelfAttention
 from ..layers.short_conv import ShortConv
-from ..loader.checkpoint import renamed
+from ..loader.checkpoint import from_llama_cpp, renamed
 from ..model_config import ModelConfig
 from ..rope_config import number
-from .causal_lm import CausalLM
-from .hybrid import check_columns, kinds_of_layers
+from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
+from .hybrid import check_columns, kinds_in_gguf, kinds_of_layers
 
 ARCHITECTURE = "Lfm2ForCausalLM"
 MODEL_TYPE = "lfm2"
+GGUF_ARCHITECTURE = "lfm2"
 
 NAMES = {
     r"\.operator_norm\.": ".input_layernorm.",
@@ -35,6 +36,12 @@ NAMES = {
     r"^model\.embedding_norm\.": "model.norm.",
 }
 """For `renamed`."""
+GGUF = {
+    **GGUF_BLOCK,
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +74,22 @@ class Lfm2ForCausalLM(CausalLM):
         "tie_word_embeddings": True,
         "rope_theta": 1e6,
     }
+
+    gguf_names: ClassVar[dict[str, str]] = {**gguf_names(GGUF), "token_embd_norm": "model.norm"}
+    gguf_keys: ClassVar[dict[str, str]] = {"shortconv.l_cache": "conv_L_cache"}
+
+    @staticmethod
+    def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
+        return {
+            **kinds_in_gguf(get, "conv"),
+            "conv_bias": any(name.endswith("shortconv.in_proj.bias") for name in tensors),
+            # The file has what follows from it.
+            "block_auto_adjust_ff_dim": False,
+        }
+
+    @staticmethod
+    def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        return from_llama_cpp(tensors, "conv")
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:

@@ -14,10 +14,13 @@ from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
 from ..loader.checkpoint import renamed
 from ..loader.experts import MERGED, take_apart
 from ..model_config import ModelConfig
-from .lfm2 import NAMES, Lfm2Config, Lfm2ForCausalLM
+from .causal_lm import gguf_names
+from .lfm2 import GGUF, NAMES, Lfm2Config, Lfm2ForCausalLM
+from .qwen3_moe import GGUF_EXPERT_KEYS, GGUF_EXPERTS
 
 ARCHITECTURE = "Lfm2MoeForCausalLM"
 MODEL_TYPE = "lfm2_moe"
+GGUF_ARCHITECTURE = "lfm2moe"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,21 @@ class Lfm2MoeForCausalLM(Lfm2ForCausalLM):
         "hidden_size": 2048,
         "intermediate_size": 7168,
     }
+
+    gguf_names: ClassVar[dict[str, str]] = {
+        **gguf_names({**GGUF, **GGUF_EXPERTS, "exp_probs_b": "mlp.gate.correction"}),
+        "token_embd_norm": "model.norm",
+    }
+    gguf_keys: ClassVar[dict[str, str]] = {
+        **Lfm2ForCausalLM.gguf_keys,
+        **GGUF_EXPERT_KEYS,
+        "leading_dense_block_count": "num_dense_layers",
+    }
+
+    @staticmethod
+    def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        names = {r"\.gate\.correction\.bias$": ".gate.e_score_correction_bias"}
+        return renamed(Lfm2ForCausalLM.gguf_tensors(config, tensors), names)
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:

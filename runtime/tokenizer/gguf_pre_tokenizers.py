@@ -64,7 +64,9 @@ _DIGITS_RULE = PreTokenizer(digits=True)
 PRE_TOKENIZERS = {
     **dict.fromkeys((FALLBACK, "default", "phi-2", "olmo"), PreTokenizer()),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _DIGITS_RULE),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _LLAMA3_RULE),
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2", "pixtral"), _LLAMA3_RULE
+    ),
     **dict.fromkeys(("smaug-bpe", "dbrx", "chatglm-bpe", "glm4"), PreTokenizer(splits=(_LLAMA3,))),
     "qwen2": PreTokenizer(splits=(_QWEN2,), normalizer=normalizers.NFC()),
     "deepseek-r1-qwen": PreTokenizer(splits=(_QWEN2,)),

@@ -75,7 +75,7 @@ def write_gguf(
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", np.array(rope_factors, np.float32))
     tensors, held = load_file(folder / "model.safetensors"), {}
-    for name, parts in _experts(tensors).items():
+    for name, parts in experts(tensors).items():
         arrays = np.stack([tensors.pop(part).float().numpy() for part in parts])
         stored, values = _store(name, arrays, architecture, kind, config)
         held |= dict(zip(parts, values, strict=True))
@@ -92,7 +92,7 @@ def write_gguf(
     return held
 
 
-def _experts(tensors: Collection[str]) -> dict[str, list[str]]:
+def experts(tensors: Collection[str]) -> dict[str, list[str]]:
     """By the name of a tensor of all experts of a layer, those of each."""
     found: dict[str, dict[int, str]] = {}
     for name in tensors:
@@ -134,7 +134,9 @@ def metadata_of(config: Any) -> dict[str, Any]:
 def _epsilon_of(config: Any) -> dict[str, float]:
     if hasattr(config, "layer_norm_eps"):
         return {"attention__layer_norm_epsilon": config.layer_norm_eps}
-    return {"attention__layer_norm_rms_epsilon": config.rms_norm_eps}
+    # As LFM2 calls it.
+    epsilon = getattr(config, "norm_eps", None) or config.rms_norm_eps
+    return {"attention__layer_norm_rms_epsilon": epsilon}
 
 
 def add_metadata(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

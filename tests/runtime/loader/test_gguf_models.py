@@ -17,7 +17,7 @@ from tiny_models import make_tiny_model
 from transformers import AutoConfig
 
 from piecework.runtime.loader.loader import load_model
-from tests.runtime.gguf_models import add_metadata, finish, metadata_of
+from tests.runtime.gguf_models import add_metadata, experts, finish, metadata_of
 from tests.runtime.loaded_weights import loaded_weights
 
 WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
@@ -25,6 +25,15 @@ FACTORS = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [2.0, 3.0, 4.0, 
 TIED = {"tie_word_embeddings": True}
 GEMMA = {**TIED, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 24}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+MAMBA = {"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 24}
+HYBRID = {**MAMBA, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+SSM = {
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 24,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 4,
+    "ssm.inner_size": 128,
+}
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma": ("gemma", {**TIED, "head_dim": 32}, {}),
     "gemma2": (
@@ -107,8 +116,50 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {**TIED, "sliding_window": 24},
         {"attention.sliding_window": 24, "logit_scale": 0.0625, "rope.dimension_count": 16},
     ),
+    "lfm2": (
+        "lfm2",
+        {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32, **TIED},
+        {
+            "shortconv.l_cache": 3,
+            "attention.head_count_kv": [0, 2, 0],
+            "feed_forward_length": 64,
+        },
+    ),
+    "lfm2_moe": (
+        "lfm2moe",
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            **TIED,
+        },
+        {
+            "shortconv.l_cache": 3,
+            "attention.head_count_kv": [0, 2, 0],
+            "leading_dense_block_count": 1,
+        },
+    ),
+    "granitemoehybrid": (
+        "granitehybrid",
+        {**HYBRID, "num_local_experts": 0, "shared_intermediate_size": 80},
+        {
+            **SSM,
+            "attention.head_count_kv": [0, 2, 0],
+            "expert_count": None,
+            "expert_used_count": None,
+            "expert_shared_feed_forward_length": 80,
+            "rope.scaling.finetuned": False,
+        },
+    ),
+    "falcon_h1": (
+        "falcon-h1",
+        {**MAMBA, "mamba_d_ssm": 128, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+        SSM,
+    ),
 }
-_PERMUTED = ("granite", "smollm3")
+_PERMUTED = ("granite", "smollm3", "granitehybrid")
 """Whose rows of q and k the converter puts into the order of pairs, as Llama's."""
 
 
@@ -121,7 +172,10 @@ def write(folder: Path, path: Path, architecture: str, extra: dict[str, Any]) ->
     for key, value in {**metadata_of(config), **extra}.items():
         add_metadata(writer, f"{architecture}.{key.replace('__', '.')}", value)
     writer.add_eos_token_id(2)
-    for name, tensor in load_file(folder / "model.safetensors").items():
+    tensors = load_file(folder / "model.safetensors")
+    for merged, parts in experts(tensors).items():
+        writer.add_tensor(merged, np.stack([tensors.pop(part).numpy() for part in parts]))
+    for name, tensor in (each for one in tensors.items() for each in converted(*one)):
         array = tensor.float().numpy()
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             array = array + np.float32(1.0)
@@ -141,6 +195,31 @@ def write(folder: Path, path: Path, architecture: str, extra: dict[str, Any]) ->
     finish(writer)
 
 
+def converted(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """As llama.cpp's converter leaves the tensors of layers with a recurrent state."""
+    owner, _, own = name.rpartition(".")
+    if own == "A_log":
+        return [(name, -tensor.exp()[:, None])]
+    if own == "D":
+        return [(name, tensor[:, None])]
+    if own == "dt_bias":
+        return [(f"{owner}.dt_proj.bias", tensor)]
+    if name.endswith(".expert_bias"):
+        return [(f"{name}.bias", tensor)]
+    if name.endswith("mamba.norm.weight"):
+        return [(name, tensor.view(MAMBA["mamba_n_groups"], -1))]
+    if name.endswith(("conv.conv.weight", "conv1d.weight")):
+        return [(name, tensor.squeeze(1))]
+    if "shared_mlp" in name:
+        layer = name.partition(".shared_mlp")[0]
+        parts = ("gate_proj", "up_proj") if "input" in name else ("down_proj",)
+        chunks = tensor.chunk(len(parts))
+        return [
+            (f"{layer}.mlp.{part}.weight", one) for part, one in zip(parts, chunks, strict=True)
+        ]
+    return [(name, tensor)]
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_is_the_same_model_as_its_folder(tmp_path: Path, name: str) -> None:
     architecture, changes, extra = MODELS[name]
@@ -153,11 +232,13 @@ def test_a_file_is_the_same_model_as_its_folder(tmp_path: Path, name: str) -> No
     ours, theirs = loaded_weights(file), loaded_weights(whole)
     assert set(ours) == set(theirs)
     assert all(torch.equal(ours[each], tensor) for each, tensor in theirs.items())
-    for each in file.model.rotaries[0].cos, file.model.rotaries[-1].signed_sin:
+    for each in file.model.rotaries.buffers():
         assert any(torch.equal(each, other) for other in whole.buffers())
     layouts = [model.kv_layouts(torch.float32) for model in (file, whole)]
     assert layouts[0] == layouts[1]
     said, wanted = asdict(file.config), asdict(whole.config)
     others = {"architecture", "dtype", "rope_scaling", "rope_local_base_freq"}
+    # What the size between gate and down projection follows from.
+    others |= {"block_multiple_of", "block_auto_adjust_ff_dim"}
     for each in said.keys() - others:
         assert said[each] == pytest.approx(wanted[each]), each
