@@ -81,6 +81,14 @@ class StepKernels(Protocol):
         """
         ...
 
+    def choose(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
+    ) -> torch.Tensor | None:
+        """The same to the likeliest tokens [T] int64, -1 where a row's logits are not finite; None,
+        and nothing is done, of models of which that is not known.
+        """
+        ...
+
 
 class Platform:
     """One kind of device. Subclasses override what differs; nobody else asks what machine this

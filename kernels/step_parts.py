@@ -74,7 +74,8 @@ class LayerParts(NamedTuple):
 
 class DecoderParts(NamedTuple):
     """`embedding` [V, hidden], of a rank the rows from `first_token` on. `tables`: cos and
-    signed_sin [positions, 1, R] of each.
+    signed_sin [positions, 1, R] of each. `head`: the linear layer that gives logits, where nothing
+    is done to them.
     """
 
     embedding: torch.Tensor
@@ -83,6 +84,7 @@ class DecoderParts(NamedTuple):
     layers: Sequence[LayerParts]
     norm: NormParts
     tables: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    head: Any = None
 
 
 def part_of(module: Any) -> Any:

@@ -163,6 +163,12 @@ class ModelRunner:
         self.states.copy(batch.snapshots)
         return hidden
 
+    def choose(self, batch: Batch) -> torch.Tensor | None:
+        """The likeliest tokens [T] of a step, where they are found with its forward; None: nothing
+        is done.
+        """
+        return self.graphs.choose(batch)
+
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Logits [N, V] float32 of hidden [N, hidden], which every rank has; None on all but rank
         0.

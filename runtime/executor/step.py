@@ -35,6 +35,12 @@ class Forward(Protocol):
         """Hidden states [T, hidden] of a step; writes keys and values of its tokens."""
         ...
 
+    def choose(self, batch: Batch) -> torch.Tensor | None:
+        """The likeliest tokens [T] int64 of a step, `NO_TOKEN` where logits are not finite, where
+        they are found with its forward; None: nothing is done.
+        """
+        ...
+
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Logits [N, V] float32 of hidden [N, hidden]; a tensor of its own. None on a rank other
         than 0.
@@ -77,7 +83,6 @@ class PendingStep:
             else None
         )
         batch = build_batch(scheduled, model.page_size, model.device, model.slot_dtype, sampled)
-        hidden = model.forward(batch)
         self.scheduled = scheduled
         self.samplers = batch.samplers
         self._reach_end = [
@@ -85,6 +90,12 @@ class PendingStep:
             for (request, _), seq_len in zip(scheduled, batch.metadata.seq_lens, strict=True)
         ]
         self.samples: Samples | None = None
+        self._prompt_rows: list[_PromptRows] = []
+        chosen = model.choose(batch) if _wants_likeliest(batch) else None
+        if chosen is not None:
+            self.samples = Samples(chosen, chosen.clamp_min(0), [], [])
+            return
+        hidden = model.forward(batch)
         self._prompt_rows = list(_prompt_rows(model, scheduled, hidden))
         if batch.samplers:
             rows = hidden.index_select(0, batch.sample_rows)
@@ -111,6 +122,17 @@ class PendingStep:
             else:
                 results.append(StepTokens(request, [], None, ended))
         return results
+
+
+def _wants_likeliest(batch: Batch) -> bool:
+    """Whether the likeliest token of each row is all that is asked of a step."""
+    return len(batch.samplers) == batch.num_tokens and all(
+        request.params.greedy
+        and not request.processors
+        and request.params.logprobs is None
+        and not request.prompt_logprobs_due
+        for request in batch.samplers
+    )
 
 
 def _sample(

@@ -17,7 +17,7 @@ from ...compilation.histogram import LengthHistogram
 from ...compilation.piecewise import PiecewiseForward
 from ...compilation.whole import BreakableForward
 from ...kernels.attention import GraphAttention
-from ...kernels.platform import Platform
+from ...kernels.platform import Platform, StepKernels
 from ..config import Backend, ResolvedConfig
 from ..distributed.ranks import ALONE, Ranks
 from ..engine.messages import GraphInfo
@@ -134,17 +134,25 @@ class GraphRunner:
         hidden = self.decode(batch) if self.decode is not None and batch.is_decode else None
         if hidden is not None:
             return hidden
-        if (
-            self.kernels is not None
-            and batch.num_tokens <= self.kernels.max_tokens
-            and batch.extends_outputs
-        ):
+        if self.kernels is not None and self._is_small(self.kernels, batch):
             return self.kernels.forward(batch.input_ids, batch.positions, batch.metadata)
         self._seen.add(batch.num_tokens)
         with self._attention.step(batch.metadata):
             forward = self.prefill or self._model
             result: torch.Tensor = forward(batch.input_ids, batch.positions)
         return result
+
+    def choose(self, batch: Batch) -> torch.Tensor | None:
+        """The likeliest tokens [T] of a step, `NO_TOKEN` where logits are not finite, if they are
+        found with the forward; None: nothing is done.
+        """
+        if self.kernels is None or not self._is_small(self.kernels, batch):
+            return None
+        return self.kernels.choose(batch.input_ids, batch.positions, batch.metadata)
+
+    @staticmethod
+    def _is_small(kernels: StepKernels, batch: Batch) -> bool:
+        return batch.num_tokens <= kernels.max_tokens and batch.extends_outputs
 
     def counts(self) -> GraphCounts:
         """Of all steps so far."""

@@ -169,7 +169,8 @@ class CausalLM(nn.Module):
     def step_parts(self) -> DecoderParts:
         """What `forward` computes, told to kernels that compute a whole decode step."""
         parts: DecoderParts = part_of(self.model)
-        return parts
+        plain = type(self).compute_logits is CausalLM.compute_logits
+        return parts._replace(head=self.lm_head) if plain else parts
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, hidden] to logits [N, vocab] float32."""

@@ -73,6 +73,9 @@ class ToyRunner:
             rows += [digest(seen[: end + 1]) for end in range(seq_len - query_len, seq_len)]
         return torch.tensor(rows)[:, None]
 
+    def choose(self, batch: Batch) -> torch.Tensor | None:
+        return None
+
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         logits = torch.zeros(hidden.shape[0], VOCAB)
         logits.scatter_(1, hidden % VOCAB, 5.0)

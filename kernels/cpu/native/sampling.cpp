@@ -5,6 +5,8 @@
 #include <cstring>
 #include <vector>
 
+#include "common.h"
+
 namespace piecework {
 namespace {
 
@@ -122,13 +124,6 @@ int64_t draw(const float* row, int vocab, const Filters& filters, Candidates& fo
     const Place drawn = where_mass_exceeds(found.begin(), end, target);
     return static_cast<uint32_t>(drawn == end ? found.front() : *drawn);
   }
-}
-
-// Bits as whole numbers that stand in the order of the floats, of which a NaN, whatever its sign, is the largest.
-int32_t ordered(float value) {
-  const int32_t bits = static_cast<int32_t>(bits_of(value + 0.0f));  // one zero
-  const int32_t in_order = bits ^ ((bits >> 31) & 0x7fffffff);
-  return (bits & 0x7fffffff) > 0x7f800000 ? INT32_MAX : in_order;
 }
 
 int64_t argmax(const float* row, int vocab) {

@@ -6,12 +6,12 @@
 
 #include <map>
 
+#include "likeliest.h"
 #include "team.h"
 
 namespace piecework {
 namespace {
 
-constexpr int kMostTokens = 64;
 constexpr int kFewTokens = 2;     // whose rows each thread computes for itself, which takes less time than waiting for another
 constexpr int kItemsAThread = 6;  // at least, of a phase whose items are whole heads
 
@@ -26,7 +26,8 @@ class Forward {
         is_few_(!ranks_ && step.tokens <= kFewTokens),
         team_(threads),
         width_(model_.queries() + 2 * model_.keys()),
-        shared_(is_few_ ? 0 : step.tokens, model_) {
+        shared_(is_few_ ? 0 : step.tokens, model_),
+        likeliest_(threads, step.chosen ? step.tokens : 0) {
     const size_t tokens = step.tokens;
     if (ranks_)
       ranks_->enter(kDecodeStep, 0, static_cast<int64_t>(tokens) * model_.hidden);
@@ -58,53 +59,24 @@ class Forward {
     {
 #pragma omp single
       team_.set_size(omp_get_num_threads());
-      Thread thread(model_, is_few_ ? step_.tokens : 0, shared_);
+      StepThread thread(model_, is_few_ ? step_.tokens : 0, shared_);
       if (ranks_) look_up(thread);
       for (int i = 0; i < model_.num_layers; ++i) layer(model_.layers[i], i == 0, thread);
       wait_for_ranks();
-      team_.each(thread.phase, step_.tokens, [&](int t) {
-        add_to_residual(t, thread);
-        model_.norm.apply(residual(t, thread), model_.hidden, row(step_.out, t, model_.hidden));
-      });
+      if (step_.chosen)
+        choose_tokens(thread);
+      else
+        team_.each(thread.phase, step_.tokens, [&](int t) {
+          add_to_residual(t, thread);
+          model_.norm.apply(residual(t, thread), model_.hidden, row(step_.out, t, model_.hidden));
+        });
     }
   }
 
  private:
-  // The rows that layers go on from.
-  struct Rows {
-    Rows(int tokens, const Model& model)
-        : x(tokens, std::max({model.hidden, model.queries(), model.intermediate})),
-          residual(static_cast<size_t>(tokens) * model.hidden),
-          normed(residual.size()) {}
-
-    Input x;
-    std::vector<bf16> residual, normed;  // [T, N]
-  };
-
-  // What a thread has to itself, and the rows that it works on, which others may share.
-  struct Thread {
-    Thread(const Model& model, int own_tokens, Rows& shared)
-        : own(own_tokens, model),
-          rows(own_tokens > 0 ? own : shared),
-          attention(model.head_size, model.head_size, std::max(kMostRows, model.heads)),
-          summand(model.hidden),
-          gates(kMostTokens * kPanel),
-          sums(model.member ? model.hidden : 0) {}
-
-    int phase = 0;
-    Rows own, &rows;
-    Scratch attention;
-    Multiplier multiplier;
-    std::vector<bf16> summand;  // [N]
-    const Norm* after = nullptr;  // by what the last half of a layer is normalised, and multiplied
-    float factor = 1.0f;
-    std::vector<float> gates;  // [T, 32]
-    std::vector<float> sums;   // [N], over ranks
-  };
-
   static bf16* row(bf16* rows, int t, int size) { return rows + static_cast<size_t>(t) * size; }
   static bf16* row(std::vector<bf16>& rows, int t, int size) { return row(rows.data(), t, size); }
-  bf16* residual(int t, Thread& thread) { return row(thread.rows.residual, t, model_.hidden); }
+  bf16* residual(int t, StepThread& thread) { return row(thread.rows.residual, t, model_.hidden); }
   const bf16* row_of(int rank, int t) const {
     return reinterpret_cast<const bf16*>(ranks_->slot(rank)) + static_cast<size_t>(t) * model_.hidden;
   }
@@ -123,13 +95,13 @@ class Forward {
 
   // work(t) for each token whose row this thread is to make; nobody goes on before all that others need are made.
   template <class Work>
-  void each_row(Thread& thread, Work work) {
+  void each_row(StepThread& thread, Work work) {
     if (!is_few_) return team_.each(thread.phase, step_.tokens, work);
     for (int t = 0; t < step_.tokens; ++t) work(t);
   }
 
   // Each rank writes the rows of its own tokens.
-  void look_up(Thread& thread) {
+  void look_up(StepThread& thread) {
     team_.each(
         thread.phase, step_.tokens,
         [&](int t) {
@@ -146,7 +118,7 @@ class Forward {
   }
 
   // What the last half of a layer gave.
-  const bf16* added(int t, Thread& thread) {
+  const bf16* added(int t, StepThread& thread) {
     if (!ranks_) return row(added_, t, model_.hidden);
     float* sums = thread.sums.data();
     const bf16 *first = row_of(0, t), *second = row_of(1, t);
@@ -163,7 +135,7 @@ class Forward {
     return to;
   }
 
-  void add_to_residual(int t, Thread& thread) {
+  void add_to_residual(int t, StepThread& thread) {
     const bf16* from = added(t, thread);
     bf16* summand = thread.summand.data();
     if (thread.after->weight) thread.after->apply(from, model_.hidden, summand), from = summand;
@@ -185,7 +157,7 @@ class Forward {
     return call;
   }
 
-  void layer(const Layer& layer, bool is_first, Thread& thread) {
+  void layer(const Layer& layer, bool is_first, StepThread& thread) {
     normalise(layer.before_attention, layer.qkv, is_first, thread);
     project(layer, thread);
     attend(layer, thread);
@@ -202,7 +174,7 @@ class Forward {
   }
 
   // x = norm(residual), after what the last part of a layer gave was added, or the tokens were looked up.
-  void normalise(const Norm& norm, const Linear& linear, bool is_first, Thread& thread) {
+  void normalise(const Norm& norm, const Linear& linear, bool is_first, StepThread& thread) {
     wait_for_ranks();
     each_row(thread, [&](int t) {
       bf16 *from = residual(t, thread), *normed = row(thread.rows.normed, t, model_.hidden);
@@ -220,14 +192,14 @@ class Forward {
 
   // out = rows [T, columns] times W^T.
   template <class Last>
-  void multiply_rows(const Linear& linear, std::vector<bf16>& from, bf16* out, Thread& thread, Last last) {
+  void multiply_rows(const Linear& linear, std::vector<bf16>& from, bf16* out, StepThread& thread, Last last) {
     each_row(thread, [&](int t) { thread.rows.x.set(linear, t, row(from, t, linear.columns)); });
     multiply(linear, out, thread, last);
   }
 
   // out = the panels [first, last) of x times W^T.
   template <class Number>
-  void multiply_panels(const Linear& linear, const RowsOf<Number>& x, int first, int last, bf16* out, Thread& thread) {
+  void multiply_panels(const Linear& linear, const RowsOf<Number>& x, int first, int last, bf16* out, StepThread& thread) {
     for (int i = first; i < last; ++i)
       thread.multiplier.panel(linear, x, i, 0, x.tokens, [&](int t, int n, const float* values, int count) {
         bf16* to = row(out, t, linear.rows) + n;
@@ -236,7 +208,7 @@ class Forward {
   }
 
   template <class Last>
-  void multiply(const Linear& linear, bf16* out, Thread& thread, Last last) {
+  void multiply(const Linear& linear, bf16* out, StepThread& thread, Last last) {
     thread.rows.x.as(linear, [&](auto x) {
       thread.multiplier.prepare(linear, x);
       const auto work = [&](int i) { multiply_panels(linear, x, i, i + 1, out, thread); };
@@ -245,7 +217,7 @@ class Forward {
   }
 
   // Queries, keys and values: heads are turned, and keys and values stored, by who has made them where heads are whole panels and enough.
-  void project(const Layer& layer, Thread& thread) {
+  void project(const Layer& layer, StepThread& thread) {
     const AttentionCall<bf16> attention = call(layer);
     const CacheKernels<bf16> kernels = kernels_for<bf16>(layer.cache_kind);
     const int panels = model_.head_size / kPanel, queries = model_.heads, keys = model_.kv_heads, heads = queries + 2 * keys;
@@ -283,7 +255,7 @@ class Forward {
   }
 
   // The last to be done says where what is to be added goes: nobody reads the last sum any more.
-  void attend(const Layer& layer, Thread& thread) {
+  void attend(const Layer& layer, StepThread& thread) {
     const AttentionCall<bf16> attention = call(layer);
     const std::vector<Item>& items = items_.at(layer.window);
     const CacheKernels<bf16> kernels = kernels_for<bf16>(layer.cache_kind);
@@ -298,7 +270,7 @@ class Forward {
 
   // Gate and up rows of the same number are met together, so that neither is written.
   template <class Last>
-  void open(const FeedForward& layer, Thread& thread, Last last) {
+  void open(const FeedForward& layer, StepThread& thread, Last last) {
     const int panels = layer.width() / kPanel;
     thread.rows.x.as(layer.gate_up, [&](auto x) {
       thread.multiplier.prepare(layer.gate_up, x);
@@ -325,7 +297,7 @@ class Forward {
   }
 
   // The experts of each token instead of one layer for all, and what all go through beside them.
-  void mix(const Layer& layer, Thread& thread) {
+  void mix(const Layer& layer, StepThread& thread) {
     const Routing& routing = layer.routing;
     const Mixture::Choice choice{ids_.data(), weights_.data(), step_.tokens, routing.top_k};
     multiply(routing.router, logits_.data(), thread, [&] {
@@ -358,6 +330,22 @@ class Forward {
         [&] { post(); });
   }
 
+  // Logits are met panel by panel, and not written.
+  void choose_tokens(StepThread& thread) {
+    const Linear& head = model_.head;
+    normalise(model_.norm, head, false, thread);
+    thread.rows.x.as(head, [&](auto x) {
+      thread.multiplier.prepare(head, x);
+      const int me = omp_get_thread_num();
+      const auto work = [&](int i) {
+        thread.multiplier.panel(head, x, i, 0, x.tokens, [&](int t, int n, const float* values, int count) { likeliest_.meet(me, t, n, values, count); });
+      };
+      team_.each(thread.phase, (head.rows + kPanel - 1) / kPanel, work, [&] {
+        for (int t = 0; t < step_.tokens; ++t) step_.chosen[t] = likeliest_.token(t);
+      });
+    });
+  }
+
   const Step& step_;
   const Model& model_;
   const int threads_;
@@ -365,7 +353,8 @@ class Forward {
   const bool is_few_;  // each thread has all rows to itself
   Team team_;
   const int width_;
-  Rows shared_;
+  StepRows shared_;
+  Likeliest likeliest_;
   bf16* added_ = nullptr;  // [T, N], of this rank
   std::vector<bf16> own_, qkv_, attended_, activated_;
   std::vector<bf16> logits_;    // [T, experts], of layers with experts

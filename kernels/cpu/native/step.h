@@ -52,6 +52,7 @@ struct Model {
   const Layer* layers;
   const bf16* embedding;
   Norm norm;
+  Linear head;       // to logits; no rows: they are not computed here
   Member* member;    // among ranks, or null
   int32_t embedded;  // rows of the embedding that a rank has
   int32_t num_layers, hidden, intermediate, heads, kv_heads, head_size, page_size, group, skipped;
@@ -65,9 +66,44 @@ struct Step {
   const Model* model;
   const int64_t *ids, *positions, *slots, *table;
   const int32_t *query_lens, *seq_lens;
-  bf16* out;  // [T, N]
+  bf16* out;        // [T, N], or null
+  int64_t* chosen;  // [T], where not the hidden states are wanted but the likeliest tokens; -1 of logits that are not finite
   int64_t table_stride;
   int32_t requests, tokens;
+};
+
+constexpr int kMostTokens = 64;
+
+// The rows that layers go on from.
+struct StepRows {
+  StepRows(int tokens, const Model& model)
+      : x(tokens, std::max({model.hidden, model.queries(), model.intermediate})),
+        residual(static_cast<size_t>(tokens) * model.hidden),
+        normed(residual.size()) {}
+
+  Input x;
+  std::vector<bf16> residual, normed;  // [T, N]
+};
+
+// What a thread has to itself, and the rows that it works on, which others may share.
+struct StepThread {
+  StepThread(const Model& model, int own_tokens, StepRows& shared)
+      : own(own_tokens, model),
+        rows(own_tokens > 0 ? own : shared),
+        attention(model.head_size, model.head_size, std::max(kMostRows, model.heads)),
+        summand(model.hidden),
+        gates(kMostTokens * kPanel),
+        sums(model.member ? model.hidden : 0) {}
+
+  int phase = 0;
+  StepRows own, &rows;
+  Scratch attention;
+  Multiplier multiplier;
+  std::vector<bf16> summand;  // [N]
+  const Norm* after = nullptr;  // by what the last half of a layer is normalised, and multiplied
+  float factor = 1.0f;
+  std::vector<float> gates;  // [T, 32]
+  std::vector<float> sums;   // [N], over ranks
 };
 
 }  // namespace piecework

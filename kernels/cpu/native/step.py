@@ -21,96 +21,21 @@ from ...step_parts import (
     LayerParts,
     MixtureParts,
     NoParts,
-    NormParts,
     part_of,
 )
-from .attention import CACHE_KINDS
 from .build import load_kernels
-from .linear import PANEL, SCALED_COLUMNS, Layout, LinearStruct, linear_struct
-from .moe import ExpertsStruct
+from .linear import PANEL, SCALED_COLUMNS, Layout, LinearStruct
 from .shared import SLOT_BYTES, SharedMemoryGroup
-
-_POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
-_ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
-
-
-class _Norm(ctypes.Structure):
-    _fields_ = [("weight", _POINTER), ("eps", _FLOAT), ("spans_heads", _INT)]
-
-
-class _FeedForward(ctypes.Structure):
-    _fields_ = [("gate_up", LinearStruct), ("down", LinearStruct), ("activation", _INT)]
-
-
-class _Routing(ctypes.Structure):
-    _fields_ = [
-        *(("router", LinearStruct), ("correction", _POINTER)),
-        *((name, _INT) for name in ("top_k", "is_sigmoid", "is_renormalized", "first")),
-        ("scale", _FLOAT),
-    ]
-
-
-class _Layer(ctypes.Structure):
-    _fields_ = [
-        *(
-            (name, _Norm)
-            for name in (
-                "before_attention",
-                "after_attention",
-                "before_feed_forward",
-                "after_feed_forward",
-                "q_norm",
-                "k_norm",
-            )
-        ),
-        *(("qkv", LinearStruct), ("output", LinearStruct), ("dense", _FeedForward)),
-        *(("routing", _Routing), ("experts", ExpertsStruct)),
-        *(("shared", _FeedForward), ("shared_gate", LinearStruct)),
-        *((name, _POINTER) for name in ("cos", "signed_sin", "sinks", "k_cache", "v_cache")),
-        *((name, _FLOAT) for name in ("multiplier", "scale", "softcap", "k_scale", "v_scale")),
-        *((name, _INT) for name in ("turned", "is_interleaved", "window", "cache_kind")),
-    ]
-
-
-class _Model(ctypes.Structure):
-    _fields_ = [
-        *(("layers", _POINTER), ("embedding", _POINTER), ("norm", _Norm), ("member", _POINTER)),
-        *(
-            (name, _INT)
-            for name in (
-                "embedded",
-                "num_layers",
-                "hidden",
-                "intermediate",
-                "heads",
-                "kv_heads",
-                "head_size",
-                "page_size",
-                "group",
-                "skipped",
-            )
-        ),
-        ("embedding_scale", _FLOAT),
-    ]
-
-
-class _Step(ctypes.Structure):
-    _fields_ = [
-        *(
-            (name, _POINTER)
-            for name in (
-                "model",
-                "ids",
-                "positions",
-                "slots",
-                "table",
-                "query_lens",
-                "seq_lens",
-                "out",
-            )
-        ),
-        *(("table_stride", _LONG), ("requests", _INT), ("tokens", _INT)),
-    ]
+from .step_structs import (
+    ACTIVATIONS,
+    LayerStruct,
+    ModelStruct,
+    StepStruct,
+    layer_struct,
+    linear_of,
+    norm_struct,
+    order_of,
+)
 
 
 class NativeStep:
@@ -135,22 +60,24 @@ class NativeStep:
         self._step = library.piecework_step
         self._group = group
         parts: DecoderParts = part_of(model)
+        self._chooses = group is None and parts.head is not None and _is_packed(parts.head)
         tables = [tuple(table.contiguous() for table in both) for both in parts.tables]
         # What the kernels read, beside the parts that are made anew each time.
         self._owners = (model, parts, tables, layouts, k_cache, v_cache)
         layers = [
-            _layer(*each, tables)
+            layer_struct(*each, tables)
             for each in zip(parts.layers, layouts, k_cache, v_cache, strict=True)
         ]
-        self._layers = (_Layer * len(layers))(*layers)
+        self._layers = (LayerStruct * len(layers))(*layers)
         self._hidden = parts.embedding.shape[1]
         first = layouts[0]
         embedded = len(parts.embedding)
         if group is not None:
             assert parts.first_token == group.rank * embedded
             self.max_tokens = min(self.max_tokens, SLOT_BYTES // (2 * self._hidden))
-        self._model = _Model(
-            *(ctypes.addressof(self._layers), parts.embedding.data_ptr(), _norm(parts.norm)),
+        self._model = ModelStruct(
+            *(ctypes.addressof(self._layers), parts.embedding.data_ptr(), norm_struct(parts.norm)),
+            linear_of(parts.head) if self._chooses else LinearStruct(),
             None if group is None else group.member,
             *(embedded, len(layers), self._hidden),
             max((_width(each) for layer in parts.layers for each in _dense(layer)), default=0),
@@ -167,6 +94,29 @@ class NativeStep:
         values go to their slots.
         """
         out = torch.empty(input_ids.shape[0], self._hidden, dtype=torch.bfloat16)
+        self._run(input_ids, positions, metadata, out.data_ptr(), None)
+        return out
+
+    def choose(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
+    ) -> torch.Tensor | None:
+        """The likeliest tokens [T] int64 instead, -1 of logits that are not finite; None, and
+        nothing done, where the head is not the kernels'.
+        """
+        if not self._chooses:
+            return None
+        chosen = torch.empty(input_ids.shape[0], dtype=torch.int64)
+        self._run(input_ids, positions, metadata, None, chosen.data_ptr())
+        return chosen
+
+    def _run(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        metadata: AttentionMetadata,
+        out: int | None,
+        chosen: int | None,
+    ) -> None:
         # Names keep what is copied here until the step is done.
         ids, places = input_ids.contiguous(), positions.contiguous()
         table, slots = (
@@ -174,15 +124,14 @@ class NativeStep:
             metadata.slot_mapping.to(torch.int64).contiguous(),
         )
         lens = torch.tensor([metadata.query_lens, metadata.seq_lens], dtype=torch.int32)
-        step = _Step(
+        step = StepStruct(
             ctypes.addressof(self._model),
-            *(part.data_ptr() for part in (ids, places, slots, table, lens[0], lens[1], out)),
-            *(table.stride(0), lens.shape[1], out.shape[0]),
+            *(part.data_ptr() for part in (ids, places, slots, table, lens[0], lens[1])),
+            *(out, chosen, table.stride(0), lens.shape[1], ids.shape[0]),
         )
         succeeded = self._step(ctypes.byref(step), torch.get_num_threads())
         if self._group is not None:
             self._group.check(succeeded)
-        return out
 
 
 def make_native_step(
@@ -225,7 +174,7 @@ def is_known(model: Any, layouts: Sequence[KVLayout]) -> bool:
         id(tensor)
         for linear in (*linears, model.lm_head)
         for tensor in (
-            *(linear.weight, _order_of(linear)),
+            *(linear.weight, order_of(linear)),
             *(linear.input.parameters() if linear.input else ()),
         )
     }
@@ -281,11 +230,11 @@ def _knows_feed_forward(layer: LayerParts) -> bool:
     """
     part = layer.feed_forward
     dense = _dense(layer)
-    if any(_width(each) % PANEL or each.activation not in _ACTIVATIONS for each in dense):
+    if any(_width(each) % PANEL or each.activation not in ACTIVATIONS for each in dense):
         return False
     return not isinstance(part, MixtureParts) or (
         part.router.routing.num_groups == 1
-        and _order_of(part.experts.gate_up_proj) is None
+        and order_of(part.experts.gate_up_proj) is None
         and not (part.shared is not None and layer.attention.output.is_split)
     )
 
@@ -301,81 +250,4 @@ def _is_packed(linear: Any) -> bool:
         and linear.input.dtype == dtype
         and group in (linear.in_features, SCALED_COLUMNS)
         and linear.in_features % group == 0
-    )
-
-
-def _linear(part: Any) -> LinearStruct:
-    made = part.input
-    scale, group = (None, 0) if made is None else (made.scale, made.group or part.in_features)
-    shape = part.in_features, part.out_features, part.layout
-    return linear_struct(part.weight, part.bias, *shape, scale, group, _order_of(part))
-
-
-def _order_of(part: Any) -> torch.Tensor | None:
-    """Of its input's columns, where that is not theirs."""
-    order: torch.Tensor | None = getattr(part, "input_order", None)
-    return order
-
-
-def _norm(part: NormParts | None) -> _Norm:
-    return _Norm() if part is None else _Norm(part.weight.data_ptr(), part.eps, part.spans_heads)
-
-
-def _feed_forward(part: FeedForwardParts | None) -> _FeedForward:
-    if part is None:
-        return _FeedForward()
-    return _FeedForward(_linear(part.gate_up), _linear(part.down), _ACTIVATIONS[part.activation])
-
-
-def _layer(
-    layer: LayerParts,
-    layout: KVLayout,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    tables: Sequence[Sequence[torch.Tensor]],
-) -> _Layer:
-    attention, part = layer.attention, layer.feed_forward
-    norms = (
-        layer.before_attention,
-        layer.after_attention,
-        layer.before_feed_forward,
-        layer.after_feed_forward,
-        attention.q_norm,
-        attention.k_norm,
-    )
-    turning = [] if attention.rotary is None else tables[attention.rotary]
-    cos, signed_sin = (table.data_ptr() for table in turning) if turning else (None, None)
-    dense, mixture = (None, part) if isinstance(part, MixtureParts) else (part, None)
-    return _Layer(
-        *map(_norm, norms),
-        *map(_linear, (attention.qkv, attention.output)),
-        *(_feed_forward(dense), *_mixture(mixture)),
-        *(cos, signed_sin, None if layout.sinks is None else layout.sinks.data_ptr()),
-        *(k_cache.data_ptr(), v_cache.data_ptr(), layer.multiplier, layout.scale),
-        *(layout.softcap or 0.0, layout.k_scale, layout.v_scale),
-        *(turning[0].shape[-1] if turning else 0, attention.interleaved),
-        *(layout.window or 0, CACHE_KINDS[layout.cache_dtype]),
-    )
-
-
-def _mixture(part: MixtureParts | None) -> tuple[ctypes.Structure, ...]:
-    if part is None:
-        return _Routing(), ExpertsStruct(), _FeedForward(), LinearStruct()
-    gate = LinearStruct() if part.shared_gate is None else _linear(part.shared_gate)
-    return _routing(part), _experts(part.experts), _feed_forward(part.shared), gate
-
-
-def _routing(mixture: MixtureParts) -> _Routing:
-    how, correction = mixture.router.routing, mixture.router.e_score_correction_bias
-    first = 0 if mixture.experts.first is None else int(mixture.experts.first)
-    return _Routing(
-        *(_linear(mixture.router), None if correction is None else correction.data_ptr()),
-        *(how.top_k, how.scoring == "sigmoid", how.renormalized, first, how.scale),
-    )
-
-
-def _experts(experts: Any) -> ExpertsStruct:
-    return ExpertsStruct(
-        *map(_linear, (experts.gate_up_proj, experts.down_proj)),
-        *(experts.num_experts, experts.weighs_input, experts.limit),
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from native_steps import Case
+from native_steps import PAGE, Case
 from native_variants import native_variants
 from quantized_checkpoints import make_fp8
 from tiny_models import make_tiny_model
@@ -138,6 +138,24 @@ def test_every_way_of_products_is_the_forward_op_by_op(
     eager, eager_cache = case.eager(lens)
     assert (native.log_softmax(-1) - eager.log_softmax(-1)).abs().mean() < case.loss
     assert (cache.float() - eager_cache.float()).abs().mean() < case.loss / 30
+
+
+@pytest.mark.parametrize("lens", [[(1, 40)], [(1, 15 + 3 * i) for i in range(7)], [(1, 9)] * 30])
+def test_the_likeliest_tokens_are_those_of_the_logits(
+    case: Case, lens: list[tuple[int, int]]
+) -> None:
+    """The first of those that are alike, and none of a row whose logits are not finite."""
+    pool, step = case.filled(), case.step(lens)
+    kernels = NativeStep(
+        build.load_variant(native_variants()[0]), case.model, pool.layouts, pool.k, pool.v
+    )
+    logits = case.model.compute_logits(kernels.forward(*step))
+    chosen = kernels.choose(*step)
+    assert chosen is not None and torch.equal(chosen, logits.argmax(-1))
+    # A key of one request that is NaN reaches its row alone.
+    pool.k[0][int(step[2].block_table[0, lens[0][1] // PAGE])] = torch.nan
+    rows = kernels.choose(*step)
+    assert rows is not None and rows[0] == -1 and torch.equal(rows[1:], chosen[1:])
 
 
 def test_other_models_are_refused(tmp_path: Path) -> None:
