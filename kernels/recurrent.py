@@ -13,7 +13,14 @@ from collections.abc import Callable
 import torch
 
 from . import ops
-from .recurrent_steps import DeltaWeights, Mamba2Weights, States, delta_inputs, mamba2_inputs
+from .recurrent_steps import (
+    DeltaWeights,
+    Mamba2Weights,
+    States,
+    delta_inputs,
+    mamba2_inputs,
+    put,
+)
 from .state_plan import CHUNK, Prompts, StatePlan
 
 Computed = Callable[..., torch.Tensor]
@@ -38,7 +45,6 @@ def causal_conv(
         lambda x: ops.conv_step(x, weight, bias, states, plan.slots),
         lambda x, prompts: _conv_prompts(x, weight, bias, states, prompts),
     )
-    _clear_padding(plan, states)
 
 
 def mamba2(
@@ -69,7 +75,6 @@ def mamba2(
         return ops.mamba2_step(x, dt, weights, states, plan.slots)
 
     _compute(plan, (x, dt), out, step, of_prompts)
-    _clear_padding(plan, *states)
 
 
 def gated_delta_net(
@@ -102,7 +107,6 @@ def gated_delta_net(
         return ops.gated_delta_step(x, b, a, weights, states, plan.slots)
 
     _compute(plan, (x, b, a), out, step, of_prompts)
-    _clear_padding(plan, *states)
 
 
 def _compute(
@@ -126,13 +130,6 @@ def _compute(
         out.index_copy_(0, prompts.rows, result.to(out.dtype))
 
 
-def _clear_padding(plan: StatePlan, *states: torch.Tensor) -> None:
-    """Slot 0 holds zeros, whatever rows that pad a step have left there."""
-    if plan.pads:
-        for each in states:
-            each[0].zero_()
-
-
 def _conv_prompts(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -147,7 +144,7 @@ def _conv_prompts(
     result = rows.index_select(0, taps.read[0]) * columns[0]
     for read, column in zip(taps.read[1:], columns[1:], strict=True):
         result.addcmul_(rows.index_select(0, read).float(), column)
-    states.index_copy_(0, prompts.slots, rows.index_select(0, taps.kept).view(old.shape))
+    put(states, prompts.slots, rows.index_select(0, taps.kept).view(old.shape))
     return result if bias is None else result + bias
 
 
@@ -183,7 +180,7 @@ def _ssd_chunks(
             before[chunk] = state
             torch.addcmul(added[chunk], lasting[chunk], state, out=state)
         first = stop
-    states.index_copy_(0, prompts.slots, kept)
+    put(states, prompts.slots, kept)
     seen = c @ before.view(n, groups, -1, numbers).mT
     seen = seen.transpose(1, 2).reshape(y.shape)
     y = torch.addcmul(y, seen, decay.exp().transpose(1, 2)[..., None])
@@ -227,7 +224,7 @@ def _delta_chunks(
             y[chunk] = q[chunk] @ state + attends[chunk] @ new
             torch.baddbmm(lasting[chunk] * state, left[chunk], new, out=state)
         first = stop
-    states.index_copy_(0, prompts.slots, kept)
+    put(states, prompts.slots, kept)
     return y.transpose(1, 2).flatten(0, 1).index_select(0, prompts.places)
 
 

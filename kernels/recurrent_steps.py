@@ -3,8 +3,7 @@
 
 Shapes: T tokens, each of another request, H heads of P numbers, N numbers of a state for each, G
 groups of heads, K columns of a convolution over C channels. The states of a request lie at its slot
-of `slots` [T] int64 and are changed in place; those of slot 0 are padding's, and may be anything
-then.
+of `slots` [T] int64 and are changed in place; those of slot 0 are padding's, and stay zeros.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def conv_step(
     [C] float32: [T, C] float32.
     """
     rows = torch.cat((states.index_select(0, slots), x[:, None]), dim=1)
-    states.index_copy_(0, slots, rows[:, 1:])
+    put(states, slots, rows[:, 1:])
     result = (rows * weight.t()).sum(1)
     return result if bias is None else result + bias
 
@@ -75,7 +74,7 @@ def mamba2_step(
     b, c = b.repeat_interleave(times, 1), c.repeat_interleave(times, 1)
     state = states.recurrent.index_select(0, slots) * (dt * weights.a).exp()[..., None, None]
     state = torch.addcmul(state, (x * dt[..., None])[..., None], b[:, :, None])
-    states.recurrent.index_copy_(0, slots, state)
+    put(states.recurrent, slots, state)
     return torch.addcmul((state @ c[..., None]).squeeze(-1), x, weights.d[:, None]).flatten(1)
 
 
@@ -95,8 +94,14 @@ def gated_delta_step(
     state = states.recurrent.index_select(0, slots) * decay.exp()[..., None, None]
     change = (v - (k[:, :, None] @ state).squeeze(2)) * beta[..., None]
     state = torch.addcmul(state, k[..., None], change[:, :, None])
-    states.recurrent.index_copy_(0, slots, state)
+    put(states.recurrent, slots, state)
     return (q[:, :, None] @ state).squeeze(2).flatten(1)
+
+
+def put(states: torch.Tensor, slots: torch.Tensor, new: torch.Tensor) -> None:
+    """Keep `new` [T, ...] in `states` [slots, ...], but nothing for padding."""
+    states.index_copy_(0, slots, new)
+    states[0].zero_()
 
 
 def mamba2_inputs(

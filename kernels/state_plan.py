@@ -56,24 +56,21 @@ class Prompts:
 
 class StatePlan(NamedTuple):
     """Of a step of `num_tokens`. Requests with one new token: their states lie at `slots` [b],
-    their tokens are `rows` [b] of the step; None: all of it, in order. `pads`: whether one of the
-    slots may be padding's.
+    their tokens are `rows` [b] of the step; None: all of it, in order.
     """
 
     num_tokens: int
     slots: torch.Tensor
     rows: torch.Tensor | None
     prompts: Prompts | None
-    pads: bool
 
 
 def plan_states(query_lens: Sequence[int], slots: torch.Tensor) -> StatePlan:
     """The plan of a step, for all of its layers; arguments as of `StateMetadata`."""
     lens = np.array(query_lens)
     single = lens == 1
-    pads = slots.device.type != "cpu" or not bool(slots.all())
     if single.all():
-        return StatePlan(len(lens), slots, None, None, pads)
+        return StatePlan(len(lens), slots, None, None)
     starts = lens.cumsum() - lens
     tokens, valid, stops = [], [], [0]
     begin = 0
@@ -103,7 +100,7 @@ def plan_states(query_lens: Sequence[int], slots: torch.Tensor) -> StatePlan:
         valid=chunks[1],
         places=chunks[2],
     )
-    return StatePlan(int(lens.sum()), slots.index_select(0, decodes), rows, prompts, pads)
+    return StatePlan(int(lens.sum()), slots.index_select(0, decodes), rows, prompts)
 
 
 def _make_taps(lens: Sequence[int], width: int, device: torch.device) -> Taps:

@@ -158,6 +158,9 @@ silu_and_mul_quantize_static = triton_ops.silu_and_mul_quantize_static
 silu_and_mul_quantize_dynamic = triton_ops.silu_and_mul_quantize_dynamic
 weight_only_linear = triton_ops.weight_only_linear
 fused_moe = triton_ops.fused_moe
+conv_step = triton_ops.conv_step
+mamba2_step = triton_ops.mamba2_step
+gated_delta_step = triton_ops.gated_delta_step
 argmax = reference.argmax
 sample_filtered = triton_ops.sample_filtered
 

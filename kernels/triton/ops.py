@@ -23,6 +23,7 @@ from .quantize import (
     silu_and_mul_quantize_dynamic,
     silu_and_mul_quantize_static,
 )
+from .recurrent import conv_step, gated_delta_step, mamba2_step
 from .sampling import sample_filtered
 from .tiles import BLOCK, power_of_2, warps
 
@@ -30,7 +31,10 @@ __all__ = [
     "add_rms_norm",
     "add_rms_norm_quantize_dynamic",
     "add_rms_norm_quantize_static",
+    "conv_step",
     "fused_moe",
+    "gated_delta_step",
+    "mamba2_step",
     "norm_rotary_embedding",
     "quantize_dynamic",
     "quantize_static",

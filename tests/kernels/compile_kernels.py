@@ -21,6 +21,7 @@ from piecework.kernels.triton import linear, moe, moe_kernels
 from piecework.kernels.triton import linear_kernels as products
 from piecework.kernels.triton import op_kernels as ops
 from piecework.kernels.triton import quantize_kernels as quantize
+from piecework.kernels.triton import recurrent_kernels as recurrent
 from piecework.kernels.triton import sampling_kernel as sampling
 
 _POINTERS = {
@@ -54,6 +55,7 @@ _POINTERS = {
 }
 _KINDS = ("KIND", "QUANTIZED", "BITS", "DIRECT")
 _FLOATS = ("scale_log2", "value_scale", "k_scale", "v_scale", "eps", "cap_log2")
+_FLOATS += ("least_dt", "most_dt")
 _HEADS = {"GROUP": 4, "HEAD": 128, "BLOCK_D": 128, "PAGE": 16, "PRECISION": "ieee"}
 _HEADS |= {"KIND": 0, "QUANTIZED": 0, "CAPPED": False, "SINKS": False}
 _WEIGHED = _HEADS | {"CAPPED": True, "SINKS": True, "BLOCK_N": 64}
@@ -61,6 +63,8 @@ _BYTES = {"k_cache": "*u8", "v_cache": "*u8"}
 _FP8_OUTPUT = {"QUANTIZED": 3, "out": "*u8"}
 _E4M3 = {"SIZE": 4096, "DYNAMIC": True, "LARGEST": 448.0, "MANTISSA": 3, "BIAS": 7, "out": "*u8"}
 _FP8 = {"x": "*fp8e4nv", "weight": "*fp8e4nv", "X_MANTISSA": 0, "WEIGHT_MANTISSA": 0}
+_FLOAT32 = dict.fromkeys(("weight", "bias", "out", "conv", "a", "d", "dt_bias"), "*fp32")
+_FLOAT32 |= dict.fromkeys(("dt", "b", "gate"), "*bf16")
 _NUMBERS = {
     "int8": _FP8 | {"x": "*i8", "weight": "*i8"},
     "fp8": _FP8,
@@ -222,6 +226,21 @@ KERNELS: list[tuple[Any, dict[str, Any], dict[str, int]]] = [
     ),
     *(_weight_only(tokens, bits) for tokens in (1, 64, 4096) for bits in (4, 8)),
     *(_experts(pairs) for pairs in (8, 64, 4096)),
+    (
+        recurrent.conv_step_kernel,
+        {"COLUMNS": 4, "HAS_BIAS": True, "SILU": True, "BLOCK": 256, "states": "*bf16"} | _FLOAT32,
+        {"num_warps": 4},
+    ),
+    (
+        recurrent.ssd_step_kernel,
+        {"BLOCK_P": 32, "BLOCK_N": 128, "states": "*fp32"} | _FLOAT32,
+        {"num_warps": 4},
+    ),
+    (
+        recurrent.delta_step_kernel,
+        {"BLOCK_P": 32, "BLOCK_N": 128, "states": "*fp32"} | _FLOAT32,
+        {"num_warps": 4},
+    ),
     (sampling.sample_filtered_kernel, {"BLOCK": 4096}, {"num_warps": 16}),
 ]
 """With the constants and options of an 8B model in bfloat16; a pointer that is of another type than

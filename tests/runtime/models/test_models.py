@@ -25,6 +25,8 @@ from tests.runtime.models.variants import FALLBACKS, LLAMAS, OTHERS, PHI_LONG, V
 TOLERANCE = 1e-4
 SOME = ("stablelm", "gpt2", "dots1")
 """Of the models that transformers computes, those of the usual run."""
+LIKE_OTHERS = ("lfm2-moe", "granite4-moe", "falcon-h1-gate", "qwen3.5-moe")
+"""Whose parts others have, each of which is of the usual run."""
 
 
 def slow(names: Iterable[str]) -> list[Any]:
@@ -69,7 +71,10 @@ class Case:
         return build_engine(config, progress=False).core
 
 
-@pytest.fixture(scope="module", params=[*LLAMAS, *OTHERS, *SOME, *REST])
+USUAL = [name for name in OTHERS if name not in LIKE_OTHERS]
+
+
+@pytest.fixture(scope="module", params=[*LLAMAS, *USUAL, *slow(LIKE_OTHERS), *SOME, *REST])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     architecture, overrides = VARIANTS[request.param]
     return Case(make_tiny_model(tmp_path_factory.mktemp("model"), architecture, **overrides))

@@ -1,0 +1,84 @@
+"""Steps of layers with a recurrent state by a platform's kernels, beside those of plain torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from piecework.kernels import recurrent_steps
+from piecework.kernels.recurrent_steps import DeltaWeights, Mamba2Weights, States
+
+SLOTS = 4
+SHAPES: dict[str, st.SearchStrategy[Any]] = {
+    "heads": st.sampled_from([(1, 1), (4, 2), (6, 3)]),
+    "sizes": st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    "columns": st.integers(2, 5),
+    "slots": st.permutations(range(SLOTS)).map(lambda slots: slots[:3]),
+    "seed": st.integers(0, 99),
+}
+"""Of `assert_same_steps`."""
+
+
+def assert_same_steps(
+    kernels: Any,
+    dtype: torch.dtype,
+    heads: tuple[int, int],
+    sizes: tuple[int, int],
+    columns: int,
+    slots: list[int],
+    seed: int,
+    device: str = "cpu",
+) -> None:
+    """`kernels`: a module with the functions of `recurrent_steps`."""
+    (count, groups), (size, numbers) = heads, sizes
+    channels = count * size + 2 * groups * numbers
+    noise = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=noise).to(device)
+
+    rows = random(3, channels + 2 * count + 5).to(dtype)
+    x, first, second = (
+        rows[:, :channels],
+        rows[:, channels : channels + count],
+        rows[:, channels + count : channels + 2 * count],
+    )
+    conv, bias, at = random(channels, columns), random(channels), torch.tensor(slots, device=device)
+    a, d, dt_bias = -random(count).exp(), random(count), random(count)
+    of_mamba = Mamba2Weights(conv, bias, a, d, dt_bias, (0.01, 1.5))
+    kept = random(SLOTS, columns - 1, channels).to(dtype)
+    kept[0] = 0.0
+
+    def states(*shape: int) -> States:
+        made = random(SLOTS, count, *shape)
+        made[0] = 0.0
+        return States(kept.clone(), made)
+
+    steps = (
+        (
+            "conv_step",
+            lambda module, held: module.conv_step(x, conv, bias, held.conv, at),
+            states(1),
+        ),
+        (
+            "mamba2_step",
+            lambda module, held: module.mamba2_step(x, first, of_mamba, held, at),
+            states(size, numbers),
+        ),
+        (
+            "gated_delta_step",
+            lambda module, held: module.gated_delta_step(
+                x, first, second, DeltaWeights(conv, a, dt_bias), held, at
+            ),
+            states(numbers, size),
+        ),
+    )
+    for name, run, held in steps:
+        plain = States(*(each.clone() for each in held))
+        expected, found = run(recurrent_steps, plain), run(kernels, held)
+        assert torch.allclose(found, expected, atol=1e-4, rtol=1e-4), name
+        for own, other in zip(held, plain, strict=True):
+            assert (own[0] == 0).all(), name
+            assert torch.allclose(own[1:].float(), other[1:].float(), atol=1e-4, rtol=1e-4), name
