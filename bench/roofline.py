@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..kernels.attention import AttentionMetadata, KVLayout
-from ..kernels.cpu.native.linear import Layout
+from ..kernels.cpu.native.linear import Layout, layout_name
 from ..kernels.cpu.native.peaks import Peaks, measure_peaks
 from ..runtime.config import EngineConfig
 from ..runtime.engine.build import Engine, build_engine
@@ -162,7 +162,7 @@ def _time_products(
     order = list[tuple[str, Linear]]()
     for name, module in engine.runner.model.named_modules():
         if isinstance(module, Linear) and not isinstance(module, ExpertLinear):
-            kind = "" if module.layout is None else f" {Layout(module.layout).name}"
+            kind = "" if module.layout is None else f" {layout_name(module.layout)}"
             shape = f"{module.out_features:,} x {module.in_features:,}"
             part = f"{name.rpartition('.')[2]} {shape}{kind}"
             found[part].append(module)

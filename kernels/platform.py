@@ -219,11 +219,14 @@ class Platform:
         """A large tensor of zeros, of which much may never be touched."""
         return torch.zeros(*shape, dtype=dtype, device=self.device())
 
-    def linear_kernels(self, dtype: torch.dtype, backend: AttentionBackend) -> LinearKernels | None:
+    def linear_kernels(
+        self, dtype: torch.dtype, backend: AttentionBackend, cpu_activations: str = "auto"
+    ) -> LinearKernels | None:
         """What multiplies by weights in a layout of its own, into which they are brought when they
         are loaded; None: torch, as they are.
 
-        `backend`: the attention that was chosen.
+        `backend`: the attention that was chosen. `cpu_activations`: "bf16", "int8" in groups where
+        a CPU multiplies them by weights in blocks, or "auto".
         """
         return None
 

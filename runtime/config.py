@@ -21,6 +21,7 @@ ATTENTION_BACKENDS = ("auto", "flashinfer", "triton", "ascend", "native", "torch
 PIECE_COMPILERS = ("eager", "inductor")
 STARTUPS = ("fast", "full")
 LOAD_FORMATS = ("auto", "dummy")
+CPU_ACTIVATIONS = ("auto", "bf16", "int8")
 QUANTIZATIONS = ("auto", "none", "fp8", "int8", "q8_0", "q4_0")
 KV_CACHE_DTYPES = ("auto", "fp8_e4m3", "fp8_e5m2", "int8")
 
@@ -111,6 +112,13 @@ class EngineConfig:
         "when they are multiplied; q8_0, q4_0: weights alone, in blocks of 32 numbers",
         group=MODEL,
         choices=QUANTIZATIONS,
+    )
+    cpu_activations: str = option(
+        "auto",
+        "what activations are on a CPU where weights have few bits in blocks: bf16; int8: rounded "
+        "to 8 bits in groups of 32, which whole numbers multiply; auto: int8 where that is faster",
+        group=MODEL,
+        choices=CPU_ACTIVATIONS,
     )
     context_length: int | None = option(
         None,

@@ -33,7 +33,7 @@ class CompiledHere:
         platform = detect(config.device)
         maker = piece_store(PieceMaker, config, platform)
         backend = platform.attention_backend(config.attention_backend)
-        kernels = platform.linear_kernels(dtype, backend)
+        kernels = platform.linear_kernels(dtype, backend, config.cpu_activations)
         shard = Shard(0, config.tp_size, platform.cuts_head_groups)
         model = hollow_model(model_config, dtype, platform.device(), kernels, kinds, shard)
         self._outcome = Outcome(None)

@@ -177,14 +177,18 @@ class CpuPlatform(Platform):
             else None
         )
 
-    def linear_kernels(self, dtype: torch.dtype, backend: AttentionBackend) -> NativeLinear | None:
+    def linear_kernels(
+        self, dtype: torch.dtype, backend: AttentionBackend, cpu_activations: str = "auto"
+    ) -> NativeLinear | None:
         # Who asks for torch's attention wants transformers' arithmetic, all of it.
         if dtype != torch.bfloat16 or not isinstance(backend, NativeAttention):
             return None
         # oneDNN's kernels for matrix units are several times as fast as any on vectors, but take
         # no quantised weights.
         has_matrix_units = "amx_bf16" in instruction_sets()
-        return native_linear(packs_numbers=not has_matrix_units) if _has_vectors() else None
+        if not _has_vectors():
+            return None
+        return native_linear(packs_numbers=not has_matrix_units, activations=cpu_activations)
 
     def packs_linear(self, weight_bytes: int) -> bool:
         return 4 * weight_bytes <= self.memory().total and packed_linear.is_available()

@@ -130,7 +130,9 @@ class NpuPlatform(Platform):
     def quantized_attention_obstacle(self) -> str | None:
         return "no attention kernel of Ascend writes FP8"
 
-    def linear_kernels(self, dtype: torch.dtype, backend: AttentionBackend) -> LinearKernels | None:
+    def linear_kernels(
+        self, dtype: torch.dtype, backend: AttentionBackend, cpu_activations: str = "auto"
+    ) -> LinearKernels | None:
         return WeightOnlyKernels(dtype) if dtype in (torch.bfloat16, torch.float16) else None
 
     def make_attention_backend(self, name: str) -> AttentionBackend:

@@ -99,7 +99,9 @@ class ModelRunner:
         )
         with self.clock.phase("kernels"):
             kernels = self.platform.linear_kernels(
-                self.dtype, self.platform.attention_backend(config.attention_backend)
+                self.dtype,
+                self.platform.attention_backend(config.attention_backend),
+                config.cpu_activations,
             )
         with self.clock.phase("weights"):
             self.model = self._load(path, config, kernels, progress=progress)

@@ -106,7 +106,9 @@ def _compile(job: dict[str, Any]) -> None:
     register_attention(platform.dispatch_key)
     maker = piece_store(PieceMaker, config, platform)
     maker.cache.check_writable()
-    kernels = platform.linear_kernels(dtype, platform.attention_backend(config.attention_backend))
+    kernels = platform.linear_kernels(
+        dtype, platform.attention_backend(config.attention_backend), config.cpu_activations
+    )
     # Any rank's part: all have the same forward.
     shard = Shard(0, config.tp_size, platform.cuts_head_groups, config.ep_size)
     model = hollow_model(model_config, dtype, platform.device(), kernels, job["kinds"], shard)

@@ -147,7 +147,7 @@ void write_numbers(Planes<Low, High>, const uint8_t* numbers, int r, uint8_t* un
 }
 
 void write_numbers(Bytes, const uint8_t* numbers, int r, uint8_t* unit) {
-  for (int k = 0; k < kUnit; ++k) unit[k * kPanel + r] = numbers[k];
+  for (int k = 0; k < kUnit; ++k) unit[((k / 8 * 2 + k % 2) * kPanel + r) * 4 + k % 8 / 2] = numbers[k];
 }
 
 template <bool HasMinima>

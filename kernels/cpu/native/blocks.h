@@ -28,11 +28,17 @@ inline words four_of_plane(const uint8_t* plane, int row) {
     return (w << -shift) & mask;
 }
 
+// The int8 in the byte B of each word.
+template <int B>
+inline floats signed_byte(words w) {
+  return __builtin_convertvector((ints)(w << (24 - 8 * B)) >> 24, floats);
+}
+
 // Numbers of Low bits and High ones above them. `each<Begin, End>(unit, row, use)` calls use(begin, i, a, b) for the columns begin + i of a
 // unit in [Begin, End), one after another: a and b are the rows [row, row + kLanes) and the next, and i is known to the compiler.
 template <int Low, int High>
 struct Planes {
-  static constexpr int kBytes = 4 * (Low + High) * kPanel, kMost = (1 << (Low + High)) - 1;
+  static constexpr int kBytes = 4 * (Low + High) * kPanel, kMost = (1 << (Low + High)) - 1, kBits = Low + High;
 
   template <int J, int P>
   static words four(const uint8_t* unit, int row) {
@@ -55,7 +61,7 @@ struct Planes {
 // The same of 4 bits, faster.
 template <>
 struct Planes<4, 0> {
-  static constexpr int kBytes = 16 * kPanel, kMost = 15;
+  static constexpr int kBytes = 16 * kPanel, kMost = 15, kBits = 4;
 
   template <int J, int P>
   static words four(const uint8_t* unit, int row) {
@@ -72,15 +78,23 @@ struct Planes<4, 0> {
   }
 };
 
-// Bytes with a sign: [32 columns][32 rows].
+// Bytes with a sign, in the words that `four` gives: [8][32 rows].
 struct Bytes {
-  static constexpr int kBytes = kUnit * kPanel, kMost = 128;
+  static constexpr int kBytes = kUnit * kPanel, kMost = 128, kBits = 8;
+
+  template <int J, int P>
+  static words four(const uint8_t* unit, int row) {
+    return load<words>(reinterpret_cast<const uint32_t*>(unit) + (2 * J + P) * kPanel + row);
+  }
 
   template <int Begin, int End, class Use>
   __attribute__((always_inline)) static void each(const uint8_t* unit, int row, Use&& use) {
-    const int8_t* from = reinterpret_cast<const int8_t*>(unit) + Begin * kPanel + row;
-    for (int begin = Begin; begin < End; begin += 4, from += 4 * kPanel)
-      unrolled<4>([&](auto i) __attribute__((always_inline)) { use(begin, i, load_bytes(from + i * kPanel), load_bytes(from + i * kPanel + kLanes)); });
+    const uint32_t* from = reinterpret_cast<const uint32_t*>(unit) + Begin / 4 * kPanel + row;
+    for (int begin = Begin; begin < End; begin += 8, from += 2 * kPanel) {
+      const words a[] = {load<words>(from), load<words>(from + kPanel)};
+      const words b[] = {load<words>(from + kLanes), load<words>(from + kPanel + kLanes)};
+      unrolled<8>([&](auto i) __attribute__((always_inline)) { use(begin, i, signed_byte<i / 2>(a[i % 2]), signed_byte<i / 2>(b[i % 2])); });
+    }
   }
 };
 

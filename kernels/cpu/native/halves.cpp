@@ -62,35 +62,43 @@ void narrow_groups(Kind, const uint8_t* panel, int groups, const PanelRows& by, 
 #if defined(__AVX512FP16__)
 using words16 = uint16_t __attribute__((vector_size(2 * kPanel)));
 
+// The low (0) or the high halves (1) of a word of each of a panel's rows: two columns of 8 bits, or four of 4.
+inline words16 halves_of(const uint8_t* words, int high) {
+  static const words16 kLow = [] {
+    words16 places;
+    for (int i = 0; i < kPanel; ++i) places[i] = static_cast<uint16_t>(2 * i);
+    return places;
+  }();
+  const __m512i a = _mm512_loadu_si512(words), b = _mm512_loadu_si512(words + 64);
+  return (words16)_mm512_permutex2var_epi16(a, (__m512i)(kLow + static_cast<uint16_t>(high)), b);
+}
+
 // The same in float16 from the start.
 void narrow_groups(Q8, const uint8_t* panel, int groups, const PanelRows& by, half* out) {
-  for (int g = 0; g < groups; ++g, panel += Q8::kBytes) {
+  for (int g = 0; g < groups; ++g, panel += Q8::kBytes, out += Q8::kColumns * kPanel) {
     prefetch(panel, Q8::kBytes);
     const uint16_t* scales = reinterpret_cast<const uint16_t*>(Q8::scales(panel));
     const halves scale = narrowed(load_halves(scales) * by.low[0], load_halves(scales + kLanes) * by.high[0]);
-    for (int k = 0; k < Q8::kColumns; ++k, out += kPanel) {
-      const __m256i numbers = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel + k * kPanel));
-      store(out, (halves)_mm512_cvtepi16_ph(_mm512_cvtepi8_epi16(numbers)) * scale);
-    }
+    for (int j = 0; j < Q8::kColumns / 4; ++j)
+      for (int high = 0; high < 2; ++high) {
+        // Columns of eight: 0, 2, 4, 6 or 1, 3, 5, 7.
+        half* to = out + (j / 2 * 8 + j % 2 + 4 * high) * kPanel;
+        const __m512i two = (__m512i)halves_of(panel + j * 4 * kPanel, high);
+        store(to, (halves)_mm512_cvtepi16_ph(_mm512_srai_epi16(_mm512_slli_epi16(two, 8), 8)) * scale);
+        store(to + 2 * kPanel, (halves)_mm512_cvtepi16_ph(_mm512_srai_epi16(two, 8)) * scale);
+      }
   }
 }
 
 // Four bits under the exponent of 1024 are 1024 and their number; four bits to the left, and under that of 64, 64 and it.
 void narrow_groups(Q4, const uint8_t* panel, int groups, const PanelRows& by, half* out) {
-  static const words16 kEven = [] {
-    words16 places;
-    for (int i = 0; i < kPanel; ++i) places[i] = static_cast<uint16_t>(2 * i);
-    return places;
-  }();
   for (int g = 0; g < groups; ++g, panel += Q4::kBytes, out += Q4::kColumns * kPanel) {
     prefetch(panel, Q4::kBytes);
     const uint16_t *scales = reinterpret_cast<const uint16_t*>(Q4::scales(panel)), *minima = scales + kPanel;
     const halves scale = narrowed(load_halves(scales) * by.low[0], load_halves(scales + kLanes) * by.high[0]);
     const halves minimum = narrowed(load_halves(minima) * by.low[0], load_halves(minima + kLanes) * by.high[0]);
     for (int j = 0; j < Q4::kColumns / 4; ++j) {
-      // Four columns of each row: the low or the high halves of its words.
-      const __m512i a = _mm512_loadu_si512(panel + j / 2 * 128), b = _mm512_loadu_si512(panel + j / 2 * 128 + 64);
-      const words16 four = (words16)_mm512_permutex2var_epi16(a, (__m512i)(kEven + static_cast<uint16_t>(j % 2)), b);
+      const words16 four = halves_of(panel + j / 2 * 4 * kPanel, j % 2);
       unrolled<4>([&](auto i) __attribute__((always_inline)) {
         constexpr bool is_high = i % 2 == 1;
         constexpr uint16_t mask = is_high ? 0x00f0 : 0x000f, base_bits = is_high ? 0x5400 : 0x6400;

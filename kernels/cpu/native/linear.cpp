@@ -191,6 +191,7 @@ extern "C" void piecework_linear(const void* linear, const void* x, int64_t stri
     write_bf16(values, count, static_cast<bf16*>(out) + static_cast<int64_t>(t) * layer.rows + n);
   };
   const Way way = way_of(layer, tokens);
+  if (way == kIntegers) return multiply<GroupedColumns>(layer, Source<bf16>{static_cast<const bf16*>(x), stride}, tokens, threads, write);
   const auto multiplied = [&](auto source) {
     if (way == kHalves) return multiply<half>(layer, source, tokens, threads, write);
     if (way == kDots) return multiply<bf16>(layer, source, tokens, threads, write);

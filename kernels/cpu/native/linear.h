@@ -51,7 +51,20 @@ struct half {
   uint16_t bits;
 };
 
-enum Way : int32_t { kFloats = 0, kDots = 1, kHalves = 2, kBytes = 3 };
+// Columns of a row of x in 8 bits (integers.cpp): of each eight, 0, 2, 4, 6 before 1, 3, 5, 7, as words of weights have them (blocks.h). Each
+// group of 32 has a scale and the sum of its numbers; times the scale, that sum, and those of its halves.
+struct GroupedColumns {
+  static constexpr int kGroup = 32, kGroups = kColumnsAtOnce / kGroup;
+
+  int8_t numbers[kColumnsAtOnce];
+  float scales[kGroups], scaled_sums[kGroups], halves[2 * kGroups];
+  int32_t sums[kGroups];
+
+  // Whole groups.
+  void set(const bf16* values, int count);
+};
+
+enum Way : int32_t { kFloats = 0, kDots = 1, kHalves = 2, kBytes = 3, kIntegers = 4 };
 
 // Rows of x whose sums fit the registers: two vectors of float32 each, or one of float16.
 template <class Number>
@@ -60,6 +73,9 @@ constexpr int kRowsAtOnce = std::is_same_v<Number, half> ? 24 : kBlockRows;
 // From a row of x to the next: a power of two would bring the rows' lines into few places of a cache.
 template <class Number>
 constexpr int kStrideOf = kColumnsAtOnce + 64 / static_cast<int>(sizeof(Number));
+
+template <>
+constexpr int kStrideOf<GroupedColumns> = 1;
 
 constexpr int kStride = kStrideOf<float>;
 
@@ -94,6 +110,16 @@ struct RowsOf {
   Number* columns(int t, int first) const { return at(first / kColumnsAtOnce, t) + first % kColumnsAtOnce; }
 
   void set(int t, const bf16* values, int count) const {
+    if constexpr (std::is_same_v<Number, GroupedColumns>) {
+      for (int first = 0; first < count; first += kColumnsAtOnce)
+        at(first / kColumnsAtOnce, t)->set(values + first, std::min(kColumnsAtOnce, count - first));
+      return;
+    } else {
+      set_numbers(t, values, count);
+    }
+  }
+
+  void set_numbers(int t, const bf16* values, int count) const {
     if constexpr (std::is_same_v<Number, half>) factors[t] = half_factor(values, count);
     for (int first = 0; first < count; first += kColumnsAtOnce) {
       Number* to = columns(t, first);
@@ -142,6 +168,7 @@ class Multiplier {
   void prepare(const Linear&, const RowsOf<bf16>&) {}
   void prepare(const Linear&, const RowsOf<half>&) {}
   void prepare(const Linear&, const RowsOf<byte>&) {}
+  void prepare(const Linear&, const RowsOf<GroupedColumns>&) {}
 
   // Calls write(token, row, values, count), the results of `count` rows of W from `row` on, for the tokens [first, last).
   template <class Number, class Write>
@@ -188,6 +215,9 @@ class Multiplier {
   // The same of int8 (bytes.cpp): sums of whole numbers are exact.
   void multiply(const Linear& linear, const uint8_t* panel, const RowsOf<byte>& x, const Span& span, float* to, bool adds);
 
+  // The same of x in groups of 8 bits (integers.cpp).
+  void multiply(const Linear& linear, const uint8_t* panel, const RowsOf<GroupedColumns>& x, const Span& span, float* to, bool adds);
+
   // The tile = or += numbers [tokens][32] times the scales that a segment of columns has in W and in x.
   template <class Number>
   void scale(const Linear& linear, const uint8_t* panel, const RowsOf<Number>& x, const Span& span, int segment, const float* numbers,
@@ -231,6 +261,7 @@ class InputRows {
     void* memory = memory_;
     switch (way_of(linear, tokens_)) {
       case kBytes: return work(RowsOf<byte>{static_cast<byte*>(memory), tokens_, nullptr, scales, groups});
+      case kIntegers: return work(RowsOf<GroupedColumns>{static_cast<GroupedColumns*>(memory), tokens_});
       case kHalves: return work(RowsOf<half>{static_cast<half*>(memory), tokens_, factors_, scales, groups});
       case kDots: return work(RowsOf<bf16>{static_cast<bf16*>(memory), tokens_, nullptr, scales, groups});
       case kFloats: return work(Rows{memory_, tokens_, nullptr, scales, groups});
@@ -248,7 +279,7 @@ class InputRows {
     as(linear, [&](auto rows) {
       if constexpr (std::is_same_v<decltype(rows), RowsOf<byte>>)
         rows.set(t, quantized<int8_t>(linear, rows.groups, t, values), linear.columns);
-      else if (linear.input.group)
+      else if (linear.input.group && !std::is_same_v<decltype(rows), RowsOf<GroupedColumns>>)
         rows.set(t, quantized<fp8>(linear, rows.groups, t, values), linear.columns);
       else
         rows.set(t, values, linear.columns);

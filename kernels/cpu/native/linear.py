@@ -42,6 +42,10 @@ class _Group(NamedTuple):
     may_be_short: bool = True
 
 
+INTEGERS = 64
+"""Added to a layout of blocks: x is rounded to 8 bits in groups (integers.cpp)."""
+_INTEGER_COLUMNS = 32
+"""Of a group of x."""
 _GROUPS = {
     Layout.BF16: _Group(2, 4 * PANEL),
     Layout.Q8: _Group(32, 34 * PANEL, False),
@@ -86,6 +90,12 @@ _DTYPES = {"bfloat16": torch.bfloat16, "int8": torch.int8} | dict.fromkeys(
 """Of weights that are no blocks of GGUF."""
 
 
+def layout_name(layout: int) -> str:
+    """For people."""
+    name = Layout(layout & ~INTEGERS).name
+    return f"{name} by INT8" if layout & INTEGERS else name
+
+
 def _row_scales(layout: int, columns: int) -> int:
     """Scales of a row of a weight; those of GGUF's formats are parts of their blocks."""
     if layout == Layout.FP8_BLOCKS:
@@ -123,7 +133,8 @@ def linear_struct(
     bias_pointer, scale_pointer, order = (
         None if tensor is None else tensor.data_ptr() for tensor in (bias, input_scale, input_order)
     )
-    how = Quantization(scale_pointer, input_group)
+    how = Quantization(scale_pointer, _INTEGER_COLUMNS if layout & INTEGERS else input_group)
+    layout &= ~INTEGERS
     return LinearStruct(weight.data_ptr(), bias_pointer, rows, columns, layout, how, order)
 
 
@@ -225,9 +236,14 @@ class NativeLinear:
     op = torch.ops.piecework.linear.default
     scaled_op = torch.ops.piecework.native_scaled_linear.default
 
-    def __init__(self, library: ctypes.CDLL, *, packs_numbers: bool = True) -> None:
-        """`packs_numbers`: whether it takes weights that are not quantised."""
+    def __init__(
+        self, library: ctypes.CDLL, *, packs_numbers: bool = True, activations: str = "bf16"
+    ) -> None:
+        """`packs_numbers`: whether it takes weights that are not quantised. `activations`: as
+        `Platform.linear_kernels` takes them.
+        """
         self._library, self._packs_numbers = library, packs_numbers
+        self._activations = activations
 
     @property
     def experts_op(self) -> torch._ops.OpOverload:
@@ -244,7 +260,17 @@ class NativeLinear:
             return None
         layout = _KINDS[kind][0]
         group = _GROUPS[layout]
-        return layout if group.may_be_short or in_features % group.columns == 0 else None
+        if not group.may_be_short and in_features % group.columns:
+            return None
+        return layout | INTEGERS if self._takes_integers(layout) else layout
+
+    def _takes_integers(self, layout: int) -> bool:
+        return Layout.BF16 < layout < Layout.INT8 and (
+            self._activations == "int8"
+            or (
+                self._activations == "auto" and self._library.piecework_prefers_integers(layout) > 0
+            )
+        )
 
     def packed_shape(self, layout: int, in_features: int, out_features: int) -> tuple[int, int]:
         return _packed_shape(layout, in_features, out_features)
@@ -278,7 +304,7 @@ class NativeLinear:
 
 
 def _packed_shape(layout: int, in_features: int, out_features: int) -> tuple[int, int]:
-    group = _GROUPS[Layout(layout)]
+    group = _GROUPS[Layout(layout & ~INTEGERS)]
     # Each row's power of two and its scales.
     numbers = 1 + _row_scales(layout, in_features)
     size = -(-in_features // group.columns) * group.size + numbers * 4 * PANEL
@@ -290,7 +316,8 @@ def _row_addresses(part: torch.Tensor) -> range:
     return range(part.data_ptr(), part.data_ptr() + part.shape[0] * step, step)
 
 
-def native_linear(*, packs_numbers: bool = True) -> NativeLinear | None:
+def native_linear(*, packs_numbers: bool = True, activations: str = "bf16") -> NativeLinear | None:
     """None where there are no kernels."""
-    library = load_kernels()
-    return None if library is None else NativeLinear(library, packs_numbers=packs_numbers)
+    if (library := load_kernels()) is None:
+        return None
+    return NativeLinear(library, packs_numbers=packs_numbers, activations=activations)

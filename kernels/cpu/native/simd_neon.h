@@ -80,6 +80,29 @@ inline ints dot_bytes(ints sums, words weights, const byte* x) {
 #endif
 }
 
+inline int32_t largest_lane(ints v) { return vmaxvq_s32((int32x4_t)v); }
+
+inline int32_t sum_of_lanes(ints v) { return vaddvq_s32((int32x4_t)v); }
+
+// kIntegerBits: of weights whose products are made fastest by `ByteSums`.
+#if defined(__ARM_FEATURE_DOTPROD)
+constexpr int kIntegerBits = 8;
+
+// As `PlainByteSums`: dot products that have a sign for both.
+template <int Bits>
+struct ByteSums : PlainByteSums<Bits> {
+  void add(words weights, const int8_t* x) {
+    const int8x16_t columns = vreinterpretq_s8_s32(vdupq_n_s32(load<int32_t>(x)));
+    this->sums = (ints)vdotq_s32((int32x4_t)this->sums, vreinterpretq_s8_u32((uint32x4_t)weights), columns);
+  }
+};
+#else
+constexpr int kIntegerBits = 0;
+
+template <int Bits>
+using ByteSums = PlainByteSums<Bits>;
+#endif
+
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 constexpr bool kHasDots = true;
 

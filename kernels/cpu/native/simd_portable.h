@@ -65,4 +65,21 @@ inline ints dot_bytes(ints sums, words weights, const byte* x) {
   return sums;
 }
 
+inline int32_t largest_lane(ints v) {
+  int32_t most = v[0];
+  for (int i = 1; i < kLanes; ++i) most = std::max<int32_t>(most, v[i]);
+  return most;
+}
+
+inline int32_t sum_of_lanes(ints v) {
+  int32_t sum = 0;
+  for (int i = 0; i < kLanes; ++i) sum += v[i];
+  return sum;
+}
+
+constexpr int kIntegerBits = 0;  // of weights whose products are made fastest by `ByteSums`
+
+template <int Bits>
+using ByteSums = PlainByteSums<Bits>;
+
 }  // namespace piecework

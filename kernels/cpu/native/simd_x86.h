@@ -114,6 +114,72 @@ inline ints dot_bytes(ints sums, words weights, const byte* x) {
 #endif
 }
 
+inline int32_t largest_lane(ints v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_epi32((__m512i)v);
+#else
+  __m128i most = _mm_max_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+  most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(most, _mm_shuffle_epi32(most, 0xb1)));
+#endif
+}
+
+inline int32_t sum_of_lanes(ints v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32((__m512i)v);
+#else
+  __m128i sum = _mm_add_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+#endif
+}
+
+// The bits of weights whose products are made fastest by `ByteSums`.
+constexpr int kIntegerBits = kHasByteDots ? 8 : 4;
+
+// As `PlainByteSums`, of up to 32 columns: the instructions take weights without a sign. Without dot products of bytes pairs are summed
+// in 16 bits, which they fit where the weights have 4 bits: more are the low 4 and those above.
+template <int Bits>
+struct ByteSums {
+  static constexpr int kShift = Bits == 8 ? 128 : 0, kCount = kHasByteDots || Bits <= 4 ? 1 : 2;
+  ints sums[kCount];
+
+  __attribute__((always_inline)) void begin(int32_t first) {
+    sums[0] = ints{} + (kHasByteDots ? first : 0);
+    if constexpr (kCount == 2) sums[1] = ints{};
+  }
+
+  __attribute__((always_inline)) void add(words weights, const int8_t* x) {
+    if constexpr (Bits == 8) weights ^= 0x80808080u;
+    if constexpr (kHasByteDots) {
+      sums[0] = dot_bytes(sums[0], weights, reinterpret_cast<const byte*>(x));
+    } else {
+      add_pairs(sums[0], Bits > 4 ? weights & 0x0f0f0f0fu : weights, x);
+      if constexpr (kCount == 2) add_pairs(sums[1], weights >> 4 & 0x0f0f0f0fu, x);
+    }
+  }
+
+  __attribute__((always_inline)) ints total(int32_t first) const {
+    if constexpr (kHasByteDots) return sums[0];
+    ints sum = widened(sums[0]) + first;
+    if constexpr (kCount == 2) sum += widened(sums[1]) << 4;
+    return sum;
+  }
+
+ private:
+#if defined(__AVX512BW__)
+  static void add_pairs(ints& sums, words weights, const int8_t* x) {
+    sums = (ints)_mm512_add_epi16((__m512i)sums, _mm512_maddubs_epi16((__m512i)weights, _mm512_set1_epi32(load<int32_t>(x))));
+  }
+  static ints widened(ints pairs) { return (ints)_mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi16(1)); }
+#else
+  static void add_pairs(ints& sums, words weights, const int8_t* x) {
+    sums = (ints)_mm256_add_epi16((__m256i)sums, _mm256_maddubs_epi16((__m256i)weights, _mm256_set1_epi32(load<int32_t>(x))));
+  }
+  static ints widened(ints pairs) { return (ints)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1)); }
+#endif
+};
+
 #if defined(__AVX512BF16__)
 constexpr bool kHasDots = true;
 

@@ -10,15 +10,16 @@
 namespace piecework {
 
 #if defined(__AVX512F__)
-constexpr int kLanes = 16, kBlockRows = 12;
+constexpr int kLanes = 16, kBlockRows = 12, kIntegerRows = 8;
 #elif defined(__AVX2__)
-constexpr int kLanes = 8, kBlockRows = 6;
+constexpr int kLanes = 8, kBlockRows = 6, kIntegerRows = 3;
 #elif defined(__ARM_NEON)
-constexpr int kLanes = 4, kBlockRows = 12;
+constexpr int kLanes = 4, kBlockRows = 12, kIntegerRows = 6;
 #else
-constexpr int kLanes = 4, kBlockRows = 6;
+constexpr int kLanes = 4, kBlockRows = 6, kIntegerRows = 3;
 #endif
-// kBlockRows: rows times two vectors of sums, which fit the registers beside what they are made of.
+// kBlockRows: rows times two vectors of sums, which fit the registers beside what they are made of. kIntegerRows: with as many
+// vectors of whole numbers.
 
 using floats = float __attribute__((vector_size(4 * kLanes)));
 using words = uint32_t __attribute__((vector_size(4 * kLanes)));
@@ -100,6 +101,20 @@ inline void store_rounded(bf16* to, floats v) {
 
 // Numbers of e4m3 that came as 256ths of what they stand for: 480 of these, which all ones but for the sign gave, is no number.
 inline floats with_nan(floats v) { return bits_as<floats>(bits_as<ints>(v) | ((v * v > 3.3f) & 0x7fc00000)); }
+
+// Sums of the products of weights of each row with int8, four columns at a time: weights of up to 7 bits without a sign, or of 8 with one.
+// `first`, where a sum begins, and which `total` is told again: minus kShift times the sum of the int8.
+template <int Bits>
+struct PlainByteSums {
+  static constexpr int kShift = 0;
+  ints sums;
+
+  void begin(int32_t first) { sums = ints{} + first; }
+  void add(words weights, const int8_t* x) {
+    for (int i = 0; i < 4; ++i) sums += ((ints)(weights << (24 - 8 * i)) >> 24) * static_cast<int32_t>(x[i]);
+  }
+  ints total(int32_t) const { return sums; }
+};
 
 template <class Work, size_t... I>
 __attribute__((always_inline)) inline void unrolled(Work&& work, std::index_sequence<I...>) {

@@ -110,7 +110,7 @@ def test_prompt_logprobs_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("quantization", ["auto", "none"])
-def test_the_default_is_as_near_to_float32_as_transformers_in_bfloat16(
+def test_bfloat16_is_as_near_to_float32_as_transformers_and_8_bits_find_texts_as_likely(
     transformers: dict[torch.dtype, Transformers], quantization: str
 ) -> None:
     """Two ways to round differ by more than either errs; what counts is the distance from what the
@@ -119,11 +119,15 @@ def test_the_default_is_as_near_to_float32_as_transformers_in_bfloat16(
     Over a thousand tokens: the mean of 170 differs by a sixth from one CPU's kernels to another's.
     """
     prose = (Path(__file__).parents[3] / "LICENSE").read_text()
-    said, prompts = said_by([*TEXTS, prose[:2500], prose[6000:8500]], quantization=quantization)
+    texts = [*TEXTS, prose[:2500], prose[6000:8500]]
+    said, prompts = said_by(texts, quantization=quantization, cpu_activations="bf16")
     exact, rounded = (
         transformers[dtype].said(prompts) for dtype in (torch.float32, torch.bfloat16)
     )
     assert (said - exact).abs().mean() < 1.1 * (rounded - exact).abs().mean()
+    if quantization == "auto":
+        in_eight_bits, _ = said_by(texts, cpu_activations="int8")
+        assert abs((in_eight_bits - said).mean()) < 0.01
 
 
 PEAK = """

@@ -1,0 +1,160 @@
+"""Products by whole numbers: x rounded to 8 bits in groups, as a plain model in numpy rounds it, on
+every variant of the kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from gguf_blocks import random_blocks
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from native_variants import native_variants
+
+from piecework.kernels.cpu.native import build
+from piecework.kernels.cpu.native.linear import INTEGERS, Layout, NativeLinear, multiply
+
+K_QUANTS = ["Q3_K", "Q4_K", "Q5_K", "Q6_K"]
+KINDS = ["Q8_0", "Q4_0", "Q4_1", *K_QUANTS]
+VARIANTS = native_variants()
+each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """x [T, K] as 8 bits in groups of 32 hold it, in float64."""
+    groups = x.float().numpy().reshape(len(x), -1, 32)
+    largest = np.abs(groups).max(-1, keepdims=True)
+    is_zero = largest < np.float32(2.0**-100)
+    inverse = np.where(is_zero, np.float32(0), np.float32(127) / np.where(is_zero, 1, largest))
+    scale = np.where(is_zero, np.float32(0), largest * (np.float32(1) / np.float32(127)))
+    numbers = np.rint(groups * inverse.astype(np.float32)).astype(np.float64)
+    return torch.from_numpy((numbers * scale.astype(np.float64)).reshape(x.shape))
+
+
+def stored(kind: str, rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Blocks of a file, and the numbers that they stand for."""
+    if kind in K_QUANTS:
+        random, values = random_blocks(kind, rows, columns, seed)
+        return torch.from_numpy(random), torch.from_numpy(values).double()
+    numbers = np.random.default_rng(seed).normal(0, 0.1, (rows, columns)).astype(np.float32)
+    blocks = quantize(numbers, GGMLQuantizationType[kind])
+    return torch.from_numpy(blocks), torch.from_numpy(
+        dequantize(blocks, GGMLQuantizationType[kind])
+    ).double()
+
+
+def product(
+    library: ctypes.CDLL,
+    kind: str,
+    blocks: torch.Tensor,
+    x: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    kernels = NativeLinear(library, activations="int8")
+    layout = kernels.layout(kind, x.shape[1])
+    assert layout is not None and layout & INTEGERS
+    return multiply(library, x, None, kernels.pack(kind, [blocks]), bias, len(blocks), layout)
+
+
+def width(kind: str, groups: int) -> int:
+    """Of whole blocks; some are wider than what is summed at once."""
+    return 256 * (1 + groups // 8) if kind in K_QUANTS else 32 * groups
+
+
+def inputs(tokens: int, columns: int, seed: int = 0) -> torch.Tensor:
+    """Rows that lie apart."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(tokens, columns + 3, generator=generator).bfloat16()[:, :columns]
+
+
+@each_variant
+@settings(max_examples=20)
+@given(
+    kind=st.sampled_from(KINDS),
+    tokens=st.integers(0, 30),
+    rows=st.integers(1, 100),
+    groups=st.integers(1, 70),
+    power=st.integers(-60, 60),
+    seed=st.integers(0, 9),
+)
+def test_it_is_the_product_with_rounded_numbers(
+    variant: build.Variant,
+    kind: str,
+    tokens: int,
+    rows: int,
+    groups: int,
+    power: int,
+    seed: int,
+) -> None:
+    blocks, numbers = stored(kind, rows, width(kind, groups), seed)
+    x = inputs(tokens, width(kind, groups), seed) * 2.0**power
+    bias = torch.randn(rows).bfloat16()
+    made_of = rounded(x) if tokens else x.double()
+    exact = made_of @ numbers.T + bias.double()
+    found = product(build.load_variant(variant), kind, blocks, x, bias)
+    lost = made_of.abs() @ numbers.abs().T * 2e-5
+    assert ((found.double() - exact).abs() <= exact.abs() * 2.0**-8 + lost).all()
+
+
+@each_variant
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_is_the_same_bits_whatever_is_beside_it(variant: build.Variant, kind: str) -> None:
+    library = build.load_variant(variant)
+    blocks, _ = stored(kind, 70, width(kind, 33), 0)
+    x = inputs(20, width(kind, 33))
+    whole = product(library, kind, blocks, x)
+    for first, last in ((0, 1), (3, 5), (4, 11), (7, 20)):
+        assert torch.equal(product(library, kind, blocks, x[first:last]), whole[first:last])
+
+
+@each_variant
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_largest_sums_are_exact(variant: build.Variant, kind: str) -> None:
+    """Weights and x at the ends of what they hold, which 16 bits must not overflow."""
+    signs = np.where(np.arange(32) % 2, 1.0, -1.0)
+    weights = np.stack([np.ones(32), -np.ones(32), signs, -signs]).astype(np.float32)
+    x = torch.from_numpy(weights).bfloat16() * 127
+    if kind in K_QUANTS:
+        blocks, _ = random_blocks(kind, 4, 256, 0)
+        # All bits but those of the float16 scales.
+        places = {"Q3_K": 108, "Q4_K": 4, "Q5_K": 4, "Q6_K": 208}[kind]
+        scales = slice(places, None) if kind in ("Q3_K", "Q6_K") else slice(0, places)
+        kept = blocks[:, scales].copy()
+        blocks[:] = 255
+        blocks[:, scales] = kept
+        x = x.repeat(1, 8)
+    else:
+        blocks = quantize(weights, GGMLQuantizationType[kind])
+    numbers = torch.from_numpy(dequantize(blocks, GGMLQuantizationType[kind])).double()
+    found = product(build.load_variant(variant), kind, torch.from_numpy(blocks), x)
+    lost = x.double().abs() @ numbers.abs().T * 1e-5
+    exact = x.double() @ numbers.T
+    assert ((found.double() - exact).abs() <= exact.abs() * 2.0**-8 + lost).all()
+
+
+@each_variant
+def test_what_is_not_finite_stays_in_its_rows_and_zeros_are_zeros(variant: build.Variant) -> None:
+    library = build.load_variant(variant)
+    blocks, _ = stored("Q4_1", 40, 64, 0)
+    x = inputs(9, 64)
+    x[5] = 0.0
+    want = product(library, "Q4_1", blocks, x)
+    x[2, 40], x[7, 3] = torch.nan, torch.inf
+    found = product(library, "Q4_1", blocks, x)
+    assert not found[[2, 7]].isfinite().any() and (found[5] == 0).all()
+    rest = [0, 1, 3, 4, 5, 6, 8]
+    assert torch.equal(found[rest], want[rest])
+
+
+def test_who_has_no_instructions_for_it_takes_numbers_unless_told() -> None:
+    portable, best = build.load_variant(build.VARIANTS[-1]), build.load_variant(VARIANTS[0])
+    assert NativeLinear(portable, activations="auto").layout("Q4_1", 64) == Layout.Q4
+    assert NativeLinear(best, activations="bf16").layout("Q4_1", 64) == Layout.Q4
+    for kind in ("bfloat16", "int8"):
+        layout = NativeLinear(best, activations="int8").layout(kind, 64)
+        assert layout is not None and not layout & INTEGERS
