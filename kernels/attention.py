@@ -24,7 +24,9 @@ class AttentionMetadata:
     query_lens[b]`. The lists live on the host. `block_table` [B, max pages]: page numbers in order,
     the tail is padding. `slot_mapping` [T]: page * S + offset of each new token. `state_slots` [B]
     int64: where layers with a recurrent state find that of each request (`kernels.state`); None:
-    the model has no such layers.
+    the model has no such layers. `window`: the same step for layers with a sliding window, where
+    their pages are others than those of the rest. Pages that no window reaches any more are padding
+    of the table too.
     """
 
     query_lens: list[int]
@@ -32,6 +34,7 @@ class AttentionMetadata:
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
     state_slots: torch.Tensor | None = None
+    window: AttentionMetadata | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

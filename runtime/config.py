@@ -387,3 +387,7 @@ class ResolvedConfig(EngineConfig):
     disable_overlap_schedule: bool
     state_slots: int = 0
     """Of the pool of recurrent states, the reserved one among them; 0: the model has none."""
+    window_pages: int = 0
+    """Of layers with a sliding window, if they have pages of their own, the reserved one among
+    them.
+    """

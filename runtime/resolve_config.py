@@ -4,12 +4,39 @@ model, the machine and its memory.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import asdict, replace
+from typing import NamedTuple
 
 from ..kernels.platform import Platform
 from .config import EngineConfig, ResolvedConfig, check_context_length
 from .model_config import ModelConfig
 
+
+class WindowPages(NamedTuple):
+    """Layers of a sliding window of `window` tokens, which have pages of their own."""
+
+    window: int
+    page_bytes: int
+    """That one of those takes."""
+
+    def beside(self, pages: int, steps: ResolvedConfig) -> int:
+        """How many they have beside `pages` of the other layers.
+
+        A request that is longer than its window needs those of its window. Memory is shared out
+        for requests of four windows, or `_TYPICAL_TOKENS`: shorter ones find fewer of these pages,
+        longer ones fewer of the others. More than one for each of the others, or more than twice
+        what can run at once reads, is never of use. A step's new tokens come on top.
+        """
+        size = steps.page_size
+        each = -(-(self.window - 1) // size) + 1
+        chunk = -(-steps.chunked_prefill_size // size) + 1
+        typical = min(steps.context_length, max(4 * self.window, _TYPICAL_TOKENS))
+        share = min(-(-pages * each * size // typical), 2 * steps.max_running_requests * each)
+        return min(pages, max(each, share) + chunk)
+
+
+_TYPICAL_TOKENS = 2048
 LEAST_PAGES = 2
 """Of a KV cache."""
 _STATES_SHARE = 0.5
@@ -52,19 +79,28 @@ def resolve_cache(
     free_bytes: int,
     page_bytes: int,
     slot_bytes: int = 0,
+    window: WindowPages | None = None,
 ) -> ResolvedConfig:
     """What `resolve_steps` gives, with the size of the KV cache chosen, and the context no longer
     than that.
 
     `max_total_tokens`: what was asked for; `free_bytes`: memory of which the cache gets its share,
     or all of it if no share is set; `page_bytes`: what a page of it takes; `slot_bytes`: what the
-    recurrent states of a request take, by which fewer may run. Raises `ValueError` with a remedy
-    where the memory does not suffice.
+    recurrent states of a request take, by which fewer may run; `window`: of layers that have pages
+    of their own beside those. Raises `ValueError` with a remedy where the memory does not suffice.
     """
     page_size, fraction = steps.page_size, steps.mem_fraction_static
     if slot_bytes:
         steps = _with_states(steps, free_bytes, slot_bytes)
     states = steps.state_slots * slot_bytes
+
+    def bytes_of(pages: int) -> int:
+        beside = 0 if window is None else window.beside(pages, steps) * window.page_bytes
+        return pages * page_bytes + beside
+
+    def most_pages(budget: int, limit: int) -> int:
+        return bisect_right(range(limit + 1), budget, key=bytes_of) - 1
+
     if max_total_tokens is not None:
         pages = max_total_tokens // page_size
         if pages < LEAST_PAGES:
@@ -72,16 +108,16 @@ def resolve_cache(
                 f"--max-total-tokens {max_total_tokens} is too few: the least is "
                 f"{LEAST_PAGES * page_size}, two pages"
             )
-        if pages * page_bytes > free_bytes - states:
+        if bytes_of(pages) > free_bytes - states:
             raise ValueError(
-                f"--max-total-tokens {max_total_tokens} takes {pages * page_bytes / 2**20:.0f} "
+                f"--max-total-tokens {max_total_tokens} takes {bytes_of(pages) / 2**20:.0f} "
                 f"MiB, but {(free_bytes - states) / 2**20:.0f} MiB are free; at most "
-                f"{(free_bytes - states) // page_bytes * page_size} tokens fit"
+                f"{max(0, most_pages(free_bytes - states, pages)) * page_size} tokens fit"
             )
     else:
         # More than every running request at full length would never be used.
-        pages = min(
-            (int(free_bytes * (fraction or 1.0)) - states) // page_bytes,
+        pages = most_pages(
+            int(free_bytes * (fraction or 1.0)) - states,
             steps.max_running_requests * -(-steps.context_length // page_size),
         )
         if pages < LEAST_PAGES:
@@ -93,11 +129,16 @@ def resolve_cache(
             )
             raise ValueError(
                 f"too little memory for the KV cache: {free_bytes / 2**20:.0f} MiB are free, a "
-                f"page of {page_size} tokens takes {page_bytes / 2**20:.2f} MiB; {remedy}, or "
+                f"page of {page_size} tokens takes {bytes_of(1) / 2**20:.2f} MiB; {remedy}, or "
                 "choose a smaller model"
             )
     size = pages * page_size
-    return replace(steps, context_length=min(steps.context_length, size), max_total_tokens=size)
+    return replace(
+        steps,
+        context_length=min(steps.context_length, size),
+        max_total_tokens=size,
+        window_pages=0 if window is None else window.beside(pages, steps) + 1,
+    )
 
 
 def _with_states(steps: ResolvedConfig, free_bytes: int, slot_bytes: int) -> ResolvedConfig:

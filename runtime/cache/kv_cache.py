@@ -58,6 +58,10 @@ class KVCache:
     without. A prefix is shared where the tree has a snapshot of the state behind it. One is taken
     at page borders behind which another prompt may go on: where that of a request ends, and where
     it leaves one that the tree has; for at least `snapshot_tokens` new tokens each.
+
+    `window`: of layers with `window_pages` pages of their own, the reserved one among them; None:
+    the model has none. A request has those that a query will still reach; a prefix is shared where
+    the tree has those of its last window.
     """
 
     def __init__(
@@ -68,13 +72,19 @@ class KVCache:
         share_prefixes: bool,
         state_slots: int = 0,
         snapshot_tokens: int = 64,
+        window: int | None = None,
+        window_pages: int = 0,
     ) -> None:
         self.page_size = page_size
         self.shares_prefixes = share_prefixes
         self.allocator = PageAllocator(num_pages)
+        self._window = window or 1
+        span = -(-(self._window - 1) // page_size)
+        self.windows = BlockGroup(BlockPool(window_pages), span) if window is not None else None
         self.states = BlockPool(state_slots) if state_slots else None
         self._snapshot_tokens = snapshot_tokens if share_prefixes else None
-        groups = [BlockGroup(self.states, 1)] if self.states is not None else []
+        groups = [self.windows] if self.windows is not None else []
+        groups += [BlockGroup(self.states, 1)] if self.states is not None else []
         self.radix = RadixCache(
             self.allocator.free, page_size, enabled=share_prefixes, groups=groups
         )
@@ -102,10 +112,17 @@ class KVCache:
         # missing.
         limit = 0 if request.prompt_logprobs_due else request.num_tokens - 1
         pages, node = self.radix.match(request.tokens[:limit])
-        if self.states is not None:
+        if self.windows is not None or self.states is not None:
             request.branch = len(pages) * self.page_size
-            pages, node, (state,) = self.radix.resume(pages, node)
-            request.state_source = state[0].number if state else RESERVED_SLOT
+            pages, node, ends = self.radix.resume(pages, node)
+            if self.states is not None:
+                state = ends.pop()
+                request.state_source = state[0].number if state else RESERVED_SLOT
+            if self.windows is not None:
+                request.window_begin = len(pages) - len(ends[0])
+                request.window = [HOLE] * request.window_begin + ends[0]
+                for block in ends[0]:
+                    self.windows.blocks.hold(block)
         self.radix.lock(node)
         request.pages, request.node = pages, node
         request.shared_pages = len(pages)
@@ -115,10 +132,15 @@ class KVCache:
         """Whether `num_new` more tokens of a request find room, by eviction too, with so many pages
         to spare.
         """
-        available = self.allocator.free_pages + self.radix.evictable_pages
-        return self._pages_wanted(request, num_new) + spare <= available and (
-            self.states is None or request.state is not None or self.states.available > 0
-        )
+        wanted = self._pages_wanted(request, num_new)
+        if wanted + spare > self.allocator.free_pages + self.radix.evictable_pages:
+            return False
+        if self.windows is not None:
+            # What a prompt has beyond its window it gives back as it goes.
+            most = min(wanted, self.windows.span + 1)
+            if most + spare > self.windows.blocks.available:
+                return False
+        return self.states is None or request.state is not None or self.states.available > 0
 
     def whole_pages(self, request: Request, num_new: int) -> int:
         """How many of `num_new` tokens the next step is to take: up to where a snapshot is wanted,
@@ -149,6 +171,8 @@ class KVCache:
             if pages is None:
                 return False
             request.pages += pages
+        if self.windows is not None and not self._move_window(self.windows, request):
+            return False
         return self.states is None or self._reserve_state(
             self.states, request, request.num_computed + num_new
         )
@@ -179,10 +203,14 @@ class KVCache:
         self.radix.unlock(request.node)
         request.pages, request.node = [], None
         request.shared_pages = request.num_computed = 0
+        if self.windows is not None:
+            for block in request.window:
+                self.windows.blocks.let_go(block)
+            request.window, request.window_begin = [], 0
         if self.states is not None:
             self._drop_saved(request)
-            for block in (request.state, request.snapshot):
-                self.states.let_go(block or HOLE)
+            for own in (request.state, request.snapshot):
+                self.states.let_go(own or HOLE)
             request.state = request.snapshot = request.state_source = None
 
     def flush(self) -> int:
@@ -205,6 +233,13 @@ class KVCache:
             len(node.pages) for node in nodes if node.lock_count == 0
         )
         assert all(len(each) == len(node.pages) for node in nodes for each in node.columns)
+        if self.windows is not None:
+            for request in holders:
+                assert all(block is HOLE for block in request.window[: request.window_begin])
+            self.windows.blocks.check(
+                [block for each in holders for block in each.window[each.window_begin :]],
+                [block for node in nodes for block in node.columns[0]],
+            )
         if self.states is not None:
             held = [(each.state, each.snapshot, *each.saved.values()) for each in holders]
             self.states.check(
@@ -215,6 +250,21 @@ class KVCache:
     def _pages_wanted(self, request: Request, num_new: int) -> int:
         """How many more pages `num_new` more tokens need."""
         return -(-(request.num_computed + num_new) // self.page_size) - len(request.pages)
+
+    def _move_window(self, windows: BlockGroup, request: Request) -> bool:
+        """Let go of the pages that the next step's first query no longer reaches, and take as many
+        as there are new ones.
+        """
+        first = max(0, request.num_computed - self._window + 1) // self.page_size
+        for place in range(request.window_begin, min(first, len(request.window))):
+            windows.blocks.let_go(request.window[place])
+            request.window[place] = HOLE
+            request.window_begin = place + 1
+        blocks = windows.blocks.allocate(len(request.pages) - len(request.window))
+        if blocks is None:
+            return False
+        request.window += blocks
+        return True
 
     def _reserve_state(self, states: BlockPool, request: Request, end: int) -> bool:
         """A slot for the state, and one for its snapshot if that is wanted behind `end` tokens and
@@ -238,7 +288,14 @@ class KVCache:
     def _share(self, request: Request) -> None:
         """Put the computed whole pages of a request into the prefix tree, and hold them there."""
         tokens = request.tokens[: request.num_computed]
-        pages, node = self.radix.insert(tokens, request.pages, [request.saved])
+        columns = [request.saved] if self.states is not None else []
+        if self.windows is not None:
+            begin = max(request.window_begin, request.shared_pages)
+            window = dict(enumerate(request.window[begin:], begin))
+            columns.insert(0, window)
+        pages, node = self.radix.insert(tokens, request.pages, columns)
+        if self.windows is not None:
+            request.window[begin:] = window.values()
         if any(place < len(pages) for place in request.saved):
             # It is the tree's now.
             self._drop_saved(request)

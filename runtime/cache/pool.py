@@ -17,6 +17,24 @@ RESERVED_PAGE = 0
 """
 
 
+def window_of(layouts: Sequence[KVLayout], context_length: int) -> int | None:
+    """The window of the layers that have pages of their own, of which only the last are kept: the
+    longest that is much shorter than the context. None: no layer has such a one.
+    """
+    windows = [each.window for each in layouts if each.window is not None and not each.latent]
+    return max((each for each in windows if 2 * each <= context_length), default=None)
+
+
+def is_windowed(layout: KVLayout, window: int | None) -> bool:
+    """Whether a layer is one of those, where `window_of` gives `window`."""
+    return (
+        window is not None
+        and layout.window is not None
+        and layout.window <= window
+        and not layout.latent
+    )
+
+
 def page_bytes(layouts: Sequence[KVLayout], page_size: int) -> int:
     """Bytes that one page takes over all layers."""
     return page_size * sum(layout.token_bytes for layout in layouts)
@@ -57,10 +75,21 @@ class KVPool:
 
     Raises `ValueError` for pages that no whole number of makes a chunk of attention. Zeroed,
     because attention multiplies what padding reads by a weight of 0, and 0 * NaN is NaN.
+
+    Layers with a window of `window` tokens or less have `window_pages` pages of their own.
+    `second[layer]`: whether it reads the second of a step's two tables of pages; where all layers
+    have a window (`only_windows`), there is one table.
     """
 
     def __init__(
-        self, layouts: Sequence[KVLayout], *, num_pages: int, page_size: int, platform: Platform
+        self,
+        layouts: Sequence[KVLayout],
+        *,
+        num_pages: int,
+        page_size: int,
+        platform: Platform,
+        window: int | None = None,
+        window_pages: int = 0,
     ) -> None:
         for layout in layouts:
             if layout.chunked and (layout.window or 0) % page_size:
@@ -70,10 +99,18 @@ class KVPool:
                 )
         self.layouts = list(layouts)
         self.num_pages, self.page_size = num_pages, page_size
-        self.num_bytes = num_pages * page_bytes(layouts, page_size)
+        self.window, self.window_pages = window, window_pages
+        windowed = [is_windowed(layout, window) for layout in layouts]
+        self.only_windows = bool(windowed) and all(windowed)
+        self.second = [each and not self.only_windows for each in windowed]
+        pages = [window_pages if each else num_pages for each in windowed]
+        self.num_bytes = sum(
+            count * page_bytes([layout], page_size)
+            for count, layout in zip(pages, layouts, strict=True)
+        )
         shapes = [
-            (dtype, pages_shape(num_pages, page_size, layout.num_kv_heads, size, dtype))
-            for layout in layouts
+            (dtype, pages_shape(count, page_size, layout.num_kv_heads, size, dtype))
+            for count, layout in zip(pages, layouts, strict=True)
             for dtype in (layout.cache_dtype or layout.dtype,)
             for size in (
                 (layout.key_size,) if layout.latent else (layout.key_size, layout.value_size)

@@ -43,6 +43,8 @@ def build_engine(config: EngineConfig, *, progress: bool = True, ranks: Ranks = 
             runner.pool.page_size,
             share_prefixes=not config.disable_radix_cache,
             state_slots=runner.states.num_slots if runner.states is not None else 0,
+            window=runner.pool.window,
+            window_pages=runner.pool.window_pages,
         ),
         token_budget=resolved.chunked_prefill_size,
         max_running_requests=resolved.max_running_requests,

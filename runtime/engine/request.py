@@ -24,6 +24,9 @@ class Request:
     them and the host does not yet. `shared_pages` of its pages, from the front, belong to the
     prefix tree and are held by the lock on `node`.
 
+    Of a model with sliding windows `window` has a block for each page too, and holes before
+    `window_begin`, which no window reaches any more.
+
     Of a model with a recurrent state, whose slots are blocks: `state` has the request's own, into
     which its next step copies that of `state_source` (None: it goes on with what is there), and
     behind which it is copied to `snapshot` where one is wanted. `saved`: the last snapshot, until
@@ -70,6 +73,8 @@ class Request:
         self.state_source: int | None = None
         self.snapshot: Block | None = None
         self.saved: Column = {}
+        self.window: list[Block] = []
+        self.window_begin = 0
         self.saved_at = self.branch = 0
         self.node: Node | None = None
         self.cached_tokens: int | None = None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ...kernels.attention import AttentionMetadata
@@ -74,22 +76,18 @@ def build_batch(
     device: torch.device,
     slot_dtype: torch.dtype,
     sampled: torch.Tensor | None = None,
+    *,
+    only_windows: bool = False,
 ) -> Batch:
     """Lay the scheduled tokens out one request after another.
 
     `sampled` [N] int64: what the step in flight samples; placeholders take their tokens from it, on
-    the device.
+    the device. `only_windows`: as of `KVPool`.
     """
     query_lens = [num_new for _, num_new in scheduled]
     seq_lens = [request.num_computed + num_new for request, num_new in scheduled]
-    table = np.full(
-        (len(scheduled), max(len(request.pages) for request, _ in scheduled)),
-        RESERVED_PAGE,
-        np.int64,
-    )
     ending, pending = [], []
     for row, ((request, _), seq_len) in enumerate(zip(scheduled, seq_lens, strict=True)):
-        table[row, : len(request.pages)] = request.pages
         if seq_len == request.num_tokens and request.params.max_new_tokens > 0:
             ending.append(row)
         if request.num_placeholders:
@@ -104,41 +102,43 @@ def build_batch(
     last_rows = lens.cumsum() - 1
     owner = np.arange(len(lens)).repeat(lens)
     positions = np.arange(len(owner)) + (np.array(seq_lens) - 1 - last_rows)[owner]
-    slots = table[owner, positions // page_size] * page_size + positions % page_size
-
     own = _numpy_dtype(slot_dtype)
-    arrays = [
-        input_ids,
-        positions,
-        table.astype(own, copy=False),
-        slots.astype(own, copy=False),
-        last_rows[ending],
-    ]
-    if pending:
-        arrays += [
-            last_rows[pending],
-            np.array([scheduled[row].request.sampled_row for row in pending]),
-        ]
+    arrays = [input_ids, positions, last_rows[ending]]
+    for table in _tables(scheduled, only_windows=only_windows):
+        slots = table[owner, positions // page_size] * page_size + positions % page_size
+        arrays += [table.astype(own, copy=False), slots.astype(own, copy=False)]
+    num_tables = (len(arrays) - 3) // 2
     states = [(request, request.state.number) for request, _ in scheduled if request.state]
     if states:
         arrays.append(np.array([slot for _, slot in states]))
-    tensors = to_device(arrays, device)
+    if pending:
+        rows = [scheduled[row].request.sampled_row for row in pending]
+        arrays += [last_rows[pending], np.array(rows)]
+    tensors = iter(to_device(arrays, device))
+    ids, places, sample_rows = next(tensors), next(tensors), next(tensors)
+    tables = [(next(tensors), next(tensors)) for _ in range(num_tables)]
+    state_slots = next(tensors) if states else None
     if pending:
         assert sampled is not None
-        tensors[0].index_copy_(0, tensors[5], sampled.index_select(0, tensors[6]))
-    return Batch(
-        scheduled=scheduled,
-        input_ids=tensors[0],
-        positions=tensors[1],
-        metadata=AttentionMetadata(
+        ids.index_copy_(0, next(tensors), sampled.index_select(0, next(tensors)))
+    metadata = None
+    for block_table, slot_mapping in reversed(tables):
+        metadata = AttentionMetadata(
             query_lens=query_lens,
             seq_lens=seq_lens,
-            block_table=tensors[2],
-            slot_mapping=tensors[3],
-            state_slots=tensors[-1] if states else None,
-        ),
+            block_table=block_table,
+            slot_mapping=slot_mapping,
+            state_slots=state_slots,
+            window=metadata,
+        )
+    assert metadata is not None
+    return Batch(
+        scheduled=scheduled,
+        input_ids=ids,
+        positions=places,
+        metadata=metadata,
         samplers=[scheduled[row].request for row in ending],
-        sample_rows=tensors[4],
+        sample_rows=sample_rows,
         state_copies=[
             (request.state_source, slot)
             for request, slot in states
@@ -146,6 +146,22 @@ def build_batch(
         ],
         snapshots=[(slot, request.snapshot.number) for request, slot in states if request.snapshot],
     )
+
+
+def _tables(scheduled: list[Scheduled], *, only_windows: bool) -> Iterator[npt.NDArray[np.int64]]:
+    """[B, most] page numbers: of layers that keep all pages, then of those that keep a window's."""
+    shape = len(scheduled), max(len(request.pages) for request, _ in scheduled)
+    if not only_windows:
+        table = np.full(shape, RESERVED_PAGE, np.int64)
+        for row, (request, _) in enumerate(scheduled):
+            table[row, : len(request.pages)] = request.pages
+        yield table
+    if scheduled[0].request.window:
+        table = np.full(shape, RESERVED_PAGE, np.int64)
+        for row, (request, _) in enumerate(scheduled):
+            begin, end = request.window_begin, len(request.window)
+            table[row, begin:end] = [block.number for block in request.window[begin:]]
+        yield table
 
 
 @cache

@@ -4,6 +4,7 @@ graphs: their keys and values go to the reserved page and nowhere else.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -32,18 +33,20 @@ def dummy_batch(
     )
     pages = -(-max(seq_lens) // page_size)
     slots = positions % page_size + RESERVED_PAGE * page_size
+    metadata = AttentionMetadata(
+        query_lens=query_lens,
+        seq_lens=seq_lens,
+        block_table=torch.full(
+            (len(seq_lens), pages), RESERVED_PAGE, dtype=platform.slot_dtype, device=device
+        ),
+        slot_mapping=slots.to(device, platform.slot_dtype),
+        state_slots=torch.full((len(seq_lens),), RESERVED_SLOT, device=device),
+    )
     return DummyBatch(
         ((7 * positions + 13 * seed) % 97).to(device),
         positions.to(device),
-        AttentionMetadata(
-            query_lens=query_lens,
-            seq_lens=seq_lens,
-            block_table=torch.full(
-                (len(seq_lens), pages), RESERVED_PAGE, dtype=platform.slot_dtype, device=device
-            ),
-            slot_mapping=slots.to(device, platform.slot_dtype),
-            state_slots=torch.full((len(seq_lens),), RESERVED_SLOT, device=device),
-        ),
+        # Either kind of layer finds the reserved page everywhere.
+        replace(metadata, window=metadata),
     )
 
 

@@ -23,6 +23,7 @@ class ForwardContext:
     """One step: what its backend has planned, and the keys and values of every layer; of models
     with recurrent layers also their states, and whose of them the step continues. `metadata`: None
     in graphs, whose steps change in place. `memo`: what a layer plans beside that, for the others.
+    `window_plan`: for layers whose pages are those of windows.
     """
 
     backend: AttentionBackend
@@ -32,6 +33,11 @@ class ForwardContext:
     state_metadata: StateMetadata | None = None
     metadata: AttentionMetadata | None = None
     memo: dict[str, Any] = field(default_factory=dict)
+    window_plan: Any = None
+
+    def plan_of(self, layer: int) -> Any:
+        """What the backend has planned for a layer."""
+        return self.window_plan if self.pool.second[layer] else self.plan
 
 
 class _Current(threading.local):
@@ -92,11 +98,14 @@ class PagedAttention:
 
     def step(self, metadata: AttentionMetadata) -> AbstractContextManager[None]:
         """The context of a step that `metadata` describes."""
-        slots = metadata.state_slots
+        slots, page_size = metadata.state_slots, self.pool.page_size
         return self.planned(
-            self.backend.plan(metadata, self.pool.page_size),
+            self.backend.plan(metadata, page_size),
             None if slots is None else StateMetadata(query_lens=metadata.query_lens, slots=slots),
             metadata,
+            self.backend.plan(metadata.window, page_size)
+            if metadata.window is not None and any(self.pool.second)
+            else None,
         )
 
     def planned(
@@ -104,6 +113,7 @@ class PagedAttention:
         plan: Any,
         state_metadata: StateMetadata | None = None,
         metadata: AttentionMetadata | None = None,
+        window_plan: Any = None,
     ) -> AbstractContextManager[None]:
         """The context of a step that the backend has planned already."""
         return forward_context(
@@ -114,5 +124,6 @@ class PagedAttention:
                 states=self.states,
                 state_metadata=state_metadata,
                 metadata=metadata,
+                window_plan=window_plan,
             )
         )

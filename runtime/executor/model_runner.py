@@ -21,7 +21,7 @@ from ...kernels.collectives import TENSOR_PARALLEL, Group, get_group
 from ...kernels.detect import detect
 from ...kernels.linear import LinearKernels
 from ...kernels.platform import Place, Platform
-from ..cache.pool import KVPool, in_cache_dtype, page_bytes
+from ..cache.pool import KVPool, in_cache_dtype, is_windowed, page_bytes, window_of
 from ..cache.states import StatePool, slot_bytes
 from ..config import EngineConfig, ResolvedConfig
 from ..distributed.ranks import ALONE, Ranks
@@ -35,7 +35,7 @@ from ..loader.loader import load_model, random_model
 from ..loader.resolve import resolve_model_path
 from ..models.causal_lm import CausalLM
 from ..quantization.methods import describe, linear_kinds
-from ..resolve_config import LEAST_PAGES, resolve_cache, resolve_steps
+from ..resolve_config import LEAST_PAGES, WindowPages, resolve_cache, resolve_steps
 from .batch import Batch, Scheduled
 from .forward_context import PagedAttention
 from .memory_profile import profile_memory
@@ -126,8 +126,11 @@ class ModelRunner:
             self.config = self._resolve(config, backend)
         # One page more than is handed out: the reserved one.
         self.pool = self._make_pool(
-            self.config.max_total_tokens // self.config.page_size + 1, self.config.page_size
+            self.config.max_total_tokens // self.config.page_size + 1,
+            self.config.page_size,
+            self.config.window_pages,
         )
+        self.only_windows = self.pool.only_windows
         self.states = self._make_states(self.config.state_slots)
         attention = PagedAttention(backend=backend, pool=self.pool, states=self.states)
         self.page_size = self.pool.page_size
@@ -140,6 +143,11 @@ class ModelRunner:
         self.platform.end_trials()
         # Behind the first steps, which show what this machine computes with.
         self._remarks = {**self.platform.remarks(self._layouts), **self.model.remarks()}
+        if self.pool.window is not None:
+            tokens = (self.pool.window_pages - 1) * self.page_size
+            self._remarks["windows"] = (
+                f"{tokens:,} tokens in the KV cache for layers that see {self.pool.window:,}"
+            )
         if self.states is not None:
             self._remarks["states"] = (
                 f"{self.states.num_slots - 1:,} of {self.states.slot_bytes / 2**20:.2f} MiB for "
@@ -283,8 +291,11 @@ class ModelRunner:
         memory profile.
         """
         steps = resolve_steps(config, self.model_config, self.platform)
+        self._window = window = window_of(self._layouts, steps.context_length)
+        windowed = [each for each in self._layouts if is_windowed(each, window)]
+        others = [each for each in self._layouts if not is_windowed(each, window)]
         if config.max_total_tokens is None and steps.mem_fraction_static is None:
-            pool = self._make_pool(LEAST_PAGES, steps.page_size)
+            pool = self._make_pool(LEAST_PAGES, steps.page_size, LEAST_PAGES)
             attention = PagedAttention(backend=backend, pool=pool, states=self._make_states(1))
             free = profile_memory(
                 self.model,
@@ -302,7 +313,8 @@ class ModelRunner:
             steps,
             config.max_total_tokens,
             free_bytes=free,
-            page_bytes=page_bytes(self._layouts, steps.page_size),
+            page_bytes=page_bytes(others, steps.page_size),
+            window=WindowPages(window, page_bytes(windowed, steps.page_size)) if window else None,
             slot_bytes=slot_bytes(self._state_layouts),
         )
         if resolved.max_running_requests < steps.max_running_requests:
@@ -328,7 +340,12 @@ class ModelRunner:
             return None
         return StatePool(self._state_layouts, num_slots=num_slots, platform=self.platform)
 
-    def _make_pool(self, num_pages: int, page_size: int) -> KVPool:
+    def _make_pool(self, num_pages: int, page_size: int, window_pages: int) -> KVPool:
         return KVPool(
-            self._layouts, num_pages=num_pages, page_size=page_size, platform=self.platform
+            self._layouts,
+            num_pages=num_pages,
+            page_size=page_size,
+            platform=self.platform,
+            window=self._window,
+            window_pages=window_pages,
         )

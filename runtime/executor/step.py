@@ -27,6 +27,8 @@ class Forward(Protocol):
     device: torch.device
     slot_dtype: torch.dtype
     page_size: int
+    only_windows: bool
+    """Whether all layers have a sliding window (`KVPool`)."""
     group: Group | None
     """Of the ranks, each of which gets the tokens that rank 0 samples; None: there are no others.
     """
@@ -82,7 +84,10 @@ class PendingStep:
             if previous is not None and previous.samples is not None
             else None
         )
-        batch = build_batch(scheduled, model.page_size, model.device, model.slot_dtype, sampled)
+        batch = build_batch(
+            *(scheduled, model.page_size, model.device, model.slot_dtype, sampled),
+            only_windows=model.only_windows,
+        )
         self.scheduled = scheduled
         self.samplers = batch.samplers
         self._reach_end = [

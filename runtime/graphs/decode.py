@@ -52,8 +52,10 @@ class DecodeGraph:
         if attention.states is not None:
             self._state_slots = torch.zeros(sizes[-1], dtype=torch.int64, device=platform.device())
         pages = -(-config.context_length // attention.pool.page_size)
-        self._plan = self._backend.capture_plan(
-            sizes[-1], pages, attention.pool.page_size, platform.device()
+        figures = sizes[-1], pages, attention.pool.page_size, platform.device()
+        self._plan = self._backend.capture_plan(*figures)
+        self._window_plan = (
+            self._backend.capture_plan(*figures) if any(attention.pool.second) else None
         )
         self.graphs = Graphs(
             FullForward(
@@ -100,12 +102,15 @@ class DecodeGraph:
         them.
         """
         self._backend.update_plan(self._plan, metadata, size)
-        if self._state_slots is None or metadata.state_slots is None:
-            return self._attention.planned(self._plan)
-        self._state_slots.zero_()
-        self._state_slots[: len(metadata.state_slots)] = metadata.state_slots
-        states = StateMetadata(query_lens=[1] * size, slots=self._state_slots[:size])
-        return self._attention.planned(self._plan, states)
+        if self._window_plan is not None:
+            assert metadata.window is not None
+            self._backend.update_plan(self._window_plan, metadata.window, size)
+        states = None
+        if self._state_slots is not None and metadata.state_slots is not None:
+            self._state_slots.zero_()
+            self._state_slots[: len(metadata.state_slots)] = metadata.state_slots
+            states = StateMetadata(query_lens=[1] * size, slots=self._state_slots[:size])
+        return self._attention.planned(self._plan, states, window_plan=self._window_plan)
 
     def _checked_against(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """A dummy batch as any other step would run: eagerly, and planned from its metadata rather

@@ -82,9 +82,11 @@ class GraphRunner:
         self.kernels = None
         if self.decode_backend is Backend.NATIVE:
             pool = attention.pool
-            self.kernels = platform.step_kernels(
-                model, attention.backend, pool.layouts, pool.k, pool.v
-            )
+            # They know of one table of pages.
+            if not any(pool.second):
+                self.kernels = platform.step_kernels(
+                    model, attention.backend, pool.layouts, pool.k, pool.v
+                )
         if self.decode_backend is Backend.NATIVE and self.kernels is None:
             if config.decode_backend is Backend.NATIVE:
                 raise ValueError(

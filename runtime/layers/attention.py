@@ -31,7 +31,7 @@ def _attention(
     context = current_context()
     pool = context.pool
     context.backend.run(
-        q, k, v, out, pool.k[layer], pool.v[layer], context.plan, pool.layouts[layer]
+        q, k, v, out, pool.k[layer], pool.v[layer], context.plan_of(layer), pool.layouts[layer]
     )
 
 
@@ -53,7 +53,8 @@ def _attention_quantize(
     layer_begins()
     pool = context.pool
     context.backend.run_quantized(
-        q, k, v, out, scale, pool.k[layer], pool.v[layer], context.plan, pool.layouts[layer]
+        *(q, k, v, out, scale, pool.k[layer], pool.v[layer]),
+        *(context.plan_of(layer), pool.layouts[layer]),
     )
 
 

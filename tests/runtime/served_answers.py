@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from toy_runner import VOCAB, RecurrentToyRunner, ToyRunner, make_core
+from toy_runner import VOCAB, RecurrentToyRunner, ToyRunner, WindowedToyRunner, make_core
 
 from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.engine.messages import GenerateRequest, TokenLogprob, TokenOutput
@@ -50,9 +50,25 @@ class VariedRecurrentRunner(VariedRunner, RecurrentToyRunner):
     """The same of a model with a recurrent state."""
 
 
-def core_of(overlap: bool, *, state_slots: int = 0, **sizes: Any) -> EngineCore:
-    kind = VariedRecurrentRunner if state_slots else VariedRunner
-    return make_core(overlap=overlap, runner_class=kind, state_slots=state_slots, **sizes)[0]
+class VariedWindowedRunner(VariedRunner, WindowedToyRunner):
+    """The same of a model with sliding windows."""
+
+
+class VariedHybridRunner(VariedRunner, WindowedToyRunner, RecurrentToyRunner):
+    """The same of a model that has both."""
+
+
+def core_of(
+    overlap: bool, *, state_slots: int = 0, window_pages: int = 0, **sizes: Any
+) -> EngineCore:
+    kind = {
+        (False, False): VariedRunner,
+        (True, False): VariedRecurrentRunner,
+        (False, True): VariedWindowedRunner,
+        (True, True): VariedHybridRunner,
+    }[bool(state_slots), bool(window_pages)]
+    more = {"state_slots": state_slots, "window_pages": window_pages}
+    return make_core(overlap=overlap, runner_class=kind, **more, **sizes)[0]
 
 
 def serve(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from piecework.kernels.platform import Platform
 from piecework.runtime.config import EngineConfig, ResolvedConfig
 from piecework.runtime.model_config import ModelConfig
-from piecework.runtime.resolve_config import resolve_cache, resolve_steps
+from piecework.runtime.resolve_config import WindowPages, resolve_cache, resolve_steps
 
 MIB = 2**20
 MODEL = ModelConfig(
@@ -141,3 +141,26 @@ def test_states_take_half_of_the_memory_at_most_and_limit_what_runs(
 def test_no_memory_for_the_state_of_one_request() -> None:
     with pytest.raises(ValueError, match=r"recurrent states: 1000 MiB .* 400\.00 MiB; choose"):
         resolved(slot=400 * MIB)
+
+
+@pytest.mark.parametrize("layers_beside", [0, MIB])
+@given(
+    window=st.integers(1, 2000),
+    running=st.integers(1, 300),
+    chunk=st.integers(1, 4096),
+    free=st.integers(3, 20_000),
+)
+def test_windows_have_pages_for_one_request_and_a_chunk(
+    layers_beside: int, window: int, running: int, chunk: int, free: int
+) -> None:
+    """Or as many as the other layers: then each page of those has one."""
+    asked = EngineConfig(
+        page_size=16, max_running_requests=running, chunked_prefill_size=chunk, context_length=4000
+    )
+    steps = resolve_steps(asked, MODEL, Platform())
+    own = WindowPages(window, MIB)
+    config = resolve_cache(steps, None, free_bytes=free * MIB, page_bytes=layers_beside, window=own)
+    pages, own_pages = config.max_total_tokens // 16, config.window_pages - 1
+    assert pages * layers_beside + own_pages * MIB <= free * MIB
+    least = -(-(window - 1 + chunk - 1) // 16) + 1
+    assert own_pages == pages or least <= own_pages < pages

@@ -45,6 +45,7 @@ class ToyRunner:
     device = torch.device("cpu")
     slot_dtype = torch.int64
     group: Group | None = None
+    only_windows = False
     vocab_size = VOCAB
     eos_token_ids = frozenset({EOS})
 
@@ -124,6 +125,34 @@ def _continued(state: int, new: np.ndarray) -> int:
     return digest(new, state + 7) - 7
 
 
+class WindowedToyRunner(ToyRunner):
+    """Beside all pages it keeps those of a window of 5 tokens, and looks at each step whether they
+    have the tokens that the window reaches.
+    """
+
+    window = 5
+
+    def __init__(self, num_pages: int, page_size: int, window_pages: int = 0) -> None:
+        super().__init__(num_pages, page_size)
+        self.window_cache = np.full((window_pages or num_pages) * page_size, -1)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        metadata = batch.metadata.window
+        assert metadata is not None
+        hidden = super().forward(batch)
+        self.window_cache[metadata.slot_mapping.numpy()] = batch.input_ids.numpy()
+        for row, (new, end) in enumerate(zip(metadata.query_lens, metadata.seq_lens, strict=True)):
+            position = np.arange(max(0, end - new - self.window + 1), end)
+            page, offset = position // self.page_size, position % self.page_size
+            own, whole = (
+                table[row].numpy()[page] * self.page_size + offset
+                for table in (metadata.block_table, batch.metadata.block_table)
+            )
+            assert (own >= self.page_size).all(), "a page that a window reaches was given back"
+            assert (self.window_cache[own] == self.cache[whole]).all()
+        return hidden
+
+
 def make_core(
     *,
     num_pages: int = 65,
@@ -135,6 +164,7 @@ def make_core(
     overlap: bool = False,
     runner_class: Callable[[int, int], ToyRunner] = ToyRunner,
     state_slots: int = 0,
+    window_pages: int = 0,
     ranks: Ranks = ALONE,
 ) -> tuple[EngineCore, ToyRunner]:
     runner = runner_class(num_pages, page_size)
@@ -146,6 +176,8 @@ def make_core(
             share_prefixes=share_prefixes,
             state_slots=state_slots,
             snapshot_tokens=4,
+            window=WindowedToyRunner.window if window_pages else None,
+            window_pages=window_pages,
         ),
         token_budget=token_budget,
         max_running_requests=max_running_requests,
