@@ -340,11 +340,13 @@ class Platform:
         layouts: Sequence[KVLayout],
         k_cache: Sequence[torch.Tensor],
         v_cache: Sequence[torch.Tensor],
+        second: Sequence[bool] = (),
     ) -> StepKernels | None:
         """What runs the decodes of `model` whole, faster than op by op; None: no such. The tensors
         must stay where they are.
 
-        `backend`: the attention that was chosen; `layouts`, `k_cache`, `v_cache`: of each layer.
+        `backend`: the attention that was chosen; `layouts`, `k_cache`, `v_cache`: of each layer;
+        `second`: whether its pages are those of `AttentionMetadata.window`.
         """
         return None
 

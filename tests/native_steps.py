@@ -13,7 +13,7 @@ from piecework.kernels.cpu.native.linear import native_linear
 from piecework.kernels.cpu.native.step import NativeStep
 from piecework.kernels.cpu.platform import CpuPlatform
 from piecework.kernels.paged_attention import TorchAttention
-from piecework.runtime.cache.pool import KVPool, in_cache_dtype
+from piecework.runtime.cache.pool import KVPool, in_cache_dtype, window_of
 from piecework.runtime.executor.forward_context import PagedAttention
 from piecework.runtime.layers.attention import register_attention
 from piecework.runtime.loader.loader import load_model
@@ -48,7 +48,15 @@ class Case:
         ]
 
     def pool(self) -> KVPool:
-        return KVPool(self.layouts, num_pages=PAGES, page_size=PAGE, platform=CpuPlatform())
+        """Layers with a window have pages of their own."""
+        return KVPool(
+            self.layouts,
+            num_pages=PAGES,
+            page_size=PAGE,
+            platform=CpuPlatform(),
+            window=window_of(self.layouts, 1000),
+            window_pages=PAGES,
+        )
 
     def filled(self) -> KVPool:
         pool = self.pool()
@@ -60,21 +68,29 @@ class Case:
         self, lens: list[tuple[int, int]]
     ) -> tuple[torch.Tensor, torch.Tensor, AttentionMetadata]:
         """Ids, positions and the rest of a step of requests with (new, past) tokens; pages are
-        dealt one after another.
+        dealt one after another, and those of windows from the last one on.
         """
         generator = torch.Generator().manual_seed(len(lens))
         width = max(-(-(new + past) // PAGE) for new, past in lens)
         table = torch.arange(1, 1 + len(lens) * width).view(len(lens), width)
         positions = [torch.arange(past, past + new) for new, past in lens]
-        slots = [
-            row[where // PAGE] * PAGE + where % PAGE
-            for row, where in zip(table, positions, strict=True)
-        ]
-        news, alls = [new for new, _ in lens], [new + past for new, past in lens]
-        metadata = AttentionMetadata(
-            query_lens=news, seq_lens=alls, block_table=table, slot_mapping=torch.cat(slots)
+        metadata = None
+        for pages in (PAGES - table, table):
+            slots = [
+                row[where // PAGE] * PAGE + where % PAGE
+                for row, where in zip(pages, positions, strict=True)
+            ]
+            metadata = AttentionMetadata(
+                query_lens=[new for new, _ in lens],
+                seq_lens=[new + past for new, past in lens],
+                block_table=pages,
+                slot_mapping=torch.cat(slots),
+                window=metadata,
+            )
+        assert metadata is not None
+        ids = torch.randint(
+            self.config.vocab_size, (sum(new for new, _ in lens),), generator=generator
         )
-        ids = torch.randint(self.config.vocab_size, (sum(news),), generator=generator)
         return ids, torch.cat(positions), metadata
 
     def in_bytes(self, kv_cache_dtype: str) -> KVPool:
@@ -110,6 +126,6 @@ class Case:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         pool = self.filled()
         library = build.load_variant(variant)
-        kernels = NativeStep(library, self.model, pool.layouts, pool.k, pool.v)
+        kernels = NativeStep(library, self.model, pool.layouts, pool.k, pool.v, second=pool.second)
         logits = self.model.compute_logits(kernels.forward(*self.step(lens)))
         return logits, torch.stack(tensors(pool))

@@ -170,9 +170,10 @@ class CpuPlatform(Platform):
         layouts: Sequence[KVLayout],
         k_cache: Sequence[torch.Tensor],
         v_cache: Sequence[torch.Tensor],
+        second: Sequence[bool] = (),
     ) -> StepKernels | None:
         return (
-            make_native_step(model, layouts, k_cache, v_cache)
+            make_native_step(model, layouts, k_cache, v_cache, second)
             if isinstance(backend, NativeAttention)
             else None
         )

@@ -82,11 +82,9 @@ class GraphRunner:
         self.kernels = None
         if self.decode_backend is Backend.NATIVE:
             pool = attention.pool
-            # They know of one table of pages.
-            if not any(pool.second):
-                self.kernels = platform.step_kernels(
-                    model, attention.backend, pool.layouts, pool.k, pool.v
-                )
+            self.kernels = platform.step_kernels(
+                model, attention.backend, pool.layouts, pool.k, pool.v, pool.second
+            )
         if self.decode_backend is Backend.NATIVE and self.kernels is None:
             if config.decode_backend is Backend.NATIVE:
                 raise ValueError(

@@ -147,7 +147,8 @@ class Forward {
     AttentionCall<bf16> call{};
     const int queries = model_.queries(), keys = model_.keys();
     call.q = qkv_.data(), call.k = call.q + queries, call.v = call.k + keys, call.out = attended_.data();
-    call.k_cache = layer.k_cache, call.v_cache = layer.v_cache, call.slots = step_.slots, call.table = step_.table;
+    call.k_cache = layer.k_cache, call.v_cache = layer.v_cache, call.slots = step_.slots[layer.table];
+    call.table = step_.tables[layer.table];
     call.query_lens = step_.query_lens, call.seq_lens = step_.seq_lens;
     call.q_stride = call.k_stride = call.v_stride = width_, call.out_stride = queries, call.table_stride = step_.table_stride;
     call.requests = step_.requests, call.tokens = step_.tokens, call.heads = model_.heads, call.kv_heads = model_.kv_heads;

@@ -42,7 +42,7 @@ struct Layer {
   void *k_cache, *v_cache;
   float multiplier, scale, softcap, k_scale, v_scale;
   int32_t turned, is_interleaved;    // numbers of a head that are turned; whether their pairs lie side by side
-  int32_t window;
+  int32_t window, table;  // table: which of a step's has its pages
   CacheKind cache_kind;
 
   bool mixes() const { return experts.count > 0; }
@@ -64,7 +64,8 @@ struct Model {
 
 struct Step {
   const Model* model;
-  const int64_t *ids, *positions, *slots, *table;
+  const int64_t *ids, *positions;
+  const int64_t *slots[2], *tables[2];  // of layers that keep all pages, and of those that keep a window's
   const int32_t *query_lens, *seq_lens;
   bf16* out;        // [T, N], or null
   int64_t* chosen;  // [T], where not the hidden states are wanted but the likeliest tokens; -1 of logits that are not finite

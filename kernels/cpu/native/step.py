@@ -37,12 +37,15 @@ from .step_structs import (
     order_of,
 )
 
+_BOTH = ctypes.c_void_p * 2
+
 
 class NativeStep:
     """The forward of small steps of a model whose weights are packed. The model and the cache must
     outlive it unmoved.
 
     `k_cache`, `v_cache`: one tensor [P, S, K, D] a layer, as `layouts` has it, or in 8 bits.
+    `second`: whether a layer's pages are those of `AttentionMetadata.window`, for each; none is.
     `group`: of a model that is split. Every rank must make the same steps.
     """
 
@@ -56,6 +59,7 @@ class NativeStep:
         k_cache: Sequence[torch.Tensor],
         v_cache: Sequence[torch.Tensor],
         group: SharedMemoryGroup | None = None,
+        second: Sequence[bool] = (),
     ) -> None:
         self._step = library.piecework_step
         self._group = group
@@ -68,6 +72,8 @@ class NativeStep:
             layer_struct(*each, tables)
             for each in zip(parts.layers, layouts, k_cache, v_cache, strict=True)
         ]
+        for layer, is_second in zip(layers, second, strict=False):
+            layer.table = int(is_second)
         self._layers = (LayerStruct * len(layers))(*layers)
         self._hidden = parts.embedding.shape[1]
         first = layouts[0]
@@ -119,15 +125,16 @@ class NativeStep:
     ) -> None:
         # Names keep what is copied here until the step is done.
         ids, places = input_ids.contiguous(), positions.contiguous()
-        table, slots = (
-            metadata.block_table.to(torch.int64).contiguous(),
-            metadata.slot_mapping.to(torch.int64).contiguous(),
-        )
+        both = [each for each in (metadata, metadata.window) if each is not None]
+        tables = [each.block_table.to(torch.int64).contiguous() for each in both]
+        slots = [each.slot_mapping.to(torch.int64).contiguous() for each in both]
         lens = torch.tensor([metadata.query_lens, metadata.seq_lens], dtype=torch.int32)
         step = StepStruct(
             ctypes.addressof(self._model),
-            *(part.data_ptr() for part in (ids, places, slots, table, lens[0], lens[1])),
-            *(out, chosen, table.stride(0), lens.shape[1], ids.shape[0]),
+            *(ids.data_ptr(), places.data_ptr()),
+            *(_BOTH(*(part.data_ptr() for part in parts)) for parts in (slots, tables)),
+            *(lens[0].data_ptr(), lens[1].data_ptr(), out, chosen),
+            *(tables[0].stride(0), lens.shape[1], ids.shape[0]),
         )
         succeeded = self._step(ctypes.byref(step), torch.get_num_threads())
         if self._group is not None:
@@ -139,6 +146,7 @@ def make_native_step(
     layouts: Sequence[KVLayout],
     k_cache: Sequence[torch.Tensor],
     v_cache: Sequence[torch.Tensor],
+    second: Sequence[bool] = (),
 ) -> NativeStep | None:
     """None for what the kernels do not know: weights that are not packed, layers of another kind,
     ranks that share no memory, no kernels.
@@ -147,11 +155,11 @@ def make_native_step(
     if library is None or not is_known(model, layouts):
         return None
     if not part_of(model).layers[0].attention.output.is_split:
-        return NativeStep(library, model, layouts, k_cache, v_cache)
+        return NativeStep(library, model, layouts, k_cache, v_cache, second=second)
     group = get_group(TENSOR_PARALLEL)
     if not isinstance(group, SharedMemoryGroup):
         return None
-    return NativeStep(library, model, layouts, k_cache, v_cache, group)
+    return NativeStep(library, model, layouts, k_cache, v_cache, group, second)
 
 
 def is_known(model: Any, layouts: Sequence[KVLayout]) -> bool:

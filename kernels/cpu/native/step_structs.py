@@ -52,7 +52,7 @@ class LayerStruct(ctypes.Structure):
         *(("shared", FeedForwardStruct), ("shared_gate", LinearStruct)),
         *((name, _POINTER) for name in ("cos", "signed_sin", "sinks", "k_cache", "v_cache")),
         *((name, _FLOAT) for name in ("multiplier", "scale", "softcap", "k_scale", "v_scale")),
-        *((name, _INT) for name in ("turned", "is_interleaved", "window", "cache_kind")),
+        *((name, _INT) for name in ("turned", "is_interleaved", "window", "table", "cache_kind")),
     ]
 
 
@@ -81,20 +81,9 @@ class ModelStruct(ctypes.Structure):
 
 class StepStruct(ctypes.Structure):
     _fields_ = [
-        *(
-            (name, _POINTER)
-            for name in (
-                "model",
-                "ids",
-                "positions",
-                "slots",
-                "table",
-                "query_lens",
-                "seq_lens",
-                "out",
-                "chosen",
-            )
-        ),
+        *((name, _POINTER) for name in ("model", "ids", "positions")),
+        *((name, _POINTER * 2) for name in ("slots", "tables")),
+        *((name, _POINTER) for name in ("query_lens", "seq_lens", "out", "chosen")),
         *(("table_stride", _LONG), ("requests", _INT), ("tokens", _INT)),
     ]
 
@@ -155,7 +144,7 @@ def layer_struct(
         *(k_cache.data_ptr(), v_cache.data_ptr(), layer.multiplier, layout.scale),
         *(layout.softcap or 0.0, layout.k_scale, layout.v_scale),
         *(turning[0].shape[-1] if turning else 0, attention.interleaved),
-        *(layout.window or 0, CACHE_KINDS[layout.cache_dtype]),
+        *(layout.window or 0, 0, CACHE_KINDS[layout.cache_dtype]),
     )
 
 
