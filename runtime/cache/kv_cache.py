@@ -161,12 +161,12 @@ class KVCache:
         there is no room.
         """
         wanted = self._pages_wanted(request, num_new)
-        missing = wanted - self.allocator.free_pages
-        if missing > self.radix.evictable_pages:
-            return False
-        if missing > 0:
-            self.radix.evict(missing)
         if wanted > 0:
+            missing = wanted - self.allocator.free_pages
+            if missing > self.radix.evictable_pages:
+                return False
+            if missing > 0:
+                self.radix.evict(missing)
             pages = self.allocator.allocate(wanted)
             if pages is None:
                 return False

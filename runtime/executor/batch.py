@@ -108,8 +108,9 @@ def build_batch(
         slots = table[owner, positions // page_size] * page_size + positions % page_size
         arrays += [table.astype(own, copy=False), slots.astype(own, copy=False)]
     num_tables = (len(arrays) - 3) // 2
-    states = [(request, request.state.number) for request, _ in scheduled if request.state]
-    if states:
+    states = []
+    if scheduled[0].request.state is not None:
+        states = [(request, request.state.number) for request, _ in scheduled if request.state]
         arrays.append(np.array([slot for _, slot in states]))
     if pending:
         rows = [scheduled[row].request.sampled_row for row in pending]
