@@ -142,17 +142,11 @@ class ModelRunner:
                 warm_up(self.model, attention, self.platform, longest=self.config.context_length)
         self.platform.end_trials()
         # Behind the first steps, which show what this machine computes with.
-        self._remarks = {**self.platform.remarks(self._layouts), **self.model.remarks()}
-        if self.pool.window is not None:
-            tokens = (self.pool.window_pages - 1) * self.page_size
-            self._remarks["windows"] = (
-                f"{tokens:,} tokens in the KV cache for layers that see {self.pool.window:,}"
-            )
-        if self.states is not None:
-            self._remarks["states"] = (
-                f"{self.states.num_slots - 1:,} of {self.states.slot_bytes / 2**20:.2f} MiB for "
-                "requests that run and prefixes that are kept, in the memory of the KV cache"
-            )
+        self._remarks = {
+            **self.platform.remarks(self._layouts),
+            **self.model.remarks(),
+            **self._cache_remarks(),
+        }
         self.graphs = GraphRunner(
             self.model, self.platform, self.config, attention, self.seen_lengths, ranks
         )
@@ -177,7 +171,7 @@ class ModelRunner:
         """The likeliest tokens [T] of a step, where they are found with its forward; None: nothing
         is done.
         """
-        return self.graphs.choose(batch)
+        return self.graphs.choose(batch) if self.states is None else None
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Logits [N, V] float32 of hidden [N, hidden], which every rank has; None on all but rank
@@ -334,6 +328,21 @@ class ModelRunner:
         packed = weight_bytes(self.model) * self._sharers
         packs = self.ranks.told(self.platform.packs_linear(packed))
         return replace(resolved, passes=str(PassConfig.parse(config.passes).settled(packs=packs)))
+
+    def _cache_remarks(self) -> dict[str, str]:
+        """What the summary says of layers that do not keep all of a text."""
+        remarks = {}
+        if self.pool.window is not None:
+            tokens = (self.pool.window_pages - 1) * self.page_size
+            remarks["windows"] = (
+                f"{tokens:,} tokens in the KV cache for layers that see {self.pool.window:,}"
+            )
+        if self.states is not None:
+            remarks["states"] = (
+                f"{self.states.num_slots - 1:,} of {self.states.slot_bytes / 2**20:.2f} MiB for "
+                "requests that run and prefixes that are kept, in the memory of the KV cache"
+            )
+        return remarks
 
     def _make_states(self, num_slots: int) -> StatePool | None:
         if not self._state_layouts:

@@ -148,7 +148,7 @@ def test_no_memory_for_the_state_of_one_request() -> None:
     window=st.integers(1, 2000),
     running=st.integers(1, 300),
     chunk=st.integers(1, 4096),
-    free=st.integers(3, 20_000),
+    free=st.integers(4, 20_000),
 )
 def test_windows_have_pages_for_one_request_and_a_chunk(
     layers_beside: int, window: int, running: int, chunk: int, free: int
