@@ -252,6 +252,7 @@ def test_dtype_is_the_one_the_weights_were_saved_in(tmp_path: Path, dtype: str) 
     assert ModelConfig.from_pretrained(make_tiny_model(tmp_path, dtype=dtype)).dtype == dtype
 
 
+LFM2 = {"model_type": "lfm2", "architectures": ["Lfm2ForCausalLM"], "num_hidden_layers": 2}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "activation": ({"hidden_act": "relu6"}, "activation 'relu6' is not supported; supported: silu"),
     "quantised": (
@@ -310,6 +311,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "layer_types must have an entry for each",
     ),
+    "layers of an unknown kind": (
+        {**LFM2, "layer_types": ["conv", "mamba"]},
+        "layer_types must be conv or full_attention, got 'mamba'",
+    ),
+    "no attention": ({**LFM2, "layer_types": ["conv", "conv"]}, "none of its layers has attention"),
+    "a convolution of one token": ({**LFM2, "conv_L_cache": 1}, "conv_L_cache must be 2 to 256"),
     "heads of no size": ({"num_attention_heads": 5, "head_dim": None}, "5 heads cannot share"),
     "architectures": ({"architectures": "LlamaForCausalLM"}, 'no "architectures"'),
     "encoder": (
