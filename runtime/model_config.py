@@ -5,18 +5,14 @@ brought to.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from .loader.files import config_eos_token_ids, no_model, read_json
-from .models.registry import (
-    FALLBACK,
-    ModelCode,
-    model_class,
-    model_type_of,
-)
+from .models.registry import FALLBACK, ModelCode, UnsupportedError, model_class, model_type_of
 from .quantization.registry import quantization_of
 from .rope_config import check_rope, number, rope_fields
 
@@ -97,7 +93,7 @@ class ModelConfig:
                 f"{self.head_dim}; fetch the model again"
             )
         if self.activation not in _ACTIVATIONS.values():
-            raise ValueError(
+            raise UnsupportedError(
                 f"the activation {self.activation!r} is not supported; supported: "
                 f"{', '.join(_ACTIVATIONS)}"
             )
@@ -122,10 +118,15 @@ class ModelConfig:
         try:
             ends = sorted(config_eos_token_ids(folder))
             if architecture == FALLBACK:
-                from .models.fallback import transformers_config
-
-                return transformers_config(folder, ends, trusted=code.trusted)
-            return _configured(architecture, content, ends)
+                return _of_transformers(folder, content, ends, code)
+            try:
+                return _configured(architecture, content, ends)
+            except UnsupportedError:
+                if code.impl != "auto":
+                    raise
+                with suppress(ValueError):
+                    return _of_transformers(folder, content, ends, code)
+                raise
         except ValueError as error:
             raise ValueError(f"{folder / 'config.json'}: {error}") from None
 
@@ -257,6 +258,15 @@ def check_size(name: str, value: int) -> None:
     most = _MOST.get(name, _MOST_OF_OTHERS)
     if not 0 <= value <= most:
         raise ValueError(f"{name} must be 0 to {most}, got {value!r:.60}; fetch the model again")
+
+
+def _of_transformers(
+    folder: Path, content: dict[str, Any], ends: list[int], code: ModelCode
+) -> ModelConfig:
+    from .models.fallback import transformers_config
+
+    model_type_of(FALLBACK, content)
+    return transformers_config(folder, ends, trusted=code.trusted)
 
 
 def _own_defaults(kind: type[ModelConfig]) -> dict[str, Any]:

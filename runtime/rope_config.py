@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .models.registry import UnsupportedError
+
 ROPE_PARAMETERS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -32,7 +34,7 @@ def rope_fields(
     `config`: all members. `takes_partial`: whether the model may turn a part of each head.
     """
     if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
-        raise ValueError(f"rope scaling {rope!r:.60} is not supported; choose another model")
+        raise UnsupportedError(f"rope scaling {rope!r:.60} is not supported; choose another model")
     rope = {"type": "default", **rope}
     old_name = rope.pop("type")
     rope_type = {"su": "longrope"}.get(kind := str(rope.pop("rope_type", old_name)), kind)
@@ -41,7 +43,7 @@ def rope_fields(
     if partial in (None, 1.0):
         rotary_dim = head_dim
     elif not takes_partial:
-        raise ValueError(
+        raise UnsupportedError(
             "rotary embedding of a part of each head (partial_rotary_factor) is not supported; "
             "choose another model"
         )
@@ -70,7 +72,7 @@ def check_rope(rope_type: str, scaling: Mapping[str, Any], rotary_dim: int) -> N
     """Raises `ValueError` for a type that there is not, and for what it lacks."""
     if rope_type not in ROPE_PARAMETERS:
         named = ", ".join(name for name in ROPE_PARAMETERS if name not in ("default", "divided"))
-        raise ValueError(
+        raise UnsupportedError(
             f"rope scaling of type {rope_type!r} is not supported ({named} are); "
             "without it the model serves up to its original context length"
         )

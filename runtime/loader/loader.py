@@ -28,7 +28,7 @@ from ..layers.parallel import WHOLE, Shard, split
 from ..layers.rotary import Rotary
 from ..model_config import ModelConfig
 from ..models.causal_lm import CausalLM
-from ..models.registry import ModelCode, model_class
+from ..models.registry import FALLBACK, ModelCode, model_class
 from ..progress import progress_bar
 from ..quantization.methods import (
     NOTHING_PACKED,
@@ -347,6 +347,10 @@ def _check_split(
             return error
         return None
 
+    if shard.size > 1 and config.architecture == FALLBACK:
+        raise ValueError(
+            "a model that transformers' code computes runs on one rank; leave --tp-size out"
+        )
     if shard.size > 1 and (error := lay_out(shard.size)) is not None:
         fits = next(size for size in range(shard.size - 1, 0, -1) if lay_out(size) is None)
         raise ValueError(f"{error}; take --tp-size {fits}")

@@ -308,9 +308,12 @@ class TransformersForCausalLM(CausalLM):
 
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
-        """As transformers reads them, who knows what checkpoints of its models call their tensors;
-        all of them lie in memory until they are loaded.
+        """As they are, where the files' names and shapes are those of the modules: each is read
+        once it is loaded. Else as transformers reads them, who knows what checkpoints of its models
+        call their tensors and brings them into other shapes; then all of them lie in memory.
         """
+        if (found := _read_by_name(config, tensors)) is not None:
+            return found
         disable_progress_bar()
         model = AutoModelForCausalLM.from_pretrained(
             config.folder,
@@ -326,6 +329,24 @@ class TransformersForCausalLM(CausalLM):
             for name, held in model.state_dict().items()
             if held.is_floating_point()
         ]
+
+
+def _read_by_name(config: Any, tensors: Sequence[StoredTensor]) -> list[StoredTensor] | None:
+    """None: they are not what the model calls its tensors."""
+    with torch.device("meta"):
+        model = _build(Path(config.folder), trusted=config.trusted)
+    state = model.state_dict().items()
+    wanted = {name: tuple(each.shape) for name, each in state if each.is_floating_point()}
+    prefix, heads = f"{model.base_model_prefix}.", _tied(model)
+    found = {}
+    for tensor in tensors:
+        name = tensor.name if tensor.name in wanted else f"{prefix}{tensor.name}"
+        if wanted.get(name) != tensor.shape or name in found:
+            return None
+        found[name] = tensor._replace(name=name)
+    if wanted.keys() - heads.keys() != found.keys() - heads.keys():
+        return None
+    return list(found.values())
 
 
 def _copy(held: torch.Tensor, target: torch.Tensor) -> None:

@@ -16,6 +16,7 @@ from ..layers.self_attention import SelfAttention
 from ..model_config import ModelConfig, patterned_windows
 from ..rope_config import number
 from .gemma2 import Gemma2Config, Gemma2ForCausalLM, query_scalar
+from .registry import UnsupportedError
 
 ARCHITECTURE = "Gemma3ForCausalLM"
 MODEL_TYPE = "gemma3_text"
@@ -107,7 +108,7 @@ def local_theta(config: Any, default: float | None) -> float | None:
     rope = rope_of_kind(vars(config), "sliding_attention")
     kind = rope.get("rope_type", "default") if isinstance(rope, dict) else rope
     if kind != "default":
-        raise ValueError(
+        raise UnsupportedError(
             f"rope scaling {kind!r:.60} of layers with a window is not supported; choose another "
             "model"
         )

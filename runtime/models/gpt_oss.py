@@ -18,6 +18,7 @@ from ..loader.experts import Merged, take_apart
 from ..model_config import ModelConfig, sliding_windows
 from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
 from .qwen3_moe import GGUF_EXPERTS
+from .registry import UnsupportedError
 
 ARCHITECTURE = "GptOssForCausalLM"
 MODEL_TYPE = "gpt_oss"
@@ -73,7 +74,7 @@ class GptOssForCausalLM(CausalLM):
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
         if config.swiglu_alpha != _STEEPNESS or not config.swiglu_limit > 0:
-            raise ValueError(
+            raise UnsupportedError(
                 f"gates with a swiglu_alpha of {config.swiglu_alpha} and a swiglu_limit of "
                 f"{config.swiglu_limit} are not supported; choose another model"
             )

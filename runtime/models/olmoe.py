@@ -18,6 +18,7 @@ from ..loader.experts import MERGED, take_apart
 from ..model_config import ModelConfig
 from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
 from .qwen3_moe import GGUF_EXPERTS
+from .registry import UnsupportedError
 
 ARCHITECTURE = "OlmoeForCausalLM"
 MODEL_TYPE = "olmoe"
@@ -49,7 +50,7 @@ class OlmoeForCausalLM(CausalLM):
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
         if config.clip_qkv is not None:
-            raise ValueError("clip_qkv is not supported; choose another model")
+            raise UnsupportedError("clip_qkv is not supported; choose another model")
         return {}
 
     @staticmethod

@@ -87,6 +87,10 @@ def find_model(*, architecture: str | None = None, gguf: str | None = None) -> M
     )
 
 
+class UnsupportedError(ValueError):
+    """What our own code does not compute of a model that it has; transformers' may."""
+
+
 FALLBACK = "TransformersForCausalLM"
 """The architecture of all that transformers' own code computes."""
 

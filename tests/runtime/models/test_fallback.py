@@ -14,6 +14,7 @@ from tiny_models import make_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from piecework import LLM, SamplingParams
+from piecework.runtime.layers.parallel import Shard
 from piecework.runtime.loader.check import check_model
 from piecework.runtime.loader.loader import load_model
 from piecework.runtime.model_config import ModelConfig
@@ -175,3 +176,33 @@ def test_without_the_fallback_other_architectures_are_refused(tmp_path: Path) ->
     path = make_tiny_model(tmp_path, "stablelm")
     with pytest.raises(ValueError, match="'StableLmForCausalLM' is not supported; supported: "):
         check_model(str(path), context_length=None, weights=True, code=ModelCode("piecework"))
+
+
+def test_weights_are_read_one_by_one_where_the_files_call_them_as_the_model_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_tiny_model(tmp_path, "stablelm", tie_word_embeddings=True)
+    whole = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).state_dict()
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
+    model = load_model(str(path), torch.float32, torch.device("cpu"), False, code=AUTO)
+    held = dict(model.named_parameters())
+    assert held and all(torch.equal(each, whole[name]) for name, each in held.items())
+
+
+def test_what_our_own_code_of_a_model_refuses_goes_to_transformers(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path, "olmoe", num_experts=4, num_experts_per_tok=2, clip_qkv=2.0)
+    config = ModelConfig.from_pretrained(path, code=AUTO)
+    assert config.architecture == FALLBACK
+    with pytest.raises(ValueError, match="clip_qkv is not supported"):
+        ModelConfig.from_pretrained(path, code=ModelCode("piecework"))
+    with pytest.raises(ValueError, match="runs on one rank; leave --tp-size out"):
+        load_model(
+            str(path), torch.float32, torch.device("cpu"), False, code=AUTO, shard=Shard(0, 2)
+        )
+    wanted = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    params = SamplingParams(temperature=0.0, max_new_tokens=4, ignore_eos=True)
+    llm = LLM(str(path), dtype="float32", max_total_tokens=512)
+    (done,) = llm.generate([PROMPT], params)
+    with torch.inference_mode():
+        said = wanted(torch.tensor([PROMPT + done.token_ids])).logits[0].argmax(-1)
+    assert done.token_ids == said[len(PROMPT) - 1 : -1].tolist()
