@@ -27,6 +27,8 @@ _WHOLE = (
 _MOST = {"num_hidden_layers": 10_000, "max_position_embeddings": 2**24}
 """Lists are made of layers, and tables of positions, before a file of weights is looked into."""
 _MOST_OF_OTHERS = 2**30
+_LONG_TABLE = 2**20
+"""Positions; pieces of graphs are made for the size of a table, so that most keep theirs."""
 _FLAGS = ("tie_word_embeddings", "use_sliding_window")
 _OPTIONAL = ("num_key_value_heads", "head_dim", "sliding_window")
 """Members of config.json: by their kind, and those that may be null."""
@@ -144,9 +146,13 @@ class ModelConfig:
             raise ValueError(f"{reader.path}: {error}") from None
 
     def within(self, context_length: int | None) -> ModelConfig:
-        """For texts of up to so many tokens, where the rotary frequencies depend on that: LongRoPE
-        has others for contexts within the original length.
+        """For texts of up to so many tokens, where the rotary frequencies depend on that, LongRoPE
+        having others for contexts within the original length, or where tables of all positions
+        would take gigabytes.
         """
+        longest = self.max_position_embeddings
+        if context_length is not None and context_length < longest and longest > _LONG_TABLE:
+            return replace(self, max_position_embeddings=context_length)
         original = self.rope_scaling.get("original_max_position_embeddings", 0)
         if self.rope_type != "longrope" or context_length is None or context_length > original:
             return self

@@ -19,10 +19,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from ...kernels.collectives import TENSOR_PARALLEL, all_reduce
+from ..models.registry import FALLBACK
 from .latent_attention import LatentAttention
 from .linear import CannotSplitError, Embedding, Linear, Stretch
 from .mlp import GatedMLP
-from .moe import FusedMoE
+from .moe import FusedMoE, SparseMoE
 from .norm import AllHeadsRMSNorm, LayerNorm
 from .self_attention import SelfAttention
 
@@ -56,9 +57,15 @@ WHOLE = Shard()
 
 
 def split(model: CausalLM, shard: Shard) -> None:
-    """Leave the model what `shard` holds. Raises `CannotSplitError`."""
+    """Leave the model what `shard` holds. Raises `CannotSplitError`, and `ValueError` where nothing
+    of it can be split.
+    """
     if shard.size == 1:
         return
+    if model.config.architecture == FALLBACK:
+        raise ValueError(
+            "a model that transformers' code computes runs on one rank; leave --tp-size out"
+        )
     has_experts = any(isinstance(module, FusedMoE) for module in model.modules())
     if shard.ep_size > 1 and not has_experts:
         raise ValueError(f"--ep-size {shard.ep_size}: the model has no experts; leave it out")
@@ -160,7 +167,9 @@ def _split_mlp(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
         raise CannotSplitError(f"{name}: {between} columns cannot be split over {size} ranks")
     rows = Stretch(shard.rank * each, each, between)
     layer.gate_up_proj.hold_rows(dict.fromkeys(layer.gate_up_proj.parts, rows))
-    _sum_over_ranks(layer.down_proj, rows)
+    layer.down_proj.hold_columns(rows)
+    if not _is_summand(model, name):
+        _sum_results(layer.down_proj)
 
 
 def _split_experts(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
@@ -175,7 +184,18 @@ def _split_experts(model: CausalLM, name: str, layer: Any, shard: Shard) -> None
         Shard(shard.rank // each, groups).equal(experts),
         Shard(shard.rank % each, each).equal(between),
     )
-    layer.register_forward_hook(lambda _, inputs, result: all_reduce(result, TENSOR_PARALLEL))
+    if not _is_summand(model, name):
+        _sum_results(layer)
+
+
+def _split_mixture(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
+    """What its experts give, and those that all tokens go through, is one sum."""
+    _sum_results(layer)
+
+
+def _is_summand(model: CausalLM, name: str) -> bool:
+    """Whether a module is part of a mixture, whose ranks' results become one sum."""
+    return isinstance(model.get_submodule(name.rpartition(".")[0]), SparseMoE)
 
 
 def _split_vocabulary(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
@@ -190,6 +210,7 @@ _RULES: dict[type[nn.Module], Callable[[CausalLM, str, Any, Shard], None]] = {
     SelfAttention: _split_attention,
     LatentAttention: _split_latent,
     GatedMLP: _split_mlp,
+    SparseMoE: _split_mixture,
     FusedMoE: _split_experts,
     Embedding: _split_vocabulary,
 }
@@ -203,6 +224,10 @@ def vocabulary_rows(vocab_size: int, shard: Shard) -> Stretch:
 
 def _sum_over_ranks(layer: Linear, columns: Stretch) -> None:
     layer.hold_columns(columns)
+    _sum_results(layer)
+
+
+def _sum_results(layer: nn.Module) -> None:
     layer.register_forward_hook(lambda _, inputs, result: all_reduce(result, TENSOR_PARALLEL))
 
 

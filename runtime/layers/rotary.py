@@ -12,6 +12,9 @@ from ...kernels import ops
 from ..model_config import ModelConfig
 from .rope_scaling import SCALINGS, Scaled
 
+_POSITIONS = 2**16
+"""Whose angles are computed at once."""
+
 
 class Rotation(NamedTuple):
     """cos, signed_sin [T, 1, R] of a step's positions, as `kernels.reference.rotary_embedding`
@@ -42,12 +45,14 @@ class Rotary(nn.Module):
         """To be called once all weights have their place: a configuration whose sizes are wrong
         fails at those, and before tables of such a size are computed.
         """
-        positions = torch.arange(len(self.cos), dtype=torch.float32, device="cpu")
         frequencies, factor = scaled_frequencies(self.config)
-        angles = torch.outer(positions, frequencies)
-        cos, sin = angles.cos() * factor, angles.sin() * factor
-        self.cos.copy_(torch.cat((cos, cos), -1)[:, None])
-        self.signed_sin.copy_(torch.cat((-sin, sin), -1)[:, None])
+        for begin in range(0, len(self.cos), _POSITIONS):
+            rows = slice(begin, min(begin + _POSITIONS, len(self.cos)))
+            positions = torch.arange(rows.start, rows.stop, dtype=torch.float32, device="cpu")
+            angles = torch.outer(positions, frequencies)
+            cos, sin = angles.cos() * factor, angles.sin() * factor
+            self.cos[rows] = torch.cat((cos, cos), -1)[:, None]
+            self.signed_sin[rows] = torch.cat((-sin, sin), -1)[:, None]
 
     def forward(self, positions: torch.Tensor) -> Rotation:
         return Rotation(self.cos[positions], self.signed_sin[positions])

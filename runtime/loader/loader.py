@@ -28,7 +28,7 @@ from ..layers.parallel import WHOLE, Shard, split
 from ..layers.rotary import Rotary
 from ..model_config import ModelConfig
 from ..models.causal_lm import CausalLM
-from ..models.registry import FALLBACK, ModelCode, model_class
+from ..models.registry import ModelCode, model_class
 from ..progress import progress_bar
 from ..quantization.methods import (
     NOTHING_PACKED,
@@ -293,12 +293,15 @@ def _copy_of(target: torch.Tensor, rows: Stretch | None = None) -> Place:
 
 
 def finish(model: nn.Module, kernels: LinearKernels | None, *, progress: bool) -> None:
-    """Bring each linear layer's weight into its last form, one after another."""
+    """Bring each linear layer's weight into its last form, one after another, and make tables."""
     shown = {"desc": "packing weights", "unit": " layers", "leave": False}
     linears = list(named_linears(model))
     for _, linear in progress_bar(linears, shown=progress and kernels is not None, **shown):
         linear.method.finish(linear, linear.usable(kernels))
     check_experts(model)
+    for module in model.modules():
+        if isinstance(module, Rotary) and not module.cos.is_meta:
+            module.fill()
 
 
 def hollow_model(
@@ -347,10 +350,6 @@ def _check_split(
             return error
         return None
 
-    if shard.size > 1 and config.architecture == FALLBACK:
-        raise ValueError(
-            "a model that transformers' code computes runs on one rank; leave --tp-size out"
-        )
     if shard.size > 1 and (error := lay_out(shard.size)) is not None:
         fits = next(size for size in range(shard.size - 1, 0, -1) if lay_out(size) is None)
         raise ValueError(f"{error}; take --tp-size {fits}")
@@ -388,9 +387,6 @@ def make_empty(
             model = make()
             split(model, shard)
             create_weights(model, choose(model))
-            for module in model.modules():
-                if isinstance(module, Rotary) and not module.cos.is_meta:
-                    module.fill()
             return model
     except RuntimeError as error:
         # torch has an exception of its own for this on a GPU, but not on a CPU.

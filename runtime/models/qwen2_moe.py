@@ -14,7 +14,7 @@ from torch import nn
 from ...kernels.step_parts import MixtureParts, part_of
 from ..layers.linear import Linear, StoredTensor
 from ..layers.mlp import GatedMLP
-from ..layers.moe import FusedMoE, Router, Routing
+from ..layers.moe import FusedMoE, Router, Routing, SparseMoE
 from ..layers.self_attention import SelfAttention
 from ..loader.experts import MERGED, one_row, take_apart
 from ..model_config import ModelConfig, sliding_windows
@@ -39,11 +39,10 @@ class Qwen2MoeConfig(ModelConfig):
     qkv_bias: bool = True
 
 
-class Qwen2MoeBlock(nn.Module):
+class Qwen2MoeBlock(SparseMoE):
     """The result of the shared expert is weighted by the sigmoid of one more product."""
 
     def __init__(self, config: Any) -> None:
-        super().__init__()
         size, shared = config.hidden_size, config.shared_expert_intermediate_size
         if shared < 1:
             raise ValueError(
@@ -53,13 +52,13 @@ class Qwen2MoeBlock(nn.Module):
         routing = Routing(
             config.num_experts, config.num_experts_per_tok, renormalized=config.norm_topk_prob
         )
-        self.gate = Router(size, routing)
-        self.experts = FusedMoE(
+        experts = FusedMoE(
             size,
             config.moe_intermediate_size,
             config.num_experts,
             activation=config.activation,
         )
+        super().__init__(Router(size, routing), experts)
         self.shared_expert = GatedMLP(size, shared)
         self.shared_expert_gate = Linear(size, 1)
 

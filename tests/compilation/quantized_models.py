@@ -18,7 +18,7 @@ from piecework.compilation.torch_private import Trace, trace
 from piecework.kernels import collectives, ops, reference
 from piecework.runtime.layers.attention import register_attention
 from piecework.runtime.layers.linear import Linear
-from piecework.runtime.loader.loader import empty_model
+from piecework.runtime.loader.loader import empty_model, finish
 from piecework.runtime.model_config import ModelConfig
 
 LAYERS = 2
@@ -103,6 +103,7 @@ def traced_model(folder: Path, architecture: str, scheme: str | None, *, ranks: 
     torch.manual_seed(1)
     for tensor in model.parameters():
         tensor.normal_()
+    finish(model, None, progress=False)
     if scheme is not None:
         for layer in (each for each in model.model.modules() if isinstance(each, Linear)):
             group = 0 if scheme.startswith("static") else 32 if "blocks" in scheme else 1 << 20

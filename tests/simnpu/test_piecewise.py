@@ -30,7 +30,7 @@ from piecework.kernels.platform import Platform
 from piecework.runtime.cache.pool import KVPool
 from piecework.runtime.executor.forward_context import ForwardContext, forward_context
 from piecework.runtime.layers.attention import register_attention
-from piecework.runtime.loader.loader import empty_model
+from piecework.runtime.loader.loader import empty_model, finish
 from piecework.runtime.models.llama import LlamaConfig
 
 SIZES = [4, 8, 16]
@@ -62,6 +62,7 @@ class Machine:
         self.model = empty_model(CONFIG, torch.float32, torch.device("cpu"))
         for parameter in self.model.parameters():
             parameter.normal_(0, 0.3)
+        finish(self.model, None, progress=False)
         self.model.to(self.device)
         layouts = self.model.kv_layouts(torch.float32)
         self.pool = KVPool(layouts, num_pages=PAGES, page_size=PAGE_SIZE, platform=platform)

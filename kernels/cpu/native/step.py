@@ -234,7 +234,7 @@ def _width(part: FeedForwardParts) -> int:
 
 def _knows_feed_forward(layer: LayerParts) -> bool:
     """Whether gates and ups lie in panels of their own, and experts are chosen as the kernels do
-    it. Ranks sum what experts give and what the others do apart.
+    it. Ranks make one sum of what experts and the others give, which no kernel does.
     """
     part = layer.feed_forward
     dense = _dense(layer)

@@ -5,14 +5,16 @@ architecture and member.
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tiny_models import make_tiny_model
 from transformers import AutoConfig
 
-from piecework.runtime.loader.loader import empty_model
+from piecework.runtime.loader.loader import empty_model, load_model
 from piecework.runtime.model_config import ModelConfig
 from piecework.runtime.models.registry import find_model, find_models
 from tests.runtime.models.variants import OTHERS
@@ -101,3 +103,21 @@ def test_sizes_that_no_machine_has_are_refused(tmp_path: Path) -> None:
     config = ModelConfig.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="too little memory for the weights"):
         empty_model(config, torch.float32, META)
+
+
+def test_tables_of_positions_are_made_behind_the_weights(tmp_path: Path) -> None:
+    """A long context in a config.json that fits no weights costs no memory."""
+    path = make_tiny_model(tmp_path)
+    content = json.loads((path / "config.json").read_text())
+    changed = content | {"max_position_embeddings": 2**24, "hidden_size": 128}
+    (path / "config.json").write_text(json.dumps(changed))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match="has shape"):
+        load_model(str(path), torch.float32, torch.device("cpu"), False)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**19
+
+
+def test_a_long_table_ends_with_the_context_that_is_served(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path, max_position_embeddings=2**23)
+    model = load_model(str(path), torch.float32, torch.device("cpu"), False, context_length=1000)
+    assert len(model.model.rotaries[0].cos) == 1000
