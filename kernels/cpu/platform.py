@@ -28,7 +28,8 @@ from .native import ops as native_ops
 from .native.attention import NativeAttention, native_or_torch
 from .native.build import load_kernels, runnable_variants
 from .native.instruction_sets import instruction_sets
-from .native.linear import NativeLinear, native_linear
+from .native.linear import NativeLinear
+from .native.matrix_units import panels_pay
 from .native.step import make_native_step
 from .shared_memory import NoSharedMemory, shared_memory_group
 
@@ -184,12 +185,11 @@ class CpuPlatform(Platform):
         # Who asks for torch's attention wants transformers' arithmetic, all of it.
         if dtype != torch.bfloat16 or not isinstance(backend, NativeAttention):
             return None
-        # oneDNN's kernels for matrix units are several times as fast as any on vectors, but take
-        # no quantised weights.
-        has_matrix_units = "amx_bf16" in instruction_sets()
-        if not _has_vectors():
+        library = load_kernels() if _has_vectors() else None
+        if library is None:
             return None
-        return native_linear(packs_numbers=not has_matrix_units, activations=cpu_activations)
+        packs_numbers = panels_pay(library)
+        return NativeLinear(library, packs_numbers=packs_numbers, activations=cpu_activations)
 
     def packs_linear(self, weight_bytes: int) -> bool:
         return 4 * weight_bytes <= self.memory().total and packed_linear.is_available()

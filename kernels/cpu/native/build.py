@@ -74,8 +74,16 @@ _HAS_AVX512_BF16 = _HAS_AVX512_VNNI | {"avx512_bf16"}
 _NEON = frozenset({"asimd"})
 _HAS_DOTPROD = _NEON | {"asimdhp", "asimddp"}
 
+_AVX512_FP16 = (*_AVX512_BF16, "-mavx512fp16")
+_HAS_AVX512_FP16 = _HAS_AVX512_BF16 | {"avx512_fp16"}
+
 VARIANTS = (
-    Variant("avx512_fp16", _HAS_AVX512_BF16 | {"avx512_fp16"}, (*_AVX512_BF16, "-mavx512fp16")),
+    Variant(
+        "amx",
+        _HAS_AVX512_FP16 | {"amx_tile", "amx_bf16", "amx_int8"},
+        (*_AVX512_FP16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    ),
+    Variant("avx512_fp16", _HAS_AVX512_FP16, _AVX512_FP16),
     Variant("avx512_bf16", _HAS_AVX512_BF16, _AVX512_BF16),
     Variant("avx512_vnni", _HAS_AVX512_VNNI, _AVX512_VNNI),
     Variant("avx512", _HAS_AVX512, _AVX512),
@@ -221,7 +229,8 @@ def _build(compiler: str, variant: Variant, openmp: OpenMP, library: Path) -> No
         _run([compiler, *variant.flags, "-fsyntax-only", "-x", "c++", os.devnull], environment)
         print(f"building the CPU kernels ({variant.name})", file=sys.stderr, flush=True)
         flags = [*_FLAGS, *variant.flags, *openmp.compile]
-        sources = sorted(_SOURCES.glob("*.cpp"))
+        # The largest first, so that no thread is left with one at the end.
+        sources = sorted(_SOURCES.glob("*.cpp"), key=lambda source: -source.stat().st_size)
         objects = [f"{folder}/{source.stem}.o" for source in sources]
         commands = [
             [compiler, *flags, "-c", str(source), "-o", made]

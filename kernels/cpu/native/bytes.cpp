@@ -3,6 +3,7 @@
 // Most instructions that multiply four pairs of bytes at once take one of them without a sign. It is the weight, to which 128 was added when
 // it was packed, so that x needs no change but a sum of its columns: kWeightShift times that is taken from each result.
 #include "linear.h"
+#include "tiles.h"
 #include "weights.h"
 
 namespace piecework {
@@ -42,6 +43,24 @@ void byte_products(const uint8_t* panel, const byte* x, int groups, const int32_
   }
 }
 
+// What follows the numbers of a row's block.
+inline const int32_t* corrections_of(const byte* block) { return reinterpret_cast<const int32_t*>(block + kColumnsAtOnce); }
+
+// c [tokens][32] = or += the same by tiles, of `steps` of them from column `begin` of the rows' block on.
+void tile_products(const uint8_t* panel, const byte* rows, int begin, int steps, int segment, int tokens, float* c, bool adds) {
+  static thread_local Aligned<int32_t> sums;
+  sums.resize(static_cast<size_t>(tokens) * kPanel);
+  const auto* x = reinterpret_cast<const uint8_t*>(rows + begin);
+  amx::multiply<false>(panel, x, kStrideOf<byte> * sizeof(byte), steps, tokens, sums.data(), false);
+  for (int t = 0; t < tokens; ++t, c += kPanel) {
+    const int32_t correction = corrections_of(rows + t * kStrideOf<byte>)[segment];
+    for (int i = 0; i < kPanel; i += kLanes) {
+      const floats made = __builtin_convertvector(load<ints>(sums.data() + t * kPanel + i) + correction, floats);
+      store(c + i, adds ? load<floats>(c + i) + made : made);
+    }
+  }
+}
+
 }  // namespace
 
 void set_bytes(const int8_t* values, int count, byte* to, int32_t* corrections) {
@@ -65,17 +84,27 @@ void set_bytes(const int8_t* values, int count, byte* to, int32_t* corrections) 
 }
 
 void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const RowsOf<byte>& x, const Span& span, float* to, bool adds) {
-  const int blocks = (span.tokens + kBlockRows - 1) / kBlockRows, size = (span.tokens + blocks - 1) / blocks;
-  const int groups = (span.columns + kColumns - 1) / kColumns;
   const int segment = x.groups > 1 ? 1 + span.begin % kColumnsAtOnce / kScaledColumns : 0;
   panel += group_bytes(linear.format, span.begin);
+  int begin = span.begin % kColumnsAtOnce;
+  const int end = begin + span.columns;
+  if (amx::kHasTiles && kHasByteDots && span.tokens >= amx::kLeastRows && span.columns >= amx::kTileBytes && amx::are_usable()) {
+    const int steps = span.columns / amx::kTileBytes;
+    const byte* rows = x.at(span.begin / kColumnsAtOnce, span.first);
+    tile_products(panel, rows, begin, steps, segment, span.tokens, to, adds);
+    begin += steps * amx::kTileBytes, panel += steps * amx::kTileBytes * kPanel, adds = true;
+    if (begin == end) return;
+  }
+  const bool is_rest = begin > span.begin % kColumnsAtOnce;  // of columns whose correction is made
+  const int blocks = (span.tokens + kBlockRows - 1) / kBlockRows, size = (span.tokens + blocks - 1) / blocks;
+  const int groups = (end - begin + kColumns - 1) / kColumns;
   for (int t = 0; t < span.tokens; t += size, to += size * kPanel)
     with_constant<kBlockRows>(std::min(size, span.tokens - t), [&](auto rows) {
       const byte* block = x.at(span.begin / kColumnsAtOnce, span.first + t);
       int32_t corrections[rows];
       for (int r = 0; r < rows; ++r)
-        corrections[r] = reinterpret_cast<const int32_t*>(block + r * kStrideOf<byte> + kColumnsAtOnce)[segment];
-      byte_products<rows>(panel, block + span.begin % kColumnsAtOnce, groups, corrections, to, adds);
+        corrections[r] = is_rest ? 0 : corrections_of(block + r * kStrideOf<byte>)[segment];
+      byte_products<rows>(panel, block + begin, groups, corrections, to, adds);
     });
 }
 

@@ -1,5 +1,6 @@
 // The products of linear.h by dot products of bfloat16, where the CPU has them.
 #include "linear.h"
+#include "tiles.h"
 #include "weights.h"
 
 namespace piecework {
@@ -54,8 +55,6 @@ void narrow_panel(const uint8_t* panel, int groups, uint32_t* out) {
 }  // namespace
 
 void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const RowsOf<bf16>& x, const Span& span, float* to, bool adds) {
-  const int blocks = (span.tokens + kBlockRows - 1) / kBlockRows, size = (span.tokens + blocks - 1) / blocks;
-  const int pairs = (span.columns + 1) / 2;
   panel += group_bytes(linear.format, span.begin);
   const uint32_t* weights = reinterpret_cast<const uint32_t*>(panel);
   if (linear.format != kBf16) {
@@ -65,9 +64,20 @@ void Multiplier::multiply(const Linear& linear, const uint8_t* panel, const Rows
       narrow_panel<decltype(kind)>(panel, (span.columns + kind.kColumns - 1) / kind.kColumns, pairs_.data());
     });
   }
+  int begin = span.begin;
+  if (amx::kHasTiles && span.tokens >= amx::kLeastRows && amx::are_usable()) {
+    constexpr int kColumns = amx::kTileBytes / sizeof(bf16);
+    const int steps = span.columns / kColumns;
+    const auto* rows = reinterpret_cast<const uint8_t*>(x.columns(span.first, begin));
+    if (steps > 0) amx::multiply<true>(reinterpret_cast<const uint8_t*>(weights), rows, kStrideOf<bf16> * sizeof(bf16), steps, span.tokens, to, adds);
+    begin += steps * kColumns, weights += steps * kColumns / 2 * kPanel, adds |= steps > 0;
+  }
+  const int pairs = (span.begin + span.columns - begin + 1) / 2;
+  if (pairs == 0) return;
+  const int blocks = (span.tokens + kBlockRows - 1) / kBlockRows, size = (span.tokens + blocks - 1) / blocks;
   for (int t = 0; t < span.tokens; t += size, to += size * kPanel)
     with_constant<kBlockRows>(std::min(size, span.tokens - t), [&](auto rows) {
-      dot_products<rows>(weights, x.columns(span.first + t, span.begin), pairs, to, adds);
+      dot_products<rows>(weights, x.columns(span.first + t, begin), pairs, to, adds);
     });
 }
 

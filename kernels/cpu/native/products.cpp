@@ -5,6 +5,8 @@
 namespace piecework {
 namespace {
 
+// Rows are unrolled by pragmas: as lambdas of `unrolled` they take compilers half as long again.
+
 // c [R][32] = or += the products of groups of a panel with as many columns of R rows of x, kStride apart.
 template <class Kind, int R>
 void products(const uint8_t* panel, const float* x, int groups, float* c, bool adds) {
@@ -12,26 +14,29 @@ void products(const uint8_t* panel, const float* x, int groups, float* c, bool a
   for (int part = 0; part < kParts; ++part) {
     floats sums[kChains][R][2] = {};
     if (adds)
-      unrolled<R>([&](auto r) __attribute__((always_inline)) {
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) {
         sums[0][r][0] = load<floats>(c + r * kPanel + part * kWide);
         sums[0][r][1] = load<floats>(c + r * kPanel + part * kWide + kLanes);
-      });
+      }
     const float* next = x;
     for (int g = 0; g < groups; ++g, next += Kind::kColumns) {
       const uint8_t* group = panel + static_cast<int64_t>(g) * Kind::kBytes;
       prefetch(group, Kind::kBytes);
       Kind::each(group, part, [&](int begin, auto i, floats a, floats b) __attribute__((always_inline)) {
-        unrolled<R>([&](auto r) __attribute__((always_inline)) {
+#pragma GCC unroll 12
+        for (int r = 0; r < R; ++r) {
           sums[i % kChains][r][0] += next[r * kStride + begin + i] * a;
           sums[i % kChains][r][1] += next[r * kStride + begin + i] * b;
-        });
+        }
       });
     }
-    unrolled<R>([&](auto r) __attribute__((always_inline)) {
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
       for (int chain = 1; chain < kChains; ++chain) sums[0][r][0] += sums[chain][r][0], sums[0][r][1] += sums[chain][r][1];
       store(c + r * kPanel + part * kWide, sums[0][r][0]);
       store(c + r * kPanel + part * kWide + kLanes, sums[0][r][1]);
-    });
+    }
   }
 }
 
@@ -46,10 +51,11 @@ void scaled_products(const uint8_t* panel, const float* x, const float* x_sums, 
     const int row = part * kWide;
     floats totals[R][2] = {};
     if (adds)
-      unrolled<R>([&](auto r) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+      for (int r = 0; r < R; ++r) {
         totals[r][0] = load<floats>(c + r * kPanel + row);
         totals[r][1] = load<floats>(c + r * kPanel + row + kLanes);
-      });
+      }
     const float *next = x, *next_sums = x_sums;
     for (int b = 0; b < blocks; ++b) {
       const uint8_t *block = panel + static_cast<int64_t>(b) * Kind::kBytes, *scales = Kind::scales(block);
@@ -59,28 +65,31 @@ void scaled_products(const uint8_t* panel, const float* x, const float* x_sums, 
           floats sums[kChains][R][2] = {};
           Kind::Numbers::template each<g * Scales::kColumns, (g + 1) * Scales::kColumns>(
               Kind::unit(block, u), row, [&](int begin, auto i, floats v, floats w) __attribute__((always_inline)) {
-                unrolled<R>([&](auto r) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+                for (int r = 0; r < R; ++r) {
                   sums[i % kChains][r][0] += next[r * kStride + begin + i] * v;
                   sums[i % kChains][r][1] += next[r * kStride + begin + i] * w;
-                });
+                }
               });
           unrolled<2>([&](auto half) __attribute__((always_inline)) {
             const int group = u * Kind::kGroups + g, at = row + half * kLanes;
             const floats scale = Scales::scale(scales, group, at);
-            unrolled<R>([&](auto r) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+            for (int r = 0; r < R; ++r) {
               for (int chain = 1; chain < kChains; ++chain) sums[0][r][half] += sums[chain][r][half];
               totals[r][half] += sums[0][r][half] * scale;
               if constexpr (Scales::kHasMinimum) totals[r][half] += next_sums[r] * Scales::minimum(scales, group, at);
-            });
+            }
           });
           next_sums += R;
         });
       }
     }
-    unrolled<R>([&](auto r) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+    for (int r = 0; r < R; ++r) {
       store(c + r * kPanel + row, totals[r][0]);
       store(c + r * kPanel + row + kLanes, totals[r][1]);
-    });
+    }
   }
 }
 

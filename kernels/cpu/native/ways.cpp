@@ -2,6 +2,7 @@
 #include <chrono>
 
 #include "linear.h"
+#include "tiles.h"
 #include "weights.h"
 
 namespace piecework {
@@ -53,7 +54,7 @@ Way fastest_way() {
 
 // Rows for which it pays to make the weights bfloat16 or float16 first.
 int least_rows(Way way, int32_t format) {
-  if (way == kDots) return 24;
+  if (way == kDots) return amx::are_usable() ? amx::kLeastRows : 24;
   return format == kBf16 ? 20 : 6;
 }
 
