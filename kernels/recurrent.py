@@ -8,7 +8,7 @@ Rows of a step's tensors that its `StatePlan` leaves out pad it, and become zero
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -24,6 +24,9 @@ from .recurrent_steps import (
 from .state_plan import CHUNK, Prompts, StatePlan
 
 Computed = Callable[..., torch.Tensor]
+
+_ON_CPU = 2
+"""Chunks that are computed together there."""
 
 
 def causal_conv(
@@ -141,9 +144,14 @@ def _conv_prompts(
     taps = prompts.taps(weight.shape[1])
     old = states.index_select(0, prompts.slots)
     rows, columns = torch.cat((old.flatten(0, 1), x)), weight.t()
-    result = rows.index_select(0, taps.read[0]) * columns[0]
-    for read, column in zip(taps.read[1:], columns[1:], strict=True):
-        result.addcmul_(rows.index_select(0, read).float(), column)
+    wide = rows.float()
+    if len(prompts.lens) == 1:
+        read = [wide[place : place + len(x)] for place in range(len(columns))]
+    else:
+        read = [wide.index_select(0, each) for each in taps.read]
+    result = read[0] * columns[0]
+    for each, column in zip(read[1:], columns[1:], strict=True):
+        result.addcmul_(each, column)
     put(states, prompts.slots, rows.index_select(0, taps.kept).view(old.shape))
     return result if bias is None else result + bias
 
@@ -161,30 +169,30 @@ def _ssd_chunks(
     to [tokens, H, P]. Within a chunk tokens see one another as in attention, with products of
     decays in the place of a softmax (section 6 of the paper).
     """
-    n, groups, numbers = len(prompts.tokens), *b.shape[1:]
-    dt = dt[prompts.tokens] * prompts.valid[..., None]
-    decay = (dt * a).transpose(1, 2).cumsum(-1)
-    # [n, H, Q, P]; [n, G, Q, N]
-    values = (x[prompts.tokens] * dt[..., None]).transpose(1, 2)
-    b, c = b[prompts.tokens].transpose(1, 2), c[prompts.tokens].transpose(1, 2)
-    scores = (c @ b.mT).repeat_interleave(x.shape[1] // groups, 1) * _pairwise(decay)
-    y = (scores @ values).transpose(1, 2)
-    # Heads of a group are rows of one product, for they share b and c.
-    left = values * (decay[..., -1:] - decay).exp()[..., None]
-    added = (left.mT.reshape(n, groups, -1, CHUNK) @ b).view(n, *states.shape[1:])
-    lasting = decay[..., -1].exp()[..., None, None]
-    before = torch.empty_like(added)
-    kept, first = states.index_select(0, prompts.slots), 0
-    for state, stop in zip(kept, prompts.stops, strict=True):
-        for chunk in range(first, stop):
-            before[chunk] = state
-            torch.addcmul(added[chunk], lasting[chunk], state, out=state)
-        first = stop
+    groups, numbers = b.shape[1:]
+    kept, found = states.index_select(0, prompts.slots), []
+    for tokens, valid, owners in _parts(prompts):
+        n = len(owners)
+        steps = dt[tokens] * valid[..., None]
+        decay = (steps * a).transpose(1, 2).cumsum(-1)
+        # [n, H, Q, P]; [n, G, Q, N]
+        values = (x[tokens] * steps[..., None]).transpose(1, 2)
+        keys, queries = b[tokens].transpose(1, 2), c[tokens].transpose(1, 2)
+        scores = (queries @ keys.mT).repeat_interleave(x.shape[1] // groups, 1) * _pairwise(decay)
+        y = (scores @ values).transpose(1, 2)
+        # Heads of a group are rows of one product, for they share b and c.
+        left = values * (decay[..., -1:] - decay).exp()[..., None]
+        added = (left.mT.reshape(n, groups, -1, CHUNK) @ keys).view(n, *states.shape[1:])
+        lasting = decay[..., -1].exp()[..., None, None]
+        before = torch.empty_like(added)
+        for chunk, owner in enumerate(owners):
+            before[chunk] = kept[owner]
+            torch.addcmul(added[chunk], lasting[chunk], before[chunk], out=kept[owner])
+        seen = queries @ before.view(n, groups, -1, numbers).mT
+        seen = seen.transpose(1, 2).reshape(y.shape)
+        found.append(torch.addcmul(y, seen, decay.exp().transpose(1, 2)[..., None]))
     put(states, prompts.slots, kept)
-    seen = c @ before.view(n, groups, -1, numbers).mT
-    seen = seen.transpose(1, 2).reshape(y.shape)
-    y = torch.addcmul(y, seen, decay.exp().transpose(1, 2)[..., None])
-    return y.flatten(0, 1).index_select(0, prompts.places)
+    return torch.cat(found).flatten(0, 1).index_select(0, prompts.places)
 
 
 def _delta_chunks(
@@ -200,32 +208,45 @@ def _delta_chunks(
     decay and beta [tokens, H] to [tokens, H, P]. What the tokens of a chunk write depends on what
     those before them wrote: a triangular system a chunk (section 3 of the paper).
     """
-    times, valid = v.shape[1] // q.shape[1], prompts.valid[..., None]
-    decay = (decay[prompts.tokens] * valid).transpose(1, 2).cumsum(-1)
-    beta = (beta[prompts.tokens] * valid).transpose(1, 2)[..., None]
-    q, k = (each[prompts.tokens].transpose(1, 2) for each in (q, k))
-    pairwise = _pairwise(decay)
-    # [n, H, Q, Q]
-    attends = (q @ k.mT).repeat_interleave(times, 1) * pairwise
-    system = (k @ k.mT).repeat_interleave(times, 1) * pairwise * beta
-    # [n, H, Q, N] and [n, H, Q, P]
-    q, k = (each.repeat_interleave(times, 1) for each in (q, k))
-    v, grown = v[prompts.tokens].transpose(1, 2), decay.exp()[..., None]
-    wanted = torch.cat((v, k * grown), dim=-1) * beta
-    solved = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
-    written, read = solved.tensor_split([v.shape[-1]], dim=-1)
-    q, left = q * grown, (k * (decay[..., -1:] - decay).exp()[..., None]).mT
-    lasting = decay[..., -1].exp()[..., None, None]
-    y = torch.empty_like(written)
-    kept, first = states.index_select(0, prompts.slots), 0
-    for state, stop in zip(kept, prompts.stops, strict=True):
-        for chunk in range(first, stop):
+    times, size = v.shape[1] // q.shape[1], v.shape[2]
+    kept, found = states.index_select(0, prompts.slots), []
+    for tokens, valid, owners in _parts(prompts):
+        sums = (decay[tokens] * valid[..., None]).transpose(1, 2).cumsum(-1)
+        rates = (beta[tokens] * valid[..., None]).transpose(1, 2)[..., None]
+        queries, keys = (each[tokens].transpose(1, 2) for each in (q, k))
+        pairwise = _pairwise(sums)
+        # [n, H, Q, Q]
+        attends = (queries @ keys.mT).repeat_interleave(times, 1) * pairwise
+        system = (keys @ keys.mT).repeat_interleave(times, 1) * pairwise.mul_(rates)
+        # [n, H, Q, N] and [n, H, Q, P]
+        queries, keys = (each.repeat_interleave(times, 1) for each in (queries, keys))
+        grown = sums.exp()[..., None]
+        wanted = torch.cat((v[tokens].transpose(1, 2), keys * grown), dim=-1).mul_(rates)
+        solved = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+        written, read = solved.tensor_split([size], dim=-1)
+        queries = queries * grown
+        left = (keys * (sums[..., -1:] - sums).exp()[..., None]).mT
+        lasting = sums[..., -1].exp()[..., None, None]
+        y = torch.empty_like(written)
+        for chunk, owner in enumerate(owners):
+            state = kept[owner]
             new = written[chunk] - read[chunk] @ state
-            y[chunk] = q[chunk] @ state + attends[chunk] @ new
+            y[chunk] = torch.baddbmm(queries[chunk] @ state, attends[chunk], new)
             torch.baddbmm(lasting[chunk] * state, left[chunk], new, out=state)
-        first = stop
+        found.append(y.transpose(1, 2))
     put(states, prompts.slots, kept)
-    return y.transpose(1, 2).flatten(0, 1).index_select(0, prompts.places)
+    return torch.cat(found).flatten(0, 1).index_select(0, prompts.places)
+
+
+def _parts(prompts: Prompts) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[int]]]:
+    """Tokens, `valid` and owners of the chunks that are computed together: on a CPU few, whose
+    numbers its caches hold.
+    """
+    count = len(prompts.owners)
+    together = _ON_CPU if prompts.tokens.device.type == "cpu" else count
+    for begin in range(0, count, together):
+        part = slice(begin, begin + together)
+        yield prompts.tokens[part], prompts.valid[part], prompts.owners[part]
 
 
 def _pairwise(decay: torch.Tensor) -> torch.Tensor:

@@ -30,8 +30,8 @@ class Taps(NamedTuple):
 
 @dataclass(slots=True)
 class Prompts:
-    """Requests with several new tokens: `rows` of the step are theirs, their states lie at `slots`,
-    and each one's chunks end at one of `stops`.
+    """Requests with several new tokens: `rows` of the step are theirs, and their states lie at
+    `slots`. `owners`: of each chunk, whose it is of them.
 
     Chunks [n, CHUNK] hold tokens, counted from the first prompt's first: `tokens`; `valid` is 0
     where a prompt has ended, so that what stands there (a token of its own) changes no state;
@@ -41,7 +41,7 @@ class Prompts:
     lens: list[int]
     rows: torch.Tensor
     slots: torch.Tensor
-    stops: list[int]
+    owners: list[int]
     tokens: torch.Tensor
     valid: torch.Tensor
     places: torch.Tensor
@@ -72,13 +72,13 @@ def plan_states(query_lens: Sequence[int], slots: torch.Tensor) -> StatePlan:
     if single.all():
         return StatePlan(len(lens), slots, None, None)
     starts = lens.cumsum() - lens
-    tokens, valid, stops = [], [], [0]
+    tokens, valid, owners = [], [], []
     begin = 0
-    for length in lens[~single].tolist():
+    for owner, length in enumerate(lens[~single].tolist()):
         inside = np.arange(-(-length // CHUNK) * CHUNK)
         tokens.append(begin + np.where(inside < length, inside, 0))
         valid.append(inside < length)
-        stops.append(stops[-1] + len(inside) // CHUNK)
+        owners += [owner] * (len(inside) // CHUNK)
         begin += length
     is_valid = np.concatenate(valid)
     arrays = [
@@ -95,7 +95,7 @@ def plan_states(query_lens: Sequence[int], slots: torch.Tensor) -> StatePlan:
         lens=lens[~single].tolist(),
         rows=prompt_rows,
         slots=slots.index_select(0, requests),
-        stops=stops[1:],
+        owners=owners,
         tokens=chunks[0],
         valid=chunks[1],
         places=chunks[2],
