@@ -275,9 +275,11 @@ class KVCache:
             if blocks is None:
                 return False
             (request.state,) = blocks
+        # A plan that was made anew may end elsewhere.
+        states.let_go(request.snapshot or HOLE)
+        request.snapshot = None
         if (
             self._snapshot_tokens is not None
-            and request.snapshot is None
             and end % self.page_size == 0
             and end - request.saved_at >= self._snapshot_tokens
         ):

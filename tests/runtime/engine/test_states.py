@@ -20,8 +20,10 @@ from toy_runner import (
     tokens,
 )
 
+from piecework.runtime.cache.kv_cache import KVCache
 from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.engine.messages import GenerateRequest
+from piecework.runtime.engine.request import Request
 from piecework.runtime.sampling.params import SamplingParams
 
 
@@ -123,3 +125,17 @@ def test_snapshots_give_way_to_requests_that_run() -> None:
     assert len(drain(core)) == 3
     core.flush_cache()
     assert core._cache.states is not None and core._cache.states.available == 3
+
+
+def test_a_step_that_is_planned_anew_and_ends_elsewhere_takes_no_snapshot() -> None:
+    cache = KVCache(20, 4, share_prefixes=True, state_slots=4, snapshot_tokens=4)
+    params = SamplingParams(max_new_tokens=1)
+    message = GenerateRequest(rid="r", input_ids=list(range(10)), params=params)
+    request = Request(message, seed=0, stop_ids=frozenset(), max_tokens=11)
+    cache.attach(request)
+    for planned in (8, 7):
+        assert cache.reserve(request, planned)
+        assert (request.snapshot is not None) == (planned == 8)
+        cache.check([request])
+    cache.advance(request, 7)
+    assert not request.saved
