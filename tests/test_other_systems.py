@@ -9,13 +9,28 @@ from pathlib import Path
 import pytest
 from tiny_models import make_tiny_model
 
-_WITHOUT = (
-    # psutil takes `resource` for granted where it finds Linux.
-    "import os, signal, sys, psutil\n"
-    "sys.modules.update(dict.fromkeys(['fcntl', 'resource']))\n"
-    "for module, name in ((os, 'sched_getaffinity'), (os, 'nice'), (signal, 'pthread_sigmask')):\n"
-    "    delattr(module, name)\n"
-)
+_WITHOUT = """
+# psutil takes `resource` for granted where it finds Linux.
+import builtins, io, os, signal, socket, sys, psutil
+sys.modules.update(dict.fromkeys(["fcntl", "resource", "termios", "pwd", "grp"]))
+for module, names in {
+    os: "sched_getaffinity sched_setaffinity nice fork memfd_create getuid geteuid setsid killpg",
+    signal: "pthread_sigmask SIGKILL SIGHUP",
+    socket: "AF_UNIX",
+}.items():
+    for name in names.split():
+        delattr(module, name)
+
+given = io.open
+
+def open_here(path, *arguments, **options):
+    asks = sys._getframe(1).f_code.co_filename
+    if str(path).startswith(("/proc", "/sys")) and "psutil" not in asks:
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+    return given(path, *arguments, **options)
+
+builtins.open = io.open = open_here
+"""
 
 
 def run_without(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -47,6 +62,13 @@ def test_the_engine_runs_without_affinity_masks_file_locks_and_resource_limits(
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["4"]
+
+
+def test_the_command_line_tells_of_itself() -> None:
+    done = run_without(
+        "sys.argv = ['piecework', '--help']\nfrom piecework.cli.main import main\nsys.exit(main())"
+    )
+    assert (done.returncode, done.stderr) == (0, "") and "serve" in done.stdout
 
 
 def test_the_native_kernels_are_built_without_file_locks(
