@@ -27,7 +27,7 @@ from piecework.runtime.engine.request import Request
 from piecework.runtime.sampling.params import SamplingParams
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(
     jobs=jobs_of_several,
     sizes=sizes_of_all_kinds,
