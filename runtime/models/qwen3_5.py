@@ -13,7 +13,7 @@ from ..layers.linear import FusedLinear, StoredTensor
 from ..loader.checkpoint import TEXT_ALONE, renamed
 from ..model_config import ModelConfig
 from .causal_lm import CausalLM
-from .qwen3_next import Qwen3NextConfig, Qwen3NextForCausalLM
+from .qwen3_next import ApartDeltaNet, Qwen3NextConfig, Qwen3NextForCausalLM
 
 ARCHITECTURE = "Qwen3_5ForCausalLM"
 MODEL_TYPE = "qwen3_5_text"
@@ -24,21 +24,15 @@ class Qwen3_5Config(Qwen3NextConfig):
     num_experts: int = 0
 
 
-class SplitDeltaNet(GatedDeltaNet):
+class SplitDeltaNet(ApartDeltaNet):
     def __init__(self, layer: int, hidden_size: int, sizes: DeltaSizes, eps: float) -> None:
         super().__init__(layer, hidden_size, sizes, eps)
-        self.in_proj_qkvz = FusedLinear(
-            hidden_size, {"in_proj_qkv": 2 * sizes.keys + sizes.values, "in_proj_z": sizes.values}
-        )
         heads = sizes.value_heads
         self.in_proj_ba = FusedLinear(hidden_size, {"in_proj_b": heads, "in_proj_a": heads})
 
-    def project(
-        self, x: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        qkv, z = self.in_proj_qkvz(x).tensor_split([-self.sizes.values], dim=-1)
+    def gates(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         b, a = self.in_proj_ba(x).chunk(2, dim=-1)
-        return qkv, z, b, a
+        return b, a
 
 
 class Qwen3_5ForCausalLM(Qwen3NextForCausalLM):
@@ -50,7 +44,9 @@ class Qwen3_5ForCausalLM(Qwen3NextForCausalLM):
         "vocab_size": 248320,
         "num_key_value_heads": 4,
     }
-    delta_net: ClassVar[type[GatedDeltaNet]] = SplitDeltaNet
+
+    def delta_net(self) -> type[GatedDeltaNet]:
+        return SplitDeltaNet
 
     @staticmethod
     def rope_parameters(content: dict[str, Any]) -> Any:

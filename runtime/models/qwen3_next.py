@@ -4,7 +4,7 @@ of experts beside one that all tokens go through.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,24 +13,29 @@ from torch import nn
 
 from ..layers.decoder import DecoderLayer
 from ..layers.gated_delta_net import DeltaSizes, GatedDeltaNet
-from ..layers.linear import Linear, StoredTensor
+from ..layers.linear import FusedLinear, Linear, StoredTensor
 from ..layers.mlp import GatedMLP
 from ..layers.norm import RMSNorm
 from ..layers.self_attention import SelfAttention
-from ..loader.checkpoint import plus_one, renamed
+from ..loader.checkpoint import from_llama_cpp, plus_one, renamed
 from ..loader.experts import MERGED, take_apart
 from ..model_config import ModelConfig
-from .causal_lm import CausalLM
+from .causal_lm import CausalLM, gguf_names
 from .hybrid import check_columns, every_nth, kinds_of_layers
-from .qwen2_moe import Qwen2MoeBlock
+from .qwen2_moe import Qwen2MoeBlock, Qwen2MoeForCausalLM
 from .qwen3_moe import has_experts
 
 ARCHITECTURE = "Qwen3NextForCausalLM"
 MODEL_TYPE = "qwen3_next"
+GGUF_ARCHITECTURE = "qwen3next"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen3NextConfig(ModelConfig):
+    """`qkvz_apart`: of GGUF files, which hold queries, keys and values of all heads behind one
+    another, and their gates as a tensor of its own.
+    """
+
     layer_types: list[str] | None = None
     attention_bias: bool = False
     linear_conv_kernel_dim: int = 4
@@ -45,6 +50,7 @@ class Qwen3NextConfig(ModelConfig):
     norm_topk_prob: bool = True
     decoder_sparse_step: int = 1
     mlp_only_layers: list[int] | None = None
+    qkvz_apart: bool = False
 
     def __post_init__(self) -> None:
         ModelConfig.__post_init__(self)
@@ -71,13 +77,34 @@ class Qwen3NextConfig(ModelConfig):
         )
 
 
-class NextDeltaNet(GatedDeltaNet):
-    """Whose projections hold what belongs to one key head side by side."""
+class ApartDeltaNet(GatedDeltaNet):
+    """As GGUF files hold its projections."""
+
+    def __init__(self, layer: int, hidden_size: int, sizes: DeltaSizes, eps: float) -> None:
+        super().__init__(layer, hidden_size, sizes, eps)
+        self.in_proj_qkvz: Linear = FusedLinear(
+            hidden_size, {"in_proj_qkv": 2 * sizes.keys + sizes.values, "in_proj_z": sizes.values}
+        )
+        self.in_proj_ba = Linear(hidden_size, 2 * sizes.value_heads)
+
+    def project(
+        self, x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        qkv, z = self.in_proj_qkvz(x).tensor_split([-self.sizes.values], dim=-1)
+        return qkv, z, *self.gates(x)
+
+    def gates(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """b and a of each head; those of one key head come side by side."""
+        b, a = self.in_proj_ba(x).unflatten(-1, (self.sizes.key_heads, 2, -1)).unbind(2)
+        return b.flatten(1), a.flatten(1)
+
+
+class NextDeltaNet(ApartDeltaNet):
+    """Whose first projection holds what belongs to one key head side by side too."""
 
     def __init__(self, layer: int, hidden_size: int, sizes: DeltaSizes, eps: float) -> None:
         super().__init__(layer, hidden_size, sizes, eps)
         self.in_proj_qkvz = Linear(hidden_size, 2 * (sizes.keys + sizes.values))
-        self.in_proj_ba = Linear(hidden_size, 2 * sizes.value_heads)
 
     def project(
         self, x: torch.Tensor
@@ -86,8 +113,7 @@ class NextDeltaNet(GatedDeltaNet):
         values = self.sizes.values // heads
         qkvz = self.in_proj_qkvz(x).unflatten(-1, (heads, -1))
         q, k, v, z = (part.flatten(1) for part in qkvz.split([size, size, values, values], -1))
-        b, a = self.in_proj_ba(x).unflatten(-1, (heads, 2, -1)).unbind(2)
-        return torch.cat((q, k, v), dim=-1), z, b.flatten(1), a.flatten(1)
+        return torch.cat((q, k, v), dim=-1), z, *self.gates(x)
 
 
 class Qwen3NextForCausalLM(CausalLM):
@@ -103,7 +129,40 @@ class Qwen3NextForCausalLM(CausalLM):
         "full_attention_interval": 4,
     }
     takes_partial_rotary = True
-    delta_net: ClassVar[type[GatedDeltaNet]] = NextDeltaNet
+    gguf_names: ClassVar[dict[str, str]] = {
+        **Qwen2MoeForCausalLM.gguf_names,
+        **gguf_names(
+            {
+                "post_attention_norm": "post_attention_layernorm",
+                "attn_qkv": "linear_attn.in_proj_qkv",
+                "attn_gate": "linear_attn.in_proj_z",
+                "ssm_ba": "linear_attn.in_proj_ba",
+                "ssm_conv1d": "linear_attn.conv1d",
+                "ssm_dt": "linear_attn.dt_proj",
+                "ssm_norm": "linear_attn.norm",
+                "ssm_out": "linear_attn.out_proj",
+            }
+        ),
+    }
+    gguf_keys: ClassVar[dict[str, str]] = {
+        **Qwen2MoeForCausalLM.gguf_keys,
+        "ssm.conv_kernel": "linear_conv_kernel_dim",
+        "ssm.state_size": "linear_key_head_dim",
+        "ssm.group_count": "linear_num_key_heads",
+        "ssm.time_step_rank": "linear_num_value_heads",
+        "full_attention_interval": "full_attention_interval",
+    }
+
+    @staticmethod
+    def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
+        heads = max(get("ssm.time_step_rank"), 1)
+        return {"linear_value_head_dim": get("ssm.inner_size") // heads, "qkvz_apart": True}
+
+    @staticmethod
+    def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        # Norms have their 1 already.
+        found = from_llama_cpp(tensors, "linear_attn")
+        return Qwen2MoeForCausalLM.gguf_tensors(config, found)
 
     @staticmethod
     def config_fields(config: Any) -> dict[str, Any]:
@@ -119,8 +178,11 @@ class Qwen3NextForCausalLM(CausalLM):
         config, mlp = self.config, self.make_mlp(layer)
         if config.layer_types[layer] == "full_attention":
             return DecoderLayer(config, self.make_attention(layer), mlp)
-        net = self.delta_net(layer, config.hidden_size, config.delta, config.norm_eps)
+        net = self.delta_net()(layer, config.hidden_size, config.delta, config.norm_eps)
         return DecoderLayer(config, net, mlp, "linear_attn")
+
+    def delta_net(self) -> type[GatedDeltaNet]:
+        return ApartDeltaNet if self.config.qkvz_apart else NextDeltaNet
 
     def make_attention(self, layer: int) -> nn.Module:
         config = self.config

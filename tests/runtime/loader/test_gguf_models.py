@@ -19,6 +19,8 @@ from transformers import AutoConfig
 from piecework.runtime.loader.loader import load_model
 from tests.runtime.gguf_models import add_metadata, experts, finish, metadata_of
 from tests.runtime.loaded_weights import loaded_weights
+from tests.runtime.models.variants import DELTA
+from tests.split_models import answer, assert_alike, load
 
 WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
 FACTORS = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [2.0, 3.0, 4.0, 5.0]}
@@ -177,7 +179,8 @@ def write(folder: Path, path: Path, architecture: str, extra: dict[str, Any]) ->
         writer.add_tensor(merged, np.stack([tensors.pop(part).numpy() for part in parts]))
     for name, tensor in (each for one in tensors.items() for each in converted(*one)):
         array = tensor.float().numpy()
-        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        is_less_one = architecture.startswith(("gemma", "qwen3next"))
+        if is_less_one and name.endswith("norm.weight") and "linear_attn.norm" not in name:
             array = array + np.float32(1.0)
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
             name.split(".")[-2]
@@ -186,6 +189,7 @@ def write(folder: Path, path: Path, architecture: str, extra: dict[str, Any]) ->
             pairs = array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2)
             array = pairs.reshape(array.shape)
         ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        ours = ours or (name if name.startswith("blk.") else None)
         assert ours is not None, name
         writer.add_tensor(ours, np.ascontiguousarray(array))
     rope = getattr(config, "rope_parameters", None) or {}
@@ -198,6 +202,13 @@ def write(folder: Path, path: Path, architecture: str, extra: dict[str, Any]) ->
 def converted(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
     """As llama.cpp's converter leaves the tensors of layers with a recurrent state."""
     owner, _, own = name.rpartition(".")
+    if name.endswith("in_proj_qkvz.weight"):
+        rows = tensor.view(2, -1, tensor.shape[1])
+        parts = rows.split([24, 24, 32, 32], dim=1)
+        q, k, v, z = (part.flatten(0, 1) for part in parts)
+        layer = name.split(".")[2]
+        qkv = torch.cat((q, k, v))
+        return [(f"blk.{layer}.attn_qkv.weight", qkv), (f"blk.{layer}.attn_gate.weight", z)]
     if own == "A_log":
         return [(name, -tensor.exp()[:, None])]
     if own == "D":
@@ -242,3 +253,22 @@ def test_a_file_is_the_same_model_as_its_folder(tmp_path: Path, name: str) -> No
     others |= {"block_multiple_of", "block_auto_adjust_ff_dim"}
     for each in said.keys() - others:
         assert said[each] == pytest.approx(wanted[each]), each
+
+
+def test_a_file_of_qwen3_next_says_what_its_folder_says(tmp_path: Path) -> None:
+    """Its rows stand in another order than a checkpoint's."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    sizes = {**DELTA, **experts, "shared_expert_intermediate_size": 48}
+    folder = make_tiny_model(tmp_path / "model", "qwen3_next", **sizes)
+    extra = {
+        "ssm.conv_kernel": 4,
+        "ssm.state_size": 24,
+        "ssm.group_count": 2,
+        "ssm.time_step_rank": 4,
+        "ssm.inner_size": 64,
+        "full_attention_interval": 2,
+        "rope.dimension_count": 8,
+    }
+    path = tmp_path / "model.gguf"
+    write(folder, path, "qwen3next", extra)
+    assert_alike(answer(load(path)), answer(load(folder)))
