@@ -9,15 +9,13 @@ from typing import Any
 from ...kernels.collectives import CollectiveError
 from ..distributed.ranks import RankError
 from ..engine.heartbeat import BEAT_MS, Heartbeat
-from ..engine.ipc import decode, encode
+from ..engine.mailbox import Mailbox
 from ..engine.messages import (
     AbortRequests,
     DiffusionInfo,
     DiffusionReady,
-    FromEngine,
     GenerateImage,
     ImageStep,
-    Shutdown,
 )
 from .config import DiffusionConfig
 from .model import DiffusionModel, OutOfMemory
@@ -33,17 +31,15 @@ class DiffusionProcess:
     user can mend.
     """
 
-    def __init__(self, config: DiffusionConfig, inbox: Any, outbox: Any) -> None:
+    def __init__(self, config: DiffusionConfig, mailbox: Mailbox) -> None:
         self._model = DiffusionModel(config, start_ranks(config))
         self._defaults = self._model.family.validate(
             DiffusionParams(prompt="a warm-up", num_frames=1)
         )
         self._warm_up_seconds = self._warm_up() if config.warms_up else 0.0
         self._scheduler = ImageScheduler(self._model, self._between_steps)
-        self._inbox = inbox
-        self._outbox = outbox
-        self._running = True
-        self._heart = Heartbeat(self._send)
+        self._mailbox = mailbox
+        self._heart = Heartbeat(mailbox.send)
         if self._model.compiled is None:
             # A step may take minutes. Where it is compiled, a hook would be compiled too.
             self._model.tell_each_block(self._heart.beat_again)
@@ -83,11 +79,11 @@ class DiffusionProcess:
             ranks.close()
 
     def _loop(self) -> None:
-        while self._running:
+        while self._mailbox.is_open:
             self._beat()
             self._receive(BEAT_MS if not self._scheduler.has_work else 0)
             if self._scheduler.has_work:
-                self._send(self._scheduler.step())
+                self._mailbox.send(self._scheduler.step())
 
     def _warm_up(self) -> float:
         """Every size of an image and of a batch: with `torch.compile` each may be code of its own.
@@ -122,7 +118,7 @@ class DiffusionProcess:
         """Within an image that the scheduler makes in one step."""
         self._beat()
         self._receive(0)
-        self._send(self._scheduler.take())
+        self._mailbox.send(self._scheduler.take())
 
     def _beat(self) -> None:
         self._heart.beat(
@@ -132,9 +128,8 @@ class DiffusionProcess:
 
     def _receive(self, patience: int) -> None:
         """Take every message that is there; `patience`: milliseconds to wait for the first."""
-        while self._running and self._inbox.poll(patience):
-            self._handle(decode(self._inbox.recv_multipart()))
-            patience = 0
+        for message in self._mailbox.received(patience):
+            self._handle(message)
 
     def _handle(self, message: Any) -> None:
         match message:
@@ -143,14 +138,9 @@ class DiffusionProcess:
             case AbortRequests(rids=rids):
                 self._scheduler.abort(rids)
                 # No step may follow: without this the figures would stay as they were.
-                self._send(ImageStep(outputs=[], stats=self._scheduler.stats()))
-            case Shutdown():
-                self._running = False
-
-    def _send(self, message: FromEngine) -> None:
-        self._outbox.send_multipart(encode(message))
+                self._mailbox.send(ImageStep(outputs=[], stats=self._scheduler.stats()))
 
 
-def build(settings: dict[str, Any], inbox: Any, outbox: Any) -> DiffusionProcess:
+def build(settings: dict[str, Any], mailbox: Mailbox) -> DiffusionProcess:
     """As `process.Build`."""
-    return DiffusionProcess(DiffusionConfig(**settings), inbox, outbox)
+    return DiffusionProcess(DiffusionConfig(**settings), mailbox)

@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 import zmq
 
-from .ipc import encode, open_socket
+from .ipc import open_socket
+from .mailbox import Mailbox
 from .messages import EngineFailed, FromEngine
 from .parent import end_with_parent, killed_with_parent, read_line
 
@@ -41,8 +42,8 @@ class EngineLoop(Protocol):
         ...
 
 
-Build = Callable[[dict[str, Any], Any, Any], EngineLoop]
-"""(settings, inbox, outbox) to an engine. Raises `ValueError` that the user can mend."""
+Build = Callable[[dict[str, Any], Mailbox], EngineLoop]
+"""(settings, mailbox) to an engine. Raises `ValueError` that the user can mend."""
 
 
 def run_engine(find: Callable[[], Build]) -> int:
@@ -69,15 +70,16 @@ def run_engine(find: Callable[[], Build]) -> int:
     inbox = open_socket(context, zmq.PULL, to_engine, bind=True)
     outbox = open_socket(context, zmq.PUSH, from_engine, bind=False)
     outbox.setsockopt(zmq.LINGER, _FAREWELL_MS)
+    mailbox = Mailbox(inbox, outbox)
     try:
-        engine = build(settings, inbox, outbox)
+        engine = build(settings, mailbox)
     except ValueError as error:
         # A file's name or text that it quotes may be no Unicode.
         reason = str(error).encode(errors="backslashreplace").decode()
-        outbox.send_multipart(encode(EngineFailed(message=reason)))
+        mailbox.send(EngineFailed(message=reason))
         return EXIT_USER_ERROR
     else:
-        outbox.send_multipart(encode(engine.ready()))
+        mailbox.send(engine.ready())
         engine.run()
         return 0
     finally:

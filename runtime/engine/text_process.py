@@ -13,16 +13,14 @@ from ..executor.forward_context import tell_each_layer
 from .build import Engine, build_engine
 from .compiling import CompilingRequests
 from .heartbeat import BEAT_MS, Heartbeat
-from .ipc import decode, encode
+from .mailbox import Mailbox
 from .messages import (
     AbortRequests,
     CacheFlushed,
     EngineChanged,
     EngineReady,
     FlushCache,
-    FromEngine,
     GenerateRequest,
-    Shutdown,
     StepOutput,
 )
 
@@ -38,13 +36,11 @@ logger = logging.getLogger(__name__)
 class EngineProcess:
     """Receives messages, steps the engine core, sends what it delivers."""
 
-    def __init__(self, engine: Engine, inbox: Any, outbox: Any) -> None:
+    def __init__(self, engine: Engine, mailbox: Mailbox) -> None:
         self._core, self._runner, self._startup = engine
-        self._inbox = inbox
-        self._outbox = outbox
+        self._mailbox = mailbox
         self._compiling = CompilingRequests(self._core.grammars)
-        self._running = True
-        self._heart = Heartbeat(self._send)
+        self._heart = Heartbeat(mailbox.send)
         tell_each_layer(self._heart.beat_again)
 
     def ready(self) -> EngineReady:
@@ -66,18 +62,18 @@ class EngineProcess:
             ranks.close(lost=lost)
 
     def _loop(self) -> None:
-        while self._running:
+        while self._mailbox.is_open:
             self._receive()
             self._heart.beat(
                 "computing a step" if self._core.has_work else "bringing graphs in",
                 may_build=self._startup.pending,
             )
             if self._core.has_work:
-                self._send(self._core.step())
+                self._mailbox.send(self._core.step())
             if self._startup.pending:
                 self._startup.advance(busy=self._core.has_work)
                 if not self._startup.pending:
-                    self._send(EngineChanged(info=self._runner.info()))
+                    self._mailbox.send(EngineChanged(info=self._runner.info()))
         self._compiling.close()
         self._startup.stop()
         self._runner.close()
@@ -91,11 +87,10 @@ class EngineProcess:
             patience = min(patience, _COMPILING_POLL_MS)
         elif not self._core.has_work and not self._startup.pending:
             self._heart.beat("waiting for requests")
-            while not self._inbox.poll(BEAT_MS):
+            while not self._mailbox.waits(BEAT_MS):
                 self._heart.beat("waiting for requests")
-        while self._running and self._inbox.poll(patience):
-            self._handle(decode(self._inbox.recv_multipart()))
-            patience = 0
+        for message in self._mailbox.received(patience):
+            self._handle(message)
         for message in self._compiling.ready():
             self._core.add(message)
 
@@ -108,22 +103,17 @@ class EngineProcess:
                 self._compiling.drop(rids)
                 self._core.abort(rids)
                 # No step may follow: without this the figures would stay as they were.
-                self._send(StepOutput(outputs=[], stats=self._core.stats()))
+                self._mailbox.send(StepOutput(outputs=[], stats=self._core.stats()))
             case FlushCache():
-                self._send(CacheFlushed(freed_tokens=self._core.flush_cache()))
-            case Shutdown():
-                self._running = False
-
-    def _send(self, message: FromEngine) -> None:
-        self._outbox.send_multipart(encode(message))
+                self._mailbox.send(CacheFlushed(freed_tokens=self._core.flush_cache()))
 
 
-def build(settings: dict[str, Any], inbox: Any, outbox: Any) -> EngineProcess:
+def build(settings: dict[str, Any], mailbox: Mailbox) -> EngineProcess:
     """As `process.Build`."""
     config = EngineConfig(**settings)
     ranks = start_ranks(config)
     try:
-        return EngineProcess(build_engine(config, ranks=ranks), inbox, outbox)
+        return EngineProcess(build_engine(config, ranks=ranks), mailbox)
     except ValueError as error:
         ranks.close(reason=str(error))
         raise

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import regex
+
 from .tool_calls import CallRules, Tool
 
 
@@ -21,6 +23,21 @@ def literal(text: str, special: Mapping[str, int]) -> str:
             if part
         ]
     )
+
+
+def bounded_text(
+    rule: str, pattern: str, end: str, closing: str, special: Mapping[str, int]
+) -> tuple[str, list[str]]:
+    """Texts of `pattern`, a terminal of Lark, without `end`, and `closing`, which holds that: how
+    they are written in Lark, and the rules of it, whose names begin with `rule`.
+    """
+    without = str(regex.escape(end)).replace("/", "\\/")
+    text = rf"({pattern}) & ~/(.|\n)*{without}(.|\n)*/"
+    written, terminal = literal(closing, special), rule.upper()
+    if end in special:
+        return f"{terminal} {written}", [f"{terminal}: {text}"]
+    # Up to the first end: what stands before it is all of the text.
+    return f"{rule}_text", [f"{rule}_text[lazy]: {terminal}", f"{terminal}: ({text}) {written}"]
 
 
 class Section(NamedTuple):

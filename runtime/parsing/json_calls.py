@@ -10,7 +10,7 @@ from typing import Any
 import regex
 
 from .calls_grammar import Section, json_of, literal
-from .events import Parser, Text, as_json, read_json
+from .events import Parser, as_json, read_json
 from .scan import ScanParser, Steps
 from .tool_calls import CallRules, InTemplate, Tool
 
@@ -88,20 +88,12 @@ class _JsonParser(ScanParser):
     def __init__(self, form: JsonFormat, tools: Sequence[Tool]) -> None:
         super().__init__(tools)
         self._form = form
-        names = "(?P<name>" + "|".join(map(regex.escape, self.tools)) + ")"
-        self._head = regex.compile(form.head.replace("NAME", names))
-        self._next = regex.compile(form.follows + form.head.replace("NAME", names))
+        head = form.head.replace("NAME", self.one_of_the_names)
+        self._head, self._next = regex.compile(head), regex.compile(form.follows + head)
         self._end = regex.compile(form.end)
 
     def read(self) -> Steps[None]:
-        mark = self._form.section.mark
-        if not mark:
-            yield from self._calls()
-            yield from self.say_rest()
-            return
-        while (blank := (yield from self.say_until(mark))) is not None:
-            if not (yield from self._calls()):
-                self.tell(Text(blank + mark))
+        yield from self.read_calls(self._form.section.mark, self._calls)
 
     def _calls(self) -> Steps[bool]:
         found = yield from self.match(self._head)

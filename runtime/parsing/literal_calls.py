@@ -9,13 +9,11 @@ from typing import Any
 
 import regex
 
-from .calls_grammar import Section, literal
-from .events import Arguments, CallBegins, Parser, Text, as_json, read_json
+from .calls_grammar import Section, bounded_text, literal
+from .events import Arguments, CallBegins, Parser, as_json, read_json
 from .scan import ScanParser, Steps
 from .tool_calls import CallRules, InTemplate, Tool
 from .typed_values import Parameters, kinds_of, written_value
-
-_ANY_KEY = r"/[a-zA-Z_][a-zA-Z0-9_]{0,31}/"
 
 
 @dataclass(frozen=True)
@@ -100,32 +98,22 @@ class LiteralFormat(InTemplate):
         if not self.delimiter:
             return [f"{rule}: {opening} %json {json.dumps(parameters.with_definitions(schema))}"]
         value = written_value(schema, parameters)
-        lines, ways = [], []
-        mark = literal(self.delimiter, rules.special)
+        lines: list[str] = []
+        ways = []
         if value.text is not None:
-            text = rf"({value.text}) & ~/(.|\n)*{_escaped(self.delimiter)}(.|\n)*/"
-            if self.delimiter in rules.special:
-                lines.append(f"{rule.upper()}: {text}")
-                ways.append(f"{mark} {rule.upper()}? {mark}")
-            else:
-                lines += [f"{rule}_text[lazy]: {rule.upper()}"]
-                lines += [f"{rule.upper()}: ({text}) {mark}"]
-                ways.append(f"{mark} {rule}_text")
+            end = self.delimiter
+            text, lines = bounded_text(rule, value.text, end, end, rules.special)
+            ways.append(f"{literal(end, rules.special)} {text}")
         if value.json is not None:
             ways.append(f"%json {json.dumps(value.json)}")
         return [f"{rule}: {opening} ({' | '.join(ways)})", *lines]
-
-
-def _escaped(text: str) -> str:
-    return str(regex.escape(text)).replace("/", "\\/")
 
 
 class _LiteralParser(ScanParser):
     def __init__(self, form: LiteralFormat, tools: Sequence[Tool]) -> None:
         super().__init__(tools)
         self._form = form
-        names = "(?P<name>" + "|".join(map(regex.escape, self.tools)) + ")"
-        call = form.call.replace("NAME", names)
+        call = form.call.replace("NAME", self.one_of_the_names)
         self._head = regex.compile(form.head + call)
         self._next = regex.compile(form.follows + call)
         self._key = regex.compile(
@@ -137,14 +125,7 @@ class _LiteralParser(ScanParser):
         self._closing = form.after[:1]
 
     def read(self) -> Steps[None]:
-        mark = self._form.section.mark
-        if not mark:
-            yield from self._calls()
-            yield from self.say_rest()
-            return
-        while (blank := (yield from self.say_until(mark))) is not None:
-            if not (yield from self._calls()):
-                self.tell(Text(blank + mark))
+        yield from self.read_calls(self._form.section.mark, self._calls)
 
     def _calls(self) -> Steps[bool]:
         found = yield from self.match(self._head)

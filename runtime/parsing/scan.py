@@ -10,7 +10,7 @@ class Shouts(ScanParser):
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
 import regex
@@ -34,6 +34,11 @@ class ScanParser(ABC):
         self.has_called = False
         self._events: list[Event] = []
         self._steps = self.read()
+
+    @property
+    def one_of_the_names(self) -> str:
+        """A pattern of the tools' names, in a group `name`."""
+        return "(?P<name>" + "|".join(map(regex.escape, self.tools)) + ")"
 
     @abstractmethod
     def read(self) -> Steps[None]:
@@ -114,6 +119,18 @@ class ScanParser(ABC):
                 return None
             self.tell(Text(self.take(len(self.text) - held_back(self.text, mark))))
             yield
+
+    def read_calls(self, mark: str, calls: Callable[[], Steps[bool]]) -> Steps[None]:
+        """Read the whole text: `calls` stand behind each mark, or, where that is empty, at the
+        beginning, and say whether they are any; a mark without them is text.
+        """
+        if not mark:
+            yield from calls()
+            yield from self.say_rest()
+            return
+        while (blank := (yield from self.say_until(mark))) is not None:
+            if not (yield from calls()):
+                self.tell(Text(blank + mark))
 
     def wait_for(self, mark: str, most: int) -> Steps[str | None]:
         """Take a text and the mark behind it, which is left out; at the end of the text what there

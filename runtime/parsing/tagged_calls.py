@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import regex
 
-from .calls_grammar import Section, literal
-from .events import Arguments, CallBegins, Parser, Text, as_json
+from .calls_grammar import Section, bounded_text, literal
+from .events import Arguments, CallBegins, Parser, as_json
 from .scan import ScanParser, Steps
 from .tool_calls import CallRules, InTemplate, Tool
 from .typed_values import Parameters, kinds_of, read_value, written_value
@@ -75,48 +75,38 @@ class TaggedFormat(InTemplate):
     ) -> list[str]:
         """Rules of one argument, its closing tag included."""
         value = written_value(schema, parameters)
-        lines, ways = [], []
-        closing = literal(self.closing, rules.special)
+        lines: list[str] = []
+        ways = []
+        closing = self.closing
         if value.text is not None:
-            text = rf"({value.text}) & ~/(.|\n)*{_escaped(self.value_end)}(.|\n)*/"
-            if self.value_end in rules.special:
-                lines += [f"{rule.upper()}: {text}"]
-                ways.append(f"{rule.upper()} {closing}")
-            else:
-                # Up to the first closing tag: what stands there is all of the value.
-                lines += [f"{rule}_text[lazy]: {rule.upper()}"]
-                lines += [f"{rule.upper()}: ({text}) {closing}"]
-                ways.append(f"{rule}_text")
+            text, lines = bounded_text(rule, value.text, self.value_end, closing, rules.special)
+            ways.append(text)
         if value.json is not None:
-            ways.append(f"%json {json.dumps(value.json)} {closing}")
+            ways.append(f"%json {json.dumps(value.json)} {literal(closing, rules.special)}")
         return [f"{rule}: {opening} ({' | '.join(ways)})", *lines]
-
-
-def _escaped(text: str) -> str:
-    return str(regex.escape(text)).replace("/", "\\/")
 
 
 class _TaggedParser(ScanParser):
     def __init__(self, form: TaggedFormat, tools: Sequence[Tool]) -> None:
         super().__init__(tools)
         self._form = form
-        names = "(?P<name>" + "|".join(map(regex.escape, self.tools)) + ")"
-        self._head = regex.compile(form.head.replace("NAME", names))
-        self._next = regex.compile(form.follows + form.head.replace("NAME", names))
+        head = form.head.replace("NAME", self.one_of_the_names)
+        self._head, self._next = regex.compile(head), regex.compile(form.follows + head)
         self._key = regex.compile(form.key.replace("KEY", r"(?P<key>[^<>\"\n]{1,128}?)"))
         self._end = regex.compile(form.end)
 
     def read(self) -> Steps[None]:
-        mark = self._form.section.mark
-        while (blank := (yield from self.say_until(mark))) is not None:
-            found = yield from self.match(self._head)
-            if found is None:
-                self.tell(Text(blank + mark))
-            while found is not None:
-                yield from self._call(self.tools[found["name"]])
-                found = yield from self.match(self._next)
-                if found is None:
-                    yield from self.close(self._end)
+        yield from self.read_calls(self._form.section.mark, self._calls)
+
+    def _calls(self) -> Steps[bool]:
+        found = yield from self.match(self._head)
+        if found is None:
+            return False
+        while found is not None:
+            yield from self._call(self.tools[found["name"]])
+            found = yield from self.match(self._next)
+        yield from self.close(self._end)
+        return True
 
     def _call(self, tool: Tool) -> Steps[None]:
         self.tell(CallBegins(tool.name))

@@ -14,6 +14,7 @@ import torch
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.engine.build import Engine, build_engine
 from piecework.runtime.engine.ipc import decode, encode
+from piecework.runtime.engine.mailbox import Mailbox
 from piecework.runtime.engine.messages import GenerateRequest, Shutdown, StepOutput
 from piecework.runtime.engine.text_process import EngineProcess
 from piecework.runtime.llm import LLM, Completion
@@ -95,7 +96,7 @@ class Inbox:
 
     def serve(self, engine: Engine) -> dict[str, list[int]]:
         self.startup_pending = lambda: engine.startup.pending
-        EngineProcess(engine, self, self).run()
+        EngineProcess(engine, Mailbox(self, self)).run()
         return self.tokens
 
     def poll(self, patience: int | None) -> bool:

@@ -11,6 +11,7 @@ from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.runtime.diffusion.engine_process import DiffusionProcess
 from piecework.runtime.diffusion.model import DiffusionModel, OutOfMemory
 from piecework.runtime.diffusion.params import DiffusionParams
+from piecework.runtime.engine.mailbox import Mailbox
 from piecework.runtime.engine.messages import DiffusionInfo
 
 
@@ -18,7 +19,7 @@ def start(folder: Folder, **settings: object) -> DiffusionInfo:
     config = DiffusionConfig(
         model_path=str(folder("flux")), num_threads=1, max_batch_size=2, **settings
     )  # type: ignore[arg-type]
-    return DiffusionProcess(config, None, None).ready().info
+    return DiffusionProcess(config, Mailbox(None, None)).ready().info
 
 
 def test_every_size_of_an_image_and_of_a_batch_is_warmed_up(

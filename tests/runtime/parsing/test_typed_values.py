@@ -12,6 +12,7 @@ from grammar_walks import Walk
 from piecework.runtime.parsing.events import Arguments
 from piecework.runtime.parsing.tool_calls import CallRules, Tool, formats
 from piecework.runtime.parsing.typed_values import KINDS, kinds_of, read_value
+from piecework.runtime.sampling import grammar
 
 FORM = formats()["qwen3_coder"]
 CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
@@ -60,6 +61,19 @@ def test_texts_of_the_grammar_are_values_of_the_schema(kind: str) -> None:
         events = [*parser.push(text), *parser.finish()]
         arguments = "".join(event.text for event in events if isinstance(event, Arguments))
         jsonschema.validate(json.loads(arguments), called.parameters, format_checker=CHECKER)
+
+
+@pytest.mark.parametrize("least", [0, 1])
+def test_a_string_between_special_tokens_is_as_long_as_it_must_be(least: int) -> None:
+    form = formats()["gemma4"]
+    special = {mark: 300 + number for number, mark in enumerate(form.marks)}
+    called = tool({"type": "string", "minLength": least, "maxLength": 3})
+    lark = form.grammar([called], CallRules(required=True, special=special))
+    text = grammar.from_lark(lark, list(special.values()))
+    matcher = grammar.Matcher(grammar._compiled(grammar._bytes(9), text))
+    quote = special['<|"|>']
+    matcher.accept([special["<|tool_call>"], *b"call:f{a:", quote])
+    assert matcher.takes([quote]) == (least == 0) and matcher.takes([*b"x", quote])
 
 
 @pytest.mark.parametrize(
