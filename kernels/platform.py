@@ -350,6 +350,13 @@ class Platform:
         """
         return None
 
+    def make_batch_invariant(self) -> bool:
+        """From now on what `step_kernels` and the products of this process give for a row depends
+        on nothing but the row, where each token of a step is told as a request of its own; False:
+        this device cannot do that.
+        """
+        return False
+
     def graph_obstacle(self) -> str | None:
         """Why nothing can be recorded in this process, and what to do; None: graphs are to be
         had.

@@ -218,6 +218,13 @@ class EngineConfig:
     disable_radix_cache: bool = option(
         False, "do not reuse the KV cache of prompts that begin alike", group=MEMORY
     )
+    batch_invariant: bool = option(
+        False,
+        "compute each token in the same order whatever else its step holds, so that a request's "
+        "text depends neither on other requests nor on chunks of prompts; on a CPU, for models "
+        "whose decodes are native",
+        group=GRAPHS,
+    )
     piecewise_cuda_graph: bool | None = option(
         None,
         "run steps in pieces, cut at attention, compiled by another process; on a GPU each piece "
@@ -334,6 +341,11 @@ class EngineConfig:
                 "--piecewise-cuda-graph contradicts --cuda-graph-backend-prefill "
                 f"{self.cuda_graph_backend_prefill}: give one"
             )
+        if self.batch_invariant and (self.piecewise_cuda_graph or self.cuda_graph_backend_prefill):
+            raise ValueError(
+                "--batch-invariant computes prompts as it does decodes: leave out "
+                "--piecewise-cuda-graph and --cuda-graph-backend-prefill"
+            )
 
     @property
     def model_code(self) -> ModelCode:
@@ -343,7 +355,7 @@ class EngineConfig:
     @property
     def prefill_backend(self) -> Backend:
         """What prefills and mixed steps are asked to run with."""
-        if self.disable_cuda_graph or self.disable_piecewise_cuda_graph:
+        if self.disable_cuda_graph or self.disable_piecewise_cuda_graph or self.batch_invariant:
             return Backend.DISABLED
         if self.cuda_graph_backend_prefill is not None:
             return Backend(self.cuda_graph_backend_prefill)

@@ -179,6 +179,12 @@ class CpuPlatform(Platform):
             else None
         )
 
+    def make_batch_invariant(self) -> bool:
+        if (library := load_kernels()) is None:
+            return False
+        library.piecework_set_batch_invariant(1)
+        return True
+
     def linear_kernels(
         self, dtype: torch.dtype, backend: AttentionBackend, cpu_activations: str = "auto"
     ) -> NativeLinear | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -93,6 +94,11 @@ class GraphRunner:
                     "ranks that share its memory: take disabled"
                 )
             self.decode_backend = Backend.DISABLED
+        if config.batch_invariant and not (self.kernels and platform.make_batch_invariant()):
+            raise ValueError(
+                "--batch-invariant needs native decodes: a CPU that the kernels can be built for, "
+                "a bfloat16 model whose layers they know, and no --disable-cuda-graph"
+            )
 
     def use(self, forward: PiecewiseForward | ForwardByLength | BreakableForward | None) -> None:
         """Run prefills through `forward` and record decodes of it; None: both of the model as it
@@ -131,6 +137,8 @@ class GraphRunner:
 
     def __call__(self, batch: Batch) -> torch.Tensor:
         """Hidden states [T, hidden] of a step."""
+        if self._config.batch_invariant:
+            return self._each_token(batch)
         hidden = self.decode(batch) if self.decode is not None and batch.is_decode else None
         if hidden is not None:
             return hidden
@@ -146,13 +154,34 @@ class GraphRunner:
         """The likeliest tokens [T] of a step, `NO_TOKEN` where logits are not finite, if they are
         found with the forward; None: nothing is done.
         """
-        if self.kernels is None or not self._is_small(self.kernels, batch):
+        if self.kernels is None or self._config.batch_invariant:
+            return None
+        if not self._is_small(self.kernels, batch):
             return None
         return self.kernels.choose(batch.input_ids, batch.positions, batch.metadata)
 
     @staticmethod
     def _is_small(kernels: StepKernels, batch: Batch) -> bool:
         return batch.num_tokens <= kernels.max_tokens and batch.extends_outputs
+
+    def _each_token(self, batch: Batch) -> torch.Tensor:
+        """The step in native ones, to which each token is a request of its own."""
+        assert self.kernels is not None
+        metadata, most = batch.metadata, self.kernels.max_tokens
+        lens = torch.tensor(metadata.query_lens)
+        owners = torch.arange(len(lens)).repeat_interleave(lens)
+        hidden = []
+        for rows in (slice(begin, begin + most) for begin in range(0, batch.num_tokens, most)):
+            positions = batch.positions[rows]
+            alone = replace(
+                metadata,
+                query_lens=[1] * len(positions),
+                seq_lens=(positions + 1).tolist(),
+                block_table=metadata.block_table[owners[rows]],
+                slot_mapping=metadata.slot_mapping[rows],
+            )
+            hidden.append(self.kernels.forward(batch.input_ids[rows], positions, alone))
+        return torch.cat(hidden)
 
     def counts(self) -> GraphCounts:
         """Of all steps so far."""

@@ -86,7 +86,7 @@ Run find_run(const AttentionCall<T>& call, int first) {
   const int least = (kLeastShared + call.page_size - 1) / call.page_size;
   const int most = std::max(1, kMostRows / call.most_heads());
   const int64_t* pages = call.table + first * call.table_stride;
-  int shared = call.window > 0 ? 0 : whole(first), last = first + 1;
+  int shared = call.window > 0 || is_batch_invariant() ? 0 : whole(first), last = first + 1;
   for (; shared >= least && last < call.requests && last - first < most; ++last) {
     const int64_t* others = call.table + last * call.table_stride;
     const int same = static_cast<int>(std::mismatch(pages, pages + std::min(shared, whole(last)), others).first - pages);
@@ -115,7 +115,8 @@ int64_t make_items(const AttentionCall<T>& call, int threads, std::vector<Item>&
       for (int first = 0; first < call.query_lens[b]; first += block)
         keys += call.seq_lens[b] - call.query_lens[b] + std::min(first + block, call.query_lens[b]) - first_key(b, first) - run.keys;
   }
-  const int64_t parts = 4 * std::max(1, threads), fair = std::max<int64_t>(kLeastChunk, keys * call.kv_heads / parts);
+  const int64_t parts = 4 * std::max(1, threads);
+  const int64_t fair = is_batch_invariant() ? kLeastChunk : std::max<int64_t>(kLeastChunk, keys * call.kv_heads / parts);
   const int64_t fair_work = std::max<int64_t>(kLeastChunk, (keys + shared_work) * call.kv_heads / parts);
   int64_t floats = 0;
   items.clear();

@@ -7,6 +7,10 @@
 
 namespace piecework {
 
+// Whether what a row gives depends on nothing but the row: sums are made in the same order whatever the number of rows, and nobody shares
+// keys with others (ways.cpp).
+bool is_batch_invariant();
+
 struct bf16 {
   uint16_t bits;
 };

@@ -8,9 +8,8 @@ namespace {
 // Rows are unrolled by pragmas: as lambdas of `unrolled` they take compilers half as long again.
 
 // c [R][32] = or += the products of groups of a panel with as many columns of R rows of x, kStride apart.
-template <class Kind, int R>
+template <class Kind, int R, int kChains = (R == 1 && Kind::kColumns > 1) ? 2 : 1>
 void products(const uint8_t* panel, const float* x, int groups, float* c, bool adds) {
-  constexpr int kChains = R == 1 && Kind::kColumns > 1 ? 2 : 1;
   for (int part = 0; part < kParts; ++part) {
     floats sums[kChains][R][2] = {};
     if (adds)
@@ -111,6 +110,7 @@ constexpr int kNarrowBlocks = std::is_same_v<Kind, Bf16> ? 6 : Kind::kColumns > 
 
 template <class Kind>
 void some_rows(const uint8_t* weight, const float* x, int count, int groups, float* to, bool adds) {
+  if (count == 1 && is_batch_invariant()) return products<Kind, 1, 1>(weight, x, groups, to, adds);
   with_constant<kBlockRows>(count, [&](auto rows) { products<Kind, rows>(weight, x, groups, to, adds); });
 }
 
@@ -124,7 +124,7 @@ int64_t group_bytes(int32_t format, int columns) {
 }
 
 void Multiplier::prepare(const Linear& linear, const Rows& x) {
-  if (x.tokens > kScaledRows) return;
+  if (x.tokens > kScaledRows || is_batch_invariant()) return;
   with_format(linear.format, [&](auto kind) {
     if constexpr (kind.kIsScaled) {
       constexpr int kGroup = decltype(kind)::Scales::kColumns;
@@ -153,7 +153,7 @@ void Multiplier::multiply_as(const uint8_t* weight, const Rows& x, const Span& s
   const int blocks = (span.tokens + kBlockRows - 1) / kBlockRows, size = (span.tokens + blocks - 1) / blocks;
   const int groups = (span.columns + Kind::kColumns - 1) / Kind::kColumns;
   if constexpr (Kind::kIsScaled) {
-    if (x.tokens <= kScaledRows) {
+    if (x.tokens <= kScaledRows && !is_batch_invariant()) {
       const float* x_sums = x_sums_.data() + static_cast<int64_t>(span.begin / Kind::Scales::kColumns) * span.tokens;
       return with_constant<kScaledRows>(span.tokens, [&](auto rows) {
         scaled_products<Kind, rows>(weight, x.columns(span.first, span.begin), x_sums, groups, to, adds);

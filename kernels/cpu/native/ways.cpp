@@ -12,6 +12,7 @@ constexpr int kMeasured = -1;
 constexpr double kWorthIt = 1.1;  // as many times as fast another way has to be
 
 int choice = kMeasured;
+bool invariant = false;
 
 bool is_there(int way) { return way == kFloats || (way == kDots && kHasDots) || (way == kHalves && kHasHalves); }
 
@@ -60,9 +61,12 @@ int least_rows(Way way, int32_t format) {
 
 }  // namespace
 
+bool is_batch_invariant() { return invariant; }
+
 Way way_of(const Linear& linear, int tokens) {
   if (linear.format == kInt8) return kBytes;
   if (linear.format < kInt8 && linear.input.group == GroupedColumns::kGroup) return kIntegers;
+  if (invariant) return kFloats;
   // The fastest is not asked for, and so not looked for, before there are as many rows.
   if (tokens < least_rows(kHalves, linear.format)) return kFloats;
   const Way way = fastest_way();
@@ -81,6 +85,9 @@ extern "C" int piecework_prefers_integers(int format) {
   });
   return is_faster;
 }
+
+// From now on, of all in this process.
+extern "C" void piecework_set_batch_invariant(int value) { piecework::invariant = value != 0; }
 
 // Products of many rows go this way from now on, or, for -1, the fastest one. Whether the kernels have it; else nothing changes.
 extern "C" int piecework_choose_way(int way) {
