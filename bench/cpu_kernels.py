@@ -2,6 +2,7 @@
 
 products  linear layers of SmolLM2's sizes: bfloat16's time divided by that of INT8 and FP8
 quantise  activations, alone and behind norms and gates: plain torch, `torch.compile`, the kernel
+invariant linear layers in bfloat16 with `--batch-invariant`: their time divided by that without
 cache     a decode's attention over a KV cache in 8 bits: bfloat16's time divided by theirs
 
 Each figure is the least of many, taken in turn on one thread.
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,6 +85,32 @@ def _product_times(rows: int, columns: int, tokens: int, rounds: int) -> dict[st
 
         calls[kind] = call
     return {kind: seconds / copies for kind, seconds in least(calls, rounds).items()}
+
+
+def invariant(rounds: int) -> list[str]:
+    """A row a shape: how many times as long each number of tokens takes."""
+    kernels, library = native_linear(), load_kernels()
+    assert kernels is not None and library is not None
+    layout = kernels.layout("bfloat16", SHAPES[0][1])
+    assert layout is not None
+    lines = [_row("N x K", *map(str, TOKENS)), _row(*["---"] * (1 + len(TOKENS)))]
+    for rows, columns in SHAPES:
+        copies = max(1, min(30, _MOST_NUMBERS // (rows * columns)))
+        weights = [kernels.pack("bfloat16", [_random(rows, columns)]) for _ in range(copies)]
+        cells = []
+        for tokens in TOKENS:
+
+            def call(value: int, x: torch.Tensor, weights: Any = weights, rows: int = rows) -> None:
+                library.piecework_set_batch_invariant(value)
+                for weight in weights:
+                    multiply(library, x, None, weight, None, rows, layout)
+
+            x = _random(tokens, columns)
+            best = least({str(value): partial(call, value, x) for value in (0, 1)}, rounds)
+            cells.append(f"{best['1'] / best['0']:.2f}")
+        lines.append(_row(f"{rows:,} x {columns:,}", *cells))
+    library.piecework_set_batch_invariant(0)
+    return lines
 
 
 def quantising(rounds: int, tokens: int = 256) -> list[str]:
@@ -173,7 +201,7 @@ def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-PARTS = {"products": products, "quantise": quantising, "cache": cache}
+PARTS = {"products": products, "invariant": invariant, "quantise": quantising, "cache": cache}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
