@@ -341,11 +341,6 @@ class EngineConfig:
                 "--piecewise-cuda-graph contradicts --cuda-graph-backend-prefill "
                 f"{self.cuda_graph_backend_prefill}: give one"
             )
-        if self.batch_invariant and (self.piecewise_cuda_graph or self.cuda_graph_backend_prefill):
-            raise ValueError(
-                "--batch-invariant computes prompts as it does decodes: leave out "
-                "--piecewise-cuda-graph and --cuda-graph-backend-prefill"
-            )
 
     @property
     def model_code(self) -> ModelCode:

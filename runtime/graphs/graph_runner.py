@@ -17,7 +17,7 @@ from ...compilation.capture import Graphs, Reason
 from ...compilation.histogram import LengthHistogram
 from ...compilation.piecewise import PiecewiseForward
 from ...compilation.whole import BreakableForward
-from ...kernels.attention import GraphAttention
+from ...kernels.attention import AttentionMetadata, GraphAttention
 from ...kernels.platform import Platform, StepKernels
 from ..config import Backend, ResolvedConfig
 from ..distributed.ranks import ALONE, Ranks
@@ -167,19 +167,14 @@ class GraphRunner:
     def _each_token(self, batch: Batch) -> torch.Tensor:
         """The step in native ones, to which each token is a request of its own."""
         assert self.kernels is not None
-        metadata, most = batch.metadata, self.kernels.max_tokens
-        lens = torch.tensor(metadata.query_lens)
+        most = self.kernels.max_tokens
+        lens = torch.tensor(batch.metadata.query_lens)
         owners = torch.arange(len(lens)).repeat_interleave(lens)
         hidden = []
-        for rows in (slice(begin, begin + most) for begin in range(0, batch.num_tokens, most)):
+        for begin in range(0, batch.num_tokens, most):
+            rows = slice(begin, begin + most)
             positions = batch.positions[rows]
-            alone = replace(
-                metadata,
-                query_lens=[1] * len(positions),
-                seq_lens=(positions + 1).tolist(),
-                block_table=metadata.block_table[owners[rows]],
-                slot_mapping=metadata.slot_mapping[rows],
-            )
+            alone = _alone(batch.metadata, positions, owners[rows], rows)
             hidden.append(self.kernels.forward(batch.input_ids[rows], positions, alone))
         return torch.cat(hidden)
 
@@ -221,3 +216,18 @@ class GraphRunner:
         """The graphs of decodes and of prefills, as far as they are used."""
         found = [phase.graphs for phase in (self.decode, self.prefill) if phase is not None]
         return [graphs for graphs in found if graphs is not None]
+
+
+def _alone(
+    metadata: AttentionMetadata, positions: torch.Tensor, owners: torch.Tensor, rows: slice
+) -> AttentionMetadata:
+    """Some rows of a step, each a request of its own; `owners`: whose they are."""
+    window = metadata.window
+    return replace(
+        metadata,
+        query_lens=[1] * len(positions),
+        seq_lens=(positions + 1).tolist(),
+        block_table=metadata.block_table[owners],
+        slot_mapping=metadata.slot_mapping[rows],
+        window=None if window is None else _alone(window, positions, owners, rows),
+    )

@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import make_tiny_model
 
 from piecework.kernels.cpu.native import build
+from piecework.kernels.cpu.native.linear import multiply, native_linear
 from piecework.runtime.llm import LLM
 from piecework.runtime.sampling.params import SamplingParams
 
@@ -87,5 +90,33 @@ def test_what_cannot_hold_is_refused(tmp_path: Path) -> None:
     small: dict[str, Any] = {"max_total_tokens": 1024, "batch_invariant": True}
     with pytest.raises(ValueError, match="--batch-invariant needs native decodes"):
         LLM(str(path), dtype="float32", **small)
-    with pytest.raises(ValueError, match="leave out --piecewise-cuda-graph"):
-        LLM(str(path), piecewise_cuda_graph=True, **small)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "Q8_0", "Q4_0"])
+def test_a_row_gets_the_same_bits_beside_any_others(kind: str) -> None:
+    kernels, library = native_linear(activations="bf16"), build.load_kernels()
+    assert kernels is not None and library is not None
+    generator = torch.Generator().manual_seed(0)
+    # The halves cancel out: what is left is how sums were rounded, in their order.
+    weight = torch.randn(256, 1024, generator=generator).repeat(1, 2)
+    half = torch.randn(100, 1024, generator=generator).bfloat16()
+    x = torch.cat((half, -half), 1)
+    if kind == "bfloat16":
+        packed = kernels.pack(kind, [weight.bfloat16()])
+    else:
+        blocks = gguf.quants.quantize(weight.numpy(), gguf.GGMLQuantizationType[kind])
+        packed = kernels.pack(kind, [torch.from_numpy(blocks)])
+    layout = kernels.layout(kind, 2048)
+    assert layout is not None
+
+    def is_same(tokens: int) -> bool:
+        rows = multiply(library, x[:tokens], None, packed, None, 256, layout)
+        return torch.equal(rows[:1], multiply(library, x[:1], None, packed, None, 256, layout))
+
+    library.piecework_set_batch_invariant(1)
+    try:
+        assert all(map(is_same, (2, 3, 13, 40, 100)))
+    finally:
+        library.piecework_set_batch_invariant(0)
+    # Else this would show nothing.
+    assert not is_same(13)
