@@ -351,16 +351,12 @@ class Platform:
         return None
 
     def make_batch_invariant(self) -> bool:
-        """From now on what `step_kernels` and the products of this process give for a row depends
-        on nothing but the row, where each token of a step is told as a request of its own; False:
-        this device cannot do that.
-        """
+        """From now on `step_kernels` and products of this process give a row the same beside any
+        others, where each token is a request of its own; False: this device has no such kernels."""
         return False
 
     def graph_obstacle(self) -> str | None:
-        """Why nothing can be recorded in this process, and what to do; None: graphs are to be
-        had.
-        """
+        """Why nothing can be recorded in this process, and what to do; None: it can."""
         return None
 
     def graph(self, host_arguments: HostArguments | None = None) -> Graph:
