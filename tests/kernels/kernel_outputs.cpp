@@ -54,6 +54,15 @@ std::vector<uint8_t> stored_row(int kind, int columns) {
   };
   if (kind == 0) {
     for (const bf16 each : numbers(columns)) row.push_back(each.bits & 255), row.push_back(each.bits >> 8);
+  } else if (kind >= 7) {
+    // GGUF's Q3_K to Q6_K: 256 numbers, whose float16 scales stand at the end, or two at the beginning.
+    constexpr int kBytes[] = {110, 144, 176, 210};
+    const bool begins = kind == 8 || kind == 9;
+    for (int g = 0; g < columns / 256; ++g) {
+      if (begins) add_half(next_number() * 0.005f), add_half(next_number() * 0.005f);
+      for (int i = 0; i < kBytes[kind - 7] - (begins ? 4 : 2); ++i) row.push_back(next_bits() & 255);
+      if (!begins) add_half(next_number() * 0.005f);
+    }
   } else if (kind <= 3) {
     for (int g = 0; g < columns / 32; ++g) {
       add_half(next_number() * 0.05f);
@@ -67,11 +76,12 @@ std::vector<uint8_t> stored_row(int kind, int columns) {
 }
 
 void multiply(int kind, int columns, int tokens, int way) {
-  constexpr Format kFormats[] = {kBf16, kQ8, kQ4, kQ4, kInt8, kFp8, kFp8Blocks};
+  constexpr Format kFormats[] = {kBf16, kQ8, kQ4, kQ4, kInt8, kFp8, kFp8Blocks, kQ3K, kQ4K, kQ5K, kQ6K};
   constexpr int kRows = 45;
   state = 7 + kind;
-  if (!piecework_choose_way(way)) return;
   const Format format = kFormats[kind];
+  const bool has_blocks = format != kBf16 && format < kInt8;
+  if (way == kIntegers ? !has_blocks : !piecework_choose_way(way)) return;
   std::vector<std::vector<uint8_t>> rows;
   std::vector<const void*> places;
   for (int r = 0; r < kRows; ++r) rows.push_back(stored_row(kind, columns));
@@ -80,9 +90,9 @@ void multiply(int kind, int columns, int tokens, int way) {
   Aligned<uint8_t> packed((kRows + kPanel - 1) / kPanel * panel_bytes(format, columns));
   piecework_pack(kind, places.data(), kRows, columns, scales.data(), packed.data(), kThreads);
   const std::vector<bf16> bias = numbers(kRows), x = numbers(static_cast<size_t>(tokens) * columns);
-  const Linear linear{packed.data(), bias.data(), kRows, columns, format, {}, nullptr};
+  const Linear linear{packed.data(), bias.data(), kRows, columns, format, {nullptr, way == kIntegers ? GroupedColumns::kGroup : 0}, nullptr};
   std::vector<bf16> out(static_cast<size_t>(tokens) * kRows);
-  if (kind < 4) {
+  if (kind < 4 || has_blocks) {
     piecework_linear(&linear, x.data(), columns, nullptr, 0, out.data(), tokens, kThreads);
   } else {
     const int groups = kind == 6 ? columns / kScaledColumns : 1;
@@ -200,9 +210,9 @@ void sample() {
 }  // namespace
 
 int main() {
-  for (int kind = 0; kind < 7; ++kind)
-    for (int way = 0; way < 3; ++way)
-      for (int tokens : {1, 2, 13, 40}) multiply(kind, kind == 0 ? 1100 : 1152, tokens, way);
+  for (int kind = 0; kind < 11; ++kind)
+    for (int way : {kFloats, kDots, kHalves, kIntegers})
+      for (int tokens : {1, 2, 13, 40}) multiply(kind, kind == 0 ? 1100 : kind < 7 ? 1152 : 1280, tokens, way);
   for (CacheKind kind : {CacheKind::kAsQueries, CacheKind::kE4M3, CacheKind::kE5M2, CacheKind::kInt8})
     for (int head_size : {64, 20}) attend<bf16>(kind, head_size);
   attend<float>(CacheKind::kAsQueries, 64);
