@@ -70,6 +70,21 @@ class Batch:
         )
 
 
+def _places(
+    query_lens: list[int], seq_lens: list[int]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The last row of each request [B]; of each row [T] whose it is, and its position."""
+    count, ends = len(query_lens), np.array(seq_lens) - 1
+    if sum(query_lens) == count:
+        # What follows gives the same; decodes are short, and wait for it.
+        rows = np.arange(count)
+        return rows, rows, ends
+    lens = np.array(query_lens)
+    last_rows = lens.cumsum() - 1
+    owner = np.arange(count).repeat(lens)
+    return last_rows, owner, np.arange(len(owner)) + (ends - last_rows)[owner]
+
+
 def build_batch(
     scheduled: list[Scheduled],
     page_size: int,
@@ -98,10 +113,7 @@ def build_batch(
             for (request, num_new), end in zip(scheduled, seq_lens, strict=True)
         ]
     )
-    lens = np.array(query_lens)
-    last_rows = lens.cumsum() - 1
-    owner = np.arange(len(lens)).repeat(lens)
-    positions = np.arange(len(owner)) + (np.array(seq_lens) - 1 - last_rows)[owner]
+    last_rows, owner, positions = _places(query_lens, seq_lens)
     own = _numpy_dtype(slot_dtype)
     arrays = [input_ids, positions, last_rows[ending]]
     for table in _tables(scheduled, only_windows=only_windows):

@@ -98,7 +98,7 @@ class PendingStep:
         self._prompt_rows: list[_PromptRows] = []
         chosen = model.choose(batch) if _wants_likeliest(batch) else None
         if chosen is not None:
-            self.samples = Samples(chosen, chosen.clamp_min(0), [], [])
+            self.samples = Samples(chosen, [], [])
             return
         hidden = model.forward(batch)
         self._prompt_rows = list(_prompt_rows(model, scheduled, hidden))
@@ -155,7 +155,7 @@ def _sample(
     assert model.group is not None
     chosen = torch.empty(len(requests), dtype=torch.int64, device=model.device)
     model.group.broadcast(chosen)
-    return Samples(chosen, chosen.clamp_min(0), [], [])
+    return Samples(chosen, [], [])
 
 
 def _may_be_shared_out(requests: list[Request], ranks: int) -> bool:
@@ -177,7 +177,7 @@ def _sample_own(
     if own:
         chosen[: len(own)] = choose(logits[: len(own)], own)
     everyones = group.all_gather(chosen)[: len(requests)]
-    return Samples(everyones, everyones.clamp_min(0), [], [])
+    return Samples(everyones, [], [])
 
 
 class _PromptRows(NamedTuple):

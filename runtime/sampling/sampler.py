@@ -7,6 +7,7 @@ else, so a request gives the same text alone, in a crowd, and after it was resum
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -38,23 +39,27 @@ class Sampled(NamedTuple):
 
 
 class Samples:
-    """The next tokens of a step's requests. `tokens` [N] int64 lie on the device for the next step
-    to begin with, of the vocabulary.
-    """
+    """The next tokens of a step's requests."""
 
     def __init__(
         self,
         chosen: torch.Tensor,
-        tokens: torch.Tensor,
         asking: list[tuple[int, int]],
         logprobs: list[torch.Tensor],
     ) -> None:
-        """`chosen`: `tokens`, with `NO_TOKEN` where a row gave none; `asking`: (row, how many
-        alternatives) of those that want log-probabilities; `logprobs`: as gathered for them.
+        """`chosen`: a token or `NO_TOKEN` of each row; `asking`: (row, how many alternatives) of
+        those that want log-probabilities; `logprobs`: as gathered for them.
         """
-        self.chosen, self.tokens = chosen, tokens
+        self.chosen = chosen
         self._asking = asking
         self._copy = HostCopy([chosen, *logprobs])
+
+    @cached_property
+    def tokens(self) -> torch.Tensor:
+        """[N] int64 of the vocabulary, on the device: for the next step to begin with, where that
+        does not wait for this one.
+        """
+        return self.chosen.clamp_min(0)
 
     def read(self) -> list[Sampled]:
         """One a request, as soon as the device has them."""
@@ -91,12 +96,12 @@ def sample(
         raw = logits.index_select(0, index)
     adjust(logits, requests, sampled)
     chosen = choose(logits, requests)
-    tokens = chosen.clamp(0, logits.shape[1] - 1)
     logprobs: list[torch.Tensor] = []
     if asking:
         widest = max(top for _, top in asking)
-        logprobs = gather_logprobs(raw, tokens.index_select(0, index), widest)
-    return Samples(chosen, tokens, asking, logprobs)
+        tokens = chosen.index_select(0, index).clamp_min(0)
+        logprobs = gather_logprobs(raw, tokens, widest)
+    return Samples(chosen, asking, logprobs)
 
 
 def choose(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:

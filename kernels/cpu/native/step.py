@@ -128,13 +128,16 @@ class NativeStep:
         both = [each for each in (metadata, metadata.window) if each is not None]
         tables = [each.block_table.to(torch.int64).contiguous() for each in both]
         slots = [each.slot_mapping.to(torch.int64).contiguous() for each in both]
-        lens = torch.tensor([metadata.query_lens, metadata.seq_lens], dtype=torch.int32)
+        count = len(metadata.seq_lens)
+        lens = [
+            (ctypes.c_int32 * count)(*each) for each in (metadata.query_lens, metadata.seq_lens)
+        ]
         step = StepStruct(
             ctypes.addressof(self._model),
             *(ids.data_ptr(), places.data_ptr()),
             *(_BOTH(*(part.data_ptr() for part in parts)) for parts in (slots, tables)),
-            *(lens[0].data_ptr(), lens[1].data_ptr(), out, chosen),
-            *(tables[0].stride(0), lens.shape[1], ids.shape[0]),
+            *(*map(ctypes.addressof, lens), out, chosen),
+            *(tables[0].stride(0), count, ids.shape[0]),
         )
         succeeded = self._step(ctypes.byref(step), torch.get_num_threads())
         if self._group is not None:
