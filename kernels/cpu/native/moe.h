@@ -72,7 +72,6 @@ class Mixture {
       });
     });
     const auto weight_of = [&](int pair) { return experts.weighs_input ? 1.0f : choice.weights[pair]; };
-    if (choice.tokens == 1) return sum_panels(team, phase, experts, choice, closed, weight_of, write, last);
     products(team, phase, experts.down, experts.count, hidden / kPanel, closed,
              [&](const Linear& linear, Own& own, const auto& rows, const Group& group, int i) {
                own.multiplier.panel(linear, rows, i, 0, rows.tokens, [&](int t, int n, const float* values, int) {
@@ -127,18 +126,16 @@ class Mixture {
     if (memory.size() < size) memory.resize(size);
   }
 
-  // One a group that is at work at the same time.
-  static Own* own(int count) {
-    static thread_local std::vector<Own> all;
-    grow(all, count);
-    return all.data();
+  static Own& of_thread() {
+    static thread_local Own own;
+    return own;
   }
 
   // work(linear, own, rows, group, i) for each of `panels` of every group's expert; read(pair) gives a row of x. Each thread lays out the
   // rows of the groups whose panels it takes.
   template <class Read, class Work>
   void products(Team& team, int& phase, const Linear& all, int count, int panels, Read read, Work work) {
-    Own& mine = *own(1);
+    Own& mine = of_thread();
     int prepared = -1;
     team.each(phase, static_cast<int>(groups_.size()) * panels, [&](int item) {
       const int number = item / panels;
@@ -148,31 +145,6 @@ class Mixture {
       prepared = number;
       mine.rows(group.size, linear.columns).as(linear, [&](auto rows) { work(linear, mine, rows, group, item % panels); });
     });
-  }
-
-  // The second products and the sums of one token: no expert has more than one row.
-  template <class Read, class Weight, class Write, class Last>
-  void sum_panels(Team& team, int& phase, const Experts& experts, const Choice& choice, Read read, Weight weight_of, Write write, Last last) {
-    Own* const mine = own(choice.each);
-    const auto linear_of = [&](int j) { return of_expert(experts.down, groups_[group_of_[places_[j]]].expert, experts.count); };
-    bool is_taken = false;
-    team.each(phase, experts.down.rows / experts.count / kPanel, [&](int i) {
-      float sums[kPanel] = {};
-      for (int j = 0; j < choice.each; ++j) {
-        if (places_[j] < 0) continue;
-        const Linear linear = linear_of(j);
-        if (!is_taken) mine[j].take(linear, groups_[group_of_[places_[j]]], read);
-        mine[j].rows(1, linear.columns).as(linear, [&](auto rows) {
-          mine[j].multiplier.panel(linear, rows, i, 0, 1, [&](int, int, const float* values, int) {
-            const float weight = weight_of(j);
-#pragma omp simd
-            for (int r = 0; r < kPanel; ++r) sums[r] += weight * values[r];
-          });
-        });
-      }
-      is_taken = true;
-      write(0, i * kPanel, sums, kPanel);
-    }, last);
   }
 
   static const bf16* weighed(const bf16* row, float weight, int size);
