@@ -157,5 +157,5 @@ def _with_states(steps: ResolvedConfig, free_bytes: int, slot_bytes: int) -> Res
         steps,
         max_running_requests=running,
         cuda_graph_max_bs=min(running, steps.cuda_graph_max_bs),
-        state_slots=min(slots, 2 * running) + 1,
+        state_slots=(running if steps.disable_radix_cache else min(slots, 2 * running)) + 1,
     )

@@ -138,6 +138,11 @@ def test_states_take_half_of_the_memory_at_most_and_limit_what_runs(
     assert slots * slot + config.max_total_tokens // 16 * MIB <= 1000 * MIB
 
 
+def test_states_of_prefixes_that_are_not_shared_take_no_memory() -> None:
+    config = resolved(slot=MIB, max_running_requests=16, disable_radix_cache=True)
+    assert config.state_slots == 17
+
+
 def test_no_memory_for_the_state_of_one_request() -> None:
     with pytest.raises(ValueError, match=r"recurrent states: 1000 MiB .* 400\.00 MiB; choose"):
         resolved(slot=400 * MIB)
