@@ -1,6 +1,7 @@
 """Measures the CPU's kernels of 8 bits beside those of 16: `python -m piecework.bench.cpu_kernels`.
 
 products  linear layers of SmolLM2's sizes: bfloat16's time divided by that of INT8 and FP8
+integers  weights in GGUF's blocks: the time with activations of 16 bits divided by that of 8
 quantise  activations, alone and behind norms and gates: plain torch, `torch.compile`, the kernel
 invariant linear layers in bfloat16 with `--batch-invariant`: their time divided by that without
 cache     a decode's attention over a KV cache in 8 bits: bfloat16's time divided by theirs
@@ -11,6 +12,7 @@ Each figure is the least of many, taken in turn on one thread.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +20,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import gguf.quants as gguf
 import torch
+from gguf import GGMLQuantizationType as Kind
 
 from ..kernels import reference
 from ..kernels.attention import AttentionMetadata, KVLayout
@@ -26,12 +30,14 @@ from ..kernels.cache_format import CACHE_DTYPES, pages_shape, store
 from ..kernels.cpu.native import quantize
 from ..kernels.cpu.native.attention import NativeAttention, native_or_torch
 from ..kernels.cpu.native.build import load_kernels
-from ..kernels.cpu.native.linear import multiply, native_linear
+from ..kernels.cpu.native.linear import NativeLinear, multiply, native_linear
 
 SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536), (49152, 576))
 """Rows and columns of the weights."""
 TOKENS = (1, 8, 64, 256, 1024)
 _KINDS = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
+_BYTES = 3
+"""`piecework_multiply_adds` knows products of bytes by it."""
 _MOST_NUMBERS = 60_000_000
 """Of the weights of one shape, one after another, so that they come from memory."""
 _LAYERS, _PAGE_SIZE, _HEADS, _KV_HEADS, _HEAD_SIZE = 30, 16, 9, 3, 64
@@ -110,6 +116,46 @@ def invariant(rounds: int) -> list[str]:
             cells.append(f"{best['1'] / best['0']:.2f}")
         lines.append(_row(f"{rows:,} x {columns:,}", *cells))
     library.piecework_set_batch_invariant(0)
+    return lines
+
+
+def integers(rounds: int) -> list[str]:
+    """A row a format and shape: how many times as fast as with activations of 16 bits, and in
+    parentheses the share of a core's peak in products of bytes.
+    """
+    library = load_kernels()
+    assert library is not None
+    multiply_adds = library.piecework_multiply_adds
+    multiply_adds.restype = ctypes.c_int64
+    steps = 1 << 22
+    made = {"int8": lambda: multiply_adds(_BYTES, ctypes.c_int64(steps), 1)}
+    peak = made["int8"]() / least(made, 5 * rounds)["int8"]
+    lines = [_row("format, N x K", *map(str, TOKENS)), _row(*["---"] * (1 + len(TOKENS)))]
+    for kind in ("Q4_0", "Q8_0"):
+        for rows, columns in SHAPES[2:4]:
+            blocks = gguf.quantize(torch.randn(rows, columns).numpy(), Kind[kind])
+            copies = min(30, _MOST_NUMBERS // (rows * columns))
+            cells = []
+            for tokens in TOKENS:
+                x, calls = _random(tokens, columns), dict[str, Callable[[], Any]]()
+                for activations in ("bf16", "int8"):
+                    kernels = NativeLinear(library, activations=activations)
+                    layout = kernels.layout(kind, columns)
+                    assert layout is not None
+                    packed = [kernels.pack(kind, [torch.from_numpy(blocks)]) for _ in range(copies)]
+
+                    def call(
+                        x: Any = x, packed: Any = packed, rows: int = rows, layout: int = layout
+                    ) -> None:
+                        for weight in packed:
+                            multiply(library, x, None, weight, None, rows, layout)
+
+                    calls[activations] = call
+                best = least(calls, rounds)
+                rate = 2 * rows * columns * tokens * copies / best["int8"]
+                share = f" ({rate / peak:.2f})" if peak else ""
+                cells.append(f"{best['bf16'] / best['int8']:.2f}{share}")
+            lines.append(_row(f"{kind}, {rows:,} x {columns:,}", *cells))
     return lines
 
 
@@ -201,7 +247,13 @@ def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-PARTS = {"products": products, "invariant": invariant, "quantise": quantising, "cache": cache}
+PARTS = {
+    "products": products,
+    "invariant": invariant,
+    "integers": integers,
+    "quantise": quantising,
+    "cache": cache,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
