@@ -13,7 +13,8 @@ class LinearKernels(Protocol):
     format of GGUF such as "Q4_1", or numbers of 8 bits with float32 scales: "int8" and "fp8_e4m3"
     with one a row, "fp8_e4m3_blocks" with one for each 128 columns of a row; or numbers of 4 or 8
     bits that are widened to x's dtype, "weight_only 4 128 zeros", whose groups of as many columns
-    have a scale and a zero point, "symmetric" where all of those are 2^(bits - 1).
+    have a scale and a zero point, "symmetric" where all of those are 2^(bits - 1). "mixed Q4_K 64
+    Q6_K 32" names formats of GGUF and how many rows of each follow one another.
 
     `op(x, weight, bias, out_features, layout)`: x [T, in] in the dtype that the kernels were made
     for (bfloat16 on a CPU), `weight` as `pack` gives it, bias [out] or None, to [T, out], all of
@@ -46,7 +47,7 @@ class LinearKernels(Protocol):
         """How weights of this kind are packed; None for what the kernels do not know."""
         ...
 
-    def packed_shape(self, layout: int, in_features: int, out_features: int) -> tuple[int, int]:
+    def packed_shape(self, kind: str, in_features: int, out_features: int) -> tuple[int, int]:
         """Shape of the packed weight, of uint8."""
         ...
 

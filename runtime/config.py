@@ -106,8 +106,8 @@ class EngineConfig:
     )
     quantization: str = option(
         "auto",
-        "auto: weights stay in the 4 or 8 bits that a checkpoint or .gguf file (Q4_0, Q4_1, Q8_0) "
-        "holds them in, where the device can multiply by such; none: all are widened to --dtype; "
+        "auto: weights stay in the 2 to 8 bits that a checkpoint or .gguf file holds them in, "
+        "where the device can multiply by such; none: all are widened to --dtype; "
         "fp8, int8: weights of 16 bits are quantised while they are loaded, and activations "
         "when they are multiplied; q8_0, q4_0: weights alone, in blocks of 32 numbers",
         group=MODEL,

@@ -9,7 +9,18 @@ import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-_HALVES = {"Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+_HALVES = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+    "MXFP4": (),
+}
 """Where a block has its float16 numbers."""
 
 
@@ -23,5 +34,7 @@ def random_blocks(
     for place in _HALVES[kind]:
         halves = generator.normal(0, 1e-3, blocks.shape[:2]).astype(np.float16)
         blocks[..., place : place + 2] = halves[..., None].view(np.uint8)
+    if kind == "MXFP4":
+        blocks[..., 0] = generator.integers(115, 125, blocks.shape[:2])  # powers of two
     stored = blocks.reshape(rows, -1)
     return stored, dequantize(stored, GGMLQuantizationType[kind])

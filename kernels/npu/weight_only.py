@@ -103,11 +103,13 @@ class WeightOnlyKernels:
                     return Layout(int(bits), group, zeros == "symmetric").number
         return None
 
-    def packed_shape(self, layout: int, in_features: int, out_features: int) -> tuple[int, int]:
+    def packed_shape(self, kind: str, in_features: int, out_features: int) -> tuple[int, int]:
         widths = (
             _padded(min(_ROWS_AT_ONCE, out_features - begin))
             for begin in range(0, out_features, _ROWS_AT_ONCE)
         )
+        layout = self.layout(kind, in_features)
+        assert layout is not None
         found = Layout.of_number(layout)
         return 1, sum(sum(found.sections(width, in_features)) for width in widths)
 

@@ -260,7 +260,7 @@ class Linear(nn.Module):
         layout = kernels.layout(kind, self.in_features)
         assert layout is not None
         if self.weight.is_meta:
-            shape = kernels.packed_shape(layout, self.in_features, self.out_features)
+            shape = kernels.packed_shape(kind, self.in_features, self.out_features)
             packed = torch.empty(shape, dtype=torch.uint8, device="meta")
         else:
             packed = kernels.pack(kind, parts, scales)

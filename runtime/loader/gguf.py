@@ -20,7 +20,6 @@ from ..gguf_config import GGUF_ROPE_FACTORS
 from ..layers.linear import StoredTensor
 from ..model_config import ModelConfig
 from ..models.registry import model_class
-from ..quantization.mxfp4 import blocks_of_gguf
 from .gguf_reader import FastGGUFReader
 
 _NUMBERS = {
@@ -31,8 +30,6 @@ _NUMBERS = {
 }
 _EXPERT = ".*."
 """In the name of a tensor that holds all experts of a layer: where the number of each goes."""
-_KEPT_AS = {GGMLQuantizationType.MXFP4: "Q8_0"}
-"""Formats whose numbers another one holds exactly, for which there are kernels."""
 _PIECE = 2**18
 """Values that are dequantised at once: a multiple of every format's block."""
 
@@ -103,9 +100,7 @@ class _Stored(NamedTuple):
             name=self.name,
             shape=tuple(each.stop - each.start for each in index),
             copy_to=partial(self._copy, index),
-            kind=_KEPT_AS.get(self.tensor.tensor_type, self.tensor.tensor_type.name)
-            if is_quantized
-            else None,
+            kind=self.tensor.tensor_type.name if is_quantized else None,
             blocks=partial(self._blocks, index) if is_quantized else None,
             cut=self.part,
         )
@@ -126,10 +121,7 @@ class _Stored(NamedTuple):
 
     def _blocks(self, index: tuple[slice, ...]) -> torch.Tensor:
         """[rows, bytes] uint8, copied."""
-        stored = self._in_order(torch.from_numpy(np.array(self._bytes(index))))
-        if self.tensor.tensor_type == GGMLQuantizationType.MXFP4:
-            return blocks_of_gguf(stored)
-        return stored
+        return self._in_order(torch.from_numpy(np.array(self._bytes(index))))
 
     def _bytes(self, index: tuple[slice, ...]) -> npt.NDArray[np.uint8]:
         """[rows, bytes] of the file: the blocks that have some of the columns."""

@@ -1,8 +1,10 @@
-"""Blocks of a GGUF file: the 4 or 8 bits that they hold, packed for the device's own kernels."""
+"""Blocks of a GGUF file: the 2 to 8 bits that they hold, packed for the device's own kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 import torch
 from torch import nn
@@ -10,9 +12,24 @@ from torch import nn
 from ...kernels.linear import LinearKernels
 from ..layers.linear import Axis, Linear, Place, StoredTensor
 
+_MIXED = "gguf "
+
+
+def kind_of(formats: Sequence[str]) -> str:
+    """Of a layer whose parts are stored in these: "Q4_K", or "gguf Q4_K Q4_K Q6_K"."""
+    return formats[0] if len(set(formats)) == 1 else _MIXED + " ".join(formats)
+
+
+def packed_kind(kind: str, rows: Sequence[int]) -> str:
+    """What `LinearKernels` call a weight of this kind whose parts have so many rows."""
+    if not kind.startswith(_MIXED):
+        return kind
+    parts = groupby(zip(kind.split()[1:], rows, strict=True), key=itemgetter(0))
+    return "mixed " + " ".join(f"{each} {sum(rows for _, rows in run)}" for each, run in parts)
+
 
 class GGUFBlocks:
-    """The `LinearMethod` of one layer whose parts are all stored as `kind`, such as "Q4_1"."""
+    """The `LinearMethod` of one layer: see `kind_of`."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -35,8 +52,17 @@ class GGUFBlocks:
     def finish(self, layer: Linear, kernels: LinearKernels | None) -> None:
         assert kernels is not None
         blocks = [tensor.blocks() for _, tensor in sorted(self._parts.items()) if tensor.blocks]
-        layer.pack(kernels, self.kind, blocks)
+        layer.pack(kernels, packed_kind(self.kind, list(layer.parts.values())), blocks)
         self._parts.clear()
 
     def apply(self, layer: Linear, x: torch.Tensor) -> torch.Tensor:
         return layer.multiply_packed(x)
+
+
+def describe(kind: str) -> str:
+    """For people."""
+    return " and ".join(dict.fromkeys(kind.split()[1:]))
+
+
+def make_method(kind: str) -> GGUFBlocks:
+    return GGUFBlocks(kind)

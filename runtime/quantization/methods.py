@@ -26,7 +26,7 @@ from ...kernels.linear import LinearKernels
 from ..layers.linear import CannotSplitError, Embedding, Linear, LinearMethod, StoredTensor
 from ..layers.moe import ExpertLinear, Router
 from ..models.causal_lm import CausalLM
-from .gguf import GGUFBlocks
+from .gguf import GGUFBlocks, kind_of, packed_kind
 from .on_load import COLUMNS, finished_kind
 from .registry import PLAIN, Scheme
 from .unquantized import WIDENED, Unquantized, Widened
@@ -60,25 +60,26 @@ def make_method(kind: str) -> LinearMethod:
 def stored_kinds(
     model: CausalLM, kernels: LinearKernels | None, tensors: Sequence[StoredTensor]
 ) -> Kinds:
-    """Of a .gguf file: the layers whose quantised weights are kept as they are, where all parts are
-    of one format that the kernels know. None are where other kernels multiply numbers, which on
+    """Of a .gguf file: the layers whose quantised weights are kept as they are, where the kernels
+    know the formats of all parts. None are where other kernels multiply numbers, which on
     processors with matrix units they do several times as fast, nor where a split cuts blocks of 256
     columns. Raises `CannotSplitError` where it cuts smaller ones.
     """
     if kernels is None or kernels.layout(PLAIN, _ANY_WIDTH) is None:
         return NOTHING_PACKED
-    stored = {tensor.name: tensor.kind for tensor in tensors}
+    stored = {tensor.name: tensor.kind for tensor in tensors if tensor.blocks is not None}
     kinds = {}
     for prefix, linear in named_linears(model):
-        # Rows of one weight are of one kind.
-        found = {stored.get(weight_name(model, prefix, part)) for part in linear.parts}
-        kind = found.pop() if len(found) == 1 else None
-        if (
-            kind
-            and linear.usable(kernels)
-            and kernels.layout(kind, linear.whole_in_features) is not None
-        ):
-            if kernels.layout(kind, linear.in_features) is not None:
+        found = [stored.get(weight_name(model, prefix, part)) for part in linear.parts]
+        formats = [each for each in found if each is not None]
+        if len(formats) < len(found) or not linear.usable(kernels):
+            continue
+        kind = kind_of(formats)
+        if kind not in formats and isinstance(linear, ExpertLinear):
+            continue
+        packed = packed_kind(kind, list(linear.parts.values()))
+        if kernels.layout(packed, linear.whole_in_features) is not None:
+            if kernels.layout(packed, linear.in_features) is not None:
                 kinds[prefix] = kind
             elif linear.in_features % _LEAST_BLOCK:
                 raise _cut(prefix, linear, f"blocks of {kind}")

@@ -1,5 +1,5 @@
 """MXFP4 (OCP Microscaling Formats 1.0) as GPT-OSS's checkpoints have it: numbers of 4 bits, each 32
-with a power of two. They are kept in 8 bits, which hold all of them exactly.
+with a power of two.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .config import Patterns, names
 from .registry import PLAIN, Scheme
 
 QUANT_METHOD = "mxfp4"
-_KIND = "mxfp4 Q8_0"
-_STORED = "Q8_0"
+_KIND = "mxfp4 MXFP4"
+_STORED = "MXFP4"
 _BLOCK = 32
 _DOUBLES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice what the numbers of 4 bits (e2m1) stand for."""
@@ -67,7 +67,7 @@ class MXFP4:
     def finish(self, layer: Linear, kernels: LinearKernels | None) -> None:
         assert kernels is not None
         parts = () if layer.weight.is_meta else layer.parts
-        layer.pack(kernels, _STORED, [q8_0_blocks(*self._codes(part)) for part in parts])
+        layer.pack(kernels, _STORED, [gguf_blocks(*self._codes(part)) for part in parts])
         self._parts.clear()
 
     def widen(self, layer: Linear) -> torch.Tensor:
@@ -90,20 +90,12 @@ class MXFP4:
         return torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2), scales
 
 
-def q8_0_blocks(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """codes [rows, groups, 32] and scales [rows, groups], uint8, as rows of GGUF's Q8_0."""
-    halves = torch.ldexp(torch.ones(()), scales.int() - _BIAS).half().unsqueeze(-1)
-    blocks = torch.cat((halves.view(torch.uint8), _doubles(codes).view(torch.uint8)), dim=-1)
-    return blocks.flatten(1)
-
-
-def blocks_of_gguf(blocks: torch.Tensor) -> torch.Tensor:
-    """Rows of ggml's block_mxfp4, a scale before 16 bytes whose low halves come first, as rows of
-    Q8_0.
+def gguf_blocks(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """codes [rows, groups, 32] and scales [rows, groups], uint8, as rows of ggml's block_mxfp4: a
+    scale before 16 bytes, whose low halves are the first 16 columns.
     """
-    groups = blocks.view(len(blocks), -1, 17)
-    codes = torch.cat((groups[..., 1:] & 15, groups[..., 1:] >> 4), dim=-1)
-    return q8_0_blocks(codes, groups[..., 0])
+    halves = codes[..., :16] | codes[..., 16:] << 4
+    return torch.cat((scales.unsqueeze(-1), halves), dim=-1).flatten(1)
 
 
 def _doubles(codes: torch.Tensor) -> torch.Tensor:
@@ -112,7 +104,7 @@ def _doubles(codes: torch.Tensor) -> torch.Tensor:
 
 def describe(kind: str) -> str:
     """For people."""
-    return "mxfp4, kept in 8 bits"
+    return "mxfp4"
 
 
 def make_method(kind: str) -> MXFP4:

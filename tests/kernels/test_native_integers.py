@@ -20,6 +20,7 @@ from piecework.kernels.cpu.native import build
 from piecework.kernels.cpu.native.linear import INTEGERS, Layout, NativeLinear, multiply
 
 K_QUANTS = ["Q3_K", "Q4_K", "Q5_K", "Q6_K"]
+OTHERS = ["Q2_K", "Q5_0", "Q5_1", "IQ4_NL", "IQ4_XS", "MXFP4"]
 KINDS = ["Q8_0", "Q4_0", "Q4_1", *K_QUANTS]
 VARIANTS = native_variants()
 each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
@@ -38,7 +39,7 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 
 def stored(kind: str, rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Blocks of a file, and the numbers that they stand for."""
-    if kind in K_QUANTS:
+    if kind in K_QUANTS + OTHERS:
         random, values = random_blocks(kind, rows, columns, seed)
         return torch.from_numpy(random), torch.from_numpy(values).double()
     numbers = np.random.default_rng(seed).normal(0, 0.1, (rows, columns)).astype(np.float32)
@@ -63,7 +64,7 @@ def product(
 
 def width(kind: str, groups: int) -> int:
     """Of whole blocks; some are wider than what is summed at once."""
-    return 256 * (1 + groups // 8) if kind in K_QUANTS else 32 * groups
+    return 256 * (1 + groups // 8) if kind in K_QUANTS + OTHERS else 32 * groups
 
 
 def inputs(tokens: int, columns: int, seed: int = 0) -> torch.Tensor:
@@ -75,7 +76,7 @@ def inputs(tokens: int, columns: int, seed: int = 0) -> torch.Tensor:
 @each_variant
 @settings(max_examples=20)
 @given(
-    kind=st.sampled_from(KINDS),
+    kind=st.sampled_from(KINDS + OTHERS),
     tokens=st.integers(0, 30),
     rows=st.integers(1, 100),
     groups=st.integers(1, 70),

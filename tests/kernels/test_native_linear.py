@@ -26,7 +26,7 @@ from piecework.kernels.cpu.native import build
 from piecework.kernels.cpu.native import linear as native
 from piecework.kernels.cpu.native.linear import NativeLinear
 
-K_QUANTS = ["Q3_K", "Q4_K", "Q5_K", "Q6_K"]
+BLOCKS = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q5_1", "IQ4_NL", "IQ4_XS", "MXFP4"]
 KINDS = ["bfloat16", "Q8_0", "Q4_0", "Q4_1"]
 VARIANTS = native_variants()
 
@@ -38,7 +38,7 @@ def fastest_variant() -> ctypes.CDLL:
 
 def weight(kind: str, rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A weight as it is stored, and its numbers in float64."""
-    if kind in K_QUANTS:
+    if kind in BLOCKS:
         blocks, values = random_blocks(kind, rows, columns, seed)
         return torch.from_numpy(blocks), torch.from_numpy(values).double()
     return stored_as(
@@ -50,7 +50,7 @@ def width(kind: str, groups: int) -> int:
     """Columns: any number, or whole blocks. Some are more than what is summed at once."""
     if kind == "bfloat16":
         return 17 * groups + 1
-    return 256 * (1 + groups // 8) if kind in K_QUANTS else 32 * groups
+    return 256 * (1 + groups // 8) if kind in BLOCKS else 32 * groups
 
 
 def stored_as(kind: str, numbers: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -103,7 +103,7 @@ def most_exact_way() -> Iterator[None]:
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 @settings(max_examples=25)
 @given(
-    kind=st.sampled_from(KINDS + K_QUANTS),
+    kind=st.sampled_from(KINDS + BLOCKS),
     tokens=st.integers(0, 90),
     rows=st.integers(1, 200),
     groups=st.integers(1, 70),
@@ -125,7 +125,7 @@ def test_it_is_the_product(
     layout = kernels.layout(kind, columns)
     assert layout is not None
     packed = kernels.pack(kind, [stored])
-    assert packed.shape == kernels.packed_shape(layout, columns, rows)
+    assert packed.shape == kernels.packed_shape(kind, columns, rows)
     generator = torch.Generator().manual_seed(seed)
     # Rows of x may lie apart, as those of a slice do.
     x = torch.randn(tokens, columns + 3, generator=generator).bfloat16()[:, :columns]
@@ -174,7 +174,7 @@ def product(
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    kind=st.sampled_from(KINDS + K_QUANTS),
+    kind=st.sampled_from(KINDS + BLOCKS),
     tokens=st.integers(6, 90),
     rows=st.integers(1, 200),
     groups=st.integers(1, 70),
@@ -272,7 +272,7 @@ def test_products_of_few_rows_round_no_weights(way: Way, kind: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-@pytest.mark.parametrize("kind", K_QUANTS)
+@pytest.mark.parametrize("kind", BLOCKS)
 def test_blocks_keep_their_values(variant: build.Variant, kind: str) -> None:
     """To the rounding of float32, which what is left of a few beside their bfloat16 shows."""
     kernels = NativeLinear(build.load_variant(variant))
@@ -298,6 +298,25 @@ def test_parts_are_rows_one_after_another(kind: str) -> None:
     layout = kernels.layout(kind, 64)
     found = kernels.op(x, packed, None, 141, layout)
     assert close(found, x.double() @ torch.cat(numbers).T, x, torch.cat(numbers))
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 40])
+def test_parts_may_be_of_several_kinds(way: Way, tokens: int) -> None:
+    kernels = NativeLinear(fastest_variant())
+    sizes = {"Q4_K": 64, "Q6_K": 32, "Q5_1": 40}
+    parts, numbers = zip(
+        *(weight(kind, rows, 512, rows) for kind, rows in sizes.items()), strict=True
+    )
+    kind = "mixed " + " ".join(f"{kind} {rows}" for kind, rows in sizes.items())
+    layout, packed = kernels.layout(kind, 512), kernels.pack(kind, parts)
+    assert layout is not None and packed.shape == kernels.packed_shape(kind, 512, 136)
+    x = torch.randn(tokens, 512).bfloat16()
+    exact = x.double() @ way.rounded(torch.cat(numbers)).T
+    if tokens < 24:
+        exact = x.double() @ torch.cat(numbers).T
+    found = multiply(fastest_variant(), x, packed, None, 136, layout)
+    assert close(found, exact, x, torch.cat(numbers), way.loss)
+    assert kernels.layout("mixed Q4_K 40 Q6_K 32", 512) is None
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 70])

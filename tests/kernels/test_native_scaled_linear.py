@@ -89,7 +89,7 @@ def test_it_is_the_product_of_what_the_numbers_stand_for(
     assert layout is not None
     cut = rows // 3
     packed = kernels.pack(kind, [weight[:cut], weight[cut:]], [scale[:cut], scale[cut:]])
-    assert packed.shape == kernels.packed_shape(layout, columns, rows)
+    assert packed.shape == kernels.packed_shape(kind, columns, rows)
     generator = torch.Generator().manual_seed(seed)
     x, x_scale = quantized(torch.randn(tokens, columns, generator=generator), scheme, KINDS[kind])
     bias = torch.randn(rows, generator=generator).bfloat16() if has_bias else None

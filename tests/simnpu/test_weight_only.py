@@ -48,7 +48,7 @@ class Weight:
         half = self.shape[0] // 2
         parts = [(self.numbers[part], pairs[part]) for part in (slice(half), slice(half, None))]
         weight = kernels.pack(self.kind, *zip(*parts, strict=True))
-        assert weight.shape == kernels.packed_shape(layout, self.shape[1], self.shape[0])
+        assert weight.shape == kernels.packed_shape(self.kind, self.shape[1], self.shape[0])
         return weight, layout
 
     def product(self, *, bias: bool = True, x: torch.Tensor | None = None) -> torch.Tensor:

@@ -1,6 +1,8 @@
 // GGUF's blocks (ggml-org/ggml, src/ggml-common.h and ggml-quants.c) brought into panels.
 #include "blocks.h"
 
+#include <cmath>
+
 namespace piecework {
 namespace {
 
@@ -13,17 +15,18 @@ struct Block {
 
 uint16_t half_at(const uint8_t* from) { return load<uint16_t>(from); }
 
-// Minus eight times a float16: exact but where it is more than the largest, which gives infinity.
-uint16_t times_minus_eight(uint16_t half) {
+// Minus a power of two times a float16: exact but where it is more than the largest, which gives infinity.
+uint16_t times_minus(uint16_t half, int power) {
   const uint32_t sign = ~half & 0x8000u;
   uint32_t exponent = (half >> 10) & 31u, fraction = half & 0x3ffu;
   if (exponent == 0) {
     // Subnormal: the fraction itself is multiplied, and may become a normal number.
-    fraction <<= 3;
+    fraction <<= power;
     for (exponent = fraction > 0x3ffu ? 1 : 0; fraction > 0x7ffu; fraction >>= 1) ++exponent;
     return static_cast<uint16_t>(sign | exponent << 10 | (fraction & 0x3ffu));
   }
-  return static_cast<uint16_t>(exponent + 3 > 30 ? sign | 0x7c00u : sign | (exponent + 3) << 10 | fraction);
+  exponent += power;
+  return static_cast<uint16_t>(exponent > 30 ? sign | 0x7c00u : sign | exponent << 10 | fraction);
 }
 
 // 2 * count numbers: the low halves of the bytes, then the high ones.
@@ -47,7 +50,7 @@ struct Q4_0 {
   static constexpr int kBytes = 18;
 
   static void read(const uint8_t* from, Block& to) {
-    to.scale = half_at(from), to.minimum = times_minus_eight(to.scale);
+    to.scale = half_at(from), to.minimum = times_minus(to.scale, 3);
     read_nibbles(from + 2, 16, to.numbers);
   }
 };
@@ -59,6 +62,69 @@ struct Q4_1 {
   static void read(const uint8_t* from, Block& to) {
     to.scale = half_at(from), to.minimum = half_at(from + 2);
     read_nibbles(from + 4, 16, to.numbers);
+  }
+};
+
+// The fifth bits of 32 numbers.
+void add_fifth(const uint8_t* from, uint8_t* numbers) {
+  for (int k = 0; k < kUnit; ++k) numbers[k] |= (from[k / 8] >> (k % 8) & 1) << 4;
+}
+
+// Without minima: they are minus sixteen scales.
+struct Q5_0 {
+  using Kind = Q5;
+  static constexpr int kBytes = 22;
+
+  static void read(const uint8_t* from, Block& to) {
+    to.scale = half_at(from), to.minimum = times_minus(to.scale, 4);
+    read_nibbles(from + 6, 16, to.numbers);
+    add_fifth(from + 2, to.numbers);
+  }
+};
+
+struct Q5_1 {
+  using Kind = Q5;
+  static constexpr int kBytes = 24;
+
+  static void read(const uint8_t* from, Block& to) {
+    to.scale = half_at(from), to.minimum = half_at(from + 2);
+    read_nibbles(from + 8, 16, to.numbers);
+    add_fifth(from + 4, to.numbers);
+  }
+};
+
+struct IQ4_NL {
+  using Kind = IQ4NL;
+  static constexpr int kBytes = 18;
+
+  static void read(const uint8_t* from, Block& to) {
+    to.scale = half_at(from);
+    read_nibbles(from + 2, 16, to.numbers);
+  }
+};
+
+// The scale is a power of two, half of which its doubled numbers have, as a float16: 0 where that has none as small.
+struct MXFP4Blocks {
+  using Kind = MXFP4;
+  static constexpr int kBytes = 17;
+
+  static void read(const uint8_t* from, Block& to) {
+    to.scale = float_to_half(std::ldexp(1.0f, from[0] - 128));
+    read_nibbles(from + 1, 16, to.numbers);
+  }
+};
+
+struct IQ4_XS {
+  using Kind = IQ4XS;
+  static constexpr int kBytes = 136;
+
+  static void read(const uint8_t* from, Block& to) {
+    to.scale = half_at(from);
+    const uint16_t high = load<uint16_t>(from + 2);
+    for (int u = 0; u < 8; ++u) {
+      to.scales[u] = static_cast<uint8_t>(((from[4 + u / 2] >> (u % 2 * 4) & 15) | (high >> (2 * u) & 3) << 4) - 32);
+      read_nibbles(from + 8 + u * 16, 16, to.numbers + u * kUnit);
+    }
   }
 };
 
@@ -112,15 +178,26 @@ struct Q6_K {
   }
 };
 
+// The lower two bits, a plane of 32 bytes after another for each 128 columns.
+uint8_t two_bits(const uint8_t* from, int k) { return from[k / 128 * kUnit + k % kUnit] >> (k / kUnit % 4 * 2) & 3; }
+
+struct Q2_K {
+  using Kind = Q2K;
+  static constexpr int kBytes = 84;
+
+  static void read(const uint8_t* from, Block& to) {
+    std::memcpy(to.scales, from, 16);
+    for (int k = 0; k < 8 * kUnit; ++k) to.numbers[k] = two_bits(from + 16, k);
+    read_factors(from + 80, to);
+  }
+};
+
 struct Q3_K {
   using Kind = Q3K;
   static constexpr int kBytes = 110;
 
   static void read(const uint8_t* from, Block& to) {
-    for (int k = 0; k < 8 * kUnit; ++k) {
-      const int of_half = k / kUnit % 4, high = from[k % kUnit] >> (k / kUnit) & 1;
-      to.numbers[k] = static_cast<uint8_t>((from[32 + k / 128 * kUnit + k % kUnit] >> (2 * of_half) & 3) | high << 2);
-    }
+    for (int k = 0; k < 8 * kUnit; ++k) to.numbers[k] = two_bits(from + 32, k) | (from[k % kUnit] >> (k / kUnit) & 1) << 2;
     const uint8_t* scales = from + 96;
     for (int g = 0; g < 16; ++g) {
       const int low = g < 8 ? scales[g] & 15 : scales[g - 8] >> 4, high = scales[8 + g % 4] >> (g / 4 * 2) & 3;
@@ -146,6 +223,11 @@ void write_numbers(Planes<Low, High>, const uint8_t* numbers, int r, uint8_t* un
   if constexpr (High > 0) write_plane<High, Low>(numbers, r, unit + 4 * Low * kPanel);
 }
 
+template <class Table>
+void write_numbers(Chosen<Table>, const uint8_t* numbers, int r, uint8_t* unit) {
+  write_plane<4, 0>(numbers, r, unit);
+}
+
 void write_numbers(Bytes, const uint8_t* numbers, int r, uint8_t* unit) {
   for (int k = 0; k < kUnit; ++k) unit[((k / 8 * 2 + k % 2) * kPanel + r) * 4 + k % 8 / 2] = numbers[k];
 }
@@ -165,6 +247,12 @@ void write_scales(BlockScales<Columns, HasMinima, Offset> of, const Block& from,
   };
   write(from.scales, from.scale);
   if (HasMinima) write(from.minima, from.minimum);
+}
+
+void write_scales(NibbleScales, const Block& from, int r, uint8_t* scales) {
+  for (int g = 0; g < 16; ++g) scales[g * kPanel + r] = from.scales[g];
+  std::memcpy(scales + NibbleScales::kGroupBytes + 2 * r, &from.scale, 2);
+  std::memcpy(scales + NibbleScales::kGroupBytes + 2 * (kPanel + r), &from.minimum, 2);
 }
 
 template <class Stored>
@@ -190,6 +278,12 @@ void pack_blocks(Stored stored, const uint8_t* const* rows, int count, int colum
     case kStoredQ4_K: return pack<Q4_K>(rows, count, columns, out);
     case kStoredQ5_K: return pack<Q5_K>(rows, count, columns, out);
     case kStoredQ6_K: return pack<Q6_K>(rows, count, columns, out);
+    case kStoredQ2_K: return pack<Q2_K>(rows, count, columns, out);
+    case kStoredQ5_0: return pack<Q5_0>(rows, count, columns, out);
+    case kStoredQ5_1: return pack<Q5_1>(rows, count, columns, out);
+    case kStoredIQ4_NL: return pack<IQ4_NL>(rows, count, columns, out);
+    case kStoredIQ4_XS: return pack<IQ4_XS>(rows, count, columns, out);
+    case kStoredMXFP4: return pack<MXFP4Blocks>(rows, count, columns, out);
     default: return;
   }
 }

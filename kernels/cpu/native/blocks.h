@@ -78,6 +78,39 @@ struct Planes<4, 0> {
   }
 };
 
+// 4 bits that choose one of a table's numbers, which have a sign.
+template <class Table>
+struct Chosen {
+  static constexpr int kBytes = 16 * kPanel, kMost = Table::kMost, kBits = 8;
+
+  template <int J, int P>
+  static words four(const uint8_t* unit, int row) {
+    return bytes_of_table(four_of_plane<4, J, P>(unit, row), Table::kNumbers);
+  }
+
+  template <int Begin, int End, class Use>
+  __attribute__((always_inline)) static void each(const uint8_t* unit, int row, Use&& use) {
+    const uint32_t* from = reinterpret_cast<const uint32_t*>(unit) + Begin / 8 * kPanel + row;
+    for (int begin = Begin; begin < End; begin += 8, from += kPanel) {
+      const words a = load<words>(from), b = load<words>(from + kLanes);
+      unrolled<8>([&](auto i) __attribute__((always_inline)) { use(begin, i, chosen<i>(a, Table::kFloats), chosen<i>(b, Table::kFloats)); });
+    }
+  }
+};
+
+struct Iq4 {
+  static constexpr int kMost = 127;
+  static constexpr int8_t kNumbers[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+  static constexpr float kFloats[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+};
+
+// Twice what e2m1 stands for.
+struct E2m1 {
+  static constexpr int kMost = 12;
+  static constexpr int8_t kNumbers[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+  static constexpr float kFloats[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+};
+
 // Bytes with a sign, in the words that `four` gives: [8][32 rows].
 struct Bytes {
   static constexpr int kBytes = kUnit * kPanel, kMost = 128, kBits = 8;
@@ -129,6 +162,26 @@ struct BlockScales {
   }
 };
 
+// Scales and minima of 4 bits, in one byte, for each 16 columns: [16][32], times float16 for each row of a block, [32] of scales and [32] of minima.
+struct NibbleScales {
+  static constexpr int kUnits = 8, kColumns = 16, kGroupBytes = 16 * kPanel, kBytes = kGroupBytes + 4 * kPanel;
+  static constexpr bool kHasMinimum = true;
+
+  static floats scale(const uint8_t* scales, int group, int row) { return number<0>(scales, group, row) * factor(scales, row); }
+  static floats minimum(const uint8_t* scales, int group, int row) { return number<4>(scales, group, row) * factor(scales, kPanel + row); }
+
+ private:
+  using Bytes = uint8_t __attribute__((vector_size(kLanes)));
+
+  static floats factor(const uint8_t* scales, int row) { return load_halves(reinterpret_cast<const uint16_t*>(scales + kGroupBytes) + row); }
+
+  template <int Shift>
+  static floats number(const uint8_t* scales, int group, int row) {
+    const Bytes both = load<Bytes>(scales + group * kPanel + row);
+    return __builtin_convertvector(__builtin_convertvector((both >> Shift) & 15, ints), floats);
+  }
+};
+
 template <class NumbersOf, class ScalesOf>
 struct Blocks {
   using Numbers = NumbersOf;
@@ -161,13 +214,18 @@ struct Blocks {
   }
 };
 
-// GGUF's Q8_0, Q4_0 and Q4_1, and its K-quants, without any change of value.
+// GGUF's formats, without any change of value: Q4 has Q4_0 and Q4_1, Q5 likewise.
 using Q8 = Blocks<Bytes, UnitScales<false>>;
 using Q4 = Blocks<Planes<4, 0>, UnitScales<true>>;
+using Q5 = Blocks<Planes<4, 1>, UnitScales<true>>;
+using IQ4NL = Blocks<Chosen<Iq4>, UnitScales<false>>;
+using MXFP4 = Blocks<Chosen<E2m1>, UnitScales<false>>;
+using Q2K = Blocks<Planes<2, 0>, NibbleScales>;
 using Q3K = Blocks<Planes<2, 1>, BlockScales<16, false, 4>>;
 using Q4K = Blocks<Planes<4, 0>, BlockScales<32, true>>;
 using Q5K = Blocks<Planes<4, 1>, BlockScales<32, true>>;
 using Q6K = Blocks<Planes<4, 2>, BlockScales<16, false, 32>>;
+using IQ4XS = Blocks<Chosen<Iq4>, BlockScales<32, false>>;
 
 // What `piecework_pack` takes.
 enum Stored : int32_t {
@@ -182,6 +240,12 @@ enum Stored : int32_t {
   kStoredQ4_K = 8,
   kStoredQ5_K = 9,
   kStoredQ6_K = 10,
+  kStoredQ2_K = 11,
+  kStoredQ5_0 = 12,
+  kStoredQ5_1 = 13,
+  kStoredIQ4_NL = 14,
+  kStoredIQ4_XS = 15,
+  kStoredMXFP4 = 16,
 };
 
 // A panel's numbers and scales out of up to 32 rows of GGUF's blocks.

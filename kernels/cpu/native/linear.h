@@ -22,7 +22,32 @@ struct Linear {
 
 constexpr int kPanel = 32;  // rows of W that lie side by side
 
-enum Format : int32_t { kBf16 = 0, kQ8 = 1, kQ4 = 2, kQ3K = 3, kQ4K = 4, kQ5K = 5, kQ6K = 6, kInt8 = 16, kFp8 = 17, kFp8Blocks = 18 };
+enum Format : int32_t {
+  kBf16 = 0,
+  kQ8 = 1,
+  kQ4 = 2,
+  kQ3K = 3,
+  kQ4K = 4,
+  kQ5K = 5,
+  kQ6K = 6,
+  kQ2K = 7,
+  kQ5 = 8,
+  kIQ4NL = 9,
+  kIQ4XS = 10,
+  kMXFP4 = 11,
+  kMixed = 15,
+  kInt8 = 16,
+  kFp8 = 17,
+  kFp8Blocks = 18
+};
+
+// Panels one after another that have one format. A weight of kMixed begins with its runs, in the order of its rows.
+struct PanelRun {
+  int32_t panels, format;
+  int64_t offset;  // of the first panel, in bytes from where the runs begin
+};
+
+constexpr int kMostRuns = 8;  // those that are not there have no panels
 
 constexpr int kScaledColumns = 128;  // that have one scale, of kFp8Blocks, and of x where it has several
 
@@ -44,6 +69,24 @@ inline const float* row_powers(const Linear& linear, const uint8_t* panel) {
 
 // The last of a panel, [row_scales][32].
 inline const float* scales_of_rows(const Linear& linear, const uint8_t* panel) { return row_powers(linear, panel) + kPanel; }
+
+// What has one panel of a linear, and the panel's number there.
+inline Linear run_of(const Linear& linear, int& panel) {
+  const PanelRun* run = reinterpret_cast<const PanelRun*>(linear.weight);
+  Linear one = linear;
+  for (; panel >= run->panels; ++run) panel -= run->panels;
+  one.format = run->format;
+  one.weight += run->offset;
+  return one;
+}
+
+// work(format) with those of its panels.
+template <class Work>
+inline void each_format(const Linear& linear, Work&& work) {
+  if (linear.format != kMixed) return work(linear.format);
+  for (int i = 0; i < kMostRuns; ++i)
+    if (const PanelRun& run = reinterpret_cast<const PanelRun*>(linear.weight)[i]; run.panels > 0) work(run.format);
+}
 
 constexpr int kColumnsAtOnce = 1024;  // that products are summed over before the sums are put down
 
@@ -173,6 +216,21 @@ class Multiplier {
   // Calls write(token, row, values, count), the results of `count` rows of W from `row` on, for the tokens [first, last).
   template <class Number, class Write>
   void panel(const Linear& linear, const RowsOf<Number>& x, int panel, int first, int last, Write write) {
+    if (linear.format != kMixed) return of_run(linear, panel, x, panel * kPanel, first, last, write);
+    int number = panel;
+    const Linear run = run_of(linear, number);
+    of_run(run, number, x, panel * kPanel, first, last, write);
+  }
+
+ private:
+  // Columns of a panel that lie in one block, and rows of x.
+  struct Span {
+    int begin, columns, first, tokens;
+  };
+
+  // The same of a panel whose rows are those of the layer from `row` on.
+  template <class Number, class Write>
+  void of_run(const Linear& linear, int panel, const RowsOf<Number>& x, int row, int first, int last, Write write) {
     const int tokens = last - first;
     const size_t size = static_cast<size_t>(tokens) * kPanel;
     if (tile_.size() < size) tile_.resize(size);
@@ -186,7 +244,7 @@ class Multiplier {
       if (by_segments) scale(linear, weight, x, span, begin / step, part_.data(), begin > 0);
     }
     if (is_scaled && !by_segments) scale(linear, weight, x, Span{0, linear.columns, first, tokens}, 0, tile_.data(), false);
-    const int row = panel * kPanel, count = std::min(kPanel, linear.rows - row);
+    const int count = std::min(kPanel, linear.rows - row);
     for (int t = 0; t < tokens; ++t) {
       float* values = tile_.data() + static_cast<size_t>(t) * kPanel;
       if constexpr (std::is_same_v<Number, half>)
@@ -196,12 +254,6 @@ class Multiplier {
       write(first + t, row, values, count);
     }
   }
-
- private:
-  // Columns of a panel that lie in one block, and rows of x.
-  struct Span {
-    int begin, columns, first, tokens;
-  };
 
   // to [tokens][32] = or += the products of a panel with rows of x.
   void multiply(const Linear& linear, const uint8_t* panel, const Rows& x, const Span& span, float* to, bool adds);
@@ -234,7 +286,8 @@ class Multiplier {
   template <class Kind>
   void multiply_as(const uint8_t* weight, const Rows& x, const Span& span, float* to, bool adds);
 
-  Aligned<float> tile_, part_, widened_, x_sums_;
+  Aligned<float> tile_, part_, widened_;
+  Aligned<float> x_sums_[2];  // of each 16 and of each 32 columns
   Aligned<uint32_t> pairs_;
   Aligned<half> halves_;
 };

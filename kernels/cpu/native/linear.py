@@ -8,12 +8,14 @@ import ctypes
 from collections.abc import Sequence
 from enum import IntEnum
 from itertools import chain
+from math import prod
 from typing import NamedTuple
 
 import torch
 
 from .build import load_kernels
 from .quantize import Quantization
+from .runs import MOST_RUNS, PanelRun, offsets_of, runs_of
 
 PANEL = 32
 """Rows of a weight that lie side by side."""
@@ -29,6 +31,12 @@ class Layout(IntEnum):
     Q4_K = 4
     Q5_K = 5
     Q6_K = 6
+    Q2_K = 7
+    Q5 = 8
+    IQ4_NL = 9
+    IQ4_XS = 10
+    MXFP4 = 11
+    MIXED = 15
     INT8 = 16
     FP8 = 17
     FP8_BLOCKS = 18
@@ -50,6 +58,11 @@ _GROUPS = {
     Layout.BF16: _Group(2, 4 * PANEL),
     Layout.Q8: _Group(32, 34 * PANEL, False),
     Layout.Q4: _Group(32, 20 * PANEL, False),
+    Layout.Q5: _Group(32, 24 * PANEL, False),
+    Layout.IQ4_NL: _Group(32, 18 * PANEL, False),
+    Layout.MXFP4: _Group(32, 18 * PANEL, False),
+    Layout.Q2_K: _Group(256, 84 * PANEL, False),
+    Layout.IQ4_XS: _Group(256, 138 * PANEL, False),
     Layout.Q3_K: _Group(256, 114 * PANEL, False),
     Layout.Q4_K: _Group(256, 148 * PANEL, False),
     Layout.Q5_K: _Group(256, 180 * PANEL, False),
@@ -72,6 +85,12 @@ _KINDS = {
     "Q4_K": (Layout.Q4_K, 8),
     "Q5_K": (Layout.Q5_K, 9),
     "Q6_K": (Layout.Q6_K, 10),
+    "Q2_K": (Layout.Q2_K, 11),
+    "Q5_0": (Layout.Q5, 12),
+    "Q5_1": (Layout.Q5, 13),
+    "IQ4_NL": (Layout.IQ4_NL, 14),
+    "IQ4_XS": (Layout.IQ4_XS, 15),
+    "MXFP4": (Layout.MXFP4, 16),
 }
 """Layout, and the number by which `piecework_pack` knows the kind (`Stored` of blocks.h)."""
 _BLOCKS = {
@@ -82,6 +101,12 @@ _BLOCKS = {
     "Q4_K": (256, 144),
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
+    "Q2_K": (256, 84),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
+    "MXFP4": (32, 17),
 }
 """Numbers and bytes of a block, as GGUF holds them."""
 _DTYPES = {"bfloat16": torch.bfloat16, "int8": torch.int8} | dict.fromkeys(
@@ -161,8 +186,9 @@ def multiply(
     weight is, to [T, out_features] bfloat16.
     """
     tokens, columns = x.shape
-    shape = _packed_shape(layout, columns, out_features)
-    assert weight.shape == shape and weight.dtype == torch.uint8 and weight.is_contiguous()
+    assert weight.dtype == torch.uint8 and weight.is_contiguous()
+    is_mixed = layout & ~INTEGERS == Layout.MIXED
+    assert is_mixed or weight.shape == _packed_shape(layout, columns, out_features)
     assert bias is None or (bias.shape == (out_features,) and bias.dtype == torch.bfloat16)
     groups = 0
     if x_scale is None:
@@ -256,6 +282,14 @@ class NativeLinear:
         return all(size % PANEL == 0 for size in sizes)
 
     def layout(self, kind: str, in_features: int) -> int | None:
+        if runs := runs_of(kind):
+            layouts = [self.layout(each, in_features) for each, _ in runs]
+            known = [each for each in layouts if each is not None]
+            are_whole = all(rows % PANEL == 0 for _, rows in runs[:-1])
+            if len(known) < len(runs) or not are_whole or len(runs) > MOST_RUNS:
+                return None
+            takes_integers = all(each & INTEGERS for each in known)
+            return Layout.MIXED | INTEGERS if takes_integers else Layout.MIXED
         if kind not in _KINDS or (kind == "bfloat16" and not self._packs_numbers):
             return None
         layout = _KINDS[kind][0]
@@ -272,22 +306,50 @@ class NativeLinear:
             )
         )
 
-    def packed_shape(self, layout: int, in_features: int, out_features: int) -> tuple[int, int]:
-        return _packed_shape(layout, in_features, out_features)
+    def packed_shape(self, kind: str, in_features: int, out_features: int) -> tuple[int, int]:
+        if runs := runs_of(kind):
+            return 1, offsets_of(_sizes(runs, in_features))[-1]
+        return _packed_shape(_KINDS[kind][0], in_features, out_features)
 
     def pack(
         self, kind: str, parts: Sequence[torch.Tensor], scales: Sequence[torch.Tensor] = ()
     ) -> torch.Tensor:
+        if runs := runs_of(kind):
+            return self._pack_runs(runs, parts)
+        rows = sum(len(part) for part in parts)
+        columns = _columns(kind, parts[0])
+        packed = torch.empty(self.packed_shape(kind, columns, rows), dtype=torch.uint8)
+        self._pack(kind, parts, scales, packed)
+        return packed
+
+    def _pack_runs(
+        self, runs: Sequence[tuple[str, int]], parts: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        columns, parts = _columns(runs[0][0], parts[0]), list(parts)
+        *offsets, size = offsets_of(_sizes(runs, columns))
+        packed = torch.zeros(size, dtype=torch.uint8)
+        header = (PanelRun * MOST_RUNS).from_address(packed.data_ptr())
+        for number, ((kind, rows), offset) in enumerate(zip(runs, offsets, strict=True)):
+            header[number] = PanelRun(-(-rows // PANEL), _KINDS[kind][0], offset)
+            taken: list[torch.Tensor] = []
+            while sum(part.shape[0] for part in taken) < rows:
+                taken.append(parts.pop(0))
+            self._pack(kind, taken, (), packed[offset:])
+        return packed.unsqueeze(0)
+
+    def _pack(
+        self,
+        kind: str,
+        parts: Sequence[torch.Tensor],
+        scales: Sequence[torch.Tensor],
+        out: torch.Tensor,
+    ) -> None:
         layout, number = _KINDS[kind]
         dtype = _DTYPES.get(kind, torch.uint8)
-        assert all(part.dtype == dtype for part in parts)
         parts = [part.contiguous() for part in parts]
-        width = parts[0].shape[1]
-        assert all(part.shape[1] == width for part in parts)
-        numbers, size = _BLOCKS.get(kind, (1, 1))
-        columns = width // size * numbers
+        assert all(part.dtype == dtype and part.shape[1:] == parts[0].shape[1:] for part in parts)
+        columns = _columns(kind, parts[0])
         rows = list(chain.from_iterable(_row_addresses(part) for part in parts))
-        packed = torch.empty(_packed_shape(layout, columns, len(rows)), dtype=torch.uint8)
         addresses = torch.tensor(rows, dtype=torch.int64)
         each = torch.cat([*scales]).float().contiguous() if scales else torch.empty(len(rows), 0)
         assert each.shape == (len(rows), _row_scales(layout, columns))
@@ -297,10 +359,20 @@ class NativeLinear:
             len(rows),
             columns,
             ctypes.c_void_p(each.data_ptr()),
-            ctypes.c_void_p(packed.data_ptr()),
+            ctypes.c_void_p(out.data_ptr()),
             torch.get_num_threads(),
         )
-        return packed
+
+
+def _sizes(runs: Sequence[tuple[str, int]], columns: int) -> list[int]:
+    """Bytes of each."""
+    return [prod(_packed_shape(_KINDS[kind][0], columns, rows)) for kind, rows in runs]
+
+
+def _columns(kind: str, part: torch.Tensor) -> int:
+    """Of a weight as it is stored."""
+    numbers, size = _BLOCKS.get(kind, (1, 1))
+    return part.shape[1] // size * numbers
 
 
 def _packed_shape(layout: int, in_features: int, out_features: int) -> tuple[int, int]:

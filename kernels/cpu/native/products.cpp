@@ -104,14 +104,33 @@ void widen_panel(const uint8_t* panel, int groups, float* out) {
   }
 }
 
-// So many blocks of rows take less time when each widens the numbers for itself.
+// So many blocks of rows take less time when each widens the numbers for itself. Of most formats of blocks none does, which would take long to
+// compile.
 template <class Kind>
-constexpr int kNarrowBlocks = std::is_same_v<Kind, Bf16> ? 6 : Kind::kColumns > kUnit ? 0 : 3;
+constexpr int kNarrowBlocks = 3;
+template <>
+constexpr int kNarrowBlocks<Bf16> = 6;
+template <class Numbers, class Scales>
+constexpr int kNarrowBlocks<Blocks<Numbers, Scales>> = std::is_same_v<Blocks<Numbers, Scales>, Q8> || std::is_same_v<Blocks<Numbers, Scales>, Q4> ? 3 : 0;
 
 template <class Kind>
 void some_rows(const uint8_t* weight, const float* x, int count, int groups, float* to, bool adds) {
   if (count == 1 && is_batch_invariant()) return products<Kind, 1, 1>(weight, x, groups, to, adds);
   with_constant<kBlockRows>(count, [&](auto rows) { products<Kind, rows>(weight, x, groups, to, adds); });
+}
+
+// to [groups][tokens]: the sum of each group of columns of x.
+template <int Columns>
+void sum_groups(const Rows& x, int groups, Aligned<float>& to) {
+  to.resize(static_cast<size_t>(groups) * x.tokens);
+  for (int g = 0; g < groups; ++g)
+    for (int t = 0; t < x.tokens; ++t) {
+      const float* group = x.columns(t, g * Columns);
+      float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+      for (int k = 0; k < Columns; ++k) sum += group[k];
+      to[g * x.tokens + t] = sum;
+    }
 }
 
 }  // namespace
@@ -125,21 +144,13 @@ int64_t group_bytes(int32_t format, int columns) {
 
 void Multiplier::prepare(const Linear& linear, const Rows& x) {
   if (x.tokens > kScaledRows || is_batch_invariant()) return;
-  with_format(linear.format, [&](auto kind) {
-    if constexpr (kind.kIsScaled) {
-      constexpr int kGroup = decltype(kind)::Scales::kColumns;
-      if constexpr (!decltype(kind)::Scales::kHasMinimum) return;
-      const int groups = linear.columns / kGroup;
-      x_sums_.resize(static_cast<size_t>(groups) * x.tokens);
-      for (int g = 0; g < groups; ++g)
-        for (int t = 0; t < x.tokens; ++t) {
-          const float* group = x.columns(t, g * kGroup);
-          float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-          for (int k = 0; k < kGroup; ++k) sum += group[k];
-          x_sums_[g * x.tokens + t] = sum;
-        }
-    }
+  each_format(linear, [&](int32_t format) {
+    with_format(format, [&](auto kind) {
+      if constexpr (kind.kIsScaled) {
+        using Scales = typename decltype(kind)::Scales;
+        if constexpr (Scales::kHasMinimum) sum_groups<Scales::kColumns>(x, linear.columns / Scales::kColumns, x_sums_[Scales::kColumns / kUnit]);
+      }
+    });
   });
 }
 
@@ -154,7 +165,7 @@ void Multiplier::multiply_as(const uint8_t* weight, const Rows& x, const Span& s
   const int groups = (span.columns + Kind::kColumns - 1) / Kind::kColumns;
   if constexpr (Kind::kIsScaled) {
     if (x.tokens <= kScaledRows && !is_batch_invariant()) {
-      const float* x_sums = x_sums_.data() + static_cast<int64_t>(span.begin / Kind::Scales::kColumns) * span.tokens;
+      const float* x_sums = x_sums_[Kind::Scales::kColumns / kUnit].data() + static_cast<int64_t>(span.begin / Kind::Scales::kColumns) * span.tokens;
       return with_constant<kScaledRows>(span.tokens, [&](auto rows) {
         scaled_products<Kind, rows>(weight, x.columns(span.first, span.begin), x_sums, groups, to, adds);
       });

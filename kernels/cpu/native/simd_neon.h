@@ -36,6 +36,19 @@ inline floats load_e5m2(const uint8_t* from) {
   return (floats)vcvt_f32_f16(vreinterpret_f16_s16(vshl_n_s16(load_wide_bytes(from), 8)));
 }
 
+// One of sixteen numbers, by the bits [4 I, 4 I + 4) of each word.
+template <int I>
+inline floats chosen(words w, const float* sixteen) {
+  floats v;
+  for (int i = 0; i < kLanes; ++i) v[i] = sixteen[w[i] >> (4 * I) & 15u];
+  return v;
+}
+
+// One of sixteen numbers for each byte, which is one of 0 to 15.
+inline words bytes_of_table(words w, const int8_t* sixteen) {
+  return (words)vqtbl1q_s8(vld1q_s8(sixteen), (uint8x16_t)w);
+}
+
 // The byte B of each word to float32.
 template <int B>
 inline floats byte_of(words w) {

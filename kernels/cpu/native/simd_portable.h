@@ -46,6 +46,22 @@ inline floats nibbles(words w) {
   return __builtin_convertvector((ints)((w >> (4 * I)) & 15u), floats);
 }
 
+// One of sixteen numbers, by the bits [4 I, 4 I + 4) of each word.
+template <int I>
+inline floats chosen(words w, const float* sixteen) {
+  floats v;
+  for (int i = 0; i < kLanes; ++i) v[i] = sixteen[w[i] >> (4 * I) & 15u];
+  return v;
+}
+
+// One of sixteen numbers for each byte, which is one of 0 to 15.
+inline words bytes_of_table(words w, const int8_t* sixteen) {
+  uint8_t bytes[sizeof w];
+  store(bytes, w);
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(sixteen[byte]);
+  return load<words>(bytes);
+}
+
 // The byte B of each word to float32.
 template <int B>
 inline floats byte_of(words w) {

@@ -76,6 +76,28 @@ inline floats nibbles(words w) {
 #endif
 }
 
+// One of sixteen numbers, by the bits [4 I, 4 I + 4) of each word.
+template <int I>
+inline floats chosen(words w, const float* sixteen) {
+#if defined(__AVX512F__)
+  return (floats)_mm512_permutexvar_ps((__m512i)(w >> (4 * I)), _mm512_loadu_ps(sixteen));
+#else
+  floats v;
+  for (int i = 0; i < kLanes; ++i) v[i] = sixteen[w[i] >> (4 * I) & 15u];
+  return v;
+#endif
+}
+
+// One of sixteen numbers for each byte, which is one of 0 to 15.
+inline words bytes_of_table(words w, const int8_t* sixteen) {
+  const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(sixteen));
+#if defined(__AVX512F__)
+  return (words)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(numbers), (__m512i)w);
+#else
+  return (words)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(numbers), (__m256i)w);
+#endif
+}
+
 // The byte B of each word to float32.
 template <int B>
 inline floats byte_of(words w) {

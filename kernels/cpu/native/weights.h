@@ -60,16 +60,21 @@ struct Widened {
   }
 };
 
-// work(format) with the type of a format that is known when it runs, and is not int8.
+// work(format) with the type of a format that is known when it runs, and is neither int8 nor mixed.
 template <class Work>
 inline void with_format(int32_t format, Work&& work) {
   switch (format) {
     case kQ8: return work(Q8{});
     case kQ4: return work(Q4{});
+    case kQ5: return work(Q5{});
+    case kIQ4NL: return work(IQ4NL{});
+    case kMXFP4: return work(MXFP4{});
+    case kQ2K: return work(Q2K{});
     case kQ3K: return work(Q3K{});
     case kQ4K: return work(Q4K{});
     case kQ5K: return work(Q5K{});
     case kQ6K: return work(Q6K{});
+    case kIQ4XS: return work(IQ4XS{});
     case kFp8:
     case kFp8Blocks: return work(Fp8{});
     default: work(Bf16{});

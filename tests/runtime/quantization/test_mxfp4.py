@@ -17,7 +17,7 @@ from piecework.kernels.cpu.native.linear import native_linear
 from piecework.runtime.layers.parallel import WHOLE, Shard
 from piecework.runtime.loader.loader import load_model
 from piecework.runtime.models.causal_lm import CausalLM
-from piecework.runtime.quantization.mxfp4 import blocks_of_gguf
+from piecework.runtime.quantization.mxfp4 import gguf_blocks
 
 NUMBERS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 EXPERTS, SIZE, WIDTH = 4, 64, 96
@@ -71,7 +71,7 @@ def test_widened_they_are_the_numbers(tmp_path: Path, shard: Shard) -> None:
 
 
 @pytest.mark.skipif(not runnable_variants()[0].needs, reason="the CPU has no vectors")
-def test_they_are_kept_in_8_bits(tmp_path: Path) -> None:
+def test_they_are_kept_in_their_bits(tmp_path: Path) -> None:
     def load(path: Path) -> CausalLM:
         cpu = torch.device("cpu")
         return load_model(
@@ -79,7 +79,7 @@ def test_they_are_kept_in_8_bits(tmp_path: Path) -> None:
         )
 
     layers = [load(path).model.layers[0].mlp for path in make_pair(tmp_path)]
-    assert layers[1].experts.gate_up_proj.method.kind == "mxfp4 Q8_0"
+    assert layers[1].experts.gate_up_proj.method.kind == "mxfp4 MXFP4"
     x = torch.randn(5, SIZE, generator=torch.Generator().manual_seed(1)).bfloat16()
     numbers, stored = (layer(x).float() for layer in layers)
     assert (numbers - stored).abs().max() < 0.02 * numbers.abs().max()
@@ -88,8 +88,6 @@ def test_they_are_kept_in_8_bits(tmp_path: Path) -> None:
 def test_gguf_files_hold_them_in_another_order() -> None:
     values = np.random.default_rng(0).normal(0, 1, (4, 64)).astype(np.float32)
     stored = gguf.quants.quantize(values, gguf.GGMLQuantizationType.MXFP4)
-    kept = blocks_of_gguf(torch.from_numpy(stored))
-    expected = gguf.quants.dequantize(stored, gguf.GGMLQuantizationType.MXFP4)
-    assert np.array_equal(
-        gguf.quants.dequantize(kept.numpy(), gguf.GGMLQuantizationType.Q8_0), expected
-    )
+    groups = torch.from_numpy(stored).view(4, 2, 17)
+    codes = torch.cat((groups[..., 1:] & 15, groups[..., 1:] >> 4), dim=-1)
+    assert np.array_equal(gguf_blocks(codes, groups[..., 0]).numpy(), stored)
