@@ -44,6 +44,13 @@ class DeltaWeights(NamedTuple):
     dt_bias: torch.Tensor
 
 
+def rows_of_numbers(x: torch.Tensor) -> torch.Tensor:
+    """x [T, H] with the numbers of a row side by side, as kernels read them: of projections that
+    hold what belongs to one head together, those of the heads lie apart.
+    """
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
 def conv_step(
     x: torch.Tensor,
     weight: torch.Tensor,

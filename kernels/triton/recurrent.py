@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from ..recurrent_steps import DeltaWeights, Mamba2Weights, States
+from ..recurrent_steps import DeltaWeights, Mamba2Weights, States, rows_of_numbers
 from .recurrent_kernels import conv_step_kernel, delta_step_kernel, ssd_step_kernel
 from .tiles import power_of_2
 
@@ -38,7 +38,7 @@ def mamba2_step(
     _, heads, size, numbers = states.recurrent.shape
     out = conv.new_empty(len(x), heads * size)
     rows, columns = _tile(size, numbers)
-    assert dt.stride(1) == 1
+    dt = rows_of_numbers(dt)
     if len(x):
         ssd_step_kernel[(len(x), heads, -(-size // rows))](
             conv,
@@ -75,7 +75,7 @@ def gated_delta_step(
     _, heads, numbers, size = states.recurrent.shape
     out = conv.new_empty(len(x), heads * size)
     columns, rows = _tile(size, numbers)
-    assert b.stride(1) == a.stride(1) == 1
+    b, a = rows_of_numbers(b), rows_of_numbers(a)
     if len(x):
         delta_step_kernel[(len(x), heads, -(-size // columns))](
             conv,

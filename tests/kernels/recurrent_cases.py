@@ -15,6 +15,7 @@ SHAPES: dict[str, st.SearchStrategy[Any]] = {
     "heads": st.sampled_from([(1, 1), (4, 2), (6, 3)]),
     "sizes": st.tuples(st.integers(1, 40), st.integers(1, 40)),
     "columns": st.integers(2, 5),
+    "apart": st.sampled_from([1, 2]),
     "slots": st.permutations(range(SLOTS)).map(lambda slots: slots[:3]),
     "seed": st.integers(0, 99),
 }
@@ -27,11 +28,14 @@ def assert_same_steps(
     heads: tuple[int, int],
     sizes: tuple[int, int],
     columns: int,
+    apart: int,
     slots: list[int],
     seed: int,
     device: str = "cpu",
 ) -> None:
-    """`kernels`: a module with the functions of `recurrent_steps`."""
+    """`kernels`: a module with the functions of `recurrent_steps`; `apart`: how far from another
+    the numbers of dt, b and a lie.
+    """
     (count, groups), (size, numbers) = heads, sizes
     channels = count * size + 2 * groups * numbers
     noise = torch.Generator().manual_seed(seed)
@@ -39,11 +43,11 @@ def assert_same_steps(
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=noise).to(device)
 
-    rows = random(3, channels + 2 * count + 5).to(dtype)
+    rows = random(3, channels + 2 * apart * count + 5).to(dtype)
     x, first, second = (
         rows[:, :channels],
-        rows[:, channels : channels + count],
-        rows[:, channels + count : channels + 2 * count],
+        rows[:, channels : channels + apart * count : apart],
+        rows[:, channels + apart * count : channels + 2 * apart * count : apart],
     )
     conv, bias, at = random(channels, columns), random(channels), torch.tensor(slots, device=device)
     a, d, dt_bias = -random(count).exp(), random(count), random(count)

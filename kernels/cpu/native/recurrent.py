@@ -9,7 +9,7 @@ import ctypes
 import torch
 
 from ... import recurrent_steps
-from ...recurrent_steps import DeltaWeights, Mamba2Weights, States
+from ...recurrent_steps import DeltaWeights, Mamba2Weights, States, rows_of_numbers
 from .build import load_kernels
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
@@ -60,6 +60,7 @@ def mamba2_step(
     library = load_kernels()
     if library is None or not _takes(x, states.conv) or dt.dtype != x.dtype:
         return recurrent_steps.mamba2_step(x, dt, weights, states, slots)
+    dt = rows_of_numbers(dt)
     conv, _kept = _conv(x, weights.conv, weights.conv_bias, states.conv, slots, silu=True)
     _, heads, size, numbers = states.recurrent.shape
     out = torch.empty(len(x), heads * size, dtype=torch.float32)
@@ -84,6 +85,7 @@ def gated_delta_step(
     library = load_kernels()
     if library is None or not _takes(x, states.conv) or not b.dtype == a.dtype == x.dtype:
         return recurrent_steps.gated_delta_step(x, b, a, weights, states, slots)
+    b, a = rows_of_numbers(b), rows_of_numbers(a)
     conv, _kept = _conv(x, weights.conv, None, states.conv, slots, silu=True)
     _, heads, numbers, size = states.recurrent.shape
     out = torch.empty(len(x), heads * size, dtype=torch.float32)
