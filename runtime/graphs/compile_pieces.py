@@ -59,7 +59,7 @@ def make_pieces(
     """
     device = maker.platform.device()
     example = [torch.arange(TRACE_TOKENS, device=device), torch.arange(TRACE_TOKENS, device=device)]
-    key = stored_key(model_config, dtype, kinds, ranks=ranks, ep_size=ep_size)
+    key = stored_key(model, model_config, dtype, kinds, ranks=ranks, ep_size=ep_size)
     with torch.no_grad(), progress_bar(desc="compiling pieces", unit=" pieces", leave=False) as bar:
 
         def progress(done: int, total: int) -> None:

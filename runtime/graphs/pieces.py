@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import TypeVar
 
 import torch
+from torch import nn
 
 from ...compilation.cache import CompileCache
 from ...compilation.compiler import piece_compiler
@@ -20,7 +21,7 @@ from ...kernels.cache_folder import cache_folder
 from ...kernels.platform import Platform
 from ..config import ResolvedConfig
 from ..model_config import ModelConfig
-from ..quantization.methods import Kinds
+from ..quantization.methods import Kinds, named_linears
 
 S = TypeVar("S", bound=PieceStore)
 TRACE_TOKENS = 64
@@ -48,6 +49,7 @@ def most_tokens(config: ResolvedConfig) -> int:
 
 
 def stored_key(
+    model: nn.Module,
     model_config: ModelConfig,
     dtype: torch.dtype,
     kinds: Kinds,
@@ -55,11 +57,13 @@ def stored_key(
     ranks: int = 1,
     ep_size: int = 1,
 ) -> str:
-    """Text in which two models differ if their traced forwards do. `kinds`: of the packed linear
-    layers; `ranks`: over which it is split, of which all have the same forward, in
+    """Text in which two models differ if their traced forwards do. `model`: one with the layouts
+    of its packed linear layers, by which the same weights are multiplied in several ways; `kinds`:
+    of those layers; `ranks`: over which it is split, of which all have the same forward, in
     `ep_size` groups of experts.
     """
-    linears = _digest(json.dumps(dict(kinds), sort_keys=True))
+    layouts = {prefix: linear.layout for prefix, linear in named_linears(model)}
+    linears = _digest(json.dumps([dict(kinds), layouts], sort_keys=True))
     split = f" split over {ranks}" * (ranks > 1) + f" in {ep_size} groups" * (ep_size > 1)
     return f"{model_key(model_config, dtype)} linears {linears}{split}"
 

@@ -201,6 +201,7 @@ class GraphStartup:
         try:
             store = piece_store(PieceStore, runner.config, runner.platform)
             key = stored_key(
+                runner.model,
                 runner.model_config,
                 runner.dtype,
                 runner.linear_kinds,

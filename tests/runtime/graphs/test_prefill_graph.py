@@ -115,6 +115,37 @@ def test_a_second_start_traces_and_compiles_nothing(
 
 
 @pytest.mark.usefixtures("compiled_here")
+def test_pieces_round_activations_as_this_start_is_told(tmp_path: Path) -> None:
+    """Weights and their names are the same, and the cache holds what another start has made."""
+    path = make_tiny_model(tmp_path / "model")
+    settings: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "quantization": "q8_0",
+        "max_total_tokens": 1024,
+        "num_threads": 1,
+        "disable_radix_cache": True,
+    }
+    params = SamplingParams(temperature=0.0, max_new_tokens=1, prompt_logprobs=0)
+
+    def said(activations: str, **others: Any) -> list[float]:
+        llm = LLM(str(path), cpu_activations=activations, **settings, **others)
+        (one,) = llm.generate([PROMPTS[-1]], params)
+        if others:
+            assert graph_of(llm).num_pieces > 0
+        return [entry.logprob for entry in one.prompt_logprobs or [] if entry is not None]
+
+    cut = {
+        "piecewise_cuda_graph": True,
+        "piecewise_cuda_graph_compiler": "eager",
+        "passes": "none",
+    }
+    rounded, exact = said("int8"), said("bf16")
+    assert rounded != exact
+    assert said("int8", **cut) == rounded
+    assert said("bf16", **cut) == exact
+
+
+@pytest.mark.usefixtures("compiled_here")
 def test_a_model_that_cannot_be_traced_runs_eagerly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -125,7 +125,7 @@ def test_pieces_are_the_same_for_all_ranks(tmp_path: Path) -> None:
     whole = load(path)
     hollow = hollow_model(whole.config, torch.float32, CPU, shard=Shard(0, 2))
     make_pieces(PieceMaker(**store), hollow, whole.config, torch.float32, ranks=2)
-    key = stored_key(whole.config, torch.float32, {}, ranks=2)
+    key = stored_key(hollow, whole.config, torch.float32, {}, ranks=2)
     models = [load(path, Shard(rank, 2)) for rank in range(2)]
     forwards = [loaded(PieceStore(**store), model, key) for model in models]
     with thread_ranks(2) as ranks:
