@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 class Block:
     """One page or slot. `number`: which; 0: it was taken back. `holders`: requests that use it;
-    `kept`: whether the prefix tree has it.
+    `kept`: whether the prefix tree has it, or a request that would miss it but can do without.
     """
 
     __slots__ = ("holders", "kept", "number")
@@ -28,8 +28,8 @@ HOLE = Block(0)
 
 
 class BlockPool:
-    """Free blocks of `size`, number 0 excluded, and those that only the tree keeps, which are taken
-    back least recently used first.
+    """Free blocks of `size`, number 0 excluded, and those that are kept but not held, which are
+    taken back least recently used first.
     """
 
     def __init__(self, size: int) -> None:
@@ -70,8 +70,26 @@ class BlockPool:
             else:
                 self._take_back(block)
 
+    def touch(self, block: Block) -> None:
+        """It was used just now."""
+        if block in self._idle:
+            self._idle.move_to_end(block)
+
+    def offer(self, block: Block) -> None:
+        """Its one holder keeps it as long as nobody needs the room."""
+        block.kept = True
+        self.let_go(block)
+
+    def reclaim(self, block: Block) -> bool:
+        """Its keeper holds it again; False where it was taken back."""
+        if not block.number:
+            return False
+        self.hold(block)
+        block.kept = False
+        return True
+
     def forget(self, block: Block) -> None:
-        """The tree keeps it no more. May be a hole."""
+        """It is kept no more. May be a hole."""
         block.kept = False
         if block.number and block.holders == 0:
             del self._idle[block]
@@ -83,7 +101,7 @@ class BlockPool:
 
     def check(self, held: list[Block], kept: list[Block]) -> None:
         """Assert that each block has the holders it counts, and that none is lost. `held`: by
-        requests, one entry a holder; `kept`: by the tree, holes among them.
+        requests, one entry a holder; `kept`: by the tree or a request, holes among them.
         """
         kept = [block for block in kept if block.number]
         assert all(block.kept for block in kept) and len(set(kept)) == len(kept)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from ..engine.request import Request
 from .block_pool import HOLE, BlockGroup, BlockPool
 from .pool import RESERVED_PAGE
-from .radix import RadixCache
+from .radix import Column, RadixCache
 from .states import RESERVED_SLOT
 
 
@@ -118,6 +118,8 @@ class KVCache:
             if self.states is not None:
                 state = ends.pop()
                 request.state_source = state[0].number if state else RESERVED_SLOT
+                for block in state:
+                    self.states.touch(block)
             if self.windows is not None:
                 request.window_begin = len(pages) - len(ends[0])
                 request.window = [HOLE] * request.window_begin + ends[0]
@@ -177,6 +179,14 @@ class KVCache:
             self.states, request, request.num_computed + num_new
         )
 
+    def found_until(self, request: Request, num_new: int) -> int:
+        """Where a prefix ends that others find behind a step with so many tokens of a request,
+        which were reserved: behind its next page, or where a snapshot is taken. 0: they find none.
+        """
+        if self.states is None:
+            return request.num_computed + self.page_size
+        return 0 if request.snapshot is None else request.num_computed + num_new
+
     def advance(self, request: Request, num_new: int) -> None:
         """A step with so many tokens of a request, which were reserved, has been launched. What it
         computes of a prompt is shared at once: who finds that reads it in a later step, which the
@@ -185,9 +195,10 @@ class KVCache:
         prefills = request.num_computed < request.num_prompt
         request.num_computed += num_new
         request.state_source = None
-        if request.snapshot is not None:
+        if self.states is not None and request.snapshot is not None:
             self._drop_saved(request)
             request.saved[request.num_computed // self.page_size - 1] = request.snapshot
+            self.states.offer(request.snapshot)
             request.saved_at, request.snapshot = request.num_computed, None
         if prefills:
             self._share(request)
@@ -241,11 +252,10 @@ class KVCache:
                 [block for node in nodes for block in node.columns[0]],
             )
         if self.states is not None:
-            held = [(each.state, each.snapshot, *each.saved.values()) for each in holders]
-            self.states.check(
-                [block for each in held for block in each if block is not None],
-                [block for node in nodes for block in node.columns[-1]],
-            )
+            held = [block for each in holders for block in (each.state, each.snapshot)]
+            kept = [block for node in nodes for block in node.columns[-1]]
+            kept += [block for each in holders for block in each.saved.values()]
+            self.states.check([block for block in held if block is not None], kept)
 
     def _pages_wanted(self, request: Request, num_new: int) -> int:
         """How many more pages `num_new` more tokens need."""
@@ -290,7 +300,11 @@ class KVCache:
     def _share(self, request: Request) -> None:
         """Put the computed whole pages of a request into the prefix tree, and hold them there."""
         tokens = request.tokens[: request.num_computed]
-        columns = [request.saved] if self.states is not None else []
+        columns: list[Column] = []
+        saved, request.saved = request.saved, {}
+        if self.states is not None:
+            saved = {place: each for place, each in saved.items() if self.states.reclaim(each)}
+            columns.append(saved)
         if self.windows is not None:
             begin = max(request.window_begin, request.shared_pages)
             window = dict(enumerate(request.window[begin:], begin))
@@ -298,9 +312,14 @@ class KVCache:
         pages, node = self.radix.insert(tokens, request.pages, columns)
         if self.windows is not None:
             request.window[begin:] = window.values()
-        if any(place < len(pages) for place in request.saved):
-            # It is the tree's now.
-            self._drop_saved(request)
+        if self.states is not None:
+            for place, block in saved.items():
+                if place < len(pages):
+                    # It is the tree's now.
+                    self.states.let_go(block)
+                else:
+                    self.states.offer(block)
+                    request.saved[place] = block
         if len(pages) <= request.shared_pages:
             return
         self.radix.lock(node)
@@ -312,5 +331,5 @@ class KVCache:
     def _drop_saved(self, request: Request) -> None:
         if self.states is not None:
             for block in request.saved.values():
-                self.states.let_go(block)
+                self.states.forget(block)
             request.saved.clear()

@@ -98,16 +98,15 @@ class RadixCache:
             [block for part in reversed(path) for block in part.columns[number]]
             for number in range(len(self._groups))
         ]
-        end = len(pages)
-        while end and (
-            holes := [
-                place
+        end = place = len(pages)
+        longest = max(group.span for group in self._groups)
+        while place > max(0, end - longest):
+            place -= 1
+            if any(
+                place >= end - group.span and not column[place].number
                 for column, group in zip(columns, self._groups, strict=True)
-                for place in range(max(0, end - group.span), end)
-                if not column[place].number
-            ]
-        ):
-            end = max(holes)
+            ):
+                end = place
         begin = len(pages)
         for part in path:
             begin -= len(part.pages)

@@ -30,8 +30,9 @@ class Request:
     Of a model with a recurrent state, whose slots are blocks: `state` has the request's own, into
     which its next step copies that of `state_source` (None: it goes on with what is there), and
     behind which it is copied to `snapshot` where one is wanted. `saved`: the last snapshot, until
-    it is shared; `saved_at`: behind how many tokens that was. `branch`: how many tokens the prefix
-    tree knew when the request began, more of them perhaps than it had a snapshot behind.
+    it is shared, or its slot is needed; `saved_at`: behind how many tokens that was. `branch`: how
+    many tokens the prefix tree knew when the request began, more of them perhaps than it had a
+    snapshot behind.
     """
 
     def __init__(

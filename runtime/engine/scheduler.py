@@ -7,7 +7,10 @@ from __future__ import annotations
 from bisect import insort
 from operator import attrgetter
 
+import numpy as np
+
 from ..cache.kv_cache import KVCache
+from ..cache.radix import Tokens
 from ..executor.batch import Scheduled
 from .request import Request
 
@@ -105,15 +108,16 @@ class Scheduler:
 
     def _plan_waiting(self, budget: int, candidates: list[Request]) -> list[Scheduled]:
         scheduled: list[Scheduled] = []
-        coming: set[tuple[int, bytes]] = set()
+        coming: dict[tuple[int, bytes] | None, Tokens] = {}
         for request in candidates:
             if budget <= 0 or len(self.running) >= self._max_running:
                 break
             self._cache.attach(request)
             beginning = self._next_page(request)
-            if beginning in coming:
-                # Another request of this step computes the same tokens: one step later they are in
-                # the prefix tree.
+            prefix = coming.get(beginning)
+            if prefix is not None and np.array_equal(request.tokens[:-1][: len(prefix)], prefix):
+                # Another request of this step computes the same tokens: one step later they are
+                # found.
                 self._cache.release(request)
                 continue
             uncomputed = request.num_tokens - request.num_computed
@@ -129,8 +133,8 @@ class Scheduler:
                 request.cached_tokens = request.num_computed
                 self.prompt_tokens += request.num_prompt
                 self.cached_tokens += request.cached_tokens
-            if beginning is not None:
-                coming.add(beginning)
+            if beginning is not None and (end := self._cache.found_until(request, num_new)):
+                coming.setdefault(beginning, request.tokens[:end])
             scheduled.append(Scheduled(request, num_new))
             budget -= num_new
         return scheduled

@@ -127,6 +127,39 @@ def test_snapshots_give_way_to_requests_that_run() -> None:
     assert core._cache.states is not None and core._cache.states.available == 3
 
 
+def test_snapshots_of_answers_give_way_to_requests_that_begin() -> None:
+    core, _ = make_core(runner_class=RecurrentToyRunner, state_slots=4, max_running_requests=3)
+    for number in range(3):
+        asked(core, str(number), [number] * 3, 60)
+        for _ in range(12):
+            core.step()
+            core.check()
+        assert core.stats().running_requests == number + 1
+    outputs = drain(core)
+    assert all(tokens(outputs[rid])[-1] == continuation([int(rid)] * 3, 60)[-1] for rid in outputs)
+
+
+def test_a_snapshot_that_is_used_outlives_those_that_are_not() -> None:
+    core, _ = make_core(runner_class=RecurrentToyRunner, state_slots=5)
+    system = [n % 7 for n in range(20)]
+    assert cached(core, system) == 0
+    for number in range(8):
+        assert cached(core, [number + 20] * 20) == 0
+        assert cached(core, [*system, number]) == 20
+
+
+def test_prompts_that_begin_alike_wait_only_for_a_snapshot_that_serves_them() -> None:
+    def begun(length: int) -> int:
+        core, _ = recurrent_core()
+        for number in range(3):
+            asked(core, str(number), [1, 2, 3, 4] + [number] * (length - 4))
+        core.step()
+        return core.stats().running_requests
+
+    assert begun(5) == 1, "the first takes a snapshot behind what they have in common"
+    assert begun(9) == 3
+
+
 def test_a_step_that_is_planned_anew_and_ends_elsewhere_takes_no_snapshot() -> None:
     cache = KVCache(20, 4, share_prefixes=True, state_slots=4, snapshot_tokens=4)
     params = SamplingParams(max_new_tokens=1)
