@@ -35,10 +35,10 @@ def seed(place: str, guilty: Guilty, patch: pytest.MonkeyPatch) -> None:
     """Raise at this place whenever the requests there are guilty."""
 
     def failing(plain: Any, requests_of: Callable[..., list[Any]]) -> Any:
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
             if guilty(requests_of(*arguments)):
                 raise IndexError("out of range")
-            return plain(*arguments)
+            return plain(*arguments, **named)
 
         return call
 
