@@ -43,7 +43,7 @@ test: dev ## the default test suite
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow and not gpu and not npu" $(ARGS)
 
 test-all: dev ## every test: the slow ones, and those of the hardware that is there
-	$(BIN)/python -m pytest --hypothesis-profile=explore $(ARGS)
+	EVERY_NATIVE_VARIANT=1 $(BIN)/python -m pytest --hypothesis-profile=explore $(ARGS)
 
 lint: $(STAMPS)/dev ## ruff and mypy
 	$(BIN)/ruff check .

@@ -42,6 +42,7 @@ class RooflineSettings:
 
     model_path: str = "smollm2-135m"
     quantization: str = "auto"
+    compiler: str | None = None
     num_threads: int | None = None
     batch_sizes: Sequence[int] = (1, 8, 32)
     prompt: int = 1024
@@ -115,6 +116,7 @@ def _config(settings: RooflineSettings) -> EngineConfig:
         device="cpu",
         model_path=settings.model_path,
         quantization=settings.quantization,
+        piecewise_cuda_graph_compiler=settings.compiler,
         num_threads=settings.num_threads,
         piecewise_cuda_graph=True,
         startup="full",

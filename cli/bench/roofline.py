@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ...runtime.config import QUANTIZATIONS
+from ...runtime.config import PIECE_COMPILERS, QUANTIZATIONS
 from .flags import add_flag, add_json, add_measurement, given, numbers, positive
 
 _TEXT = """\
@@ -36,6 +36,12 @@ def add_parser(subparsers: Any) -> None:
     parser.add_model_argument()
     add_flag(parser, "--model-path PATH", "default: smollm2-135m")
     add_flag(parser, "--quantization", "as serve's; default: auto", choices=QUANTIZATIONS)
+    add_flag(
+        parser,
+        "--compiler",
+        "what compiles the pieces; default: by device",
+        choices=PIECE_COMPILERS,
+    )
     add_flag(parser, "--num-threads N", "compute threads; default: one a core", positive)
     add_flag(parser, "--batch-sizes LIST", "sequences of decodes; default: 1,8,32", numbers)
     add_flag(parser, "--prompt N", "tokens of the prompt; default: 1024", positive)

@@ -69,7 +69,15 @@ def test_every_part_of_every_step_is_told(
     path = make_tiny_model(tmp_path / "model")
     steps = ["--batch-sizes", "1,2", "--prompt", "20", "--context", "18", "--rounds", "1"]
     written = tmp_path / "roofline.json"
-    flags = [*steps, "--plot", str(tmp_path / "roofline.png"), "--json", str(written)]
+    flags = [
+        *steps,
+        "--compiler",
+        "eager",
+        "--plot",
+        str(tmp_path / "roofline.png"),
+        "--json",
+        str(written),
+    ]
     assert main(["bench", "roofline", "--model-path", str(path), *flags]) == 0
     rows = json.loads(written.read_text())["rows"]
     parts = {row["part"].partition(" ")[0] for row in rows}

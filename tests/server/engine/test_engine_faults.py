@@ -186,9 +186,10 @@ CHATTY_ENGINE = """
 import sys
 import msgspec
 from piecework.runtime.engine import process, text_process
+from piecework.runtime.engine.mailbox import Mailbox
 from piecework.runtime.engine.messages import StepOutput
 
-plain_send = text_process.EngineProcess._send
+plain_send = Mailbox.send
 
 def send(self, message):
     outputs = message.outputs if isinstance(message, StepOutput) else []
@@ -202,7 +203,7 @@ def send(self, message):
     else:
         plain_send(self, message)
 
-text_process.EngineProcess._send = send
+Mailbox.send = send
 sys.exit(process.run_engine(lambda: text_process.build))
 """
 
