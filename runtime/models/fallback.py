@@ -84,9 +84,15 @@ def transformers_config(folder: Path, ends: list[int], *, trusted: bool) -> Fall
             "attention interface; the others keep a state or attend in their own way, which is not "
             "supported; choose another model"
         )
+    if getattr(model, "_is_stateful", False):
+        raise ValueError(
+            f"{type(model).__name__} keeps a state beside its attention, which is not supported; "
+            "choose another model"
+        )
     longest = getattr(config, "max_position_embeddings", None)
     if not isinstance(longest, int):
         raise ValueError("it has no max_position_embeddings; add the longest context in tokens")
+    _check_windows(config, calls, longest)
     first = calls[0]
     return FallbackConfig(
         architecture="TransformersForCausalLM",
@@ -110,6 +116,24 @@ def transformers_config(folder: Path, ends: list[int], *, trusted: bool) -> Fall
         calls=[tuple(call) for call in calls],
         written_by=f"{type(model).__name__} {transformers.__version__}",
     )
+
+
+def _check_windows(config: Any, calls: Sequence[AttentionCall], longest: int) -> None:
+    """Raises `ValueError` where a layer sees less than its call says: by a mask alone, which
+    transformers does not make for us.
+    """
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
+    # A class without the member has no use for what a config.json says of it.
+    window = (
+        getattr(config, "sliding_window", None) if hasattr(type(config), "sliding_window") else 0
+    )
+    slides = "sliding_attention" in kinds and 0 < (window or 0) < longest
+    is_told = any(call.window is not None for call in calls)
+    if "chunked_attention" in kinds or (slides and not is_told):
+        raise ValueError(
+            "its layers see a part of what is before a token by their mask alone, which is not "
+            "supported; choose another model"
+        )
 
 
 def _build(folder: Path, *, trusted: bool) -> Any:
@@ -168,11 +192,17 @@ def _noting(noted: list[tuple[AttentionCall, int]], model: Any) -> Iterator[None
     """Attention is noted, with the identity of its sinks, and not computed."""
 
     def note(
-        module: nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, **how: Any
+        module: nn.Module,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        attention_mask: Any,
+        **how: Any,
     ) -> tuple[torch.Tensor, None]:
-        if not getattr(module, "is_causal", True) or how.get("position_bias") is not None:
+        biased = attention_mask is not None or how.get("position_bias") is not None
+        if biased or not getattr(module, "is_causal", True):
             raise ValueError(
-                f"{getattr(module, _NAME)} attends by more than what is before a token; choose "
+                f"{getattr(module, _NAME)} attends otherwise than to all before a token; choose "
                 "another model"
             )
         scale = how.get("scaling")
@@ -199,7 +229,12 @@ def _noting(noted: list[tuple[AttentionCall, int]], model: Any) -> Iterator[None
 
 
 def _attend(
-    module: nn.Module, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, **how: Any
+    module: nn.Module,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attention_mask: Any,
+    **how: Any,
 ) -> tuple[torch.Tensor, None]:
     """q [1, H, T, D], k [1, K, T, D], v [1, K, T, E] to [1, T, H, E], as transformers' attention
     functions.

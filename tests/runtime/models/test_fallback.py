@@ -20,6 +20,7 @@ from piecework.runtime.loader.loader import load_model
 from piecework.runtime.model_config import ModelConfig
 from piecework.runtime.models.registry import FALLBACK, ModelCode
 from piecework.runtime.quantization.methods import linear_kinds
+from tests.runtime.models.variants import FALCON, LLAMA4
 
 AUTO, THEIRS = ModelCode("auto"), ModelCode("transformers")
 PROMPT = [(31 + 7 * j * j) % 500 for j in range(40)]
@@ -102,6 +103,24 @@ def test_what_cannot_run_is_refused_with_the_reason(
     with pytest.raises(ValueError, match=why) as refused:
         ModelConfig.from_pretrained(path, code=AUTO)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "why"),
+    [
+        ("falcon_h1", FALCON, "keeps a state beside its attention"),
+        ("llama4_text", LLAMA4, "by their mask alone"),
+        ("phimoe", {"num_local_experts": 4, "sliding_window": 24}, "by their mask alone"),
+        ("doge", {}, "attends otherwise than to all before a token"),
+    ],
+)
+def test_what_is_more_than_attention_of_all_before_is_refused(
+    kind: str, settings: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    """Each layer of these asks the interface, and would be answered wrongly."""
+    path = make_tiny_model(tmp_path, kind, **settings)
+    with pytest.raises(ValueError, match=why):
+        ModelConfig.from_pretrained(path, code=THEIRS)
 
 
 @pytest.mark.parametrize("count", [0, 10**6])
