@@ -249,6 +249,9 @@ def moe_by(
 
 
 def _expert_linear(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    # It takes rows of whole 16 bytes.
+    if missing := -x.shape[1] % (16 // x.element_size()):
+        x, weight = F.pad(x, (0, missing)), F.pad(weight, (0, missing))
     return F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
 
 

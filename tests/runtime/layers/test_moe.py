@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tiny_models import make_tiny_model
 
+from piecework.kernels import reference
 from piecework.runtime.loader.loader import load_model
 
 SHAPE = {"moe_intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2}
@@ -38,3 +40,20 @@ def test_wrong_numbers_are_one_line(folder: Path, tmp_path: Path, name: str) -> 
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(ValueError, match=line):
         load_model(str(tmp_path), torch.float32, torch.device("cpu"), False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_may_be_of_any_width(dtype: torch.dtype) -> None:
+    """torch's product of groups takes rows of whole 16 bytes alone."""
+    tokens, experts, hidden, size = 5, 3, 26, 7
+    torch.manual_seed(0)
+    x = torch.randn(tokens, hidden, dtype=dtype)
+    gate_up = torch.randn(experts * 2 * size, hidden, dtype=dtype) / 8
+    down = torch.randn(experts * hidden, size, dtype=dtype) / 8
+    ids = torch.tensor([[2], [0], [2], [1], [0]])
+    weights = torch.rand(tokens, 1)
+    said = reference.fused_moe(x, ids, weights, gate_up, None, down, None, 0.0, False)
+    for row, expert in enumerate(ids[:, 0].tolist()):
+        gate, up = gate_up.view(experts, 2, size, hidden)[expert] @ x[row]
+        wanted = down.view(experts, hidden, size)[expert] @ (F.silu(gate) * up) * weights[row]
+        assert torch.allclose(said[row].float(), wanted.float(), rtol=0.02, atol=0.02)
