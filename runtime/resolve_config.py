@@ -91,7 +91,7 @@ def resolve_cache(
     """
     page_size, fraction = steps.page_size, steps.mem_fraction_static
     if slot_bytes:
-        steps = _with_states(steps, free_bytes, slot_bytes)
+        steps = with_states(steps, free_bytes, slot_bytes)
     states = steps.state_slots * slot_bytes
 
     def bytes_of(pages: int) -> int:
@@ -141,9 +141,9 @@ def resolve_cache(
     )
 
 
-def _with_states(steps: ResolvedConfig, free_bytes: int, slot_bytes: int) -> ResolvedConfig:
+def with_states(steps: ResolvedConfig, free_bytes: int, slot_bytes: int) -> ResolvedConfig:
     """With as many running requests as there is memory for the states of, and up to as many slots
-    more, in which prefixes keep snapshots.
+    more, in which prefixes keep snapshots. Raises `ValueError` where there is none for one.
     """
     fraction = steps.mem_fraction_static or 1.0
     slots = int(free_bytes * fraction * _STATES_SHARE) // slot_bytes - 1

@@ -21,6 +21,8 @@ of each frequency.
 """
 _LISTS = {"longrope": ("short_factor", "long_factor"), "divided": ("factors",)}
 """Of each type, the lists of a factor a frequency."""
+_MAY_HAVE = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
+"""Numbers that any type may have; 0 stands for none."""
 _FROM_ORIGINAL = ("llama3", "yarn", "longrope")
 
 
@@ -81,6 +83,13 @@ def check_rope(rope_type: str, scaling: Mapping[str, Any], rotary_dim: int) -> N
             raise ValueError(
                 f"rope scaling of type {rope_type!r} needs a positive {name}, got {value!r}; fetch "
                 "the model again"
+            )
+    for name in _MAY_HAVE:
+        value = scaling.get(name)
+        if value is not None and not (is_number(value) and value >= 0):
+            raise ValueError(
+                f"{name} of rope scaling must be a number and not below 0, got {value!r:.60}; "
+                "fetch the model again"
             )
     for name in _LISTS.get(rope_type, ()):
         factors = scaling.get(name)

@@ -35,7 +35,13 @@ from ..loader.loader import load_model, random_model
 from ..loader.resolve import resolve_model_path
 from ..models.causal_lm import CausalLM
 from ..quantization.methods import describe, linear_kinds
-from ..resolve_config import LEAST_PAGES, WindowPages, resolve_cache, resolve_steps
+from ..resolve_config import (
+    LEAST_PAGES,
+    WindowPages,
+    resolve_cache,
+    resolve_steps,
+    with_states,
+)
 from .batch import Batch, Scheduled
 from .forward_context import PagedAttention
 from .memory_profile import profile_memory
@@ -288,13 +294,16 @@ class ModelRunner:
         self._window = window = window_of(self._layouts, steps.context_length)
         windowed = [each for each in self._layouts if is_windowed(each, window)]
         others = [each for each in self._layouts if not is_windowed(each, window)]
+        slot = slot_bytes(self._state_layouts)
         if config.max_total_tokens is None and steps.mem_fraction_static is None:
+            # Of no more requests than whose states fit.
+            tried = with_states(steps, self.platform.memory().free, slot) if slot else steps
             pool = self._make_pool(LEAST_PAGES, steps.page_size, LEAST_PAGES)
             attention = PagedAttention(backend=backend, pool=pool, states=self._make_states(1))
             free = profile_memory(
                 self.model,
                 self.platform,
-                steps,
+                tried,
                 attention,
                 self.seen_lengths,
                 self.ranks,
@@ -309,14 +318,14 @@ class ModelRunner:
             free_bytes=free,
             page_bytes=page_bytes(others, steps.page_size),
             window=WindowPages(window, page_bytes(windowed, steps.page_size)) if window else None,
-            slot_bytes=slot_bytes(self._state_layouts),
+            slot_bytes=slot,
         )
         if resolved.max_running_requests < steps.max_running_requests:
             logger.warning(
                 "running requests cut from %d to %d: the recurrent states of each take %.1f MiB",
                 steps.max_running_requests,
                 resolved.max_running_requests,
-                slot_bytes(self._state_layouts) / 2**20,
+                slot / 2**20,
             )
         if resolved.context_length < steps.context_length:
             logger.warning(

@@ -66,7 +66,13 @@ def scaled_frequencies(config: ModelConfig) -> Scaled:
     size = config.rotary_dim
     exponents = torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size
     frequencies: torch.Tensor = 1.0 / config.rope_theta**exponents
-    return SCALINGS[config.rope_type](frequencies, config)
+    try:
+        return SCALINGS[config.rope_type](frequencies, config)
+    except (ArithmeticError, ValueError):
+        raise ValueError(
+            f"no frequencies follow from the rope scaling {config.rope_scaling!r:.100} with a "
+            f"rope_theta of {config.rope_theta}; fetch the model again"
+        ) from None
 
 
 def inverse_frequencies(config: ModelConfig) -> torch.Tensor:

@@ -186,7 +186,7 @@ class DeepseekV2ForCausalLM(CausalLM):
         sharper = 1.0
         if config.rope_type != "default" and config.rope_scaling.get("mscale_all_dim"):
             sharper = yarn_mscale(
-                config.rope_scaling["factor"], config.rope_scaling["mscale_all_dim"]
+                config.rope_scaling.get("factor", 1.0), config.rope_scaling["mscale_all_dim"]
             )
         return LatentAttention(
             config,

@@ -20,6 +20,7 @@ from ..layers.rotary import Rotary, Rotations
 from ..layers.self_attention import SelfAttention
 from ..loader.checkpoint import from_llama_cpp, renamed
 from ..model_config import ModelConfig
+from ..rope_config import is_number
 from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
 from .hybrid import GGUF_MAMBA, GGUF_MAMBA_KEYS, Mamba2Config, mamba_fields
 
@@ -212,7 +213,7 @@ def _factors(config: Any, name: str, count: int) -> list[float]:
     """The multipliers of a member, all 1 where it is left out. Raises `ValueError`."""
     found = getattr(config, name)
     found = [1.0] * count if found is None else found
-    if len(found) != count or any(type(each) not in (int, float) for each in found):
+    if len(found) != count or not all(map(is_number, found)):
         raise ValueError(
             f"{name} must be {count} numbers, got {found!r:.60}; fetch the model again"
         )

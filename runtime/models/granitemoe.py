@@ -57,5 +57,6 @@ class GraniteMoeForCausalLM(GraniteForCausalLM):
         config = self.config
         sizes = config.hidden_size, config.intermediate_size, config.num_local_experts
         routing = Routing(config.num_local_experts, config.num_experts_per_tok)
-        experts = FusedMoE(*sizes, activation=config.activation)
-        return SparseMoE(Router(config.hidden_size, routing), experts)
+        return SparseMoE(
+            Router(config.hidden_size, routing), FusedMoE(*sizes, activation=config.activation)
+        )

@@ -165,7 +165,10 @@ class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
         if config.num_local_experts == 0:
             return shared
         routing = Routing(config.num_local_experts, config.num_experts_per_tok)
-        experts = FusedMoE(
-            size, config.intermediate_size, config.num_local_experts, activation=activation
+        return SparseMoE(
+            Router(size, routing),
+            FusedMoE(
+                size, config.intermediate_size, config.num_local_experts, activation=activation
+            ),
+            shared,
         )
-        return SparseMoE(Router(size, routing), experts, shared)

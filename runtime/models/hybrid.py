@@ -8,6 +8,7 @@ from typing import Any
 
 from ..layers.mamba2 import Mamba2Sizes
 from ..model_config import ModelConfig
+from ..rope_config import number
 
 GGUF_MAMBA = {
     "ssm_in": "mamba.in_proj",
@@ -142,6 +143,4 @@ def _as_float(value: Any) -> float:
     """A number of a config.json, in which transformers may write infinity as an object."""
     if isinstance(value, dict):
         value = {"Infinity": float("inf")}.get(str(value.get("__float__")))
-    if type(value) not in (int, float):
-        raise ValueError(f"time_step_limit must hold numbers, got {value!r:.60}; fetch it again")
-    return float(value)
+    return value if value == float("inf") else number("time_step_limit", value)

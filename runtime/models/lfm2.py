@@ -14,7 +14,7 @@ from ..layers.norm import RMSNorm
 from ..layers.self_attention import SelfAttention
 from ..layers.short_conv import ShortConv
 from ..loader.checkpoint import from_llama_cpp, renamed
-from ..model_config import ModelConfig
+from ..model_config import ModelConfig, check_size
 from ..rope_config import number
 from .causal_lm import GGUF_BLOCK, CausalLM, gguf_names
 from .hybrid import check_columns, kinds_in_gguf, kinds_of_layers
@@ -98,9 +98,10 @@ class Lfm2ForCausalLM(CausalLM):
             "full_attention" if layer in (layers if attending is None else attending) else "conv"
             for layer in layers
         ]
+        check_size("intermediate_size", between := _between(config))
         return {
             **kinds_of_layers(config, ("conv", "full_attention"), default),
-            "intermediate_size": _between(config),
+            "intermediate_size": between,
             "norm_eps": number("norm_eps", getattr(config, "norm_eps", config.rms_norm_eps)),
             "tie_word_embeddings": bool(
                 getattr(config, "tie_embedding", config.tie_word_embeddings)

@@ -34,7 +34,7 @@ class Ministral3Config(ModelConfig):
 class QueryScale(nn.Module):
     """positions [T] int64 to what queries are multiplied by, [T, 1, 1]."""
 
-    def __init__(self, beta: float, original: int) -> None:
+    def __init__(self, beta: float, original: float) -> None:
         super().__init__()
         self.beta, self.original, self.dtype = beta, original, torch.get_default_dtype()
 
@@ -79,7 +79,14 @@ class Ministral3ForCausalLM(MistralForCausalLM):
         tables: list[nn.Module] = [Rotary(config)]
         if config.llama_4_scaling_beta is not None:
             original = config.rope_scaling.get("original_max_position_embeddings")
-            original = original or config.max_position_embeddings
+            original = number(
+                "original_max_position_embeddings", original or config.max_position_embeddings
+            )
+            if original <= 0:
+                raise ValueError(
+                    f"original_max_position_embeddings must be more than 0, got {original}; fetch "
+                    "the model again"
+                )
             tables.append(QueryScale(config.llama_4_scaling_beta, original))
         layers = map(self.make_layer, range(config.num_layers))
         return Decoder(config, layers, RMSNorm(config.hidden_size, config.norm_eps), tables)

@@ -52,13 +52,14 @@ class Qwen2MoeBlock(SparseMoE):
         routing = Routing(
             config.num_experts, config.num_experts_per_tok, renormalized=config.norm_topk_prob
         )
+        router = Router(size, routing)
         experts = FusedMoE(
             size,
             config.moe_intermediate_size,
             config.num_experts,
             activation=config.activation,
         )
-        super().__init__(Router(size, routing), experts)
+        super().__init__(router, experts)
         self.shared_expert = GatedMLP(size, shared)
         self.shared_expert_gate = Linear(size, 1)
 

@@ -14,10 +14,14 @@ import torch
 from tiny_models import make_tiny_model
 from transformers import AutoConfig
 
+from piecework.runtime.config import EngineConfig
+from piecework.runtime.engine.build import build_engine
+from piecework.runtime.layers import moe
+from piecework.runtime.layers.rotary import scaled_frequencies
 from piecework.runtime.loader.loader import empty_model, load_model
 from piecework.runtime.model_config import ModelConfig
 from piecework.runtime.models.registry import find_model, find_models
-from tests.runtime.models.variants import OTHERS
+from tests.runtime.models.variants import OTHERS, YARN
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -87,6 +91,57 @@ def test_experts_with_another_activation_are_refused(name: str, tmp_path: Path) 
         empty_model(config, torch.float32, META)
 
 
+@pytest.mark.parametrize(
+    ("name", "member"),
+    [
+        ("granitemoe", "num_local_experts"),
+        ("granite4-moe", "num_local_experts"),
+        ("llama4", "num_local_experts"),
+        ("lfm2-moe", "num_experts"),
+        ("qwen3-next", "num_experts"),
+        ("glm4-moe", "n_routed_experts"),
+        ("deepseek-v3", "n_routed_experts"),
+    ],
+)
+def test_experts_are_counted_before_lists_are_made_of_them(
+    name: str, member: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ModelConfig.from_pretrained(folder_of(tmp_path, name, **{member: 2**29}))
+    monkeypatch.setattr(moe, "ExpertLinear", None)
+    with pytest.raises(ValueError, match="experts a layer are more than"):
+        empty_model(config, torch.float32, META)
+
+
+GROWS = {"rope_type": "default", "llama_4_scaling_beta": 0.1}
+ORIGINAL = "original_max_position_embeddings"
+
+
+@pytest.mark.parametrize(
+    ("name", "members"),
+    [
+        ("lfm2", {"block_ff_dim": 1e29}),
+        ("lfm2", {"block_ffn_dim_multiplier": 1e25}),
+        ("falcon-h1", {"mlp_multipliers": [10**400, 1.0]}),
+        ("falcon-h1", {"ssm_multipliers": [float("nan")] * 5}),
+        ("granite4", {"time_step_limit": [0.0, 10**400]}),
+        ("ministral3", {"rope_parameters": {**GROWS, ORIGINAL: "x"}}),
+        ("ministral3", {"rope_parameters": {**GROWS, ORIGINAL: -1}}),
+        ("deepseek-v3", {"rope_scaling": {**YARN, "mscale_all_dim": "x"}}),
+        ("olmo2", {"rope_scaling": {**YARN, "beta_fast": "x"}}),
+        ("olmo2", {"rope_scaling": {**YARN, "attention_factor": []}}),
+        ("olmo2", {"rope_scaling": {**YARN, "rope_theta": 1.0}}),
+    ],
+)
+def test_numbers_within_members_end_nothing_either(
+    name: str, members: dict[str, Any], tmp_path: Path
+) -> None:
+    folder_of(tmp_path, name, **members)
+    with pytest.raises(ValueError, match="fetch the model again"):
+        config = ModelConfig.from_pretrained(tmp_path)
+        empty_model(config, torch.float32, META)
+        scaled_frequencies(config)
+
+
 @pytest.mark.parametrize("name", ["gemma3", "olmo3"])
 def test_scaled_frequencies_of_layers_with_a_window_are_refused(name: str, tmp_path: Path) -> None:
     rope = {
@@ -103,6 +158,26 @@ def test_sizes_that_no_machine_has_are_refused(tmp_path: Path) -> None:
     config = ModelConfig.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="too little memory for the weights"):
         empty_model(config, torch.float32, META)
+
+
+def test_states_of_a_terabyte_are_refused_before_they_are_made(tmp_path: Path) -> None:
+    """Weights of a hundred megabytes have such."""
+    folder_of(
+        tmp_path,
+        "granite4",
+        hidden_size=8,
+        intermediate_size=8,
+        shared_intermediate_size=8,
+        head_dim=4,
+        layer_types=["full_attention", "full_attention", "linear_attention"],
+        mamba_expand=2**16,
+        mamba_n_heads=1,
+        mamba_d_head=2**19,
+        mamba_n_groups=1,
+        mamba_d_state=2**19,
+    )
+    with pytest.raises(ValueError, match="too little memory for recurrent states"):
+        build_engine(EngineConfig(model_path=str(tmp_path), load_format="dummy", num_threads=1))
 
 
 def test_tables_of_positions_are_made_behind_the_weights(tmp_path: Path) -> None:
