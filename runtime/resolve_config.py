@@ -145,12 +145,15 @@ def with_states(steps: ResolvedConfig, free_bytes: int, slot_bytes: int) -> Reso
     """With as many running requests as there is memory for the states of, and up to as many slots
     more, in which prefixes keep snapshots. Raises `ValueError` where there is none for one.
     """
-    fraction = steps.mem_fraction_static or 1.0
-    slots = int(free_bytes * fraction * _STATES_SHARE) // slot_bytes - 1
+    fraction = steps.mem_fraction_static
+    budget = int(free_bytes * (fraction or 1.0) * _STATES_SHARE)
+    slots = budget // slot_bytes - 1
     if slots < 1:
+        remedy = "" if fraction is None else f"raise --mem-fraction-static ({fraction}), or "
         raise ValueError(
-            f"too little memory for recurrent states: {free_bytes / 2**20:.0f} MiB are free, those "
-            f"of a request take {slot_bytes / 2**20:.2f} MiB; choose a smaller model"
+            f"too little memory for recurrent states: they may take {budget / 2**20:.0f} of "
+            f"{free_bytes / 2**20:.0f} MiB that are free, two of {slot_bytes / 2**20:.2f} MiB are "
+            f"the least; {remedy}choose a smaller model"
         )
     running = min(slots, steps.max_running_requests)
     return replace(

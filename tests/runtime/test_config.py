@@ -144,8 +144,10 @@ def test_states_of_prefixes_that_are_not_shared_take_no_memory() -> None:
 
 
 def test_no_memory_for_the_state_of_one_request() -> None:
-    with pytest.raises(ValueError, match=r"recurrent states: 1000 MiB .* 400\.00 MiB; choose"):
+    with pytest.raises(ValueError, match=r"500 of 1000 MiB .* 400\.00 MiB are the least; choose"):
         resolved(slot=400 * MIB)
+    with pytest.raises(ValueError, match=r"50 of 1000 MiB .*; raise --mem-fraction-static"):
+        resolved(slot=40 * MIB, mem_fraction_static=0.1)
 
 
 @pytest.mark.parametrize("layers_beside", [0, MIB])
