@@ -86,6 +86,7 @@ def open_gguf(path: Path) -> FastGGUFReader:
         KeyError,
         struct.error,
         OverflowError,
+        RecursionError,
         UnicodeDecodeError,
     ) as error:
         check_pointer(path)

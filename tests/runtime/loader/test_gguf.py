@@ -4,6 +4,7 @@ right order of rows.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,16 @@ def test_what_is_not_supported_is_one_clear_error(folder: Path, tmp_path: Path, 
     write_gguf(folder, tmp_path / "model.gguf", "llama", Kind.F16, **changes)
     with pytest.raises(ValueError, match=rf"model\.gguf: .*{message}"):
         load(tmp_path / "model.gguf")
+
+
+def test_lists_in_lists_without_end_are_one_clear_error(tmp_path: Path) -> None:
+    """Twelve bytes a list, each the only one in the list before it."""
+    key = b"general.architecture"
+    start = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", len(key)) + key
+    path = tmp_path / "model.gguf"
+    path.write_bytes(start + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000)
+    with pytest.raises(ValueError, match="is not a whole GGUF file"):
+        open_gguf(path)
 
 
 def test_an_unknown_architecture_names_the_known_ones(tmp_path: Path) -> None:
