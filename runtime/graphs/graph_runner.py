@@ -94,10 +94,13 @@ class GraphRunner:
                     "ranks that share its memory: take disabled"
                 )
             self.decode_backend = Backend.DISABLED
-        if config.batch_invariant and not (self.kernels and platform.make_batch_invariant()):
+        # A head that is not packed is multiplied by what does not promise as much.
+        if config.batch_invariant and not (
+            self.kernels and model.lm_head.layout is not None and platform.make_batch_invariant()
+        ):
             raise ValueError(
                 "--batch-invariant needs native decodes: a CPU that the kernels can be built for, "
-                "a bfloat16 model whose layers they know, and no --disable-cuda-graph"
+                "a bfloat16 model whose layers and head they know, and no --disable-cuda-graph"
             )
 
     def use(self, forward: PiecewiseForward | ForwardByLength | BreakableForward | None) -> None:

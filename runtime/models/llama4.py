@@ -59,7 +59,7 @@ class Llama4Config(ModelConfig):
     no_rope_layers: list[int] | None = None
     no_rope_layer_interval: int = 4
     attention_chunk_size: int | None = 8192
-    attn_temperature_tuning: bool = True
+    attn_temperature_tuning: bool | int = True
     floor_scale: int = 8192
     attn_scale: float = 0.1
     attention_bias: bool = False

@@ -20,6 +20,7 @@ from piecework.runtime.layers import moe
 from piecework.runtime.layers.rotary import scaled_frequencies
 from piecework.runtime.loader.loader import empty_model, load_model
 from piecework.runtime.model_config import ModelConfig
+from piecework.runtime.models.llama4 import Llama4Config
 from piecework.runtime.models.registry import find_model, find_models
 from tests.runtime.models.variants import OTHERS, YARN
 
@@ -151,6 +152,13 @@ def test_scaled_frequencies_of_layers_with_a_window_are_refused(name: str, tmp_p
     folder_of(tmp_path, name, rope_parameters=rope, rope_scaling=None)
     with pytest.raises(ValueError, match="'linear' of layers with a window is not supported"):
         ModelConfig.from_pretrained(tmp_path)
+
+
+def test_llama_4s_tuning_may_be_told_as_a_number(tmp_path: Path) -> None:
+    """As in folders from before transformers made it true or false."""
+    folder_of(tmp_path, "llama4", attn_temperature_tuning=4)
+    assert isinstance(config := ModelConfig.from_pretrained(tmp_path), Llama4Config)
+    assert config.attn_temperature_tuning
 
 
 def test_sizes_that_no_machine_has_are_refused(tmp_path: Path) -> None:
