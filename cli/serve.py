@@ -13,12 +13,7 @@ from ..runtime.engine.parent import ENVIRONMENT
 from ..runtime.pooling.config import PoolingConfig
 from ..server.api_key import take_api_key
 from ..server.config import ServerConfig
-from ..server.engine.spawn import (
-    DIFFUSION_PIPELINE,
-    LANGUAGE_MODEL,
-    POOLING_MODEL,
-    spawned,
-)
+from ..server.engine.spawn import spawned
 from ..server.images.config import ImageServerConfig
 from ..server.pooling.config import PoolingServerConfig
 from .flags import (
@@ -90,7 +85,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     key = take_api_key(os.environ)
     if key is not None and not {"api_key", "api_key_file"} & vars(arguments).keys():
         arguments.api_key = key
-    config = _serving_config(arguments)
+    config = serving_config(arguments)
     if isinstance(config, ServerConfig) and config.engine.node_rank > 0:
         from ..runtime.distributed.node import run_node
 
@@ -98,19 +93,12 @@ def _serve(arguments: argparse.Namespace) -> int:
         return run_node(config.engine, log_level=config.log_level, environment=ENVIRONMENT)
     # While it imports what engines need, this process imports the web stack, and reads the
     # tokenizer.
-    with spawned(_COMMANDS[type(config)]) as process:
+    with spawned(config.engine_command) as process:
         if isinstance(config, ServerConfig):
             check_model(config.engine)
         from ..server.launch import serve
 
         return serve(config, process, _BEGAN)
-
-
-_COMMANDS = {
-    ServerConfig: LANGUAGE_MODEL,
-    ImageServerConfig: DIFFUSION_PIPELINE,
-    PoolingServerConfig: POOLING_MODEL,
-}
 
 
 def _pools(arguments: argparse.Namespace, path: str) -> bool:
@@ -121,7 +109,7 @@ def _pools(arguments: argparse.Namespace, path: str) -> bool:
     return runner == "pooling" or (runner == "auto" and makes_vectors(path))
 
 
-def _serving_config(
+def serving_config(
     arguments: argparse.Namespace,
 ) -> ServerConfig | ImageServerConfig | PoolingServerConfig:
     """The settings for what the model path holds. Raises `ValueError` for flags that are for

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ..runtime.config import EngineConfig
 from ..runtime.options import check_options, option
 from .api_key import checked_key, read_api_key
+from .engine.spawn import LANGUAGE_MODEL
 from .http.limits import HttpLimits
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -23,8 +25,11 @@ _LEAST_WATCHDOG = 3
 class CommonServerConfig(HttpLimits):
     """Settings of one server, its engine's included, that do not depend on what it serves. Raises
     `ValueError` with a remedy.
+
+    `engine_command`: what starts the process of its kind of engine.
     """
 
+    engine_command: ClassVar[Sequence[str]]
     host: str = option(
         "127.0.0.1",
         "address to listen on; 0.0.0.0 takes requests from other machines",
@@ -146,6 +151,7 @@ class BatchServerConfig(CommonServerConfig):
 class ServerConfig(BatchServerConfig):
     """Settings of a server of a language model."""
 
+    engine_command = LANGUAGE_MODEL
     chat_template: str | None = option(
         None,
         "Jinja template that turns a chat into a prompt, or a file with it; default: the model's "

@@ -24,21 +24,13 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from ..runtime.loader.resolve import resolve_model_path
-from ..runtime.parsing.reasoning import choose_reasoning
-from ..runtime.parsing.tool_calls import choose_format
-from ..runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from .app import Service, create_app
-from .config import CommonServerConfig, ServerConfig
-from .engine.client import EngineClient
+from .app import Service
+from .config import CommonServerConfig
 from .engine.state import EngineState
 from .http.connections import Connections
 from .http.limits import HttpLimits, room_for_connections
 from .http.protocol import BoundedHttpProtocol
-from .images.config import ImageServerConfig
-from .openai.responses.service import check_store
-from .pooling.config import PoolingServerConfig
-from .summary import summary
+from .services import AnyServerConfig, service_of
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +45,6 @@ engine do.
 _KILL_TIMEOUT = 3
 """The same after a second signal."""
 _BACKLOG = 2048
-AnyServerConfig = ServerConfig | ImageServerConfig | PoolingServerConfig
 
 
 def serve(config: AnyServerConfig, process: subprocess.Popen[bytes], began: float) -> NoReturn:
@@ -68,61 +59,8 @@ def serve(config: AnyServerConfig, process: subprocess.Popen[bytes], began: floa
     """
     _set_up_logging(config.log_level)
     with listen(config.host, config.port) as listener:
-        uvloop.run(_launch(config, listener, _service_of(config, process), began))
+        uvloop.run(_launch(config, listener, service_of(config, process), began))
     raise AssertionError("the process has ended")
-
-
-def _service_of(config: AnyServerConfig, process: subprocess.Popen[bytes]) -> Callable[[], Service]:
-    """What makes the service, to be called in its event loop; what can be wrong before is found out
-    now.
-    """
-    if isinstance(config, ImageServerConfig):
-        from .images.service import image_service
-
-        return lambda: image_service(config, process)
-    if isinstance(config, PoolingServerConfig):
-        from .pooling.service import pooling_service
-
-        return partial(pooling_service, config, process)
-    model_path = resolve_model_path(config.engine.model_path)
-    tokenizer = load_tokenizer(model_path, config.engine.tokenizer_path, config.chat_template)
-    rows = _chat_rows(config, tokenizer.chat_template)
-    check_store(config)
-    return lambda: _text_service(config, tokenizer, rows, process)
-
-
-def _chat_rows(config: ServerConfig, template: str | None) -> dict[str, str]:
-    """What the summary tells of chats. Raises `ValueError` for parsers that there are not."""
-    calls = choose_format(config.tool_call_parser, template)
-    thoughts = choose_reasoning(config.reasoning_parser, template)
-    if template is None:
-        return {}
-    rows = {"tool calls": f"{calls.name} (--tool-call-parser)"}
-    if thoughts is not None:
-        rows["reasoning"] = f"{thoughts.name} (--reasoning-parser)"
-    return rows
-
-
-def _text_service(
-    config: ServerConfig,
-    tokenizer: Tokenizer,
-    chat_rows: dict[str, str],
-    process: subprocess.Popen[bytes],
-) -> Service:
-    engine = EngineClient(
-        config.engine,
-        tokenizer,
-        max_queued_requests=config.max_queued_requests,
-        log_level=config.log_level,
-        watchdog_timeout=config.watchdog_timeout,
-        process=process,
-    )
-
-    def lines(port: int, seconds: float) -> str:
-        assert engine.info is not None
-        return summary(config, engine.info, port, seconds, chat=chat_rows)
-
-    return Service(engine, create_app(engine, config), lines)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from ...runtime.diffusion.config import DiffusionConfig
 from ...runtime.options import option
 from ..config import CommonServerConfig
+from ..engine.spawn import DIFFUSION_PIPELINE
 
 IMAGES = "images"
 
@@ -17,6 +18,7 @@ IMAGES = "images"
 class ImageServerConfig(CommonServerConfig):
     """Settings of a server of a diffusion pipeline. Raises `ValueError` with a remedy."""
 
+    engine_command = DIFFUSION_PIPELINE
     image_url_lifetime: float = option(
         3600.0,
         "seconds for which an image that was asked for as a URL can be fetched",

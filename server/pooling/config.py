@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from ...runtime.options import option
 from ...runtime.pooling.config import PoolingConfig
 from ..config import RUNNERS, SERVER, BatchServerConfig
+from ..engine.spawn import POOLING_MODEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingServerConfig(BatchServerConfig):
     """Settings of a server of an embedder or a reranker. Raises `ValueError` with a remedy."""
 
+    engine_command = POOLING_MODEL
     runner: str = option(
         "auto",
         "what the model is for; auto: its folder says so, by modules.json or its architecture",

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from piecework.cli.main import build_parser
-from piecework.cli.serve import _serving_config
+from piecework.cli.serve import serving_config
 from piecework.server.config import ServerConfig
 from piecework.server.pooling.config import PoolingServerConfig
 
 
 def config_of(*argv: str) -> object:
-    return _serving_config(build_parser().parse_args(["serve", *argv]))
+    return serving_config(build_parser().parse_args(["serve", *argv]))
 
 
 def folder(path: Path, architecture: str, model_type: str) -> str:

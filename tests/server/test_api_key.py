@@ -93,8 +93,8 @@ def test_a_flag_goes_before_the_variable(
         seen.append(made.api_key)
         return made  # type: ignore[return-value]
 
-    original = serve_command._serving_config
-    monkeypatch.setattr(serve_command, "_serving_config", config)
+    original = serve_command.serving_config
+    monkeypatch.setattr(serve_command, "serving_config", config)
     monkeypatch.setattr(serve_command, "spawned", begin)
     monkeypatch.setenv("PIECEWORK_API_KEY", "variable")
     given = [write(tmp_path, b"file\n") if flag == "FILE" else flag for flag in flags]

@@ -1,0 +1,76 @@
+"""The kinds of services: a language model, a diffusion pipeline, a model of vectors or scores."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from functools import partial
+
+from ..runtime.loader.resolve import resolve_model_path
+from ..runtime.parsing.reasoning import choose_reasoning
+from ..runtime.parsing.tool_calls import choose_format
+from ..runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from .app import Service, create_app
+from .config import ServerConfig
+from .engine.client import EngineClient
+from .images.config import ImageServerConfig
+from .openai.responses.service import check_store
+from .pooling.config import PoolingServerConfig
+from .summary import summary
+
+AnyServerConfig = ServerConfig | ImageServerConfig | PoolingServerConfig
+
+
+def service_of(config: AnyServerConfig, process: subprocess.Popen[bytes]) -> Callable[[], Service]:
+    """What makes the service of these settings, to be called in its event loop. `process`:
+    one of `config.engine_command` that waits for its job.
+
+    What can be wrong before is found out now: raises `ValueError`.
+    """
+    if isinstance(config, ImageServerConfig):
+        from .images.service import image_service
+
+        return lambda: image_service(config, process)
+    if isinstance(config, PoolingServerConfig):
+        from .pooling.service import pooling_service
+
+        return partial(pooling_service, config, process)
+    model_path = resolve_model_path(config.engine.model_path)
+    tokenizer = load_tokenizer(model_path, config.engine.tokenizer_path, config.chat_template)
+    rows = _chat_rows(config, tokenizer.chat_template)
+    check_store(config)
+    return lambda: _text_service(config, tokenizer, rows, process)
+
+
+def _chat_rows(config: ServerConfig, template: str | None) -> dict[str, str]:
+    """What the summary tells of chats. Raises `ValueError` for parsers that there are not."""
+    calls = choose_format(config.tool_call_parser, template)
+    thoughts = choose_reasoning(config.reasoning_parser, template)
+    if template is None:
+        return {}
+    rows = {"tool calls": f"{calls.name} (--tool-call-parser)"}
+    if thoughts is not None:
+        rows["reasoning"] = f"{thoughts.name} (--reasoning-parser)"
+    return rows
+
+
+def _text_service(
+    config: ServerConfig,
+    tokenizer: Tokenizer,
+    chat_rows: dict[str, str],
+    process: subprocess.Popen[bytes],
+) -> Service:
+    engine = EngineClient(
+        config.engine,
+        tokenizer,
+        max_queued_requests=config.max_queued_requests,
+        log_level=config.log_level,
+        watchdog_timeout=config.watchdog_timeout,
+        process=process,
+    )
+
+    def lines(port: int, seconds: float) -> str:
+        assert engine.info is not None
+        return summary(config, engine.info, port, seconds, chat=chat_rows)
+
+    return Service(engine, create_app(engine, config), lines)
