@@ -25,7 +25,7 @@ class EveryAnswer:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or REQUEST_ID in scope:  # or it has been here, in a fleet
             await self._app(scope, receive, send)
             return
         request_id, started, head = b"", False, scope["method"] == "HEAD"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
-from functools import partial
 
 from ..runtime.loader.resolve import resolve_model_path
 from ..runtime.parsing.reasoning import choose_reasoning
@@ -21,11 +20,14 @@ from .summary import summary
 AnyServerConfig = ServerConfig | ImageServerConfig | PoolingServerConfig
 
 
-def service_of(config: AnyServerConfig, process: subprocess.Popen[bytes]) -> Callable[[], Service]:
+def service_of(
+    config: AnyServerConfig, process: subprocess.Popen[bytes] | None
+) -> Callable[[], Service]:
     """What makes the service of these settings, to be called in its event loop. `process`:
-    one of `config.engine_command` that waits for its job.
+    one of `config.engine_command` that waits for its job, if there is one.
 
-    What can be wrong before is found out now: raises `ValueError`.
+    What can be wrong before is found out now, in any thread, and takes as long as reading a
+    tokenizer: raises `ValueError`.
     """
     if isinstance(config, ImageServerConfig):
         from .images.service import image_service
@@ -34,7 +36,7 @@ def service_of(config: AnyServerConfig, process: subprocess.Popen[bytes]) -> Cal
     if isinstance(config, PoolingServerConfig):
         from .pooling.service import pooling_service
 
-        return partial(pooling_service, config, process)
+        return pooling_service(config, process)
     model_path = resolve_model_path(config.engine.model_path)
     tokenizer = load_tokenizer(model_path, config.engine.tokenizer_path, config.chat_template)
     rows = _chat_rows(config, tokenizer.chat_template)
@@ -58,7 +60,7 @@ def _text_service(
     config: ServerConfig,
     tokenizer: Tokenizer,
     chat_rows: dict[str, str],
-    process: subprocess.Popen[bytes],
+    process: subprocess.Popen[bytes] | None,
 ) -> Service:
     engine = EngineClient(
         config.engine,

@@ -84,7 +84,7 @@ class EngineSupervisor(UnfinishedRequests[R]):
         self._crashes = CrashLimit()
         self._watchdog = Watchdog(watchdog_timeout)
         self._hung = False
-        self._context: zmq.Context[Any] = zmq.Context()
+        self._context: zmq.Context[Any] | None = None
         self._supervisor: asyncio.Task[None] | None = None
 
     @property
@@ -98,7 +98,16 @@ class EngineSupervisor(UnfinishedRequests[R]):
         return self._watchdog.silence
 
     async def start(self) -> None:
-        """Start the engine process; returns at once, `wait_ready` waits until it serves."""
+        """Start the engine process; returns at once, `wait_ready` waits until it serves. It may be
+        started again once it was stopped.
+        """
+        self.state = EngineState.STARTING
+        self.failure, self.user_error = None, False
+        self._draining = self._stopped = False
+        self._ready.clear()
+        self.failed.clear()
+        self._crashes = CrashLimit()
+        self._context = zmq.Context()
         self._supervisor = asyncio.create_task(self._supervise())
 
     async def wait_ready(self) -> bool:
@@ -135,7 +144,10 @@ class EngineSupervisor(UnfinishedRequests[R]):
             if not done and self._life is not None:
                 self._life.kill()
             await self._supervisor
-        self._context.destroy(linger=0)
+        if self._context is not None:
+            self._context.destroy(linger=0)
+        if self.stats is not None:
+            self.stats = type(self.stats)()
 
     @property
     def capacity(self) -> int:
@@ -238,6 +250,7 @@ class EngineSupervisor(UnfinishedRequests[R]):
         """One life of the engine process, which begins with every unfinished request; returns its
         exit code.
         """
+        assert self._context is not None
         with EngineConnection(self._context) as self._life:
             self._resume(crashed=self.restarts > 0)
             process, self._waiting = self._waiting or spawn(self._command), None

@@ -78,28 +78,7 @@ class Bodies:
         """Fill `read`. Raises `UnsupportedMedia`, `BodyTooLarge`, `InvalidRequest`, `Unavailable`
         or `ClientGone`.
         """
-        # Browsers send other types across sites without asking first, so a page could reach a
-        # server on its reader's machine.
-        kind = request.headers.get("content-type", "none").partition(";")[0].strip().lower()
-        if kind != "application/json" and not (
-            kind.startswith("application/") and kind.endswith("+json")
-        ):
-            message = (
-                f"The content type is {kind:.60}; send the header `Content-Type: application/json`."
-            )
-            raise UnsupportedMedia(message, param="Content-Type")
-        # Never more than MAX_BODY_BYTES in memory, whatever Content-Length says or does not say.
-        announced = request.headers.get("content-length", "")
-        if announced.isdecimal() and int(announced[:20]) > MAX_BODY_BYTES:
-            raise _too_large()
-        content = bytearray()
-        try:
-            async for part in request.stream():
-                content += part
-                if len(content) > MAX_BODY_BYTES:
-                    raise _too_large()
-        except ClientDisconnect:
-            raise ClientGone("The client went away while it sent the request.") from None
+        content = await read_json_body(request)
         # What is still arriving is bounded by `--max-unfinished-bodies`.
         read.size = len(content)
         if not content:
@@ -128,6 +107,35 @@ class Bodies:
             await asyncio.sleep(0)
             check_structure(content)
             read.parsed = _parse(content)
+
+
+async def read_json_body(request: Request) -> bytearray:
+    """The bytes of a body that says it is JSON, not yet parsed. Raises `UnsupportedMedia`,
+    `BodyTooLarge` or `ClientGone`.
+    """
+    # Browsers send other types across sites without asking first, so a page could reach a
+    # server on its reader's machine.
+    kind = request.headers.get("content-type", "none").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (
+        kind.startswith("application/") and kind.endswith("+json")
+    ):
+        message = (
+            f"The content type is {kind:.60}; send the header `Content-Type: application/json`."
+        )
+        raise UnsupportedMedia(message, param="Content-Type")
+    # Never more than MAX_BODY_BYTES in memory, whatever Content-Length says or does not say.
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced[:20]) > MAX_BODY_BYTES:
+        raise _too_large()
+    content = bytearray()
+    try:
+        async for part in request.stream():
+            content += part
+            if len(content) > MAX_BODY_BYTES:
+                raise _too_large()
+    except ClientDisconnect:
+        raise ClientGone("The client went away while it sent the request.") from None
+    return content
 
 
 def check_structure(raw: bytes | bytearray) -> None:

@@ -23,9 +23,9 @@ _MIB = 2**20
 _ROUTERS = (generations.router, generations.file_router, *COMMON_ROUTERS)
 
 
-def image_service(config: ImageServerConfig, process: subprocess.Popen[bytes]) -> Service:
+def image_service(config: ImageServerConfig, process: subprocess.Popen[bytes] | None) -> Service:
     """Called in the event loop that will run it. `process`: an engine process that waits for its
-    job.
+    job, if there is one.
     """
     engine = ImageClient(
         config.engine,

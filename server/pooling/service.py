@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+from collections.abc import Callable
 
 from fastapi import FastAPI
 
@@ -26,25 +27,33 @@ _ROUTERS = (embeddings.router, scoring.router, *BATCH_ROUTERS, *COMMON_ROUTERS)
 _TASKS = {"embed": "embeddings", "classify": "reranking and scoring"}
 
 
-def pooling_service(config: PoolingServerConfig, process: subprocess.Popen[bytes]) -> Service:
-    """Called in the event loop that will run it. `process`: an engine process that waits for its
-    job.
+def pooling_service(
+    config: PoolingServerConfig, process: subprocess.Popen[bytes] | None
+) -> Callable[[], Service]:
+    """What makes the service in the event loop that will run it. `process`: an engine process that
+    waits for its job, if there is one. The folder and its tokenizer are read now. Raises
+    `ValueError`.
     """
     folder = read_folder(find_model(config.engine.model_path))
-    engine = PoolingClient(
-        config.engine,
-        load_tokenizer(str(folder.path), config.engine.tokenizer_path),
-        max_queued_requests=config.max_queued_requests,
-        log_level=config.log_level,
-        watchdog_timeout=config.watchdog_timeout,
-        process=process,
-    )
+    tokenizer = load_tokenizer(str(folder.path), config.engine.tokenizer_path)
 
-    def summary(port: int, seconds: float) -> str:
-        assert engine.info is not None
-        return pooling_summary(config, engine.info, port, seconds)
+    def make() -> Service:
+        engine = PoolingClient(
+            config.engine,
+            tokenizer,
+            max_queued_requests=config.max_queued_requests,
+            log_level=config.log_level,
+            watchdog_timeout=config.watchdog_timeout,
+            process=process,
+        )
 
-    return Service(engine, create_pooling_app(engine, config, folder), summary)
+        def summary(port: int, seconds: float) -> str:
+            assert engine.info is not None
+            return pooling_summary(config, engine.info, port, seconds)
+
+        return Service(engine, create_pooling_app(engine, config, folder), summary)
+
+    return make
 
 
 def create_pooling_app(
