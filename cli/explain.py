@@ -59,6 +59,7 @@ def add_parser(commands: Any) -> None:
         "--data-path", metavar="FILE", help="the data set's file; default: downloaded once"
     )
     explain.add_model_argument()
+    explain.add_config_file_argument()
     add_config_arguments(explain, EngineConfig)
     add_foreign_flags(explain)
     explain.set_defaults(func=_explain, parser=explain)

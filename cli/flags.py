@@ -29,6 +29,10 @@ class ArgumentParser(argparse.ArgumentParser):
 
     instead_of: Callable[[str], str | None] = staticmethod(lambda flag: None)
     """What to do instead of giving a flag that is not ours, where that is known."""
+    takes_settings = False
+    """Whether flags may be given by variables and by a file, too (`cli/settings.py`)."""
+    models: ArgumentParser | None = None
+    """Whose flags an entry of `models:` in such a file may have, where there may be any."""
     _takes_model = False
 
     def __init__(self, **settings: Any) -> None:
@@ -48,6 +52,17 @@ class ArgumentParser(argparse.ArgumentParser):
             default=argparse.SUPPRESS,
             metavar="MODEL",
             help="the same as --model-path MODEL",
+        )
+
+    def add_config_file_argument(self) -> None:
+        """`--config FILE`, and `PIECEWORK_*` variables for all flags."""
+        self.takes_settings = True
+        self.add_argument(
+            "--config",
+            default=argparse.SUPPRESS,
+            metavar="FILE",
+            help="YAML with flags as keys (port: 8000); flags, and variables such as "
+            "PIECEWORK_PORT, go before it; default: none",
         )
 
     def settle(self, arguments: argparse.Namespace, unknown: Sequence[str]) -> None:
@@ -209,12 +224,13 @@ def refuse_flags(
     arguments: argparse.Namespace, foreign: Sequence[type], own: Sequence[type], reason: str
 ) -> None:
     """Raises `ValueError` for the first flag given that only the `foreign` configs have; `reason`
-    says what does not fit.
+    says what does not fit. Variables may be for other commands, and are no mistake.
     """
+    sources = getattr(arguments, "sources", {})
     known = {item.name for config in own for item in _options(config)}
     for config in foreign:
         for name in given(arguments, config):
-            if name not in known:
+            if name not in known and not sources.get(name, "").startswith("PIECEWORK_"):
                 raise ValueError(f"{_flag(name)} {reason}; leave it out")
 
 

@@ -104,7 +104,6 @@ _NOT_HERE = {
     "--skip-tokenizer-init": "the tokenizer is always read; prompts of token ids do not go through "
     "it",
     "--skip-server-warmup": "no request of its own runs before the server is ready; leave it out",
-    "--config": "settings come from the command line alone; a shell script can keep them",
 }
 """A pattern of flags that mean nothing here to what to do instead."""
 

@@ -40,6 +40,7 @@ def add_parser(commands: Any) -> None:
         "write what it made, and say where the time went.",
     )
     generate.add_model_argument()
+    generate.add_config_file_argument()
     add_config_arguments(generate, OutputConfig, DiffusionConfig)
     generate.set_defaults(func=_generate, parser=generate)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from .. import __version__
 from . import bench, cache, explain, generate, serve
 from .flags import EXIT_USER_ERROR, ArgumentParser, report
+from .settings import parse, with_sources
 
 EXIT_INTERRUPTED = 130
 
@@ -18,9 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     broke.
     """
     parser = build_parser()
-    arguments, unknown = parser.parse_known_args(argv)
+    arguments = parse(parser, argv, os.environ)
     chosen = getattr(arguments, "parser", parser)
-    chosen.settle(arguments, unknown)
     if "func" not in arguments:
         chosen.print_help(sys.stderr)
         return EXIT_USER_ERROR
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = arguments.func(arguments)
         return code
     except ValueError as error:
-        return report(chosen.prog, error)
+        return report(chosen.prog, with_sources(error, arguments))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 

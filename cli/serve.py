@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from typing import Any
 
@@ -11,7 +10,6 @@ from ..runtime.config import EngineConfig
 from ..runtime.diffusion.config import DiffusionConfig
 from ..runtime.engine.parent import ENVIRONMENT
 from ..runtime.pooling.config import PoolingConfig
-from ..server.api_key import take_api_key
 from ..server.config import ServerConfig
 from ..server.engine.spawn import spawned
 from ..server.images.config import ImageServerConfig
@@ -59,6 +57,7 @@ def _describe(serve: ArgumentParser, *configs: type) -> None:
     )
     serve.add_model_argument()
     serve.add_argument("-h", "--help", action=_ServeHelp, nargs=0, help="show this and end")
+    serve.add_config_file_argument()
     add_config_arguments(serve, *configs)
     add_foreign_flags(serve)
 
@@ -82,9 +81,6 @@ class _ServeHelp(argparse.Action):
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    key = take_api_key(os.environ)
-    if key is not None and not {"api_key", "api_key_file"} & vars(arguments).keys():
-        arguments.api_key = key
     config = serving_config(arguments)
     if isinstance(config, ServerConfig) and config.engine.node_rank > 0:
         from ..runtime.distributed.node import run_node

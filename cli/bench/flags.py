@@ -34,6 +34,8 @@ def add_measurement(
         allow_abbrev=False,
     )
 
+    parser.add_config_file_argument()
+
     def command(arguments: argparse.Namespace) -> int:
         try:
             return run(arguments)

@@ -138,5 +138,7 @@ def test_an_empty_variable_does_not_open_the_server(
     monkeypatch.setattr(
         subprocess, "Popen", lambda *_, **__: pytest.fail("nothing is to be started")
     )
-    assert cli.main(["serve"]) == 2
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve"])
+    assert ended.value.code == 2
     assert "PIECEWORK_API_KEY is empty" in capfd.readouterr().err
