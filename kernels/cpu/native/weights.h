@@ -14,7 +14,7 @@ namespace piecework {
 
 constexpr int kParts = kPanel / kWide;
 
-constexpr int kAhead = 1536;  // bytes: as far ahead of the products weights are asked for, which their row of FMAs would delay
+constexpr int kAhead = 8192;  // bytes: as far ahead of the products weights are asked for; what memory gives a core while one line comes, and more
 
 inline void prefetch(const uint8_t* from, int bytes) {
 #pragma GCC unroll 32
