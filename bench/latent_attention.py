@@ -87,7 +87,7 @@ def _prompt(sizes: argparse.Namespace, new: int, length: int) -> str:
     rounds = min(sizes.rounds, 3)
     with torch.inference_mode():
         best = least({"absorbed": form(is_long=False), "expanded": form(is_long=True)}, rounds)
-    (is_long,) = are_long(metadata, layer)
+    (is_long,) = are_long(metadata, layer, backend)
     marks = "" if is_long else " (served)", " (served)" if is_long else ""
     columns = (f"{best[name] * 1e3:.1f}" for name in ("absorbed", "expanded"))
     cells = (f"{column}{mark}" for column, mark in zip(columns, marks, strict=True))

@@ -78,13 +78,30 @@ def expands(new: int, length: int, heads_numbers: int, layout: KVLayout) -> bool
     )
 
 
-def are_long(metadata: AttentionMetadata, layer: LatentLayer) -> list[bool]:
-    """Of each request, whether it is to be expanded."""
+def are_long(
+    metadata: AttentionMetadata, layer: LatentLayer, backend: AttentionBackend
+) -> list[bool]:
+    """Of each request, whether it is to be expanded, which none is to heads that are longer than
+    `backend` takes.
+    """
+    if _expanded_width(layer, backend) is None:
+        return [False] * len(metadata.query_lens)
     heads_numbers = layer.unturned + layer.out.shape[2]
     return [
         expands(new, length, heads_numbers, layer.layout)
         for new, length in zip(metadata.query_lens, metadata.seq_lens, strict=True)
     ]
+
+
+def _expanded_width(layer: LatentLayer, backend: AttentionBackend) -> int | None:
+    """Numbers of a head of expanded keys and values, the same for both: more kernels take such. A
+    backend may have kernels for some sizes alone, its `head_sizes`.
+    """
+    width = max(layer.q.shape[2], layer.out.shape[2])
+    sizes: Sequence[int] | None = getattr(backend, "head_sizes", None)
+    if sizes is None:
+        return width
+    return min((size for size in sizes if size >= width), default=None)
 
 
 def plan_latent(
@@ -178,7 +195,8 @@ def _expand(backend: AttentionBackend, layer: LatentLayer, request: _Expanded) -
             layer.cache, request.pages, 1, layout.key_size, layout.k_scale, layout.dtype
         )
     latent, turned = kept.flatten(0, 2)[: request.seq_len].tensor_split([layout.value_size], dim=-1)
-    width, past = max(layer.q.shape[2], layer.out.shape[2]), request.seq_len - new
+    width, past = _expanded_width(layer, backend), request.seq_len - new
+    assert width is not None, "what is too long is not expanded"
     weights = layer.weight.view(layer.q.shape[1], -1, layout.value_size)
     for heads in _head_groups(layer, request.seq_len, width):
         count = heads.stop - heads.start
@@ -208,5 +226,5 @@ def _head_groups(layer: LatentLayer, length: int, width: int) -> Iterator[slice]
 
 
 def _padded(x: torch.Tensor, width: int) -> torch.Tensor:
-    """With zeros, so that keys and values are of one size: more kernels take such."""
+    """With zeros behind them."""
     return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))

@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 
 from ..attention import AttentionMetadata, KVLayout
+from ..paged_attention import TorchAttention, TorchPlan
 from ..staging import to_device
+from . import latent_attention
 
 _HEAD_SIZES = (64, 128, 256)
-_DTYPES = (torch.bfloat16, torch.float16)
 _LAYOUT = "NHD"
 """How flashinfer calls caches of [pages, tokens, heads, head size]."""
 _WORKSPACE_BYTES = 384 << 20
@@ -35,7 +36,9 @@ Store = Callable[
 
 def obstacle(layout: KVLayout) -> str | None:
     """Why flashinfer cannot compute a layer's attention; None where it can."""
-    if layout.dtype not in _DTYPES:
+    if layout.latent:
+        return latent_attention.obstacle(layout)
+    if layout.dtype not in latent_attention.DTYPES:
         return (
             "flashinfer computes in bfloat16 and float16, not in "
             f"{str(layout.dtype).removeprefix('torch.')}"
@@ -66,6 +69,11 @@ class _Pages(NamedTuple):
     last_page_len: torch.Tensor
     page_size: int
 
+    @property
+    def lengths(self) -> torch.Tensor:
+        """Tokens of each request, [B]."""
+        return (self.indptr.diff() - 1) * self.page_size + self.last_page_len
+
 
 def _on_tensor_cores(layout: KVLayout) -> bool:
     """Whether decodes use matrix instructions: the other kernel takes few numbers of queries a key,
@@ -76,11 +84,15 @@ def _on_tensor_cores(layout: KVLayout) -> bool:
 
 @dataclass(slots=True)
 class FlashInferPlan:
-    """One step. `slots` [T]; `decodes`: every request has one new token."""
+    """One step. `slots` [T]; `decodes`: every request has one new token; `plain`: the same for
+    latent layers that plain torch computes, once there has been one.
+    """
 
+    metadata: AttentionMetadata
     slots: torch.Tensor
     pages: _Pages
     decodes: bool
+    plain: TorchPlan | None = None
 
 
 @dataclass(slots=True)
@@ -103,12 +115,14 @@ class FlashInferDecodePlan:
     calls: dict[tuple[int, KVLayout], _Call] = field(default_factory=dict)
 
 
+Planner = Callable[[Any, KVLayout, _Pages], None]
+"""Tells a wrapper the layer and the step."""
+
+
 class _Call:
     """A wrapper of flashinfer, and the step that it is planned for."""
 
-    def __init__(
-        self, wrapper: Any, layout: KVLayout, plan: Callable[[Any, KVLayout, _Pages], None]
-    ) -> None:
+    def __init__(self, wrapper: Any, layout: KVLayout, plan: Planner) -> None:
         self._wrapper, self._layout, self._plan = wrapper, layout, plan
         self._pages: _Pages | None = None
         self._copied: torch.cuda.Event | None = None
@@ -133,24 +147,29 @@ class _Call:
         out: torch.Tensor,
         scales: Mapping[str, float],
     ) -> None:
+        if self._layout.latent:
+            latent_attention.run(self._wrapper, q, caches[0], out)
+            return
         self._wrapper.run(q, caches, out=out, **scales)
 
 
 class FlashInferAttention:
     """flashinfer's paged prefill, for steps with prefills or chunks among them, and its paged
-    decode for all others.
+    decode for all others; for latent layers one kernel for both, and plain torch for steps that it
+    refuses.
     """
 
+    head_sizes = _HEAD_SIZES
+
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self._store, self._plain = store, TorchAttention()
         self._workspace: torch.Tensor | None = None
         self._calls: dict[tuple[bool, KVLayout], _Call] = {}
 
     def plan(self, metadata: AttentionMetadata, page_size: int) -> FlashInferPlan:
         pages = _pages(metadata, page_size, len(metadata.seq_lens))
-        return FlashInferPlan(
-            metadata.slot_mapping, pages, all(new == 1 for new in metadata.query_lens)
-        )
+        decodes = all(new == 1 for new in metadata.query_lens)
+        return FlashInferPlan(metadata, metadata.slot_mapping, pages, decodes)
 
     def capture_plan(
         self, max_batch_size: int, max_pages: int, page_size: int, device: torch.device
@@ -192,6 +211,14 @@ class FlashInferAttention:
         plan: FlashInferPlan | FlashInferDecodePlan,
         layout: KVLayout,
     ) -> None:
+        if (
+            layout.latent
+            and isinstance(plan, FlashInferPlan)
+            and latent_attention.refuses(layout, plan.metadata.query_lens)
+        ):
+            plan.plain = plan.plain or self._plain.plan(plan.metadata, plan.pages.page_size)
+            self._plain.run(q, k, v, out, k_cache, v_cache, plan.plain, layout)
+            return
         # The wrappers of layers that differ by these alone are one.
         scales = {"k_scale": layout.k_scale, "v_scale": layout.v_scale}
         scales = {name: scale for name, scale in scales.items() if scale != 1.0}
@@ -204,22 +231,27 @@ class FlashInferAttention:
             if isinstance(plan, FlashInferDecodePlan)
             else self._call(plan, shared, q.device)
         )
-        self._store(k[:new], v[:new], k_cache, v_cache, plan.slots[:new], layout)
+        if layout.latent:
+            k_cache.flatten(0, 1).index_copy_(0, plan.slots[:new], k[:new])
+        else:
+            self._store(k[:new], v[:new], k_cache, v_cache, plan.slots[:new], layout)
         call.run(q[:new], (k_cache, v_cache), out[:new], scales)
 
     def _call(self, plan: FlashInferPlan, layout: KVLayout, device: torch.device) -> _Call:
         call = self._calls.get((plan.decodes, layout))
         if call is None:
             flashinfer, workspace = _library(), self._workspace_on(device)
-            if plan.decodes:
+            how: Planner = _plan_decode if plan.decodes else _plan_prefill
+            if layout.latent:
+                how = _plan_latent_decode if plan.decodes else _plan_latent
+                wrapper = latent_attention.make_wrapper(flashinfer, workspace)
+            elif plan.decodes:
                 wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
                     workspace, _LAYOUT, use_tensor_cores=_on_tensor_cores(layout)
                 )
             else:
                 wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, _LAYOUT)
-            call = self._calls[plan.decodes, layout] = _Call(
-                wrapper, layout, _plan_decode if plan.decodes else _plan_prefill
-            )
+            call = self._calls[plan.decodes, layout] = _Call(wrapper, layout, how)
         call.plan(plan.pages)
         return call
 
@@ -235,16 +267,31 @@ class FlashInferAttention:
         assert len(plan.pages.last_page_len) == size, "the plan was updated for another batch size"
         call = plan.calls.get((size, layout))
         if call is None:
-            wrapper = _library().BatchDecodeWithPagedKVCacheWrapper(
-                self._workspace_on(plan.slots.device),
-                _LAYOUT,
-                use_cuda_graph=True,
-                use_tensor_cores=_on_tensor_cores(layout),
-                paged_kv_indptr_buffer=plan.indptr[: size + 1],
-                paged_kv_indices_buffer=plan.indices,
-                paged_kv_last_page_len_buffer=plan.last_page_len[:size],
-            )
-            call = plan.calls[size, layout] = _Call(wrapper, layout, _plan_decode)
+            how: Planner = _plan_decode
+            device = plan.slots.device
+            indptr, last = plan.indptr[: size + 1], plan.last_page_len[:size]
+            if layout.latent:
+                how = _plan_latent_decode
+                wrapper = latent_attention.make_wrapper(
+                    _library(),
+                    self._workspace_on(device),
+                    use_cuda_graph=True,
+                    qo_indptr=torch.arange(size + 1, dtype=torch.int32, device=device),
+                    kv_indptr=indptr,
+                    kv_indices=plan.indices,
+                    kv_len_arr=last,
+                )
+            else:
+                wrapper = _library().BatchDecodeWithPagedKVCacheWrapper(
+                    self._workspace_on(device),
+                    _LAYOUT,
+                    use_cuda_graph=True,
+                    use_tensor_cores=_on_tensor_cores(layout),
+                    paged_kv_indptr_buffer=indptr,
+                    paged_kv_indices_buffer=plan.indices,
+                    paged_kv_last_page_len_buffer=last,
+                )
+            call = plan.calls[size, layout] = _Call(wrapper, layout, how)
         call.plan(plan.pages)
         return call
 
@@ -301,6 +348,17 @@ def _plan_decode(
         q_data_type=layout.dtype,
         kv_data_type=layout.cache_dtype or layout.dtype,
         **options,
+    )
+
+
+def _plan_latent_decode(wrapper: Any, layout: KVLayout, pages: _Pages) -> None:
+    _plan_latent(wrapper, layout, pages, causal=False)
+
+
+def _plan_latent(wrapper: Any, layout: KVLayout, pages: _Pages, *, causal: bool = True) -> None:
+    figures = pages.query_indptr, pages.indptr, pages.indices
+    latent_attention.plan(
+        _library(), wrapper, layout, figures, pages.lengths, pages.page_size, causal=causal
     )
 
 

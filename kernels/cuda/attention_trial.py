@@ -55,12 +55,16 @@ def _distance(
     q = random(len(slots), layout.num_heads, layout.key_size)
     k, v = (random(len(slots), layout.num_kv_heads, layout.key_size) for _ in range(2))
     caches = [random(4, _PAGE_SIZE, layout.num_kv_heads, layout.key_size) for _ in range(2)]
+    if layout.latent:
+        v = k[..., : layout.value_size]
     if layout.cache_dtype is not None:
         caches = [cache.to(layout.cache_dtype) for cache in caches]
     results = []
     for one in (TorchAttention(), backend):
-        out = torch.full_like(q, float("nan"))
+        out = torch.full_like(q[..., : layout.value_size], float("nan"))
         k_cache, v_cache = (cache.clone() for cache in caches)
+        if layout.latent:
+            v_cache = k_cache[..., : layout.value_size]
         plan = one.plan(metadata, _PAGE_SIZE)
         one.run(q, k, v, out, k_cache, v_cache, plan, layout)
         results.append(out.float())

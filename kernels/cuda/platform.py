@@ -139,14 +139,19 @@ class CudaPlatform(Platform):
     def attention_obstacle(self, name: str, layout: KVLayout) -> str | None:
         if name == "torch":
             return None
-        if layout.key_size != layout.value_size:
+        if layout.key_size != layout.value_size and (name == "triton" or not layout.latent):
             return f"{name} takes values as long as keys"
         if name != "flashinfer" or (reason := obstacle(layout)) is not None:
             return reason if name == "flashinfer" else None
         request = {
             "library": name,
             "call": "attention",
-            "heads": [layout.num_heads, layout.num_kv_heads, layout.key_size],
+            "heads": [
+                layout.num_heads,
+                layout.num_kv_heads,
+                layout.key_size,
+                layout.value_size,
+            ],
             "dtype": str(layout.dtype).removeprefix("torch."),
             "cache_dtype": str(layout.cache_dtype or layout.dtype).removeprefix("torch."),
         }
@@ -154,7 +159,13 @@ class CudaPlatform(Platform):
             reason = self._obstacles[str(request)] = TRIALS.failure(request)
             if reason is not None:
                 logger.warning("flashinfer is not used: %s", reason)
-        return self._obstacles[str(request)]
+        reason = self._obstacles[str(request)]
+        if reason is None and layout.latent:
+            # Long prompts are expanded to keys and values of each head.
+            longest = max(FlashInferAttention.head_sizes)
+            plain = KVLayout.of_heads(layout.num_heads, layout.num_heads, longest, layout.dtype)
+            return self.attention_obstacle(name, plain)
+        return reason
 
     def quantized_attention_obstacle(self) -> str | None:
         first = self.attention_backends[0]

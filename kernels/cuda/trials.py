@@ -46,11 +46,15 @@ def failure(request: Mapping[str, Any], device: torch.device) -> str | None:
     """Why a library cannot be used for what is asked; None: it can."""
     try:
         if request["call"] == "attention":
-            num_heads, num_kv_heads, head_size = request["heads"]
+            num_heads, num_kv_heads, head_size, value_size = request["heads"]
             dtype, cache_dtype = (
                 getattr(torch, request[name]) for name in ("dtype", "cache_dtype")
             )
-            layout = KVLayout.of_heads(num_heads, num_kv_heads, head_size, dtype)
+            layout = replace(
+                KVLayout.of_heads(num_heads, num_kv_heads, head_size, dtype),
+                value_size=value_size,
+                latent=value_size != head_size,
+            )
             if cache_dtype != dtype:
                 layout = replace(layout, cache_dtype=cache_dtype, k_scale=0.5, v_scale=2.0)
             return attention_trial.failure(

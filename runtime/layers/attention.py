@@ -67,7 +67,9 @@ def _latent_attention(
     call = LatentLayer(q, k, weight, out, pool.k[layer], pool.layouts[layer])
     if "latent" not in memo and metadata is not None:
         # Without pages there is nothing to be expanded.
-        is_long = are_long(metadata, call) if metadata.block_table.dim() == 2 else []
+        is_long = (
+            are_long(metadata, call, context.backend) if metadata.block_table.dim() == 2 else []
+        )
         memo["latent"] = plan_latent(context.backend, metadata, pool.page_size, is_long)
     run_latent(context.backend, call, context.plan, memo.get("latent"))
 

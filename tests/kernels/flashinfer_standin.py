@@ -1,4 +1,4 @@
-"""flashinfer's two paged wrappers in plain torch, as strict as it and checked against its own
+"""flashinfer's three paged wrappers in plain torch, as strict as it and checked against its own
 signatures at every call.
 
 What a real call reads on the device is read from tensors here too, so a recorded call shows what
@@ -100,10 +100,12 @@ class _Checked:
     """`called`: "Class.method" of every call so far, by any instance."""
 
     called: ClassVar[set[str]] = set()
+    module: ClassVar[str] = ""
 
-    def _check(self, method: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    @classmethod
+    def _check(cls, method: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The arguments by name, as flashinfer's own signature binds them."""
-        name = f"{type(self).__name__}.{method}"
+        name = f"{cls.module}{cls.__name__}.{method}"
         _Checked.called.add(name)
         # The decode's plan hands everything on to another method, which takes the keywords.
         text = EXTRACT["signatures"].get(
@@ -214,3 +216,88 @@ class BatchDecodeWithPagedKVCacheWrapper(_Checked):
         batch = len(self._buffers[2])
         assert given["q"].shape[0] == batch
         self._attend(given, torch.arange(batch + 1), self._buffers, self._planned)
+
+
+class _MLAPlanMetadata(_Checked):
+    module = "mla."
+
+    @classmethod
+    def csr(cls, *args: Any, **kwargs: Any) -> _MLAPlanMetadata:
+        made = cls()
+        made.given = cls._check("csr", *args, **kwargs)  # type: ignore[attr-defined]
+        return made
+
+
+class _BatchMLAPagedAttentionWrapper(_Checked):
+    """The kernels fa2 and fa3, which alone plan a recorded wrapper again. What they refuse is
+    in `_fa_common.py` of flashinfer's folder `mla`.
+    """
+
+    module = "mla."
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._given = given = self._check("__init__", *args, **kwargs)
+        assert given["float_workspace_buffer"].dtype == torch.uint8
+        assert given["backend"] in ("fa2", "fa3")
+        names = ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")
+        self._buffers = [given[name] for name in names]
+        if given["use_cuda_graph"]:
+            assert all(torch.is_tensor(each) and each.is_contiguous() for each in self._buffers)
+            assert len({each.data_ptr() for each in self._buffers}) == len(names), "overlap"
+            self._planned = torch.empty_like(self._buffers[1])
+
+    def plan(self, *args: Any, **kwargs: Any) -> None:
+        self._plan = given = self._check("plan", *args, **kwargs)
+        assert _get_current_dispatch_mode() is None, "planned while a graph is recorded"
+        fresh = list(given["metadata"].given.values())
+        queries, indptr, indices, lengths = fresh
+        assert all(each.dtype == torch.int32 for each in fresh)
+        assert all(each.device.type == "cpu" for each in (queries, indptr, lengths)), (
+            "a plan from the device waits for it"
+        )
+        assert len(queries) == len(indptr) == len(lengths) + 1 and int(indptr[-1]) == len(indices)
+        assert given["q_data_type"] == given["kv_data_type"]
+        heads, news = given["num_heads"], queries.diff().tolist()
+        assert given["causal"] or max(news) == 1, "queries of a request would see all of it"
+        tile = 128 if sum(news) * heads // len(news) > 64 else 64
+        if given["causal"] and tile % heads:
+            for new, length in zip(news, lengths.tolist(), strict=True):
+                for end in range(tile, new * heads, tile):
+                    query, rest = divmod(end, heads)
+                    assert not rest or (length - new + query) % 16, "a key would be lost"
+        if not self._given["use_cuda_graph"]:
+            self._buffers, self._planned = [each.clone() for each in fresh], indptr
+            return
+        for buffer, tensor in zip(self._buffers, fresh, strict=True):
+            assert len(tensor) == len(buffer) or (tensor is indices and len(tensor) < len(buffer))
+            buffer[: len(tensor)].copy_(tensor)
+        self._planned.copy_(indptr)
+
+    def run(self, *args: Any, **kwargs: Any) -> None:
+        given, plan = self._check("run", *args, **kwargs), self._plan
+        q, cache, out = given["query"], given["kv_cache"], given["out"]
+        latent, turned = plan["head_dim_ckv"], plan["head_dim_kpe"]
+        assert q.shape == (len(q), plan["num_heads"], latent + turned)
+        assert cache.shape[1:] == (plan["page_size"], latent + turned)
+        assert out.shape == (len(q), plan["num_heads"], latent)
+        assert q.dtype == plan["q_data_type"] == cache.dtype == out.dtype
+        assert all(given[name] is None for name in ("q_nope", "ckv_cache", "ckv_scale"))
+        queries, indptr, indices, lengths = self._buffers
+        last = lengths - (indptr.diff() - 1) * plan["page_size"]
+        if not self._given["use_cuda_graph"]:
+            assert len(q) == int(queries[-1])
+        torch.ops.flashinfer_standin.attend(
+            q, cache[:, :, None], cache[:, :, None, :latent], queries, indptr, indices, last,
+            self._planned, out, plan["sm_scale"], -1,
+        )  # fmt: skip
+
+
+class mla:
+    """As the module of this name."""
+
+    MLAPlanMetadata = _MLAPlanMetadata
+    BatchMLAPagedAttentionWrapper = _BatchMLAPagedAttentionWrapper
+
+
+_MLAPlanMetadata.__name__ = "MLAPlanMetadata"
+_BatchMLAPagedAttentionWrapper.__name__ = "BatchMLAPagedAttentionWrapper"

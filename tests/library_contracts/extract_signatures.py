@@ -29,13 +29,15 @@ class Library(NamedTuple):
     functions: Mapping[str, str]
 
 
-METHODS = ("__init__", "plan", "_plan_impl", "run")
+METHODS = ("__init__", "plan", "_plan_impl", "run", "csr")
 LIBRARIES = {
     "flashinfer": Library(
         "flashinfer_python",
         {
             "BatchPrefillWithPagedKVCacheWrapper": "prefill.py",
             "BatchDecodeWithPagedKVCacheWrapper": "decode.py",
+            "mla.BatchMLAPagedAttentionWrapper": "mla/_batch_mla/_wrapper.py",
+            "mla.MLAPlanMetadata": "mla/_batch_mla/_contracts.py",
         },
         {
             "rmsnorm": "norm/__init__.py",
@@ -59,15 +61,21 @@ LIBRARIES = {
 }
 
 
-def exported(package: Path) -> set[str]:
-    """The names that importing the package gives."""
-    tree = ast.parse((package / "__init__.py").read_text(encoding="utf-8"))
-    return {
-        alias.asname or alias.name
-        for node in tree.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+def exported(package: Path, file: str = "__init__.py") -> set[str]:
+    """The names that importing the package gives, also by a star."""
+    tree = ast.parse((package / file).read_text(encoding="utf-8"))
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    names = {alias.asname or alias.name for node in imports for alias in node.names}
+    for node in imports:
+        if node.level == 1 and node.names[0].name == "*":
+            names |= exported(package, f"{node.module}.py")
+    return names
+
+
+def is_exported(package: Path, name: str) -> bool:
+    """Whether importing the package gives `name`, of itself or of a package in it."""
+    folder, _, short = name.rpartition(".")
+    return short in exported(package / folder if folder else package)
 
 
 def signature(function: ast.FunctionDef, skipped: int = 0) -> str:
@@ -82,14 +90,16 @@ def signature(function: ast.FunctionDef, skipped: int = 0) -> str:
 
 def signatures(package: Path) -> dict[str, str]:
     """Of the package in this folder, which is named as its library is imported."""
-    library, names = LIBRARIES[package.name], exported(package)
+    library = LIBRARIES[package.name]
     found: dict[str, str] = {}
     for name, file in library.classes.items():
-        if name not in names:
+        if not is_exported(package, name):
             continue
         tree = ast.parse((package / file).read_text(encoding="utf-8"))
         (node,) = (
-            node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name
+            node
+            for node in tree.body
+            if isinstance(node, ast.ClassDef) and node.name == name.rpartition(".")[2]
         )
         # Of overloads the last is the one that runs.
         methods = {
@@ -103,9 +113,8 @@ def signatures(package: Path) -> dict[str, str]:
     for name, file in library.functions.items():
         tree = ast.parse((package / file).read_text(encoding="utf-8"))
         functions = {item.name: item for item in tree.body if isinstance(item, ast.FunctionDef)}
-        folder, _, short = name.rpartition(".")
-        if short in (exported(package / folder) if folder else names):
-            found[name] = signature(functions[short])
+        if is_exported(package, name):
+            found[name] = signature(functions[name.rpartition(".")[2]])
     return found
 
 

@@ -16,7 +16,7 @@ import library_ops_standin
 import pytest
 import torch
 from extract_signatures import LIBRARIES, signatures
-from paged_steps import Step
+from paged_steps import Step, latent
 
 from piecework.kernels.cuda import attention
 from piecework.kernels.cuda.attention import FlashInferAttention
@@ -48,8 +48,15 @@ def test_every_call_binds_to_flashinfers_own_signature(monkeypatch: pytest.Monke
         step.v_cache,
     )
     used.run(*tensors, plan, step.layout())
+    latent_step = latent(Step(lens, page_size=4, heads=4, kv_heads=1, head_size=16, seed=0), 8)
+    latent_step.run(used)
     assert called == {
-        f"{wrapper}.{method}" for wrapper in WRAPPERS for method in ("__init__", "plan", "run")
+        "mla.MLAPlanMetadata.csr",
+        *(
+            f"{wrapper}.{method}"
+            for wrapper in (*WRAPPERS, "mla.BatchMLAPagedAttentionWrapper")
+            for method in ("__init__", "plan", "run")
+        ),
     }
 
 

@@ -23,6 +23,7 @@ from piecework.runtime.executor import model_runner
 from piecework.runtime.graphs import startup as graph_startup
 from piecework.runtime.llm import LLM
 from piecework.runtime.sampling.params import SamplingParams
+from tests.runtime.models.variants import LATENT
 
 PROMPTS = [[5, 6, 7], list(range(20, 90)), [9], list(range(20, 50))]
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True)
@@ -61,15 +62,14 @@ def generated(llm: LLM) -> list[list[int]]:
     return [completion.token_ids for _ in range(2) for completion in llm.generate(PROMPTS, GREEDY)]
 
 
-@pytest.fixture(scope="module", params=["qwen3", "mistral"])
+@pytest.fixture(scope="module", params=["qwen3", "mistral", "deepseek_v3"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The window of the Mistral is shorter than its longest prompt."""
-    overrides = {"sliding_window": 16} if request.param == "mistral" else {}
+    overrides = {"mistral": {"sliding_window": 16}, "deepseek_v3": LATENT}.get(request.param, {})
     return make_tiny_model(
         tmp_path_factory.mktemp("models") / request.param,
         request.param,
-        num_hidden_layers=2,
-        **overrides,
+        **{"num_hidden_layers": 2, **overrides},
     )
 
 
