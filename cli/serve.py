@@ -36,11 +36,12 @@ def add_parser(commands: Any) -> None:
         help="serve a language model or a diffusion pipeline through the OpenAI API",
         add_help=False,
     )
-    _describe(serve, *_TEXT, *_IMAGES, *_POOLING)
+    describe(serve)
     serve.set_defaults(func=_serve, parser=serve)
 
 
-def _describe(serve: ArgumentParser, *configs: type) -> None:
+def describe(serve: ArgumentParser, *configs: type) -> None:
+    """Give a parser the flags of a server, those of all kinds of models where none is named."""
     serve.usage = "%(prog)s [MODEL] [flags]"
     serve.description = (
         "Serve a language model through the OpenAI API and SGLang's native one, an embedder or a "
@@ -58,7 +59,7 @@ def _describe(serve: ArgumentParser, *configs: type) -> None:
     serve.add_model_argument()
     serve.add_argument("-h", "--help", action=_ServeHelp, nargs=0, help="show this and end")
     serve.add_config_file_argument()
-    add_config_arguments(serve, *configs)
+    add_config_arguments(serve, *(configs or (*_TEXT, *_IMAGES, *_POOLING)))
     add_foreign_flags(serve)
 
 
@@ -75,7 +76,7 @@ class _ServeHelp(argparse.Action):
         model = getattr(namespace, "model", getattr(namespace, "model_path", ""))
         shown = ArgumentParser(prog=parser.prog, add_help=False)
         pools = _POOLING if _pools(namespace, model) else _TEXT
-        _describe(shown, *(_IMAGES if is_pipeline(model) else pools))
+        describe(shown, *(_IMAGES if is_pipeline(model) else pools))
         shown.print_help()
         parser.exit()
 

@@ -1,0 +1,108 @@
+"""`piecework config`: what a server would run with, and where each value is from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from ..runtime.config import EngineConfig
+from . import serve
+
+_SECRETS = ("api_key",)
+_PLAIN = re.compile(r"[\w./+][\w./+*-]*(:[\w./+*-]+)*")
+"""Texts that YAML reads as they are."""
+
+
+class Row(NamedTuple):
+    """One setting: its name, its value, None where the start will choose, and where it is from."""
+
+    name: str
+    value: Any
+    source: str
+
+
+def add_parser(commands: Any) -> None:
+    config = commands.add_parser(
+        "config",
+        help="print the settings that serve would run with, and where each is from",
+        add_help=False,
+    )
+    serve.describe(config)
+    config.description = (
+        "Print every setting that `piecework serve` would run with on this machine, and where it "
+        "is from: a flag, a variable, a line of a file, the default, or chosen for this machine. "
+        "What it prints is a file for --config. Keys are not printed."
+    )
+    config.epilog = None
+    config.add_argument("--json", action="store_true", help="print JSON instead of YAML")
+    config.set_defaults(func=_config, parser=config)
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    config = serve.serving_config(arguments)
+    rows = list(_rows(arguments, config.engine, config))
+    if arguments.json:
+        shown = {row.name: {"value": row.value, "source": row.source} for row in rows}
+        print(json.dumps(shown, indent=1))
+        return 0
+    for row in rows:
+        if row.name in _SECRETS and row.value is not None:
+            print(f"# {row.name} is set, and not shown  # {row.source}")
+        else:
+            print(f"{row.name}:{_yaml(row.value)}  # {row.source}")
+    return 0
+
+
+def _rows(arguments: argparse.Namespace, *configs: Any) -> Iterator[Row]:
+    """Every setting once, as the configs have it after their checks."""
+    sources: dict[str, str] = arguments.sources
+    given, seen = vars(arguments), set()
+    for config in configs:
+        chosen = _chosen(config) if isinstance(config, EngineConfig) else {}
+        for item in fields(config):
+            if "group" not in item.metadata or item.name in seen:
+                continue
+            seen.add(item.name)
+            name, value = item.name, getattr(config, item.name)
+            if name in given:
+                source = sources.get(name, "flag")
+                # Of a file the config keeps what it holds.
+                value = given[name] if value is None else value
+            elif name in chosen:
+                value, source = chosen[name], "chosen for this machine"
+            else:
+                source = "default"
+            yield Row(name, "(set)" if name in _SECRETS and value is not None else value, source)
+
+
+def _chosen(config: EngineConfig) -> dict[str, Any]:
+    """What is chosen before weights are loaded; the size of the cache depends on them."""
+    from ..kernels.detect import detect
+    from ..runtime.loader.loader import read_model_config
+    from ..runtime.loader.resolve import resolve_model_path
+    from ..runtime.resolve_config import resolve_steps
+
+    model = read_model_config(resolve_model_path(config.model_path), config.model_code)
+    steps = resolve_steps(config, model, detect(config.device))
+    return {
+        item.name: getattr(steps, item.name)
+        for item in fields(config)
+        if item.name != "max_total_tokens"
+        and getattr(steps, item.name) != getattr(config, item.name)
+    }
+
+
+def _yaml(value: Any) -> str:
+    """A value behind its key's colon, as `--config` reads it back."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return f" {str(value).lower()}"
+    text = str(value)
+    if _PLAIN.fullmatch(text) and text.lower() != "null":
+        return f" {text}"
+    return f" {json.dumps(text, ensure_ascii=False)}"
