@@ -11,7 +11,7 @@ import pytest
 import piecework
 from piecework.cli.main import build_parser, main
 
-COMMANDS = ["serve", "config", "generate", "explain", "cache", "bench", "version"]
+COMMANDS = ["serve", "config", "generate", "explain", "cache", "bench", "completion", "version"]
 
 
 def error_of(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
