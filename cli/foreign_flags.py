@@ -89,8 +89,8 @@ _NOT_HERE = {
     "--download-dir": "the variable HF_HUB_CACHE says where models of the hub are kept",
     "--uvicorn-log-level|--log-level-http": "--log-level sets the level of both processes; debug "
     "logs every HTTP request",
-    "--(enable-)?log-requests.*": "--log-level debug logs every HTTP request, without what is in "
-    "it",
+    "--enable-log-requests|--log-requests-.*": "--log-requests logs a line for each request, "
+    "without what it says",
     "--max-logprobs": "100 log-probabilities a token may be asked for",
     "--ssl-.*": _TLS,
     "--allowed-origins": "--cors-origins lists them",

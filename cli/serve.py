@@ -9,6 +9,7 @@ from typing import Any
 from ..runtime.config import EngineConfig
 from ..runtime.diffusion.config import DiffusionConfig
 from ..runtime.engine.parent import ENVIRONMENT
+from ..runtime.logs import FORMAT_VARIABLE
 from ..runtime.pooling.config import PoolingConfig
 from ..server.config import ServerConfig
 from ..server.engine.spawn import spawned
@@ -83,6 +84,8 @@ class _ServeHelp(argparse.Action):
 
 def _serve(arguments: argparse.Namespace) -> int:
     config = serving_config(arguments)
+    # All processes of the server log alike.
+    os.environ[FORMAT_VARIABLE] = config.log_format
     if isinstance(config, ServerConfig) and config.engine.node_rank > 0:
         from ..runtime.distributed.node import run_node
 

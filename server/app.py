@@ -31,6 +31,7 @@ from .openai.batches.service import Batches
 from .openai.responses import endpoints as responses
 from .openai.responses.service import Responses
 from .page import docs as docs_page
+from .request_record import RecordRequests, log_request
 from .state import AnyServing, Serving
 
 if TYPE_CHECKING:
@@ -129,6 +130,8 @@ def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
     if serving.config.api_key is not None:
         app.add_middleware(ApiKey, api_key=serving.config.api_key, metrics=serving.metrics)
     app.add_middleware(EveryAnswer)
+    if watchers := [log_request] if serving.config.log_requests else []:
+        app.add_middleware(RecordRequests, watchers=watchers)
     if origins := parse_origins(serving.config.cors_origins):
         # Outside of the key: a browser asks without one whether it may send it.
         app.add_middleware(

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from .errors import Unauthorized
 from .metrics import MetricRegistry
 
-OPEN_PATHS = frozenset({"/health", "/health_generate", "/ready", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/health_generate", "/live", "/ready", "/metrics"})
 OPEN_FOLDER = "/v1/images/files/"
 """Its names cannot be guessed, and a browser that is given one has no key."""
 

@@ -15,7 +15,8 @@ from starlette.types import Receive
 from ..runtime.engine.messages import FinishReason
 from ..runtime.tokenizer.output_processor import RequestOutput, RequestState, merge
 from .errors import ApiError, ClientGone, InternalError, InvalidRequest
-from .metrics import SequenceClock
+from .request_record import RequestRecord, current_record
+from .sequence_clock import SequenceClock
 from .state import Serving
 
 T = TypeVar("T")
@@ -39,7 +40,9 @@ class Collector:
         self._live_rids = serving.live_rids
         self._requests = requests
         self._names = {name for one in requests for name in (one.rid, *one.belongs_to)}
-        self._clocks = [SequenceClock(serving.metrics) for _ in requests]
+        self._clocks = [SequenceClock(serving.metrics, request) for request in requests]
+        self._model = serving.model_name
+        self._record: RequestRecord | None = None
         self._pending: dict[int, list[RequestOutput]] = {}
         self._running = len(requests)
         self._error: Exception | None = None
@@ -59,6 +62,9 @@ class Collector:
                 f"rid: {which}; choose another.", param="rid", code="duplicate_rid"
             )
         self._live_rids.update(self._names)
+        if (record := current_record.get()) is not None:
+            self._record = record
+            record.join(self._model, list(zip(self._requests, self._clocks, strict=True)))
         try:
             for index, request in enumerate(self._requests):
                 request.deliver = partial(self._put, index)
@@ -84,6 +90,9 @@ class Collector:
         self._live_rids.difference_update(self._names)
         for clock in self._clocks:
             clock.end()
+        if self._record is not None:
+            record, self._record = self._record, None
+            record.leave()
 
     def _put(self, index: int, output: RequestOutput) -> None:
         """What the engine calls."""

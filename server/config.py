@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from ..runtime.config import EngineConfig
+from ..runtime.logs import LOG_FORMATS
 from ..runtime.options import check_options, option
 from .api_key import checked_key, read_api_key
 from .engine.spawn import LANGUAGE_MODEL
@@ -88,6 +89,17 @@ class CommonServerConfig(HttpLimits):
         "how much to log; debug logs every HTTP request too",
         group=SERVER,
         choices=LOG_LEVELS,
+    )
+    log_format: str = option(
+        "text",
+        "form of the log: text, or json, an object a line, of every process of the server",
+        group=SERVER,
+        choices=LOG_FORMATS,
+    )
+    log_requests: bool = option(
+        False,
+        "log a line for each request at its end: tokens and times, and nothing of what it says",
+        group=SERVER,
     )
     engine: Any
 

@@ -24,6 +24,7 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
+from ..runtime.logs import set_up_logging, with_fields
 from .app import Service
 from .config import CommonServerConfig
 from .engine.state import EngineState
@@ -200,11 +201,14 @@ class Launch:
         return code
 
     async def _announce(self) -> None:
-        if await self._engine.wait_ready():
-            print(
-                self._summary(self._listener.getsockname()[1], time.perf_counter() - self._began),
-                flush=True,
-            )
+        if not await self._engine.wait_ready():
+            return
+        port, seconds = self._listener.getsockname()[1], time.perf_counter() - self._began
+        if self._config.log_format == "json":
+            ready = {"port": port, "start_seconds": round(seconds, 3)}
+            logger.info("the server is ready", extra=with_fields(ready))
+        else:
+            print(self._summary(port, seconds), flush=True)
 
     async def _until_end(self, http: asyncio.Task[None]) -> None:
         events = [
@@ -249,11 +253,7 @@ class Launch:
 
 
 def _set_up_logging(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-    )
+    set_up_logging(level)
     if level != "debug":
         # uvicorn tells at level info what the summary says better.
         logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from bisect import bisect_left
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
+import psutil
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -22,10 +24,10 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from ..runtime.engine.messages import FinishReason, GraphInfo
-from ..runtime.tokenizer.output_processor import RequestOutput
 from .engine.client import EngineClient
 from .engine.state import EngineState
 from .engine.supervisor import EngineSupervisor
+from .gateway_metrics import gateway_metrics
 
 PREFIX = "piecework:"
 _TIME_TO_FIRST_TOKEN = (
@@ -41,6 +43,8 @@ _END_TO_END = (
     1800,
 )  # fmt: skip
 """Histogram bounds in seconds."""
+_TOKENS = tuple(float(2**power) for power in range(18))
+"""Histogram bounds in tokens, up to the longest contexts."""
 
 
 _TOTALS = {
@@ -86,7 +90,7 @@ class Total:
 
 
 class Latency:
-    """A histogram of seconds, that takes several equal values at once."""
+    """A histogram of seconds, or tokens, that takes several equal values at once."""
 
     def __init__(self, name: str, documentation: str, bounds: tuple[float, ...]) -> None:
         self.name, self.documentation = PREFIX + name, documentation
@@ -158,6 +162,20 @@ class MetricRegistry(Collector):
         ):
             for name, documentation, value in figures:
                 yield self._family(kind, name, documentation, {(): value})
+        yield self._family(
+            GaugeMetricFamily,
+            "resident_memory_bytes",
+            "Memory that a process of the server has in use.",
+            {(name,): size for name, size in self._resident_memory()},
+            "process",
+        )
+
+    def _resident_memory(self) -> Iterator[tuple[str, float]]:
+        for name, pid in (("server", os.getpid()), ("engine", self._engine.engine_pid)):
+            # One that ends just now has none.
+            with contextlib.suppress(psutil.Error):
+                if pid is not None:
+                    yield name, psutil.Process(pid).memory_info().rss
 
     def gauges(self) -> list[Figure]:
         """Of the engine, now."""
@@ -213,6 +231,26 @@ class Metrics(MetricRegistry):
         self.inter_token_latency = Latency(
             "inter_token_latency_seconds", "Between two tokens of a sequence.", _INTER_TOKEN
         )
+        self.queue_time = Latency(
+            "queue_time_seconds",
+            "From a sequence's arrival until it begins to be computed.",
+            _TIME_TO_FIRST_TOKEN,
+        )
+        self.prefill_time = Latency(
+            "prefill_time_seconds",
+            "From when a sequence begins to be computed to its first token.",
+            _TIME_TO_FIRST_TOKEN,
+        )
+        self.decode_time = Latency(
+            "decode_time_seconds", "From a sequence's first token to its last.", _END_TO_END
+        )
+        self.prompt_lengths = Latency(
+            "prompt_tokens_histogram", "Prompt tokens of a sequence.", _TOKENS
+        )
+        self.output_lengths = Latency(
+            "generation_tokens_histogram", "Generated tokens of a sequence.", _TOKENS
+        )
+        self.finished = dict.fromkeys(map(str, FinishReason), 0)
 
     def collect(self) -> Iterator[Metric]:
         yield from super().collect()
@@ -224,6 +262,14 @@ class Metrics(MetricRegistry):
             {(reason,): count for reason, count in reasons.items()},
             "reason",
         )
+        yield self._family(
+            CounterMetricFamily,
+            "request_success",
+            "Sequences that ended, by how, under vLLM's name.",
+            {(reason,): count for reason, count in self.finished.items()},
+            "finished_reason",
+        )
+        yield from gateway_metrics(self._tokens, self.model_name)
         ranks = [] if self._tokens.info is None else self._tokens.info.ranks
         for name, documentation, field in _OF_RANKS:
             values: dict[tuple[str, ...], float] = {
@@ -259,50 +305,3 @@ class Metrics(MetricRegistry):
             (f"num_{name}", documentation, getattr(stats, f"{name}_total"))
             for name, documentation in _TOTALS.items()
         ]
-
-
-class SequenceClock:
-    """Times and counts one sequence as its outputs arrive."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self._arrival = time.monotonic()
-        self._last_token: float | None = None
-        self._begun = self._ended = False
-        self._reason: FinishReason | None = None
-
-    def output(self, output: RequestOutput) -> None:
-        metrics = self._metrics
-        if not self._begun:
-            self._begun = True
-            metrics.prompt_tokens.value += output.prompt_tokens
-            metrics.cached_tokens.value += output.cached_tokens
-        if count := len(output.token_ids):
-            now = time.monotonic()
-            metrics.generation_tokens.value += count
-            if self._last_token is None:
-                metrics.time_to_first_token.observe(now - self._arrival)
-                self._last_token = now
-                count -= 1
-            if count:
-                metrics.inter_token_latency.observe((now - self._last_token) / count, count)
-            self._last_token = now
-        self._reason = output.finish_reason
-        if self._reason is not None:
-            self.end()
-
-    def fail(self) -> None:
-        self._reason = FinishReason.ERROR
-
-    def end(self) -> None:
-        """The sequence is over; without a finish reason its client has left. Ending twice does
-        nothing.
-        """
-        if self._ended:
-            return
-        self._ended = True
-        self._metrics.requests.value += 1
-        if self._reason is None or self._reason is FinishReason.ABORT:
-            self._metrics.aborted.value += 1
-        elif self._reason is not FinishReason.ERROR:
-            self._metrics.end_to_end.observe(time.monotonic() - self._arrival)

@@ -26,6 +26,12 @@ GENERATE_TIMEOUT = 20.0
 """Seconds in which a healthy server generates one token."""
 
 
+@router.get("/live", responses=answers(Health))
+async def live(serving: AnyServingDep) -> Response:
+    """200 as long as this process answers, whatever its engine does: for who starts it again."""
+    return json_response({"status": serving.engine.state})
+
+
 @router.get("/health", responses=answers(Health, errors=(503,)))
 @router.get("/ready", responses=answers(Health, errors=(503,)))
 async def health(request: Request, serving: AnyServingDep) -> Response:

@@ -24,6 +24,7 @@ from ..distributed.processes import EXIT_USER_ERROR, follower, start_processes
 from ..distributed.ranks import ALONE, EngineEnded, RankEnded, Ranks
 from ..engine.parent import end_with_parent, read_line
 from ..loader.resolve import find_model
+from ..logs import set_up_logging
 from .clock import Clock
 from .config import DiffusionConfig
 from .model import DiffusionModel, check_ranks
@@ -73,9 +74,7 @@ def main() -> int:
     job = json.loads(read_line())
     config, rank = DiffusionConfig(**job["config"]), job["rank"]
     # What all ranks would say, rank 0 says.
-    logging.basicConfig(
-        level=logging.CRITICAL, format=f"%(levelname)s rank {rank}: %(name)s: %(message)s"
-    )
+    set_up_logging("CRITICAL", rank=rank)
     end_with_parent()
     ranks = follower(job)
     try:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 from ..config import EngineConfig
+from ..logs import set_up_logging
 from .nodes import ranks_of
 from .sealed import read_key
 
@@ -45,11 +46,7 @@ def run_node(config: EngineConfig, *, log_level: str, environment: Mapping[str, 
     0 after a signal, and where the server ended in order; 1 where it did not come back; 2 where it
     could not be joined, for a reason that the user can mend, which is printed.
     """
-    logging.basicConfig(
-        level=log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-    )
+    set_up_logging(log_level)
     read_key(config.dist_key_file)
     stopping: list[int] = []
     for number in _STOPPING:

@@ -20,6 +20,7 @@ from ...kernels.collectives import CollectiveError
 from ..config import EngineConfig
 from ..engine.build import Engine, build_engine
 from ..engine.parent import end_with_parent, read_line
+from ..logs import set_up_logging
 from .join import hello, join, keep_to_interface
 from .node import EXIT_NEVER_JOINED
 from .nodes import split_address
@@ -64,12 +65,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     job = json.loads(read_line())
     rank = job["rank"]
-    logging.basicConfig(
-        # What all ranks would say, rank 0 says.
-        level=job["log_level"] if job["log_level"] == "DEBUG" else logging.ERROR,
-        format=f"%(asctime)s %(levelname)s rank {rank}: %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-    )
+    # What all ranks would say, rank 0 says.
+    set_up_logging(job["log_level"] if job["log_level"] == "DEBUG" else "ERROR", rank=rank)
     end_with_parent()
     try:
         return _follow(job)

@@ -147,7 +147,8 @@ class EngineCore:
         except Exception as error:
             self._isolate(error)
         outputs, self._outputs = self._outputs, []
-        return StepOutput(outputs=outputs, stats=self.stats())
+        started, self._scheduler.started = self._scheduler.started, {}
+        return StepOutput(outputs=outputs, stats=self.stats(), started=started)
 
     def _advance(self) -> None:
         self._quarantine = [request for request in self._quarantine if not request.finished]

@@ -119,10 +119,13 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """Everything one step delivered."""
+    """Everything one step delivered. `started`: the requests that it was the first to compute, and
+    when that began, by `time.monotonic()`, which all processes of a machine share.
+    """
 
     outputs: list[TokenOutput]
     stats: EngineStats
+    started: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

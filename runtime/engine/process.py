@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import faulthandler
 import json
-import logging
 import signal
 import sys
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 
 import zmq
 
+from ..logs import set_up_logging
 from .ipc import open_socket
 from .mailbox import Mailbox
 from .messages import EngineFailed, FromEngine
@@ -59,11 +59,7 @@ def run_engine(find: Callable[[], Build]) -> int:
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
     build = find()
     settings, to_engine, from_engine, log_level = json.loads(read_line())
-    logging.basicConfig(
-        level=log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-    )
+    set_up_logging(log_level)
     end_with_parent()
     killed_with_parent()
     context = zmq.Context()

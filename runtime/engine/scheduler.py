@@ -4,6 +4,7 @@ requests, and who gives way to whom.
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 from operator import attrgetter
 
@@ -31,6 +32,8 @@ class Scheduler:
         self.running: list[Request] = []
         self.prompt_tokens = self.cached_tokens = self.preemptions = 0
         """Totals: of the requests that have begun, and how often one had to give way."""
+        self.started: dict[str, float] = {}
+        """When requests first ran, by `time.monotonic`, until somebody takes it."""
         self._cache = cache
         self._token_budget = token_budget
         self._max_running = max_running_requests
@@ -131,6 +134,7 @@ class Scheduler:
             insort(self.running, request, key=_ORDER)
             if request.cached_tokens is None:
                 request.cached_tokens = request.num_computed
+                self.started[request.rid] = time.monotonic()
                 self.prompt_tokens += request.num_prompt
                 self.cached_tokens += request.cached_tokens
             if beginning is not None and (end := self._cache.found_until(request, num_new)):

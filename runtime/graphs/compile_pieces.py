@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import sys
 from dataclasses import replace
@@ -31,6 +30,7 @@ from ..engine.parent import end_with_parent
 from ..layers.attention import register_attention
 from ..layers.parallel import Shard
 from ..loader.loader import hollow_model
+from ..logs import set_up_logging
 from ..model_config import ModelConfig
 from ..progress import progress_bar
 from ..quantization.methods import NOTHING_PACKED, Kinds
@@ -70,7 +70,7 @@ def make_pieces(
 
 
 def main(argv: list[str]) -> int:
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    set_up_logging("WARNING")
     _give_way()
     try:
         end_with_parent()

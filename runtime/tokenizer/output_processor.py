@@ -107,6 +107,8 @@ class RequestState:
         self.delivered = False
         """Whether the present life of the engine has sent a token of it."""
         self.cached_tokens: int | None = None
+        self.started: float | None = None
+        """When the engine began to compute it, by `time.monotonic`."""
         self.prompt_logprobs_sent = False
         self.eos_token_ids = tokenizer.end_token_ids
         self.detokenizer = Detokenizer(

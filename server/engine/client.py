@@ -56,8 +56,12 @@ class EngineClient(EngineSupervisor[RequestState]):
 
     def _handle(self, message: Any) -> None:
         match message:
-            case StepOutput(outputs=outputs, stats=stats):
+            case StepOutput(outputs=outputs, stats=stats, started=started):
                 self.stats = stats
+                for rid, moment in started.items():
+                    # Of a request that a new life of the engine goes on with, the first counts.
+                    if (request := self._requests.get(rid)) and request.started is None:
+                        request.started = moment
                 self._after_step(outputs, *process_outputs(self._requests, outputs))
             case EngineReady(info=info):
                 self._became_ready(info)

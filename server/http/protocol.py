@@ -26,7 +26,7 @@ MAX_CHUNKS = 2**16
 """Chunks of a body: each is a call, whatever its size."""
 MAX_CHUNK_OVERHEAD = 2**20
 """Bytes of a chunked body's sizes, extensions and trailers, none of which mean anything here."""
-CROWD_PATHS = frozenset({"/health", "/ready", "/metrics"})
+CROWD_PATHS = frozenset({"/health", "/live", "/ready", "/metrics"})
 """What is answered however many connections there are: at once, and without the engine."""
 _SLICE = 4096
 """Bytes of headers that are parsed at a time: so many more than the limit may be read before it is

@@ -68,6 +68,7 @@ class ScriptedEngine:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.state = EngineState.READY
         self.restarts = self.hangs = 0
+        self.engine_pid: int | None = None
         self.silence = 0.0
         self.info: EngineInfo | None = INFO
         self.stats = EngineStats(

@@ -131,6 +131,7 @@ def test_what_no_browser_sends_as_an_origin_is_refused(wrong: str) -> None:
 
 READABLE = [
     "/health",
+    "/live",
     "/ready",
     "/metrics",
     "/version",

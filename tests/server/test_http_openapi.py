@@ -133,6 +133,7 @@ GOOD: list[tuple[str, str, Any]] = [
             "/v1/responses/{response_id}",
             "/v1/responses/{response_id}/input_items",
             "/health",
+            "/live",
             "/ready",
             "/health_generate",
             "/metrics",

@@ -55,7 +55,7 @@ def test_where_all_are_busy_monitoring_is_answered_and_everything_else_refused(
         refused = parse(send_one(small.port, post()))
         assert (refused.status, refused.code) == (503, "too_busy")
         assert refused.headers["connection"] == "close" and "retry-after" in refused.headers
-        for path in (b"/health", b"/ready", b"/metrics"):
+        for path in (b"/health", b"/live", b"/ready", b"/metrics"):
             assert (
                 b"200 OK"
                 in send_one(small.port, b"GET %s HTTP/1.1\r\nHost: test\r\n\r\n" % path)[:20]

@@ -1,0 +1,94 @@
+"""How every process of a server writes its log: lines of text, or of JSON, on standard error.
+
+Whatever a message quotes, it cannot make a second line, nor move a terminal's cursor.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+FORMAT_VARIABLE = "PIECEWORK_LOG_FORMAT"
+"""`text` or `json`; the processes that a server starts have it from its environment."""
+LOG_FORMATS = ("text", "json")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def set_up_logging(level: str, *, rank: int | None = None) -> None:
+    """Log from `level` up, in the form that the environment asks for. `rank`: this process is one
+    of several that compute one model.
+    """
+    handler = logging.StreamHandler()
+    as_json = os.environ.get(FORMAT_VARIABLE) == "json"
+    handler.setFormatter(JsonFormatter(rank) if as_json else TextFormatter(rank))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def with_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`extra` of a logging call: members of the JSON object, and words `name=value` of a line."""
+    return {"fields": fields}
+
+
+def _escaped(text: str) -> str:
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+class TextFormatter(logging.Formatter):
+    """`12:00:00 INFO piecework.server: message name=value`; a traceback follows, indented."""
+
+    def __init__(self, rank: int | None = None) -> None:
+        whose = "" if rank is None else f"rank {rank}: "
+        super().__init__(f"%(asctime)s %(levelname)s {whose}%(name)s: %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "fields", {})
+        words = "".join(f" {name}={_word(value)}" for name, value in fields.items())
+        return _escaped(super().formatMessage(record) + words)
+
+    def formatException(self, ei: Any) -> str:
+        return _indented(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:
+        return _indented(stack_info)
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {_escaped(line)}" for line in text.splitlines())
+
+
+def _word(value: Any) -> str:
+    """Without white space, or in quotes."""
+    if value is None:
+        return "-"
+    text = str(value)
+    return text if re.fullmatch(r'[^\s"=]+', text) else json.dumps(text, ensure_ascii=False)
+
+
+class JsonFormatter(logging.Formatter):
+    """An object a line: `time` (RFC 3339, UTC), `level`, `logger`, `message`, `pid`, `exception`
+    where there is one, and the event's own fields.
+    """
+
+    def __init__(self, rank: int | None = None) -> None:
+        super().__init__()
+        self._rank = {} if rank is None else {"rank": rank}
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            "pid": record.process,
+            **self._rank,
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        # In ASCII, so that no reader takes another character for the end of a line.
+        return json.dumps(line, default=str)

@@ -1,0 +1,63 @@
+"""A line of the log is one event, whatever it quotes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from piecework.runtime.logs import JsonFormatter, TextFormatter, with_fields
+
+FORMS = pytest.mark.parametrize("form", [TextFormatter(), JsonFormatter()])
+
+
+def record(message: str, *arguments: object, fault: str | None = None) -> logging.LogRecord:
+    told = None
+    if fault is not None:
+        try:
+            raise ValueError(fault)
+        except ValueError:
+            told = sys.exc_info()
+    return logging.LogRecord("a.b", logging.INFO, __file__, 1, message, arguments, told)
+
+
+@FORMS
+@given(st.text())
+def test_what_is_quoted_makes_no_second_line(form: logging.Formatter, quoted: str) -> None:
+    event = record("request %s ends", quoted)
+    event.fields = {"path": quoted}  # type: ignore[attr-defined]
+    line = form.format(event)
+    assert len(line.splitlines()) == 1
+    assert line.isprintable() or "\u00ad" in quoted or isinstance(form, TextFormatter)
+    assert "\x1b" not in line
+
+
+def test_a_traceback_begins_no_line_of_its_own() -> None:
+    lines = TextFormatter().format(record("it broke", fault="x\n12:00:00 INFO a: forged\x1b[2J"))
+    first, *rest = lines.split("\n")
+    assert first.endswith("INFO a.b: it broke")
+    assert len(rest) > 2 and all(line.startswith("    ") for line in rest)
+    assert "\x1b" not in lines
+
+
+def test_an_event_in_json() -> None:
+    event = record("it %s", "broke", fault="x\ny")
+    event.__dict__.update(with_fields({"tokens": 3, "key": None}))
+    told = json.loads(JsonFormatter(rank=2).format(event))
+    assert told["time"].endswith("+00:00")
+    assert "ValueError: x\ny" in told["exception"]
+    names = ("level", "logger", "message", "rank", "tokens", "key")
+    assert [told[name] for name in names] == ["info", "a.b", "it broke", 2, 3, None]
+
+
+def test_fields_follow_the_message_as_words() -> None:
+    event = record("request")
+    event.__dict__.update(with_fields({"status": 200, "key": None, "path": "/a b\n="}))
+    line = TextFormatter().format(event)
+    assert line.endswith(r'a.b: request status=200 key=- path="/a b\\n="') or line.endswith(
+        r'a.b: request status=200 key=- path="/a b\n="'
+    )
