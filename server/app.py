@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,7 +32,7 @@ from .openai.batches.service import Batches
 from .openai.responses import endpoints as responses
 from .openai.responses.service import Responses
 from .page import docs as docs_page
-from .request_record import RecordRequests, log_request
+from .request_record import RecordRequests, Watcher, log_request, request_logger
 from .state import AnyServing, Serving
 
 if TYPE_CHECKING:
@@ -130,7 +131,12 @@ def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
     if serving.config.api_key is not None:
         app.add_middleware(ApiKey, api_key=serving.config.api_key, metrics=serving.metrics)
     app.add_middleware(EveryAnswer)
-    if watchers := [log_request] if serving.config.log_requests else []:
+    watchers: list[Watcher] = []
+    if serving.config.log_requests:
+        # Whatever --log-level says, for this was asked for.
+        request_logger.setLevel(logging.INFO)
+        watchers.append(log_request)
+    if watchers:
         app.add_middleware(RecordRequests, watchers=watchers)
     if origins := parse_origins(serving.config.cors_origins):
         # Outside of the key: a browser asks without one whether it may send it.

@@ -21,7 +21,8 @@ from .auth import OPEN_PATHS
 from .errors import REQUEST_ID
 from .sequence_clock import SequenceClock
 
-logger = logging.getLogger("piecework.requests")
+logger = logging.getLogger(__name__)
+request_logger = logging.getLogger("piecework.requests")
 
 KEY_NAME = "piecework.api_key_name"
 """Of a request's scope: which of the server's keys it came with, where they have names."""
@@ -124,4 +125,4 @@ def log_request(record: RequestRecord) -> None:
         "e2e_seconds": round(record.ended - record.began, 6),
         "finish_reason": ",".join(sorted(set(record.finish_reasons))) or None,
     }
-    logger.info("request", extra=with_fields(fields))
+    request_logger.info("request", extra=with_fields(fields))

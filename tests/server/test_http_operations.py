@@ -50,6 +50,14 @@ async def test_healthy_only_while_the_engine_serves(
         assert "num_errors_total{" not in (await client.get("/metrics")).text
 
 
+@pytest.mark.parametrize("state", EngineState)
+async def test_the_process_lives_whatever_its_engine_does(
+    client: httpx.AsyncClient, scripted: ScriptedEngine, state: EngineState
+) -> None:
+    scripted.state = state
+    assert (await client.get("/live")).status_code == 200
+
+
 async def test_health_generate_makes_one_real_token(
     client: httpx.AsyncClient, scripted: ScriptedEngine
 ) -> None:
@@ -274,7 +282,7 @@ async def test_the_wrong_key_is_refused(scripted: ScriptedEngine, header: str | 
 
 async def test_the_right_key_opens_and_monitoring_needs_none(scripted: ScriptedEngine) -> None:
     async with client_of(make_app(scripted, api_key=KEY)) as client:
-        for path in ("/health", "/ready", "/metrics", "/health_generate"):
+        for path in ("/health", "/live", "/ready", "/metrics", "/health_generate"):
             assert (await client.get(path)).status_code == 200
         for scheme in ("Bearer", "bearer"):
             assert (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -22,17 +22,18 @@ async def logged(scripted: ScriptedEngine) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+def lines() -> Iterator[list[dict[str, Any]]]:
     """The fields of each line, as they come."""
-    caplog.set_level(logging.INFO, "piecework.requests")
     found: list[dict[str, Any]] = []
 
     class Keep(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            found.append(record.fields)  # type: ignore[attr-defined]
+            found.append(record.__dict__["fields"])
 
-    caplog.handler.addFilter(lambda record: Keep().emit(record) or True)
-    return found
+    logger, keep = logging.getLogger("piecework.requests"), Keep()
+    logger.addHandler(keep)
+    yield found
+    logger.removeHandler(keep)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -4,6 +4,8 @@ shortage of pages; no page is lost.
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -284,3 +286,16 @@ def test_logits_of_nan_end_their_request_alone_and_nobody_finds_what_it_computed
     drain(core)
     assert sum(runner.step_tokens) - before >= 41, "pages of a broken request were shared"
     assert_idle(core)
+
+
+def test_when_a_request_began_is_told_once_before_its_first_token() -> None:
+    core, _ = make_core(num_pages=6, page_size=4, token_budget=3)
+    for rid in ("a", "b"):
+        core.add(request(rid, [1, 2, 3, 4, 5], 12))
+    told: dict[str, float] = {}
+    while core.has_work:
+        step = core.step()
+        assert not step.started.keys() & told.keys()
+        told.update(step.started)
+        assert {output.rid for output in step.outputs} <= told.keys()
+    assert told["a"] <= told["b"] <= time.monotonic()
