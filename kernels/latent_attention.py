@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +42,25 @@ class LatentLayer(NamedTuple):
     def unturned(self) -> int:
         """N."""
         return self.q.shape[2] + self.layout.value_size - self.layout.key_size
+
+
+@runtime_checkable
+class KeepsApart(Protocol):
+    """A backend that keeps latent vectors in another order than [pages, S, 1, R + P], in caches of
+    that shape, of the layers that `keeps_apart` names.
+    """
+
+    def keeps_apart(self, layout: KVLayout, page_size: int) -> bool: ...
+
+    def store_latent(
+        self, k: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, layout: KVLayout
+    ) -> None: ...
+
+    def read_latent(
+        self, cache: torch.Tensor, pages: torch.Tensor, layout: KVLayout
+    ) -> torch.Tensor:
+        """Pages [pages] as [pages, S, 1, R + P]."""
+        ...
 
 
 class _Expanded(NamedTuple):
@@ -186,7 +205,10 @@ def _absorbed(backend: AttentionBackend, layer: LatentLayer, plan: Any) -> torch
 def _expand(backend: AttentionBackend, layer: LatentLayer, request: _Expanded) -> None:
     layout, rows = layer.layout, slice(request.start, request.stop)
     new, page_size = request.stop - request.start, layer.cache.shape[1]
-    if layout.cache_dtype is None:
+    if isinstance(backend, KeepsApart) and backend.keeps_apart(layout, page_size):
+        backend.store_latent(layer.k[rows], layer.cache, request.slots, layout)
+        kept = backend.read_latent(layer.cache, request.pages, layout)
+    elif layout.cache_dtype is None:
         layer.cache.flatten(0, 1).index_copy_(0, request.slots, layer.k[rows])
         kept = layer.cache.index_select(0, request.pages)
     else:

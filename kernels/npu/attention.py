@@ -13,6 +13,7 @@ import torch
 
 from ..attention import AttentionMetadata, KVLayout
 from ..paged_attention import TorchAttention, TorchDecodePlan, TorchPlan
+from . import latent_attention
 from .graph import updatable
 
 _MASK_SIZE = 2048
@@ -80,6 +81,8 @@ class AscendAttention:
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
     head_sizes: tuple[int, ...] = (64, 128, 192)
     """What CANN's check of its layout TND lets pass, queries, keys and values alike."""
+    latent_sizes: tuple[int, int] = latent_attention.SIZES
+    latent_heads: tuple[int, ...] = latent_attention.HEADS
 
     def __init__(self) -> None:
         import torch_npu  # noqa: F401  (registers the ops)
@@ -90,6 +93,8 @@ class AscendAttention:
     @classmethod
     def obstacle(cls, layout: KVLayout) -> str | None:
         """Why the kernel refuses such a layer whatever the step is; None: it takes it."""
+        if layout.latent:
+            return cls._latent_obstacle(layout)
         if layout.key_size != layout.value_size:
             return (
                 f"keys of {layout.key_size} numbers and values of {layout.value_size}, the fused "
@@ -115,6 +120,36 @@ class AscendAttention:
                 f"kernel takes {_WIDEST_TOKEN}"
             )
         return None
+
+    @classmethod
+    def _latent_obstacle(cls, layout: KVLayout) -> str | None:
+        sizes = layout.value_size, layout.key_size - layout.value_size
+        if sizes != cls.latent_sizes or layout.num_heads not in cls.latent_heads:
+            heads = ", ".join(map(str, cls.latent_heads))
+            return (
+                f"{layout.num_heads} heads on latent vectors of {sizes[0]} + {sizes[1]} numbers, "
+                f"the fused kernel takes {heads} on {cls.latent_sizes[0]} + {cls.latent_sizes[1]}"
+            )
+        if layout.dtype not in cls.dtypes or layout.window is not None or not layout.is_plain:
+            return "latent vectors in 32 bits, windows or soft caps, the fused kernel takes none"
+        return None
+
+    def keeps_apart(self, layout: KVLayout, page_size: int) -> bool:
+        """Whether the parts of a latent layer's vectors lie apart in its cache
+        (`kernels.latent_attention.KeepsApart`).
+        """
+        fits = layout.latent and page_size == latent_attention.PAGE_SIZE
+        return fits and self.obstacle(layout) is None
+
+    def store_latent(
+        self, k: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, layout: KVLayout
+    ) -> None:
+        latent_attention.store(k, cache, slots.int(), layout)
+
+    def read_latent(
+        self, cache: torch.Tensor, pages: torch.Tensor, layout: KVLayout
+    ) -> torch.Tensor:
+        return latent_attention.read(cache, pages, layout)
 
     def plan(self, metadata: AttentionMetadata, page_size: int) -> AscendPlan:
         mask = self._mask_on(metadata.slot_mapping.device)
@@ -161,6 +196,9 @@ class AscendAttention:
         plan: AscendPlan | AscendDecodePlan,
         layout: KVLayout,
     ) -> None:
+        if self.keeps_apart(layout, plan.page_size):
+            self._run_latent(q, k, out, k_cache, plan, layout)
+            return
         if not self._is_fused(layout, plan):
             self._plain.run(q, k, v, out, k_cache, v_cache, self._plain_plan(plan), layout)
             return
@@ -189,6 +227,25 @@ class AscendAttention:
             )
         out[:new].copy_(result)
 
+    def _run_latent(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        out: torch.Tensor,
+        cache: torch.Tensor,
+        plan: AscendPlan | AscendDecodePlan,
+        layout: KVLayout,
+    ) -> None:
+        if isinstance(plan, AscendDecodePlan):
+            plan = _first(plan, q.shape[0])
+        metadata, new = plan.metadata, plan.query_ends[-1]
+        latent_attention.store(k[:new], cache, metadata.slot_mapping, layout)
+        if new == len(metadata.query_lens):
+            attended = latent_attention.run_decodes(q[:new], cache, metadata, layout)
+            out[:new].copy_(attended)
+        else:
+            latent_attention.run_plainly(q, k, out, cache, metadata, layout)
+
     def _mask_on(self, device: torch.device) -> torch.Tensor:
         if self._mask is None:
             self._mask = torch.ones(_MASK_SIZE, _MASK_SIZE, dtype=torch.bool).triu(1).to(device)
@@ -198,6 +255,7 @@ class AscendAttention:
         return (
             plan.page_size % _PAGE_UNIT == 0
             and plan.page_size <= _LARGEST_PAGE
+            and not layout.latent
             and self.obstacle(layout) is None
             and (layout.window is None or plan.longest <= layout.window)
         )

@@ -200,15 +200,26 @@ def npu_fused_infer_attention_score(
     sparse_mode: int = 0,
     block_size: int = 0,
     softmax_lse_flag: bool = False,
+    query_rope: Tensor | None = None,
+    key_rope: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor]:
     """Attention of query [T, N, D] over paged caches [P, S, K * D] or [P, K, S, D]: (output [T, N,
-    D], log-sum-exp).
+    D], log-sum-exp). With `query_rope` and `key_rope`: `_latent`.
 
     `actual_seq_lengths` are running totals of the requests' new tokens, `actual_seq_lengths_kv`
     each request's own length. `sparse_mode` 3 is causal with the last query on the last key and
     needs the 2048 x 2048 mask; 0 without mask is full.
     """
+    if query_rope is not None or key_rope is not None:
+        check(atten_mask is None and sparse_mode == 0, "rope parts: the simulator knows decodes")
+        check(value.shape == key.shape, "rope parts: values are the keys' numbers")
+        check(input_layout == "BNSD" and num_key_value_heads == 1, "rope parts: BNSD, one key")
+        check(query.shape[1] == num_heads, "rope parts: query must be [B, num_heads, 1, D]")
+        return _latent(
+            (query, query_rope), (key, key_rope), actual_seq_lengths_kv, block_table, block_size,
+            scale,
+        )  # fmt: skip
     heads_kv = num_key_value_heads or num_heads
     caches = [_pages_of_tokens(cache, heads_kv, block_size) for cache in (key, value)]
     ends, lengths, pages = _check_paged_tnd(
@@ -229,6 +240,49 @@ def npu_fused_infer_attention_score(
             lse[begin:end, :, 0] = sums
         begin = end
     return out, lse
+
+
+def _latent(
+    query: tuple[Tensor, Tensor | None],
+    key: tuple[Tensor, Tensor | None],
+    lengths: list[int] | None,
+    pages: Tensor | None,
+    block_size: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """One query [B, N, 1, R] and [B, N, 1, Q] a request over caches [P, 1, S, R] and [P, 1, S, Q],
+    which hold the values too: [B, N, 1, R]. Toys' sizes up to 32 are allowed here, and their heads.
+    """
+    name = "npu_fused_infer_attention_score"
+    (q, q_rope), (keys, keys_rope) = query, key
+    check(q_rope is not None and keys_rope is not None, f"{name}: both rope parts or neither")
+    assert q_rope is not None and keys_rope is not None
+    parts = (q, q_rope, keys, keys_rope)
+    check(all(each.is_contiguous() and each.dim() == 4 for each in parts), f"{name}: contiguous")
+    check(len({each.dtype for each in parts}) == 1, f"{name}: rope parts of another dtype")
+    (requests, heads, new, latent), turned = q.shape, q_rope.shape[3]
+    check(new == 1, f"{name}: without a mask a query has one token, got {new}")
+    check(
+        (heads in (32, 64, 128) and (latent, turned) == (512, 64)) or latent <= 32,
+        f"{name}: N must be 32, 64 or 128, D 512 and that of the rope 64; got {list(q.shape)}",
+    )
+    check(block_size in (16, 128), f"{name}: block_size must be 16 or 128 with rope parts")
+    for part, size in ((keys, latent), (keys_rope, turned)):
+        check(list(part.shape[1:]) == [1, block_size, size], f"{name}: cache {list(part.shape)}")
+    check(
+        pages is not None and pages.dtype == torch.int32 and bool(lengths),
+        f"{name}: rope parts need pages, int32, and actual_seq_lengths_kv",
+    )
+    assert pages is not None and lengths
+    check(len(pages) == len(lengths) == requests, f"{name}: a length and pages for each request")
+    whole = torch.cat((keys, keys_rope), dim=-1).transpose(1, 2)
+    out = torch.empty_like(q)
+    for request, length in enumerate(lengths):
+        read = _read_pages(whole, pages[request], length)
+        one = torch.cat((q[request], q_rope[request]), dim=-1).transpose(0, 1)
+        attended, _ = _attention(one, read, read[..., :latent], scale, causal=False)
+        out[request] = attended.transpose(0, 1)
+    return out, torch.zeros(1)
 
 
 def _check_paged_tnd(
