@@ -15,7 +15,6 @@ from typing import Any
 _ONE_DEVICE = "this version runs on one device"
 _ONE_VALUE = {
     ("--pipeline-parallel-size", "--pp-size", "--pp", "-pp"): (("1",), _ONE_DEVICE),
-    ("--data-parallel-size", "--dp-size", "--dp", "-dp"): (("1",), _ONE_DEVICE),
     ("--tokenizer-mode",): (("auto",), "there is one kind of tokenizer"),
     ("--schedule-policy", "--scheduling-policy"): (
         ("fcfs",),
@@ -118,9 +117,14 @@ def add_foreign_flags(parser: Any) -> None:
         )
     for flag in NOTHING_TO_DO:
         parser.add_argument(flag, action=_Ignored, nargs=0, help=argparse.SUPPRESS)
-    parser.add_argument(
-        "-tp", type=int, dest="tp_size", default=argparse.SUPPRESS, help=argparse.SUPPRESS
-    )
+    for short in ("tp", "dp"):
+        parser.add_argument(
+            f"-{short}",
+            type=int,
+            dest=f"{short}_size",
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
     for flag, setting, value in (
         ("--enable-prefix-caching", "disable_radix_cache", False),
         ("--no-enable-prefix-caching", "disable_radix_cache", True),

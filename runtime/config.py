@@ -12,7 +12,7 @@ from ..compilation.sizes import parse_list, parse_sizes
 from ..kernels.cpu.core_lists import check_lists
 from .distributed.nodes import check_experts, check_nodes
 from .models.registry import ModelCode
-from .options import check_options, option
+from .options import check_options, check_threads, option
 
 MODEL_IMPLS = ("auto", "piecework", "transformers")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -41,7 +41,6 @@ DECODE_BACKENDS = ("full", "native", "disabled")
 BATCH_SIZES_FLAG = "--cuda-graph-bs"
 BATCH_SIZES = "batch sizes (1,2,4,8)"
 
-MOST_THREADS = 1024
 MODEL = "model"
 RANKS = "several devices"
 DIST_TIMEOUT = 120.0
@@ -320,6 +319,12 @@ class EngineConfig:
         metavar="LISTS",
     )
 
+    replica: int = 0
+    replicas: int = 1
+    """Which of how many engines of one server this is (`--dp-size`): they share a machine's cores,
+    devices and memory.
+    """
+
     def __post_init__(self) -> None:
         check_options(self, _POSITIVE)
         check_threads(self.num_threads)
@@ -362,22 +367,6 @@ class EngineConfig:
         if self.disable_cuda_graph:
             return Backend.DISABLED
         return Backend(self.cuda_graph_backend_decode) if self.cuda_graph_backend_decode else None
-
-
-def check_threads(asked: int | None) -> None:
-    """Raises `ValueError` for more threads than libgomp can start: it ends the process instead of
-    saying so.
-    """
-    if asked is not None and asked > MOST_THREADS:
-        raise ValueError(f"--num-threads must be at most {MOST_THREADS}, got {asked}")
-
-
-def check_context_length(asked: int | None, longest: int) -> None:
-    """Raises `ValueError` for a context that the model does not have; None asks for the model's
-    own.
-    """
-    if asked is not None and asked > longest:
-        raise ValueError(f"--context-length {asked} is more than the model's {longest}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,8 @@ SAME: Mapping[str, str] = {
     "tensor_parallel_size": "tp_size",
     "ep": "ep_size",
     "expert_parallel_size": "ep_size",
+    "dp": "dp_size",
+    "data_parallel_size": "dp_size",
     "enforce_eager": "disable_cuda_graph",
 }
 """A foreign name to ours. What has the same name and meaning, such as SGLang's

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import field, fields
 from typing import Any
 
+MOST_THREADS = 1024
+
 
 def option(
     default: Any,
@@ -37,3 +39,19 @@ def check_options(config: Any, positive: Sequence[str]) -> None:
             raise ValueError(f"{flag} must be at least 1, got {value}")
         if value is not None and choices and value not in choices:
             raise ValueError(f"{flag} must be one of {', '.join(choices)}, got {value}")
+
+
+def check_threads(asked: int | None) -> None:
+    """Raises `ValueError` for more threads than libgomp can start: it ends the process instead of
+    saying so.
+    """
+    if asked is not None and asked > MOST_THREADS:
+        raise ValueError(f"--num-threads must be at most {MOST_THREADS}, got {asked}")
+
+
+def check_context_length(asked: int | None, longest: int) -> None:
+    """Raises `ValueError` for a context that the model does not have; None asks for the model's
+    own.
+    """
+    if asked is not None and asked > longest:
+        raise ValueError(f"--context-length {asked} is more than the model's {longest}")

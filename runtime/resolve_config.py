@@ -9,8 +9,9 @@ from dataclasses import asdict, replace
 from typing import NamedTuple
 
 from ..kernels.platform import Platform
-from .config import EngineConfig, ResolvedConfig, check_context_length
+from .config import EngineConfig, ResolvedConfig
 from .model_config import ModelConfig
+from .options import check_context_length
 
 
 class WindowPages(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 _REFERENCE = "#/components/schemas/{model}"
 BODY_ERRORS = (400, 404, 413, 415, 500, 503)
@@ -45,7 +45,10 @@ class ErrorAnswer(Answer):
 
 
 class Health(Answer):
+    """`replicas`: their states, where some do not serve."""
+
     status: str
+    replicas: list[str] = Field(default_factory=list)
 
 
 class Version(Answer):

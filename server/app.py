@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -18,9 +18,8 @@ from .answers import Application
 from .anthropic import messages
 from .auth import ApiKey, is_open
 from .config import parse_origins
-from .engine.client import EngineClient
+from .engine.interface import Engine, TextEngine
 from .engine.state import EngineUnavailable, QueueFull
-from .engine.supervisor import EngineSupervisor
 from .errors import ApiError, answer_error
 from .http.body import Bodies
 from .metrics import Metrics
@@ -44,7 +43,7 @@ class Service(NamedTuple):
     once the engine is ready.
     """
 
-    engine: EngineSupervisor[Any]
+    engine: Engine
     app: FastAPI
     summary: Callable[[int, float], str]
 
@@ -80,7 +79,7 @@ _CORS_SECONDS = 600
 """How long a browser may keep what it was told about these."""
 
 
-def create_app(engine: EngineClient, config: ServerConfig) -> FastAPI:
+def create_app(engine: TextEngine, config: ServerConfig) -> FastAPI:
     """An application that serves a language model; starting and stopping the engine is the
     caller's.
     """

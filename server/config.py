@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from ..runtime.config import EngineConfig
+from ..runtime.config import RANKS, EngineConfig
 from ..runtime.logs import LOG_FORMATS
 from ..runtime.options import check_options, option
 from .api_key import checked_key, read_api_key
@@ -17,6 +17,7 @@ from .http.limits import HttpLimits
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 SERVER = "server"
+MOST_REPLICAS = 64
 RUNNERS = ("auto", "generate", "pooling")
 _LEAST_WATCHDOG = 3
 """Seconds: an engine gives a sign of life every second."""
@@ -213,6 +214,13 @@ class ServerConfig(BatchServerConfig):
         group=SERVER,
         choices=RUNNERS,
     )
+    dp_size: int = option(
+        1,
+        "replicas: how many engines, each with the whole model and its share of the cores, or its "
+        "own devices; requests go where their prefix is cached, unless it has too much to do",
+        group=RANKS,
+        metavar="N",
+    )
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
@@ -223,6 +231,15 @@ class ServerConfig(BatchServerConfig):
             raise ValueError(
                 "--responses-store-days must be a number of days above 0, got "
                 f"{self.responses_store_days}"
+            )
+        if not 1 <= self.dp_size <= MOST_REPLICAS:
+            raise ValueError(
+                f"--dp-size must lie between 1 and {MOST_REPLICAS}, got {self.dp_size}"
+            )
+        if self.dp_size > 1 and self.engine.nnodes > 1:
+            raise ValueError(
+                "--dp-size and --nnodes cannot be combined: give each replica's machines a server "
+                "of their own, behind a router"
             )
         if self.engine.tp_size > 1 and self.watchdog_timeout:
             # Ranks tell who hangs, the watchdog only that something does.

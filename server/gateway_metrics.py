@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from .engine.client import EngineClient
+from .engine.interface import TextEngine
 
 PREFIX = "vllm:"
 
 
-def gateway_metrics(engine: EngineClient, model_name: str) -> Iterator[Metric]:
+def gateway_metrics(engine: TextEngine, model_name: str) -> Iterator[Metric]:
     """Requests that wait and run, the share of the KV cache that they hold, and its pages."""
     stats, info = engine.stats, engine.info
     figures = (

@@ -8,7 +8,7 @@ import contextlib
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -24,9 +24,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from ..runtime.engine.messages import FinishReason, GraphInfo
-from .engine.client import EngineClient
+from .engine.interface import Engine, TextEngine
 from .engine.state import EngineState
-from .engine.supervisor import EngineSupervisor
 from .gateway_metrics import gateway_metrics
 
 PREFIX = "piecework:"
@@ -63,6 +62,28 @@ _OF_RANKS = (
     ("kv_memory_bytes", "Memory of the KV cache that a rank holds.", "kv_bytes"),
 )
 """Name, what it is, and its name in `RankInfo`."""
+
+
+_OF_REPLICAS: tuple[tuple[str, str, Callable[[Engine], float]], ...] = (
+    ("replica_up", "1 while a replica serves.", lambda each: each.state is EngineState.READY),
+    (
+        "replica_running_reqs",
+        "Sequences that a replica computes.",
+        lambda each: each.stats.running_requests,
+    ),
+    ("replica_queue_reqs", "Sequences that wait there.", lambda each: each.stats.queued_requests),
+    (
+        "replica_token_usage",
+        "Share of its KV cache that running sequences hold.",
+        lambda each: each.stats.kv_tokens_used / (each.stats.kv_tokens_total or 1),
+    ),
+    (
+        "replica_cache_hit_rate",
+        "Share of its prompt tokens that was found in its prefix cache.",
+        lambda each: each.stats.cached_tokens_total / (each.stats.prompt_tokens_total or 1),
+    ),
+)
+"""Name, what it is, and its value for each of several replicas."""
 
 
 def _now_if_told() -> float | None:
@@ -126,7 +147,7 @@ class MetricRegistry(Collector):
 
     unit = "Sequences"
 
-    def __init__(self, engine: EngineSupervisor[Any], model_name: str) -> None:
+    def __init__(self, engine: Engine, model_name: str) -> None:
         self._engine = engine
         self.model_name = model_name
         self.requests = Total("num_requests", f"{self.unit} that ended, in whatever way.")
@@ -171,7 +192,11 @@ class MetricRegistry(Collector):
         )
 
     def _resident_memory(self) -> Iterator[tuple[str, float]]:
-        for name, pid in (("server", os.getpid()), ("engine", self._engine.engine_pid)):
+        several = self._engine.replicas
+        engines = {f"engine-{n}": each.engine_pid for n, each in enumerate(several)} or {
+            "engine": self._engine.engine_pid
+        }
+        for name, pid in {"server": os.getpid(), **engines}.items():
             # One that ends just now has none.
             with contextlib.suppress(psutil.Error):
                 if pid is not None:
@@ -215,7 +240,7 @@ class MetricRegistry(Collector):
 class Metrics(MetricRegistry):
     """What a server of a language model counts."""
 
-    def __init__(self, engine: EngineClient, model_name: str) -> None:
+    def __init__(self, engine: TextEngine, model_name: str) -> None:
         super().__init__(engine, model_name)
         self._tokens = engine
         self.prompt_tokens = Total("prompt_tokens", "Prompt tokens of the sequences that began.")
@@ -276,6 +301,11 @@ class Metrics(MetricRegistry):
                 (str(rank),): getattr(info, field) for rank, info in enumerate(ranks)
             }
             yield self._family(GaugeMetricFamily, name, documentation, values, "tp_rank")
+        for name, documentation, value_of in _OF_REPLICAS:
+            replicas: dict[tuple[str, ...], float] = {
+                (str(number),): value_of(each) for number, each in enumerate(self._tokens.replicas)
+            }
+            yield self._family(GaugeMetricFamily, name, documentation, replicas, "replica")
 
     def gauges(self) -> list[Figure]:
         stats, info = self._tokens.stats, self._tokens.info

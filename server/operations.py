@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from typing import Any
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -36,9 +37,9 @@ async def live(serving: AnyServingDep) -> Response:
 @router.get("/ready", responses=answers(Health, errors=(503,)))
 async def health(request: Request, serving: AnyServingDep) -> Response:
     """200 while the engine serves; 503 before it is ready, while it starts again, and when it is
-    gone.
+    gone. Of several replicas one is enough: `degraded` then, with the states of all.
     """
-    return _not_ready(request, serving) or json_response({"status": serving.engine.state})
+    return _not_ready(request, serving) or json_response(_health(serving))
 
 
 @generate_router.get("/health_generate", responses=answers(Health, errors=(503,)))
@@ -58,7 +59,7 @@ async def health_generate(request: Request, serving: ServingDep) -> Response:
         raise Unavailable(
             message, code="unhealthy", headers={"Retry-After": str(ENGINE_RETRY_SECONDS)}
         ) from None
-    return json_response({"status": serving.engine.state})
+    return json_response(_health(serving))
 
 
 @router.get("/metrics", response_class=Response, responses=answers(media=("text/plain",)))
@@ -70,6 +71,13 @@ async def metrics(serving: AnyServingDep) -> Response:
 @router.get("/version", responses=answers(Version))
 async def version() -> Response:
     return json_response({"version": __version__})
+
+
+def _health(serving: AnyServing) -> dict[str, Any]:
+    states = [each.state for each in serving.engine.replicas]
+    if all(state is EngineState.READY for state in states):
+        return {"status": serving.engine.state}
+    return {"status": "degraded", "replicas": states}
 
 
 def _not_ready(request: Request, serving: AnyServing) -> Response | None:

@@ -12,6 +12,9 @@ from ..runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from .app import Service, create_app
 from .config import ServerConfig
 from .engine.client import EngineClient
+from .engine.interface import TextEngine
+from .engine.replicas import Replicas
+from .engine.supervisor import SupervisorSettings
 from .images.config import ImageServerConfig
 from .openai.responses.service import check_store
 from .pooling.config import PoolingServerConfig
@@ -62,13 +65,16 @@ def _text_service(
     chat_rows: dict[str, str],
     process: subprocess.Popen[bytes] | None,
 ) -> Service:
-    engine = EngineClient(
-        config.engine,
-        tokenizer,
+    settings = SupervisorSettings(
         max_queued_requests=config.max_queued_requests,
         log_level=config.log_level,
         watchdog_timeout=config.watchdog_timeout,
         process=process,
+    )
+    engine: TextEngine = (
+        EngineClient(config.engine, tokenizer, **settings)
+        if config.dp_size == 1
+        else Replicas(config.dp_size, config.engine, tokenizer, **settings)
     )
 
     def lines(port: int, seconds: float) -> str:

@@ -19,9 +19,8 @@ from starlette.responses import Response
 
 from .. import __version__
 from ..runtime.engine.messages import EngineInfo
-from .engine.client import EngineClient
+from .engine.interface import Engine, TextEngine
 from .engine.state import EngineUnavailable
-from .engine.supervisor import EngineSupervisor
 from .errors import InvalidRequest, NotFound
 from .limits import MAX_SEQUENCES, Limits
 from .metrics import MetricRegistry, Metrics
@@ -69,7 +68,7 @@ class AnyServing:
 
     purpose: ClassVar[str]
 
-    engine: EngineSupervisor[Any]
+    engine: Engine
     config: CommonServerConfig
     metrics: MetricRegistry
     model_name: str
@@ -106,7 +105,7 @@ class Serving(AnyServing):
         "vectors need a server of their own (--runner pooling)"
     )
 
-    engine: EngineClient
+    engine: TextEngine
     config: ServerConfig
     metrics: Metrics
     live_rids: set[str] = field(default_factory=set)

@@ -28,6 +28,7 @@ def summary(
         "KV cache": f"{info.kv_tokens:,} tokens in pages of {info.page_size}, "
         f"{info.kv_bytes / _MIB:,.0f} MiB{_kept_as(info)}",
         **_ranks(info),
+        **_replicas(config, info),
         "context length": f"{info.context_length:,} tokens",
         "running limit": f"{info.max_running_requests:,} requests, {config.max_queued_requests:,} "
         "more may wait",
@@ -80,6 +81,13 @@ def _ranks(info: EngineInfo) -> dict[str, str]:
     held = [f"{rank.weight_bytes / _MIB:,.0f} + {rank.kv_bytes / _MIB:,.0f}" for rank in info.ranks]
     each = f"{held[0]} MiB each" if len(set(held)) == 1 else f"{', '.join(held)} MiB"
     return {"ranks": f"{len(held)}, weights + KV cache {each}"}
+
+
+def _replicas(config: ServerConfig, info: EngineInfo) -> dict[str, str]:
+    if config.dp_size == 1:
+        return {}
+    each = f"{info.kv_tokens:,} tokens of KV cache each"
+    return {"replicas": f"{config.dp_size}, {each}; requests go where their prefix is cached"}
 
 
 def _kept_as(info: EngineInfo) -> str:

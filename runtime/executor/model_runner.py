@@ -84,9 +84,8 @@ class ModelRunner:
         self.clock = StartClock()
         self.platform: Platform = detect(config.device)
         self.shard = Shard(ranks.rank, ranks.size, self.platform.cuts_head_groups, config.ep_size)
-        place = Place(ranks.local_rank, ranks.local_size, config.cpu_bind)
-        self.platform.set_up(config.num_threads, place)
-        self.platform.use_device(ranks.local_rank)
+        self._replicas = config.replicas
+        self._take_place(config)
         self.platform.check_kv_cache_dtype(config.kv_cache_dtype)
         register_attention(self.platform.dispatch_key)
         self.platform.begin_trials()
@@ -271,6 +270,20 @@ class ModelRunner:
             return random_model(path, self.dtype, self.device, kernels, **settings)
         return load_model(path, self.dtype, self.device, progress, kernels, **settings)
 
+    def _take_place(self, config: EngineConfig) -> None:
+        """Cores or a device of this rank's own, among those of all replicas. Raises `ValueError`
+        where there are too few devices.
+        """
+        place = Place(
+            config.replica * self.ranks.local_size + self.ranks.local_rank,
+            config.replicas * self.ranks.local_size,
+            config.cpu_bind,
+        )
+        if config.replicas > 1:
+            self.platform.check_ranks(place.size)
+        self.platform.set_up(config.num_threads, place)
+        self.platform.use_device(place.rank)
+
     def _meet(self) -> Group | None:
         """The group of the ranks once each has loaded its part of the model; None where there are
         no others. Raises `ValueError` where one cannot, for a reason that the user can mend.
@@ -284,7 +297,8 @@ class ModelRunner:
     @property
     def _sharers(self) -> int:
         """How many ranks take what they hold from the memory that this one takes it from."""
-        return self.ranks.local_size if self.platform.ranks_share_memory else 1
+        shared = self.ranks.local_size * self._replicas
+        return shared if self.platform.ranks_share_memory else 1
 
     def _resolve(self, config: EngineConfig, backend: AttentionBackend) -> ResolvedConfig:
         """Every number chosen, the size of the KV cache last: where nothing is said about it, by a

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..config import check_context_length
 from ..model_config import read_config
 from ..models.registry import FALLBACK, ModelCode, find_model
+from ..options import check_context_length
 from ..quantization.registry import quantization_of
 from .files import check_pointer, read_header, weight_files
 

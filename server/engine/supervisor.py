@@ -17,6 +17,7 @@ from ...runtime.engine.ipc import Unreadable, decode
 from ...runtime.engine.messages import EngineAlive, EngineFailed, FinishReason, Shutdown
 from .connection import EngineConnection
 from .crash_limit import CrashLimit
+from .interface import Engine
 from .spawn import spawn
 from .state import EngineState, EngineUnavailable, QueueFull
 from .unfinished import R, UnfinishedRequests
@@ -45,7 +46,7 @@ class EngineSupervisor(UnfinishedRequests[R]):
     error. `failed` is set when the
     engine is given up; `failure` then says why, `user_error` whether the user can mend it.
     `restarts` says how often the process was started again, `hangs` how often the watchdog ended
-    it; `stats` has at least running and queued requests and steps.
+    it; `stats` has at least running and queued requests and steps; `replicas` are of `Replicas`.
     Subclasses handle the messages of their kind of engine.
     """
 
@@ -70,6 +71,7 @@ class EngineSupervisor(UnfinishedRequests[R]):
         self.info: Any = None
         self.stats: Any = None
         self.restarts = self.hangs = 0
+        self.replicas: Sequence[Engine] = ()
         self.failed = asyncio.Event()
         self.failure: str | None = None
         self.user_error = False
@@ -113,9 +115,11 @@ class EngineSupervisor(UnfinishedRequests[R]):
     async def wait_ready(self) -> bool:
         """True once the engine serves, False where it was given up."""
         waits = [asyncio.create_task(event.wait()) for event in (self._ready, self.failed)]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
         return self._ready.is_set()
 
     async def drain(self, timeout: float) -> None:
@@ -154,12 +158,16 @@ class EngineSupervisor(UnfinishedRequests[R]):
         """Most requests that run and wait at once."""
         return self._max_queued + (self.info.max_running_requests if self.info is not None else 0)
 
+    def require_open(self) -> None:
+        """Raises `EngineUnavailable` where no request is taken any more."""
+        if self._draining or self.state in (EngineState.FAILED, EngineState.STOPPED):
+            raise EngineUnavailable(self.failure or "the server is stopping")
+
     def require_room(self, count: int) -> None:
         """Raises `QueueFull` and `EngineUnavailable` where `count` more requests are not taken
         now.
         """
-        if self._draining or self.state in (EngineState.FAILED, EngineState.STOPPED):
-            raise EngineUnavailable(self.failure or "the server is stopping")
+        self.require_open()
         if len(self._requests) + count > self.capacity:
             raise QueueFull(f"{len(self._requests)} requests are running or waiting already")
 

@@ -42,16 +42,17 @@ async def model_info(serving: ServingDep) -> Response:
 async def server_info(serving: ServingDep) -> Response:
     """Settings, what the engine made of them, and its figures of this moment."""
     settings: dict[str, Any] = {**asdict(serving.config), **asdict(serving.config.engine)}
-    del settings["engine"], settings["api_key"]
+    for name in ("engine", "api_key", "replica", "replicas"):
+        del settings[name]
     engine = asdict(serving.info)
-    stats = asdict(serving.engine.stats)
+    engines = serving.engine.replicas or [serving.engine]
     return json_response(
         {
             **settings,
             **engine,
             "version": __version__,
             "status": serving.engine.state,
-            "internal_states": [stats],
+            "internal_states": [{"state": each.state, **asdict(each.stats)} for each in engines],
         }
     )
 

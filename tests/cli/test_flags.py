@@ -29,6 +29,7 @@ OPTIONS = {
     if item.metadata
 }
 RANGES: dict[str, tuple[Any, Any]] = {
+    "dp_size": (1, 64),
     "num_threads": (1, 1024),
     "port": (0, 65535),
     "max_queued_requests": (0, 10**6),
@@ -264,14 +265,14 @@ def test_a_foreign_flag_means_what_its_own_name_means(name: str) -> None:
         (["--tensor-parallel-size=2"], ["--tp-size", "2"]),
         (["--tp", "2"], ["--tp-size", "2"]),
         (["-tp", "2"], ["--tp-size", "2"]),
+        (["--data-parallel-size", "2"], ["--dp-size", "2"]),
+        (["-dp", "2"], ["--dp-size", "2"]),
         (["--no-async-scheduling"], ["--disable-overlap-schedule"]),
         (
             [
                 "--tp",
                 "1",
                 "-pp",
-                "1",
-                "--dp-size",
                 "1",
                 "--kv-cache-dtype",
                 "auto",

@@ -70,6 +70,7 @@ class ScriptedEngine:
         self.restarts = self.hangs = 0
         self.engine_pid: int | None = None
         self.silence = 0.0
+        self.replicas: tuple[ScriptedEngine, ...] = ()
         self.info: EngineInfo | None = INFO
         self.stats = EngineStats(
             kv_tokens_total=4096,

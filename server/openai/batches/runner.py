@@ -14,8 +14,8 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack
 
 import msgspec
 
+from ...engine.interface import Engine
 from ...engine.state import EngineState
-from ...engine.supervisor import EngineSupervisor
 from .in_process import InProcessAnswer
 from .lines import Line, answer_line, answered_ids, check_lines, error_line, read_lines
 from .records import BatchRecord, FileRecord, RequestCounts, Status, fault
@@ -60,7 +60,7 @@ class BatchRun:
         record: BatchRecord,
         storage: Storage,
         disk: Disk,
-        engine: EngineSupervisor[Any],
+        engine: Engine,
         ask: Ask,
     ) -> None:
         self._record, self._storage, self._disk = record, storage, disk

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import IO, Annotated, Any, TypeVar, TypeVarTuple, Unpack
+from typing import IO, Annotated, TypeVar, TypeVarTuple, Unpack
 
 from fastapi import Depends, FastAPI
 from starlette.requests import Request
@@ -16,7 +16,7 @@ from starlette.routing import Match
 
 from ....runtime.kept_folder import kept_folder
 from ...config import BatchServerConfig
-from ...engine.supervisor import EngineSupervisor
+from ...engine.interface import Engine
 from ...errors import InvalidRequest, NotFound, Unavailable
 from .in_process import InProcessAnswer, post
 from .records import BatchRecord, FileRecord, Status
@@ -39,9 +39,7 @@ class Batches:
     there: what an earlier server left then goes on.
     """
 
-    def __init__(
-        self, app: FastAPI, engine: EngineSupervisor[Any], config: BatchServerConfig
-    ) -> None:
+    def __init__(self, app: FastAPI, engine: Engine, config: BatchServerConfig) -> None:
         self._app, self._engine, self._config = app, engine, config
         self._opened: Storage | None = None
         self._turn = asyncio.Lock()
