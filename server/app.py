@@ -31,6 +31,8 @@ from .openai.batches.service import Batches
 from .openai.responses import endpoints as responses
 from .openai.responses.service import Responses
 from .page import docs as docs_page
+from .page import files as page_files
+from .page import status as page_status
 from .request_record import RecordRequests, Watcher, log_request, request_logger
 from .state import AnyServing, Serving
 
@@ -48,7 +50,7 @@ class Service(NamedTuple):
     summary: Callable[[int, float], str]
 
 
-COMMON_ROUTERS = (models.router, operations.router, docs_page.router)
+COMMON_ROUTERS = (models.router, operations.router, page_status.router, docs_page.router)
 BATCH_ROUTERS = (files.router, routes.router, routes.body_router)
 _ROUTERS = (
     *COMMON_ROUTERS,
@@ -125,6 +127,8 @@ def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
     app.state.bodies = Bodies()
     for router in routers:
         app.include_router(router)
+    if not serving.config.no_page:
+        app.include_router(page_files.router)
     for kind in _EXCEPTIONS:
         app.add_exception_handler(kind, answer_error)
     if serving.config.api_key is not None:

@@ -1,5 +1,5 @@
 """ASGI middleware for `--api-key`: a Bearer token, or Anthropic's `x-api-key`, that every path asks
-for, but those that monitoring needs.
+for, but those that monitoring needs and the page that asks for the key.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from .errors import Unauthorized
 from .metrics import MetricRegistry
 
-OPEN_PATHS = frozenset({"/health", "/health_generate", "/live", "/ready", "/metrics"})
+OPEN_PATHS = frozenset({"/", "/health", "/health_generate", "/live", "/ready", "/metrics"})
 OPEN_FOLDER = "/v1/images/files/"
 """Its names cannot be guessed, and a browser that is given one has no key."""
+PAGE_FOLDER = "/page/"
+"""Files of the page at `/`, which hold no data and ask for the key themselves."""
 
 
 class ApiKey:
@@ -45,4 +47,4 @@ class ApiKey:
 
 
 def is_open(path: str) -> bool:
-    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
+    return path in OPEN_PATHS or path.startswith((OPEN_FOLDER, PAGE_FOLDER))

@@ -60,6 +60,9 @@ class CommonServerConfig(HttpLimits):
         group=SERVER,
         metavar="LIST",
     )
+    no_page: bool = option(
+        False, "no page at /, with chats, images and figures, for browsers", group=SERVER
+    )
     served_model_name: str = option(
         "",
         "the model's name in requests and in /v1/models; default: the last part of --model-path",

@@ -169,6 +169,15 @@ class MetricRegistry(Collector):
     def count_error(self, kind: str) -> None:
         self._errors.labels(self.model_name, kind).inc()
 
+    def errors(self) -> dict[str, int]:
+        """Answers that were errors, by their type."""
+        samples = (sample for family in self._errors.collect() for sample in family.samples)
+        return {
+            sample.labels["type"]: int(sample.value)
+            for sample in samples
+            if sample.name.endswith("_total")
+        }
+
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""
         return generate_latest(self._registry)

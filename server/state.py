@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar
 
 import msgspec
 from fastapi import Depends
@@ -63,10 +63,11 @@ class TextThreads:
 class AnyServing:
     """One server, whatever its engine makes: what health, metrics, models and errors need.
 
-    `purpose`: what it is for, in a sentence for who has come to the wrong one.
+    `purpose`: what it is for, in a sentence for who has come to the wrong one; `kind`: in a word.
     """
 
     purpose: ClassVar[str]
+    kind: ClassVar[Literal["text", "images", "pooling"]]
 
     engine: Engine
     config: CommonServerConfig
@@ -104,6 +105,7 @@ class Serving(AnyServing):
         "This server has a language model, for POST /v1/chat/completions and POST /v1/completions; "
         "vectors need a server of their own (--runner pooling)"
     )
+    kind = "text"
 
     engine: TextEngine
     config: ServerConfig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from ...runtime.engine.messages import EngineInfo, EngineStats
@@ -54,6 +54,10 @@ class Engine(Protocol):
     @property
     def replicas(self) -> Sequence[Engine]:
         """The engines behind it where there are several."""
+        ...
+
+    def unfinished(self) -> Iterator[Any]:
+        """The requests that it has and has not finished."""
         ...
 
     def require_room(self, count: int) -> None: ...

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
+from itertools import chain
 from typing import Any, Unpack
 
 from ...runtime.config import EngineConfig
@@ -264,6 +265,10 @@ class Replicas:
             each.require_open()
         if self.num_unfinished + count > self.capacity:
             raise QueueFull(f"{self.num_unfinished} requests are running or waiting already")
+
+    def unfinished(self) -> Iterator[RequestState]:
+        """Those of each replica, the oldest first."""
+        return chain.from_iterable(each.unfinished() for each in self.replicas)
 
     def add_request(self, request: RequestState) -> None:
         """Raises `QueueFull` and `EngineUnavailable`."""

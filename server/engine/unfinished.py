@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from ...runtime.engine.messages import (
@@ -65,6 +65,10 @@ class UnfinishedRequests(Generic[R]):
     @property
     def num_unfinished(self) -> int:
         return len(self._requests)
+
+    def unfinished(self) -> Iterator[R]:
+        """Them, the oldest first."""
+        return iter(self._requests.values())
 
     async def abort(self, rid: str | None) -> int:
         """Abort every request that goes by `rid` (None: all): its last output says

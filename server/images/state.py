@@ -58,6 +58,7 @@ class ImageServing(AnyServing):
     """A server of a diffusion pipeline."""
 
     purpose = "This server has a diffusion pipeline, for POST /v1/images/generations"
+    kind = "images"
 
     engine: ImageClient
     config: ImageServerConfig

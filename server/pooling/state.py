@@ -51,6 +51,7 @@ class PoolingServing(AnyServing):
         "This server has a model that makes vectors or scores, for POST /v1/embeddings, "
         "/v1/rerank and /v1/score"
     )
+    kind = "pooling"
 
     engine: PoolingClient
     config: PoolingServerConfig

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from piecework.runtime.engine.messages import (
@@ -71,6 +71,7 @@ class ScriptedEngine:
         self.engine_pid: int | None = None
         self.silence = 0.0
         self.replicas: tuple[ScriptedEngine, ...] = ()
+        self.failure: str | None = None
         self.info: EngineInfo | None = INFO
         self.stats = EngineStats(
             kv_tokens_total=4096,
@@ -92,6 +93,9 @@ class ScriptedEngine:
     @property
     def num_unfinished(self) -> int:
         return len(self.running)
+
+    def unfinished(self) -> Iterator[RequestState]:
+        return (request for request in self.requests if request.rid in self.running)
 
     @property
     def capacity(self) -> int:

@@ -355,7 +355,7 @@ async def test_the_wrong_method(client: httpx.AsyncClient, method: str, path: st
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v1/engines", "/v1/completions/x", "/%00", "/v1/models/%ff"]
+    "path", ["/page", "/v1", "/v1/engines", "/v1/completions/x", "/%00", "/v1/models/%ff"]
 )
 async def test_an_unknown_path(client: httpx.AsyncClient, path: str) -> None:
     response = await client.get(path)

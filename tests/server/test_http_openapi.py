@@ -137,6 +137,7 @@ GOOD: list[tuple[str, str, Any]] = [
             "/ready",
             "/health_generate",
             "/metrics",
+            "/v1/status",
             "/version",
             "/model_info",
             "/get_model_info",

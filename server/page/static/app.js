@@ -1,0 +1,142 @@
+// The page: which views there are, which one is shown, and whether the server is there.
+
+import { getJson, untilHealthy } from './api.js';
+import { Chat } from './chat.js';
+import { h, icon } from './dom.js';
+
+const THEMES = ['system', 'light', 'dark'];
+const THEME = 'piecework-theme';
+const element = (id) => document.getElementById(id);
+const views = new Map();
+let server = { kind: 'text', models: [] };
+
+function setUpTheme() {
+  const button = element('theme');
+  const draw = () => {
+    const theme = document.documentElement.dataset.theme ?? 'system';
+    const picture = { light: 'sun', dark: 'moon' }[theme] ?? 'system';
+    button.replaceChildren(icon(picture));
+    button.title = `Theme: ${theme}`;
+    button.setAttribute('aria-label', `Theme: ${theme}`);
+  };
+  button.addEventListener('click', () => {
+    const now = document.documentElement.dataset.theme ?? 'system';
+    const next = THEMES[(THEMES.indexOf(now) + 1) % THEMES.length];
+    if (next === 'system') delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = next;
+    try {
+      localStorage.setItem(THEME, next);
+    } catch { /* kept nowhere, so it is the tab's alone */ }
+    draw();
+  });
+  draw();
+}
+
+function setUpNarrow() {
+  const button = element('open-sidebar');
+  const set = (open) => {
+    document.body.classList.toggle('with-sidebar', open);
+    button.setAttribute('aria-expanded', String(open));
+  };
+  button.append(icon('menu'));
+  button.addEventListener('click', (event) => {
+    event.stopPropagation();
+    set(!document.body.classList.contains('with-sidebar'));
+  });
+  document.addEventListener('narrow-close', () => set(false));
+  element('main').addEventListener('click', (event) => {
+    if (!event.target.closest('.sidebar')) set(false);
+  });
+}
+
+function setUpKeys() {
+  document.addEventListener('keydown', (event) => {
+    const chat = views.get('chat');
+    if (!chat || location.hash.slice(1) !== 'chat') return;
+    if (document.querySelector('dialog[open]')) return;
+    const writes = event.target.closest?.('textarea, input, select');
+    if (event.key === 'Escape') {
+      document.dispatchEvent(new Event('narrow-close'));
+      chat.stop();
+    } else if (event.key === '/' && !writes) {
+      event.preventDefault();
+      chat.input.focus();
+    } else if (event.altKey && event.code === 'KeyN') {
+      event.preventDefault();
+      chat.create();
+    }
+  });
+}
+
+function setUpAway() {
+  const banner = element('banner');
+  document.addEventListener('away', () => {
+    banner.textContent = 'The server is away or starting. Trying again…';
+    banner.hidden = false;
+    element('state').textContent = 'away';
+  });
+  document.addEventListener('back', () => {
+    banner.hidden = true;
+    look();
+  });
+}
+
+/** What the server is, and which models it has; while it is away or loads one, once it is there. */
+async function look() {
+  for (;;) {
+    try {
+      const status = await getJson('v1/status');
+      const changed = status.kind !== server.kind;
+      server = { ...server, kind: status.kind };
+      element('state').textContent = status.model;
+      if (changed || !views.size) await route();
+      const list = await getJson('v1/models');
+      server.models = list.data.map(({ id, state }) => ({ id, state: state ?? null }));
+      for (const view of views.values()) view.setModels?.(server.models);
+      return;
+    } catch (error) {
+      if (error.status === 401) return;
+      await untilHealthy();
+    }
+  }
+}
+
+const TITLES = { chat: 'Chat', images: 'Images', status: 'Status' };
+
+const MAKERS = {
+  chat: async () => new Chat(() => server.models),
+};
+
+function names() {
+  const own = { text: ['chat'], images: ['images'], pooling: [] }[server.kind] ?? ['chat'];
+  return [...own, 'status'].filter((name) => MAKERS[name]);
+}
+
+/** Show the view that the address names, or the first. */
+async function route() {
+  const known = names();
+  const name = known.includes(location.hash.slice(1)) ? location.hash.slice(1) : known[0];
+  if (location.hash.slice(1) !== name) history.replaceState(null, '', `#${name}`);
+  if (!views.has(name)) {
+    const view = await MAKERS[name]();
+    views.set(name, view);
+    view.setModels?.(server.models);
+  }
+  for (const [other, view] of views) if (other !== name) view.hide?.();
+  element('main').replaceChildren(views.get(name).element);
+  views.get(name).appear?.();
+  element('tabs').replaceChildren(...known.map((one) => h('a', {
+    href: `#${one}`, 'aria-current': one === name ? 'page' : null,
+  }, TITLES[one])));
+  document.body.dataset.view = name;
+  document.title = `${TITLES[name]} · Piecework`;
+}
+
+setUpTheme();
+setUpNarrow();
+setUpKeys();
+setUpAway();
+addEventListener('hashchange', route);
+await look();
+if (!views.size) await route();
+document.documentElement.dataset.ready = 'true';

@@ -1,0 +1,326 @@
+// The view of chats: a conversation's messages, and where the next one is written.
+
+import { answer } from './answer.js';
+import { announce, h, icon, iconButton, newId } from './dom.js';
+import { MessageView } from './message.js';
+import { askSettings, lastSettings, requestMembers } from './settings.js';
+import { Sidebar } from './sidebar.js';
+import { get, messagesOfConversation, put } from './store.js';
+import { Tree, messagesOf, titleOf } from './tree.js';
+
+const SHOWN = 'piecework-conversation';
+const SAVE_MS = 400;
+const NEAR = 80;
+const TALLEST = 240;
+
+/** `models()`: names of the models that chat. Answers that run go on while others are looked at. */
+export class Chat {
+  constructor(models) {
+    this.models = models;
+    this.runs = new Map();
+    this.views = new Map();
+    this.sidebar = new Sidebar({
+      open: (id) => this.open(id),
+      create: () => this.create(),
+      removed: (id) => this.#removed(id),
+      renamed: (info) => {
+        if (this.tree.info.id === info.id) this.tree.info.title = info.title;
+      },
+    });
+    this.#build();
+    this.tree = this.#newTree();
+    document.addEventListener('visibilitychange', () => this.#saveRuns());
+    addEventListener('pagehide', () => this.#saveRuns());
+    this.ready = this.#begin();
+  }
+
+  async #begin() {
+    const id = sessionStorage.getItem(SHOWN);
+    if (!id || !(await this.open(id))) this.#show();
+  }
+
+  #build() {
+    this.log = h('div', { class: 'log', role: 'region', 'aria-label': 'Messages', tabindex: '0' });
+    this.empty = h('div', { class: 'empty' }, h('h1', {}, 'What shall it be?'),
+      h('p', {}, 'The conversation stays in this browser.'));
+    this.input = h('textarea', { rows: '1', placeholder: 'Write a message', 'aria-label': 'Message',
+      oninput: () => this.#fit(), onkeydown: (event) => this.#key(event) });
+    this.button = iconButton('send', 'Send', () => (this.#running() ? this.stop() : this.send()),
+      { class: 'icon-button primary' });
+    this.picker = h('select', { 'aria-label': 'Model', class: 'picker', onchange: () => {
+      this.tree.info.model = this.picker.value;
+    } });
+    this.problem = h('p', { class: 'problem', role: 'alert' });
+    this.latest = iconButton('down', 'To the latest', () => this.#toEnd(),
+      { class: 'icon-button latest', hidden: true });
+    this.log.addEventListener('scroll', () => this.#scrolled(), { passive: true });
+    this.log.addEventListener('drawn', () => this.#follow());
+    this.element = h('div', { class: 'chat' }, this.sidebar.element,
+      h('section', { class: 'talk', 'aria-label': 'Conversation' }, this.log,
+        h('div', { class: 'composer' }, this.latest, this.problem,
+          h('div', { class: 'box' }, this.input,
+            h('div', { class: 'row' }, this.picker,
+              iconButton('sliders', 'Settings', () => this.#settings()),
+              h('span', { class: 'spring' }), this.button)))));
+    this.sticks = true;
+  }
+
+  /** The models that can be chosen: `{id, state}` each. */
+  setModels(models) {
+    const chosen = this.tree.info.model ?? this.picker.value;
+    this.picker.replaceChildren(...models.map(({ id, state }) => h(
+      'option', { value: id }, state && state !== 'ready' ? `${id} (${state})` : id)));
+    if (models.some(({ id }) => id === chosen)) this.picker.value = chosen;
+    this.picker.disabled = models.length < 2;
+  }
+
+  // Conversations
+
+  #newTree() {
+    const now = Date.now();
+    return new Tree({ id: newId(), title: '', created: now, updated: now, chosen: {},
+      settings: lastSettings() });
+  }
+
+  create() {
+    this.tree = this.#newTree();
+    this.#show();
+    this.input.focus();
+  }
+
+  /** Whether there is such a conversation. */
+  async open(id) {
+    const running = [...this.runs.values()].find(({ tree }) => tree.info.id === id);
+    if (running) {
+      this.tree = running.tree;
+    } else {
+      const info = await get('conversations', id);
+      if (!info) return false;
+      const nodes = await messagesOfConversation(id);
+      for (const node of nodes) if (node.state === 'running') node.state = 'broken';
+      this.tree = new Tree(info, nodes);
+    }
+    this.#show();
+    return true;
+  }
+
+  #removed(id) {
+    for (const { tree, controller } of this.runs.values()) {
+      if (tree.info.id === id) {
+        tree.gone = true;
+        controller.abort();
+      }
+    }
+    if (this.tree.info.id === id) this.create();
+  }
+
+  #show() {
+    const { info } = this.tree;
+    sessionStorage.setItem(SHOWN, info.id);
+    this.sidebar.show(info.id);
+    this.views.clear();
+    this.log.replaceChildren();
+    this.problem.textContent = '';
+    if (info.model) this.setModels(this.models());
+    this.#layOut();
+    this.#toEnd();
+    document.dispatchEvent(new Event('narrow-close'));
+  }
+
+  /** Show the chosen branch; views of messages that stay are kept. */
+  #layOut() {
+    const path = this.tree.path();
+    const shown = path.map((node) => {
+      if (!this.views.has(node.id)) this.views.set(node.id, this.#view(node));
+      const view = this.views.get(node.id);
+      view.refresh();
+      return view.element;
+    });
+    const kept = new Set(shown);
+    for (const old of [...this.log.children]) if (!kept.has(old)) old.remove();
+    shown.forEach((element, index) => {
+      const there = this.log.children[index] ?? null;
+      if (there !== element) this.log.insertBefore(element, there);
+    });
+    if (!path.length) this.log.append(this.empty);
+    this.#drawButton();
+  }
+
+  #view(node) {
+    return new MessageView(node, {
+      siblings: (one) => this.tree.siblings(one),
+      actions: {
+        edit: (one, text) => this.send(text, one.parent),
+        again: (one) => this.#answer(this.#node('assistant', '', one.parent)),
+        goOn: (one) => this.#answer(one),
+        choose: (one, step) => this.#choose(one, step),
+        answerCalls: (one, results) => this.#answerCalls(one, results),
+      },
+    });
+  }
+
+  #choose(node, step) {
+    this.tree.choose(node, step);
+    this.#layOut();
+    put('conversations', this.tree.info);
+    const { ids, index } = this.tree.siblings(this.tree.path().find(
+      (one) => one.parent === node.parent));
+    announce(`Branch ${index + 1} of ${ids.length}`);
+  }
+
+  // Messages
+
+  #node(role, text, parent) {
+    return {
+      id: newId(), conversation: this.tree.info.id, parent, role, text, thought: '', calls: [],
+      created: Math.max(Date.now(), this.created + 1 || 0), state: 'done', error: null,
+      model: null, usage: null, timing: null, reason: null,
+    };
+  }
+
+  /** Send a text, as a child of `parent`; by default what was written, at the end. */
+  async send(text = this.input.value, parent = this.tree.path().at(-1)?.id ?? null) {
+    if (!text.trim() || this.#running()) return;
+    if (text === this.input.value) {
+      this.input.value = '';
+      this.#fit();
+    }
+    const node = this.#node('user', text, parent);
+    this.created = node.created;
+    const { tree } = this;
+    if (!tree.info.title) tree.info.title = titleOf(text);
+    tree.add(node);
+    await Promise.all([this.#keep(node), this.#answer(this.#node('assistant', '', node.id))]);
+  }
+
+  #answerCalls(node, results) {
+    let parent = node.id;
+    for (const [index, call] of node.calls.entries()) {
+      const result = { ...this.#node('tool', results[index], parent), call: call.id };
+      this.created = result.created;
+      this.tree.add(result);
+      this.#keep(result);
+      parent = result.id;
+    }
+    this.#answer(this.#node('assistant', '', parent));
+  }
+
+  /** Fill a node by the model; one answer of a conversation at a time. */
+  async #answer(node) {
+    const { tree } = this;
+    if (this.#running()) return;
+    let members;
+    try {
+      members = requestMembers(tree.info.settings);
+    } catch (error) {
+      this.problem.textContent = error.message;
+      return;
+    }
+    this.problem.textContent = '';
+    if (!tree.nodes.has(node.id)) tree.add(node);
+    this.created = Math.max(this.created ?? 0, node.created);
+    const controller = new AbortController();
+    this.runs.set(node.id, { controller, node, tree });
+    node.state = 'running';
+    this.#layOut();
+    this.#toEnd();
+    announce('Answering');
+    let saved = 0;
+    const before = tree.path(tree.nodes.get(node.parent));
+    await answer(node, { ...members, model: this.picker.value || undefined,
+      messages: messagesOf(before, tree.info.settings.system) }, {
+      signal: controller.signal,
+      onchange: () => {
+        this.views.get(node.id)?.refresh();
+        if (performance.now() - saved > SAVE_MS) {
+          saved = performance.now();
+          this.#keep(node, tree);
+        }
+      },
+    });
+    this.runs.delete(node.id);
+    tree.info.updated = Date.now();
+    await this.#keep(node, tree);
+    if (this.tree === tree) this.#layOut();
+    this.sidebar.refresh();
+    announce(node.state === 'failed' ? 'The answer failed' : 'The answer has ended');
+  }
+
+  stop() {
+    for (const { controller, tree } of this.runs.values()) {
+      if (tree === this.tree) controller.abort();
+    }
+  }
+
+  #running() {
+    return [...this.runs.values()].some(({ tree }) => tree === this.tree);
+  }
+
+  async #keep(node, tree = this.tree) {
+    if (tree.gone) return;
+    try {
+      await put('messages', node);
+      await put('conversations', tree.info);
+      if (!this.sidebar.has(tree.info.id)) await this.sidebar.refresh();
+    } catch (error) {
+      this.problem.textContent = `This is not kept: ${error?.message ?? 'the browser refuses it'}`;
+    }
+  }
+
+  #saveRuns() {
+    for (const { node, tree } of this.runs.values()) this.#keep(node, tree);
+  }
+
+  async #settings() {
+    const { tree } = this;
+    const settings = await askSettings(tree.info.settings);
+    if (!settings) return;
+    tree.info.settings = settings;
+    if (tree.info.title) await put('conversations', tree.info);
+  }
+
+  // Where one writes and reads
+
+  #key(event) {
+    if (event.key === 'Enter' && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      this.send();
+    } else if (event.key === 'ArrowUp' && !this.input.value) {
+      const mine = this.tree.path().findLast((node) => node.role === 'user');
+      if (mine && !this.#running()) {
+        event.preventDefault();
+        this.views.get(mine.id).edit();
+      }
+    }
+  }
+
+  #fit() {
+    this.input.style.height = 'auto';
+    this.input.style.height = `${Math.min(this.input.scrollHeight, TALLEST)}px`;
+  }
+
+  #drawButton() {
+    const runs = this.#running();
+    const label = runs ? 'Stop' : 'Send';
+    if (this.button.title === label && this.button.childElementCount) return;
+    this.button.title = label;
+    this.button.setAttribute('aria-label', label);
+    this.button.replaceChildren(icon(runs ? 'stop' : 'send'));
+  }
+
+  #scrolled() {
+    const { log } = this;
+    this.sticks = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR;
+    this.latest.hidden = this.sticks;
+  }
+
+  #follow() {
+    if (this.sticks) this.log.scrollTop = this.log.scrollHeight;
+    else this.latest.hidden = false;
+  }
+
+  #toEnd() {
+    this.sticks = true;
+    this.#follow();
+  }
+}

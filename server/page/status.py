@@ -1,0 +1,107 @@
+"""`GET /v1/status`: what a server does at this moment, for the page that draws it. No text of any
+request, and no id by which one could be read or ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from itertools import islice
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from ... import __version__
+from ...runtime.tokenizer.output_processor import RequestState
+from ..answers import Answer, answers
+from ..state import AnyServingDep, json_response
+
+router = APIRouter()
+MAX_ROWS = 100
+"""Requests that are shown; the oldest first."""
+
+
+class RequestRow(Answer):
+    """One sequence. `id` tells it from others and is of no other use. `phase`: `prompt` until its
+    first token, `answer` from then on. `seconds` since it came; `cached_tokens` of its prompt were
+    found in the prefix cache, null until that is known.
+    """
+
+    id: str
+    phase: Literal["prompt", "answer"]
+    seconds: float
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None
+
+
+class ServerStatus(Answer):
+    """`started`: the second in which this server began. `silence`: seconds since the engine's last
+    sign of life. `replicas`: their states, where there are several.
+    `unfinished` requests run or wait, of which `requests` has the oldest 100, of
+    language models alone. `stats` and `info` are the engine's own; `info` is null before it is
+    ready. `errors`: answers that were errors, by their type.
+    """
+
+    kind: Literal["text", "images", "pooling"]
+    model: str
+    version: str
+    state: str
+    failure: str | None
+    started: int
+    silence: float
+    restarts: int
+    hangs: int
+    replicas: list[str]
+    unfinished: int
+    requests: list[RequestRow]
+    stats: dict[str, Any]
+    info: dict[str, Any] | None
+    ended: int
+    aborted: int
+    errors: dict[str, int]
+
+
+@router.get("/v1/status", responses=answers(ServerStatus))
+async def status(serving: AnyServingDep) -> Response:
+    """What the server does now."""
+    engine, metrics = serving.engine, serving.metrics
+    return json_response(
+        {
+            "kind": serving.kind,
+            "model": serving.model_name,
+            "version": __version__,
+            "state": engine.state,
+            "failure": engine.failure,
+            "started": serving.started,
+            "silence": engine.silence,
+            "restarts": engine.restarts,
+            "hangs": engine.hangs,
+            "replicas": [each.state for each in engine.replicas],
+            "unfinished": engine.num_unfinished,
+            "requests": list(_rows(engine.unfinished())),
+            "stats": asdict(engine.stats),
+            "info": None if engine.info is None else asdict(engine.info),
+            "ended": metrics.requests.value,
+            "aborted": metrics.aborted.value,
+            "errors": metrics.errors(),
+        }
+    )
+
+
+def _rows(requests: Iterable[Any]) -> Iterable[dict[str, Any]]:
+    now = time.monotonic()
+    for one in islice(requests, MAX_ROWS):
+        if isinstance(one, RequestState):
+            yield {
+                # Who has the id of a stored response may read it.
+                "id": hashlib.sha256(one.rid.encode()).hexdigest()[:8],
+                "phase": "answer" if one.output_ids else "prompt",
+                "seconds": max(0.0, now - one.arrival_time),
+                "prompt_tokens": len(one.prompt_ids),
+                "completion_tokens": len(one.output_ids),
+                "cached_tokens": one.cached_tokens,
+            }
