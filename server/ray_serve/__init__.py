@@ -1,0 +1,1 @@
+"""Piecework as an application of Ray Serve."""

@@ -1,0 +1,117 @@
+"""A replica of Ray Serve: one engine process and the application that serves it, without a port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.types import ASGIApp, Message
+
+from ..engine.spawn import spawn
+from ..engine.state import EngineState
+from ..services import AnyServerConfig, service_of
+from .autoscaling import QUEUED, RUNNING
+from .request import ForwardedRequest, ResponseStart
+
+
+class Replica:
+    """What Ray calls: `forward` for requests, `check_health`, and `record_autoscaling_stats`.
+
+    The engine process is supervised as in any server: it may end and come back, its requests
+    resume, and the replica stays.
+    """
+
+    async def __init__(self, config: AnyServerConfig) -> None:
+        """Raises `RuntimeError` where the engine cannot start: Ray tells why, and tries again."""
+        process = spawn(config.engine_command)
+        try:
+            self._engine, self._app, _ = service_of(config, process)()
+        except BaseException:
+            process.kill()
+            raise
+        self._life = contextlib.AsyncExitStack()
+        await self._life.enter_async_context(self._app.router.lifespan_context(self._app))
+        await self._engine.start()
+        if not await self._engine.wait_ready():
+            await self._engine.stop(at_once=True)
+            raise RuntimeError(f"the engine cannot start: {self._engine.failure}")
+
+    async def __del__(self) -> None:
+        """Ray calls and awaits this once the requests under way have ended, or their time has."""
+        await self._engine.stop(at_once=self._engine.state is not EngineState.READY)
+        await self._life.aclose()
+
+    def check_health(self) -> None:
+        """Raises `RuntimeError` once the engine is given up; Ray then replaces the replica."""
+        if self._engine.failed.is_set():
+            raise RuntimeError(f"the engine is gone: {self._engine.failure}")
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Sequences in the engine, for `queue_length`."""
+        stats = self._engine.stats
+        if stats is None:
+            return {}
+        return {RUNNING: stats.running_requests, QUEUED: stats.queued_requests}
+
+    async def forward(self, request: ForwardedRequest) -> AsyncIterator[ResponseStart | bytes]:
+        """A `ResponseStart`, then the parts of the body as they come. Closed or cancelled, the
+        request is as if its client had gone.
+        """
+        async for part in ask(self._app, request):
+            yield part
+
+
+async def ask(app: ASGIApp, request: ForwardedRequest) -> AsyncIterator[ResponseStart | bytes]:
+    """The answer of an application to a request without a connection."""
+    parts: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=64)
+    gone = asyncio.Event()
+    sent = False
+
+    async def receive() -> Message:
+        nonlocal sent
+        if sent:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+        sent = True
+        return {"type": "http.request", "body": request.body, "more_body": False}
+
+    async def run() -> None:
+        try:
+            await app(_scope(request), receive, parts.put)
+        finally:
+            await parts.put(None)
+
+    task = asyncio.create_task(run())
+    try:
+        while (message := await parts.get()) is not None:
+            if message["type"] == "http.response.start":
+                yield ResponseStart(message["status"], list(message["headers"]))
+            elif message.get("body"):
+                yield bytes(message["body"])
+        await task
+    finally:
+        gone.set()
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+def _scope(request: ForwardedRequest) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": request.method,
+        "scheme": "http",
+        "path": request.path,
+        "raw_path": request.path.encode(),
+        "root_path": "",
+        "query_string": request.query,
+        "headers": request.headers,
+        "client": request.client,
+        "server": None,
+        "state": {},
+    }
