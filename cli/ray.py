@@ -60,8 +60,8 @@ class Placement:
     target_ongoing_requests: float = option(
         32.0, "sequences that a replica is to run and queue, for scaling", group=_GROUP
     )
-    num_cpus: float = option(1.0, "cores of a replica, and threads of its engine", group=_GROUP)
-    num_gpus: float = option(0.0, "GPUs of a replica: tp-size of them", group=_GROUP)
+    replica_cpus: float = option(1.0, "cores of a replica, and threads of its engine", group=_GROUP)
+    replica_gpus: float = option(0.0, "GPUs of a replica: tp-size of them", group=_GROUP)
     routing: str = option(
         "prefix",
         "which replica gets a request: prefix, one that had its beginning; load, the least busy",
@@ -77,9 +77,9 @@ class Placement:
 
     def options(self, config: AnyServerConfig) -> dict[str, Any]:
         """What Ray calls the options of the replicas' deployment."""
-        resources = {"CPU": self.num_cpus, "GPU": self.num_gpus}
+        resources = {"CPU": self.replica_cpus, "GPU": self.replica_gpus}
         return {
-            "ray_actor_options": {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus},
+            "ray_actor_options": {"num_cpus": self.replica_cpus, "num_gpus": self.replica_gpus},
             # Ranks are processes of the replica: one bundle keeps them on its machine.
             "placement_group_bundles": [
                 {name: count for name, count in resources.items() if count}
@@ -160,8 +160,8 @@ def read_arguments(args: Mapping[str, Any]) -> tuple[AnyServerConfig, Placement]
         own["batch_dir"] = "none"
     if isinstance(config, ServerConfig):
         own["responses_store"] = "off"
-    if config.engine.num_threads is None and placement.num_cpus >= 1:
-        own["engine"] = replace(config.engine, num_threads=int(placement.num_cpus))
+    if config.engine.num_threads is None and placement.replica_cpus >= 1:
+        own["engine"] = replace(config.engine, num_threads=int(placement.replica_cpus))
     return replace(config, **own), placement
 
 

@@ -23,8 +23,10 @@ class Replica:
     resume, and the replica stays.
     """
 
-    async def __init__(self, config: AnyServerConfig) -> None:
-        """Raises `RuntimeError` where the engine cannot start: Ray tells why, and tries again."""
+    async def __init__(self, config: AnyServerConfig) -> None:  # type: ignore[misc]
+        """Awaited by Ray. Raises `RuntimeError` where the engine cannot start: Ray tells why, and
+        tries again.
+        """
         process = spawn(config.engine_command)
         try:
             self._engine, self._app, _ = service_of(config, process)()

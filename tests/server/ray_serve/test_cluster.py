@@ -28,7 +28,7 @@ ARGS = {
     "max-running-requests": 16,
     "max-total-tokens": 16384,
     "disable-piecewise-cuda-graph": True,
-    "num-cpus": 1,
+    "replica-cpus": 1,
 }
 SCALED = {**ARGS, "min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 4}
 
@@ -68,12 +68,6 @@ def running_engines() -> int:
     return application.deployments["Engine"].replica_states.get("RUNNING", 0)
 
 
-def running() -> float:
-    """Sequences of the only replica."""
-    engines = serve.get_deployment_handle("Engine", "app")
-    return engines.record_autoscaling_stats.remote().result()["running_requests"]
-
-
 def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
     while not condition():
@@ -107,6 +101,12 @@ def test_prompts_that_begin_alike_go_to_one_replica(two: str) -> None:
 
 def test_a_client_that_goes_stops_its_request(url: str) -> None:
     serve.run(build({**ARGS, "num_replicas": 1}), name="app")
+    engine = serve.get_deployment_handle("Engine", "app")
+
+    def running() -> float:
+        return engine.record_autoscaling_stats.remote().result()["running_requests"]
+
+    assert running() == 0, "a handle's first call takes longer than the request"
     body = {"prompt": "once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
         next(answer.iter_lines())
