@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastapi import APIRouter, FastAPI
@@ -30,6 +31,7 @@ from .openai.batches import files, routes
 from .openai.batches.service import Batches
 from .openai.responses import endpoints as responses
 from .openai.responses.service import Responses
+from .otlp import read_endpoint
 from .page import docs as docs_page
 from .page import files as page_files
 from .page import status as page_status
@@ -38,6 +40,7 @@ from .state import AnyServing, Serving
 
 if TYPE_CHECKING:
     from .config import BatchServerConfig, ServerConfig
+    from .tracing import Tracer
 
 
 class Service(NamedTuple):
@@ -110,6 +113,18 @@ async def _life(app: FastAPI) -> AsyncIterator[None]:
         await batches.stop()
     if responses is not None:
         await responses.close()
+    tracer: Tracer | None = getattr(app.state, "tracer", None)
+    if tracer is not None:
+        await tracer.close()
+
+
+def _tracer(serving: AnyServing, url: str) -> Tracer:
+    from .tracing import Tracer
+
+    # Only engines that write text have a tokenizer.
+    tokenizer = getattr(serving.engine, "tokenizer", None)
+    decode = tokenizer and partial(tokenizer.decode, skip_special_tokens=False)
+    return Tracer(read_endpoint(url), decode)
 
 
 def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
@@ -139,6 +154,9 @@ def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
         # Whatever --log-level says, for this was asked for.
         request_logger.setLevel(logging.INFO)
         watchers.append(log_request)
+    if serving.config.otlp_traces_endpoint is not None:
+        app.state.tracer = _tracer(serving, serving.config.otlp_traces_endpoint)
+        watchers.append(app.state.tracer.trace)
     if watchers:
         app.add_middleware(RecordRequests, watchers=watchers)
     if origins := parse_origins(serving.config.cors_origins):

@@ -14,6 +14,7 @@ from ..runtime.options import check_options, option
 from .api_key import checked_key, read_api_key
 from .engine.spawn import LANGUAGE_MODEL
 from .http.limits import HttpLimits
+from .otlp import read_endpoint
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 SERVER = "server"
@@ -105,6 +106,13 @@ class CommonServerConfig(HttpLimits):
         "log a line for each request at its end: tokens and times, and nothing of what it says",
         group=SERVER,
     )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "send a trace of each request to this OpenTelemetry collector "
+        "(http://HOST:4318/v1/traces, grpc://HOST:4317); needs the extra otlp; default: none",
+        group=SERVER,
+        metavar="URL",
+    )
     engine: Any
 
     def __post_init__(self) -> None:
@@ -133,6 +141,8 @@ class CommonServerConfig(HttpLimits):
             object.__setattr__(self, "api_key", read_api_key(self.api_key_file))
             object.__setattr__(self, "api_key_file", None)
         parse_origins(self.cors_origins)
+        if self.otlp_traces_endpoint is not None:
+            read_endpoint(self.otlp_traces_endpoint)
         if not self.served_model_name:
             object.__setattr__(self, "served_model_name", _last_name(self.engine.model_path))
 

@@ -23,8 +23,8 @@ PARTS_OF_OTHERS = {
     "sympy": "torch's symbolic sizes",
 }
 """Imported, and brought by a dependency of which they are half."""
-MODULES = {"flashinfer": "flashinfer-python"}
-"""Modules of distributions by another name, which need not be installed here."""
+MODULES = {"flashinfer": "flashinfer-python", "opentelemetry": "opentelemetry-sdk"}
+"""Modules of distributions by another name, which need not be installed here, or of many."""
 OF_THE_MACHINE = {"torch-npu", "torchair", "sgl-kernel", "vllm"}
 """Imported only where the machine has them."""
 
@@ -62,7 +62,9 @@ def test_every_import_of_the_product_is_declared() -> None:
     owners = packages_distributions()
     modules = {top for path in product_files() for top in third_party_imports(path)}
     imported = {
-        normal(owner) for top in modules for owner in owners.get(top, [MODULES.get(top, top)])
+        normal(owner)
+        for top in modules
+        for owner in ([MODULES[top]] if top in MODULES else owners.get(top, [top]))
     }
     optional = {
         normal(name) for extra in PROJECT["optional-dependencies"].values() for name in extra

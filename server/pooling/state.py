@@ -16,6 +16,7 @@ from ..engine.state import EngineUnavailable
 from ..errors import InvalidRequest
 from ..limits import Limits
 from ..metrics import Figure, MetricRegistry
+from ..request_record import current_record
 from ..state import AnyServing, TextThreads, serving_of
 from .client import PoolingClient, Vectors
 from .config import PoolingServerConfig
@@ -102,6 +103,8 @@ class PoolingServing(AnyServing):
         metrics, start = self.metrics, time.monotonic()
         requests = pool_requests(rid, inputs)
         ended = False
+        if (record := current_record.get()) is not None:
+            record.model = self.model_name
         try:
             vectors = await self.engine.pool(requests)
             ended = True

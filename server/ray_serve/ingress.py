@@ -8,11 +8,10 @@ import asyncio
 import logging
 from typing import Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import ApiError, BodyTooLarge, ClientGone, Unavailable
 from ..http.body import MAX_BODY_BYTES

@@ -1,0 +1,115 @@
+"""Where `--otlp-traces-endpoint` sends spans, and how: OTLP over HTTP or gRPC, by the libraries of
+the extra `otlp`, which nothing imports unless it is asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+logger = logging.getLogger(__name__)
+
+_PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_PROTOCOLS = ("http/protobuf", "grpc")
+_GRPC_PORT = 4317
+_HTTP_PATH = "/v1/traces"
+
+
+class Endpoint(NamedTuple):
+    """`url` as the exporter of `protocol` takes it."""
+
+    protocol: str
+    url: str
+
+
+def read_endpoint(url: str, environment: Mapping[str, str] = os.environ) -> Endpoint:
+    """`grpc://HOST:PORT` and port 4317 are gRPC, all else HTTP, unless the environment says which.
+    Raises `ValueError` for what is no such URL, and where the libraries are missing.
+    """
+    flag = f"--otlp-traces-endpoint {url}"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"{flag}: {error}") from None
+    if parts.scheme not in ("http", "https", "grpc") or not parts.hostname:
+        raise ValueError(
+            f"{flag} is no URL of a collector; give http://HOST:4318/v1/traces or grpc://HOST:4317"
+        )
+    told = [environment[name] for name in _PROTOCOL_VARIABLES if environment.get(name)]
+    by_url = "grpc" if parts.scheme == "grpc" or port == _GRPC_PORT else "http/protobuf"
+    protocol = told[0] if told else by_url
+    if protocol not in _PROTOCOLS:
+        raise ValueError(
+            f"{_PROTOCOL_VARIABLES[0]} must be one of {', '.join(_PROTOCOLS)}, got {protocol!r}"
+        )
+    if find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None:
+        raise ValueError(f"{flag} needs OpenTelemetry; pip install 'piecework[otlp]'")
+    if protocol == "grpc":
+        return Endpoint(
+            protocol, parts._replace(scheme=parts.scheme.replace("grpc", "http")).geturl()
+        )
+    if parts.scheme == "grpc":
+        raise ValueError(f"{flag} is for gRPC, and {_PROTOCOL_VARIABLES[0]} says {protocol}")
+    return Endpoint(protocol, url if parts.path.strip("/") else url.rstrip("/") + _HTTP_PATH)
+
+
+def open_provider(endpoint: Endpoint, version: str) -> Any:
+    """A `TracerProvider` that sends batches from a thread of its own, out of a bounded queue: what
+    does not fit, and what cannot be sent, is dropped. OpenTelemetry's variables (OTEL_SERVICE_NAME,
+    OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER, OTEL_BSP_*) have their meanings.
+    """
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+    inner: SpanExporter
+    if endpoint.protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as over_grpc
+
+        inner = over_grpc.OTLPSpanExporter(
+            endpoint.url, insecure=endpoint.url.startswith("http://")
+        )
+    else:
+        from opentelemetry.exporter.otlp.proto.http import trace_exporter as over_http
+
+        inner = over_http.OTLPSpanExporter(endpoint.url)
+
+    class Exporter(SpanExporter):
+        """Says once that a collector does not answer, and once that it does again."""
+
+        is_failing = False
+
+        def export(self, spans: Sequence[Any]) -> SpanExportResult:
+            try:
+                result = inner.export(spans)
+            except Exception:
+                result = SpanExportResult.FAILURE
+            failed = result is not SpanExportResult.SUCCESS
+            if failed != self.is_failing:
+                self.is_failing = failed
+                if failed:
+                    logger.warning(
+                        "traces cannot be sent to %s; they are dropped until it takes them",
+                        endpoint.url,
+                    )
+                else:
+                    logger.info("traces are sent to %s again", endpoint.url)
+            return result
+
+        def shutdown(self) -> None:
+            inner.shutdown()
+
+    # Its libraries warn at each try, which says no more than `Exporter` does.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+    named = "OTEL_SERVICE_NAME" in os.environ
+    resource = Resource.create(
+        {"service.version": version, **({} if named else {"service.name": "piecework"})}
+    )
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(Exporter()))
+    return provider
