@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ...kernels.state import StateLayout
-from .linear import Linear
+from .linear import Linear, Stretch
 from .norm import GatedRMSNorm
 from .recurrent import CausalConv, float_weight
 from .rotary import Rotations
@@ -42,10 +42,17 @@ class GatedDeltaNet(nn.Module):
     def __init__(self, layer: int, hidden_size: int, sizes: DeltaSizes, eps: float) -> None:
         super().__init__()
         self.layer, self.sizes = layer, sizes
+        self.held_rows: Stretch | None = None
         self.conv1d = CausalConv(2 * sizes.keys + sizes.values, sizes.conv, bias=False)
         self.A_log, self.dt_bias = float_weight(sizes.value_heads), float_weight(sizes.value_heads)
         self.norm = GatedRMSNorm(sizes.value_dim, eps, norm_first=True)
         self.out_proj = Linear(sizes.values, hidden_size)
+
+    def hold_heads(self, key_heads: Stretch, value_heads: Stretch) -> None:
+        """From now on it has these heads."""
+        sizes, self.held_rows = self.sizes, value_heads
+        self.sizes = sizes._replace(key_heads=key_heads.size, value_heads=value_heads.size)
+        self.A_log, self.dt_bias = float_weight(value_heads.size), float_weight(value_heads.size)
 
     def state_layout(self, dtype: torch.dtype) -> StateLayout:
         """What the layer keeps of a request: tokens for its convolution, and each head's state."""
@@ -56,6 +63,12 @@ class GatedDeltaNet(nn.Module):
                 ((sizes.value_heads, sizes.key_dim, sizes.value_dim), torch.float32),
             )
         )
+
+    def sections(self) -> dict[Linear, dict[str, list[int]]]:
+        """Of each of its projections and their parts, the rows of the stretches in which heads lie
+        in order.
+        """
+        raise NotImplementedError
 
     def project(
         self, x: torch.Tensor

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ...kernels.state import StateLayout
-from .linear import Linear
+from .linear import Linear, Stretch
 from .norm import GatedRMSNorm
 from .recurrent import CausalConv, float_weight
 from .rotary import Rotations
@@ -55,12 +55,19 @@ class Mamba2Mixer(nn.Module):
     ) -> None:
         super().__init__()
         self.layer, self.sizes, self.norm = layer, sizes, norm
+        self.held_rows: Stretch | None = None
         rows = sizes.inner + sizes.channels + sizes.heads
         self.in_proj = Linear(hidden_size, rows, bias=in_bias)
         self.conv1d = CausalConv(sizes.channels, sizes.conv, bias=conv_bias)
         self.A_log, self.D = float_weight(sizes.heads), float_weight(sizes.heads)
         self.dt_bias = float_weight(sizes.heads)
         self.out_proj = Linear(sizes.inner, hidden_size, bias=out_bias)
+
+    def hold_heads(self, heads: Stretch, groups: int) -> None:
+        """From now on it has these heads, which read `groups` groups."""
+        self.held_rows = heads
+        self.sizes = self.sizes._replace(heads=heads.size, groups=groups)
+        self.A_log, self.D, self.dt_bias = (float_weight(heads.size) for _ in range(3))
 
     def state_layout(self, dtype: torch.dtype) -> StateLayout:
         """What the layer keeps of a request: tokens for its convolution, and each head's state."""

@@ -63,13 +63,22 @@ class GatedRMSNorm(nn.Module):
         super().__init__()
         self.weight = weight(size)
         self.eps, self.groups, self.norm_first = eps, groups, norm_first
+        self.held_rows: Stretch | None = None
+
+    def hold_rows(self, rows: Stretch, groups: int) -> None:
+        """From now on it has the weights of these groups."""
+        self.held_rows, self.groups, self.weight = rows, groups, weight(rows.size)
+
+    def mean_square(self, parts: torch.Tensor) -> torch.Tensor:
+        """Of parts [..., groups, size], [..., groups, 1]."""
+        return parts.square().mean(-1, keepdim=True)
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         wide, gate = x.float(), F.silu(gate.float())
         if not self.norm_first:
             wide = wide * gate
         parts = wide.view(*wide.shape[:-1], self.groups, -1)
-        parts = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + self.eps)
+        parts = parts * torch.rsqrt(self.mean_square(parts) + self.eps)
         wide = parts.flatten(-2) * self.weight
         return (wide * gate if self.norm_first else wide).to(x.dtype)
 

@@ -11,7 +11,8 @@ are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,12 +21,15 @@ from torch import nn
 
 from ...kernels.collectives import TENSOR_PARALLEL, all_reduce
 from ..models.registry import FALLBACK
+from .gated_delta_net import GatedDeltaNet
 from .latent_attention import LatentAttention
 from .linear import CannotSplitError, Embedding, Linear, Stretch
+from .mamba2 import Mamba2Mixer
 from .mlp import GatedMLP
 from .moe import FusedMoE, SparseMoE
-from .norm import AllHeadsRMSNorm, LayerNorm
+from .norm import AllHeadsRMSNorm, GatedRMSNorm, LayerNorm
 from .self_attention import SelfAttention
+from .short_conv import ShortConv
 
 if TYPE_CHECKING:
     from ..models.causal_lm import CausalLM
@@ -198,6 +202,64 @@ def _is_summand(model: CausalLM, name: str) -> bool:
     return isinstance(model.get_submodule(name.rpartition(".")[0]), SparseMoE)
 
 
+def _split_short_conv(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
+    """By channels. Layers with a state that cannot be shared out evenly every rank has whole."""
+    if layer.channels % shard.size:
+        return
+    own = shard.equal(layer.channels)
+    layer.in_proj.hold_rows(_sections("", [own, own, own]))
+    layer.conv.hold_rows([own])
+    _sum_over_ranks(layer.out_proj, own)
+    layer.channels = own.size
+
+
+def _split_mamba2(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
+    """By heads. Ranks that share a group hold the same of it."""
+    sizes, size, norm = layer.sizes, shard.size, layer.norm
+    groups = max(sizes.groups, size)
+    if sizes.heads % size or groups % size or groups % sizes.groups:
+        return
+    if norm is not None and norm.groups != 1 and norm.groups % size:
+        return
+    heads = shard.equal(sizes.heads)
+    each = max(1, sizes.groups // size)
+    group = Stretch(shard.rank * sizes.groups // size, each, sizes.groups)
+    inner = Stretch(*(number * sizes.head_dim for number in heads))
+    shared = Stretch(*(number * sizes.state for number in group))
+    layer.in_proj.hold_rows(_sections("", [inner, inner, shared, shared, heads]))
+    layer.conv1d.hold_rows(list(_sections("", [inner, shared, shared]).values()))
+    layer.hold_heads(heads, group.size)
+    if norm is not None and norm.groups == 1:
+        layer.norm = SplitGatedRMSNorm(inner, norm)
+    elif norm is not None:
+        norm.hold_rows(inner, norm.groups // size)
+    _sum_over_ranks(layer.out_proj, inner)
+
+
+def _split_delta_net(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
+    """By key heads, each with its value heads."""
+    sizes = layer.sizes
+    if sizes.key_heads % shard.size:
+        return
+    for linear, parts in layer.sections().items():
+        rows = [_sections(part, map(shard.equal, found)) for part, found in parts.items()]
+        linear.hold_rows({part: each for found in rows for part, each in found.items()})
+    channels = map(shard.equal, (sizes.keys, sizes.keys, sizes.values))
+    layer.conv1d.hold_rows(list(_sections("", channels).values()))
+    layer.hold_heads(shard.equal(sizes.key_heads), shard.equal(sizes.value_heads))
+    _sum_over_ranks(layer.out_proj, shard.equal(sizes.values))
+
+
+def _sections(part: str, held: Iterable[Stretch]) -> dict[str, Stretch]:
+    """Stretches of sections that lie behind one another in one tensor, as stretches of that."""
+    held = list(held)
+    whole, begins = sum(each.whole for each in held), [0, *accumulate(each.whole for each in held)]
+    return {
+        f"{part}#{number}": Stretch(begin + each.begin, each.size, whole)
+        for number, (begin, each) in enumerate(zip(begins, held, strict=False))
+    }
+
+
 def _split_vocabulary(model: CausalLM, name: str, layer: Any, shard: Shard) -> None:
     rows = vocabulary_rows(layer.vocab_size, shard)
     if rows.size * (shard.size - 1) >= rows.whole:
@@ -213,6 +275,9 @@ _RULES: dict[type[nn.Module], Callable[[CausalLM, str, Any, Shard], None]] = {
     SparseMoE: _split_mixture,
     FusedMoE: _split_experts,
     Embedding: _split_vocabulary,
+    ShortConv: _split_short_conv,
+    Mamba2Mixer: _split_mamba2,
+    GatedDeltaNet: _split_delta_net,
 }
 
 
@@ -243,6 +308,19 @@ class SplitAllHeadsRMSNorm(AllHeadsRMSNorm):
         squares = all_reduce(wide.square().sum(-1, keepdim=True), TENSOR_PARALLEL)
         mean = squares / (self.holders * self.held_rows.whole)
         return ((wide * torch.rsqrt(mean + self.eps)).to(x.dtype) * self.weight).view(x.shape)
+
+
+class SplitGatedRMSNorm(GatedRMSNorm):
+    """Of one group, of which a rank has the numbers of `rows`."""
+
+    def __init__(self, rows: Stretch, whole: GatedRMSNorm) -> None:
+        super().__init__(rows.size, whole.eps, norm_first=whole.norm_first)
+        self.held_rows = rows
+
+    def mean_square(self, parts: torch.Tensor) -> torch.Tensor:
+        assert self.held_rows is not None
+        squares = all_reduce(parts.square().sum(-1, keepdim=True), TENSOR_PARALLEL)
+        return squares / self.held_rows.whole
 
 
 class VocabularyParallelEmbedding(Embedding):

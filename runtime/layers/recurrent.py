@@ -6,6 +6,8 @@ T tokens, C channels, H heads of P numbers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -13,6 +15,7 @@ from ...compilation.split_ops import Implementation, register_split_op
 from ...kernels import recurrent
 from ...kernels.recurrent_steps import DeltaWeights, Mamba2Weights, States
 from ..executor.forward_context import current_states, layer_begins
+from .linear import Stretch
 
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
 
@@ -26,6 +29,13 @@ class CausalConv(nn.Module):
         super().__init__()
         self.weight = float_weight(channels, 1, width)
         self.bias = float_weight(channels) if bias else None
+        self.held_rows: Sequence[Stretch] | None = None
+
+    def hold_rows(self, rows: Sequence[Stretch]) -> None:
+        """From now on it has the weights of these channels."""
+        self.held_rows, channels = rows, sum(each.size for each in rows)
+        self.weight = float_weight(channels, *self.weight.shape[1:])
+        self.bias = None if self.bias is None else float_weight(channels)
 
 
 def float_weight(*shape: int) -> nn.Parameter:

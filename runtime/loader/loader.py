@@ -15,15 +15,7 @@ import torch
 from torch import nn
 
 from ...kernels.linear import LinearKernels
-from ..layers.linear import (
-    NUMBERS,
-    Axis,
-    CannotSplitError,
-    Linear,
-    Place,
-    StoredTensor,
-    Stretch,
-)
+from ..layers.linear import NUMBERS, CannotSplitError, Linear, Place, StoredTensor
 from ..layers.parallel import WHOLE, Shard, split
 from ..layers.rotary import Rotary
 from ..model_config import ModelConfig
@@ -47,7 +39,7 @@ from . import safetensors
 from .experts import absent_experts, check_experts
 from .files import read_json
 from .kv_scales import split_kv_scales
-from .narrow import whole_place
+from .narrow import copies_of, copy_of, whole_place
 
 _THREADS = 4
 _INITIAL_STD = 0.02
@@ -261,15 +253,19 @@ def _places(model: CausalLM) -> dict[str, list[Place]]:
         if not isinstance(module, Linear):
             rows = getattr(module, "held_rows", None)
             for kind, parameter in module.named_parameters(recurse=False):
-                places[f"{prefix}.{kind}"].append(_copy_of(parameter, rows))
+                places[f"{prefix}.{kind}"] += copies_of(parameter, rows)
             continue
         for kind, parameter in module.own_parameters():
-            places[f"{prefix}.{kind}"].append(_copy_of(parameter))
+            places[f"{prefix}.{kind}"].append(copy_of(parameter))
         for part in module.parts:
             for kind, place in _linear_places(prefix, module, part).items():
                 own = f"{part_name(prefix, part)}.{kind}"
                 name = model.tied_weights.get(own, own)
-                if name not in places or module.weight is not model.get_parameter(name):
+                if (
+                    name == own
+                    or name not in places
+                    or module.weight is not model.get_parameter(name)
+                ):
                     places[name].append(place)
     return places
 
@@ -283,13 +279,8 @@ def _linear_places(prefix: str, linear: Linear, part: str) -> dict[str, Place]:
             for kind, place in linear.method.places(linear, part).items()
         }
     if linear.bias is not None:
-        places["bias"] = _copy_of(linear.bias[linear.rows(part)], linear.bias_rows(part))
+        places["bias"] = copy_of(linear.bias[linear.rows(part)], linear.bias_rows(part))
     return places
-
-
-def _copy_of(target: torch.Tensor, rows: Stretch | None = None) -> Place:
-    place = Place([tuple(target.shape)], lambda tensor: tensor.copy_to(target), rows=Axis(0))
-    return whole_place(place, rows, None)
 
 
 def finish(model: nn.Module, kernels: LinearKernels | None, *, progress: bool) -> None:

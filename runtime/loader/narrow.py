@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import torch
 
-from ..layers.linear import CannotSplitError, Place, StoredTensor, Stretch
+from ..layers.linear import Axis, CannotSplitError, Place, StoredTensor, Stretch
 
 
 def whole_place(place: Place, rows: Stretch | None, columns: Stretch | None) -> Place:
@@ -35,6 +36,23 @@ def whole_place(place: Place, rows: Stretch | None, columns: Stretch | None) -> 
         rows=None,
         columns=None,
     )
+
+
+def copy_of(target: torch.Tensor, rows: Stretch | None = None) -> Place:
+    """Of numbers that are kept as they are."""
+    place = Place([tuple(target.shape)], lambda tensor: tensor.copy_to(target), rows=Axis(0))
+    return whole_place(place, rows, None)
+
+
+def copies_of(target: torch.Tensor, rows: Stretch | Sequence[Stretch] | None) -> list[Place]:
+    """`rows`: one stretch of the whole, or several, which lie behind one another in `target`."""
+    if rows is None or isinstance(rows, Stretch):
+        return [copy_of(target, rows)]
+    begins = [0, *accumulate(each.size for each in rows)]
+    return [
+        copy_of(target[begin : begin + each.size], each)
+        for begin, each in zip(begins, rows, strict=False)
+    ]
 
 
 def narrowed(tensor: StoredTensor, held: Mapping[int, Stretch]) -> StoredTensor:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..layers.gated_delta_net import DeltaSizes, GatedDeltaNet
-from ..layers.linear import FusedLinear, StoredTensor
+from ..layers.linear import FusedLinear, Linear, StoredTensor
 from ..loader.checkpoint import TEXT_ALONE, renamed
 from ..model_config import ModelConfig
 from .causal_lm import CausalLM
@@ -29,6 +29,10 @@ class SplitDeltaNet(ApartDeltaNet):
         super().__init__(layer, hidden_size, sizes, eps)
         heads = sizes.value_heads
         self.in_proj_ba = FusedLinear(hidden_size, {"in_proj_b": heads, "in_proj_a": heads})
+
+    def sections(self) -> dict[Linear, dict[str, list[int]]]:
+        heads = [self.sizes.value_heads]
+        return {**super().sections(), self.in_proj_ba: {"in_proj_b": heads, "in_proj_a": heads}}
 
     def gates(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         b, a = self.in_proj_ba(x).chunk(2, dim=-1)

@@ -87,6 +87,11 @@ class ApartDeltaNet(GatedDeltaNet):
         )
         self.in_proj_ba = Linear(hidden_size, 2 * sizes.value_heads)
 
+    def sections(self) -> dict[Linear, dict[str, list[int]]]:
+        keys, values = self.sizes.keys, self.sizes.values
+        qkvz = {"in_proj_qkv": [keys, keys, values], "in_proj_z": [values]}
+        return {self.in_proj_qkvz: qkvz, self.in_proj_ba: {"": [2 * self.sizes.value_heads]}}
+
     def project(
         self, x: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -105,6 +110,10 @@ class NextDeltaNet(ApartDeltaNet):
     def __init__(self, layer: int, hidden_size: int, sizes: DeltaSizes, eps: float) -> None:
         super().__init__(layer, hidden_size, sizes, eps)
         self.in_proj_qkvz = Linear(hidden_size, 2 * (sizes.keys + sizes.values))
+
+    def sections(self) -> dict[Linear, dict[str, list[int]]]:
+        whole = {"": [2 * (self.sizes.keys + self.sizes.values)]}
+        return {**super().sections(), self.in_proj_qkvz: whole}
 
     def project(
         self, x: torch.Tensor

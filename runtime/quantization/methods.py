@@ -280,5 +280,8 @@ def weight_name(model: CausalLM, prefix: str, part: str) -> str:
 
 
 def part_name(prefix: str, part: str) -> str:
-    """The checkpoint's name of a part of the layer `prefix`."""
+    """The checkpoint's name of a part of the layer `prefix`; behind a # stands which section of one
+    tensor a rank has of it.
+    """
+    part = part.partition("#")[0]
     return f"{prefix.rpartition('.')[0]}.{part}" if part else prefix

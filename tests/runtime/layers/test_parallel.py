@@ -25,12 +25,17 @@ from piecework.runtime.layers.norm import RMSNorm
 from piecework.runtime.layers.parallel import Shard
 from piecework.runtime.layers.rotary import Rotary
 from piecework.runtime.loader.loader import hollow_model
-from tests.runtime.models.variants import DELTA, FALCON, LATENT, SHORT_CONV
+from tests.runtime.models.variants import DELTA, FALCON, LATENT, MAMBA, SHORT_CONV
 from tests.split_models import answer, answer_by, assert_alike, load
 from tests.thread_ranks import on_ranks, thread_ranks
 
 CPU = torch.device("cpu")
 
+SMALL_EXPERTS = {
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "num_experts_per_tok": 2,
+}
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "llama": ("llama", 2, {}),
     "shared key/value heads": ("llama", 4, {}),
@@ -59,6 +64,17 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "short convolutions": ("lfm2", 2, SHORT_CONV),
     "attention beside Mamba 2": ("falcon_h1", 2, FALCON),
     "gates beside queries": ("qwen3_5_text", 2, DELTA),
+    "keys beside their values": ("qwen3_next", 2, {**DELTA, "num_experts": 2, **SMALL_EXPERTS}),
+    "a group of Mamba 2 that ranks share": (
+        "granitemoehybrid",
+        2,
+        {**MAMBA, "mamba_n_groups": 1, "num_local_experts": 0, "mamba_proj_bias": True},
+    ),
+    "layers with a state that do not go round": (
+        "qwen3_5_text",
+        2,
+        {**DELTA, "linear_num_key_heads": 1},
+    ),
 }
 
 
@@ -82,9 +98,7 @@ def test_ranks_may_cut_the_groups_of_heads(
 
 EXPERTS = {
     "num_experts": 4,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-    "num_experts_per_tok": 2,
+    **SMALL_EXPERTS,
 }
 
 
@@ -104,6 +118,17 @@ def test_ranks_share_the_heads_of_latent_attention(tmp_path: Path) -> None:
     (whole, *_) = load(path).kv_layouts(torch.float32)
     assert part == replace(whole, num_heads=2) and part.token_bytes == whole.token_bytes
     assert_alike(answer_by(2, partial(load, path)), answer(load(path)))
+
+
+@pytest.mark.parametrize("case", ["short convolutions", "gates beside queries"])
+def test_a_rank_keeps_its_share_of_recurrent_states(case: str, tmp_path: Path) -> None:
+    architecture, size, overrides = CASES[case]
+    path = make_tiny_model(tmp_path, architecture, **overrides)
+    whole, part = (
+        sum(layout.num_bytes for layout in load(path, shard).state_layouts(torch.float32))
+        for shard in (Shard(), Shard(1, size))
+    )
+    assert part == whole // size
 
 
 def test_a_model_without_experts_has_no_groups_of_them(tmp_path: Path) -> None:
