@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import recurrent_steps, reference
+from . import plain_sampling, recurrent_steps, reference
 from .recurrent_steps import DeltaWeights, Mamba2Weights, States
 
 _versions: dict[str, Any] = {}
@@ -229,10 +229,9 @@ def fused_moe(
     return result
 
 
-def _recurrent(op: str, x: torch.Tensor) -> Any:
-    """What computes a step of a layer with a recurrent state."""
-    plain = getattr(recurrent_steps, op)
-    return getattr(_versions.get(x.device.type), op, plain)
+def _version_of(plain: Any, x: torch.Tensor) -> Any:
+    """What computes a function that no traced forward holds on tensors like `x`."""
+    return getattr(_versions.get(x.device.type), plain.__name__, plain)
 
 
 def conv_step(
@@ -242,7 +241,7 @@ def conv_step(
     states: torch.Tensor,
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    result: torch.Tensor = _recurrent("conv_step", x)(x, weight, bias, states, slots)
+    result: torch.Tensor = _version_of(recurrent_steps.conv_step, x)(x, weight, bias, states, slots)
     return result
 
 
@@ -253,7 +252,9 @@ def mamba2_step(
     states: States,
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    result: torch.Tensor = _recurrent("mamba2_step", x)(x, dt, weights, states, slots)
+    result: torch.Tensor = _version_of(recurrent_steps.mamba2_step, x)(
+        x, dt, weights, states, slots
+    )
     return result
 
 
@@ -265,7 +266,9 @@ def gated_delta_step(
     states: States,
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    result: torch.Tensor = _recurrent("gated_delta_step", x)(x, b, a, weights, states, slots)
+    result: torch.Tensor = _version_of(recurrent_steps.gated_delta_step, x)(
+        x, b, a, weights, states, slots
+    )
     return result
 
 
@@ -276,6 +279,19 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
 
 def mask_logits(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
     _version("mask_logits", logits)(logits, rows, bits)
+
+
+def softmax(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = _version_of(plain_sampling.softmax, logits)(logits, temperature)
+    return result
+
+
+def sample_plain(
+    logits: torch.Tensor, temperature: torch.Tensor, uniform: torch.Tensor
+) -> torch.Tensor:
+    version = _version_of(plain_sampling.sample_plain, logits)
+    result: torch.Tensor = version(logits, temperature, uniform)
+    return result
 
 
 def sample_filtered(

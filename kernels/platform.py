@@ -9,18 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from . import reference
-from .attention import AttentionBackend, AttentionMetadata, KVLayout
+from .attention import AttentionBackend, KVLayout
 from .cache_format import CACHE_DTYPES
 from .collectives import Group, TorchGroup
 from .graph import Graph, HostArguments, weak_ref_tensor
 from .linear import LinearKernels
 from .paged_attention import TorchAttention
+from .step_parts import StepKernels
 
 
 class MemoryInfo(NamedTuple):
@@ -66,28 +67,6 @@ class CompileOptions(NamedTuple):
     fullgraph: bool = False
     dynamic: bool | None = None
     settings: Mapping[str, Any] = MappingProxyType({})
-
-
-class StepKernels(Protocol):
-    """A model's forward without its ops, for steps of up to `max_tokens` tokens."""
-
-    max_tokens: int
-
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
-    ) -> torch.Tensor:
-        """input_ids, positions [T] int64 to hidden states [T, hidden]; keys and values are written
-        to their slots.
-        """
-        ...
-
-    def choose(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
-    ) -> torch.Tensor | None:
-        """The same to the likeliest tokens [T] int64, -1 where a row's logits are not finite; None,
-        and nothing is done, of models of which that is not known.
-        """
-        ...
 
 
 class Platform:

@@ -8,10 +8,12 @@ describes. Linear layers are told as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
+
+from .attention import AttentionMetadata
 
 
 class NoParts(Exception):
@@ -74,8 +76,8 @@ class LayerParts(NamedTuple):
 
 class DecoderParts(NamedTuple):
     """`embedding` [V, hidden], of a rank the rows from `first_token` on. `tables`: cos and
-    signed_sin [positions, 1, R] of each. `head`: the linear layer that gives logits, where nothing
-    is done to them.
+    signed_sin [positions, 1, R] of each. `head`: the linear layer that gives logits; `finish`: what
+    is done to them [N, V] float32 then.
     """
 
     embedding: torch.Tensor
@@ -85,6 +87,7 @@ class DecoderParts(NamedTuple):
     norm: NormParts
     tables: Sequence[tuple[torch.Tensor, torch.Tensor]]
     head: Any = None
+    finish: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 def part_of(module: Any) -> Any:
@@ -102,3 +105,39 @@ def part_of(module: Any) -> Any:
 def part_or_none(module: Any) -> Any:
     """The same of a module that may be None."""
     return None if module is None else part_of(module)
+
+
+class StepKernels(Protocol):
+    """A model's forward without its ops, for steps of up to `max_tokens` tokens."""
+
+    max_tokens: int
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        """input_ids, positions [T] int64 to hidden states [T, hidden]; keys and values are written
+        to their slots.
+        """
+        ...
+
+    def choose(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        metadata: AttentionMetadata,
+        rows: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """The same to the likeliest tokens [N] int64 behind `rows` [N] int64 of the step, -1 where
+        logits are not finite; None, and nothing is done, of models of which that is not known.
+        """
+        ...
+
+    def logits(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        metadata: AttentionMetadata,
+        rows: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """The same to those rows' logits [N, V] float32, or None."""
+        ...

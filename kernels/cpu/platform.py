@@ -18,7 +18,8 @@ from ..attention import AttentionBackend, KVLayout
 from ..collectives import Group
 from ..graph import HostArguments
 from ..paged_attention import TorchAttention
-from ..platform import ALONE, MemoryInfo, MemoryUse, Place, Platform, StepKernels
+from ..platform import ALONE, MemoryInfo, MemoryUse, Place, Platform
+from ..step_parts import StepKernels
 from . import packed_linear
 from .binding import bind, split_cores
 from .cgroups import memory_limit

@@ -173,10 +173,14 @@ class ModelRunner:
         return hidden
 
     def choose(self, batch: Batch) -> torch.Tensor | None:
-        """The likeliest tokens [T] of a step, where they are found with its forward; None: nothing
-        is done.
+        """The likeliest tokens [N] of a step's samplers, where they are found with its forward;
+        None: nothing is done.
         """
         return self.graphs.choose(batch) if self.states is None else None
+
+    def forward_to_logits(self, batch: Batch) -> torch.Tensor | None:
+        """Their logits [N, V] float32 likewise."""
+        return self.graphs.logits(batch) if self.states is None else None
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Logits [N, V] float32 of hidden [N, hidden], which every rank has; None on all but rank

@@ -38,9 +38,13 @@ class Forward(Protocol):
         ...
 
     def choose(self, batch: Batch) -> torch.Tensor | None:
-        """The likeliest tokens [T] int64 of a step, `NO_TOKEN` where logits are not finite, where
-        they are found with its forward; None: nothing is done.
+        """The likeliest tokens [N] int64 of a step's samplers, `NO_TOKEN` where logits are not
+        finite, where they are found with its forward; None: nothing is done.
         """
+        ...
+
+    def forward_to_logits(self, batch: Batch) -> torch.Tensor | None:
+        """Their logits [N, V] float32 likewise; a tensor of its own."""
         ...
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
@@ -100,6 +104,11 @@ class PendingStep:
         if chosen is not None:
             self.samples = Samples(chosen, [], [])
             return
+        if not any(request.prompt_logprobs_due for request, _ in scheduled):
+            logits = model.forward_to_logits(batch)
+            if logits is not None:
+                self.samples = sample(logits, batch.samplers, sampled)
+                return
         hidden = model.forward(batch)
         self._prompt_rows = list(_prompt_rows(model, scheduled, hidden))
         if batch.samplers:
@@ -131,7 +140,7 @@ class PendingStep:
 
 def _wants_likeliest(batch: Batch) -> bool:
     """Whether the likeliest token of each row is all that is asked of a step."""
-    return len(batch.samplers) == batch.num_tokens and all(
+    return bool(batch.samplers) and all(
         request.params.greedy
         and not request.processors
         and request.params.logprobs is None

@@ -18,7 +18,8 @@ from ...compilation.histogram import LengthHistogram
 from ...compilation.piecewise import PiecewiseForward
 from ...compilation.whole import BreakableForward
 from ...kernels.attention import AttentionMetadata, GraphAttention
-from ...kernels.platform import Platform, StepKernels
+from ...kernels.platform import Platform
+from ...kernels.step_parts import StepKernels
 from ..config import Backend, ResolvedConfig
 from ..distributed.ranks import ALONE, Ranks
 from ..engine.messages import GraphInfo
@@ -154,14 +155,27 @@ class GraphRunner:
         return result
 
     def choose(self, batch: Batch) -> torch.Tensor | None:
-        """The likeliest tokens [T] of a step, `NO_TOKEN` where logits are not finite, if they are
-        found with the forward; None: nothing is done.
+        """The likeliest tokens [N] of a step's samplers, `NO_TOKEN` where logits are not finite, if
+        they are found with the forward; None: nothing is done.
         """
-        if self.kernels is None or self._config.batch_invariant:
+        kernels = self._whole_step(batch)
+        if kernels is None:
             return None
-        if not self._is_small(self.kernels, batch):
+        return kernels.choose(batch.input_ids, batch.positions, batch.metadata, batch.sample_rows)
+
+    def logits(self, batch: Batch) -> torch.Tensor | None:
+        """Their logits [N, V] float32 likewise."""
+        kernels = self._whole_step(batch)
+        if kernels is None:
             return None
-        return self.kernels.choose(batch.input_ids, batch.positions, batch.metadata)
+        return kernels.logits(batch.input_ids, batch.positions, batch.metadata, batch.sample_rows)
+
+    def _whole_step(self, batch: Batch) -> StepKernels | None:
+        """What may compute the step with its head; None: nothing."""
+        kernels = self.kernels
+        if kernels is None or self._config.batch_invariant or not batch.samplers:
+            return None
+        return kernels if self._is_small(kernels, batch) else None
 
     @staticmethod
     def _is_small(kernels: StepKernels, batch: Batch) -> bool:

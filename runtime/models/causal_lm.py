@@ -169,13 +169,18 @@ class CausalLM(nn.Module):
     def step_parts(self) -> DecoderParts:
         """What `forward` computes, told to kernels that compute a whole decode step."""
         parts: DecoderParts = part_of(self.model)
-        plain = type(self).compute_logits is CausalLM.compute_logits
-        return parts._replace(head=self.lm_head) if plain else parts
+        if type(self).compute_logits is not CausalLM.compute_logits:
+            return parts
+        finishes = type(self).finish_logits is not CausalLM.finish_logits
+        return parts._replace(head=self.lm_head, finish=self.finish_logits if finishes else None)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, hidden] to logits [N, vocab] float32."""
-        logits: torch.Tensor = self.lm_head(hidden)
-        return logits.float()
+        return self.finish_logits(self.lm_head(hidden).float())
+
+    def finish_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """What is done to the head's logits [N, V] float32, which may be a rank's part of them."""
+        return logits
 
     def kv_layouts(self, dtype: torch.dtype) -> list[KVLayout]:
         """What each layer with attention keeps of a token, in order, once weights are loaded."""

@@ -95,6 +95,6 @@ class CohereForCausalLM(CausalLM):
             interleaved=True,
         )
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = super().compute_logits(hidden) * self.config.logit_scale
-        return logits
+    def finish_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        finished: torch.Tensor = logits * self.config.logit_scale
+        return finished

@@ -204,9 +204,9 @@ class FalconH1ForCausalLM(CausalLM):
     def make_layer(self, layer: int) -> nn.Module:
         return FalconLayer(self.config, layer)
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = super().compute_logits(hidden) * self.config.lm_head_multiplier
-        return logits
+    def finish_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        finished: torch.Tensor = logits * self.config.lm_head_multiplier
+        return finished
 
 
 def _factors(config: Any, name: str, count: int) -> list[float]:

@@ -124,8 +124,8 @@ class Gemma2ForCausalLM(GemmaForCausalLM):
             softcap=config.attn_logit_softcapping,
         )
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return soft_cap(super().compute_logits(hidden), self.config.final_logit_softcapping)
+    def finish_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        return soft_cap(logits, self.config.final_logit_softcapping)
 
 
 def query_scalar(get: Callable[..., Any], layers_of_27b: int) -> float:

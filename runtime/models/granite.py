@@ -90,6 +90,6 @@ class GraniteForCausalLM(LlamaForCausalLM):
             scale=config.attention_multiplier,
         )
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = super().compute_logits(hidden) / self.config.logits_scaling
-        return logits
+    def finish_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        finished: torch.Tensor = logits / self.config.logits_scaling
+        return finished

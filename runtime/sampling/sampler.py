@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 
 from ...kernels import ops
 from ...kernels.staging import HostCopy, to_device
@@ -24,7 +23,6 @@ from .logprobs import gather_logprobs, read_logprobs
 
 NO_TOKEN = -1
 """What is chosen from logits that are not finite."""
-_BLOCK = 256
 _STEPS = 2.0**24
 """How many numbers in [0, 1) float32 holds at even distances."""
 
@@ -140,9 +138,10 @@ def _take_likeliest(logits: torch.Tensor, requests: list[Request]) -> torch.Tens
 
 
 def _sample_plain(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
-    probs = (logits / _column(requests, "temperature", logits)).softmax(dim=-1)
-    (halves,) = to_device([_split(_numbers_of(requests))], logits.device)
-    return _where_finite(_pick(probs, halves), probs[:, 0])
+    temperature, halves = to_device(
+        [_column(requests, "temperature"), _split(_numbers_of(requests))], logits.device
+    )
+    return ops.sample_plain(logits, temperature, halves)
 
 
 def _sample_filtered(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
@@ -150,12 +149,16 @@ def _sample_filtered(logits: torch.Tensor, requests: list[Request]) -> torch.Ten
     least the likeliest.
     """
     vocab = logits.shape[1]
-    probs = (logits / _column(requests, "temperature", logits)).softmax(dim=-1)
-    (top_k,) = to_device(
-        [np.array([r.params.top_k if r.params.top_k > 0 else vocab for r in requests])],
+    temperature, top_k, top_p, min_p = to_device(
+        [
+            _column(requests, "temperature"),
+            np.array([r.params.top_k if r.params.top_k > 0 else vocab for r in requests]),
+            _column(requests, "top_p"),
+            _column(requests, "min_p"),
+        ],
         logits.device,
     )
-    top_p, min_p = (_column(requests, name, logits)[:, 0] for name in ("top_p", "min_p"))
+    probs = ops.softmax(logits, temperature)
     return _where_finite(
         ops.sample_filtered(probs, top_k, top_p, min_p, _uniform_of(requests, logits.device)),
         probs[:, 0],
@@ -169,39 +172,8 @@ def _where_finite(tokens: torch.Tensor, witness: torch.Tensor) -> torch.Tensor:
     return torch.where(witness.isfinite(), tokens, NO_TOKEN)
 
 
-def _pick(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Ids [N], each with the probability of its weight [N, V], and never one of weight 0; uniform
-    [N, 2] float32: two numbers a row.
-
-    The first chooses a block, the second a token in it: a running sum cannot be vectorised, and a
-    plain one can. Sums of so few numbers are right to about 2^-24 in float32, and so is each
-    token's share of its block, however small that is.
-    """
-    blocks = F.pad(weights, (0, -weights.shape[1] % _BLOCK)).view(weights.shape[0], -1, _BLOCK)
-    block = _invert(blocks.sum(-1), uniform[:, :1])
-    inside = _invert(
-        blocks[torch.arange(len(block), device=block.device), block[:, 0]], uniform[:, 1:]
-    )
-    return (block * _BLOCK + inside)[:, 0]
-
-
-def _invert(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """The first index [N, 1] of weights [N, n] whose running sum exceeds uniform [N, 1] times the
-    whole sum; one that has a weight.
-    """
-    sums = weights.cumsum(-1)
-    places = torch.arange(weights.shape[1], dtype=torch.float32, device=weights.device)
-    exceeds = (sums > uniform * sums[:, -1:]) & (weights > 0)
-    first = torch.where(exceeds, places, weights.shape[1]).amin(-1, keepdim=True)
-    # Rounding may lift the target up to the whole sum, which none exceeds.
-    last = torch.where(weights > 0, places, 0.0).amax(-1, keepdim=True)
-    return torch.minimum(first, last).long()
-
-
-def _column(requests: list[Request], name: str, like: torch.Tensor) -> torch.Tensor:
-    return to_device(
-        [np.array([getattr(r.params, name) for r in requests], np.float32)], like.device
-    )[0][:, None]
+def _column(requests: list[Request], name: str) -> npt.NDArray[np.float32]:
+    return np.array([getattr(r.params, name) for r in requests], np.float32)
 
 
 def _uniform_of(requests: list[Request], device: torch.device) -> torch.Tensor:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_variants import native_variants
 
-from piecework.kernels import ops, reference
+from piecework.kernels import ops, plain_sampling, reference
 from piecework.kernels.cpu.native import build, sampling
 from piecework.kernels.cpu.native import ops as native_ops
 from piecework.kernels.cpu.platform import CpuPlatform
@@ -183,6 +183,52 @@ def test_zeros_infinities_and_nan_stand_where_torch_has_them(library: ctypes.CDL
     ]
     logits = torch.tensor(rows)
     assert torch.equal(sampling.likeliest(library, logits), logits.argmax(-1))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@settings(max_examples=40)
+@given(
+    vocab=st.sampled_from([1, 7, 256, 257, 1000, 49_152]),
+    scale=st.sampled_from([0.0, 1.0, 30.0]),
+    temperature=st.sampled_from([1e-30, 0.3, 1.0, 100.0]),
+    banned=st.integers(0, 3),
+    seed=st.integers(0, 1000),
+)
+def test_plain_draws_and_the_softmax_are_plain_torchs_but_for_rounding(
+    library: ctypes.CDLL, vocab: int, scale: float, temperature: float, banned: int, seed: int
+) -> None:
+    """The token drawn is torch's for a number that is next to the one that was given."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(4, vocab + 5, generator=generator)[:, :vocab] * scale
+    logits[1:, : vocab // 2 * (banned > 0)] = -torch.inf
+    temperatures = torch.full((4,), temperature)
+    uniform = torch.rand(4, 2, generator=generator)
+    drawn = sampling.draw_plain(library, logits, temperatures, uniform)
+    probs = plain_sampling.softmax(logits.clone(), temperatures)
+    near = []
+    for first in (-1e-5, 0.0, 1e-5):
+        for second in (-1e-5, 0.0, 1e-5):
+            moved = (uniform + torch.tensor([first, second])).clamp(0.0, 1 - 2.0**-24)
+            near.append(plain_sampling.sample_plain(logits.clone(), temperatures, moved))
+    assert (torch.stack(near) == drawn).any(0).all()
+    assert (probs.gather(1, drawn[:, None]) > 0).all()
+    softened = sampling.soften(library, logits, temperatures)
+    assert softened.allclose(probs, rtol=3e-5, atol=1e-37)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("nan"), None])
+def test_logits_that_are_not_finite_give_no_token(
+    library: ctypes.CDLL, value: float | None
+) -> None:
+    """None: no token is allowed."""
+    logits = torch.zeros(2, 70)
+    logits[1, 66 if value is not None else slice(None)] = -torch.inf if value is None else value
+    given = torch.ones(2), torch.full((2, 2), 0.5)
+    assert sampling.draw_plain(library, logits, *given).sign().tolist() == [1, -1]
+    assert plain_sampling.sample_plain(logits, *given).sign().tolist() == [1, -1]
+    softened = sampling.soften(library, logits, given[0])
+    assert softened[0].isfinite().all() and softened[1].isnan().all()
 
 
 def test_who_computes_attention_natively_samples_natively(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,9 @@ class ToyRunner:
             rows += [digest(seen[: end + 1]) for end in range(seq_len - query_len, seq_len)]
         return torch.tensor(rows)[:, None]
 
+    def forward_to_logits(self, batch: Batch) -> torch.Tensor | None:
+        return None
+
     def choose(self, batch: Batch) -> torch.Tensor | None:
         return None
 

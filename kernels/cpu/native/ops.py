@@ -1,4 +1,4 @@
-"""Every op of `kernels.reference` and `kernels.recurrent_steps` that the C++ kernels have."""
+"""Every op of `kernels.reference`, `recurrent_steps` and `plain_sampling` that C++ kernels have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .quantize import (
     silu_and_mul_quantize_static,
 )
 from .recurrent import conv_step, gated_delta_step, mamba2_step
-from .sampling import argmax, mask_logits, sample_filtered
+from .sampling import argmax, mask_logits, sample_filtered, sample_plain, softmax
 
 DTYPES = (torch.bfloat16,)
 """Of activations that they take; for others they are the reference's."""
@@ -36,6 +36,8 @@ __all__ = [
     "rms_norm_quantize_dynamic",
     "rms_norm_quantize_static",
     "sample_filtered",
+    "sample_plain",
     "silu_and_mul_quantize_dynamic",
     "silu_and_mul_quantize_static",
+    "softmax",
 ]

@@ -1,4 +1,5 @@
-// Chooses a token of each row: `argmax` and `sample_filtered` of kernels/reference.py, to the token, and `mask_logits`.
+// Chooses a token of each row: `argmax` and `sample_filtered` of kernels/reference.py, to the token, `mask_logits`, and what
+// kernels/plain_sampling.py has.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -12,6 +13,7 @@ namespace {
 
 constexpr int kBlock = 64;              // probabilities that are compared before one is looked at
 constexpr uint32_t kSearch = 6u << 23;  // each search goes down to a 64th of the one before
+constexpr int kPickBlock = 256;         // probabilities whose sum is chosen first
 constexpr int kFew = 32;                // candidates that are sorted rather than halved
 constexpr float kUnit = 4503599627370496.0f;
 constexpr uint32_t kOne = 0x3f800000u;
@@ -126,9 +128,23 @@ int64_t draw(const float* row, int vocab, const Filters& filters, Candidates& fo
   }
 }
 
-int64_t argmax(const float* row, int vocab) {
+// Of which `ordered` gives that.
+float number_at(int32_t place) {
+  const int32_t bits = place ^ ((place >> 31) & 0x7fffffff);
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+int32_t highest(const float* row, int vocab) {
   int32_t most = INT32_MIN;
+#pragma omp simd reduction(max : most)
   for (int i = 0; i < vocab; ++i) most = std::max(most, ordered(row[i]));
+  return most;
+}
+
+int64_t argmax(const float* row, int vocab) {
+  const int32_t most = highest(row, vocab);
   for (int begin = 0;; begin += kBlock) {
     const int end = std::min(begin + kBlock, vocab);
     uint32_t any = 0;
@@ -136,6 +152,63 @@ int64_t argmax(const float* row, int vocab) {
     for (int i = begin; any != 0; ++i)
       if (ordered(row[i]) == most) return i;
   }
+}
+
+// e^((logits - their highest) / temperature) for `count` of them, and their sum.
+float weigh(const float* logits, int count, float highest, float factor, float* weights) {
+  float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+  for (int i = 0; i < count; ++i) {
+    // The least that `exponential` gives becomes nothing, without a branch, which would not be vectorised.
+    const float weight = exponential((logits[i] - highest) * factor) - 2e-38f;
+    weights[i] = std::max(weight, 0.0f);
+    sum += weights[i];
+  }
+  return sum;
+}
+
+// What logits are multiplied by: 1 / temperature, which is finite for any that is no 0 in float32's full precision.
+float factor_of(float temperature) { return std::min(1.0f / temperature, 3e38f); }
+
+void softmax(float* row, int vocab, float temperature) {
+  const int32_t most = highest(row, vocab);
+  if (!is_finite(most)) return static_cast<void>(std::fill(row, row + vocab, NAN));
+  const float sum = weigh(row, vocab, number_at(most), factor_of(temperature), row);
+  for (int i = 0; i < vocab; ++i) row[i] /= sum;
+}
+
+// The first whose running sum exceeds `share` of the whole sum, of those that weigh something; where rounding leaves none, the last of
+// these.
+int invert(const float* weights, int count, float share) {
+  float whole = 0.0f, sum = 0.0f;
+  for (int i = 0; i < count; ++i) whole += weights[i];
+  const float target = share * whole;
+  int last = 0;
+  for (int i = 0; i < count && sum <= target; ++i) {
+    if (!(weights[i] > 0.0f)) continue;
+    sum += weights[i];
+    last = i;
+  }
+  return last;
+}
+
+struct Weights {
+  std::vector<float> tokens, blocks;
+};
+
+// A block by the first number, a token in it by the second.
+int64_t pick(const float* row, int vocab, float temperature, const float* uniform, Weights& weights) {
+  const int32_t most = highest(row, vocab);
+  if (!is_finite(most)) return -1;
+  const int blocks = (vocab + kPickBlock - 1) / kPickBlock;
+  weights.tokens.resize(vocab), weights.blocks.resize(blocks);
+  const float top = number_at(most), factor = factor_of(temperature);
+  for (int block = 0; block < blocks; ++block) {
+    const int begin = block * kPickBlock;
+    weights.blocks[block] = weigh(row + begin, std::min(kPickBlock, vocab - begin), top, factor, weights.tokens.data() + begin);
+  }
+  const int begin = invert(weights.blocks.data(), blocks, uniform[0]) * kPickBlock;
+  return begin + invert(weights.tokens.data() + begin, std::min(kPickBlock, vocab - begin), uniform[1]);
 }
 
 // Most words of a grammar's mask allow all of their tokens or none.
@@ -166,6 +239,24 @@ extern "C" void piecework_mask_logits(float* logits, int64_t stride, const int64
 extern "C" void piecework_argmax(const float* rows, int64_t stride, int count, int vocab, int64_t* tokens, int threads) {
 #pragma omp parallel for num_threads(std::max(1, std::min(threads, count)))
   for (int row = 0; row < count; ++row) tokens[row] = piecework::argmax(rows + row * stride, vocab);
+}
+
+// logits: `count` rows of `vocab` float32, `stride` apart, over which their softmax is written.
+extern "C" void piecework_softmax(float* logits, int64_t stride, int count, int vocab, const float* temperature, int threads) {
+#pragma omp parallel for num_threads(std::max(1, std::min(threads, count)))
+  for (int row = 0; row < count; ++row) piecework::softmax(logits + row * stride, vocab, temperature[row]);
+}
+
+// The same logits; uniform: two numbers a row; tokens int64.
+extern "C" void piecework_sample_plain(const float* logits, int64_t stride, int count, int vocab, const float* temperature, const float* uniform,
+                                       int64_t* tokens, int threads) {
+#pragma omp parallel num_threads(std::max(1, std::min(threads, count)))
+  {
+    static thread_local piecework::Weights weights;
+#pragma omp for schedule(dynamic)
+    for (int row = 0; row < count; ++row)
+      tokens[row] = piecework::pick(logits + row * stride, vocab, temperature[row], uniform + 2 * row, weights);
+  }
 }
 
 // probs: `rows` of `vocab` float32, `stride` apart; the filters of each row as reference.py has them; tokens int64.

@@ -1,4 +1,6 @@
-"""What chooses tokens by the C++ kernels, with the very results of `kernels.reference`."""
+"""What chooses tokens by the C++ kernels: what `kernels.reference` has with its very results, what
+`kernels.plain_sampling` has but for the rounding of e^x and of sums.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +32,22 @@ def sample_filtered(
     return draw(library, probs, top_k.long(), top_p.float(), min_p.float(), uniform.double())
 
 
+def softmax(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """As `kernels.plain_sampling.softmax`, over `logits`."""
+    library = load_kernels()
+    assert library is not None
+    return soften(library, logits, temperature)
+
+
+def sample_plain(
+    logits: torch.Tensor, temperature: torch.Tensor, uniform: torch.Tensor
+) -> torch.Tensor:
+    """As `kernels.plain_sampling.sample_plain`."""
+    library = load_kernels()
+    assert library is not None
+    return draw_plain(library, logits, temperature, uniform)
+
+
 def mask_logits(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
     """As `kernels.reference.mask_logits`."""
     library = load_kernels()
@@ -51,6 +69,27 @@ def mask(
         len(rows),
         logits.shape[1],
     )
+
+
+def soften(library: ctypes.CDLL, logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """`softmax` by given kernels."""
+    assert logits.dtype == temperature.dtype == torch.float32 and logits.stride(1) == 1
+    library.piecework_softmax(
+        ctypes.c_void_p(logits.data_ptr()),
+        ctypes.c_int64(logits.stride(0)),
+        *logits.shape,
+        ctypes.c_void_p(temperature.data_ptr()),
+        torch.get_num_threads(),
+    )
+    return logits
+
+
+def draw_plain(
+    library: ctypes.CDLL, logits: torch.Tensor, temperature: torch.Tensor, uniform: torch.Tensor
+) -> torch.Tensor:
+    """`sample_plain` by given kernels."""
+    assert temperature.dtype == uniform.dtype == torch.float32
+    return _tokens(library.piecework_sample_plain, logits, temperature, uniform.contiguous())
 
 
 def likeliest(library: ctypes.CDLL, logits: torch.Tensor) -> torch.Tensor:

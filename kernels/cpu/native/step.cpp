@@ -25,8 +25,8 @@ class Forward {
         is_few_(!ranks_ && step.tokens <= kFewTokens),
         team_(threads),
         width_(model_.queries() + 2 * model_.keys()),
-        shared_(is_few_ ? 0 : step.tokens, model_),
-        likeliest_(threads, step.chosen ? step.tokens : 0) {
+        shared_(is_few_ ? 0 : step.tokens, is_few_ ? 0 : step.samples, model_),
+        likeliest_(threads, step.chosen ? step.samples : 0) {
     const size_t tokens = step.tokens;
     if (ranks_)
       ranks_->enter(kDecodeStep, 0, static_cast<int64_t>(tokens) * model_.hidden);
@@ -58,12 +58,12 @@ class Forward {
     {
 #pragma omp single
       team_.set_size(omp_get_num_threads());
-      StepThread thread(model_, is_few_ ? step_.tokens : 0, shared_);
+      StepThread thread(model_, is_few_ ? step_.tokens : 0, is_few_ ? step_.samples : 0, shared_);
       if (ranks_) look_up(thread);
       for (int i = 0; i < model_.num_layers; ++i) layer(model_.layers[i], i == 0, thread);
       wait_for_ranks();
-      if (step_.chosen)
-        choose_tokens(thread);
+      if (step_.samples > 0)
+        compute_logits(thread);
       else
         team_.each(thread.phase, step_.tokens, [&](int t) {
           add_to_residual(t, thread);
@@ -92,11 +92,11 @@ class Forward {
     if (ranks_) ranks_->wait();
   }
 
-  // work(t) for each token whose row this thread is to make; nobody goes on before all that others need are made.
+  // work(t) for each of the rows that this thread is to make; nobody goes on before all that others need are made.
   template <class Work>
-  void each_row(StepThread& thread, Work work) {
-    if (!is_few_) return team_.each(thread.phase, step_.tokens, work);
-    for (int t = 0; t < step_.tokens; ++t) work(t);
+  void each_row(StepThread& thread, int count, Work work) {
+    if (!is_few_) return team_.each(thread.phase, count, work);
+    for (int t = 0; t < count; ++t) work(t);
   }
 
   // Each rank writes the rows of its own tokens.
@@ -176,24 +176,28 @@ class Forward {
   // x = norm(residual), after what the last part of a layer gave was added, or the tokens were looked up.
   void normalise(const Norm& norm, const Linear& linear, bool is_first, StepThread& thread) {
     wait_for_ranks();
-    each_row(thread, [&](int t) {
-      bf16 *from = residual(t, thread), *normed = row(thread.rows.normed, t, model_.hidden);
+    each_row(thread, step_.tokens, [&](int t) {
       if (is_first)
-        scale(embedding_of(t), model_.embedding_scale, model_.hidden, from);
+        scale(embedding_of(t), model_.embedding_scale, model_.hidden, residual(t, thread));
       else
         add_to_residual(t, thread);
-      if (norm.weight)
-        norm.apply(from, model_.hidden, normed);
-      else
-        std::memcpy(normed, from, model_.hidden * sizeof(bf16));
-      thread.rows.x.set(linear, t, normed);
+      thread.rows.x.set(linear, t, normalised(norm, t, thread));
     });
+  }
+
+  const bf16* normalised(const Norm& norm, int t, StepThread& thread) {
+    bf16* normed = row(thread.rows.normed, t, model_.hidden);
+    if (norm.weight)
+      norm.apply(residual(t, thread), model_.hidden, normed);
+    else
+      std::memcpy(normed, residual(t, thread), model_.hidden * sizeof(bf16));
+    return normed;
   }
 
   // out = rows [T, columns] times W^T.
   template <class Last>
   void multiply_rows(const Linear& linear, std::vector<bf16>& from, bf16* out, StepThread& thread, Last last) {
-    each_row(thread, [&](int t) { thread.rows.x.set(linear, t, row(from, t, linear.columns)); });
+    each_row(thread, step_.tokens, [&](int t) { thread.rows.x.set(linear, t, row(from, t, linear.columns)); });
     multiply(linear, out, thread, last);
   }
 
@@ -290,7 +294,7 @@ class Forward {
     const bool shares = layer.shared.gate_up.rows > 0, is_gated = layer.shared_gate.rows > 0;
     if (is_gated) multiply_rows(layer.shared_gate, thread.rows.normed, shared_gates_.data(), thread, [] {});
     if (shares) {
-      each_row(thread, [&](int t) { thread.rows.x.set(layer.shared.gate_up, t, row(thread.rows.normed, t, model_.hidden)); });
+      each_row(thread, step_.tokens, [&](int t) { thread.rows.x.set(layer.shared.gate_up, t, row(thread.rows.normed, t, model_.hidden)); });
       open(layer.shared, thread, [] {});
       multiply_rows(layer.shared.down, activated_, beside_.data(), thread, [] {});
     }
@@ -311,18 +315,28 @@ class Forward {
         [&] { post(); });
   }
 
-  // Logits are met panel by panel, and not written.
-  void choose_tokens(StepThread& thread) {
+  // Panel by panel; where the likeliest are wanted nothing is written.
+  void compute_logits(StepThread& thread) {
     const Linear& head = model_.head;
-    normalise(model_.norm, head, false, thread);
-    thread.rows.x.as(head, [&](auto x) {
+    each_row(thread, step_.samples, [&](int n) {
+      const int t = static_cast<int>(step_.sampled[n]);
+      add_to_residual(t, thread);
+      thread.rows.sampled.set(head, n, normalised(model_.norm, t, thread));
+    });
+    const int me = omp_get_thread_num();
+    thread.rows.sampled.as(head, [&](auto x) {
       thread.multiplier.prepare(head, x);
-      const int me = omp_get_thread_num();
       const auto work = [&](int i) {
-        thread.multiplier.panel(head, x, i, 0, x.tokens, [&](int t, int n, const float* values, int count) { likeliest_.meet(me, t, n, values, count); });
+        thread.multiplier.panel(head, x, i, 0, x.tokens, [&](int n, int first, const float* values, int count) {
+          if (step_.chosen) return likeliest_.meet(me, n, first, values, count);
+          float* to = step_.logits + static_cast<size_t>(n) * head.rows + first;
+#pragma omp simd
+          for (int i = 0; i < count; ++i) to[i] = as_rounded(values[i]);
+        });
       };
       team_.each(thread.phase, (head.rows + kPanel - 1) / kPanel, work, [&] {
-        for (int t = 0; t < step_.tokens; ++t) step_.chosen[t] = likeliest_.token(t);
+        if (!step_.chosen) return;
+        for (int n = 0; n < step_.samples; ++n) step_.chosen[n] = likeliest_.token(n);
       });
     });
   }

@@ -67,29 +67,33 @@ struct Step {
   const int64_t *ids, *positions;
   const int64_t *slots[2], *tables[2];  // of layers that keep all pages, and of those that keep a window's
   const int32_t *query_lens, *seq_lens;
-  bf16* out;        // [T, N], or null
-  int64_t* chosen;  // [T], where not the hidden states are wanted but the likeliest tokens; -1 of logits that are not finite
+  bf16* out;            // [T, N], or null
+  // Where not those are wanted, of the tokens `sampled` [samples] one of these:
+  const int64_t* sampled;
+  int64_t* chosen;      // [samples] the likeliest tokens; -1 of logits that are not finite
+  float* logits;        // [samples, rows of the head]
   int64_t table_stride;
-  int32_t requests, tokens;
+  int32_t requests, tokens, samples;
 };
 
 constexpr int kMostTokens = 64;
 
 // The rows that layers go on from.
 struct StepRows {
-  StepRows(int tokens, const Model& model)
+  StepRows(int tokens, int samples, const Model& model)
       : x(tokens, std::max({model.hidden, model.queries(), model.intermediate})),
+        sampled(samples, model.hidden),
         residual(static_cast<size_t>(tokens) * model.hidden),
         normed(residual.size()) {}
 
-  Input x;
+  Input x, sampled;  // of all tokens, and of those whose logits are wanted
   std::vector<bf16> residual, normed;  // [T, N]
 };
 
 // What a thread has to itself, and the rows that it works on, which others may share.
 struct StepThread {
-  StepThread(const Model& model, int own_tokens, StepRows& shared)
-      : own(own_tokens, model),
+  StepThread(const Model& model, int own_tokens, int own_samples, StepRows& shared)
+      : own(own_tokens, own_samples, model),
         rows(own_tokens > 0 ? own : shared),
         attention(model.head_size, model.head_size, std::max(kMostRows, model.heads)),
         summand(model.hidden),

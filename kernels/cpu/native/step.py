@@ -64,7 +64,8 @@ class NativeStep:
         self._step = library.piecework_step
         self._group = group
         parts: DecoderParts = part_of(model)
-        self._chooses = group is None and parts.head is not None and _is_packed(parts.head)
+        self._has_head = group is None and parts.head is not None and _is_packed(parts.head)
+        self._finish = parts.finish
         tables = [tuple(table.contiguous() for table in both) for both in parts.tables]
         # What the kernels read, beside the parts that are made anew each time.
         self._owners = (model, parts, tables, layouts, k_cache, v_cache)
@@ -83,7 +84,7 @@ class NativeStep:
             self.max_tokens = min(self.max_tokens, SLOT_BYTES // (2 * self._hidden))
         self._model = ModelStruct(
             *(ctypes.addressof(self._layers), parts.embedding.data_ptr(), norm_struct(parts.norm)),
-            linear_of(parts.head) if self._chooses else LinearStruct(),
+            linear_of(parts.head) if self._has_head else LinearStruct(),
             None if group is None else group.member,
             *(embedded, len(layers), self._hidden),
             max((_width(each) for layer in parts.layers for each in _dense(layer)), default=0),
@@ -100,28 +101,52 @@ class NativeStep:
         values go to their slots.
         """
         out = torch.empty(input_ids.shape[0], self._hidden, dtype=torch.bfloat16)
-        self._run(input_ids, positions, metadata, out.data_ptr(), None)
+        self._run(input_ids, positions, metadata, out=out)
         return out
 
     def choose(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        metadata: AttentionMetadata,
+        rows: torch.Tensor,
     ) -> torch.Tensor | None:
-        """The likeliest tokens [T] int64 instead, -1 of logits that are not finite; None, and
-        nothing done, where the head is not the kernels'.
+        """The likeliest tokens [N] int64 behind `rows` [N] int64 of the step instead, -1 of logits
+        that are not finite; None, and nothing done, where the head is not the kernels', or more is
+        done to its logits.
         """
-        if not self._chooses:
+        if not self._has_head or self._finish is not None:
             return None
-        chosen = torch.empty(input_ids.shape[0], dtype=torch.int64)
-        self._run(input_ids, positions, metadata, None, chosen.data_ptr())
+        chosen = torch.empty(len(rows), dtype=torch.int64)
+        self._run(input_ids, positions, metadata, rows=rows, chosen=chosen)
         return chosen
+
+    def logits(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        metadata: AttentionMetadata,
+        rows: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """Logits [N, V] float32 of those rows; None, and nothing done, where the head is not the
+        kernels'.
+        """
+        if not self._has_head:
+            return None
+        logits = torch.empty(len(rows), self._model.head.rows, dtype=torch.float32)
+        self._run(input_ids, positions, metadata, rows=rows, logits=logits)
+        return logits if self._finish is None else self._finish(logits)
 
     def _run(
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
         metadata: AttentionMetadata,
-        out: int | None,
-        chosen: int | None,
+        *,
+        out: torch.Tensor | None = None,
+        rows: torch.Tensor | None = None,
+        chosen: torch.Tensor | None = None,
+        logits: torch.Tensor | None = None,
     ) -> None:
         # Names keep what is copied here until the step is done.
         ids, places = input_ids.contiguous(), positions.contiguous()
@@ -136,8 +161,9 @@ class NativeStep:
             ctypes.addressof(self._model),
             *(ids.data_ptr(), places.data_ptr()),
             *(_BOTH(*(part.data_ptr() for part in parts)) for parts in (slots, tables)),
-            *(*map(ctypes.addressof, lens), out, chosen),
-            *(tables[0].stride(0), count, ids.shape[0]),
+            *map(ctypes.addressof, lens),
+            *(None if each is None else each.data_ptr() for each in (out, rows, chosen, logits)),
+            *(tables[0].stride(0), count, ids.shape[0], 0 if rows is None else len(rows)),
         )
         succeeded = self._step(ctypes.byref(step), torch.get_num_threads())
         if self._group is not None:

@@ -83,8 +83,10 @@ class StepStruct(ctypes.Structure):
     _fields_ = [
         *((name, _POINTER) for name in ("model", "ids", "positions")),
         *((name, _POINTER * 2) for name in ("slots", "tables")),
-        *((name, _POINTER) for name in ("query_lens", "seq_lens", "out", "chosen")),
-        *(("table_stride", _LONG), ("requests", _INT), ("tokens", _INT)),
+        *((name, _POINTER) for name in ("query_lens", "seq_lens", "out")),
+        *((name, _POINTER) for name in ("sampled", "chosen", "logits")),
+        ("table_stride", _LONG),
+        *((name, _INT) for name in ("requests", "tokens", "samples")),
     ]
 
 

@@ -150,12 +150,16 @@ def test_the_likeliest_tokens_are_those_of_the_logits(
         build.load_variant(native_variants()[0]), case.model, pool.layouts, pool.k, pool.v
     )
     logits = case.model.compute_logits(kernels.forward(*step))
-    chosen = kernels.choose(*step)
+    rows = torch.arange(0, len(lens), 3)
+    found = kernels.logits(*step, rows)
+    assert found is not None and torch.equal(found, logits[rows])
+    rows = torch.arange(len(lens))
+    chosen = kernels.choose(*step, rows)
     assert chosen is not None and torch.equal(chosen, logits.argmax(-1))
     # A key of one request that is NaN reaches its row alone.
     pool.k[0][int(step[2].block_table[0, lens[0][1] // PAGE])] = torch.nan
-    rows = kernels.choose(*step)
-    assert rows is not None and rows[0] == -1 and torch.equal(rows[1:], chosen[1:])
+    broken = kernels.choose(*step, rows)
+    assert broken is not None and broken[0] == -1 and torch.equal(broken[1:], chosen[1:])
 
 
 def test_other_models_are_refused(tmp_path: Path) -> None:
@@ -196,13 +200,13 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens of each native step, as they come."""
     if not build.runnable_variants()[0].needs:
         pytest.skip("decodes run op by op on this CPU")
-    sizes, forward = [], NativeStep.forward
+    sizes, run = [], NativeStep._run
 
-    def counted(self: NativeStep, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def counted(self: NativeStep, ids: torch.Tensor, *rest: Any, **results: Any) -> None:
         sizes.append(len(ids))
-        return forward(self, ids, *rest)
+        run(self, ids, *rest, **results)
 
-    monkeypatch.setattr(NativeStep, "forward", counted)
+    monkeypatch.setattr(NativeStep, "_run", counted)
     return sizes
 
 

@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from piecework.kernels.plain_sampling import pick
 from piecework.runtime.engine.messages import GenerateRequest
 from piecework.runtime.engine.request import Request
 from piecework.runtime.sampling.params import SamplingParams
-from piecework.runtime.sampling.sampler import NO_TOKEN, _pick, _split, sample, uniform
+from piecework.runtime.sampling.sampler import NO_TOKEN, _split, sample, uniform
 
 
 def request(
@@ -162,9 +163,9 @@ def test_logprobs_are_the_models_own_before_temperature_and_bias() -> None:
 def test_a_likely_token_is_never_lost_at_the_end_of_the_range() -> None:
     """The largest number below 1 still picks a token that has probability."""
     weights = torch.tensor([[0.3, 0.7, 0.0]])
-    assert _pick(
-        weights, torch.from_numpy(_split(np.array([np.nextafter(1.0, 0.0)])))
-    ).tolist() == [1]
+    assert pick(weights, torch.from_numpy(_split(np.array([np.nextafter(1.0, 0.0)])))).tolist() == [
+        1
+    ]
 
 
 @pytest.mark.parametrize("vocab", [1000, 151_936])
@@ -177,7 +178,7 @@ def test_tokens_of_a_block_get_their_shares_of_it_however_small_it_is(vocab: int
         # What stands before a block gets nothing here, so that the first number cannot miss it.
         alone = torch.zeros(len(grid), vocab)
         alone[:, 256 * block : 256 * block + 256] = weights[256 * block : 256 * block + 256]
-        drawn = _pick(alone, torch.stack((torch.zeros_like(grid), grid), 1))
+        drawn = pick(alone, torch.stack((torch.zeros_like(grid), grid), 1))
         share = torch.bincount(drawn - 256 * block, minlength=256) / len(grid)
         assert (share - blocks[block] / blocks[block].sum()).abs().max() <= 1.01 / len(grid)
 
@@ -189,7 +190,7 @@ def test_blocks_are_chosen_by_their_sums_to_a_few_steps_of_float32() -> None:
     for shift, offset in ((-1, 0), (1, 1)):
         numbers = (ends + shift * 2.0**-22).float()
         block = (
-            _pick(
+            pick(
                 weights.expand(len(numbers), -1),
                 torch.stack((numbers, torch.full_like(numbers, 0.5)), 1),
             )
