@@ -11,7 +11,9 @@ import pytest
 import piecework
 from piecework.cli.main import build_parser, main
 
-COMMANDS = ["serve", "config", "generate", "explain", "cache", "bench", "completion", "version"]
+COMMANDS = [
+    "serve", "config", "chat", "generate", "explain", "cache", "bench", "completion", "version",
+]  # fmt: skip
 
 
 def error_of(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:

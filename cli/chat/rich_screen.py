@@ -1,0 +1,141 @@
+"""A chat on a terminal of people: Markdown that grows, editing, history."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.segment import Segment
+from rich.text import Text
+
+from .screen import BLOCK, printable
+
+_UPDATES = 10
+"""A second."""
+_FENCE = re.compile(r"^ {0,3}(```+|~~~+)", re.M)
+
+
+class RichScreen:
+    """What is complete of an answer is printed once, and only the block that grows is drawn again:
+    nothing flickers, and the terminal's own scrolling keeps all.
+    """
+
+    def __init__(self, history: Path, commands: list[str]) -> None:
+        self._console = Console(highlight=False)
+        self._session: PromptSession[str] = PromptSession(
+            history=_history(history),
+            key_bindings=_keys(),
+            completer=WordCompleter(commands, sentence=True),
+            complete_while_typing=False,
+            multiline=True,
+            prompt_continuation="... ",
+        )
+        self._thinks = False
+        self._growing = ""
+        self._live: Live | None = None
+
+    def read(self) -> str:
+        text = self._session.prompt(">>> ")
+        return text.strip().removeprefix(BLOCK).removesuffix(BLOCK) if BLOCK in text else text
+
+    def reasoning(self, text: str) -> None:
+        self._thinks = True
+        self._console.print(Text(printable(text), style="dim"), end="", soft_wrap=True)
+
+    def content(self, text: str) -> None:
+        if self._thinks:
+            self._thinks = False
+            self._console.print("\n")
+        self._growing += printable(text)
+        done, self._growing = _complete_blocks(self._growing)
+        if done:
+            self._finish(done)
+        if self._growing.strip():
+            if self._live is None:
+                self._live = Live(
+                    console=self._console, refresh_per_second=_UPDATES, transient=True
+                )
+                self._live.start()
+            self._live.update(_End(Markdown(self._growing)))
+
+    def end(self) -> None:
+        if self._thinks:
+            self._console.print()
+        self._finish(self._growing)
+        self._thinks, self._growing = False, ""
+
+    def _finish(self, text: str) -> None:
+        """Print what does not change any more, where the growing part stood."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        if text.strip():
+            self._console.print(Markdown(text))
+            self._console.print()
+
+    def note(self, text: str) -> None:
+        self._console.print(Text(printable(text), style="dim"))
+
+    def status(self, text: str) -> None:
+        self._console.file.write(f"\r\x1b[K{printable(text)}")
+        self._console.file.flush()
+
+
+class _End:
+    """As much of a text's end as the terminal has lines for."""
+
+    def __init__(self, markdown: Markdown) -> None:
+        self._markdown = markdown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(self._markdown, options, pad=False)
+        for line in lines[-max(1, console.size.height - 2) :]:
+            yield from line
+            yield Segment.line()
+
+
+def _complete_blocks(text: str) -> tuple[str, str]:
+    """A text cut behind the last empty line that is in no fenced block of code."""
+    cut = text.rfind("\n\n")
+    while cut > 0 and len(_FENCE.findall(text[:cut])) % 2:
+        cut = text.rfind("\n\n", 0, cut)
+    return (text[: cut + 2], text[cut + 2 :]) if cut > 0 else ("", text)
+
+
+def _history(path: Path) -> History:
+    """Of former chats too, in a file that only its owner may read, where one can be made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+    except OSError:
+        return InMemoryHistory()
+    return FileHistory(path)
+
+
+def _keys() -> KeyBindings:
+    """Enter sends; Alt-Enter, or Enter within three quotes, begins a new line."""
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        text = buffer.text.rstrip()
+        open_block = text.startswith(BLOCK) and (not text.endswith(BLOCK) or text == BLOCK)
+        if open_block:
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return keys

@@ -1,0 +1,91 @@
+"""Where a chat is read and written: plain text, for pipes, files and simple terminals."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Protocol
+
+BLOCK = '"""'
+"""Begins and ends an input of several lines."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+class Screen(Protocol):
+    """What a chat needs of a terminal. Texts of a server go through `printable`."""
+
+    def read(self) -> str:
+        """What the user asks. Raises `EOFError`, and `KeyboardInterrupt` for Ctrl-C."""
+        ...
+
+    def reasoning(self, text: str) -> None: ...
+
+    def content(self, text: str) -> None: ...
+
+    def end(self) -> None:
+        """The answer is over, or was stopped."""
+        ...
+
+    def note(self, text: str) -> None:
+        """One line of the program's own."""
+        ...
+
+    def status(self, text: str) -> None:
+        """A line that the next one takes the place of; an empty one takes it away."""
+        ...
+
+
+def printable(text: str) -> str:
+    """Without the characters by which a text could steer a terminal, or turn what stands there."""
+    return _CONTROL.sub("", text)
+
+
+class PlainScreen:
+    """Answers on standard output and all else on standard error, so that a pipe gets answers."""
+
+    def __init__(self) -> None:
+        self._asks = sys.stdin.isatty()
+        self._thinks = self._spoke = False
+
+    def read(self) -> str:
+        text = self._line(">>> ")
+        if not text.startswith(BLOCK):
+            return text
+        lines = [text.removeprefix(BLOCK)]
+        while not lines[-1].rstrip().endswith(BLOCK) or (len(lines) == 1 and not lines[0].strip()):
+            lines.append(self._line("... "))
+        return "\n".join(lines).rstrip().removesuffix(BLOCK).strip("\n")
+
+    def _line(self, prompt: str) -> str:
+        if not self._asks:
+            line = sys.stdin.readline()
+            if not line:
+                raise EOFError
+            return line.rstrip("\n")
+        return input(prompt)
+
+    def reasoning(self, text: str) -> None:
+        if sys.stderr.isatty():
+            self._thinks = True
+            print(f"\x1b[2m{printable(text)}\x1b[0m", end="", file=sys.stderr, flush=True)
+
+    def content(self, text: str) -> None:
+        if self._thinks:
+            self._thinks = False
+            print("\n", file=sys.stderr, flush=True)
+        self._spoke = True
+        print(printable(text), end="", flush=True)
+
+    def end(self) -> None:
+        if self._thinks:
+            print(file=sys.stderr, flush=True)
+        if self._spoke:
+            print(flush=True)
+        self._thinks = self._spoke = False
+
+    def note(self, text: str) -> None:
+        print(printable(text), file=sys.stderr, flush=True)
+
+    def status(self, text: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{printable(text)}", end="", file=sys.stderr, flush=True)

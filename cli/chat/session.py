@@ -1,0 +1,154 @@
+"""A chat: reads, asks, shows; commands begin with a slash."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from .client import ChatClient, ChatError, Part, Unavailable
+from .conversation import Conversation
+from .screen import Screen
+
+LONGEST_WAIT = 60.0
+"""Seconds that a server which does not answer has to come back."""
+_HELP = """\
+/system [TEXT]      set the system prompt, or take it away
+/model [NAME]       ask another model of the server, or list them
+/set [NAME VALUE]   temperature 0.3, top_p, max_tokens, ...; without a value: the server's own again
+/retry              ask the last question again
+/undo               take the last question back, and its answer
+/clear              forget what was said
+/save FILE          write the chat to a file
+/load FILE          go on with a chat of a file
+/help               show this
+/exit               end, as Ctrl-D does
+Ctrl-C stops an answer. \"\"\" begins and ends a question of several lines."""
+
+
+class Session:
+    """One user, one server, one conversation."""
+
+    def __init__(
+        self, client: ChatClient, model: str, conversation: Conversation, screen: Screen
+    ) -> None:
+        self.client, self.model = client, model
+        self.conversation, self.screen = conversation, screen
+        self.failed = False
+        """The last question got no answer."""
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/system": self._system,
+            "/model": self._model,
+            "/set": self._set,
+            "/retry": lambda _: self.ask(conversation.again()),
+            "/undo": lambda _: conversation.undo(),
+            "/clear": lambda _: conversation.clear(),
+            "/save": lambda text: screen.note(f"saved in {conversation.save(_needed(text))}"),
+            "/load": lambda text: conversation.load(_needed(text)),
+            "/help": lambda _: screen.note(_HELP),
+        }
+
+    @property
+    def commands(self) -> list[str]:
+        return [*self._commands, "/exit"]
+
+    def run(self) -> None:
+        """Until the user ends it."""
+        while True:
+            try:
+                text = self.screen.read().strip()
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                self.screen.note("Ctrl-D or /exit ends the chat")
+                continue
+            if text in ("/exit", "/quit", "/bye"):
+                return
+            if text:
+                self._do(text)
+
+    def _do(self, text: str) -> None:
+        name, _, argument = text.partition(" ")
+        try:
+            if not name.startswith("/") or "/" in name[1:]:
+                self.ask(text)
+            elif name in self._commands:
+                self._commands[name](argument.strip())
+            else:
+                raise ValueError(f"{name} is no command; /help lists them")
+        except (ValueError, ChatError) as error:
+            self.screen.note(f"error: {error}")
+        except KeyboardInterrupt:
+            self.screen.status("")
+            self.screen.note("stopped")
+
+    def ask(self, text: str) -> None:
+        """Ask the model, and show what it answers. What Ctrl-C leaves of an answer stays in the
+        conversation; a question without any can be asked again.
+        """
+        messages = self.conversation.ask(text)
+        told, tokens, first, note = "", 0, 0.0, ""
+        self.failed = True
+        try:
+            for part in self._parts(messages):
+                first = first or time.perf_counter()
+                if part.kind == "usage":
+                    tokens = part.tokens
+                elif part.kind == "reasoning":
+                    self.screen.reasoning(part.text)
+                else:
+                    told += part.text
+                    self.screen.content(part.text)
+            self.failed = False
+            if tokens > 1:
+                seconds = time.perf_counter() - first
+                note = f"{tokens} tokens, {(tokens - 1) / max(seconds, 1e-3):.1f} a second"
+        except KeyboardInterrupt:
+            note, self.failed = "stopped", not told
+        except ChatError as error:
+            note = f"error: {error}; /retry asks again"
+        self.screen.end()
+        if not self.failed:
+            self.conversation.answered(told)
+        if note:
+            self.screen.note(note)
+
+    def _parts(self, messages: list[dict[str, str]]) -> Iterator[Part]:
+        """The parts of an answer, of a server that may just be starting again."""
+        try:
+            yield from self._asked(messages)
+        except Unavailable:
+            for seconds in self.client.wait(LONGEST_WAIT):
+                self.screen.status(f"waiting for the server: {seconds:.0f} s (Ctrl-C stops)")
+            self.screen.status("")
+            yield from self._asked(messages)
+
+    def _asked(self, messages: list[dict[str, str]]) -> Iterator[Part]:
+        return self.client.answer(self.model, messages, self.conversation.settings)
+
+    def _system(self, text: str) -> None:
+        self.conversation.system = text
+        self.screen.note("system prompt set" if text else "no system prompt")
+
+    def _model(self, name: str) -> None:
+        served = self.client.models()
+        if not name:
+            for one in served:
+                self.screen.note(f"{'*' if one == self.model else ' '} {one}")
+        elif name in served:
+            self.model = name
+        else:
+            raise ValueError(f"{name} is not served; there are {', '.join(served)}")
+
+    def _set(self, text: str) -> None:
+        name, _, value = text.partition(" ")
+        if name:
+            self.conversation.set(name, value.strip())
+        else:
+            for name, value in self.conversation.settings.items():
+                self.screen.note(f"{name} {value}")
+
+
+def _needed(name: str) -> str:
+    if not name:
+        raise ValueError("name a file")
+    return name
