@@ -36,6 +36,11 @@ def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.
     return _unpack(arrays, offsets, staging.to(device, non_blocking=True))
 
 
+def is_at_hand(tensor: torch.Tensor) -> bool:
+    """Whether the host may look at it without waiting for a device that runs beside it."""
+    return tensor.device.type == "cpu"
+
+
 class HostCopy:
     """Tensors of one device on their way to the host, in the order of the current stream; who made
     it goes on at once.

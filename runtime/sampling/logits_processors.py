@@ -9,7 +9,7 @@ than one request.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
@@ -250,15 +250,32 @@ def processors_for(
     return [processor for processor in found if processor is not None]
 
 
+def ban_by_grammar(logits: torch.Tensor, requests: Sequence[Progress]) -> None:
+    """Apply the masks of grammars alone to the rows [N, V] of requests that each have one."""
+    rows = [
+        (row, processor, request)
+        for row, request in enumerate(requests)
+        for processor in request.processors
+        if isinstance(processor, GrammarMask)
+    ]
+    GrammarMask.apply(logits, rows, None)
+
+
 def adjust(
-    logits: torch.Tensor, requests: Sequence[Progress], sampled: torch.Tensor | None = None
+    logits: torch.Tensor,
+    requests: Sequence[Progress],
+    sampled: torch.Tensor | None = None,
+    unmasked: Collection[int] = (),
 ) -> None:
     """Apply each request's processors to its row of the logits [N, V] float32, in place, a kind at
-    a time. `sampled` as in `LogitsProcessor.apply`.
+    a time; in rows that stay `unmasked` all but the masks of grammars. `sampled` as in
+    `LogitsProcessor.apply`.
     """
     batches: dict[type[LogitsProcessor], list[tuple[int, LogitsProcessor, Progress]]] = {}
     for row, request in enumerate(requests):
         for processor in request.processors:
+            if row in unmasked and isinstance(processor, GrammarMask):
+                continue
             batches.setdefault(type(processor), []).append((row, processor, request))
     for kind in PROCESSORS:
         if kind in batches:
