@@ -39,7 +39,7 @@ EXIT_ENGINE_GONE = 1
 EXIT_USER_ERROR = 2
 _CLOSE_TIMEOUT = 5
 """Seconds that clients get to read the end of their answers once no request runs any more."""
-_END_TIMEOUT = 12
+END_TIMEOUT = 12
 """Seconds after the drain in which the process ends, whatever its clients, its threads and its
 engine do.
 """
@@ -222,14 +222,14 @@ class Launch:
         """Let the requests under way end, or say why they cannot; returns the exit code."""
         if self._engine.failed.is_set():
             code = EXIT_USER_ERROR if self._engine.user_error else EXIT_ENGINE_GONE
-            _end_by(_END_TIMEOUT, code)
+            _end_by(END_TIMEOUT, code)
             print(
                 f"piecework serve: error: {' '.join(str(self._engine.failure).split())}",
                 file=sys.stderr,
                 flush=True,
             )
             return code
-        _end_by(self._config.drain_timeout + _END_TIMEOUT, 0)
+        _end_by(self._config.drain_timeout + END_TIMEOUT, 0)
         await self._engine.drain(self._config.drain_timeout)
         return 0
 
