@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from .. import __version__
-from . import bench, cache, chat, completion, config, explain, generate, serve
+from . import bench, cache, chat, completion, config, explain, generate, models, pull, serve
 from .flags import EXIT_USER_ERROR, ArgumentParser, report
 from .settings import parse, with_sources
 
@@ -43,7 +43,7 @@ def build_parser() -> ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"piecework {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (serve, config, chat, generate, explain, cache, bench, completion):
+    for command in (serve, config, chat, pull, models, generate, explain, cache, bench, completion):
         command.add_parser(commands)
     version = commands.add_parser(
         "version", help="print the versions of piecework and of what it runs on"

@@ -25,8 +25,8 @@ ALIASES = {
 }
 PIPELINE_FILE = "model_index.json"
 """What a folder with a diffusion pipeline has, and no other."""
-_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-_HUB_COPIES = ["original/*", "consolidated*"]
+HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+HUB_COPIES = ["original/*", "consolidated*"]
 """The same weights once more, in their authors' own format."""
 
 
@@ -100,11 +100,15 @@ def _from_hub(repository: str) -> str:
 
     try:
         return huggingface_hub.snapshot_download(
-            repository, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES
+            repository, allow_patterns=HUB_FILES, ignore_patterns=HUB_COPIES
         )
     except Exception as error:  # its own kinds, the HTTP client's and the system's
-        reason = " ".join(str(error).split())[:200]
         raise ValueError(
-            f"{repository} is no local folder and cannot be fetched from the hub ({reason}); give "
-            "a local path"
+            f"{repository} is no local folder and cannot be fetched from the hub "
+            f"({hub_reason(error)}); give a local path"
         ) from None
+
+
+def hub_reason(error: BaseException) -> str:
+    """What the hub's client says, in one line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -12,7 +12,8 @@ import piecework
 from piecework.cli.main import build_parser, main
 
 COMMANDS = [
-    "serve", "config", "chat", "generate", "explain", "cache", "bench", "completion", "version",
+    "serve", "config", "chat", "pull", "models", "generate", "explain", "cache", "bench",
+    "completion", "version",
 ]  # fmt: skip
 
 
