@@ -19,7 +19,8 @@ from .flags import add_config_arguments, check_model, engine_config, report
 from .foreign_flags import add_foreign_flags
 
 if TYPE_CHECKING:
-    from ..runtime.graphs.explain import Explanation, ForwardRow, Stretch
+    from ..compilation.plan import Stretch
+    from ..runtime.graphs.explain import Explanation, ForwardRow
 
 EXIT_FAILED = 1
 _SHOTS = 5

@@ -9,6 +9,7 @@ import pickle
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,14 @@ class Step(NamedTuple):
     op: str | None
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+
+
+class Stretch(NamedTuple):
+    """`piece`, then `op`, `times` times in a row; either may be missing."""
+
+    piece: int | None
+    op: str | None
+    times: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +83,18 @@ class Plan:
     def calls(self) -> Counter[int]:
         """How often each distinct piece is called."""
         return Counter(step.piece for step in self.steps if step.piece is not None)
+
+    def stretches(self) -> list[Stretch]:
+        """The calls in order, equal neighbours told once: a model of 30 like layers has three or
+        four.
+        """
+        pairs: list[tuple[int | None, str | None]] = []
+        for step in self.steps:
+            if step.op is not None and pairs and pairs[-1][1] is None:
+                pairs[-1] = (pairs[-1][0], step.op)
+            else:
+                pairs.append((step.piece, step.op))
+        return [Stretch(*pair, len(list(group))) for pair, group in groupby(pairs)]
 
     def first_call(self, piece: int) -> Step:
         """The first call of a distinct piece."""

@@ -129,11 +129,24 @@ class StepOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PieceCalls:
+    """`times` times in a row: distinct piece number `piece`, then split op `op`; either may be
+    missing. `kinds`: how many kinds of ops the piece is made of.
+    """
+
+    piece: int | None
+    op: str | None
+    times: int
+    kinds: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GraphInfo:
     """How steps run: what was asked for, and what is there so far.
 
     `prefill_sizes` in tokens, `decode_sizes` in requests: what is captured. `failed_sizes`: those
-    that run without a graph, and why.
+    that run without a graph, and why. `pending_sizes`: those of both that are still to be captured.
+    `calls`: of the forward in pieces, in order.
     """
 
     prefill_backend: str = "disabled"
@@ -142,6 +155,8 @@ class GraphInfo:
     prefill_sizes: list[int] = field(default_factory=list)
     decode_sizes: list[int] = field(default_factory=list)
     failed_sizes: dict[str, str] = field(default_factory=dict)
+    pending_sizes: list[int] = field(default_factory=list)
+    calls: list[PieceCalls] = field(default_factory=list)
     num_graphs: int = 0
     graph_bytes: int = 0
     capture_seconds: float = 0.0

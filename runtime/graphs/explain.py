@@ -8,7 +8,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from ...compilation.by_length import ForwardByLength
 from ...compilation.piece_maker import PieceMaker
 from ...compilation.piece_store import PiecesReport
 from ...compilation.piecewise import PiecewiseForward
-from ...compilation.plan import DistinctPiece, Plan
+from ...compilation.plan import DistinctPiece, Plan, Stretch
 from ...compilation.sizes import SizesOption, choose_sizes, padding_share, parse_sizes
 from ..config import EngineConfig
 from ..distributed.ranks import ALONE
@@ -49,14 +48,6 @@ class PieceRow:
     num_bytes: int
     state: str
     failed: str | None
-
-
-class Stretch(NamedTuple):
-    """`piece`, then `op`, `times` times in a row; either may be missing."""
-
-    piece: int | None
-    op: str | None
-    times: int
 
 
 class ForwardRow(NamedTuple):
@@ -218,7 +209,7 @@ def _forward_rows(
     def row(plan: Plan, tokens: int, store: PieceMaker, first: int = 0) -> ForwardRow:
         stretches = [
             each if each.piece is None else each._replace(piece=first + each.piece)
-            for each in _stretches(plan)
+            for each in plan.stretches()
         ]
         return ForwardRow(tokens, stretches, plan.passes, store.pass_manager().off, *plan.sent)
 
@@ -268,19 +259,6 @@ def _piece_row(piece: DistinctPiece, calls: int, report: PiecesReport, number: i
 def _counted(ops: Sequence[str]) -> str:
     counts = Counter(ops).items()
     return ", ".join(name if count == 1 else f"{name} x {count}" for name, count in counts)
-
-
-def _stretches(plan: Plan) -> list[Stretch]:
-    """The calls in order, equal neighbours told once: a model of 30 like layers has three or
-    four.
-    """
-    pairs: list[tuple[int | None, str | None]] = []
-    for step in plan.steps:
-        if step.op is not None and pairs and pairs[-1][1] is None:
-            pairs[-1] = (pairs[-1][0], step.op)
-        else:
-            pairs.append((step.piece, step.op))
-    return [Stretch(*pair, len(list(group))) for pair, group in groupby(pairs)]
 
 
 def lengths_of_file(path: str) -> Lengths:

@@ -22,6 +22,7 @@ from ...compilation.sizes import FLAG, choose_sizes, parse_sizes, within_budget
 from ...compilation.whole import BreakableForward
 from ...kernels.platform import Platform
 from ..config import ResolvedConfig
+from ..engine.messages import PieceCalls
 from ..executor.dummy_batch import dummy_prefill
 from ..executor.forward_context import PagedAttention
 
@@ -66,6 +67,19 @@ class PrefillGraph:
     def num_pieces(self) -> int:
         """How many distinct pieces run; 0 while steps are eager."""
         return sum(len(part.plan.pieces) for part in self.pieces)
+
+    def calls(self) -> list[PieceCalls]:
+        """The order of calls of short steps."""
+        return [
+            PieceCalls(
+                piece=piece,
+                op=op,
+                times=times,
+                kinds=0 if piece is None else len({*part.plan.pieces[piece].ops}),
+            )
+            for part in self.pieces[:1]
+            for piece, op, times in part.plan.stretches()
+        ]
 
     @property
     def fallbacks(self) -> Counter[Reason]:

@@ -25,13 +25,13 @@ MAX_ROWS = 100
 
 
 class RequestRow(Answer):
-    """One sequence. `id` tells it from others and is of no other use. `phase`: `prompt` until its
-    first token, `answer` from then on. `seconds` since it came; `cached_tokens` of its prompt were
-    found in the prefix cache, null until that is known.
+    """One sequence. `id` tells it from others and is of no other use. `phase`: `queue` until a
+    step computes any of it, `prefill` until its first token, then `decode`. `seconds` since it
+    came; `cached_tokens` of its prompt were found in the prefix cache, null until that is known.
     """
 
     id: str
-    phase: Literal["prompt", "answer"]
+    phase: Literal["queue", "prefill", "decode"]
     seconds: float
     prompt_tokens: int
     completion_tokens: int
@@ -99,9 +99,15 @@ def _rows(requests: Iterable[Any]) -> Iterable[dict[str, Any]]:
             yield {
                 # Who has the id of a stored response may read it.
                 "id": hashlib.sha256(one.rid.encode()).hexdigest()[:8],
-                "phase": "answer" if one.output_ids else "prompt",
+                "phase": _phase(one),
                 "seconds": max(0.0, now - one.arrival_time),
                 "prompt_tokens": len(one.prompt_ids),
                 "completion_tokens": len(one.output_ids),
                 "cached_tokens": one.cached_tokens,
             }
+
+
+def _phase(request: RequestState) -> str:
+    if request.output_ids:
+        return "decode"
+    return "queue" if request.started is None else "prefill"

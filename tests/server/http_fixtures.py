@@ -43,10 +43,10 @@ def client_of(app: FastAPI, **settings: Any) -> httpx.AsyncClient:
 
 
 @contextlib.contextmanager
-def serve(app: FastAPI) -> Iterator[str]:
-    """The application behind uvicorn on a free port; yields its URL."""
+def serve(app: FastAPI, port: int = 0) -> Iterator[str]:
+    """The application behind uvicorn, by default on a free port; yields its URL."""
     server = uvicorn.Server(
-        uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1)
+        uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=1)
     )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -3,6 +3,8 @@
 import { getJson, untilHealthy } from './api.js';
 import { Chat } from './chat.js';
 import { h, icon } from './dom.js';
+import { Images } from './images.js';
+import { Status } from './status.js';
 
 const THEMES = ['system', 'light', 'dark'];
 const THEME = 'piecework-theme';
@@ -89,7 +91,7 @@ async function look() {
       const changed = status.kind !== server.kind;
       server = { ...server, kind: status.kind };
       element('state').textContent = status.model;
-      if (changed || !views.size) await route();
+      if (changed || !views.size) route();
       const list = await getJson('v1/models');
       server.models = list.data.map(({ id, state }) => ({ id, state: state ?? null }));
       for (const view of views.values()) view.setModels?.(server.models);
@@ -104,21 +106,23 @@ async function look() {
 const TITLES = { chat: 'Chat', images: 'Images', status: 'Status' };
 
 const MAKERS = {
-  chat: async () => new Chat(() => server.models),
+  chat: () => new Chat(() => server.models),
+  images: () => new Images(() => server.models),
+  status: () => new Status(),
 };
 
 function names() {
   const own = { text: ['chat'], images: ['images'], pooling: [] }[server.kind] ?? ['chat'];
-  return [...own, 'status'].filter((name) => MAKERS[name]);
+  return [...own, 'status'];
 }
 
 /** Show the view that the address names, or the first. */
-async function route() {
+function route() {
   const known = names();
   const name = known.includes(location.hash.slice(1)) ? location.hash.slice(1) : known[0];
   if (location.hash.slice(1) !== name) history.replaceState(null, '', `#${name}`);
   if (!views.has(name)) {
-    const view = await MAKERS[name]();
+    const view = MAKERS[name]();
     views.set(name, view);
     view.setModels?.(server.models);
   }
@@ -138,5 +142,5 @@ setUpKeys();
 setUpAway();
 addEventListener('hashchange', route);
 await look();
-if (!views.size) await route();
+if (!views.size) route();
 document.documentElement.dataset.ready = 'true';

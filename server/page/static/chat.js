@@ -9,7 +9,7 @@ import { get, messagesOfConversation, put } from './store.js';
 import { Tree, messagesOf, titleOf } from './tree.js';
 
 const SHOWN = 'piecework-conversation';
-const SAVE_MS = 400;
+const SAVE_MS = 250;
 const NEAR = 80;
 const TALLEST = 240;
 
@@ -149,6 +149,7 @@ export class Chat {
   #view(node) {
     return new MessageView(node, {
       siblings: (one) => this.tree.siblings(one),
+      isLast: (one) => !this.tree.children.has(one.id),
       actions: {
         edit: (one, text) => this.send(text, one.parent),
         again: (one) => this.#answer(this.#node('assistant', '', one.parent)),
@@ -225,7 +226,8 @@ export class Chat {
     this.#layOut();
     this.#toEnd();
     announce('Answering');
-    let saved = 0;
+    this.#keep(node, tree);
+    let saved = performance.now();
     const before = tree.path(tree.nodes.get(node.parent));
     await answer(node, { ...members, model: this.picker.value || undefined,
       messages: messagesOf(before, tree.info.settings.system) }, {

@@ -14,13 +14,15 @@ const ENDS = {
 
 /**
  * The view of a node. `actions`: `edit(node, text)`, `again(node)`, `goOn(node)`,
- * `choose(node, step)`, `answerCalls(node, results)`. `siblings(node)`: of the tree.
+ * `choose(node, step)`, `answerCalls(node, results)`. `siblings(node)`: of the tree;
+ * `isLast(node)`: nothing follows it.
  */
 export class MessageView {
-  constructor(node, { actions, siblings }) {
+  constructor(node, { actions, siblings, isLast }) {
     this.node = node;
     this.actions = actions;
     this.siblings = siblings;
+    this.isLast = isLast;
     this.body = h('div', { class: `body ${node.role === 'assistant' ? 'prose' : 'plain'}` });
     this.extras = h('div', { class: 'extras' });
     this.foot = h('div', { class: 'foot' });
@@ -103,7 +105,7 @@ export class MessageView {
       class: 'call', 'data-key': `call-${index}`, open: kept.has(`call-${index}`),
     }, h('summary', {}, 'Calls ', h('code', {}, call.name || '…')),
     h('pre', { tabindex: '0' }, readable(call.arguments))));
-    if (node.calls.length && node.state === 'done' && this.actions.answerCalls) {
+    if (node.calls.length && node.state === 'done' && this.isLast(node)) {
       parts.push(this.#resultForm());
     }
     if (node.waits) {

@@ -113,7 +113,7 @@ async def test_the_status_tells_of_requests_and_nothing_that_they_say(
         await asyncio.sleep(0.001)
     told = (await client.get("/v1/status")).json()
     (row,) = told["requests"]
-    assert (row["phase"], row["completion_tokens"], row["cached_tokens"]) == ("prompt", 0, None)
+    assert (row["phase"], row["completion_tokens"], row["cached_tokens"]) == ("queue", 0, None)
     assert row["prompt_tokens"] == len(scripted.requests[0].prompt_ids) and row["seconds"] < 60
     assert scripted.requests[0].rid not in str(told) and "hello" not in str(told)
     scripted.script.held = False
