@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from fractions import Fraction
 from functools import partial
 from typing import Any, NoReturn, get_args, get_type_hints
@@ -110,9 +110,21 @@ class HelpFormatter(argparse.HelpFormatter):
         return super()._format_action_invocation(shown)
 
 
-def add_config_arguments(parser: argparse.ArgumentParser, *configs: type) -> None:
+class _ModelPath(argparse.Action):
+    """`--model-path`, which may be given more than once, with names: all are `model_paths`."""
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        namespace.model_path = values
+        namespace.model_paths = [*getattr(namespace, "model_paths", []), values]
+
+
+def add_config_arguments(
+    parser: argparse.ArgumentParser, *configs: type, without: Collection[str] = ()
+) -> None:
     """A flag for every `option()` field of the config dataclasses, under the headings that the
-    fields name.
+    fields name, but those of fields in `without`.
 
     A field that an earlier config has too is one flag, the earlier one's, with the values of both.
     """
@@ -121,6 +133,8 @@ def add_config_arguments(parser: argparse.ArgumentParser, *configs: type) -> Non
     for config in configs:
         types = get_type_hints(config)
         for item in _options(config):
+            if item.name in without:
+                continue
             if item.name in seen:
                 earlier, own = seen[item.name], item.metadata["choices"]
                 if earlier.choices is not None and own is not None:
@@ -139,6 +153,11 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def option_names(config: type) -> set[str]:
+    """The names of a config's fields that are flags."""
+    return {item.name for item in _options(config)}
+
+
 def _options(config: type) -> list[dataclasses.Field[Any]]:
     return [item for item in dataclasses.fields(config) if "group" in item.metadata]
 
@@ -148,13 +167,15 @@ def _argument(item: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     the namespace.
     """
     text = item.metadata["help"].replace("%", "%%")
-    shared = {"dest": item.name, "default": argparse.SUPPRESS}
+    shared: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS}
     if hint is bool and item.default:
         return {**shared, "action": argparse.BooleanOptionalAction, "help": text}
     if bool in (hint, *get_args(hint)):
         return {**shared, "action": "store_true", "help": text}
     if item.default not in (None, ""):
         text += f"; default: {item.default}"
+    if item.name == "model_path":
+        shared["action"] = _ModelPath
     settings = {
         "choices": item.metadata["choices"],
         "metavar": item.metadata["metavar"],
@@ -236,7 +257,7 @@ def refuse_flags(
 
 def given(arguments: argparse.Namespace, config: type) -> dict[str, Any]:
     """What the command line says of the fields of one config."""
-    names = {item.name for item in _options(config)}
+    names = option_names(config)
     return {name: value for name, value in vars(arguments).items() if name in names}
 
 

@@ -14,6 +14,7 @@ from ..runtime.logs import FORMAT_VARIABLE
 from ..runtime.pooling.config import PoolingConfig
 from ..server.config import ServerConfig
 from ..server.engine.spawn import spawned
+from ..server.fleet.config import FleetConfig, FleetLimits
 from ..server.images.config import ImageServerConfig
 from ..server.pooling.config import PoolingServerConfig
 from .flags import (
@@ -24,6 +25,7 @@ from .flags import (
     refuse_flags,
     server_config,
 )
+from .fleet import fleet_config, models_parser
 from .foreign_flags import add_foreign_flags
 
 _BEGAN = time.perf_counter()
@@ -61,8 +63,10 @@ def describe(serve: ArgumentParser, *configs: type) -> None:
     serve.add_model_argument()
     serve.add_argument("-h", "--help", action=_ServeHelp, nargs=0, help="show this and end")
     serve.add_config_file_argument()
-    add_config_arguments(serve, *(configs or (*_TEXT, *_IMAGES, *_POOLING)))
+    add_config_arguments(serve, *(configs or (*_TEXT, *_IMAGES, *_POOLING, FleetLimits)))
     add_foreign_flags(serve)
+    if not configs:
+        serve.models = models_parser(serve.instead_of)
 
 
 class _ServeHelp(argparse.Action):
@@ -84,9 +88,13 @@ class _ServeHelp(argparse.Action):
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    config = serving_config(arguments)
+    config = fleet_config(arguments, serving_config) or serving_config(arguments)
     # All processes of the server log alike.
     os.environ[FORMAT_VARIABLE] = config.log_format
+    if isinstance(config, FleetConfig):
+        from ..server.launch import serve
+
+        return serve(config, None, _BEGAN)
     if isinstance(config, ServerConfig) and config.engine.node_rank > 0:
         from ..runtime.distributed.node import run_node
 

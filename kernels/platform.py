@@ -20,15 +20,9 @@ from .cache_format import CACHE_DTYPES
 from .collectives import Group, TorchGroup
 from .graph import Graph, HostArguments, weak_ref_tensor
 from .linear import LinearKernels
+from .memory_info import MemoryInfo as MemoryInfo
 from .paged_attention import TorchAttention
 from .step_parts import StepKernels
-
-
-class MemoryInfo(NamedTuple):
-    """Bytes of the memory that weights and KV cache live in."""
-
-    free: int
-    total: int
 
 
 class MemoryUse(NamedTuple):

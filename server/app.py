@@ -55,7 +55,7 @@ class Service(NamedTuple):
 
 COMMON_ROUTERS = (models.router, operations.router, page_status.router, docs_page.router)
 BATCH_ROUTERS = (files.router, routes.router, routes.body_router)
-_ROUTERS = (
+TEXT_ROUTERS = (
     *COMMON_ROUTERS,
     completions.router,
     chat.router,
@@ -90,7 +90,7 @@ def create_app(engine: TextEngine, config: ServerConfig) -> FastAPI:
     """
     name = config.served_model_name
     serving = Serving(engine=engine, config=config, metrics=Metrics(engine, name), model_name=name)
-    app = add_batches(build_app(serving, _ROUTERS), serving, config)
+    app = add_batches(build_app(serving, TEXT_ROUTERS), serving, config)
     app.state.responses = Responses(serving)
     return app
 

@@ -28,6 +28,7 @@ from ..runtime.logs import set_up_logging, with_fields
 from .app import Service
 from .config import CommonServerConfig
 from .engine.state import EngineState
+from .fleet.config import FleetConfig
 from .http.connections import Connections
 from .http.limits import HttpLimits, room_for_connections
 from .http.protocol import BoundedHttpProtocol
@@ -48,10 +49,15 @@ _KILL_TIMEOUT = 3
 _BACKLOG = 2048
 
 
-def serve(config: AnyServerConfig, process: subprocess.Popen[bytes], began: float) -> NoReturn:
+def serve(
+    config: AnyServerConfig | FleetConfig,
+    process: subprocess.Popen[bytes] | None,
+    began: float,
+) -> NoReturn:
     """Serve until told to stop, and end the process with the exit code.
 
-    `process`: an engine process that waits for its job. `began`: when the start began, by
+    `process`: an engine process that waits for its job; None for several models, which have none
+    before they are asked for. `began`: when the start began, by
     `time.perf_counter`.
 
     0 after SIGTERM or SIGINT; 1 where the engine crashed too often; 2 where it could not start for
@@ -60,7 +66,13 @@ def serve(config: AnyServerConfig, process: subprocess.Popen[bytes], began: floa
     """
     _set_up_logging(config.log_level)
     with listen(config.host, config.port) as listener:
-        uvloop.run(_launch(config, listener, service_of(config, process), began))
+        if isinstance(config, FleetConfig):
+            from .fleet.service import prepare_fleet
+
+            make = prepare_fleet(config)
+        else:
+            make = service_of(config, process)
+        uvloop.run(_launch(config, listener, make, began))
     raise AssertionError("the process has ended")
 
 

@@ -8,7 +8,7 @@ import contextlib
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -181,6 +181,10 @@ class MetricRegistry(Collector):
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""
         return generate_latest(self._registry)
+
+    def families(self) -> Iterable[Metric]:
+        """The same, to be shown beside others."""
+        return self._registry.collect()
 
     def collect(self) -> Iterator[Metric]:
         for series in vars(self).values():

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from ..platform import MemoryInfo
+from ..memory_info import MemoryInfo
 
 _ROOT = Path("/")
 _FILE_CACHE = {"active_file", "inactive_file"}

@@ -22,9 +22,9 @@ from ..platform import ALONE, MemoryInfo, MemoryUse, Place, Platform
 from ..step_parts import StepKernels
 from . import packed_linear
 from .binding import bind, split_cores
-from .cgroups import memory_limit
 from .cores import Threads, choose_threads
 from .graph import CpuGraph, CpuGraphPool
+from .host_memory import host_memory
 from .native import ops as native_ops
 from .native.attention import NativeAttention, native_or_torch
 from .native.build import load_kernels, runnable_variants
@@ -116,13 +116,7 @@ class CpuPlatform(Platform):
 
     def memory(self) -> MemoryInfo:
         """The host's memory, or what is left of it for this process's control group."""
-        memory = psutil.virtual_memory()
-        host, group = MemoryInfo(free=memory.available, total=memory.total), memory_limit()
-        return (
-            host
-            if group is None
-            else MemoryInfo(min(host.free, group.free), min(host.total, group.total))
-        )
+        return host_memory()
 
     def memory_use(self) -> MemoryUse:
         """Resident memory of the whole process; Linux counts its peak in KiB, and a little late.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,7 +22,12 @@ def model_info(card: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def model_list(card: Mapping[str, Any]) -> dict[str, Any]:
-    """All models, of which there is one."""
-    name = card["id"]
-    return {"data": [model_info(card)], "has_more": False, "first_id": name, "last_id": name}
+def model_list(cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """All models, in one page."""
+    data = [model_info(card) for card in cards]
+    return {
+        "data": data,
+        "has_more": False,
+        "first_id": data[0]["id"],
+        "last_id": data[-1]["id"],
+    }

@@ -20,7 +20,7 @@ from .state import ImageMetrics, ImageServing
 from .store import ImageStore
 
 _MIB = 2**20
-_ROUTERS = (generations.router, generations.file_router, *COMMON_ROUTERS)
+IMAGE_ROUTERS = (generations.router, generations.file_router, *COMMON_ROUTERS)
 
 
 def image_service(config: ImageServerConfig, process: subprocess.Popen[bytes] | None) -> Service:
@@ -49,7 +49,7 @@ def create_image_app(engine: ImageClient, config: ImageServerConfig) -> FastAPI:
     metrics = ImageMetrics(engine, store, name)
     return build_app(
         ImageServing(engine=engine, config=config, metrics=metrics, model_name=name, store=store),
-        _ROUTERS,
+        IMAGE_ROUTERS,
     )
 
 

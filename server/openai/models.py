@@ -25,7 +25,7 @@ async def list_models(request: Request, serving: AnyServingDep) -> Response:
     """The one model of this server."""
     card = serving.model_card()
     if VERSION_HEADER in request.headers:
-        return json_response(model_list(card))
+        return json_response(model_list([card]))
     return json_response({"object": "list", "data": [card]})
 
 

@@ -23,7 +23,7 @@ from .config import PoolingServerConfig
 from .state import PoolingMetrics, PoolingServing
 
 _MIB = 2**20
-_ROUTERS = (embeddings.router, scoring.router, *BATCH_ROUTERS, *COMMON_ROUTERS)
+POOLING_ROUTERS = (embeddings.router, scoring.router, *BATCH_ROUTERS, *COMMON_ROUTERS)
 _TASKS = {"embed": "embeddings", "classify": "reranking and scoring"}
 
 
@@ -67,7 +67,7 @@ def create_pooling_app(
     serving = PoolingServing(
         engine=engine, config=config, metrics=metrics, model_name=name, folder=folder
     )
-    return add_batches(build_app(serving, _ROUTERS), serving, config)
+    return add_batches(build_app(serving, POOLING_ROUTERS), serving, config)
 
 
 def pooling_summary(

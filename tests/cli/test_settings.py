@@ -130,7 +130,7 @@ def test_every_option_of_a_config_has_a_key() -> None:
         (f"api_key: {SECRET}\nport: x", ":2: port"),
         (f"api_key: {SECRET}: x", ":1: mapping values are not allowed here"),
         ("#" * (2**20 + 1), "is larger than 1 MiB"),
-        ("models:\n- model: a", ":1: unknown key models"),
+        ("models:\n- modell: a", ":2: unknown key modell; did you mean model?"),
     ],
     ids=lambda text: text[:20],
 )

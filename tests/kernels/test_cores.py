@@ -14,7 +14,7 @@ import pytest
 import torch
 from made_up_machine import Machine
 
-from piecework.kernels.cpu import cores
+from piecework.kernels.cpu import cores, host_memory
 from piecework.kernels.cpu import platform as cpu_platform
 from piecework.kernels.cpu.cgroups import cpu_quota, memory_limit
 from piecework.kernels.cpu.cores import Threads, choose_threads
@@ -173,7 +173,7 @@ def test_the_platform_s_memory_is_the_group_s_where_that_is_less(
         (MemoryInfo(2 * GIB, 4 * GIB), (2, 4)),
         (MemoryInfo(2**62, 2**62), (9, 16)),
     ):
-        monkeypatch.setattr(cpu_platform, "memory_limit", lambda group=group: group)
+        monkeypatch.setattr(host_memory, "memory_limit", lambda group=group: group)
         assert CpuPlatform().memory() == MemoryInfo(*(number * GIB for number in expected))
 
 

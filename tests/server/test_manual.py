@@ -18,6 +18,7 @@ from piecework.runtime.config import EngineConfig
 from piecework.runtime.diffusion.config import DiffusionConfig
 from piecework.runtime.foreign_names import SAME
 from piecework.runtime.pooling.config import PoolingConfig
+from piecework.server.fleet.config import FleetLimits
 from piecework.server.images.client import ImageClient
 from piecework.server.images.config import ImageServerConfig
 from piecework.server.images.protocol import ImagesRequest
@@ -50,7 +51,7 @@ def flags_named(manual: str, title: str = "Flags") -> set[str]:
 
 
 def test_flags() -> None:
-    assert flags_named(MANUAL) == flags_of(EngineConfig, ServerConfig)
+    assert flags_named(MANUAL) == flags_of(EngineConfig, ServerConfig, FleetLimits)
 
 
 def test_foreign_names_and_what_is_taken_without_effect() -> None:

@@ -1,0 +1,152 @@
+"""Several models on one command line: `--model-path NAME=PATH` more than once, or `models:` in the
+file of `--config`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from ..runtime.config import EngineConfig
+from ..runtime.diffusion.config import DiffusionConfig
+from ..runtime.pooling.config import PoolingConfig
+from ..server.config import ServerConfig
+from ..server.fleet.config import FleetConfig, FleetLimits, MemberConfig, of_all_models
+from ..server.images.config import ImageServerConfig
+from ..server.pooling.config import PoolingServerConfig
+from .flags import ArgumentParser, add_config_arguments, check_model, given, option_names
+from .settings import ModelSettings, Setting, with_sources
+
+KINDS: tuple[type, ...] = (
+    EngineConfig,
+    ServerConfig,
+    DiffusionConfig,
+    ImageServerConfig,
+    PoolingConfig,
+    PoolingServerConfig,
+)
+AnyServerConfig = ServerConfig | ImageServerConfig | PoolingServerConfig
+_OWN = option_names(MemberConfig)
+_ONCE = ("cors_origins", "log_requests", "otlp_traces_endpoint", "model_path", "runner")
+"""What is not handed on to each model, beside keys: it is done before requests come there."""
+_NOT_KEPT = {"batch_dir": "none", "responses_store": "memory"}
+"""What a model's own server would keep, and here the fleet's does."""
+
+
+def models_parser(instead_of: Callable[[str], str | None]) -> ArgumentParser:
+    """The flags that an entry of `models:` may have as its keys. `instead_of`: what to do instead
+    of giving one that nobody has.
+    """
+    parser = ArgumentParser(prog="piecework serve", add_help=False)
+    add_config_arguments(parser, *KINDS, MemberConfig, without=of_all_models())
+    parser.add_argument("--name", dest="served_model_name", metavar="NAME")
+    for_all = {f"--{name.replace('_', '-')}" for name in of_all_models()}
+
+    def instead(flag: str) -> str | None:
+        return "it holds for all models; put it outside of them" if flag in for_all else None
+
+    parser.instead_of = lambda flag: instead(flag) or instead_of(flag)
+    return parser
+
+
+def fleet_config(
+    arguments: argparse.Namespace,
+    serving_config: Callable[[argparse.Namespace], AnyServerConfig],
+) -> FleetConfig | None:
+    """The settings of a server of several models; None where the command line asks for one model.
+    `serving_config`: the settings of a server of one. Everything is looked into, before anything is
+    started: raises `ValueError` with the line that is wrong.
+    """
+    entries = list(getattr(arguments, "models", []))
+    paths: list[str] = getattr(arguments, "model_paths", [])
+    if entries and "model_path" in arguments:
+        raise ValueError(
+            "--model-path and models: in the file of --config both name models; give one of them"
+        )
+    if not entries:
+        if len(paths) < 2 and not any("=" in path and not Path(path).exists() for path in paths):
+            _check_one_model(arguments)
+            return None
+        entries = [_named(path) for path in paths]
+    if "served_model_name" in arguments:
+        raise ValueError("--served-model-name is for one model; several have names of their own")
+    members, seen = [], dict[str, str]()
+    for entry in entries:
+        member = _told_where(entry, partial(_member, arguments, entry, serving_config))
+        if member.name in seen:
+            raise ValueError(
+                f"{entry.where}: two models are named {member.name}; {seen[member.name]} has it "
+                "too, give one of them another name"
+            )
+        seen[member.name] = entry.where
+        members.append(member)
+    return FleetConfig(
+        **{
+            name: value
+            for name, value in given(arguments, ServerConfig).items()
+            if name in of_all_models() or name == "max_queued_requests"
+        },
+        served_model_name="fleet",
+        limits=FleetLimits(**given(arguments, FleetLimits)),
+        members=tuple(members),
+    )
+
+
+def _check_one_model(arguments: argparse.Namespace) -> None:
+    for name in given(arguments, FleetLimits):
+        raise ValueError(
+            f"--{name.replace('_', '-')} is for several models; leave it out, or name them by "
+            "--model-path NAME=PATH"
+        )
+
+
+def _named(path: str) -> ModelSettings:
+    """`NAME=PATH`, or a path whose last part is the name."""
+    name, found, rest = path.partition("=")
+    where = f"--model-path {path}"
+    if not found or Path(path).exists():
+        return ModelSettings({"model_path": Setting(path, where)}, where)
+    if not name.strip():
+        raise ValueError(f"{where}: the name before = is empty")
+    settings = {"served_model_name": Setting(name, where), "model_path": Setting(rest, where)}
+    return ModelSettings(settings, where)
+
+
+def _member(
+    arguments: argparse.Namespace,
+    entry: ModelSettings,
+    serving_config: Callable[[argparse.Namespace], AnyServerConfig],
+) -> MemberConfig:
+    own = {name: one.value for name, one in entry.settings.items()}
+    if "model_path" not in own:
+        raise ValueError("model_path is missing; name a folder, a .gguf file or a hub id")
+    about = {name: own.pop(name) for name in _OWN if name in own}
+    # Its own flags must fit what it is; those given for all are for whom they fit.
+    alone = serving_config(argparse.Namespace(**own))
+    known = option_names(type(alone)) | option_names(type(alone.engine))
+    for_all = {
+        name: value
+        for name, value in vars(arguments).items()
+        if name in known and name not in _ONCE and not name.startswith("api_key")
+    }
+    kept = {name: value for name, value in _NOT_KEPT.items() if name in known}
+    config = serving_config(argparse.Namespace(**{**for_all, **kept, **own}))
+    if isinstance(config, ServerConfig):
+        if config.engine.nnodes > 1:
+            raise ValueError("--nnodes: a model of several machines needs a server of its own")
+        check_model(config.engine)
+    name = config.served_model_name
+    if name == "default" or len(name) > 200 or not name.isprintable():
+        raise ValueError(f"{name!r:.80} cannot be a model's name; choose another")
+    return MemberConfig(name=name, server=config, **about)
+
+
+def _told_where(entry: ModelSettings, work: Callable[[], MemberConfig]) -> MemberConfig:
+    sources: Mapping[str, str] = {name: one.source for name, one in entry.settings.items()}
+    try:
+        return work()
+    except ValueError as error:
+        told = with_sources(error, argparse.Namespace(sources=dict(sources)))
+        raise ValueError(f"{entry.where}: {told}") from None

@@ -1,0 +1,208 @@
+"""Gives each request to the application of the model that it names."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.routing import BaseRoute, Match
+from starlette.types import Message, Receive, Scope, Send
+
+from ..collector import unless_client_goes
+from ..errors import InvalidRequest, NotFound, Unavailable
+from ..http.body import LARGE_BODY_BYTES, MAX_LARGE_BYTES, JsonRoute, read_json_body
+from ..state import DEFAULT_MODEL
+from .fleet import Fleet
+from .member import Member
+
+QUEUE_PLACE = b"x-queue-place"
+"""Header of answers that waited for their model: at which place of the queue they began."""
+_OF_AN_APPLICATION = ("app", "router", "endpoint", "path_params", "route")
+"""What the fleet's application puts into a scope, and a member's puts there for itself."""
+Routes = Mapping[type, Sequence[BaseRoute]]
+"""Kind of settings -> the routes of its application."""
+
+
+class _Named(msgspec.Struct):
+    """All that is read of a body here; the rest is passed over, and checked to be JSON."""
+
+    model: Any = None
+
+
+class MemberRoute(BaseRoute):
+    """Every path that an application of one of the models has and the fleet's own has not.
+
+    A request with a JSON body has the model in it, as `model`; the others may have it in their
+    query. Who names none, or "default", means the first model that takes the path.
+    """
+
+    def __init__(self, fleet: Fleet, routes: Routes) -> None:
+        self._fleet, self._routes = fleet, routes
+        self._held = 0
+        """Bytes of large bodies whose requests wait for their model."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        found = self._find(self._routes, scope)
+        return (Match.NONE, {}) if found is None else (found[0], {})
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = self._find(self._routes, scope)
+        assert found is not None
+        match, route = found
+        if match is Match.PARTIAL:
+            await route.handle(scope, receive, send)  # it says which methods there are
+            return
+        request = Request(scope, receive)
+        named = request.query_params.get("model")
+        if isinstance(route, JsonRoute):
+            content = bytes(await read_json_body(request))
+            body_names = _model_of(content)
+            member = self._member(body_names if body_names is not None else named, scope)
+            async with self._held_back(len(content), member):
+                await self._give_loaded(member, content, scope, receive, send)
+            return
+        member = self._member(named, scope, only_ready=True)
+        if not member.admits or member.service is None:
+            raise Unavailable(
+                f"The model {member.name} is {self._fleet.status(member)}; load it by POST "
+                "/v1/models/load.",
+                code="model_not_loaded",
+                headers={"Retry-After": "5"},
+            )
+        async with self._fleet.use(member):
+            await member.service.app(_inner(scope), receive, send)
+
+    async def _give_loaded(
+        self, member: Member, content: bytes, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Wait for the model as long as the client does, and let it answer."""
+        use = self._fleet.use(member)
+        entering = use.__aenter__()
+        place = await (entering if member.admits else unless_client_goes(receive, entering))
+        try:
+            assert member.service is not None
+            app = member.service.app
+            await app(_inner(scope), _replayed(content, receive), _with_place(send, place))
+        finally:
+            await use.__aexit__(None, None, None)
+
+    @asynccontextmanager
+    async def _held_back(self, size: int, member: Member) -> AsyncIterator[None]:
+        """Bodies that wait are bounded together."""
+        held = 0 if member.admits or size <= LARGE_BODY_BYTES else size
+        if self._held + held > MAX_LARGE_BYTES:
+            raise Unavailable(
+                f"Requests of more than {MAX_LARGE_BYTES} bytes together wait for their models. "
+                "Try again in 5 s.",
+                code="bodies_full",
+                headers={"Retry-After": "5"},
+            )
+        self._held += held
+        try:
+            yield
+        finally:
+            self._held -= held
+
+    def _member(self, name: str | None, scope: Scope, *, only_ready: bool = False) -> Member:
+        """Raises `NotFound` for a model that is not there, or does not take the path."""
+        members = self._fleet.members
+        if name not in (None, "", DEFAULT_MODEL):
+            return self._named(str(name), scope)
+        fitting = [each for each in members.values() if self._takes(each, scope)]
+        ready = [each for each in fitting if each.admits] if only_ready else []
+        return (ready or fitting)[0]
+
+    def _named(self, name: str, scope: Scope) -> Member:
+        members = self._fleet.members
+        if name not in members:
+            raise NotFound(
+                f"The model {name!r:.200} does not exist; this server has {told(members)}.",
+                param="model",
+                code="model_not_found",
+            )
+        if not self._takes(members[name], scope):
+            fitting = [each.name for each in members.values() if self._takes(each, scope)]
+            raise NotFound(
+                f"The model {name!r} does not answer {scope['path']:.200}; {told(fitting)} "
+                f"{'do' if len(fitting) > 1 else 'does'}.",
+                param="model",
+                code="model_not_for_path",
+            )
+        return members[name]
+
+    def _takes(self, member: Member, scope: Scope) -> bool:
+        kind = type(member.config.server)
+        found = self._find({kind: self._routes[kind]}, scope)
+        return found is not None and found[0] is Match.FULL
+
+    @staticmethod
+    def _find(routes: Routes, scope: Scope) -> tuple[Match, BaseRoute] | None:
+        """The route of a request, or one that takes its path by another method."""
+        partial = None
+        for route in (route for kind in routes.values() for route in kind):
+            match, _ = route.matches(scope)
+            if match is Match.FULL:
+                return match, route
+            if match is Match.PARTIAL and partial is None:
+                partial = (match, route)
+        return partial
+
+
+def told(names: Iterable[str]) -> str:
+    """Names of models in a sentence, not too many of them."""
+    listed = [repr(name) for name in names]
+    return ", ".join(listed[:10]) + (f" and {len(listed) - 10} more" if len(listed) > 10 else "")
+
+
+def _model_of(content: bytes) -> str | None:
+    """Raises `InvalidRequest` for what is no JSON object, or names a model by no text."""
+    if not content:
+        raise InvalidRequest("The request body is empty; send a JSON object.", code="invalid_json")
+    try:
+        model = msgspec.json.decode(content, type=_Named).model
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        message = f"The request body is not valid JSON: {error}. Send a JSON object in UTF-8."
+        raise InvalidRequest(message, code="invalid_json") from None
+    if model is not None and not isinstance(model, str):
+        raise InvalidRequest(
+            "model: input should be a valid string.", param="model", code="invalid_value"
+        )
+    return model
+
+
+def _inner(scope: Scope) -> Scope:
+    return {
+        name: value
+        for name, value in scope.items()
+        if name not in _OF_AN_APPLICATION and not name.startswith(("fastapi", "starlette."))
+    }
+
+
+def _replayed(content: bytes, receive: Receive) -> Receive:
+    """A body that has been read, to be read again; behind it what may still come."""
+    is_given = False
+
+    async def replay() -> Message:
+        nonlocal is_given
+        if is_given:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": content, "more_body": False}
+
+    return replay
+
+
+def _with_place(send: Send, place: int) -> Send:
+    if place == 0:
+        return send
+
+    async def send_on(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [*message["headers"], (QUEUE_PLACE, str(place).encode())]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return send_on

@@ -1,0 +1,194 @@
+"""What a server of several models answers itself: which there are, where they stand, loading and
+unloading; and what belongs to none of them or to all.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..answers import BODY_ERRORS, Answer, ErrorAnswer, answers
+from ..anthropic.answers import MessagesErrorAnswer, MessagesModel, MessagesModels
+from ..anthropic.models import VERSION_HEADER, model_info, model_list
+from ..auth import OPEN_FOLDER
+from ..errors import NotFound
+from ..http.body import JsonRoute
+from ..images.generations import FILE_TYPES, get_file
+from ..images.state import ImageServing
+from ..native.answers import AbortCount
+from ..native.protocol import AbortBody
+from ..openai.answers import ModelCard
+from ..page import status as page_status
+from ..page.status import ServerStatus
+from ..schemas import WireModel
+from ..state import AnyServingDep, json_response
+from .dispatch import told
+from .fleet import Fleet
+from .member import Member, MemberState
+
+router = APIRouter()
+body_router = APIRouter(route_class=JsonRoute)
+_ERROR = ErrorAnswer | MessagesErrorAnswer
+
+
+class MemberStatus(Answer):
+    """`value`: where the model stands. Memory in bytes: what it takes now, and what it takes or
+    will take at most. `failure`: why it failed.
+    """
+
+    value: Literal["unloaded", "queued", "loading", "ready", "unloading", "failed"]
+    requests: int
+    waiting: int
+    memory: int
+    memory_needed: int
+    pinned: bool
+    idle_seconds: float | None
+    failure: str | None
+
+
+class MemberCard(ModelCard):
+    status: MemberStatus
+
+
+class MemberList(Answer):
+    object: Literal["list"]
+    data: list[MemberCard]
+
+
+class ModelBody(WireModel):
+    """Which model."""
+
+    model: str
+
+
+async def _fleet_of(request: Request) -> Fleet:
+    found: Fleet = request.app.state.serving.engine
+    return found
+
+
+FleetDep = Annotated[Fleet, Depends(_fleet_of)]
+
+
+@router.get("/v1/models", responses=answers(MemberList | MessagesModels, error=_ERROR))
+async def list_models(request: Request, fleet: FleetDep) -> Response:
+    """All models of this server, and where they stand."""
+    cards = [card(fleet, member) for member in fleet.members.values()]
+    if VERSION_HEADER in request.headers:
+        return json_response(model_list(cards))
+    return json_response({"object": "list", "data": cards})
+
+
+@router.get(
+    "/v1/models/{model_id:path}",
+    responses=answers(MemberCard | MessagesModel, errors=(404,), error=_ERROR),
+)
+async def retrieve_model(model_id: str, request: Request, fleet: FleetDep) -> Response:
+    """One model by its name."""
+    found = card(fleet, _member(fleet, model_id))
+    return json_response(model_info(found) if VERSION_HEADER in request.headers else found)
+
+
+@body_router.post("/v1/models/load", responses=answers(MemberCard, errors=BODY_ERRORS))
+async def load_model(body: ModelBody, fleet: FleetDep) -> Response:
+    """Load a model, and answer once it is ready; at once where it is already."""
+    member = _member(fleet, body.model)
+    await fleet.load(member)
+    return json_response(card(fleet, member))
+
+
+@body_router.post("/v1/models/unload", responses=answers(MemberCard, errors=BODY_ERRORS))
+async def unload_model(body: ModelBody, fleet: FleetDep) -> Response:
+    """Unload a model once its requests have ended, and answer then; requests that come meanwhile
+    wait, and have it loaded again.
+    """
+    member = _member(fleet, body.model)
+    await fleet.unload(member)
+    return json_response(card(fleet, member))
+
+
+@body_router.post("/abort_request", responses=answers(AbortCount, errors=(400, 413, 415)))
+async def abort_request(body: AbortBody, fleet: FleetDep) -> Response:
+    """End one request, or every request, whichever model has it."""
+    rid = None if body.abort_all else body.rid
+    engines: list[Any] = [
+        each.service.engine for each in fleet.members.values() if each.service is not None
+    ]
+    return json_response({"aborted": sum([await engine.abort(rid) for engine in engines])})
+
+
+@router.get("/v1/status", responses=answers(ServerStatus, errors=(404,)))
+async def status(fleet: FleetDep, serving: AnyServingDep, model: str | None = None) -> Response:
+    """What a model does now; without `model`, the one that was asked last of those loaded."""
+    ready = [each for each in fleet.members.values() if each.admits]
+    member = (
+        _member(fleet, model)
+        if model is not None
+        else max(ready, key=lambda each: each.last_used, default=None)
+    )
+    if member is None or member.service is None:
+        return await page_status.status(serving)
+    return await page_status.status(member.service.app.state.serving)
+
+
+@router.get(
+    OPEN_FOLDER + "{name}",
+    response_class=Response,
+    responses=answers(media=FILE_TYPES, errors=(404,)),
+)
+async def get_image(name: str, fleet: FleetDep) -> Response:
+    """An image that was asked for as a URL, until it expires, whether or not its model is still
+    loaded.
+    """
+    for member in fleet.members.values():
+        serving = None if member.service is None else member.service.app.state.serving
+        if isinstance(serving, ImageServing) and serving.store.get(name) is not None:
+            return await get_file(name, serving)
+    raise NotFound("There is no such image, or it has expired.", code="image_not_found")
+
+
+def card(fleet: Fleet, member: Member) -> dict[str, Any]:
+    """A model as `/v1/models` shows it."""
+    config, service = member.config, member.service
+    known = service is not None and service.engine.info is not None
+    shown: dict[str, Any] = (
+        service.app.state.serving.model_card()
+        if service is not None and known
+        else {
+            "id": member.name,
+            "object": "model",
+            "created": fleet.started,
+            "owned_by": "piecework",
+            "root": config.server.engine.model_path,
+            "parent": None,
+        }
+    )
+    is_ready = member.state is MemberState.READY
+    idle = time.monotonic() - member.last_used if is_ready and member.is_idle else None
+    return {
+        **shown,
+        "status": {
+            "value": fleet.status(member),
+            "requests": member.under_way,
+            "waiting": fleet.waiting_for(member),
+            "memory": member.resident,
+            "memory_needed": member.size,
+            "pinned": config.pinned,
+            "idle_seconds": None if idle is None else round(idle, 1),
+            "failure": member.failure,
+        },
+    }
+
+
+def _member(fleet: Fleet, name: str) -> Member:
+    """Raises `NotFound`."""
+    if name not in fleet.members:
+        raise NotFound(
+            f"The model {name!r:.200} does not exist; this server has {told(fleet.members)}.",
+            param="model",
+            code="model_not_found",
+        )
+    return fleet.members[name]

@@ -1,0 +1,129 @@
+"""A fleet whose engines say what a test scripts: everything else is real."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from scripted_engine import INFO, ScriptedEngine
+from toy_tokenizer import toy_tokenizer
+
+from piecework.runtime.config import EngineConfig
+from piecework.server.app import Service, create_app
+from piecework.server.config import ServerConfig
+from piecework.server.engine.state import EngineState
+from piecework.server.fleet import fleet as fleet_module
+from piecework.server.fleet import member as member_module
+from piecework.server.fleet.config import FleetConfig, FleetLimits, MemberConfig
+from piecework.server.fleet.fleet import Fleet
+from piecework.server.fleet.service import fleet_service
+
+GIB = 2**30
+
+
+class LoadableEngine(ScriptedEngine):
+    """Starts in no time, or once `may_start` is set; fails to where `fault` says why."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(toy_tokenizer())
+        self.name = name
+        self.state = EngineState.STOPPED
+        self.failed = asyncio.Event()
+        self.may_start = asyncio.Event()
+        self.may_start.set()
+        self.failure: str | None = None
+        self.fault: str | None = None
+        self.starts = self.stops = 0
+        self.engine_pid: int | None = None
+
+    async def start(self) -> None:
+        self.state, self.failure = EngineState.STARTING, None
+        self.failed.clear()
+        self.starts += 1
+
+    async def wait_ready(self) -> bool:
+        await self.may_start.wait()
+        self.failure = self.fault
+        self.state = EngineState.READY if self.fault is None else EngineState.FAILED
+        return self.fault is None
+
+    async def stop(self, *, at_once: bool = False) -> None:
+        assert not self.running, "an engine with requests under way was ended"
+        self.state = EngineState.STOPPED
+        self.stops += 1
+
+    async def drain(self, timeout: float) -> None:
+        self.state = EngineState.DRAINING
+
+    def break_down(self, reason: str) -> None:
+        """It was given up, as a supervisor does."""
+        self.state, self.failure = EngineState.FAILED, reason
+        self.failed.set()
+
+
+class ScriptedFleet:
+    """`engines` by name; `at_once`: how many models were loaded together at most."""
+
+    def __init__(self, folder: Path, monkeypatch: Any) -> None:
+        self._folder, self._monkeypatch = folder, monkeypatch
+        self.engines: dict[str, LoadableEngine] = {}
+        self.prepare: Callable[[LoadableEngine], None] = lambda engine: None
+        monkeypatch.setattr(member_module, "spawn", _idle_process)
+        monkeypatch.setattr(member_module, "service_of", self._service_of)
+        monkeypatch.setattr(member_module, "resident_memory", lambda pids: GIB)
+        monkeypatch.setattr(fleet_module, "resident_memory", lambda pids: GIB)
+
+    def config(self, *names: str, **settings: Any) -> FleetConfig:
+        """`settings`: of limits, of the server, and by a model's name those of its entry."""
+        own = {name: settings.pop(name, {}) for name in names}
+        limits = {
+            name: settings.pop(name)
+            for name in ("fleet_memory", "max_loaded_models", "idle_unload")
+            if name in settings
+        }
+        members = tuple(
+            MemberConfig(
+                name=name,
+                server=ServerConfig(
+                    engine=EngineConfig(model_path=str(self._folder)), served_model_name=name
+                ),
+                **own[name],
+            )
+            for name in names
+        )
+        shared = {"batch_dir": str(self._folder / "batches"), "responses_store": "memory"}
+        return FleetConfig(
+            members=members,
+            served_model_name="fleet",
+            limits=FleetLimits(**limits),
+            **{**shared, **settings},
+        )
+
+    def service(self, *names: str, **settings: Any) -> Service:
+        """Each model takes a GiB."""
+        service = fleet_service(self.config(*names, **settings))
+        fleet: Fleet = service.engine  # type: ignore[assignment]
+        self.fleet = fleet
+        for member in fleet.members.values():
+            member.size = GIB
+        return service
+
+    def _service_of(self, config: ServerConfig, process: Any) -> Callable[[], Service]:
+        process.kill()
+        process.communicate()
+
+        def make() -> Service:
+            name = config.served_model_name
+            engine = self.engines[name] = LoadableEngine(name)
+            engine.info = INFO
+            self.prepare(engine)
+            return Service(engine, create_app(engine, config), lambda port, seconds: "")  # type: ignore[arg-type]
+
+        return make
+
+
+def _idle_process(command: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["true"], stdin=subprocess.PIPE)
