@@ -14,7 +14,8 @@ from typing import Any, cast
 from .config import EngineConfig, PassConfig
 from .distributed.processes import start_ranks
 from .engine.build import build_engine
-from .engine.messages import FinishReason, TokenLogprob
+from .engine.messages import FinishReason, ProfileAnswer, StartProfile, TokenLogprob
+from .engine.profiling import Profiler
 from .foreign_names import own_names
 from .loader.check import check_model
 from .loader.resolve import resolve_model_path
@@ -99,6 +100,7 @@ class LLM:
         startup.complete(progress=progress)
         self.info = runner.info()
         self._numbers = count()
+        self._profiler = Profiler()
 
     def generate(
         self,
@@ -138,11 +140,27 @@ class LLM:
             live[request.rid] = request
         while live:
             ended, to_abort = process_outputs(live, self.core.step().outputs)
+            if self._profiler.is_running:
+                self._profiler.step()
             for rid in ended:
                 del live[rid]
             if to_abort:
                 self.core.abort(to_abort)
         return completions
+
+    def start_profile(self, folder: str, **options: Any) -> str:
+        """Profile the next steps by torch.profiler; returns where `stop_profile` will write the
+        trace. `options`: the other members of `StartProfile`. Raises `ValueError`.
+        """
+        return _path_of(self._profiler.start(StartProfile(folder=folder, **options)))
+
+    def stop_profile(self) -> str:
+        """End the profile; returns where its trace is. Raises `ValueError` where none runs, or it
+        ended by itself.
+        """
+        answer = self._profiler.stop()
+        self._profiler.wait()
+        return _path_of(answer)
 
     def chat(
         self, messages: Sequence[dict[str, Any]], params: SamplingParams | None = None
@@ -152,6 +170,12 @@ class LLM:
             self.tokenizer.apply_chat_template(messages), add_special_tokens=False
         )
         return self.generate([prompt], params)[0]
+
+
+def _path_of(answer: ProfileAnswer) -> str:
+    if answer.path is None:
+        raise ValueError(answer.error)
+    return answer.path
 
 
 def _listed(prompts: str | Sequence[int] | Sequence[str | list[int]]) -> list[str | list[int]]:

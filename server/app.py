@@ -25,7 +25,7 @@ from .errors import ApiError, answer_error
 from .http.body import Bodies
 from .metrics import Metrics
 from .middleware import EveryAnswer
-from .native import control, generate
+from .native import control, generate, profiling
 from .openai import chat, completions, models, tokenize
 from .openai.batches import files, routes
 from .openai.batches.service import Batches
@@ -67,6 +67,8 @@ TEXT_ROUTERS = (
     generate.router,
     control.router,
     control.body_router,
+    profiling.router,
+    profiling.body_router,
     operations.generate_router,
 )
 _EXCEPTIONS = (

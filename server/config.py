@@ -220,6 +220,13 @@ class ServerConfig(BatchServerConfig):
         group=SERVER,
         metavar="DAYS",
     )
+    profile_dir: str | None = option(
+        None,
+        "folder for traces of torch.profiler, which /start_profile and /stop_profile then make; "
+        "default: these endpoints are off",
+        group=SERVER,
+        metavar="FOLDER",
+    )
     runner: str = option(
         "auto",
         "what the model is for: generate writes text, pooling makes vectors or scores; auto: "
@@ -238,6 +245,10 @@ class ServerConfig(BatchServerConfig):
 
     def __post_init__(self) -> None:
         BatchServerConfig.__post_init__(self)
+        if self.profile_dir is not None and not self.profile_dir.strip():
+            raise ValueError("--profile-dir is empty; name a folder, or leave it out")
+        if self.profile_dir is not None and os.path.isfile(self.profile_dir):
+            raise ValueError(f"--profile-dir {self.profile_dir} is a file; name a folder")
         if not self.responses_store:
             raise ValueError("--responses-store is empty; name a file, memory, off or auto")
         if not 0 < self.responses_store_days < float("inf"):

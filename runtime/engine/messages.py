@@ -55,6 +55,28 @@ class FlushCache:
     """Drop every cached prefix that no request uses."""
 
 
+MOST_PROFILED_STEPS = 200
+"""Of one profile: each step has thousands of events, which are kept in memory until it ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartProfile:
+    """Profile the next steps, `num_steps` of them or until `StopProfile`; the trace comes into
+    `folder`. `activities`: CPU, GPU.
+    """
+
+    folder: str
+    num_steps: int | None = None
+    activities: list[str] = field(default_factory=lambda: ["CPU", "GPU"])
+    with_stack: bool = False
+    record_shapes: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopProfile:
+    """End the profile, and write its trace."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shutdown:
     """End the engine process with exit code 0."""
@@ -248,6 +270,14 @@ class CacheFlushed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileAnswer:
+    """Answer to `StartProfile` and `StopProfile`: where the trace will be, or why there is none."""
+
+    path: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateImage:
     """Make one image."""
 
@@ -326,7 +356,16 @@ class DiffusionReady:
     info: DiffusionInfo
 
 
-ToEngine = GenerateRequest | GenerateImage | PoolRequest | AbortRequests | FlushCache | Shutdown
+ToEngine = (
+    GenerateRequest
+    | GenerateImage
+    | PoolRequest
+    | AbortRequests
+    | FlushCache
+    | StartProfile
+    | StopProfile
+    | Shutdown
+)
 FromEngine = (
     StepOutput
     | ImageStep
@@ -338,4 +377,5 @@ FromEngine = (
     | EngineAlive
     | EngineFailed
     | CacheFlushed
+    | ProfileAnswer
 )

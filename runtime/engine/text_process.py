@@ -21,8 +21,11 @@ from .messages import (
     EngineReady,
     FlushCache,
     GenerateRequest,
+    StartProfile,
     StepOutput,
+    StopProfile,
 )
+from .profiling import Profiler
 
 _STARTUP_POLL_MS = 20
 """How long to wait for a message before the next portion of the start-up."""
@@ -41,6 +44,7 @@ class EngineProcess:
         self._mailbox = mailbox
         self._compiling = CompilingRequests(self._core.grammars)
         self._heart = Heartbeat(mailbox.send)
+        self._profiler = Profiler()
         tell_each_layer(self._heart.beat_again)
 
     def ready(self) -> EngineReady:
@@ -70,6 +74,8 @@ class EngineProcess:
             )
             if self._core.has_work:
                 self._mailbox.send(self._core.step())
+                if self._profiler.is_running:
+                    self._profiler.step()
             if self._startup.pending:
                 self._startup.advance(busy=self._core.has_work)
                 if not self._startup.pending:
@@ -106,6 +112,10 @@ class EngineProcess:
                 self._mailbox.send(StepOutput(outputs=[], stats=self._core.stats()))
             case FlushCache():
                 self._mailbox.send(CacheFlushed(freed_tokens=self._core.flush_cache()))
+            case StartProfile():
+                self._mailbox.send(self._profiler.start(message))
+            case StopProfile():
+                self._mailbox.send(self._profiler.stop())
 
 
 def build(settings: dict[str, Any], mailbox: Mailbox) -> EngineProcess:

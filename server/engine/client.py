@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 from ...runtime.config import EngineConfig
 from ...runtime.engine.messages import (
@@ -15,13 +15,19 @@ from ...runtime.engine.messages import (
     EngineReady,
     EngineStats,
     FlushCache,
+    ProfileAnswer,
+    StartProfile,
     StepOutput,
+    StopProfile,
+    ToEngine,
 )
 from ...runtime.tokenizer.output_processor import RequestState, process_outputs
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from .spawn import LANGUAGE_MODEL
 from .state import EngineState, EngineUnavailable
 from .supervisor import EngineSupervisor, SupervisorSettings
+
+T = TypeVar("T")
 
 
 class EngineClient(EngineSupervisor[RequestState]):
@@ -44,14 +50,23 @@ class EngineClient(EngineSupervisor[RequestState]):
         self.stats = EngineStats()
         self.tokenizer = tokenizer
         self._flushes: deque[asyncio.Future[int]] = deque()
+        self._profiles: deque[asyncio.Future[ProfileAnswer]] = deque()
 
     async def flush_cache(self) -> int:
         """Drop cached prefixes that no request uses; returns the number of tokens freed."""
+        return await self._ask(FlushCache(), self._flushes)
+
+    async def profile(self, message: StartProfile | StopProfile) -> list[ProfileAnswer]:
+        """Begin or end a profile; the answer of each engine."""
+        return [await self._ask(message, self._profiles)]
+
+    async def _ask(self, message: ToEngine, waiting: deque[asyncio.Future[T]]) -> T:
+        """The engine's answer, which come in the order of the questions."""
         if self.state is not EngineState.READY:
             raise EngineUnavailable(f"the engine is {self.state}")
-        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._flushes.append(answer)
-        self._send(FlushCache())
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        waiting.append(answer)
+        self._send(message)
         return await answer
 
     def _handle(self, message: Any) -> None:
@@ -68,14 +83,21 @@ class EngineClient(EngineSupervisor[RequestState]):
             case EngineChanged(info=info):
                 self.info = info
             case CacheFlushed(freed_tokens=freed):
-                answer = self._flushes.popleft()
-                if not answer.done():
-                    answer.set_result(freed)
+                _tell(self._flushes.popleft(), freed)
+            case ProfileAnswer():
+                _tell(self._profiles.popleft(), message)
             case _:
                 super()._handle(message)
 
     def _interrupted(self, reason: str) -> None:
-        while self._flushes:
-            answer = self._flushes.popleft()
-            if not answer.done():
-                answer.set_exception(EngineUnavailable(reason))
+        for waiting in (self._flushes, self._profiles):
+            while waiting:
+                answer: asyncio.Future[Any] = waiting.popleft()
+                if not answer.done():
+                    answer.set_exception(EngineUnavailable(reason))
+
+
+def _tell(waiting: asyncio.Future[T], answer: T) -> None:
+    """Unless who asked is gone."""
+    if not waiting.done():
+        waiting.set_result(answer)

@@ -6,7 +6,13 @@ import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from ...runtime.engine.messages import EngineInfo, EngineStats
+from ...runtime.engine.messages import (
+    EngineInfo,
+    EngineStats,
+    ProfileAnswer,
+    StartProfile,
+    StopProfile,
+)
 from ...runtime.tokenizer.output_processor import RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from .state import EngineState
@@ -90,3 +96,5 @@ class TextEngine(Engine, Protocol):
     async def abort(self, rid: str | None) -> int: ...
 
     async def flush_cache(self) -> int: ...
+
+    async def profile(self, message: StartProfile | StopProfile) -> list[ProfileAnswer]: ...

@@ -14,7 +14,13 @@ from itertools import chain
 from typing import Any, Unpack
 
 from ...runtime.config import EngineConfig
-from ...runtime.engine.messages import EngineInfo, EngineStats
+from ...runtime.engine.messages import (
+    EngineInfo,
+    EngineStats,
+    ProfileAnswer,
+    StartProfile,
+    StopProfile,
+)
 from ...runtime.tokenizer.output_processor import RequestState
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from .client import EngineClient
@@ -298,6 +304,14 @@ class Replicas:
         )
         # The cache of one that has ended meanwhile is empty.
         return sum(answer for answer in answers if isinstance(answer, int))
+
+    async def profile(self, message: StartProfile | StopProfile) -> list[ProfileAnswer]:
+        """As an `EngineClient`, each that is ready; `error` where one refuses."""
+        ready = [each for each in self.replicas if each.state is EngineState.READY]
+        if not ready:
+            raise EngineUnavailable(f"the engine is {self.state}")
+        answers = await asyncio.gather(*[each.profile(message) for each in ready])
+        return list(chain.from_iterable(answers))
 
     def _choose(self, prompt: list[int], among: Sequence[Replica]) -> Replica:
         """The one that has most of the prompt cached, where that is much of it and it has not far

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import pydantic_core
 from fastapi.routing import APIRoute
@@ -22,6 +22,7 @@ MAX_LARGE_BYTES = 32 * MAX_BODY_BYTES
 MAX_STRUCTURE = 100_000
 """Objects, members and arrays in one body: the longest conversation has a tenth."""
 _STRUCTURE = (b"{", b"[", b":")
+_JSON = (b"content-type", b"application/json")
 _parse = partial(pydantic_core.from_json, allow_inf_nan=False, cache_strings="none")
 
 
@@ -45,19 +46,40 @@ class JsonRoute(APIRoute):
     Parsing is strict: no NaN or Infinity, no invalid UTF-8, no lone surrogates, at most 200 levels.
     """
 
+    empty: ClassVar[bytes] = b""
+    """What an empty body means."""
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
 
         async def read_then_handle(request: Request) -> Response:
             bodies: Bodies = request.app.state.bodies
-            read = JsonRequest(request.scope, request.receive)
+            scope, is_left_out = request.scope, self.empty and _has_no_body(request)
+            if is_left_out:
+                # FastAPI parses what says that it is JSON.
+                scope = {**scope, "headers": [*scope["headers"], _JSON]}
+            read = JsonRequest(scope, request.receive)
             try:
-                await bodies.read(request, read)
+                if is_left_out:
+                    read.parsed = _parse(self.empty)
+                else:
+                    await bodies.read(request, read)
                 return await unless_client_goes(request.receive, handler(read))
             finally:
                 bodies.release(read.size)
 
         return read_then_handle
+
+
+class OptionalJsonRoute(JsonRoute):
+    """The same, whose body may be left out."""
+
+    empty = b"{}"
+
+
+def _has_no_body(request: Request) -> bool:
+    headers = request.headers
+    return headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
 
 
 class Bodies:

@@ -13,6 +13,9 @@ from piecework.runtime.engine.messages import (
     EngineInfo,
     EngineStats,
     FinishReason,
+    ProfileAnswer,
+    StartProfile,
+    StopProfile,
     TokenLogprob,
     TokenOutput,
 )
@@ -86,6 +89,7 @@ class ScriptedEngine:
         )
         self.requests: list[RequestState] = []
         self.running: set[str] = set()
+        self.profiles: list[StartProfile | StopProfile] = []
         self.dropped: list[str] = []
         self._aborted: set[str] = set()
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -143,6 +147,10 @@ class ScriptedEngine:
         if self.state is not EngineState.READY:
             raise EngineUnavailable(f"the engine is {self.state}")
         return self.stats.kv_tokens_cached
+
+    async def profile(self, message: StartProfile | StopProfile) -> list[ProfileAnswer]:
+        self.profiles.append(message)
+        return [ProfileAnswer(path="/traces/1.trace.json.gz")]
 
     async def _step(self, request: RequestState) -> TokenOutput:
         script, rid, count = self.script, request.rid, len(request.output_ids)

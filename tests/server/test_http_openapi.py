@@ -180,7 +180,19 @@ def test_answers_of_every_operation_are_held_to_the_document() -> None:
         for path, operations in default_document()["paths"].items()
         for method in operations
     }
-    assert declared == {(method, path) for method, path, _ in GOOD} | {*IN_ORDER}
+    assert declared == {(method, path) for method, path, _ in GOOD} | {*IN_ORDER, *PROFILES}
+
+
+PROFILES = [("POST", "/start_profile"), ("POST", "/stop_profile")]
+"""Which need a folder."""
+
+
+async def test_profiles_are_as_declared(scripted: ScriptedEngine, tmp_path: Path) -> None:
+    async with client_of(make_app(scripted, profile_dir=str(tmp_path))) as client:
+        for method, path in PROFILES:
+            answer = await client.request(method, path)
+            assert answer.status_code == 200, answer.text
+            check_answer(default_document(), method, path, answer)
 
 
 IN_ORDER = [

@@ -27,6 +27,7 @@ from piecework.runtime.engine.messages import (
     ImageStats,
     ImageStep,
     RankInfo,
+    StartProfile,
     StepOutput,
     ToEngine,
     TokenLogprob,
@@ -98,6 +99,7 @@ SHORT = {
     "bool": st.booleans(),
     "bytes": st.binary(max_size=5),
     "str | None": st.none() | st.text(max_size=5),
+    "int | None": st.none() | INTEGERS,
     "list[int]": st.lists(INTEGERS, max_size=3),
     "dict[str, str]": st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
 }
@@ -151,7 +153,12 @@ STRATEGIES = {
         priority=INTEGERS,
         arrival_time=NUMBERS,
     ),
-    StepOutput: st.builds(StepOutput, outputs=st.lists(OUTPUT, max_size=3), stats=STATS),
+    StepOutput: st.builds(
+        StepOutput,
+        outputs=st.lists(OUTPUT, max_size=3),
+        stats=STATS,
+        started=st.dictionaries(st.text(max_size=5), NUMBERS, max_size=3),
+    ),
     EngineReady: st.builds(EngineReady, info=INFO),
     EngineChanged: st.builds(EngineChanged, info=INFO),
     GenerateImage: st.builds(GenerateImage, params=IMAGE_PARAMS),
@@ -162,6 +169,7 @@ STRATEGIES = {
     ),
     DiffusionReady: st.builds(DiffusionReady, info=DIFFUSION_INFO),
     CacheFlushed: st.builds(CacheFlushed, freed_tokens=INTEGERS),
+    StartProfile: built(StartProfile),
     PoolRequest: built(PoolRequest),
     PoolStep: built(
         PoolStep, outputs=st.lists(built(PoolOutput), max_size=2), stats=built(PoolStats)

@@ -1,0 +1,118 @@
+"""SGLang's endpoints that profile the engine, below the folder of `--profile-dir` alone."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.responses import Response
+
+from ...runtime.engine.messages import (
+    MOST_PROFILED_STEPS,
+    ProfileAnswer,
+    StartProfile,
+    StopProfile,
+)
+from ..answers import Answer, answers
+from ..errors import InvalidRequest
+from ..http.body import OptionalJsonRoute
+from ..schemas import Unsupported, WireModel
+from ..state import Serving, ServingDep, json_response
+
+body_router = APIRouter(route_class=OptionalJsonRoute)
+router = APIRouter()
+_MOST_BYTES = 4 * 2**30
+"""Of all traces below the folder."""
+
+
+class ProfileBody(WireModel):
+    """Body of `POST /start_profile`, which may be left out."""
+
+    output_dir: str = Field("", max_length=200)
+    num_steps: Annotated[int, Field(ge=1, le=MOST_PROFILED_STEPS)] | None = None
+    activities: list[Literal["CPU", "GPU"]] = Field(["CPU", "GPU"], min_length=1, max_length=2)
+    with_stack: bool = False
+    record_shapes: bool = False
+    start_step: Unsupported = None
+    profile_by_stage: Unsupported = None
+    merge_profiles: Unsupported = None
+
+
+class ProfileTold(Answer):
+    """`paths`: where the traces of each engine are, once they are written."""
+
+    success: bool
+    message: str
+    paths: list[str]
+
+
+@body_router.post("/start_profile", responses=answers(ProfileTold, errors=(400, 413, 415, 503)))
+async def start_profile(body: ProfileBody, serving: ServingDep) -> Response:
+    """Profile the engine's next steps, `num_steps` of them or until `/stop_profile`."""
+    folder = _folder(serving, body.output_dir)
+    told = await serving.engine.profile(
+        StartProfile(
+            folder=folder,
+            num_steps=body.num_steps,
+            activities=list(body.activities),
+            with_stack=body.with_stack,
+            record_shapes=body.record_shapes,
+        )
+    )
+    return _answer(told, "Profiling; the trace is written when the profile ends.")
+
+
+@router.post("/stop_profile", responses=answers(ProfileTold, errors=(400, 503)))
+async def stop_profile(serving: ServingDep) -> Response:
+    """End the profile; its trace is written in the background."""
+    _profile_dir(serving)
+    return _answer(await serving.engine.profile(StopProfile()), "The trace is being written.")
+
+
+def _answer(told: list[ProfileAnswer], message: str) -> Response:
+    failed = [one.error for one in told if one.error is not None]
+    if failed:
+        raise InvalidRequest(f"{failed[0]}.", code="profile_state")
+    paths: list[Any] = [one.path for one in told]
+    return json_response({"success": True, "message": message, "paths": paths})
+
+
+def _profile_dir(serving: Serving) -> str:
+    folder = serving.config.profile_dir
+    if folder is None:
+        raise InvalidRequest(
+            "Profiles are off; start the server with --profile-dir FOLDER.", code="profiles_off"
+        )
+    return os.path.realpath(folder)
+
+
+def _folder(serving: Serving, output_dir: str) -> str:
+    """The folder that a client asks for. Raises `InvalidRequest` for one that is not below ours,
+    and where ours is full.
+    """
+    root = _profile_dir(serving)
+    try:
+        chosen = os.path.realpath(os.path.join(root, output_dir))
+        is_below = os.path.commonpath([root, chosen]) == root
+    except ValueError:  # a byte of zero
+        is_below = False
+    if not is_below:
+        raise InvalidRequest(
+            "output_dir: traces are written below --profile-dir alone; send a name, or leave it "
+            "out.",
+            param="output_dir",
+            code="invalid_value",
+        )
+    size = sum(
+        os.lstat(os.path.join(folder, name)).st_size
+        for folder, _, names in os.walk(root)
+        for name in names
+    )
+    if size > _MOST_BYTES:
+        raise InvalidRequest(
+            f"--profile-dir holds {size >> 20} MiB, more than {_MOST_BYTES >> 20}; delete traces.",
+            code="profiles_full",
+        )
+    return chosen
