@@ -45,7 +45,7 @@ export class Images {
       event.preventDefault();
       this.#toggle();
     } }, field('Prompt', this.prompt), field('Not wanted', this.negative),
-    h('div', { class: 'fields' }, field('Size', this.size), field('Images', this.number),
+    h('div', { class: 'fields' }, field('Size', this.size), field('How many', this.number),
       ...FIELDS.map(([name, label]) => field(label, this.fields[name]))),
     h('datalist', { id: 'image-sizes' }, ...SIZES.filter(Boolean).map(
       (value) => h('option', { value }))),

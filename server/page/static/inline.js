@@ -79,6 +79,8 @@ function codeAt(text, at, runs) {
   let length = 1;
   while (text[at + length] === '`') length += 1;
   const run = runs.get(length);
+  // A run that begins behind a backslash is none of these.
+  if (!run) return ['`'.repeat(length), at + length];
   while (run.next < run.starts.length && run.starts[run.next] < at + length) run.next += 1;
   const end = run.starts[run.next];
   if (end === undefined) return ['`'.repeat(length), at + length];
@@ -166,7 +168,7 @@ function emphasis(text, at, out) {
     left -= top.mark.length;
   }
   while (left > 0) {
-    const mark = sign.repeat(left >= 2 ? 2 : 1);
+    const mark = sign.repeat(left % 2 ? 1 : 2);
     if (opens && out.length <= MOST_NESTED) {
       out.push({ mark, nodes: [] });
     } else {

@@ -59,7 +59,7 @@ export class MarkdownView {
   #openCode(block, start) {
     const begin = this.text.indexOf('\n', start) + 1;
     if (begin === 0) return;
-    const view = new CodeView(block.language, '');
+    const view = new CodeView(block.language);
     this.live[0].replaceWith(view.element);
     this.live = [view.element];
     this.code = { view, start, at: begin, fence: block.fence, indent: block.indent };
@@ -116,11 +116,19 @@ function blockNode(block) {
       return h(`h${Math.min(block.level + 2, 6)}`, {}, ...inlineNodes(block.text));
     case 'rule': return h('hr');
     case 'quote': return h('blockquote', {}, ...block.blocks.map(blockNode));
-    case 'code': return new CodeView(block.language, block.text).element;
+    case 'code': return codeNode(block);
     case 'list': return listNode(block);
     case 'table': return tableNode(block);
     default: return h('p', {}, ...inlineNodes(block.text));
   }
+}
+
+function codeNode(block) {
+  const view = new CodeView(block.language);
+  const lines = block.text.split('\n');
+  if (!block.closed) view.tail(lines.pop());
+  view.add(lines);
+  return view.element;
 }
 
 function listNode(list) {
@@ -154,7 +162,7 @@ function tableNode({ align, head, rows }) {
 /** Code with its language and a button that copies it. Its lines are drawn in chunks, so that a new
  * one does not lay out thousands again. */
 class CodeView {
-  constructor(language, text) {
+  constructor(language) {
     this.lines = [];
     this.last = document.createTextNode('');
     this.code = h('code', {}, this.last);
@@ -164,11 +172,6 @@ class CodeView {
       h('div', { class: 'code-head' }, h('span', {}, name || 'text'),
         copyButton(() => this.#text(), 'Copy code')),
       h('pre', { tabindex: '0', 'aria-label': name ? `Code, ${name}` : 'Code' }, this.code));
-    if (text) {
-      const lines = text.split('\n');
-      this.tail(lines.pop());
-      this.add(lines);
-    }
   }
 
   add(lines) {
@@ -194,6 +197,6 @@ class CodeView {
   }
 
   #text() {
-    return [...this.lines, this.last.data].join('\n');
+    return [...this.lines, this.last.data].join('\n').replace(/\n$/, '');
   }
 }
