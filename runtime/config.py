@@ -10,6 +10,7 @@ from enum import StrEnum
 from ..compilation.passes.config import PassConfig as PassConfig
 from ..compilation.sizes import parse_list, parse_sizes
 from ..kernels.cpu.core_lists import check_lists
+from .cache.kv_events import KVEventsConfig
 from .distributed.nodes import check_experts, check_nodes
 from .models.registry import ModelCode
 from .options import check_options, check_threads, option
@@ -217,6 +218,13 @@ class EngineConfig:
     disable_radix_cache: bool = option(
         False, "do not reuse the KV cache of prompts that begin alike", group=MEMORY
     )
+    kv_events_config: str | None = option(
+        None,
+        "tell routers over ZeroMQ, as vLLM does, what comes into the prefix cache and leaves it: "
+        "JSON with endpoint, replay_endpoint, topic, buffer_steps, hwm; default: no events",
+        group=MEMORY,
+        metavar="JSON",
+    )
     batch_invariant: bool = option(
         False,
         "compute each token in the same order whatever else its step holds, so that a request's "
@@ -337,6 +345,8 @@ class EngineConfig:
             raise ValueError(
                 f"--mem-fraction-static must lie between 0 and 1, got {self.mem_fraction_static}"
             )
+        if self.kv_events_config is not None:
+            KVEventsConfig.parse(self.kv_events_config)
         parse_sizes(self.piecewise_cuda_graph_tokens)
         PassConfig.parse(self.passes)
         if self.cuda_graph_bs is not None:

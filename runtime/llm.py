@@ -83,6 +83,8 @@ class LLM:
         # are for who asks for them. Nor is a process that is not ours bound to cores unasked.
         unasked: dict[str, Any] = {"piecewise_cuda_graph": False, "cpu_bind": "none"}
         self.config = EngineConfig(**unasked | own_names({**named, **settings}))
+        if self.config.kv_events_config is not None:
+            raise ValueError("kv_events_config is for servers, which have an engine process")
         path = resolve_model_path(self.config.model_path)
         check_model(
             path,

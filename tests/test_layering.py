@@ -26,7 +26,11 @@ KNOWS = {
 """Floor -> the other floors that its modules may import."""
 WEB_STACK = {"fastapi", "starlette", "uvicorn", "pydantic"}
 WIRE = {"msgspec", "zmq"}
-WIRE_MODULES = {"runtime/engine/ipc.py", "runtime/engine/process.py"}
+WIRE_MODULES = {
+    "runtime/engine/ipc.py",
+    "runtime/engine/kv_publisher.py",
+    "runtime/engine/process.py",
+}
 SERVING = {
     "piecework.runtime.engine.text_process",
     "piecework.runtime.pooling.engine_process",

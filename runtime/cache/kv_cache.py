@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from ..engine.request import Request
 from .block_pool import HOLE, BlockGroup, BlockPool
+from .kv_events import KVEvents
 from .pool import RESERVED_PAGE
 from .radix import Column, RadixCache
 from .states import RESERVED_SLOT
@@ -62,6 +63,8 @@ class KVCache:
     `window`: of layers with `window_pages` pages of their own, the reserved one among them; None:
     the model has none. A request has those that a query will still reach; a prefix is shared where
     the tree has those of its last window.
+
+    `events` is told which pages come into the tree and leave it.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class KVCache:
         snapshot_tokens: int = 64,
         window: int | None = None,
         window_pages: int = 0,
+        events: KVEvents | None = None,
     ) -> None:
         self.page_size = page_size
         self.shares_prefixes = share_prefixes
@@ -86,7 +90,7 @@ class KVCache:
         groups = [self.windows] if self.windows is not None else []
         groups += [BlockGroup(self.states, 1)] if self.states is not None else []
         self.radix = RadixCache(
-            self.allocator.free, page_size, enabled=share_prefixes, groups=groups
+            self.allocator.free, page_size, enabled=share_prefixes, groups=groups, events=events
         )
 
     @property
@@ -226,7 +230,10 @@ class KVCache:
 
     def flush(self) -> int:
         """Drop every prefix that no request uses; returns the number of tokens."""
-        return self.radix.evict(self.radix.evictable_pages) * self.page_size
+        freed = self.radix.evict(self.radix.evictable_pages)
+        if self.radix.events is not None and freed and not self.radix.total_pages:
+            self.radix.events.cleared()
+        return freed * self.page_size
 
     def check(self, holders: Iterable[Request]) -> None:
         """Assert that no page or slot is leaked and none has two owners. `holders`: every request

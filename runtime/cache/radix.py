@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .block_pool import HOLE, Block, BlockGroup
+from .kv_events import KVEvents
 
 Tokens = npt.NDArray[np.int64]
 Column = dict[int, Block]
@@ -29,7 +30,16 @@ class Node:
     below it.
     """
 
-    __slots__ = ("children", "columns", "last_used", "lock_count", "pages", "parent", "tokens")
+    __slots__ = (
+        "children",
+        "columns",
+        "hashes",
+        "last_used",
+        "lock_count",
+        "pages",
+        "parent",
+        "tokens",
+    )
 
     def __init__(
         self,
@@ -41,6 +51,8 @@ class Node:
         self.tokens = tokens
         self.pages = pages
         self.columns = columns
+        self.hashes: list[int] = []
+        """Of the pages, where somebody is told of them."""
         self.parent = parent
         self.children: dict[bytes, Node] = {}
         self.lock_count = 0
@@ -50,6 +62,7 @@ class Node:
 class RadixCache:
     """Prefixes whose keys and values are in the cache. With `enabled` false nothing is ever kept or
     found. `free` takes back the pages that it no longer wants. `groups`: those with a column.
+    `events` is told what comes and goes.
     """
 
     def __init__(
@@ -59,6 +72,7 @@ class RadixCache:
         *,
         enabled: bool = True,
         groups: Sequence[BlockGroup] = (),
+        events: KVEvents | None = None,
     ) -> None:
         self.root = Node(np.empty(0, np.int64), [], [[] for _ in groups], None)
         self._groups = groups
@@ -67,6 +81,7 @@ class RadixCache:
         self._free = free
         self._page_size = page_size
         self._enabled = enabled
+        self.events = events
         self._clock = count(1)
         self._ticket = count()
         self._idle: list[tuple[int, int, Node]] = []
@@ -144,6 +159,9 @@ class RadixCache:
             run = tokens[len(known) * self._page_size : whole * self._page_size].copy()
             child = Node(run, rest, [[HOLE] * len(rest) for _ in self._groups], node)
             node.children[self._first_page(run, 0)] = child
+            if self.events is not None:
+                parent = node.hashes[-1] if node.hashes else None
+                child.hashes = self.events.stored(parent, run, self._page_size)
             self.evictable_pages += len(rest)
             self.total_pages += len(rest)
             node = child
@@ -238,6 +256,7 @@ class RadixCache:
         parent.children[self._first_page(upper.tokens, 0)] = upper
         node.tokens, node.pages, node.parent = node.tokens[cut:], node.pages[pages:], upper
         node.columns = [column[pages:] for column in node.columns]
+        upper.hashes, node.hashes = node.hashes[:pages], node.hashes[pages:]
         upper.children[self._first_page(node.tokens, 0)] = node
         return upper
 
@@ -272,6 +291,9 @@ class RadixCache:
         assert parent is not None
         key = self._first_page(node.tokens, 0)
         del node.pages[-pages:]
+        if self.events is not None:
+            self.events.removed(node.hashes[-pages:])
+            del node.hashes[-pages:]
         for group, column in zip(self._groups, node.columns, strict=True):
             for block in column[-pages:]:
                 group.blocks.forget(block)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ..cache.kv_cache import KVCache
+from ..cache.kv_events import KVEvents
 from ..config import EngineConfig
 from ..distributed.ranks import ALONE, Ranks
 from ..executor.model_runner import ModelRunner
@@ -28,8 +29,16 @@ class Engine(NamedTuple):
     startup: GraphStartup
 
 
-def build_engine(config: EngineConfig, *, progress: bool = True, ranks: Ranks = ALONE) -> Engine:
-    """A core that is ready to serve. Raises `ValueError` that the user can mend."""
+def build_engine(
+    config: EngineConfig,
+    *,
+    progress: bool = True,
+    ranks: Ranks = ALONE,
+    kv_events: KVEvents | None = None,
+) -> Engine:
+    """A core that is ready to serve. `kv_events` is told what its prefix cache has. Raises
+    `ValueError` that the user can mend.
+    """
     runner = ModelRunner(config, progress=progress, ranks=ranks)
     startup = GraphStartup(runner)
     if config.startup == "full" and ranks.rank == 0:
@@ -45,6 +54,7 @@ def build_engine(config: EngineConfig, *, progress: bool = True, ranks: Ranks = 
             state_slots=runner.states.num_slots if runner.states is not None else 0,
             window=runner.pool.window,
             window_pages=runner.pool.window_pages,
+            events=kv_events,
         ),
         token_budget=resolved.chunked_prefill_size,
         max_running_requests=resolved.max_running_requests,

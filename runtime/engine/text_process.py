@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from ...kernels.collectives import CollectiveError
+from ..cache.kv_events import KVEventsConfig
 from ..config import EngineConfig
 from ..distributed.processes import start_ranks
 from ..distributed.ranks import RankError
@@ -13,6 +14,7 @@ from ..executor.forward_context import tell_each_layer
 from .build import Engine, build_engine
 from .compiling import CompilingRequests
 from .heartbeat import BEAT_MS, Heartbeat
+from .kv_publisher import KVPublisher
 from .mailbox import Mailbox
 from .messages import (
     AbortRequests,
@@ -39,8 +41,11 @@ logger = logging.getLogger(__name__)
 class EngineProcess:
     """Receives messages, steps the engine core, sends what it delivers."""
 
-    def __init__(self, engine: Engine, mailbox: Mailbox) -> None:
+    def __init__(
+        self, engine: Engine, mailbox: Mailbox, kv_publisher: KVPublisher | None = None
+    ) -> None:
         self._core, self._runner, self._startup = engine
+        self._kv_publisher = kv_publisher
         self._mailbox = mailbox
         self._compiling = CompilingRequests(self._core.grammars)
         self._heart = Heartbeat(mailbox.send)
@@ -67,6 +72,8 @@ class EngineProcess:
 
     def _loop(self) -> None:
         while self._mailbox.is_open:
+            if self._kv_publisher is not None:
+                self._kv_publisher.publish()
             self._receive()
             self._heart.beat(
                 "computing a step" if self._core.has_work else "bringing graphs in",
@@ -121,9 +128,16 @@ class EngineProcess:
 def build(settings: dict[str, Any], mailbox: Mailbox) -> EngineProcess:
     """As `process.Build`."""
     config = EngineConfig(**settings)
+    kv_publisher = None
+    if config.kv_events_config is not None:
+        told = KVEventsConfig.parse(config.kv_events_config)
+        kv_publisher = KVPublisher(told, config.replica) if told.is_on else None
     ranks = start_ranks(config)
     try:
-        return EngineProcess(build_engine(config, ranks=ranks), mailbox)
+        kv_events = None if kv_publisher is None else kv_publisher.events
+        return EngineProcess(
+            build_engine(config, ranks=ranks, kv_events=kv_events), mailbox, kv_publisher
+        )
     except ValueError as error:
         ranks.close(reason=str(error))
         raise

@@ -1,0 +1,176 @@
+"""What comes into the prefix tree and leaves it, for routers that send requests where their prefix
+is: vLLM's KV events, `--kv-events-config`.
+
+Names, layout and defaults: vllm/config/kv_events.py and vllm/distributed/kv_events.py.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from dataclasses import dataclass, fields
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+FLAG = "--kv-events-config"
+MEDIUM = "GPU"
+"""vLLM's word for the cache that attention reads, on CPUs too."""
+_MOST = 1_000_000
+_SCHEMES = ("tcp://", "ipc://")
+_KINDS = {"enable_kv_cache_events": bool, "buffer_steps": int, "hwm": int, "max_queue_size": int}
+Event = dict[str, Any]
+"""Its type, and the members in vLLM's order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVEventsConfig:
+    """Where events go. `endpoint`: of a PUB socket; `replay_endpoint`: of a ROUTER socket, which
+    answers with the last `buffer_steps` batches. `hwm`: batches that wait for a slow subscriber, to
+    whom later ones are lost; `max_queue_size`: those that wait to be published. `layout` of
+    events: map, as vLLM, SGLang and their routers have it today, or array, as their first versions
+    had it. Raises `ValueError` with a remedy.
+    """
+
+    enable_kv_cache_events: bool = True
+    publisher: str = "zmq"
+    endpoint: str = "tcp://127.0.0.1:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    hwm: int = 10_000
+    max_queue_size: int = 10_000
+    topic: str = ""
+    layout: str = "map"
+
+    @classmethod
+    def parse(cls, text: str) -> KVEventsConfig:
+        """Of a JSON object with these members."""
+        try:
+            given = json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"{FLAG} is no JSON ({error}); give an object {_EXAMPLE}") from None
+        if not isinstance(given, dict):
+            raise ValueError(f"{FLAG} is no JSON object; give one like {_EXAMPLE}")
+        known = [each.name for each in fields(cls)]
+        for name, value in given.items():
+            if name not in known:
+                raise ValueError(f"{FLAG}: no member {name!r:.50}; there are {', '.join(known)}")
+            kind = _KINDS.get(name, str)
+            if type(value) is not kind and not (name == "replay_endpoint" and value is None):
+                raise ValueError(f"{FLAG}: {name} must be of type {kind.__name__}")
+        return cls(**given)
+
+    def __post_init__(self) -> None:
+        if self.publisher not in ("zmq", "null"):
+            raise ValueError(f"{FLAG}: publisher must be zmq or null, got {self.publisher!r:.50}")
+        if self.layout not in ("map", "array"):
+            raise ValueError(f"{FLAG}: layout must be map or array, got {self.layout!r:.50}")
+        for name in ("buffer_steps", "hwm", "max_queue_size"):
+            if not 1 <= getattr(self, name) <= _MOST:
+                raise ValueError(
+                    f"{FLAG}: {name} must lie between 1 and {_MOST}, got {getattr(self, name)}"
+                )
+        for name in ("endpoint", "replay_endpoint"):
+            if (value := getattr(self, name)) is not None:
+                _check_endpoint(name, value)
+
+    @property
+    def is_on(self) -> bool:
+        return self.enable_kv_cache_events and self.publisher == "zmq"
+
+    def of_replica(self, number: int) -> tuple[str, str | None]:
+        """The endpoints of one of several engines: each has the next port, or its own file."""
+        return _offset(self.endpoint, number), self.replay_endpoint and _offset(
+            self.replay_endpoint, number
+        )
+
+
+_EXAMPLE = """'{"endpoint": "tcp://127.0.0.1:5557", "replay_endpoint": "tcp://127.0.0.1:5558"}'"""
+
+
+def _check_endpoint(name: str, value: str) -> None:
+    if not value.startswith(_SCHEMES) or "\0" in value:
+        raise ValueError(
+            f"{FLAG}: {name} {value!r:.80} must be tcp://HOST:PORT, or ipc:// and a file"
+        )
+    if value.startswith("tcp://"):
+        host, _, port = value.removeprefix("tcp://").rpartition(":")
+        if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            raise ValueError(f"{FLAG}: {name} {value!r:.80} names no host and port")
+
+
+def _offset(endpoint: str, number: int) -> str:
+    if endpoint.startswith("ipc://"):
+        return f"{endpoint}_dp{number}" if number else endpoint
+    base, _, port = endpoint.rpartition(":")
+    return f"{base}:{int(port) + number}"
+
+
+def is_bound(endpoint: str) -> bool:
+    """Whether this end listens there: on a file, on all addresses or on this machine's own; else it
+    connects to who does.
+    """
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    if endpoint.startswith("ipc://") or host in ("*", "localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified
+
+
+def block_hash(parent: int | None, tokens: npt.NDArray[np.int64]) -> int:
+    """64 bits that stand for a page of tokens behind those of its parent, the same in each
+    process.
+    """
+    before = b"" if parent is None else parent.to_bytes(8, "little")
+    digest = blake2b(before + tokens.astype("<i8").tobytes(), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
+
+
+class KVEvents:
+    """Events since the last `take`.
+
+    >>> cache = RadixCache(free, page_size, events=(events := KVEvents()))
+    >>> events.take()  # after each step
+    """
+
+    def __init__(self) -> None:
+        # Of what an engine had before it was started again nothing is left.
+        self._events: list[Event] = [{"type": "AllBlocksCleared"}]
+
+    def stored(
+        self, parent: int | None, tokens: npt.NDArray[np.int64], page_size: int
+    ) -> list[int]:
+        """Whole pages came into the tree; their hashes. tokens [pages * page_size] int64."""
+        hashes, last = list[int](), parent
+        for begin in range(0, len(tokens), page_size):
+            last = block_hash(last, tokens[begin : begin + page_size])
+            hashes.append(last)
+        self._events.append(
+            {
+                "type": "BlockStored",
+                "block_hashes": list(hashes),
+                "parent_block_hash": parent,
+                "token_ids": tokens.tolist(),
+                "block_size": page_size,
+                "lora_id": None,
+                "medium": MEDIUM,
+                "lora_name": None,
+            }
+        )
+        return hashes
+
+    def removed(self, hashes: list[int]) -> None:
+        self._events.append({"type": "BlockRemoved", "block_hashes": hashes, "medium": MEDIUM})
+
+    def cleared(self) -> None:
+        """The tree is empty: what came before need not be told."""
+        self._events = [{"type": "AllBlocksCleared"}]
+
+    def take(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
