@@ -38,8 +38,8 @@ class WindowPages(NamedTuple):
 
 
 _TYPICAL_TOKENS = 2048
-LEAST_PAGES = 2
-"""Of a KV cache."""
+LEAST_PAGES, _MOST_PAGES = 2, 2**26
+"""Of a KV cache; pages of models whose layers all have windows take no memory of their own."""
 _STATES_SHARE = 0.5
 """Most of the cache's memory that recurrent states may take."""
 
@@ -119,7 +119,7 @@ def resolve_cache(
         # More than every running request at full length would never be used.
         pages = most_pages(
             int(free_bytes * (fraction or 1.0)) - states,
-            steps.max_running_requests * -(-steps.context_length // page_size),
+            min(_MOST_PAGES, steps.max_running_requests * -(-steps.context_length // page_size)),
         )
         if pages < LEAST_PAGES:
             remedy = (

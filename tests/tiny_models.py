@@ -86,6 +86,10 @@ def make_tiny_model(
             less_one = architecture.startswith(("gemma", "qwen3_next", "qwen3_5"))
             mean = float(name.endswith("weight") and not less_one)
             torch.nn.init.normal_(parameter, mean=mean, std=0.3)
+    for name, buffer in model.named_buffers():
+        # What is added to experts' scores, which starts at 0 too.
+        if name.endswith("bias"):
+            torch.nn.init.normal_(buffer, std=0.3)
     model.save_pretrained(path)
     _write_tokenizer(path)
     return path

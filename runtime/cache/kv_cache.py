@@ -16,26 +16,30 @@ from .states import RESERVED_SLOT
 
 class PageAllocator:
     """Free pages of a pool of `num_pages`, page 0 excluded. Last freed, first reused: likely still
-    in a cache near the core.
+    in a cache near the core. Pages that nobody ever had cost nothing but a byte.
     """
 
     def __init__(self, num_pages: int) -> None:
         assert num_pages >= 2, "a pool needs the reserved page and one more"
         self.num_pages = num_pages - 1
-        self._free = list(range(num_pages - 1, RESERVED_PAGE, -1))
+        self._fresh = range(RESERVED_PAGE + 1, num_pages)
+        self._free: list[int] = []
         self._owned = bytearray(num_pages)
 
     @property
     def free_pages(self) -> int:
-        return len(self._free)
+        return len(self._free) + len(self._fresh)
 
     def allocate(self, count: int) -> list[int] | None:
         """`count` pages, or None where fewer are free."""
-        if count > len(self._free):
+        if count > self.free_pages:
             return None
-        cut = len(self._free) - count
+        cut = max(0, len(self._free) - count)
         pages = self._free[cut:]
         del self._free[cut:]
+        if missing := count - len(pages):
+            pages += self._fresh[:missing]
+            self._fresh = self._fresh[missing:]
         for page in pages:
             self._owned[page] = 1
         return pages
@@ -149,14 +153,15 @@ class KVCache:
         return self.states is None or request.state is not None or self.states.available > 0
 
     def whole_pages(self, request: Request, num_new: int) -> int:
-        """How many of `num_new` tokens the next step is to take: up to where a snapshot is wanted,
-        or, of a part of a prompt, up to a page's border, where one may be.
+        """How many of `num_new` tokens the next step is to take: as many as there are pages of
+        windows for, up to where a snapshot is wanted, or, of a part of a prompt, up to a page's
+        border, where one may be.
         """
+        num_new = self._within_windows(request, num_new)
         begin, end = request.num_computed, request.num_computed + num_new
         if self.states is None or self._snapshot_tokens is None or begin >= request.num_prompt:
             return num_new
-        last = (request.num_tokens - 1) // self.page_size * self.page_size
-        for border in sorted((request.branch, last)):
+        for border in sorted(self._borders(request)):
             if begin < border < end and border - request.saved_at >= self._snapshot_tokens:
                 return border - begin
         border = end // self.page_size * self.page_size
@@ -268,12 +273,39 @@ class KVCache:
         """How many more pages `num_new` more tokens need."""
         return -(-(request.num_computed + num_new) // self.page_size) - len(request.pages)
 
+    def _borders(self, request: Request) -> tuple[int, int]:
+        """Behind how many tokens of a prompt another one may go on: where this one leaves what the
+        tree has, and its last whole page.
+        """
+        return request.branch, (request.num_tokens - 1) // self.page_size * self.page_size
+
+    def _is_wanted(self, request: Request, end: int) -> bool:
+        """Whether a snapshot behind `end` tokens is worth its slot. Of a long prompt's chunks only
+        some are, each twice as far as the one before: all would push out what others left.
+        """
+        is_chunk = end < request.num_prompt and end not in self._borders(request)
+        return not is_chunk or end >= 2 * request.saved_at
+
+    def _within_windows(self, request: Request, num_new: int) -> int:
+        """`num_new` tokens, or as many as find pages of windows now, if any do."""
+        if self.windows is None or num_new == 1:
+            return num_new
+        reach = min(self._reach(request), len(request.window))
+        leaving = request.window[request.window_begin : reach]
+        free = self.windows.blocks.available + sum(block.holders == 1 for block in leaving)
+        most = (len(request.window) + free) * self.page_size - request.num_computed
+        return min(num_new, most) if most > 0 else num_new
+
+    def _reach(self, request: Request) -> int:
+        """The first page that the next step's first query reaches."""
+        return max(0, request.num_computed - self._window + 1) // self.page_size
+
     def _move_window(self, windows: BlockGroup, request: Request) -> bool:
         """Let go of the pages that the next step's first query no longer reaches, and take as many
         as there are new ones.
         """
-        first = max(0, request.num_computed - self._window + 1) // self.page_size
-        for place in range(request.window_begin, min(first, len(request.window))):
+        first = min(self._reach(request), len(request.window))
+        for place in range(request.window_begin, first):
             windows.blocks.let_go(request.window[place])
             request.window[place] = HOLE
             request.window_begin = place + 1
@@ -299,6 +331,7 @@ class KVCache:
             self._snapshot_tokens is not None
             and end % self.page_size == 0
             and end - request.saved_at >= self._snapshot_tokens
+            and self._is_wanted(request, end)
         ):
             blocks = states.allocate(1)
             request.snapshot = blocks[0] if blocks else None

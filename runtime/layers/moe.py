@@ -24,7 +24,8 @@ class Routing(NamedTuple):
     A token's scores are the softmax over all experts, or each one's sigmoid. `num_groups` above 1:
     experts lie in so many groups, of which the `top_groups` are left whose `group_best` best have
     the largest sum (two in DeepSeek V3, arXiv:2412.19437; one in V2). The weights are the scores of
-    those that are chosen, divided by their sum where they are `renormalized`, times `scale`.
+    those that are chosen, divided by their sum and `least_sum` where they are `renormalized`, times
+    `scale`.
     """
 
     num_experts: int
@@ -35,6 +36,7 @@ class Routing(NamedTuple):
     top_groups: int = 1
     scale: float = 1.0
     group_best: int = 2
+    least_sum: float = 1e-20
 
     def check(self) -> Routing:
         """Raises `ValueError` for numbers that no model can have."""
@@ -61,8 +63,6 @@ class Routing(NamedTuple):
 
 _MOST_EXPERTS = 4096
 """Lists are made for each before a file of weights is looked into."""
-_LEAST_SUM = 1e-20
-"""That weights are divided by."""
 
 
 class Router(Linear):
@@ -107,7 +107,7 @@ class Router(Linear):
         ids = choice.topk(routing.top_k, dim=-1).indices
         weights = scores.gather(-1, ids)
         if routing.renormalized:
-            weights = weights / (weights.sum(-1, keepdim=True) + _LEAST_SUM)
+            weights = weights / (weights.sum(-1, keepdim=True) + routing.least_sum)
         return ids, weights if routing.scale == 1.0 else weights * routing.scale
 
 

@@ -72,6 +72,7 @@ class Lfm2MoeForCausalLM(Lfm2ForCausalLM):
             "sigmoid",
             config.norm_topk_prob,
             scale=config.routed_scaling_factor,
+            least_sum=1e-6,
         )
         size, width = config.hidden_size, config.moe_intermediate_size
         return SparseMoE(

@@ -141,6 +141,12 @@ class Llama4ForCausalLM(CausalLM):
         for name, values in (("no_rope_layers", turned), ("layer_types", kinds)):
             if not isinstance(values, list) or len(values) != count:
                 raise ValueError(f"{name} must have an entry for each layer; fetch the model again")
+        for kind in kinds:
+            if kind not in (_CHUNKED, _WHOLE):
+                raise ValueError(
+                    f"layer_types must be {_CHUNKED} or {_WHOLE}, got {kind!r:.60}; fetch the "
+                    "model again"
+                )
         chunk = config.attention_chunk_size
         if chunk is not None:
             check_size("attention_chunk_size", chunk)

@@ -93,6 +93,14 @@ def test_the_cache_is_no_larger_than_all_running_requests_can_use() -> None:
     assert resolved(free=10**6 * MIB, max_running_requests=2).max_total_tokens == 2 * 4096
 
 
+def test_pages_that_take_no_memory_are_counted_too() -> None:
+    """Those of a model whose layers all have windows."""
+    steps = resolved(max_running_requests=10**9)
+    own = WindowPages(64, 0)
+    config = resolve_cache(steps, None, free_bytes=1000 * MIB, page_bytes=0, window=own)
+    assert config.max_total_tokens == 2**26 * steps.page_size
+
+
 def test_the_context_is_cut_to_what_the_cache_holds() -> None:
     config = resolved(max_total_tokens=1000)
     assert (config.max_total_tokens, config.context_length) == (992, 992)

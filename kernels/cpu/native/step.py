@@ -38,6 +38,8 @@ from .step_structs import (
 )
 
 _BOTH = ctypes.c_void_p * 2
+_LEAST_SUM = 1e-20
+"""`kLeastSum` of moe.cpp."""
 
 
 class NativeStep:
@@ -271,6 +273,7 @@ def _knows_feed_forward(layer: LayerParts) -> bool:
         return False
     return not isinstance(part, MixtureParts) or (
         part.router.routing.num_groups == 1
+        and part.router.routing.least_sum == _LEAST_SUM
         and order_of(part.experts.gate_up_proj) is None
         and not (part.shared is not None and layer.attention.output.is_split)
     )

@@ -95,6 +95,19 @@ def test_prompts_that_part_ways_share_what_they_have_in_common_from_the_third_on
     assert [cached(core, system + [n] * 20) for n in (1, 2, 3)] == [0, 0, 20]
 
 
+def test_a_long_prompt_in_many_chunks_leaves_few_snapshots() -> None:
+    """It would push out those of all others."""
+    core, _ = make_core(
+        num_pages=400, token_budget=4, state_slots=13,
+        runner_class=lambda *sizes: RecurrentToyRunner(*sizes, 13),
+    )  # fmt: skip
+    system = [n % 7 for n in range(20)]
+    assert cached(core, system) == 0
+    assert cached(core, [n % 50 + 8 for n in range(132)]) == 0
+    assert cached(core, [*system, 1]) == 20
+    assert cached(core, [*(n % 50 + 8 for n in range(70)), 1]) == 64
+
+
 def test_a_second_turn_goes_on_behind_the_first_answer() -> None:
     core, _ = recurrent_core()
     prompt = list(range(10))

@@ -68,6 +68,22 @@ def test_a_long_request_holds_its_window_and_a_chunk() -> None:
     assert most == 4 + 16
 
 
+def test_a_chunk_is_cut_to_the_pages_of_windows_that_are_left() -> None:
+    core, runner = make_core(
+        page_size=1, num_pages=300, token_budget=16, runner_class=WindowedToyRunner,
+        window_pages=25, share_prefixes=False,
+    )  # fmt: skip
+    core.add(asked("first", [n % 7 for n in range(10)], 40))
+    for _ in range(3):
+        core.step()
+    core.add(asked("second", [n % 5 for n in range(30)], 3))
+    core.step()
+    assert core.stats().running_requests == 2 and runner.step_tokens[-1] > 10
+    outputs = drain(core)
+    assert tokens(outputs["second"]) == continuation([n % 5 for n in range(30)], 3)
+    assert core.stats().preemptions_total == 0
+
+
 def test_a_prefix_is_found_as_far_as_the_window_before_its_end_is_kept() -> None:
     core, _ = make_core(
         num_pages=300, runner_class=lambda *sizes: WindowedToyRunner(*sizes, 16), window_pages=16

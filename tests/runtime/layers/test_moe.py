@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from tiny_models import make_tiny_model
 
 from piecework.kernels import reference
+from piecework.runtime.layers.moe import Router, Routing
 from piecework.runtime.loader.loader import load_model
+from piecework.runtime.quantization.unquantized import Unquantized
 
 SHAPE = {"moe_intermediate_size": 32, "num_local_experts": 4, "num_experts_per_tok": 2}
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -40,6 +42,19 @@ def test_wrong_numbers_are_one_line(folder: Path, tmp_path: Path, name: str) -> 
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(ValueError, match=line):
         load_model(str(tmp_path), torch.float32, torch.device("cpu"), False)
+
+
+def test_weights_are_divided_by_their_sum_and_the_least_of_it() -> None:
+    """LFM2-MoE's is so large that experts which all score next to nothing give next to nothing."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, 8), torch.randn(4, 8)
+    for least, total in ((1e-20, 1.0), (1e-6, 0.0)):
+        router = Router(8, Routing(4, 2, "sigmoid", least_sum=least))
+        router.method = Unquantized()
+        router.method.create(router)
+        router.weight.data, router.bias = weight, torch.full((4,), -28.0)
+        _, weights = router.choose(x)
+        torch.testing.assert_close(weights.sum(-1), torch.full((3,), total), atol=1e-3, rtol=0.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -121,6 +121,7 @@ ORIGINAL = "original_max_position_embeddings"
     ("name", "members"),
     [
         ("lfm2", {"block_ff_dim": 1e29}),
+        ("llama4", {"layer_types": ["chunked_attention", "sliding_attention", "full_attention"]}),
         ("lfm2", {"block_ffn_dim_multiplier": 1e25}),
         ("falcon-h1", {"mlp_multipliers": [10**400, 1.0]}),
         ("falcon-h1", {"ssm_multipliers": [float("nan")] * 5}),
