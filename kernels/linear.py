@@ -24,6 +24,9 @@ class LinearKernels(Protocol):
     / 128] as `ops.quantize_static` and `ops.quantize_dynamic` give them, in the weight's dtype;
     None where such weights are not packed.
 
+    `embedding_op(ids, weight, hidden, rows, layout)`: ids [T] int64 to those rows of a packed
+    weight [rows, hidden] of one of GGUF's formats; None where such weights are not looked up.
+
     `experts_op(x, topk_ids, topk_weights, gate_up, gate_up_bias, gate_up_scale, down, down_bias,
     down_scale, sizes, layouts, groups, limit, weighs_input)`: as `ops.fused_moe`, with packed
     weights of all experts, E and I, and the layout of both; and how x is quantised before each, by
@@ -35,6 +38,9 @@ class LinearKernels(Protocol):
 
     @property
     def scaled_op(self) -> torch._ops.OpOverload | None: ...
+
+    @property
+    def embedding_op(self) -> torch._ops.OpOverload | None: ...
 
     @property
     def experts_op(self) -> torch._ops.OpOverload | None: ...

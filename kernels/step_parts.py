@@ -75,12 +75,12 @@ class LayerParts(NamedTuple):
 
 
 class DecoderParts(NamedTuple):
-    """`embedding` [V, hidden], of a rank the rows from `first_token` on. `tables`: cos and
-    signed_sin [positions, 1, R] of each. `head`: the linear layer that gives logits; `finish`: what
+    """`embedding` (`runtime/layers/linear.py`): of a rank the rows from `first_token` on. `tables`:
+    cos and signed_sin [positions, 1, R] of each. `head`: the linear layer that gives logits; `finish`: what
     is done to them [N, V] float32 then.
     """
 
-    embedding: torch.Tensor
+    embedding: Any
     first_token: int
     embedding_scale: float
     layers: Sequence[LayerParts]

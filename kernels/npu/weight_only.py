@@ -86,6 +86,7 @@ class WeightOnlyKernels:
     op = torch.ops.piecework.npu_weight_only_linear.default
     scaled_op = None
     experts_op = None
+    embedding_op = None
 
     def __init__(self, dtype: torch.dtype) -> None:
         """`dtype`: bfloat16 or float16, of activations."""

@@ -92,10 +92,10 @@ class Decoder(nn.Module):
 
     def step_parts(self) -> DecoderParts:
         embedding = self.embed_tokens
-        if embedding.weight.dtype != torch.bfloat16:
+        if embedding.kind is None and embedding.weight.dtype != torch.bfloat16:
             raise NoParts("an embedding whose rows are no numbers")
         return DecoderParts(
-            embedding.weight,
+            embedding,
             0 if embedding.held_rows is None else embedding.held_rows.begin,
             1.0 if self.embedding_scale is None else self.embedding_scale,
             [part_of(layer) for layer in self.layers],

@@ -302,7 +302,11 @@ class FusedLinear(Linear):
 
 
 class Embedding(nn.Module):
-    """Rows of weight [vocab, hidden] by token id: [T] int64 to [T, hidden]."""
+    """Rows of weight [vocab, hidden] by token id: [T] int64 to [T, hidden].
+
+    `kind`: None for numbers, or the format of GGUF whose blocks are packed for the device's own
+    kernels, as those of linear layers are.
+    """
 
     weight: nn.Parameter
 
@@ -310,11 +314,62 @@ class Embedding(nn.Module):
         super().__init__()
         self.vocab_size, self.hidden_size = vocab_size, hidden_size
         self.held_rows: Stretch | None = None
+        self.kind: str | None = None
+        self.layout: int | None = None
+        self.op: torch._ops.OpOverload | None = None
+        self._stored: StoredTensor | None = None
 
-    def create(self) -> None:
+    @property
+    def num_rows(self) -> int:
+        """Those of this rank."""
+        return self.vocab_size if self.held_rows is None else self.held_rows.size
+
+    def create(self, kind: str | None = None) -> None:
         """Give the layer a weight to load into, in torch's default dtype and device."""
-        rows = self.vocab_size if self.held_rows is None else self.held_rows.size
-        self.weight = weight(rows, self.hidden_size)
+        self.kind = kind
+        self.weight = weight(self.num_rows, self.hidden_size)
+        if kind is not None:
+            # The packed one comes whole, in `finish`.
+            self.weight = nn.Parameter(torch.empty(0, dtype=torch.uint8), requires_grad=False)
+
+    def place(self) -> Place:
+        """Of its weight."""
+        shape = self.num_rows, self.hidden_size
+
+        def load(tensor: StoredTensor) -> None:
+            if self.kind is None:
+                tensor.copy_to(self.weight)
+            else:
+                self._stored = tensor
+
+        return Place([shape], load, rows=Axis(0))
+
+    def finish(self, kernels: LinearKernels | None, head: Linear | None) -> None:
+        """Pack the weight, where it is to be. `head`: what is tied to it, of which it then has the
+        rows.
+        """
+        if self.kind is None:
+            return
+        assert kernels is not None
+        self.layout, self.op = kernels.layout(self.kind, self.hidden_size), kernels.embedding_op
+        if head is not None:
+            self.weight = head.weight
+            return
+        shape = kernels.packed_shape(self.kind, self.hidden_size, self.num_rows)
+        packed = torch.empty(shape, dtype=torch.uint8, device="meta")
+        if not self.weight.is_meta:
+            assert self._stored is not None and self._stored.blocks is not None
+            packed = kernels.pack(self.kind, [self._stored.blocks()])
+            self._stored = None
+        self.weight = nn.Parameter(packed, requires_grad=False)
+
+    def look_up(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows [T] int64 of this rank's to [T, hidden]."""
+        if self.op is None:
+            return F.embedding(rows, self.weight)
+        shape = self.hidden_size, self.num_rows
+        found: torch.Tensor = self.op(rows, self.weight, *shape, self.layout)
+        return found
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return F.embedding(input_ids, self.weight)
+        return self.look_up(input_ids)

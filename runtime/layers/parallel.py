@@ -16,7 +16,6 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ...kernels.collectives import TENSOR_PARALLEL, all_reduce
@@ -333,12 +332,11 @@ class VocabularyParallelEmbedding(Embedding):
     def __init__(self, whole: Embedding, rows: Stretch) -> None:
         super().__init__(whole.vocab_size, whole.hidden_size)
         self.held_rows = rows
-        self.num_rows = rows.size
         # No constant: it would be one of the traced forward.
         self.register_buffer("first", torch.tensor([rows.begin]), persistent=False)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         own = input_ids - self.first
         is_other = (own < 0) | (own >= self.num_rows)
-        rows = F.embedding(own.masked_fill(is_other, 0), self.weight)
+        rows = self.look_up(own.masked_fill(is_other, 0))
         return all_reduce(rows.masked_fill(is_other.unsqueeze(-1), 0.0), TENSOR_PARALLEL)

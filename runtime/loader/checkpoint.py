@@ -1,5 +1,5 @@
-"""Tensors of a checkpoint brought to the names and shapes that a model's modules have: for
-`CausalLM.checkpoint_tensors`.
+"""Tensors of a checkpoint brought to the names and shapes that a model's modules have, for
+`CausalLM.checkpoint_tensors`, and whether they fit their places.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from math import prod
 
 import torch
 
-from ..layers.linear import StoredTensor
+from ..layers.linear import NUMBERS, Place, StoredTensor
 
 _PACKED_IN_ROWS = ("qweight", "qzeros", "scales")
 """Tensors of AWQ and GPTQ, whose second dimension lies along the rows of the weight."""
@@ -129,3 +129,22 @@ def from_llama_cpp(tensors: Iterable[StoredTensor], mixer: str) -> list[StoredTe
         else:
             found.append(tensor)
     return found
+
+
+def check_fits(tensor: StoredTensor, place: Place) -> None:
+    """Raises `ValueError` where a tensor is not what its place takes."""
+    if tensor.shape not in place.shapes:
+        raise ValueError(
+            f"{tensor.file}: the tensor {tensor.name} has shape {list(tensor.shape)}, but the "
+            f"model's configuration asks for {list(place.shapes[0])}; fetch the model again"
+        )
+    if tensor.dtype not in place.dtypes:
+        wanted = "numbers" if place.dtypes is NUMBERS else "/".join(map(_dtype_name, place.dtypes))
+        raise ValueError(
+            f"{tensor.file}: the tensor {tensor.name} is stored as {_dtype_name(tensor.dtype)}, "
+            f"but the model's configuration asks for {wanted}; fetch the model again"
+        )
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

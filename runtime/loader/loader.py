@@ -15,7 +15,13 @@ import torch
 from torch import nn
 
 from ...kernels.linear import LinearKernels
-from ..layers.linear import NUMBERS, CannotSplitError, Linear, Place, StoredTensor
+from ..layers.linear import (
+    CannotSplitError,
+    Embedding,
+    Linear,
+    Place,
+    StoredTensor,
+)
 from ..layers.parallel import WHOLE, Shard, split
 from ..layers.rotary import Rotary
 from ..model_config import ModelConfig
@@ -27,15 +33,18 @@ from ..quantization.methods import (
     Kinds,
     Products,
     create_weights,
+    named_embeddings,
     named_linears,
     part_name,
     scheme_kinds,
     split_errors,
     stored_kinds,
+    tied_head,
 )
 from ..quantization.on_load import COLUMNS
 from ..quantization.registry import Scheme, quantization_of, read_scheme
 from . import safetensors
+from .checkpoint import check_fits
 from .experts import absent_experts, check_experts
 from .files import read_json
 from .kv_scales import split_kv_scales
@@ -206,7 +215,7 @@ def fill(
                 "one copy of the model"
             )
         for place in places[tensor.name]:
-            _check_fits(tensor, place)
+            check_fits(tensor, place)
             loads.append((tensor, place))
     if missing := sorted(
         name
@@ -225,25 +234,6 @@ def fill(
             pass
 
 
-def _check_fits(tensor: StoredTensor, place: Place) -> None:
-    """Raises `ValueError` where a tensor is not what its place takes."""
-    if tensor.shape not in place.shapes:
-        raise ValueError(
-            f"{tensor.file}: the tensor {tensor.name} has shape {list(tensor.shape)}, but the "
-            f"model's configuration asks for {list(place.shapes[0])}; fetch the model again"
-        )
-    if tensor.dtype not in place.dtypes:
-        wanted = "numbers" if place.dtypes is NUMBERS else "/".join(map(_dtype_name, place.dtypes))
-        raise ValueError(
-            f"{tensor.file}: the tensor {tensor.name} is stored as {_dtype_name(tensor.dtype)}, "
-            f"but the model's configuration asks for {wanted}; fetch the model again"
-        )
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _places(model: CausalLM) -> dict[str, list[Place]]:
     """By the checkpoint's names. An embedding has two where a head that is packed is tied to it.
     Raises `CannotSplitError`.
@@ -251,6 +241,11 @@ def _places(model: CausalLM) -> dict[str, list[Place]]:
     places: defaultdict[str, list[Place]] = defaultdict(list)
     for prefix, module in model.named_modules():
         if not isinstance(module, Linear):
+            if isinstance(module, Embedding):
+                if tied_head(model, module) is None:
+                    place = whole_place(module.place(), module.held_rows, None)
+                    places[f"{prefix}.weight"].append(place)
+                continue
             rows = getattr(module, "held_rows", None)
             for kind, parameter in module.named_parameters(recurse=False):
                 places[f"{prefix}.{kind}"] += copies_of(parameter, rows)
@@ -289,6 +284,8 @@ def finish(model: nn.Module, kernels: LinearKernels | None, *, progress: bool) -
     linears = list(named_linears(model))
     for _, linear in progress_bar(linears, shown=progress and kernels is not None, **shown):
         linear.method.finish(linear, linear.usable(kernels))
+    for _, embedding in named_embeddings(model):
+        embedding.finish(kernels, tied_head(model, embedding))
     check_experts(model)
     for module in model.modules():
         if isinstance(module, Rotary) and not module.cos.is_meta:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -83,6 +83,20 @@ def stored_kinds(
                 kinds[prefix] = kind
             elif linear.in_features % _LEAST_BLOCK:
                 raise _cut(prefix, linear, f"blocks of {kind}")
+    for prefix, embedding in named_embeddings(model):
+        table = stored.get(name := f"{prefix}.weight")
+        if (
+            table is not None
+            and kernels.embedding_op is not None
+            and kernels.layout(table, embedding.hidden_size) is not None
+            # A tied head that is not packed reads the numbers.
+            and all(
+                kinds.get(head.rpartition(".")[0]) == table
+                for head, its in model.tied_weights.items()
+                if its == name
+            )
+        ):
+            kinds[prefix] = table
     return kinds
 
 
@@ -196,9 +210,8 @@ def on_load_kinds(model: CausalLM, quantization: str, products: Products) -> Kin
 
 def create_weights(model: CausalLM, kinds: Kinds) -> None:
     """Give each layer a weight to load into, linear ones by their method."""
-    for module in model.modules():
-        if isinstance(module, Embedding):
-            module.create()
+    for prefix, embedding in named_embeddings(model):
+        embedding.create(kinds.get(prefix))
     for name, other in model.tied_weights.items():
         owner, _, kind = name.rpartition(".")
         setattr(model.get_submodule(owner), kind, model.get_parameter(other))
@@ -223,11 +236,15 @@ def split_errors(prefix: str, linear: Linear) -> Iterator[None]:
 
 
 def linear_kinds(model: nn.Module) -> Kinds:
-    """What each finished layer is, but for those of numbers that are not packed."""
+    """What each finished layer and embedding is, but for those of numbers that are not packed."""
     return {
         prefix: linear.method.kind + _PACKED * (" " in linear.method.kind and linear.op is not None)
         for prefix, linear in named_linears(model)
         if linear.layout is not None or linear.method.kind != PLAIN
+    } | {
+        prefix: embedding.kind
+        for prefix, embedding in named_embeddings(model)
+        if embedding.kind is not None
     }
 
 
@@ -269,6 +286,20 @@ def named_linears(model: nn.Module) -> Iterator[tuple[str, Linear]]:
     for prefix, module in model.named_modules():
         if isinstance(module, Linear):
             yield prefix, module
+
+
+def named_embeddings(model: nn.Module) -> Iterator[tuple[str, Embedding]]:
+    """Each embedding with its name."""
+    for prefix, module in model.named_modules():
+        if isinstance(module, Embedding):
+            yield prefix, module
+
+
+def tied_head(model: Any, embedding: Embedding) -> Linear | None:
+    """The head whose packed weight an embedding has, too."""
+    is_tied = embedding.kind is not None and "lm_head.weight" in model.tied_weights
+    head: Linear | None = model.lm_head if is_tied else None
+    return head if head is not None and head.method.kind == embedding.kind else None
 
 
 def weight_name(model: CausalLM, prefix: str, part: str) -> str:

@@ -23,6 +23,7 @@ struct Linear {
 constexpr int kPanel = 32;  // rows of W that lie side by side
 
 enum Format : int32_t {
+  kRows = -1,  // no panels: rows of bfloat16 one after another, of an embedding alone
   kBf16 = 0,
   kQ8 = 1,
   kQ4 = 2,
@@ -69,6 +70,9 @@ inline const float* row_powers(const Linear& linear, const uint8_t* panel) {
 
 // The last of a panel, [row_scales][32].
 inline const float* scales_of_rows(const Linear& linear, const uint8_t* panel) { return row_powers(linear, panel) + kPanel; }
+
+// Row `row` of a table in one of the formats but kMixed and those of kInt8 and above, rounded to bfloat16 (embedding.cpp).
+void embed(const Linear& table, int64_t row, bf16* to);
 
 // What has one panel of a linear, and the panel's number there.
 inline Linear run_of(const Linear& linear, int& panel) {

@@ -24,6 +24,7 @@ PANEL = 32
 class Layout(IntEnum):
     """`Format` of linear.h."""
 
+    ROWS = -1
     BF16 = 0
     Q8 = 1
     Q4 = 2
@@ -270,6 +271,12 @@ class NativeLinear:
         """
         self._library, self._packs_numbers = library, packs_numbers
         self._activations = activations
+
+    @property
+    def embedding_op(self) -> torch._ops.OpOverload:
+        from .embedding import OP
+
+        return OP
 
     @property
     def experts_op(self) -> torch._ops.OpOverload:

@@ -104,16 +104,16 @@ class Forward {
     team_.each(
         thread.phase, step_.tokens,
         [&](int t) {
-          const int64_t id = step_.ids[t] - static_cast<int64_t>(ranks_->rank) * model_.embedded;
-          if (id < 0 || id >= model_.embedded) return;
-          std::memcpy(row(added_, t, model_.hidden), model_.embedding + id * model_.hidden, model_.hidden * sizeof(bf16));
+          const int64_t id = step_.ids[t] - static_cast<int64_t>(ranks_->rank) * model_.embedding.rows;
+          if (id >= 0 && id < model_.embedding.rows) embed(model_.embedding, id, row(added_, t, model_.hidden));
         },
         [&] { post(); });
   }
 
-  const bf16* embedding_of(int t) const {
+  void embedding_of(int t, bf16* to) const {
     const int64_t id = step_.ids[t];
-    return ranks_ ? row_of(static_cast<int>(id / model_.embedded), t) : model_.embedding + id * model_.hidden;
+    if (!ranks_) return embed(model_.embedding, id, to);
+    std::memcpy(to, row_of(static_cast<int>(id / model_.embedding.rows), t), model_.hidden * sizeof(bf16));
   }
 
   // What the last half of a layer gave.
@@ -177,10 +177,12 @@ class Forward {
   void normalise(const Norm& norm, const Linear& linear, bool is_first, StepThread& thread) {
     wait_for_ranks();
     each_row(thread, step_.tokens, [&](int t) {
-      if (is_first)
-        scale(embedding_of(t), model_.embedding_scale, model_.hidden, residual(t, thread));
-      else
+      if (is_first) {
+        embedding_of(t, residual(t, thread));
+        scale(residual(t, thread), model_.embedding_scale, model_.hidden, residual(t, thread));
+      } else {
         add_to_residual(t, thread);
+      }
       thread.rows.x.set(linear, t, normalised(norm, t, thread));
     });
   }

@@ -50,11 +50,10 @@ struct Layer {
 
 struct Model {
   const Layer* layers;
-  const bf16* embedding;
+  Linear embedding;  // its rows are those that a rank has
   Norm norm;
   Linear head;       // to logits; no rows: they are not computed here
   Member* member;    // among ranks, or null
-  int32_t embedded;  // rows of the embedding that a rank has
   int32_t num_layers, hidden, intermediate, heads, kv_heads, head_size, page_size, group, skipped;
   float embedding_scale;
 

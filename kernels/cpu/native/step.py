@@ -35,6 +35,7 @@ from .step_structs import (
     linear_of,
     norm_struct,
     order_of,
+    table_of,
 )
 
 _BOTH = ctypes.c_void_p * 2
@@ -78,17 +79,16 @@ class NativeStep:
         for layer, is_second in zip(layers, second, strict=False):
             layer.table = int(is_second)
         self._layers = (LayerStruct * len(layers))(*layers)
-        self._hidden = parts.embedding.shape[1]
+        self._hidden = parts.embedding.hidden_size
         first = layouts[0]
-        embedded = len(parts.embedding)
         if group is not None:
-            assert parts.first_token == group.rank * embedded
+            assert parts.first_token == group.rank * parts.embedding.num_rows
             self.max_tokens = min(self.max_tokens, SLOT_BYTES // (2 * self._hidden))
         self._model = ModelStruct(
-            *(ctypes.addressof(self._layers), parts.embedding.data_ptr(), norm_struct(parts.norm)),
+            *(ctypes.addressof(self._layers), table_of(parts.embedding), norm_struct(parts.norm)),
             linear_of(parts.head) if self._has_head else LinearStruct(),
             None if group is None else group.member,
-            *(embedded, len(layers), self._hidden),
+            *(len(layers), self._hidden),
             max((_width(each) for layer in parts.layers for each in _dense(layer)), default=0),
             *(first.num_heads, first.num_kv_heads, first.key_size),
             page_size_of(k_cache[0], first.num_kv_heads, first.key_size),

@@ -11,7 +11,7 @@ import torch
 from ...attention import KVLayout
 from ...step_parts import FeedForwardParts, LayerParts, MixtureParts, NormParts
 from .attention import CACHE_KINDS
-from .linear import LinearStruct, linear_struct
+from .linear import Layout, LinearStruct, linear_struct
 from .moe import ExpertsStruct
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
@@ -58,12 +58,11 @@ class LayerStruct(ctypes.Structure):
 
 class ModelStruct(ctypes.Structure):
     _fields_ = [
-        *(("layers", _POINTER), ("embedding", _POINTER), ("norm", NormStruct)),
+        *(("layers", _POINTER), ("embedding", LinearStruct), ("norm", NormStruct)),
         *(("head", LinearStruct), ("member", _POINTER)),
         *(
             (name, _INT)
             for name in (
-                "embedded",
                 "num_layers",
                 "hidden",
                 "intermediate",
@@ -95,6 +94,12 @@ def linear_of(part: Any) -> LinearStruct:
     scale, group = (None, 0) if made is None else (made.scale, made.group or part.in_features)
     shape = part.in_features, part.out_features, part.layout
     return linear_struct(part.weight, part.bias, *shape, scale, group, order_of(part))
+
+
+def table_of(embedding: Any) -> LinearStruct:
+    shape = embedding.hidden_size, embedding.num_rows
+    layout = Layout.ROWS if embedding.layout is None else embedding.layout
+    return linear_struct(embedding.weight, None, *shape, layout)
 
 
 def order_of(part: Any) -> torch.Tensor | None:

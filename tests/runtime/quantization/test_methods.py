@@ -104,8 +104,11 @@ def test_quantised_weights_stay_in_their_bits(kind: str, tied: bool, tmp_path: P
     assert {layer.layout for layer in layers_of(loaded).values()} == {expected}
     assert set(linear_kinds(loaded).values()) == {kind}
     assert_same_layers(loaded, path)
-    embedding = load_model(str(path), torch.float32, CPU, False).model.embed_tokens.weight
-    assert torch.equal(loaded.model.embed_tokens.weight, embedding.bfloat16())
+    exact = load_model(str(path), torch.float32, CPU, False)
+    embedding, packed = exact.model.embed_tokens.weight, loaded.model.embed_tokens
+    assert packed.kind == kind and (packed.weight is loaded.lm_head.weight) == tied
+    ids = torch.randperm(len(embedding))
+    assert torch.equal(packed(ids), embedding[ids].bfloat16())
 
 
 def test_parts_of_several_kinds_stay_in_their_bits(tmp_path: Path) -> None:
@@ -154,6 +157,7 @@ class Kernels:
 
     op: Any = None
     scaled_op: Any = None
+    embedding_op: Any = None
 
     def layout(self, kind: str, in_features: int) -> int | None:
         return 7
