@@ -76,8 +76,8 @@ class LayerParts(NamedTuple):
 
 class DecoderParts(NamedTuple):
     """`embedding` (`runtime/layers/linear.py`): of a rank the rows from `first_token` on. `tables`:
-    cos and signed_sin [positions, 1, R] of each. `head`: the linear layer that gives logits; `finish`: what
-    is done to them [N, V] float32 then.
+    cos and signed_sin [positions, 1, R] of each. `head`: the linear layer that gives logits;
+    `finish`: what is done to them [N, V] float32 then.
     """
 
     embedding: Any

@@ -23,7 +23,6 @@ struct Linear {
 constexpr int kPanel = 32;  // rows of W that lie side by side
 
 enum Format : int32_t {
-  kRows = -1,  // no panels: rows of bfloat16 one after another, of an embedding alone
   kBf16 = 0,
   kQ8 = 1,
   kQ4 = 2,
@@ -39,7 +38,8 @@ enum Format : int32_t {
   kMixed = 15,
   kInt8 = 16,
   kFp8 = 17,
-  kFp8Blocks = 18
+  kFp8Blocks = 18,
+  kRows = 32  // no panels: rows of bfloat16 one after another, of an embedding alone
 };
 
 // Panels one after another that have one format. A weight of kMixed begins with its runs, in the order of its rows.

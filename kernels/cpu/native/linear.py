@@ -24,7 +24,6 @@ PANEL = 32
 class Layout(IntEnum):
     """`Format` of linear.h."""
 
-    ROWS = -1
     BF16 = 0
     Q8 = 1
     Q4 = 2
@@ -41,6 +40,7 @@ class Layout(IntEnum):
     INT8 = 16
     FP8 = 17
     FP8_BLOCKS = 18
+    ROWS = 32
 
 
 class _Group(NamedTuple):
@@ -160,8 +160,8 @@ def linear_struct(
         None if tensor is None else tensor.data_ptr() for tensor in (bias, input_scale, input_order)
     )
     how = Quantization(scale_pointer, _INTEGER_COLUMNS if layout & INTEGERS else input_group)
-    layout &= ~INTEGERS
-    return LinearStruct(weight.data_ptr(), bias_pointer, rows, columns, layout, how, order)
+    where = weight.data_ptr(), bias_pointer
+    return LinearStruct(*where, rows, columns, layout & ~INTEGERS, how, order)
 
 
 _LIBRARY = torch.library.Library("piecework", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -204,8 +204,7 @@ def multiply(
             )
         else:
             assert x_scale.shape == (1,)
-    if x.stride(1) != 1:
-        x = x.contiguous()
+    x = x if x.stride(1) == 1 else x.contiguous()
     out = x.new_empty(tokens, out_features, dtype=torch.bfloat16)
     library.piecework_linear(
         ctypes.byref(linear_struct(weight, bias, columns, out_features, layout)),
@@ -274,13 +273,13 @@ class NativeLinear:
 
     @property
     def embedding_op(self) -> torch._ops.OpOverload:
+        # Defined there, on what is defined here, as the next is.
         from .embedding import OP
 
         return OP
 
     @property
     def experts_op(self) -> torch._ops.OpOverload:
-        # Defined there, on what is defined here.
         from .moe import OP
 
         return OP
@@ -291,11 +290,10 @@ class NativeLinear:
     def layout(self, kind: str, in_features: int) -> int | None:
         if runs := runs_of(kind):
             layouts = [self.layout(each, in_features) for each, _ in runs]
-            known = [each for each in layouts if each is not None]
             are_whole = all(rows % PANEL == 0 for _, rows in runs[:-1])
-            if len(known) < len(runs) or not are_whole or len(runs) > MOST_RUNS:
+            if None in layouts or not are_whole or len(runs) > MOST_RUNS:
                 return None
-            takes_integers = all(each & INTEGERS for each in known)
+            takes_integers = all(each and each & INTEGERS for each in layouts)
             return Layout.MIXED | INTEGERS if takes_integers else Layout.MIXED
         if kind not in _KINDS or (kind == "bfloat16" and not self._packs_numbers):
             return None
