@@ -106,6 +106,11 @@ class EngineCore:
         # A step in flight is of use to a request that runs, or it is dropped.
         return bool(self._scheduler.running or self._scheduler.waiting or self._outputs)
 
+    @property
+    def load(self) -> tuple[int, int]:
+        """How many requests run and wait."""
+        return len(self._scheduler.running), len(self._scheduler.waiting)
+
     def add(self, message: GenerateRequest) -> None:
         """Queue a request; one that can never run is answered with an error at the next step."""
         self._ranks.tell("add", message)
@@ -124,9 +129,8 @@ class EngineCore:
         """Free these requests at once; they deliver nothing more."""
         gone = set(rids)
         self._ranks.tell("abort", sorted(gone))
-        for request in [
-            r for r in self._scheduler.running + self._scheduler.waiting if r.rid in gone
-        ]:
+        known = self._scheduler.running + self._scheduler.waiting
+        for request in [each for each in known if each.rid in gone]:
             self._scheduler.remove(request)
         self._drop_useless_step()
 
@@ -148,7 +152,7 @@ class EngineCore:
             self._isolate(error)
         outputs, self._outputs = self._outputs, []
         started, self._scheduler.started = self._scheduler.started, {}
-        return StepOutput(outputs=outputs, stats=self.stats(), started=started)
+        return StepOutput(outputs=outputs, started=started)
 
     def _advance(self) -> None:
         self._quarantine = [request for request in self._quarantine if not request.finished]

@@ -141,12 +141,13 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """Everything one step delivered. `started`: the requests that it was the first to compute, and
-    when that began, by `time.monotonic()`, which all processes of a machine share.
+    """Everything one step delivered. `stats` may come later, for some steps are short; `started`:
+    the requests that it was the first to compute, and when that began, by `time.monotonic()`, which
+    all processes of a machine share.
     """
 
     outputs: list[TokenOutput]
-    stats: EngineStats
+    stats: EngineStats | None = None
     started: dict[str, float] = field(default_factory=dict)
 
 

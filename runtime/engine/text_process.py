@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from dataclasses import replace
 from typing import Any
 
 from ...kernels.collectives import CollectiveError
@@ -33,6 +35,8 @@ _STARTUP_POLL_MS = 20
 """How long to wait for a message before the next portion of the start-up."""
 _COMPILING_POLL_MS = 2
 """The same while a request waits for its grammar."""
+_STATS_SECONDS = 0.1
+"""How old the figures may be that the server has of an engine at work."""
 
 
 logger = logging.getLogger(__name__)
@@ -48,6 +52,7 @@ class EngineProcess:
         self._kv_publisher = kv_publisher
         self._mailbox = mailbox
         self._compiling = CompilingRequests(self._core.grammars)
+        self._told_load, self._stats_due = (0, 0), 0.0
         self._heart = Heartbeat(mailbox.send)
         self._profiler = Profiler()
         tell_each_layer(self._heart.beat_again)
@@ -80,7 +85,7 @@ class EngineProcess:
                 may_build=self._startup.pending,
             )
             if self._core.has_work:
-                self._mailbox.send(self._core.step())
+                self._mailbox.send(self._step())
                 if self._profiler.is_running:
                     self._profiler.step()
             if self._startup.pending:
@@ -90,6 +95,16 @@ class EngineProcess:
         self._compiling.close()
         self._startup.stop()
         self._runner.close()
+
+    def _step(self) -> StepOutput:
+        """With figures where requests have come or gone, and else every now and then: they take as
+        long as all else about a message.
+        """
+        output, load, now = self._core.step(), self._core.load, time.monotonic()
+        if load == self._told_load and now < self._stats_due:
+            return output
+        self._told_load, self._stats_due = load, now + _STATS_SECONDS
+        return replace(output, stats=self._core.stats())
 
     def _receive(self) -> None:
         """Take every message that is there; wait for one where there is nothing else to do."""

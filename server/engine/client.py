@@ -72,7 +72,7 @@ class EngineClient(EngineSupervisor[RequestState]):
     def _handle(self, message: Any) -> None:
         match message:
             case StepOutput(outputs=outputs, stats=stats, started=started):
-                self.stats = stats
+                self.stats = stats or self.stats
                 for rid, moment in started.items():
                     # Of a request that a new life of the engine goes on with, the first counts.
                     if (request := self._requests.get(rid)) and request.started is None:
