@@ -29,14 +29,22 @@ class RequestFailed(Exception):
     """One request has no usable answer.
 
     `reason` is short, and the same for failures that are alike, so that they can be counted.
-    `status`: of the HTTP answer, if one came.
+    `status`: of the HTTP answer, if one came; `retry_after`: its header of that name.
     """
 
-    def __init__(self, reason: str, detail: str = "", *, status: int | None = None) -> None:
+    def __init__(
+        self,
+        reason: str,
+        detail: str = "",
+        *,
+        status: int | None = None,
+        retry_after: str | None = None,
+    ) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
         self.detail = detail
         self.status = status
+        self.retry_after = retry_after
 
 
 class Event(NamedTuple):
@@ -163,7 +171,12 @@ def _why_unusable(target: Target, path: str, error: RequestFailed) -> str:
 async def _body(response: aiohttp.ClientResponse) -> bytes:
     body = await response.read()
     if response.status != 200:
-        raise RequestFailed(f"HTTP {response.status}", _error_message(body), status=response.status)
+        raise RequestFailed(
+            f"HTTP {response.status}",
+            _error_message(body),
+            status=response.status,
+            retry_after=response.headers.get("Retry-After"),
+        )
     return body
 
 

@@ -5,7 +5,9 @@ answer right, does anything leak?
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+import time
 import uuid
 from dataclasses import asdict, replace
 from typing import Any
@@ -17,7 +19,7 @@ from .apis import Answer, GenerationCall, ask
 from .client import MALFORMED, Client, RequestFailed, resolve
 from .load import run_load
 from .report import Report
-from .server_state import resident_bytes, wait_idle
+from .server_state import read_state, resident_bytes, wait_idle
 from .soak_checks import problems
 from .soak_faults import Faults
 from .soak_requests import Fate, Mix, SoakRequest
@@ -25,7 +27,14 @@ from .soak_result import SoakResult, SoakSettings
 from .target import Api, Target
 
 ABORT_PATH = "/abort_request"
-_MEMORY_SECONDS = 0.5
+_WATCH_SECONDS = 0.5
+_REFUSALS = (429, 503)
+_LONGEST_PAUSE = 5.0
+"""Seconds that a refused client waits at most, whatever `Retry-After` says."""
+
+
+class Refused(Exception):
+    """The server takes no more now."""
 
 
 def run(target: Target, settings: SoakSettings, mix: Mix, report: Report) -> int:
@@ -113,21 +122,26 @@ class _Soak:
         """Ask these one by one, for comparison."""
         for number in progress_bar(numbers, desc="alone", unit="request"):
             request = self.requests[number]
-            answer = await self._read(number, request)
-            if answer is not None:
-                self._alone[number] = answer
+            with contextlib.suppress(Refused):  # it is compared with nothing
+                answer = await self._read(number, request)
+                if answer is not None:
+                    self._alone[number] = answer
 
     async def load(self) -> None:
-        """All requests, and an eye on the server's memory meanwhile; again, until all faults of the
-        engine are through.
+        """All requests, and an eye on the server's memory and its queue meanwhile; again, until
+        all faults of the engine are through, and for as long as was asked.
         """
-        watch = asyncio.create_task(self._watch_memory())
+        end = time.monotonic() + self._settings.duration
+        watches = [
+            asyncio.create_task(each) for each in (self._watch_memory(), self._watch_queue())
+        ]
         faults = asyncio.create_task(self._commit_faults())
         await self._load_once()
-        while not faults.done():
+        while not faults.done() or time.monotonic() < end:
             await self._load_once()
         await faults
-        watch.cancel()
+        for watch in watches:
+            watch.cancel()
 
     async def _load_once(self) -> None:
         with progress_bar(total=len(self.requests), desc="load", unit="request") as bar:
@@ -179,7 +193,19 @@ class _Soak:
 
     async def _watch_memory(self) -> None:
         while self._note_memory():
-            await asyncio.sleep(_MEMORY_SECONDS)
+            await asyncio.sleep(_WATCH_SECONDS)
+
+    async def _watch_queue(self) -> None:
+        result = self.result
+        while True:
+            # It answers nothing while its engine starts again.
+            with contextlib.suppress(RequestFailed):
+                state = await read_state(self._client)
+                if state is not None:
+                    result.most_under_way = max(
+                        result.most_under_way or 0, state.running + state.queued
+                    )
+            await asyncio.sleep(_WATCH_SECONDS)
 
     def _note_memory(self) -> bool:
         """False where there is nothing to watch, or no longer."""
@@ -195,7 +221,13 @@ class _Soak:
 
     async def _send(self, number: int) -> str:
         """Send one request and do with it what its fate is; returns its outcome."""
-        request = self.requests[number]
+        try:
+            return await self._meet_fate(number, self.requests[number])
+        except Refused as refusal:
+            await asyncio.sleep(float(str(refusal)))
+            return "refused"
+
+    async def _meet_fate(self, number: int, request: SoakRequest) -> str:
         match request.fate:
             case Fate.READ:
                 answer = await self._read(number, request)
@@ -231,6 +263,8 @@ class _Soak:
                 allow_abort=request.fate is Fate.ABORT,
             )
         except RequestFailed as error:
+            if self._settings.overload and error.status in _REFUSALS:
+                self._check_refusal(error)
             self.result.failures.add(error)
             if error.reason == MALFORMED:
                 self.result.problems.append(f"request {number} ({request.api}): {error}")
@@ -239,6 +273,12 @@ class _Soak:
             f"request {number} ({request.api}): {problem}" for problem in problems(request, answer)
         ]
         return answer
+
+    def _check_refusal(self, error: RequestFailed) -> None:
+        """Raises `Refused` where the answer says when to come again; else it is a failure."""
+        if error.retry_after is not None and error.retry_after.isdecimal():
+            raise Refused(min(float(error.retry_after), _LONGEST_PAUSE))
+        self.result.problems.append(f"{error.reason} without Retry-After")
 
     async def _read_aborted(self, number: int, request: SoakRequest) -> Answer | None:
         """Read the answer while another task aborts the request."""

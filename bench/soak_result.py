@@ -19,7 +19,9 @@ class SoakSettings:
     under it. `settle_seconds`: how long the server may take to become idle. `max_mismatches`,
     `max_memory_growth_mib`: above these the soak fails; None: they are only told. `kills`, `hangs`:
     what is done to the engine process of `server_pid` under the load, after each `fault_interval`
-    seconds of serving.
+    seconds of serving. `duration`: seconds for which the load begins again. `overload`: the server
+    may refuse requests, by 429 or 503 with `Retry-After`, which the client keeps to.
+    `max_under_way`: above so many requests that run and wait in the server the soak fails.
     """
 
     num_requests: int = 2000
@@ -32,6 +34,9 @@ class SoakSettings:
     kills: int = 0
     hangs: int = 0
     fault_interval: float = 32.0
+    duration: float = 0.0
+    overload: bool = False
+    max_under_way: int | None = None
 
     def __post_init__(self) -> None:
         if (self.kills or self.hangs) and self.server_pid is None:
@@ -55,6 +60,8 @@ class SoakResult:
     state: ServerState | None = None
     faults: Counter[str] = field(default_factory=Counter)
     """What was done to the engine process, after which the server served again."""
+    most_under_way: int | None = None
+    """Requests that ran and waited in the server at once, as it told each half second."""
     memory: list[int] = field(default_factory=list)
     """Bytes: when the load began, then every half second, then at its end."""
 
@@ -78,6 +85,11 @@ class SoakResult:
             reasons.append(f"the server is not idle: {self.state.line()}")
         if settings.max_mismatches is not None and len(self.mismatches) > settings.max_mismatches:
             reasons.append(f"{len(self.mismatches)} answers differ from the same request alone")
+        most, bound = self.most_under_way, settings.max_under_way
+        if bound is not None and (most is None or most > bound):
+            reasons.append(f"{most} requests ran and waited at once, more than {bound}")
+        if settings.overload and not self.outcomes["refused"]:
+            reasons.append("no request was refused: this was no overload; raise --concurrency")
         if self.faults.total() < settings.kills + settings.hangs:
             reasons.append(
                 f"the server survived {self.faults.total()} of {settings.kills + settings.hangs} "
@@ -107,6 +119,8 @@ class SoakResult:
         lines += [f"  {mismatch}" for mismatch in self.mismatches[:_EXAMPLES]]
         unknown = "not checked, the server has neither /server_info nor /metrics"
         lines.append(f"At the end: {unknown if self.state is None else self.state.line()}")
+        if self.most_under_way is not None:
+            lines.append(f"Under way:  {self.most_under_way} requests at most, running and waiting")
         if self.faults:
             lines.append(
                 "Engine:     "
@@ -132,6 +146,7 @@ class SoakResult:
             "mismatches": self.mismatches,
             "state": None if self.state is None else asdict(self.state),
             "faults": dict(self.faults),
+            "most_under_way": self.most_under_way,
             "memory_bytes": self.memory,
             "memory_growth_mib": self.memory_growth_mib,
         }

@@ -32,6 +32,7 @@ code 0 or 1.
 _EXAMPLES = """\
 examples:
   %(prog)s --num-requests 2000 --concurrency 64
+  %(prog)s --overload --concurrency 1200 --max-under-way 576 --duration 1440 --server-pid 4711
   %(prog)s --num-requests 300 --max-mismatches 0 --server-pid 4711 --max-memory-growth 50
 """
 
@@ -49,6 +50,13 @@ def add_parser(subparsers: Any) -> None:
     mix = parser.add_argument_group("requests")
     add_flag(mix, "--num-requests N", "", positive, 2000)
     add_flag(mix, "--concurrency N", "requests under way at once", positive, 64)
+    add_flag(
+        mix,
+        "--duration S",
+        "seconds for which the load begins again; default: it is put on once",
+        float,
+        0.0,
+    )
     add_flag(mix, "--apis LIST", "default: completion,chat,generate", _apis, tuple(Api))
     add_flag(mix, "--disconnect-rate F", "share whose client leaves", ratio, 0.1)
     add_flag(mix, "--abort-rate F", "share aborted by /abort_request", ratio, 0.05)
@@ -65,6 +73,18 @@ def add_parser(subparsers: Any) -> None:
     add_flag(checks, "--verify N", "answers to compare with the same request alone", count, 40)
     add_flag(
         checks, "--max-mismatches N", "how many of them may differ; default: any number", count
+    )
+    checks.add_argument(
+        "--overload",
+        action="store_true",
+        help="more than the server takes: requests must be refused, by 429 or 503 with Retry-After",
+    )
+    add_flag(
+        checks,
+        "--max-under-way N",
+        "requests that may run and wait in the server at once, --max-running-requests and "
+        "--max-queued-requests together; default: any number",
+        positive,
     )
     add_flag(checks, "--settle-seconds S", "in which the server becomes idle", float, 10.0)
     add_flag(

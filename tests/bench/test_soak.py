@@ -22,6 +22,7 @@ from server_process import ready
 from tiny_models import make_tiny_model
 from toy_tokenizer import toy_tokenizer
 
+from piecework.bench import soak as soak_module
 from piecework.bench import soak_faults
 from piecework.bench.report import Report
 from piecework.bench.server_state import resident_bytes
@@ -101,6 +102,43 @@ def test_piecework_s_own_http_surface_passes(engine: ScriptedEngine, tmp_path: P
     assert told["code"] == 0, (told["failed"], told["failures"], told["problems"])
     assert told["verified"] == 5
     assert engine.running == set()
+
+
+OVERLOAD = replace(SETTINGS, overload=True, verify=0, max_under_way=5)
+
+
+def overloaded(engine: ScriptedEngine, tmp_path: Path, settings: SoakSettings) -> dict[str, Any]:
+    """A soak of a server that takes three requests at once, and says that five are under way."""
+    engine.script.room, engine.script.delay = 3, 0.001
+    engine.stats = EngineStats(running_requests=3, queued_requests=2)
+    with serve_app(make_app(engine)) as url:
+        return soak(url, tmp_path, settings, replace(CALM, max_prompt_words=8, vocab_size=300))
+
+
+def test_refusals_with_retry_after_are_what_an_overload_wants(
+    engine: ScriptedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(soak_module, "_LONGEST_PAUSE", 0.02)
+    told = overloaded(engine, tmp_path, replace(OVERLOAD, max_under_way=4))
+    assert told["failures"] == {} and told["problems"] == []
+    assert min(told["outcomes"]["refused"], told["outcomes"]["answered"]) > 0
+    # The scripted server is never idle.
+    assert "5 requests ran and waited at once, more than 4" in told["failed"]
+
+
+def test_a_refusal_that_does_not_say_when_to_come_again_is_found(
+    good: ScriptedServer, tmp_path: Path
+) -> None:
+    good.fail = lambda number: 503 if number % 4 == 0 else None
+    told = soak(good.url, tmp_path, OVERLOAD)
+    assert told["code"] == 1
+    assert "HTTP 503 without Retry-After" in told["problems"]
+    assert "no request was refused" in str(told["failed"])
+
+
+def test_the_load_goes_on_for_as_long_as_was_asked(good: ScriptedServer, tmp_path: Path) -> None:
+    told = soak(good.url, tmp_path, replace(SETTINGS, duration=0.3, num_requests=2, verify=0))
+    assert told["code"] == 0 and told["outcomes"]["answered"] > 4
 
 
 def _spoil(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
