@@ -5,6 +5,8 @@ integers  weights in GGUF's blocks: the time with activations of 16 bits divided
 quantise  activations, alone and behind norms and gates: plain torch, `torch.compile`, the kernel
 invariant linear layers in bfloat16 with `--batch-invariant`: their time divided by that without
 cache     a decode's attention over a KV cache in 8 bits: bfloat16's time divided by theirs
+shared    decodes that begin with the same pages: the time when each reads them for itself divided
+          by that when they are read once for all
 
 Each figure is the least of many, taken in turn on one thread.
 """
@@ -18,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import gguf.quants as gguf
 import torch
@@ -228,6 +230,62 @@ def cache(rounds: int, context: int = 4096) -> list[str]:
     ]
 
 
+class _Shared(NamedTuple):
+    requests: int
+    common: int
+    own: int
+    heads: int
+    kv_heads: int
+
+
+_SHARED = (
+    *(_Shared(requests, 640, 96, 9, 3) for requests in (2, 4, 8, 32)),
+    _Shared(8, 2000, 96, 32, 8),
+    _Shared(8, 0, 736, 9, 3),
+)
+
+
+def shared(rounds: int) -> list[str]:
+    """A row a batch, `own` tokens behind those in common; a layer of heads of 64."""
+    backend, library = native_or_torch(), load_kernels()
+    assert isinstance(backend, NativeAttention) and library is not None
+    lines = [_row("requests", "tokens in common", "own", "heads", "us", "times as fast")]
+    lines.append(_row(*["---"] * 6))
+    for requests, common, own, heads, kv_heads in _SHARED:
+        first, rest = common // _PAGE_SIZE, -(-own // _PAGE_SIZE)
+        others = torch.arange(requests * rest).view(requests, rest) + first
+        table = torch.cat([torch.arange(first).expand(requests, -1), others], dim=1)
+        length = common + own
+        metadata = AttentionMetadata(
+            query_lens=[1] * requests,
+            seq_lens=[length] * requests,
+            block_table=table,
+            slot_mapping=table[:, -1] * _PAGE_SIZE + (length - 1) % _PAGE_SIZE,
+        )
+        shape = int(table.max()) + 1, _PAGE_SIZE, kv_heads, _HEAD_SIZE
+        keys, values = _random(*shape), _random(*shape)
+        q, new = (_random(requests, count, _HEAD_SIZE) for count in (heads, kv_heads))
+        out = torch.empty_like(q)
+        layout = KVLayout.of_heads(heads, kv_heads, _HEAD_SIZE, torch.bfloat16)
+        plan = backend.plan(metadata, _PAGE_SIZE)
+
+        # Nobody shares keys in a batch whose rows depend on nothing else.
+        def call(
+            alone: int,
+            given: tuple[Any, ...] = (q, new, new, out, keys, values, plan, layout),
+        ) -> None:
+            library.piecework_set_batch_invariant(alone)
+            backend.run(*given)
+
+        best = least({str(alone): partial(call, alone) for alone in (0, 1)}, 4 * rounds)
+        cells = requests, common, own, f"{heads} and {kv_heads}"
+        lines.append(
+            _row(*map(str, cells), f"{best['0'] * 1e6:,.0f}", f"{best['1'] / best['0']:.2f}")
+        )
+    library.piecework_set_batch_invariant(0)
+    return lines
+
+
 def _filled(pages: int, dtype: torch.dtype | None) -> torch.Tensor:
     """Pages of random keys, in bfloat16 or rounded to `dtype`."""
     values = _random(pages * _PAGE_SIZE, _KV_HEADS, _HEAD_SIZE)
@@ -253,6 +311,7 @@ PARTS = {
     "integers": integers,
     "quantise": quantising,
     "cache": cache,
+    "shared": shared,
 }
 
 

@@ -18,8 +18,9 @@ def test_each_part_is_a_table_of_positive_figures(
     monkeypatch.setattr(cpu_kernels, "TOKENS", (1, 3))
     monkeypatch.setattr(cpu_kernels, "_MOST_NUMBERS", 1)
     monkeypatch.setattr(cpu_kernels, "_LAYERS", 1)
-    assert cpu_kernels.main(["--parts", "products,invariant,cache", "--rounds", "2"]) == 0
-    products, invariant, cache = capsys.readouterr().out.strip().split("\n\n")
+    monkeypatch.setattr(cpu_kernels, "_SHARED", (cpu_kernels._Shared(3, 64, 20, 4, 2),))
+    assert cpu_kernels.main(["--parts", "products,invariant,cache,shared", "--rounds", "2"]) == 0
+    products, invariant, cache, shared = capsys.readouterr().out.strip().split("\n\n")
     _, _, cells = (line.strip("| ").split(" | ") for line in products.splitlines())
     assert cells[0] == "64 x 128" and len(cells) == 5
     assert all(float(cell.partition(" ")[0]) > 0 for cell in cells[1:])
@@ -28,6 +29,8 @@ def test_each_part_is_a_table_of_positive_figures(
     rows = [line.strip("| ").split(" | ") for line in cache.splitlines()[2:]]
     assert [row[0] for row in rows] == ["bfloat16", "fp8_e4m3", "fp8_e5m2", "int8"]
     assert rows[0][2] == "1.00" and all(float(row[1]) > 0 for row in rows)
+    row = shared.splitlines()[2].strip("| ").split(" | ")
+    assert row[:4] == ["3", "64", "20", "4 and 2"] and all(float(cell) > 0 for cell in row[4:])
 
 
 @pytest.mark.parametrize("flags", [["--parts", "product"], ["--rounds", "0"]])

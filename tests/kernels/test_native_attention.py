@@ -320,6 +320,27 @@ def test_long_contexts_are_cut_into_stretches(
             torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("cache", [None, torch.float8_e4m3fn, torch.int8], ids=str)
+def test_decodes_give_the_same_bits_whether_their_heads_are_read_together_or_apart(
+    variants: list[NativeAttention], cache: torch.dtype | None, window: int | None
+) -> None:
+    lens = [(1, past) for past in (0, 17, 63, 200, 300, 64, 129)]
+    step = Step(
+        lens, page_size=16, heads=15, kv_heads=5, head_size=64, seed=1, dtype=torch.bfloat16
+    )
+    if cache is not None:
+        step, *_ = quantized(step, cache, (1.0, 1.0))
+    before, given_by = torch.get_num_threads(), list[list[torch.Tensor]]()
+    try:
+        for threads in (1, len(lens)):
+            torch.set_num_threads(threads)
+            given_by.append([step.run(backend, window=window) for backend in variants])
+    finally:
+        torch.set_num_threads(before)
+    assert all(map(torch.equal, *given_by))
+
+
 @pytest.mark.slow
 def test_a_prompt_of_32k_tokens_equals_plain_torch(variants: list[NativeAttention]) -> None:
     step = Step([(32768, 0)], page_size=16, heads=2, kv_heads=1, head_size=64, seed=1)

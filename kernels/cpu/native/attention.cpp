@@ -36,7 +36,7 @@ void attention(const AttentionCall<T>& call, int most_threads) {
 #pragma omp for schedule(static)
     for (int row = 0; row < call.tokens; ++row) kernels.store_row(call, row);
 #pragma omp for schedule(dynamic)
-    for (int i = 0; i < count; ++i) kernels.attend_item(call, work[i], scratch, waiting);
+    for (int i = 0; i < count; ++i) kernels.attend_item(call, work[i], i + threads < count ? work + i + threads : nullptr, scratch, waiting);
     if (floats > 0) {
 #pragma omp for schedule(dynamic)
       for (int i = 0; i < count; ++i)

@@ -60,9 +60,9 @@ void write_row(const AttentionCall<T>& call, const Item& item, int row, const fl
   for (int i = 0; i < call.value_size; ++i) out[i] = from_float<T>(sums[i] * factor);
 }
 
-// The queries of the item's `rows`, so scaled that scores count in powers of two.
+// The queries of the item's `rows`, so scaled that scores count in powers of two: of few rows where `few` says, else in blocks of a Scratch.
 template <class C, class T>
-void load_queries(const AttentionCall<T>& call, const Item& item, int rows, bool few, Scratch& scratch) {
+void load_queries(const AttentionCall<T>& call, const Item& item, int rows, float* few, Scratch& scratch) {
   const float factor = call.scale * kLog2E * call.k_scale * unit_of(call.cache_kind);
   const int group = call.heads_of(item.kv_head), first = call.first_head(item.kv_head);
   for (int row = 0; row < rows; row += tiles::kRows) {
@@ -71,7 +71,7 @@ void load_queries(const AttentionCall<T>& call, const Item& item, int rows, bool
     for (int i = 0; i < count; ++i)
       from[i] = call.q + (item.row + (row + i) / group) * call.q_stride + (first + (row + i) % group) * call.head_size;
     if (few) {
-      tiles::load_few<C>(from, count, factor, scratch);
+      tiles::load_few<C>(from, count, call.head_size, factor, few);
     } else {
       tiles::widen_transposed(from, count, call.head_size, tiles::splat(factor), scratch.queries(row), kLanes);
     }
@@ -120,42 +120,69 @@ void attend_blocks(int rows, const tiles::Sight& sight, const tiles::Tile& tile,
   for (int row = 0; row < rows; row += tiles::kRows) scratch.attend(sight, tile, row, std::min(tiles::kRows, rows - row));
 }
 
-template <class T, class C>
-void attend_item(const AttentionCall<T>& call, const Item& item, Scratch& scratch, float* partials) {
-  const int group = call.heads_of(item.kv_head), rows = (item.last - item.first) * group, size = call.value_size;
-  const int position = item.is_shared ? item.end : call.seq_lens[item.request] - call.query_lens[item.request] + item.first;
-  const tiles::Sight sight{position, group, call.window, call.softcap * kLog2E};
-  const bool few = tiles::is_few<C>(rows, call.head_size) && tiles::is_few<C>(rows, size);
-  tiles::Places<C> both[2];  // of a tile and of the next
-  const auto places = [&](int start) -> tiles::Places<C>& { return both[start / tiles::kTile % 2]; };
-  const auto tile_at = [&](int start) { return tiles::Tile{start, std::max(0, std::min(tiles::kTile, item.end - start))}; };
-  const auto find = [&](const tiles::Tile& tile) {
-    if (tile.count > 0) find_tile(call, item, tile, places(tile.start));
-  };
-  find(tile_at(item.begin));
-  if (few) tiles::prefetch_rows(places(item.begin).keys, tile_at(item.begin).count, call.head_size);
-  scratch.start(rows);
-  load_queries<C>(call, item, rows, few, scratch);
-  for (int start = item.begin; start < item.end; start += tiles::kTile) {
-    const tiles::Tile tile = tile_at(start), next = tile_at(start + tiles::kTile);
-    find(next);
-    if (few) {
-      tiles::attend_few(rows, sight, tile, places(start), places(next.start).keys, next.count, scratch);
-    } else {
-      attend_blocks(rows, sight, tile, places(start), scratch);
-    }
-  }
-  if (few) tiles::restore_order<C>(rows, scratch);
+// The rows of an item of one head that is done, from row `at` of a Scratch on.
+template <class T>
+void put_rows(const AttentionCall<T>& call, const Item& item, int rows, int at, const Scratch& scratch, float* partials) {
+  const int size = call.value_size;
   float* partial = partials + item.partial;
   for (int row = 0; row < rows; ++row) {
-    const float* sums = scratch.sums + row * scratch.padded;
+    const float* sums = scratch.sums + (at + row) * scratch.padded;
     if (item.partial < 0) {
-      write_row(call, item, row, sums, scratch.total(row), scratch.peak(row));
+      write_row(call, item, row, sums, scratch.total(at + row), scratch.peak(at + row));
     } else {
-      partial[row] = scratch.peak(row);
-      partial[rows + row] = scratch.total(row);
+      partial[row] = scratch.peak(at + row);
+      partial[rows + row] = scratch.total(at + row);
       std::memcpy(partial + 2 * rows + row * size, sums, size * sizeof(float));
     }
+  }
+}
+
+// `following`: what this thread most likely attends to next, or null.
+template <class T, class C>
+void attend_item(const AttentionCall<T>& call, const Item& item, const Item* following, Scratch& scratch, float* partials) {
+  const int group = call.heads_of(item.kv_head), rows = (item.last - item.first) * group, size = call.value_size;
+  const int position = item.is_shared ? item.end : call.seq_lens[item.request] - call.query_lens[item.request] + item.first;
+  const tiles::Sight sight{position, item.heads > 1 ? kMostRows : group, call.window, call.softcap * kLog2E};
+  const bool few = tiles::is_few<C>(rows, call.head_size) && tiles::is_few<C>(rows, size);
+  // Of each head a block of rows; the queries of few rows lie where other items have their keys.
+  tiles::FewRows heads[kMostRows / tiles::kRows];
+  const auto head_of = [&](int h) {
+    Item one = item;
+    one.kv_head += h;
+    return one;
+  };
+  scratch.start(item.heads > 1 ? item.heads * tiles::kRows : rows);
+  float* queries = scratch.keys;
+  for (int h = 0; h < item.heads; ++h) {
+    const int count = item.heads > 1 ? call.heads_of(item.kv_head + h) : rows;
+    heads[h] = {h * tiles::kRows, count, h * call.head_size, queries};
+    load_queries<C>(call, head_of(h), count, few ? queries : nullptr, scratch);
+    queries += count * call.head_size;
+  }
+  tiles::Places<C> both[2];  // of a tile and of the next
+  const auto tile_of = [](const Item& of, int start) { return tiles::Tile{start, std::max(0, std::min(tiles::kTile, of.end - start))}; };
+  find_tile(call, item, tile_of(item, item.begin), both[0]);
+  for (int start = item.begin, turn = 0; start < item.end; start += tiles::kTile, turn = 1 - turn) {
+    const tiles::Tile tile = tile_of(item, start);
+    tiles::Tile next = tile_of(item, start + tiles::kTile);
+    const Item* of = next.count > 0 ? &item : few ? following : nullptr;
+    tiles::Places<C>& then = both[1 - turn];
+    if (of == following && following) next = tile_of(*following, following->begin);
+    if (of) find_tile(call, *of, next, then);
+    if (!few) {
+      attend_blocks(rows, sight, tile, both[turn], scratch);
+      continue;
+    }
+    const int width = of ? of->heads * call.head_size : 0;
+    for (int h = 0; h < item.heads; ++h) {
+      const int begin = next.count * h / item.heads, end = next.count * (h + 1) / item.heads;
+      tiles::attend_few(heads[h], sight, tile, both[turn], tiles::Ahead<C>{then.keys + begin, then.keys + end, width},
+                        tiles::Ahead<C>{then.values + begin, then.values + end, width}, scratch);
+    }
+  }
+  for (int h = 0; h < item.heads; ++h) {
+    if (few) tiles::restore_order<C>(scratch.sums + heads[h].first * scratch.padded, heads[h].count * size);
+    put_rows(call, head_of(h), heads[h].count, heads[h].first, scratch, partials);
   }
 }
 
@@ -165,7 +192,7 @@ struct CacheKernels {
   // Of a row, heads [first, last).
   void (*store_keys)(const AttentionCall<T>&, int row, int first, int last);
   void (*store_values)(const AttentionCall<T>&, int row, int first, int last);
-  void (*attend_item)(const AttentionCall<T>&, const Item&, Scratch&, float* partials);
+  void (*attend_item)(const AttentionCall<T>&, const Item&, const Item* following, Scratch&, float* partials);
 
   void store_row(const AttentionCall<T>& call, int row) const {
     store_keys(call, row, 0, call.kv_heads);

@@ -46,9 +46,30 @@ inline floats sum_each(floats (&rows)[kLanes]) {
   return rows[0];
 }
 
-// q [R, size] times each of kLanes keys: scores [R, kTile].
+// Rows of keys or values that will be needed, asked for line by line while others are worked on. They lie side by side as far as a page
+// reaches: a core has few lines on their way that it asked for itself, and many more once it sees that they follow one another.
+template <class C>
+struct Ahead {
+  const C *const *row, *const *end;
+  int width, column = 0;  // numbers of a row
+
+  void ask(int lines) {
+    for (; lines > 0 && row < end; --lines) {
+      __builtin_prefetch(*row + column);
+      column += 64 / static_cast<int>(sizeof(C));
+      if (column >= width) column = 0, ++row;
+    }
+  }
+};
+
+template <class C>
+constexpr int lines_of(int numbers) {
+  return (numbers * static_cast<int>(sizeof(C)) + 63) / 64;
+}
+
+// q [R, size] times each of kLanes keys, which begin at a number of their rows: scores [R, kTile].
 template <int R, class C>
-inline void score_few(const float* q, int size, const C* const* keys, float* scores) {
+inline void score_few(const float* q, int size, const C* const* keys, int at, float* scores) {
   constexpr int pack = kVectors<C>;
   floats products[R][kLanes];
   for (int j = 0; j < kLanes; j += kKeysAtOnce) {
@@ -56,7 +77,7 @@ inline void score_few(const float* q, int size, const C* const* keys, float* sco
     for (int i = 0; i < size; i += kLanes * pack) {
       floats key[kKeysAtOnce][pack];
 #pragma GCC unroll 4
-      for (int k = 0; k < kKeysAtOnce; ++k) widen_vectors(keys[j + k] + i, key[k]);
+      for (int k = 0; k < kKeysAtOnce; ++k) widen_vectors(keys[j + k] + at + i, key[k]);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 2
@@ -75,12 +96,14 @@ inline void score_few(const float* q, int size, const C* const* keys, float* sco
   for (int r = 0; r < R; ++r) store(scores + r * kTile, sum_each(products[r]));
 }
 
-// kept * sums + weights [R, kTile] times `count` values, of N vectors of columns.
+// kept * sums + weights [R, kTile] times `count` values, of N vectors of columns from `column` of their rows on.
 template <int R, int N, class C>
-inline void sum_few(const float* weights, const C* const* values, int column, int count, const float* kept, float* sums, int size) {
+inline void sum_few(const float* weights, const C* const* values, int column, int count, const float* kept, float* sums, int size,
+                    Ahead<C>& ahead) {
   constexpr int pack = kVectors<C>;
   floats added[R][N] = {};
   for (int j = 0; j < count; ++j) {
+    ahead.ask(lines_of<C>(N * kLanes));
     floats value[N];
 #pragma GCC unroll 4
     for (int n = 0; n < N; n += pack) widen_vectors(values[j] + column + n * kLanes, value + n);
@@ -95,7 +118,7 @@ inline void sum_few(const float* weights, const C* const* values, int column, in
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) {
-      float* sum = sums + r * size + column + n * kLanes;
+      float* sum = sums + r * size + n * kLanes;
       store(sum, load<floats>(sum) * kept[r] + added[r][n]);
     }
   }
@@ -113,57 +136,56 @@ inline void each_few(int rows, Work work) {
   }
 }
 
-// Asks for rows of keys or values early: they lie in pieces too short for a processor to see where the next will be.
-template <class T>
-inline void prefetch_rows(const T* const* rows, int count, int size) {
-  for (int j = 0; j < count; ++j)
-    for (int i = 0; i < size; i += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(rows[j] + i);
-}
-
 // scores [rows][kTile] of the keys [0, end) times a number of each key.
 inline void scale_scores(int rows, int end, const float* by, float* scores) {
   for (int r = 0; r < rows; ++r, scores += kTile)
     for (int j = 0; j < end; j += kLanes) store(scores + j, load<floats>(scores + j) * load<floats>(by + j));
 }
 
-// Queries lie where other items have their keys. While scores are made, the values come from memory, and while these are summed, the keys
-// of the next tile, if there is one: next_keys [next_count].
+// The rows [first, first + count) of a Scratch, of one key/value head: their queries, and where the head begins in rows of keys and values.
+struct FewRows {
+  int first, count, at;
+  const float* queries;
+};
+
+// While scores are made, keys that are needed later come from memory, and values while values are summed.
 template <class C>
-void attend_few(int rows, const Sight& sight, const Tile& tile, const Places<C>& places, const C* const* next_keys, int next_count,
-                Scratch& scratch) {
+void attend_few(const FewRows& few, const Sight& sight, const Tile& tile, const Places<C>& places, Ahead<C> keys, Ahead<C> values, Scratch& scratch) {
   constexpr int pack = kVectors<C>;
   const int head_size = scratch.head_size, size = scratch.value_size, end = round_up(tile.count, kLanes);
-  each_few(rows, [&](int row, auto count) {
+  each_few(few.count, [&](int row, auto count) {
     for (int j = 0; j < end; j += kLanes) {
-      if (row == 0) prefetch_rows(places.values + j, std::min(kLanes, tile.count - j), size);
-      score_few<count>(scratch.keys + row * head_size, head_size, places.keys + j, scratch.scores + row * kTile + j);
+      keys.ask(kLanes * lines_of<C>(head_size));
+      score_few<count>(few.queries + row * head_size, head_size, places.keys + j, few.at, scratch.scores + row * kTile + j);
     }
   });
-  if constexpr (kIsInt8<C>) scale_scores(rows, end, places.key_scales, scratch.scores);
-  prefetch_rows(next_keys, next_count, head_size);
+  if constexpr (kIsInt8<C>) scale_scores(few.count, end, places.key_scales, scratch.scores);
   alignas(4 * kLanes) float kept[kLanes];
-  scratch.weigh(sight, tile, 0, rows, 0, end, kept);
-  if constexpr (kIsInt8<C>) scale_scores(rows, end, places.value_scales, scratch.scores);
-  each_few(rows, [&](int row, auto count) {
+  scratch.weigh(sight, tile, few.first, few.count, 0, end, kept);
+  if constexpr (kIsInt8<C>) scale_scores(few.count, end, places.value_scales, scratch.scores);
+  each_few(few.count, [&](int row, auto count) {
     const float* weights = scratch.scores + row * kTile;
-    float* sums = scratch.sums + row * size;
+    float* sums = scratch.sums + (few.first + row) * size;
     int column = 0;
-    for (; column + kColumnsAtOnce * kLanes <= size; column += kColumnsAtOnce * kLanes)
-      sum_few<count, kColumnsAtOnce>(weights, places.values, column, tile.count, kept + row, sums, size);
-    for (; column < size; column += pack * kLanes) sum_few<count, pack>(weights, places.values, column, tile.count, kept + row, sums, size);
+    const auto sum = [&](auto vectors) {
+      sum_few<count, vectors>(weights, places.values, few.at + column, tile.count, kept + row, sums + column, size, values);
+      column += vectors * kLanes;
+    };
+    while (column + kColumnsAtOnce * kLanes <= size) sum(std::integral_constant<int, kColumnsAtOnce>{});
+    while (column < size) sum(std::integral_constant<int, pack>{});
   });
+  keys.ask(kTile * lines_of<C>(keys.width)), values.ask(kTile * lines_of<C>(values.width));
 }
 
 // Queries of `count` rows times `factor`, in the order of the cache's numbers.
 template <class C, class T>
-void load_few(const T* const* from, int count, float factor, Scratch& scratch) {
-  for (int r = 0; r < count; ++r) {
-    float* to = scratch.keys + r * scratch.head_size;
+void load_few(const T* const* from, int count, int size, float factor, float* to) {
+  for (int r = 0; r < count; ++r, to += size) {
     if constexpr (kVectors<C> == 1) {
 #pragma omp simd
-      for (int i = 0; i < scratch.head_size; ++i) to[i] = to_float(from[r][i]) * factor;
+      for (int i = 0; i < size; ++i) to[i] = to_float(from[r][i]) * factor;
     } else {
-      for (int i = 0; i < scratch.head_size; i += 2 * kLanes) {
+      for (int i = 0; i < size; i += 2 * kLanes) {
         floats numbers[2];
         widen_vectors(from[r] + i, numbers);
         for (int p = 0; p < 2; ++p) store(to + i + p * kLanes, numbers[p] * factor);
@@ -172,12 +194,12 @@ void load_few(const T* const* from, int count, float factor, Scratch& scratch) {
   }
 }
 
-// Sums lie one after another again.
+// Sums [count] become one number after another again.
 template <class C>
-void restore_order(int rows, Scratch& scratch) {
+void restore_order(float* sums, int count) {
   constexpr auto numbers = std::make_integer_sequence<int, kLanes>{};
   if constexpr (kVectors<C> == 2) {
-    for (float* sums = scratch.sums; sums < scratch.sums + rows * scratch.value_size; sums += 2 * kLanes) {
+    for (const float* end = sums + count; sums < end; sums += 2 * kLanes) {
       const words even = bits_as<words>(load<floats>(sums)), odd = bits_as<words>(load<floats>(sums + kLanes));
       store(sums, bits_as<floats>(interleaved<0>(even, odd, numbers)));
       store(sums + kLanes, bits_as<floats>(interleaved<kLanes / 2>(even, odd, numbers)));

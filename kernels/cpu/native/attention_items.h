@@ -53,9 +53,10 @@ struct Shared {
   int32_t token = 0, tokens = 0;  // which one this is of those that share
 };
 
-// Keys [begin, end) for the query tokens [first, last) of a request: `row` is the step's token that belongs to `first`.
+// Keys [begin, end) of `heads` key/value heads for the query tokens [first, last) of a request: `row` is the step's token that belongs to
+// `first`. Several heads are those of one token, whose keys lie side by side.
 struct Item {
-  int32_t request, kv_head, first, last, row, begin, end;
+  int32_t request, kv_head, heads, first, last, row, begin, end;
   int64_t partial;  // where its unmerged result lies, -1: it is the only chunk
   int32_t chunks;   // of the item that merges them, the first; 0 for the others
   bool is_shared;   // its tokens are the only ones of as many requests, which all see these keys
@@ -97,6 +98,15 @@ Run find_run(const AttentionCall<T>& call, int first) {
   return {first, last, last > first + 1 ? shared * call.page_size : 0};
 }
 
+// Whether a decode's heads may be one item, of few rows each (attention_few.h): what it reads is then a row of memory. Not int8's, whose
+// scales lie apart.
+template <class T>
+bool takes_all_heads(const AttentionCall<T>& call, int threads) {
+  const auto is_whole = [](int size) { return size % (2 * kLanes) == 0; };
+  return call.requests >= 2 * threads && call.most_heads() <= tiles::kFewRows && call.kv_heads * tiles::kRows <= kMostRows &&
+         call.heads <= tiles::kTile && is_whole(call.head_size) && is_whole(call.value_size) && call.cache_kind != CacheKind::kInt8;
+}
+
 // The longest first, so that at the end no thread waits long for another.
 template <class T>
 int64_t make_items(const AttentionCall<T>& call, int threads, std::vector<Item>& items) {
@@ -118,6 +128,7 @@ int64_t make_items(const AttentionCall<T>& call, int threads, std::vector<Item>&
   const int64_t parts = 4 * std::max(1, threads);
   const int64_t fair = is_batch_invariant() ? kLeastChunk : std::max<int64_t>(kLeastChunk, keys * call.kv_heads / parts);
   const int64_t fair_work = std::max<int64_t>(kLeastChunk, (keys + shared_work) * call.kv_heads / parts);
+  const bool all_heads = takes_all_heads(call, threads);
   int64_t floats = 0;
   items.clear();
   // The chunks of one key/value head, of which those that wait to be merged lie one after another.
@@ -137,25 +148,27 @@ int64_t make_items(const AttentionCall<T>& call, int threads, std::vector<Item>&
   for (int n = 0, row = 0; n < static_cast<int>(runs.size()); ++n) {
     const Run& run = runs[n];
     const int tokens = run.last - run.first;
-    for (int head = 0; head < call.kv_heads; ++head) {
+    const bool is_one = all_heads && run.keys == 0 && call.query_lens[run.first] == 1 && (call.seq_lens[run.first] - first_key(run.first, 0)) / fair <= 1;
+    const int step = is_one ? call.kv_heads : 1;
+    for (int head = 0; head < call.kv_heads; head += step) {
       Shared shared;
       if (run.keys > 0) {
         shared.partial = floats, shared.tokens = tokens;
         const int64_t chunks = std::max<int64_t>(1, std::min<int64_t>(run.keys / kLeastShared, static_cast<int64_t>(run.keys) * tokens / fair_work));
-        shared.chunks = cut({run.first, head, 0, tokens, row, 0, run.keys, -1, 0, true, {}}, chunks, true);
+        shared.chunks = cut({run.first, head, 1, 0, tokens, row, 0, run.keys, -1, 0, true, {}}, chunks, true);
       }
       for (int b = run.first, at = row; b < run.last; at += call.query_lens[b], ++b, ++shared.token) {
         for (int first = 0; first < call.query_lens[b]; first += block) {
           const int last = std::min(first + block, call.query_lens[b]), end = call.seq_lens[b] - call.query_lens[b] + last;
           const int begin = std::max(run.keys, first_key(b, first));
-          cut({b, head, first, last, at + first, begin, end, -1, 0, false, shared}, std::max<int64_t>(1, (end - begin) / fair), run.keys > 0);
+          cut({b, head, step, first, last, at + first, begin, end, -1, 0, false, shared}, std::max<int64_t>(1, (end - begin) / fair), run.keys > 0);
         }
       }
     }
     for (int b = run.first; b < run.last; ++b) row += call.query_lens[b];
   }
   const auto work = [&](const Item& item) {
-    return static_cast<int64_t>(item.last - item.first) * call.heads_of(item.kv_head) * (item.end - item.begin);
+    return static_cast<int64_t>(item.last - item.first) * item.heads * call.heads_of(item.kv_head) * (item.end - item.begin);
   };
   std::stable_sort(items.begin(), items.end(), [&](const Item& a, const Item& b) { return work(a) > work(b); });
   return floats;

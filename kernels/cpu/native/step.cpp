@@ -247,8 +247,10 @@ class Forward {
     const std::vector<Item>& items = items_.at(layer.window);
     const CacheKernels<bf16> kernels = kernels_for<bf16>(layer.cache_kind);
     const int count = static_cast<int>(items.size());
-    team_.each(thread.phase, count, [&](int i) { kernels.attend_item(attention, items[i], thread.attention, partials_.data()); },
-               [&] { set_added(); });
+    const auto work = [&](int i) {
+      kernels.attend_item(attention, items[i], i + 1 < count ? &items[i + 1] : nullptr, thread.attention, partials_.data());
+    };
+    team_.each(thread.phase, count, work, [&] { set_added(); });
     if (partials_.empty()) return;
     team_.each(thread.phase, count, [&](int i) {
       if (items[i].chunks > 0) merge_item(attention, items[i], thread.attention, partials_.data());
