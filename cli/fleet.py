@@ -70,8 +70,10 @@ def fleet_config(
             _check_one_model(arguments)
             return None
         entries = [_named(path) for path in paths]
-    if "served_model_name" in arguments:
-        raise ValueError("--served-model-name is for one model; several have names of their own")
+    for name in ("served_model_name", "runner"):
+        if name in arguments:
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag} is for one model; of several each has its own")
     members, seen = [], dict[str, str]()
     for entry in entries:
         member = _told_where(entry, partial(_member, arguments, entry, serving_config))
@@ -82,6 +84,7 @@ def fleet_config(
             )
         seen[member.name] = entry.where
         members.append(member)
+    _check_fits_one(arguments, members)
     return FleetConfig(
         **{
             name: value
@@ -100,6 +103,17 @@ def _check_one_model(arguments: argparse.Namespace) -> None:
             f"--{name.replace('_', '-')} is for several models; leave it out, or name them by "
             "--model-path NAME=PATH"
         )
+
+
+def _check_fits_one(arguments: argparse.Namespace, members: list[MemberConfig]) -> None:
+    """Raises `ValueError` for a flag given for all that is for none of them."""
+    kinds = {type(config) for each in members for config in (each.server, each.server.engine)}
+    known = of_all_models().union(option_names(FleetLimits), *map(option_names, kinds))
+    for name in vars(arguments):
+        if name not in known and any(name in option_names(kind) for kind in KINDS):
+            raise ValueError(
+                f"--{name.replace('_', '-')} is for none of these models; leave it out"
+            )
 
 
 def _named(path: str) -> ModelSettings:

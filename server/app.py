@@ -80,7 +80,7 @@ _EXCEPTIONS = (
     Exception,
 )
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
-_EXPOSED = ("X-Request-Id", "Request-Id", "Retry-After")
+_EXPOSED = ("X-Request-Id", "Request-Id", "Retry-After", "X-Queue-Place")
 """Headers of answers that scripts of other origins may read."""
 _CORS_SECONDS = 600
 """How long a browser may keep what it was told about these."""

@@ -32,6 +32,8 @@ _PATIENCE = 5.0
 """Seconds for which models that are busy go on to take requests while another waits for their
 room: each switch costs seconds, and what waits meanwhile is answered together.
 """
+_FULL_SECONDS = 5
+"""What `Retry-After` says where too many wait: a model takes seconds to load."""
 _RUNNING = 16
 """Lines of batches that are under way at once, where no model says how many it runs."""
 
@@ -214,9 +216,11 @@ class Fleet:
             member.state = MemberState.UNLOADED
         place = len(self._waiting) + 1
         if place > max(1, self.config.max_queued_requests):
-            raise QueueFull(
-                f"{place - 1} requests wait for models that are loaded (--max-queued-requests)"
+            full = QueueFull(
+                f"{place - 1} requests wait for their models to be loaded (--max-queued-requests)"
             )
+            full.retry_after = _FULL_SECONDS
+            raise full
         waiter = _Waiter(member, asyncio.get_running_loop().create_future(), time.monotonic())
         self._waiting[waiter] = None
         self._changed.set()

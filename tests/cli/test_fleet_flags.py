@@ -100,6 +100,8 @@ def test_one_path_is_a_server_of_one_model(models: Path) -> None:
         ),
         ("max_loaded_models: 2", "max_loaded_models: 0", "--max-loaded-models must be at least 1"),
         ("port: 7777", "model_path: /x", "both name models"),
+        ("port: 7777", "image_url_memory: 3", "--image-url-memory is for none of these models"),
+        ("port: 7777", "runner: pooling", "--runner is for one model"),
         ("port: 7777", "served_model_name: x", "--served-model-name is for one model"),
     ],
 )

@@ -51,8 +51,7 @@ class ServerProcess:
             "-m",
             "piecework",
             "serve",
-            "--model-path",
-            model,
+            *(["--model-path", model] if model else []),
             "--port",
             str(self.port),
         ]

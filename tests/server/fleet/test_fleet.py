@@ -380,7 +380,7 @@ _ASKED = st.lists(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(asked=_ASKED, memory=st.integers(1, 3))
 def test_all_are_answered_within_the_memory(
     asked: list[tuple[str, int, bool]], memory: int, tmp_path_factory: pytest.TempPathFactory
