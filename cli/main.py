@@ -8,11 +8,14 @@ import sys
 from collections.abc import Sequence
 
 from .. import __version__
-from . import bench, cache, chat, completion, config, explain, generate, models, pull, serve
+from . import bench, cache, chat, completion, config, explain, generate, key, models, pull, serve
 from .flags import EXIT_USER_ERROR, ArgumentParser, report
 from .settings import parse, with_sources
 
 EXIT_INTERRUPTED = 130
+_COMMANDS = (
+    serve, config, chat, pull, models, key, generate, explain, cache, bench, completion,
+)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +46,7 @@ def build_parser() -> ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"piecework {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (serve, config, chat, pull, models, generate, explain, cache, bench, completion):
+    for command in _COMMANDS:
         command.add_parser(commands)
     version = commands.add_parser(
         "version", help="print the versions of piecework and of what it runs on"

@@ -15,9 +15,10 @@ from starlette.middleware.cors import CORSMiddleware
 
 from .. import __version__
 from . import operations
+from .accounts import Accounts
 from .answers import Application
 from .anthropic import messages
-from .auth import ApiKey, is_open
+from .auth import ApiKey
 from .config import parse_origins
 from .engine.interface import Engine, TextEngine
 from .engine.state import EngineUnavailable, QueueFull
@@ -26,6 +27,7 @@ from .http.body import Bodies
 from .metrics import Metrics
 from .middleware import EveryAnswer
 from .native import control, generate, profiling
+from .open_paths import is_open
 from .openai import chat, completions, models, tokenize
 from .openai.batches import files, routes
 from .openai.batches.service import Batches
@@ -140,7 +142,10 @@ def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
         lifespan=_life,
     )
     app.state.serving = serving
-    app.state.needs_key = lambda path: serving.config.api_key is not None and not is_open(path)
+    config = serving.config
+    app.state.accounts = None if config.api_keys is None else Accounts(config.api_keys)
+    has_keys = config.api_key is not None or app.state.accounts is not None
+    app.state.needs_key = lambda path: has_keys and not is_open(path)
     app.state.bodies = Bodies()
     for router in routers:
         app.include_router(router)
@@ -148,10 +153,17 @@ def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
         app.include_router(page_files.router)
     for kind in _EXCEPTIONS:
         app.add_exception_handler(kind, answer_error)
-    if serving.config.api_key is not None:
-        app.add_middleware(ApiKey, api_key=serving.config.api_key, metrics=serving.metrics)
+    if has_keys:
+        app.add_middleware(
+            ApiKey,
+            api_key=config.api_key,
+            accounts=app.state.accounts,
+            metrics=serving.metrics,
+        )
     app.add_middleware(EveryAnswer)
     watchers: list[Watcher] = []
+    if app.state.accounts is not None:
+        watchers.append(app.state.accounts.end)
     if serving.config.log_requests:
         # Whatever --log-level says, for this was asked for.
         request_logger.setLevel(logging.INFO)

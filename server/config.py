@@ -14,6 +14,7 @@ from ..runtime.options import check_options, option
 from .api_key import checked_key, read_api_key
 from .engine.spawn import LANGUAGE_MODEL
 from .http.limits import HttpLimits
+from .keys import read_keys
 from .otlp import read_endpoint
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -51,6 +52,14 @@ class CommonServerConfig(HttpLimits):
     api_key_file: str | None = option(
         None,
         "a file that holds the key, instead of --api-key; default: none",
+        group=SERVER,
+        metavar="FILE",
+    )
+    api_keys: str | None = option(
+        None,
+        "a file of several keys, as hashes, with what requests with each may do: models, requests "
+        "and tokens a minute, how many at once, priority; read again at SIGHUP; `piecework key` "
+        "makes a line of it; default: none",
         group=SERVER,
         metavar="FILE",
     )
@@ -140,6 +149,8 @@ class CommonServerConfig(HttpLimits):
         if self.api_key_file is not None:
             object.__setattr__(self, "api_key", read_api_key(self.api_key_file))
             object.__setattr__(self, "api_key_file", None)
+        if self.api_keys is not None:
+            read_keys(self.api_keys)
         parse_origins(self.cors_origins)
         if self.otlp_traces_endpoint is not None:
             read_endpoint(self.otlp_traces_endpoint)

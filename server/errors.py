@@ -30,12 +30,14 @@ class ApiError(Exception):
     ApiError
     ├── InvalidRequest          400  what the client can mend
     │   ├── Unauthorized        401
+    │   ├── Forbidden           403
     │   ├── NotFound            404
     │   ├── MethodNotAllowed    405
     │   ├── RequestTimeout      408
     │   ├── BodyTooLarge        413
     │   ├── UrlTooLong          414
     │   ├── UnsupportedMedia    415
+    │   ├── TooManyRequests     429  with Retry-After
     │   └── HeadersTooLarge     431
     ├── ClientGone              499  nobody is left to read the answer
     ├── InternalError           500
@@ -93,6 +95,10 @@ class Unauthorized(InvalidRequest):
     status = 401
 
 
+class Forbidden(InvalidRequest):
+    status = 403
+
+
 class NotFound(InvalidRequest):
     status = 404
 
@@ -115,6 +121,11 @@ class UrlTooLong(InvalidRequest):
 
 class UnsupportedMedia(InvalidRequest):
     status = 415
+
+
+class TooManyRequests(InvalidRequest):
+    status = 429
+    type = "rate_limit_error"
 
 
 class HeadersTooLarge(InvalidRequest):

@@ -25,6 +25,7 @@ import uvloop
 from fastapi import FastAPI
 
 from ..runtime.logs import set_up_logging, with_fields
+from .accounts import Accounts
 from .app import Service
 from .config import CommonServerConfig
 from .engine.state import EngineState
@@ -189,6 +190,8 @@ class Launch:
         self._listener = listener
         self._engine, app, self._summary = service
         self._http = http_server(app, config, access_log=config.log_level == "debug")
+        self._accounts: Accounts | None = getattr(app.state, "accounts", None)
+        self._reloading: asyncio.Task[None] | None = None
         self._told_to_stop = asyncio.Event()
         self._ending: asyncio.Task[None] | None = None
 
@@ -196,6 +199,8 @@ class Launch:
         """Serve until a signal or the engine's failure; returns the exit code."""
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
+        if self._accounts is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_keys)
         await self._engine.start()
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         announcement = asyncio.create_task(self._announce())
@@ -211,6 +216,10 @@ class Launch:
             )
         http.result()
         return code
+
+    def _reload_keys(self) -> None:
+        assert self._accounts is not None
+        self._reloading = asyncio.create_task(self._accounts.reload())
 
     async def _announce(self) -> None:
         if not await self._engine.wait_ready():

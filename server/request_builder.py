@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ..runtime.sampling.params import SamplingParams
 from ..runtime.tokenizer.output_processor import RequestState, TextOptions
+from .accounts import allowed_priority
 from .errors import InvalidRequest
 from .limits import MAX_PROMPT_LOGPROBS
 from .schemas import SamplingFields
@@ -95,7 +96,7 @@ def build_requests(
             else dataclasses.replace(params, seed=params.seed + sample),
             serving.engine.tokenizer,
             text=text,
-            priority=priority,
+            priority=allowed_priority(priority),
             arrival_time=arrival_time,
             belongs_to=belongs_to,
         )

@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..runtime.logs import with_fields
 from ..runtime.tokenizer.output_processor import RequestState
-from .auth import OPEN_PATHS
 from .errors import REQUEST_ID
+from .open_paths import OPEN_PATHS
 from .sequence_clock import SequenceClock
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,8 @@ class RequestRecord:
         self.status = 499
         self.model: str | None = None
         self.sequences: list[tuple[RequestState, SequenceClock]] = []
+        self.input_tokens = 0
+        """Of inputs that are no sequences."""
         self._watchers = watchers
         self._holders = 1
 
@@ -66,6 +68,14 @@ class RequestRecord:
     @property
     def request_id(self) -> str:
         return str(self.scope.get(REQUEST_ID, ""))
+
+    @property
+    def tokens(self) -> int:
+        """Of prompts, each once for all its samples, and of answers so far, as usage has them."""
+        requests = [request for request, _ in self.sequences]
+        prompts = {id(request.prompt_ids): len(request.prompt_ids) for request in requests}
+        answers = sum(len(request.output_ids) for request in requests)
+        return self.input_tokens + sum(prompts.values()) + answers
 
     @property
     def finish_reasons(self) -> list[str]:

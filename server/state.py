@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from .. import __version__
 from ..runtime.engine.messages import EngineInfo
+from .accounts import check_access
 from .engine.interface import Engine, TextEngine
 from .engine.state import EngineUnavailable
 from .errors import InvalidRequest, NotFound
@@ -76,12 +77,13 @@ class AnyServing:
     started: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, name: str | None) -> None:
-        """Raises `NotFound` for a model that this server does not have."""
+        """Raises `NotFound` for a model that this server does not have, or not for this key."""
         if name not in (None, DEFAULT_MODEL, self.model_name):
             message = (
                 f"The model {name!r:.200} does not exist; this server has {self.model_name!r}."
             )
             raise NotFound(message, param="model", code="model_not_found")
+        check_access(self.model_name)
 
     def model_card(self) -> dict[str, Any]:
         """The model as `/v1/models` shows it."""

@@ -58,7 +58,7 @@ def table(
 
 def curl(config: CommonServerConfig, url: str) -> str:
     """The beginning of a command that posts JSON."""
-    key = " -H 'Authorization: Bearer YOUR_KEY'" if config.api_key else ""
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if config.api_key or config.api_keys else ""
     return f"  curl {url} -H 'Content-Type: application/json'{key} \\\n   "
 
 

@@ -14,9 +14,9 @@ import yaml
 from piecework.cli.flags import ArgumentParser, ServerConfig, add_config_arguments
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.engine.messages import EngineStats
-from piecework.server.auth import OPEN_PATHS
 from piecework.server.gateway_metrics import gateway_metrics
 from piecework.server.launch import END_TIMEOUT
+from piecework.server.open_paths import OPEN_PATHS
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docker" / "kubernetes"

@@ -13,8 +13,10 @@ _SHARED_PATH = "/v1/models"
 OVERLOADED = 529
 _TYPES = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
+    429: "rate_limit_error",
     OVERLOADED: "overloaded_error",
 }
 

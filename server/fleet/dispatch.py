@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Match
 from starlette.types import Message, Receive, Scope, Send
 
+from ..accounts import check_access, may_use
 from ..collector import unless_client_goes
 from ..errors import InvalidRequest, NotFound, Unavailable
 from ..http.body import LARGE_BODY_BYTES, MAX_LARGE_BYTES, JsonRoute, read_json_body
@@ -112,10 +113,14 @@ class MemberRoute(BaseRoute):
         if name not in (None, "", DEFAULT_MODEL):
             return self._named(str(name), scope)
         fitting = [each for each in members.values() if self._takes(each, scope)]
-        ready = [each for each in fitting if each.admits] if only_ready else []
-        return (ready or fitting)[0]
+        allowed = [each for each in fitting if may_use(each.name)]
+        if not allowed:
+            check_access(fitting[0].name)
+        ready = [each for each in allowed if each.admits] if only_ready else []
+        return (ready or allowed)[0]
 
     def _named(self, name: str, scope: Scope) -> Member:
+        check_access(name)
         members = self._fleet.members
         if name not in members:
             raise NotFound(

@@ -11,16 +11,17 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..accounts import check_access, may_use
 from ..answers import BODY_ERRORS, Answer, ErrorAnswer, answers
 from ..anthropic.answers import MessagesErrorAnswer, MessagesModel, MessagesModels
 from ..anthropic.models import VERSION_HEADER, model_info, model_list
-from ..auth import OPEN_FOLDER
 from ..errors import NotFound
 from ..http.body import JsonRoute
 from ..images.generations import FILE_TYPES, get_file
 from ..images.state import ImageServing
 from ..native.answers import AbortCount
 from ..native.protocol import AbortBody
+from ..open_paths import OPEN_FOLDER
 from ..openai.answers import ModelCard
 from ..page import status as page_status
 from ..page.status import ServerStatus
@@ -76,7 +77,7 @@ FleetDep = Annotated[Fleet, Depends(_fleet_of)]
 @router.get("/v1/models", responses=answers(MemberList | MessagesModels, error=_ERROR))
 async def list_models(request: Request, fleet: FleetDep) -> Response:
     """All models of this server, and where they stand."""
-    cards = [card(fleet, member) for member in fleet.members.values()]
+    cards = [card(fleet, member) for member in fleet.members.values() if may_use(member.name)]
     if VERSION_HEADER in request.headers:
         return json_response(model_list(cards))
     return json_response({"object": "list", "data": cards})
@@ -88,6 +89,7 @@ async def list_models(request: Request, fleet: FleetDep) -> Response:
 )
 async def retrieve_model(model_id: str, request: Request, fleet: FleetDep) -> Response:
     """One model by its name."""
+    check_access(model_id)
     found = card(fleet, _member(fleet, model_id))
     return json_response(model_info(found) if VERSION_HEADER in request.headers else found)
 

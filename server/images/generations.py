@@ -18,10 +18,10 @@ from ...runtime.diffusion.media import encode_image
 from ...runtime.diffusion.params import DiffusionParams, InvalidParams
 from ...runtime.engine.messages import FinishReason, GenerateImage, ImageOutput
 from ..answers import BODY_ERRORS, answers
-from ..auth import OPEN_FOLDER
 from ..engine.state import EngineUnavailable
 from ..errors import InternalError, InvalidRequest, NotFound
 from ..http.body import JsonRoute
+from ..open_paths import OPEN_FOLDER
 from ..state import json_response
 from .answers import Images
 from .protocol import ImagesRequest

@@ -42,7 +42,7 @@ async def model_info(serving: ServingDep) -> Response:
 async def server_info(serving: ServingDep) -> Response:
     """Settings, what the engine made of them, and its figures of this moment."""
     settings: dict[str, Any] = {**asdict(serving.config), **asdict(serving.config.engine)}
-    for name in ("engine", "api_key", "replica", "replicas"):
+    for name in ("engine", "api_key", "api_keys", "replica", "replicas"):
         del settings[name]
     engine = asdict(serving.info)
     engines = serving.engine.replicas or [serving.engine]

@@ -51,7 +51,10 @@ async def generate(body: GenerateBody, serving: ServingDep) -> Response:
 
 
 async def _requests(serving: Serving, body: GenerateBody) -> list[RequestState]:
-    """The sequences, prompt by prompt. Raises `InvalidRequest`."""
+    """The sequences, prompt by prompt. Raises `InvalidRequest`, and `NotFound` for a key that may
+    not use the model.
+    """
+    serving.check_model(None)
     prompt = "text" if body.input_ids is None else "input_ids"
     names = WireNames(
         prompt,

@@ -6,6 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..accounts import may_use
 from ..answers import ErrorAnswer, answers
 from ..anthropic.answers import MessagesErrorAnswer, MessagesModel, MessagesModels
 from ..anthropic.models import VERSION_HEADER, model_info, model_list
@@ -24,6 +25,8 @@ _ERROR = ErrorAnswer | MessagesErrorAnswer
 async def list_models(request: Request, serving: AnyServingDep) -> Response:
     """The one model of this server."""
     card = serving.model_card()
+    if not may_use(card["id"]):
+        return json_response({"object": "list", "data": []})
     if VERSION_HEADER in request.headers:
         return json_response(model_list([card]))
     return json_response({"object": "list", "data": [card]})

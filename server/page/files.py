@@ -18,8 +18,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..auth import PAGE_FOLDER
 from ..errors import NotFound
+from ..open_paths import PAGE_FOLDER
 
 router = APIRouter(include_in_schema=False)
 _FOLDER = Path(__file__).parent / "static"

@@ -105,6 +105,7 @@ class PoolingServing(AnyServing):
         ended = False
         if (record := current_record.get()) is not None:
             record.model = self.model_name
+            record.input_tokens += sum(len(each.token_ids) for each in inputs)
         try:
             vectors = await self.engine.pool(requests)
             ended = True

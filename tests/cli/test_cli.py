@@ -12,7 +12,7 @@ import piecework
 from piecework.cli.main import build_parser, main
 
 COMMANDS = [
-    "serve", "config", "chat", "pull", "models", "generate", "explain", "cache", "bench",
+    "serve", "config", "chat", "pull", "models", "key", "generate", "explain", "cache", "bench",
     "completion", "version",
 ]  # fmt: skip
 

@@ -109,9 +109,9 @@ def agree(settings: dict[str, Any]) -> bool:
     )
 
 
-# The file is read when the settings are made: test_api_key.py has it. Nodes and groups of
-# experts go together with ranks: test_nodes.py has them.
-ELSEWHERE = {"api_key_file", "nnodes", "node_rank", "ep_size"}
+# Files of keys are read when the settings are made: test_api_key.py has them, test_tracing.py the
+# endpoint. Nodes and groups of experts go together with ranks: test_nodes.py has them.
+ELSEWHERE = {"api_key_file", "api_keys", "otlp_traces_endpoint", "nnodes", "node_rank", "ep_size"}
 SETTINGS = st.fixed_dictionaries(
     {}, optional={name: values_of(name) for name in OPTIONS if name not in ELSEWHERE}
 ).filter(agree)

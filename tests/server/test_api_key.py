@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
+import httpx
 import psutil
 import pytest
+from http_fixtures import wait_for
 from server_process import ready
 from tiny_models import make_tiny_model
 
@@ -15,6 +20,7 @@ from piecework.cli import serve as serve_command
 from piecework.cli.flags import ServerConfig
 from piecework.runtime.config import EngineConfig
 from piecework.server.api_key import take_api_key
+from piecework.server.keys import hash_of
 
 KEY = "sésame-1"
 
@@ -104,31 +110,53 @@ def test_a_flag_goes_before_the_variable(
     ]
 
 
-def test_no_process_shows_the_key_of_a_file_or_a_variable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Life(NamedTuple):
+    """What a server with a key of the environment and a file of keys showed."""
+
+    statuses: dict[str, int]
+    told: dict[str, object]
+    engine_variables: set[str]
+    shown: str
+
+
+@pytest.fixture(scope="module")
+def life(tmp_path_factory: pytest.TempPathFactory) -> Life:
+    folder = tmp_path_factory.mktemp("keys")
+    keys = folder / "keys.jsonl"
+    keys.write_text(json.dumps({"name": "a", "sha256": hash_of(b"first")}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIECEWORK_API_KEY", KEY)
+        with ready(str(make_tiny_model(folder / "model")), "--api-keys", str(keys)) as server:
+
+            def get(path: str, key: str) -> httpx.Response:
+                headers = {"Authorization": f"Bearer {key}".encode()} if key else {}
+                return server.client.get(path, headers=headers)
+
+            statuses = {key: get("/v1/models", key).status_code for key in ("", "first", KEY)}
+            keys.write_text(json.dumps({"name": "b", "sha256": hash_of(b"sk-second")}))
+            server.process.send_signal(signal.SIGHUP)
+            wait_for(lambda: get("/v1/models", "sk-second").status_code == 200)
+            statuses["first, then"] = get("/v1/models", "first").status_code
+            told = get("/server_info", KEY).json()
+            engine = psutil.Process(server.engine().pid)
+            variables = set(engine.environ())
+            lines = [*engine.cmdline(), *psutil.Process(server.process.pid).cmdline()]
+            server.process.terminate()
+            _, out, err = server.finish()
+    return Life(statuses, told, variables, " ".join([*lines, out, err, json.dumps(told)]))
+
+
+def test_no_process_shows_the_key_of_a_file_or_a_variable(life: Life) -> None:
     """On a command line, in the engine's environment, in what the server tells of itself or in what
     it prints.
     """
-    model = str(make_tiny_model(tmp_path / "model"))
-    monkeypatch.setenv("PIECEWORK_API_KEY", KEY)
-    with ready(model) as server:
-        assert server.client.get("/v1/models").status_code == 401
-        allowed = server.client.get(
-            "/server_info", headers={"Authorization": f"Bearer {KEY}".encode()}
-        )
-        assert (
-            allowed.status_code == 200
-            and KEY not in allowed.text
-            and "api_key" not in allowed.json()
-        )
-        engine = psutil.Process(server.engine().pid)
-        assert "PIECEWORK_API_KEY" not in engine.environ()
-        for process in (engine, psutil.Process(server.process.pid)):
-            assert KEY not in " ".join(process.cmdline())
-        server.process.terminate()
-        _, out, err = server.finish()
-    assert KEY not in out + err
+    assert "PIECEWORK_API_KEY" not in life.engine_variables
+    assert not {"api_key", "api_keys"} & life.told.keys()
+    assert KEY not in life.shown and "sk-second" not in life.shown
+
+
+def test_a_file_of_keys_is_read_again_at_sighup(life: Life) -> None:
+    assert life.statuses == {"": 401, "first": 200, KEY: 200, "first, then": 401}
 
 
 def test_an_empty_variable_does_not_open_the_server(

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from starlette.types import ASGIApp, Message
 
+from ...auth import IN_PROCESS
+
 logger = logging.getLogger(__name__)
 
 
@@ -19,11 +21,9 @@ class InProcessAnswer(NamedTuple):
     body: bytes
 
 
-async def post(app: ASGIApp, path: str, body: bytes, *, api_key: str | None) -> InProcessAnswer:
+async def post(app: ASGIApp, path: str, body: bytes) -> InProcessAnswer:
     """POST a JSON body. Cancelled, the request is as if its client had gone."""
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-    if api_key is not None:
-        headers.append((b"authorization", b"Bearer " + api_key.encode()))
     scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -38,6 +38,7 @@ async def post(app: ASGIApp, path: str, body: bytes, *, api_key: str | None) -> 
         "client": None,
         "server": ("localhost", 0),
         "state": {},
+        IN_PROCESS: True,
     }
     sent = False
     status, request_id, parts = 500, "", list[bytes]()

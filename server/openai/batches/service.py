@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import IO, Annotated, TypeVar, TypeVarTuple, Unpack
 
@@ -247,17 +246,16 @@ class Batches:
 
     async def _run(self) -> None:
         storage = await self.storage()
-        ask = partial(self._ask, self._config.api_key)
         while waiting := [each for each in storage.batches.values() if not each.has_ended]:
             # Who is cancelled does not wait for its turn.
             waiting.sort(key=lambda each: each.status is not Status.CANCELLING)
             self._running = record = waiting[0]
-            await BatchRun(record, storage, self.disk, self._engine, ask).run()
+            await BatchRun(record, storage, self.disk, self._engine, self._ask).run()
             if not record.has_ended:
                 return  # the server ends
 
-    async def _ask(self, api_key: str | None, path: str, body: bytes) -> InProcessAnswer:
-        return await post(self._app, path, body, api_key=api_key)
+    async def _ask(self, path: str, body: bytes) -> InProcessAnswer:
+        return await post(self._app, path, body)
 
 
 def _found(storage: Storage, file_id: str) -> FileRecord:

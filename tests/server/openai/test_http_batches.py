@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from scripted_engine import ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
 from piecework.server.engine.state import EngineState
+from piecework.server.keys import hash_of
 from piecework.server.openai.batches import lines as batch_lines
 from piecework.server.openai.batches import runner
 from piecework.server.openai.batches.storage import StorageFull
@@ -24,8 +26,18 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_TRY_AGAIN", 0.01)
 
 
-async def test_each_line_is_answered(scripted: ScriptedEngine, tmp_path: Path) -> None:
-    async with served(scripted, tmp_path, api_key="k") as (_, client):
+@pytest.mark.parametrize("several", [False, True])
+async def test_each_line_is_answered(
+    scripted: ScriptedEngine, tmp_path: Path, several: bool
+) -> None:
+    """Its own key is the server's, or one of a file."""
+    key = {"api_key": "k"}
+    if several:
+        key = {"api_keys": str(tmp_path / "keys")}
+        (tmp_path / "keys").write_text(
+            json.dumps({"name": "a", "sha256": hash_of(b"k"), "admin": True, "concurrency": 1})
+        )
+    async with served(scripted, tmp_path, **key) as (_, client):
         file_id = await upload(client, [line("a"), line("b"), line("c", model="other")])
         batch = await create(client, file_id, metadata={"who": "me"})
         assert batch["status"] == "validating" and batch["metadata"] == {"who": "me"}

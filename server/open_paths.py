@@ -1,0 +1,13 @@
+"""Paths that ask for no key, and leave no record."""
+
+from __future__ import annotations
+
+OPEN_PATHS = frozenset({"/", "/health", "/health_generate", "/live", "/ready", "/metrics"})
+OPEN_FOLDER = "/v1/images/files/"
+"""Its names cannot be guessed, and a browser that is given one has no key."""
+PAGE_FOLDER = "/page/"
+"""Files of the page at `/`, which hold no data and ask for the key themselves."""
+
+
+def is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith((OPEN_FOLDER, PAGE_FOLDER))
