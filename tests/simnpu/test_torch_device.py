@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -253,6 +254,19 @@ def test_what_comes_to_the_host_is_there_once_it_has_waited(simnpu: Any) -> None
     assert early.query() and not late.query()
     torch.npu.synchronize()
     assert second.tolist() == [7, 7, 7] and late.query()
+
+
+def test_several_threads_may_wait_for_what_comes_to_the_host(simnpu: Any) -> None:
+    """As those that load weights do, whatever a step that failed before has left in flight."""
+    numbers = torch.arange(8.0)
+    there = numbers.npu()
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(10):
+            coming = [torch.empty(8) for _ in range(200)]
+            for each in coming:
+                each.copy_(there, non_blocking=True)
+            list(pool.map(lambda _: torch.empty(8, device="npu").copy_(numbers), range(16)))
+            assert all(torch.equal(each, numbers) for each in coming)
 
 
 def test_an_event_that_is_done_is_not_waited_for(simnpu: Any) -> None:

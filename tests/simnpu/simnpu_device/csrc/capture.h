@@ -142,32 +142,40 @@ inline std::atomic<uint64_t> waits = 0;  // how often the host has waited
 
 // What the host knows of the device's progress: nothing of what it has launched is done, as far as it can tell, before it waits
 // for that. So events are not complete and non-blocking copies to the host have not arrived, although here all runs at once.
+// Any thread may wait: those that load weights do, all at once.
 class Progress {
   struct Arrival {
     uint64_t number;
     at::Tensor target, values;
   };
-  uint64_t launched_ = 0, known_ = 0;
+  std::atomic<uint64_t> launched_ = 0;
+  uint64_t known_ = 0;
   std::vector<Arrival> coming_;
+  mutable std::mutex mutex_;
 
  public:
   uint64_t launch() { return ++launched_; }
   uint64_t launched() const { return launched_; }
-  bool is_known(uint64_t number) const { return number <= known_; }
+  bool is_known(uint64_t number) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return number <= known_;
+  }
 
   // Until the host has waited, `target` holds no numbers that mean anything. Both lie on the host, contiguous, of one dtype.
   void copy_to_host(const at::Tensor& target, const at::Tensor& values) {
     std::memset(target.data_ptr(), kPoison, target.nbytes());
+    std::lock_guard<std::mutex> lock(mutex_);
     coming_.push_back({launch(), target, values});
   }
 
   void learn(uint64_t number) {
+    std::vector<Arrival> arrived, coming;  // let go of without the lock: a tensor may want the interpreter's first
+    std::lock_guard<std::mutex> lock(mutex_);
     known_ = std::max(known_, number);
-    std::erase_if(coming_, [&](const Arrival& arrival) {
-      if (arrival.number > known_) return false;
+    for (Arrival& arrival : coming_) (arrival.number > known_ ? coming : arrived).push_back(std::move(arrival));
+    coming_.swap(coming);
+    for (const Arrival& arrival : arrived)
       std::memcpy(arrival.target.data_ptr(), arrival.values.const_data_ptr(), arrival.values.nbytes());
-      return true;
-    });
   }
 };
 inline Progress progress;
