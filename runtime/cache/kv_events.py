@@ -10,10 +10,11 @@ import ipaddress
 import json
 from dataclasses import dataclass, fields
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 FLAG = "--kv-events-config"
 MEDIUM = "GPU"

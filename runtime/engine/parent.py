@@ -15,9 +15,10 @@ import sys
 import threading
 
 _PR_SET_PDEATHSIG = 1
-ENVIRONMENT = {"GOMP_SPINCOUNT": "2000"}
+ENVIRONMENT = {"GOMP_SPINCOUNT": "2000", "KINETO_LOG_LEVEL": "99"}
 """libgomp's threads spin for milliseconds before they sleep, by default: whatever else needs a core
-waits for them, and they for it. Read when torch is loaded; what the user has set comes first.
+waits for them, and they for it. torch's profiler prints lines of its own beside the log. Read when
+torch is loaded; what the user has set comes first.
 """
 
 
