@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
 from ..runtime.config import EngineConfig
+from ..server.fleet.config import FleetConfig, FleetLimits, of_all_models
 from . import serve
+from .flags import option_names
+from .fleet import fleet_config, model_entries
 
 _SECRETS = ("api_key",)
 _PLAIN = re.compile(r"[\w./+][\w./+*-]*(:[\w./+*-]+)*")
@@ -43,18 +46,58 @@ def add_parser(commands: Any) -> None:
 
 
 def _config(arguments: argparse.Namespace) -> int:
-    config = serve.serving_config(arguments)
-    rows = list(_rows(arguments, config.engine, config))
+    fleet = fleet_config(arguments, serve.serving_config)
+    if fleet is not None:
+        rows, models = _rows_of_several(arguments, fleet)
+    else:
+        config = serve.serving_config(arguments)
+        rows, models = list(_rows(arguments, config.engine, config)), []
     if arguments.json:
-        shown = {row.name: {"value": row.value, "source": row.source} for row in rows}
-        print(json.dumps(shown, indent=1))
+        shown: dict[str, Any] = _as_json(rows)
+        print(
+            json.dumps(shown | ({"models": [*map(_as_json, models)]} if models else {}), indent=1)
+        )
         return 0
+    _print_yaml(rows)
+    if models:
+        print("models:")
+    for each in models:
+        print(f"- name:{_yaml(each[0].value)}  # {each[0].source}")
+        _print_yaml(each[1:], "  ")
+    return 0
+
+
+def _as_json(rows: Sequence[Row]) -> dict[str, Any]:
+    return {row.name: {"value": row.value, "source": row.source} for row in rows}
+
+
+def _print_yaml(rows: Sequence[Row], indent: str = "") -> None:
     for row in rows:
         if row.name in _SECRETS and row.value is not None:
-            print(f"# {row.name} is set, and not shown  # {row.source}")
+            print(f"{indent}# {row.name} is set, and not shown  # {row.source}")
         else:
-            print(f"{row.name}:{_yaml(row.value)}  # {row.source}")
-    return 0
+            print(f"{indent}{row.name}:{_yaml(row.value)}  # {row.source}")
+
+
+def _rows_of_several(
+    arguments: argparse.Namespace, fleet: FleetConfig
+) -> tuple[list[Row], list[list[Row]]]:
+    """What holds for the server, and the rows of each model, of which its name is the first."""
+    limits = option_names(FleetLimits)
+    common = of_all_models() | limits | {"max_queued_requests"}
+    for_all = {name: value for name, value in vars(arguments).items() if name not in limits}
+    rows = [row for row in _rows(arguments, fleet, fleet.limits) if row.name in common]
+    models = []
+    for member, entry in zip(fleet.members, model_entries(arguments), strict=True):
+        own = {name: one.value for name, one in entry.settings.items()}
+        sources = {name: one.source for name, one in entry.settings.items()}
+        told = argparse.Namespace(**{**for_all, **own})
+        told.sources = arguments.sources | sources
+        name = Row("name", member.name, sources.get("served_model_name", "default"))
+        found = _rows(told, member.server.engine, member.server, member)
+        skipped = of_all_models() | {"served_model_name"}
+        models.append([name, *(row for row in found if row.name not in skipped)])
+    return rows, models
 
 
 def _rows(arguments: argparse.Namespace, *configs: Any) -> Iterator[Row]:

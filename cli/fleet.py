@@ -59,17 +59,10 @@ def fleet_config(
     `serving_config`: the settings of a server of one. Everything is looked into, before anything is
     started: raises `ValueError` with the line that is wrong.
     """
-    entries = list(getattr(arguments, "models", []))
-    paths: list[str] = getattr(arguments, "model_paths", [])
-    if entries and "model_path" in arguments:
-        raise ValueError(
-            "--model-path and models: in the file of --config both name models; give one of them"
-        )
+    entries = model_entries(arguments)
     if not entries:
-        if len(paths) < 2 and not any("=" in path and not Path(path).exists() for path in paths):
-            _check_one_model(arguments)
-            return None
-        entries = [_named(path) for path in paths]
+        _check_one_model(arguments)
+        return None
     for name in ("served_model_name", "runner"):
         if name in arguments:
             flag = name.replace("_", "-")
@@ -95,6 +88,19 @@ def fleet_config(
         limits=FleetLimits(**given(arguments, FleetLimits)),
         members=tuple(members),
     )
+
+
+def model_entries(arguments: argparse.Namespace) -> list[ModelSettings]:
+    """What is said of each of several models; none where one is asked for. Raises `ValueError`."""
+    entries = list(getattr(arguments, "models", []))
+    paths: list[str] = getattr(arguments, "model_paths", [])
+    if entries and "model_path" in arguments:
+        raise ValueError(
+            "--model-path and models: in the file of --config both name models; give one of them"
+        )
+    if len(paths) > 1 or any("=" in path and not Path(path).exists() for path in paths):
+        return [_named(path) for path in paths]
+    return entries
 
 
 def _check_one_model(arguments: argparse.Namespace) -> None:

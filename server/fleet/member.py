@@ -117,7 +117,7 @@ class Member:
         """Until it is ready, or has failed."""
         began = time.monotonic()
         self.state, self.failure = MemberState.LOADING, None
-        logger.info("model %s is loaded", self.name)
+        logger.info("loading model %s", self.name)
         try:
             if self.service is None:
                 self.service = await self._make()
@@ -141,7 +141,7 @@ class Member:
         """Until its memory is free."""
         self.state = MemberState.UNLOADING
         reason = self.closing or Closing.ASKED
-        logger.info("model %s is unloaded (%s)", self.name, reason)
+        logger.info("unloading model %s (%s)", self.name, reason)
         await self._stop()
         self.unloads[reason] += 1
         self.size = self._needed

@@ -122,3 +122,15 @@ def test_flags_of_several_models_are_refused_for_one(
 ) -> None:
     assert main(["serve", f"{models}/text", "--fleet-memory", "4"]) == 2
     assert "--fleet-memory is for several models" in capsys.readouterr().err
+
+
+def test_what_config_prints_of_several_models_is_a_file_that_says_the_same(
+    models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("piecework.cli.config._chosen", lambda config: {})
+    path = file(models, GOOD)
+    assert main(["config", "--config", path]) == 0
+    printed = capsys.readouterr().out
+    assert f"  max_total_tokens: 4000  # {path}:9" in printed
+    (models / "printed.yaml").write_text(printed)
+    assert config_of("--config", str(models / "printed.yaml")) == config_of("--config", path)
