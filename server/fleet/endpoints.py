@@ -15,8 +15,10 @@ from ..accounts import check_access, may_use
 from ..answers import BODY_ERRORS, Answer, ErrorAnswer, answers
 from ..anthropic.answers import MessagesErrorAnswer, MessagesModel, MessagesModels
 from ..anthropic.models import VERSION_HEADER, model_info, model_list
+from ..config import ServerConfig
 from ..errors import NotFound
 from ..http.body import JsonRoute
+from ..images.config import ImageServerConfig
 from ..images.generations import FILE_TYPES, get_file
 from ..images.state import ImageServing
 from ..native.answers import AbortCount
@@ -25,8 +27,10 @@ from ..open_paths import OPEN_FOLDER
 from ..openai.answers import ModelCard
 from ..page import status as page_status
 from ..page.status import ServerStatus
+from ..pooling.config import PoolingServerConfig
+from ..pooling.state import PoolingServing
 from ..schemas import WireModel
-from ..state import AnyServingDep, json_response
+from ..state import AnyServingDep, Serving, json_response
 from .dispatch import told
 from .fleet import Fleet
 from .member import Member, MemberState
@@ -34,13 +38,19 @@ from .member import Member, MemberState
 router = APIRouter()
 body_router = APIRouter(route_class=JsonRoute)
 _ERROR = ErrorAnswer | MessagesErrorAnswer
+_KINDS: dict[type, str] = {
+    ServerConfig: Serving.kind,
+    ImageServerConfig: ImageServing.kind,
+    PoolingServerConfig: PoolingServing.kind,
+}
 
 
 class MemberStatus(Answer):
-    """`value`: where the model stands. Memory in bytes: what it takes now, and what it takes or
-    will take at most. `failure`: why it failed.
+    """`kind`: what the model makes. `value`: where it stands. Memory in bytes: what it takes now,
+    and what it takes or will take at most. `failure`: why it failed.
     """
 
+    kind: Literal["text", "images", "pooling"]
     value: Literal["unloaded", "queued", "loading", "ready", "unloading", "failed"]
     requests: int
     waiting: int
@@ -173,6 +183,7 @@ def card(fleet: Fleet, member: Member) -> dict[str, Any]:
     return {
         **shown,
         "status": {
+            "kind": _KINDS[type(config.server)],
             "value": fleet.status(member),
             "requests": member.under_way,
             "waiting": fleet.waiting_for(member),

@@ -8,9 +8,10 @@ import { Status } from './status.js';
 
 const THEMES = ['system', 'light', 'dark'];
 const THEME = 'piecework-theme';
+const STATES_MS = 5000;
 const element = (id) => document.getElementById(id);
 const views = new Map();
-let server = { kind: 'text', models: [] };
+let server = { kinds: ['text'], models: [] };
 
 function setUpTheme() {
   const button = element('theme');
@@ -87,14 +88,15 @@ function setUpAway() {
 async function look() {
   for (;;) {
     try {
-      const status = await getJson('v1/status');
-      const changed = status.kind !== server.kind;
-      server = { ...server, kind: status.kind };
-      element('state').textContent = status.model;
-      if (changed || !views.size) route();
-      const list = await getJson('v1/models');
-      server.models = list.data.map(({ id, state }) => ({ id, state: state ?? null }));
-      for (const view of views.values()) view.setModels?.(server.models);
+      const [status, list] = await Promise.allSettled([getJson('v1/status'), getJson('v1/models')]);
+      if (status.reason) throw status.reason;
+      const { kind, model } = status.value;
+      const cards = list.value?.data ?? [];
+      take(cards.map((card) => ({ id: card.id, kind: card.status?.kind ?? kind,
+        state: card.status?.value ?? null })), kind);
+      const several = cards.some((card) => card.status);
+      element('state').textContent = several ? `${cards.length} models` : model;
+      if (list.reason) throw list.reason;
       return;
     } catch (error) {
       if (error.status === 401) return;
@@ -103,17 +105,35 @@ async function look() {
   }
 }
 
+/** Show these models, or a server of one of this kind that is not there yet. */
+function take(models, kind) {
+  const kinds = models.length ? [...new Set(models.map((model) => model.kind))] : [kind];
+  const changed = kinds.join() !== server.kinds.join();
+  server = { kinds, models };
+  for (const view of views.values()) view.setModels?.(models);
+  if (changed || !views.size) route();
+}
+
+/** Models that come and go are looked at now and then. */
+function setUpStates() {
+  setInterval(() => {
+    if (!document.hidden && server.models.some(({ state }) => state)) look();
+  }, STATES_MS);
+}
+
 const TITLES = { chat: 'Chat', images: 'Images', status: 'Status' };
 
+const of = (kind) => () => server.models.filter((model) => model.kind === kind);
 const MAKERS = {
-  chat: () => new Chat(() => server.models),
-  images: () => new Images(() => server.models),
+  chat: () => new Chat(of('text')),
+  images: () => new Images(of('images')),
   status: () => new Status(),
 };
 
+/** The views of this server. */
 function names() {
-  const own = { text: ['chat'], images: ['images'], pooling: [] }[server.kind] ?? ['chat'];
-  return [...own, 'status'];
+  const own = [['text', 'chat'], ['images', 'images']];
+  return [...own.filter(([kind]) => server.kinds.includes(kind)).map(([, name]) => name), 'status'];
 }
 
 /** Show the view that the address names, or the first. */
@@ -140,6 +160,7 @@ setUpTheme();
 setUpNarrow();
 setUpKeys();
 setUpAway();
+setUpStates();
 addEventListener('hashchange', route);
 await look();
 if (!views.size) route();

@@ -13,7 +13,10 @@ const SAVE_MS = 250;
 const NEAR = 80;
 const TALLEST = 240;
 
-/** `models()`: names of the models that chat. Answers that run go on while others are looked at. */
+/**
+ * `models()`: those that chat, `{id, state}` each. Answers that run go on while others are looked
+ * at.
+ */
 export class Chat {
   constructor(models) {
     this.models = models;
@@ -55,6 +58,7 @@ export class Chat {
       { class: 'icon-button latest', hidden: true });
     this.log.addEventListener('scroll', () => this.#scrolled(), { passive: true });
     this.log.addEventListener('drawn', () => this.#follow());
+    new ResizeObserver(() => this.#follow()).observe(this.log);
     this.element = h('div', { class: 'chat' }, this.sidebar.element,
       h('section', { class: 'talk', 'aria-label': 'Conversation' }, this.log,
         h('div', { class: 'composer' }, this.latest, this.problem,
@@ -65,8 +69,9 @@ export class Chat {
     this.sticks = true;
   }
 
-  /** The models that can be chosen: `{id, state}` each. */
-  setModels(models) {
+  /** Offer the models that chat; the one that was chosen stays. */
+  setModels() {
+    const models = this.models();
     const chosen = this.tree.info.model ?? this.picker.value;
     this.picker.replaceChildren(...models.map(({ id, state }) => h(
       'option', { value: id }, state && state !== 'ready' ? `${id} (${state})` : id)));
@@ -121,7 +126,7 @@ export class Chat {
     this.views.clear();
     this.log.replaceChildren();
     this.problem.textContent = '';
-    if (info.model) this.setModels(this.models());
+    this.setModels();
     this.#layOut();
     this.#toEnd();
     document.dispatchEvent(new Event('narrow-close'));

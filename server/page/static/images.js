@@ -28,11 +28,13 @@ export class Images {
     this.size = h('input', { type: 'text', list: 'image-sizes', id: 'image-size',
       pattern: '[0-9]{1,5}x[0-9]{1,5}', placeholder: 'the pipeline’s',
       title: 'Such as 1024x768' });
+    this.picker = h('select', { id: 'image-model' });
     this.number = h('input', { type: 'number', id: 'image-n', min: '1', max: '10', value: '1' });
     this.fields = Object.fromEntries(FIELDS.map(([name, , limits, placeholder]) => [name,
       h('input', { type: 'number', id: `image-${name}`, placeholder, ...limits })]));
     const field = (label, input) => h('div', { class: 'field' },
       h('label', { for: input.id }, label), input);
+    this.pick = field('Model', this.picker);
     this.problem = h('p', { class: 'problem', role: 'alert' });
     this.progress = h('p', { class: 'note progress', hidden: true });
     this.button = h('button', { class: 'primary' }, 'Draw');
@@ -45,13 +47,23 @@ export class Images {
       event.preventDefault();
       this.#toggle();
     } }, field('Prompt', this.prompt), field('Not wanted', this.negative),
-    h('div', { class: 'fields' }, field('Size', this.size), field('How many', this.number),
+    h('div', { class: 'fields' }, this.pick, field('Size', this.size),
+      field('How many', this.number),
       ...FIELDS.map(([name, label]) => field(label, this.fields[name]))),
     h('datalist', { id: 'image-sizes' }, ...SIZES.filter(Boolean).map(
       (value) => h('option', { value }))),
     this.problem, h('div', { class: 'row' }, this.button, this.progress));
     this.element = h('div', { class: 'images' }, h('div', { class: 'page' },
       h('h1', {}, 'Images'), this.form, this.gallery, this.more));
+  }
+
+  /** Offer the models that draw, where there are several. */
+  setModels() {
+    const models = this.models();
+    const chosen = this.picker.value;
+    this.picker.replaceChildren(...models.map(({ id }) => h('option', { value: id }, id)));
+    if (models.some(({ id }) => id === chosen)) this.picker.value = chosen;
+    this.pick.hidden = models.length < 2;
   }
 
   /** Draw, or give up what is being drawn. */
@@ -64,7 +76,7 @@ export class Images {
     this.controller = new AbortController();
     this.problem.textContent = '';
     this.button.replaceChildren(icon('stop'), 'Stop');
-    const clock = this.#clock();
+    const clock = this.#clock(body.model ?? '');
     try {
       const answer = await getJson('v1/images/generations', { body,
         signal: this.controller.signal });
@@ -85,8 +97,7 @@ export class Images {
   #body() {
     const body = { prompt: this.prompt.value, n: Number(this.number.value) || 1,
       response_format: 'b64_json' };
-    const [model] = this.models();
-    if (model) body.model = model.id;
+    if (this.picker.value) body.model = this.picker.value;
     if (this.negative.value) body.negative_prompt = this.negative.value;
     if (this.size.value) body.size = this.size.value;
     for (const [name] of FIELDS) {
@@ -96,7 +107,7 @@ export class Images {
   }
 
   /** The server tells no progress: how long it takes, and who is before. */
-  #clock() {
+  #clock(model) {
     const began = performance.now();
     let others = '';
     const draw = async () => {
@@ -105,7 +116,7 @@ export class Images {
       this.progress.textContent = `Drawing for ${seconds} s${others}`;
       if (seconds % 2) return;
       try {
-        const { stats } = await getJson('v1/status');
+        const { stats } = await getJson(`v1/status?model=${encodeURIComponent(model)}`);
         others = stats.queued_requests ? `, ${stats.queued_requests} images wait` : '';
       } catch { /* the request itself will tell */ }
     };

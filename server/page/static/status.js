@@ -3,6 +3,7 @@
 import { getJson, untilHealthy } from './api.js';
 import { Chart } from './charts.js';
 import { formatNumber, h } from './dom.js';
+import { ModelTable } from './fleet.js';
 import { graphMap } from './graphmap.js';
 
 const EVERY_MS = 1000;
@@ -25,9 +26,26 @@ export class Status {
           'Cached', 'Answer'].map((name) => h('th', { scope: 'col' }, name)))), this.requests)));
     this.graphs = h('section', { class: 'graphs' });
     this.facts = h('section', {});
+    this.isFleet = false;
+    this.models = new ModelTable(() => this.#choose());
+    this.figures = h('div', {}, this.lead, this.grid, this.table, this.graphs, this.facts);
     this.element = h('div', { class: 'status' }, h('div', { class: 'page' },
-      h('h1', {}, 'Status'), this.lead, this.grid, this.table, this.graphs, this.facts));
+      h('h1', {}, 'Status'), this.models.element, this.figures));
     document.addEventListener('visibilitychange', () => this.#schedule());
+  }
+
+  /** Several models have a table of their own, and figures of one at a time. */
+  setModels(models) {
+    this.isFleet = models.some(({ state }) => state);
+    if (this.isFleet && !models.some(({ id }) => id === this.models.chosen)) {
+      this.models.chosen = (models.find(({ state }) => state === 'ready') ?? models[0]).id;
+    }
+  }
+
+  #choose() {
+    this.before = null;
+    this.kind = null;
+    this.#schedule(0);
   }
 
   appear() {
@@ -48,9 +66,14 @@ export class Status {
 
   async #look() {
     try {
-      const status = await getJson('v1/status', { signal: AbortSignal.timeout(10_000) });
+      const signal = AbortSignal.timeout(10_000);
+      if (this.isFleet) this.models.draw((await getJson('v1/models', { signal })).data);
+      const model = this.isFleet ? this.models.chosen : '';
+      const query = model ? `?model=${encodeURIComponent(model)}` : '';
+      const status = await getJson(`v1/status${query}`, { signal });
       if (!this.shown) return;
-      this.draw(status, performance.now());
+      if (model && status.model !== model) this.#empty(`${model} has not been loaded.`);
+      else this.draw(status, performance.now());
     } catch (error) {
       this.before = null;
       if (error.status === 401) return;
@@ -58,6 +81,15 @@ export class Status {
       else await untilHealthy();
     }
     this.#schedule();
+  }
+
+  #empty(message) {
+    this.kind = this.told = this.toldFacts = this.before = null;
+    this.lead.textContent = message;
+    this.lead.className = 'lead';
+    this.grid.replaceChildren();
+    this.facts.replaceChildren();
+    this.table.hidden = this.graphs.hidden = true;
   }
 
   /** Draw a status that came at `now`, in milliseconds. */

@@ -302,3 +302,50 @@ def test_the_page_waits_for_a_model_that_is_still_loading(
     page.wait_for_selector(".banner", state="hidden")
     page.wait_for_selector("option:text-is('toy')", state="attached")
     page.close()
+
+
+def card(name: str, kind: str, state: str) -> dict[str, Any]:
+    """As `/v1/models` of a server of several models has it."""
+    status = {
+        "kind": kind,
+        "value": state,
+        "requests": 1,
+        "waiting": 2,
+        "memory": 0,
+        "memory_needed": 2**30,
+        "pinned": False,
+        "idle_seconds": None,
+        "failure": None,
+    }
+    return {"id": name, "object": "model", "status": status}
+
+
+def test_several_models_are_chosen_loaded_and_looked_at(
+    engine: ScriptedEngine, url: str, browser: Any
+) -> None:
+    cards = [card("toy", "text", "ready"), card("big <b>", "text", "unloaded")]
+    cards.append(card("painter", "images", "loading"))
+    asked: list[tuple[str, Any]] = []
+
+    def change(route: Any) -> None:
+        asked.append((route.request.url.rpartition("/")[2], route.request.post_data_json["model"]))
+        cards[1]["status"]["value"] = "ready"
+        route.fulfill(json=cards[1])
+
+    page = browser.new_page()
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": cards}))
+    page.route("**/v1/models/*", change)
+    page.goto(url)
+    page.wait_for_selector("html[data-ready]", state="attached")
+    assert page.locator("nav a").all_inner_texts() == ["Chat", "Images", "Status"]
+    options = page.get_by_label("Model").locator("option").all_inner_texts()
+    assert options == ["toy", "big <b> (unloaded)"]
+    page.get_by_role("link", name="Status").click()
+    page.get_by_role("button", name="Load big <b>").click()
+    page.get_by_role("button", name="Unload big <b>").wait_for()
+    assert asked == [("load", "big <b>")]
+    page.wait_for_selector(".phase.loading")
+    page.wait_for_selector("text=toy is ready.")
+    page.get_by_role("button", name="big <b>", exact=True).click()
+    page.wait_for_selector("text=big <b> has not been loaded.")
+    page.close()
