@@ -26,7 +26,7 @@ from .errors import ApiError, answer_error
 from .http.body import Bodies
 from .metrics import Metrics
 from .middleware import EveryAnswer
-from .native import control, generate, profiling
+from .native import control, generate, loads, profiling
 from .open_paths import is_open
 from .openai import chat, completions, models, tokenize
 from .openai.batches import files, routes
@@ -68,6 +68,7 @@ TEXT_ROUTERS = (
     *BATCH_ROUTERS,
     generate.router,
     control.router,
+    loads.router,
     control.body_router,
     profiling.router,
     profiling.body_router,

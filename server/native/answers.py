@@ -75,6 +75,39 @@ class ServerInfo(Answer):
     internal_states: list[dict[str, Any]]
 
 
+class Load(Answer):
+    dp_rank: int
+    num_reqs: int
+    num_waiting_reqs: int
+    num_tokens: int
+
+
+class ReplicaLoad(Answer):
+    dp_rank: int
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_used_tokens: int
+    max_total_num_tokens: int
+    token_usage: float
+    cache_hit_rate: float
+    max_running_requests: int
+
+
+class TotalLoad(Answer):
+    total_running_reqs: int
+    total_waiting_reqs: int
+    total_reqs: int
+    avg_token_usage: float
+
+
+class Loads(Answer):
+    timestamp: str
+    version: str
+    dp_rank_count: int
+    loads: list[ReplicaLoad]
+    aggregate: TotalLoad
+
+
 class CacheFlush(Answer):
     success: bool
     freed_tokens: int

@@ -82,6 +82,8 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
         return st.sampled_from(["auto", "none,+lower", "+norm_quant,-noop"])
     if name == "cpu_bind":
         return st.sampled_from(["auto", "none", "0-15,16-31", "0-7,32-39|8-15,40-47"])
+    if name == "otlp_traces_endpoint":
+        return st.sampled_from(["http://127.0.0.1:4318", "https://collector.example/v1/traces"])
     if name == "kv_events_config":
         return st.sampled_from(["{}", '{"endpoint": "ipc:///tmp/events", "hwm": 5}'])
     if name == "dist_init_addr":

@@ -142,6 +142,8 @@ GOOD: list[tuple[str, str, Any]] = [
             "/model_info",
             "/get_model_info",
             "/server_info",
+            "/v1/loads",
+            "/get_load",
             "/get_server_info",
         )
     ),

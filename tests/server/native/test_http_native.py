@@ -344,3 +344,13 @@ async def test_server_info(client: httpx.AsyncClient, path: str) -> None:
         30000,
     )
     assert info["internal_states"][0]["kv_tokens_used"] == 1024
+
+
+async def test_loads(client: httpx.AsyncClient) -> None:
+    told = (await client.get("/v1/loads?include=core")).json()
+    (load,) = told["loads"]
+    assert (load["num_running_reqs"], load["num_waiting_reqs"]) == (3, 2)
+    assert (load["num_used_tokens"], load["token_usage"]) == (1024, 0.25)
+    assert told["aggregate"]["total_reqs"] == 5 and told["dp_rank_count"] == 1
+    (older,) = (await client.get("/get_load")).json()
+    assert older == {"dp_rank": 0, "num_reqs": 5, "num_waiting_reqs": 2, "num_tokens": 1024}

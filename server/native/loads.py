@@ -1,0 +1,74 @@
+"""How much each engine has to do, as SGLang tells it to routers, which send work to the idlest."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from ... import __version__
+from ..answers import answers
+from ..state import Serving, ServingDep, json_response
+from .answers import Load, Loads
+
+router = APIRouter()
+
+
+@router.get("/v1/loads", responses=answers(Loads, errors=(503,)))
+async def loads(serving: ServingDep) -> Response:
+    """Requests and tokens of each replica, and of all."""
+    each = _loads(serving)
+    running = sum(load["num_running_reqs"] for load in each)
+    waiting = sum(load["num_waiting_reqs"] for load in each)
+    return json_response(
+        {
+            "timestamp": datetime.now(UTC).isoformat(),
+            "version": __version__,
+            "dp_rank_count": len(each),
+            "loads": each,
+            "aggregate": {
+                "total_running_reqs": running,
+                "total_waiting_reqs": waiting,
+                "total_reqs": running + waiting,
+                "avg_token_usage": sum(load["token_usage"] for load in each) / len(each),
+            },
+        }
+    )
+
+
+@router.get("/get_load", responses=answers(list[Load], errors=(503,)))
+async def get_load(serving: ServingDep) -> Response:
+    """The same as SGLang's older versions have it."""
+    return json_response(
+        [
+            {
+                "dp_rank": load["dp_rank"],
+                "num_reqs": load["num_running_reqs"] + load["num_waiting_reqs"],
+                "num_waiting_reqs": load["num_waiting_reqs"],
+                "num_tokens": load["num_used_tokens"],
+            }
+            for load in _loads(serving)
+        ]
+    )
+
+
+def _loads(serving: Serving) -> list[dict[str, Any]]:
+    """Raises `EngineUnavailable` before the engine has been ready for the first time."""
+    most = serving.info.max_running_requests
+    engines = serving.engine.replicas or [serving.engine]
+    return [
+        {
+            "dp_rank": number,
+            "num_running_reqs": each.stats.running_requests,
+            "num_waiting_reqs": each.stats.queued_requests,
+            "num_used_tokens": each.stats.kv_tokens_used,
+            "max_total_num_tokens": each.stats.kv_tokens_total,
+            "token_usage": each.stats.kv_tokens_used / (each.stats.kv_tokens_total or 1),
+            "cache_hit_rate": each.stats.cached_tokens_total
+            / (each.stats.prompt_tokens_total or 1),
+            "max_running_requests": most // len(engines),
+        }
+        for number, each in enumerate(engines)
+    ]
