@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 
 import torch
@@ -148,3 +148,55 @@ def check_fits(tensor: StoredTensor, place: Place) -> None:
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+_BLOCK, _LARGE_BLOCK = 32, 256
+"""Columns that formats of GGUF keep together: those whose names have a _K or begin with IQ or TQ
+the larger, or fewer.
+"""
+
+
+def reordered(
+    tensor: StoredTensor, dim: int, units: Sequence[int], unit: int, *, skipped: int = 0
+) -> StoredTensor:
+    """With `unit` rows (`dim` 0) or columns (1) at a time in another order: place i has those that
+    stood at `units[i]`; the first `skipped` stay. Quantised ones stay so where no block is cut.
+    """
+    moved = skipped + torch.tensor(units)[:, None] * unit + torch.arange(unit)
+    order = torch.cat((torch.arange(skipped), moved.flatten()))
+    if dim >= len(tensor.shape) or len(order) != tensor.shape[dim]:
+        # Sizes that do not fit are told by `loader`.
+        return tensor
+    stored_blocks, kind = tensor.blocks, tensor.kind or ""
+    block = _LARGE_BLOCK if "_K" in kind or kind.startswith(("IQ", "TQ")) else _BLOCK
+    if dim == 1 and (unit % block or skipped):
+        stored_blocks = None
+
+    def part(index: tuple[slice, ...]) -> StoredTensor:
+        def copy_to(target: torch.Tensor) -> None:
+            whole = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            tensor.copy_to(whole)
+            target.copy_(whole.index_select(dim, order)[index])
+
+        def blocks() -> torch.Tensor:
+            assert stored_blocks is not None
+            stored = stored_blocks()
+            rows, columns = len(stored), tensor.shape[1]
+            if dim == 0:
+                stored = stored[order]
+            else:
+                stored = stored.view(rows, len(units), -1)[:, torch.tensor(units)].flatten(1)
+            begin, end = (
+                each * stored.shape[1] // columns for each in (index[1].start, index[1].stop)
+            )
+            return stored[index[0], begin:end].contiguous()
+
+        return tensor._replace(
+            shape=tuple(each.stop - each.start for each in index),
+            copy_to=copy_to,
+            kind=tensor.kind if stored_blocks is not None else None,
+            blocks=blocks if stored_blocks is not None else None,
+            cut=part,
+        )
+
+    return part(tuple(slice(0, size) for size in tensor.shape))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,13 +10,14 @@ import torch
 
 from ..layers.gated_delta_net import DeltaSizes, GatedDeltaNet
 from ..layers.linear import FusedLinear, Linear, StoredTensor
-from ..loader.checkpoint import TEXT_ALONE, renamed
+from ..loader.checkpoint import TEXT_ALONE, renamed, reordered
 from ..model_config import ModelConfig
-from .causal_lm import CausalLM
+from .causal_lm import CausalLM, gguf_names
 from .qwen3_next import ApartDeltaNet, Qwen3NextConfig, Qwen3NextForCausalLM
 
 ARCHITECTURE = "Qwen3_5ForCausalLM"
 MODEL_TYPE = "qwen3_5_text"
+GGUF_ARCHITECTURE = "qwen35"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,25 @@ class Qwen3_5ForCausalLM(Qwen3NextForCausalLM):
         "num_key_value_heads": 4,
     }
 
+    gguf_names: ClassVar[dict[str, str]] = {
+        **Qwen3NextForCausalLM.gguf_names,
+        **gguf_names({"ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a"}),
+    }
+
+    @staticmethod
+    def gguf_members(get: Callable[..., Any], tensors: Collection[str]) -> dict[str, Any]:
+        """Layers that predict more than the next token are counted with the others."""
+        members = Qwen3NextForCausalLM.gguf_members(get, tensors)
+        layers = get("block_count") - get("nextn_predict_layers", 0)
+        return {**members, "qkvz_apart": False, "num_hidden_layers": layers}
+
+    @staticmethod
+    def gguf_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+        found = Qwen3NextForCausalLM.gguf_tensors(
+            config, [each for each in tensors if _layer(each.name) < config.num_layers]
+        )
+        return [_in_order(config.delta, tensor) for tensor in found]
+
     def delta_net(self) -> type[GatedDeltaNet]:
         return SplitDeltaNet
 
@@ -62,3 +82,27 @@ class Qwen3_5ForCausalLM(Qwen3NextForCausalLM):
     @staticmethod
     def checkpoint_tensors(config: Any, tensors: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
         return Qwen3NextForCausalLM.checkpoint_tensors(config, renamed(tensors, TEXT_ALONE))
+
+
+def _layer(name: str) -> int:
+    """Of a tensor, -1 for those of no layer."""
+    return int(next(filter(str.isdigit, name.split(".")), -1))
+
+
+def _in_order(sizes: DeltaSizes, tensor: StoredTensor) -> StoredTensor:
+    """llama.cpp's converter puts the first value head of each key head before all second ones
+    (`_LinearAttentionVReorderBase`); here those of one key head stand side by side.
+    """
+    _, _, own = tensor.name.partition(".linear_attn.")
+    each = sizes.value_heads // sizes.key_heads
+    heads = [r * sizes.key_heads + k for k in range(sizes.key_heads) for r in range(each)]
+    kind = own.removesuffix(".weight")
+    if kind in ("in_proj_qkv", "conv1d"):
+        return reordered(tensor, 0, heads, sizes.value_dim, skipped=2 * sizes.keys)
+    if kind == "in_proj_z":
+        return reordered(tensor, 0, heads, sizes.value_dim)
+    if kind in ("in_proj_a", "in_proj_b", "A_log", "dt_bias"):
+        return reordered(tensor, 0, heads, 1)
+    if kind == "out_proj":
+        return reordered(tensor, 1, heads, sizes.value_dim)
+    return tensor

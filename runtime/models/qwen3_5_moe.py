@@ -10,6 +10,7 @@ from .qwen3_5 import Qwen3_5Config, Qwen3_5ForCausalLM
 
 ARCHITECTURE = "Qwen3_5MoeForCausalLM"
 MODEL_TYPE = "qwen3_5_moe_text"
+GGUF_ARCHITECTURE = "qwen35moe"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

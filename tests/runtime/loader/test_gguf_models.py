@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 from tiny_models import make_tiny_model
 from transformers import AutoConfig
 
+from piecework.runtime.layers.linear import StoredTensor
+from piecework.runtime.loader.checkpoint import reordered
 from piecework.runtime.loader.loader import load_model
 from tests.runtime.gguf_models import add_metadata, experts, finish, metadata_of
 from tests.runtime.loaded_weights import loaded_weights
@@ -35,6 +37,15 @@ SSM = {
     "ssm.group_count": 2,
     "ssm.time_step_rank": 4,
     "ssm.inner_size": 128,
+}
+SSM_OF_DELTA = {
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 24,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 4,
+    "ssm.inner_size": 64,
+    "full_attention_interval": 2,
+    "rope.dimension_count": 8,
 }
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma": ("gemma", {**TIED, "head_dim": 32}, {}),
@@ -155,6 +166,18 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "rope.scaling.finetuned": False,
         },
     ),
+    "qwen3_5_text": ("qwen35", {**DELTA, **TIED}, SSM_OF_DELTA),
+    "qwen3_5_moe_text": (
+        "qwen35moe",
+        {
+            **DELTA,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+        },
+        SSM_OF_DELTA,
+    ),
     "falcon_h1": (
         "falcon-h1",
         {**MAMBA, "mamba_d_ssm": 128, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
@@ -177,9 +200,9 @@ def write(folder: Path, path: Path, architecture: str, extra: dict[str, Any]) ->
     tensors = load_file(folder / "model.safetensors")
     for merged, parts in experts(tensors).items():
         writer.add_tensor(merged, np.stack([tensors.pop(part).numpy() for part in parts]))
-    for name, tensor in (each for one in tensors.items() for each in converted(*one)):
+    for name, tensor in (each for one in tensors.items() for each in converted(*one, architecture)):
         array = tensor.float().numpy()
-        is_less_one = architecture.startswith(("gemma", "qwen3next"))
+        is_less_one = architecture.startswith(("gemma", "qwen3next", "qwen35"))
         if is_less_one and name.endswith("norm.weight") and "linear_attn.norm" not in name:
             array = array + np.float32(1.0)
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
@@ -199,7 +222,25 @@ def write(folder: Path, path: Path, architecture: str, extra: dict[str, Any]) ->
     finish(writer)
 
 
-def converted(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+def value_heads_apart(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """As llama.cpp's `_LinearAttentionVReorderBase`: [key heads, each] become [each, key heads]."""
+    dim, skipped, unit = 0, 0, 1
+    if name.endswith(("in_proj_qkv.weight", "conv1d.weight")):
+        skipped, unit = 2 * 2 * 24, 16
+    elif name.endswith("in_proj_z.weight"):
+        unit = 16
+    elif name.endswith("out_proj.weight"):
+        dim, unit = 1, 16
+    elif "norm" in name:
+        return tensor
+    first, rest = tensor.tensor_split([skipped], dim=dim)
+    apart = rest.unflatten(dim, (2, 2, unit)).transpose(dim, dim + 1).flatten(dim, dim + 2)
+    return torch.cat((first, apart), dim=dim)
+
+
+def converted(
+    name: str, tensor: torch.Tensor, architecture: str = ""
+) -> list[tuple[str, torch.Tensor]]:
     """As llama.cpp's converter leaves the tensors of layers with a recurrent state."""
     owner, _, own = name.rpartition(".")
     if name.endswith("in_proj_qkvz.weight"):
@@ -209,6 +250,8 @@ def converted(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]
         layer = name.split(".")[2]
         qkv = torch.cat((q, k, v))
         return [(f"blk.{layer}.attn_qkv.weight", qkv), (f"blk.{layer}.attn_gate.weight", z)]
+    if architecture.startswith("qwen35") and ".linear_attn." in name:
+        tensor = value_heads_apart(name, tensor)
     if own == "A_log":
         return [(name, -tensor.exp()[:, None])]
     if own == "D":
@@ -260,15 +303,41 @@ def test_a_file_of_qwen3_next_says_what_its_folder_says(tmp_path: Path) -> None:
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     sizes = {**DELTA, **experts, "shared_expert_intermediate_size": 48}
     folder = make_tiny_model(tmp_path / "model", "qwen3_next", **sizes)
-    extra = {
-        "ssm.conv_kernel": 4,
-        "ssm.state_size": 24,
-        "ssm.group_count": 2,
-        "ssm.time_step_rank": 4,
-        "ssm.inner_size": 64,
-        "full_attention_interval": 2,
-        "rope.dimension_count": 8,
-    }
+    extra = SSM_OF_DELTA
     path = tmp_path / "model.gguf"
     write(folder, path, "qwen3next", extra)
     assert_alike(answer(load(path)), answer(load(folder)))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_what_is_quantised_stays_so_in_another_order(dim: int) -> None:
+    """Of two rows or blocks of 32 columns at a time, also a rank's part of it."""
+    stored = torch.randint(0, 256, (8, 4 * 18), dtype=torch.uint8)
+    numbers = torch.randn(8, 128)
+    tensor = StoredTensor(
+        Path("x"), "w", (8, 128), lambda target: target.copy_(numbers), kind="Q4_0",
+        blocks=lambda: stored,
+    )  # fmt: skip
+    moved = reordered(tensor, dim, [2, 0, 3, 1], (2, 32)[dim])
+    units = torch.tensor([2, 0, 3, 1])
+    wanted = stored.unflatten(dim, (4, -1)).index_select(dim, units).flatten(dim, dim + 1)
+    assert moved.blocks is not None and torch.equal(moved.blocks(), wanted)
+    values = numbers.unflatten(dim, (4, -1)).index_select(dim, units).flatten(dim, dim + 1)
+    assert torch.equal(moved.read(), values)
+    part = (
+        moved.part((slice(0, 8), slice(64, 128)))
+        if dim
+        else moved.part((slice(2, 6), slice(0, 128)))
+    )
+    assert part.blocks is not None
+    assert torch.equal(part.blocks(), wanted[:, 36:] if dim else wanted[2:6])
+    assert torch.equal(part.read(), values[:, 64:] if dim else values[2:6])
+
+
+def test_columns_within_a_block_are_moved_as_numbers() -> None:
+    tensor = StoredTensor(
+        Path("x"), "w", (2, 256), lambda target: target.fill_(1.0), kind="Q4_K",
+        blocks=lambda: torch.zeros(2, 144, dtype=torch.uint8),
+    )  # fmt: skip
+    moved = reordered(tensor, 1, [1, 0], 128)
+    assert moved.blocks is None and moved.kind is None
