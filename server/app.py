@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastapi import APIRouter, FastAPI
@@ -123,15 +122,6 @@ async def _life(app: FastAPI) -> AsyncIterator[None]:
         await tracer.close()
 
 
-def _tracer(serving: AnyServing, url: str) -> Tracer:
-    from .tracing import Tracer
-
-    # Only engines that write text have a tokenizer.
-    tokenizer = getattr(serving.engine, "tokenizer", None)
-    decode = tokenizer and partial(tokenizer.decode, skip_special_tokens=False)
-    return Tracer(read_endpoint(url), decode)
-
-
 def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
     """An application with these routes, and the middleware and the errors that every server has."""
     app = Application(
@@ -170,7 +160,9 @@ def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
         request_logger.setLevel(logging.INFO)
         watchers.append(log_request)
     if serving.config.otlp_traces_endpoint is not None:
-        app.state.tracer = _tracer(serving, serving.config.otlp_traces_endpoint)
+        from .tracing import Tracer
+
+        app.state.tracer = Tracer(read_endpoint(serving.config.otlp_traces_endpoint))
         watchers.append(app.state.tracer.trace)
     if watchers:
         app.add_middleware(RecordRequests, watchers=watchers)

@@ -42,6 +42,7 @@ class Collector:
         self._names = {name for one in requests for name in (one.rid, *one.belongs_to)}
         self._clocks = [SequenceClock(serving.metrics, request) for request in requests]
         self._model = serving.model_name
+        self._decode = serving.engine.tokenizer.decode
         self._record: RequestRecord | None = None
         self._pending: dict[int, list[RequestOutput]] = {}
         self._running = len(requests)
@@ -64,7 +65,11 @@ class Collector:
         self._live_rids.update(self._names)
         if (record := current_record.get()) is not None:
             self._record = record
-            record.join(self._model, list(zip(self._requests, self._clocks, strict=True)))
+            record.join(
+                self._model,
+                self._decode,
+                list(zip(self._requests, self._clocks, strict=True)),
+            )
         try:
             for index, request in enumerate(self._requests):
                 request.deliver = partial(self._put, index)

@@ -42,15 +42,23 @@ class RequestRecord:
         self.scope = scope
         self.status = 499
         self.model: str | None = None
+        self.decode: Callable[..., str] | None = None
         self.sequences: list[tuple[RequestState, SequenceClock]] = []
         self.input_tokens = 0
         """Of inputs that are no sequences."""
         self._watchers = watchers
         self._holders = 1
 
-    def join(self, model: str, sequences: Sequence[tuple[RequestState, SequenceClock]]) -> None:
-        """These sequences are generated for it; `leave` once they have ended."""
-        self.model = model
+    def join(
+        self,
+        model: str,
+        decode: Callable[..., str],
+        sequences: Sequence[tuple[RequestState, SequenceClock]],
+    ) -> None:
+        """These sequences are generated for it; `leave` once they have ended. `decode`: the text of
+        token ids of this model.
+        """
+        self.model, self.decode = model, decode
         self.sequences += sequences
         self._holders += 1
 

@@ -42,14 +42,14 @@ _NANOSECONDS = 1_000_000_000
 class Tracer:
     """Makes spans of records; what was said is in them only where the environment says so."""
 
-    def __init__(self, endpoint: Endpoint, decode: Callable[[list[int]], str] | None) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self._provider = open_provider(endpoint, __version__)
         self._tracer = self._provider.get_tracer("piecework", __version__)
         self._extract = TraceContextTextMapPropagator().extract
-        captures = os.environ.get(_CAPTURE, "").lower() in ("true", "span_only", "span_and_event")
-        self._decode = decode if captures else None
+        told = os.environ.get(_CAPTURE, "").lower()
+        self._captures = told in ("true", "span_only", "span_and_event")
 
     async def close(self) -> None:
         """Send what waits, for a few seconds at most."""
@@ -81,8 +81,8 @@ class Tracer:
             if record.status >= 500:
                 span.set_status(StatusCode.ERROR)
                 span.set_attribute("error.type", str(record.status))
-            if self._decode is not None:
-                span.set_attributes(self._messages(record, self._decode))
+            if self._captures and record.decode is not None:
+                span.set_attributes(_messages(record, record.decode))
             inside = set_span_in_context(span)
             for number, (_, clock) in enumerate(record.sequences[:_MOST_SEQUENCES]):
                 for name, begin, end in _phases(clock, record.ended):
@@ -95,27 +95,29 @@ class Tracer:
                     phase.end(_since_epoch(record, end))
         span.end(_since_epoch(record, record.ended))
 
-    @staticmethod
-    def _messages(record: RequestRecord, decode: Callable[[list[int]], str]) -> dict[str, str]:
-        """The prompt as the model read it, and what it wrote."""
 
-        def message(role: str, ids: list[int], **more: str) -> dict[str, Any]:
-            return {
-                "role": role,
-                "parts": [{"type": "text", "content": decode(ids[:_MOST_TOKENS])}],
-                **more,
-            }
+def _messages(record: RequestRecord, decode: Callable[..., str]) -> dict[str, str]:
+    """The prompt as the model read it, and what it wrote."""
 
-        prompts = {id(one.prompt_ids): one.prompt_ids for one, _ in record.sequences}
-        answers = [
-            message("assistant", one.output_ids, finish_reason=clock.finish_reason)
-            for one, clock in record.sequences[:_MOST_SEQUENCES]
-        ]
-        asked = [message("user", ids) for ids in list(prompts.values())[:_MOST_SEQUENCES]]
+    def message(role: str, ids: list[int], **more: str) -> dict[str, Any]:
         return {
-            "gen_ai.input.messages": json.dumps(asked),
-            "gen_ai.output.messages": json.dumps(answers),
+            "role": role,
+            "parts": [
+                {"type": "text", "content": decode(ids[:_MOST_TOKENS], skip_special_tokens=False)}
+            ],
+            **more,
         }
+
+    prompts = {id(one.prompt_ids): one.prompt_ids for one, _ in record.sequences}
+    answers = [
+        message("assistant", one.output_ids, finish_reason=clock.finish_reason)
+        for one, clock in record.sequences[:_MOST_SEQUENCES]
+    ]
+    asked = [message("user", ids) for ids in list(prompts.values())[:_MOST_SEQUENCES]]
+    return {
+        "gen_ai.input.messages": json.dumps(asked),
+        "gen_ai.output.messages": json.dumps(answers),
+    }
 
 
 def _since_epoch(record: RequestRecord, moment: float) -> int:
