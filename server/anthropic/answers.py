@@ -166,5 +166,5 @@ class MessagesModel(Answer):
 class MessagesModels(Answer):
     data: list[MessagesModel]
     has_more: bool
-    first_id: str
-    last_id: str
+    first_id: str | None
+    last_id: str | None

@@ -28,6 +28,6 @@ def model_list(cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "data": data,
         "has_more": False,
-        "first_id": data[0]["id"],
-        "last_id": data[-1]["id"],
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
     }

@@ -135,7 +135,9 @@ async def abort_request(body: AbortBody, fleet: FleetDep) -> Response:
 @router.get("/v1/status", responses=answers(ServerStatus, errors=(404,)))
 async def status(fleet: FleetDep, serving: AnyServingDep, model: str | None = None) -> Response:
     """What a model does now; without `model`, the one that was asked last of those loaded."""
-    ready = [each for each in fleet.members.values() if each.admits]
+    if model is not None:
+        check_access(model)
+    ready = [each for each in fleet.members.values() if each.admits and may_use(each.name)]
     member = (
         _member(fleet, model)
         if model is not None

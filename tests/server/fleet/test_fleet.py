@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from piecework.server.fleet import fleet as fleet_module
 from piecework.server.fleet.fleet import Fleet
 from piecework.server.fleet.member import Member, MemberState
+from piecework.server.keys import hash_of
 
 BODY = {"prompt": [5, 6, 7], "max_tokens": 3, "temperature": 0}
 
@@ -189,6 +190,28 @@ async def test_the_key_is_asked_for_once_and_before_anything_is_loaded(
         assert await _listed(client) == 401 and not scripted.engines
         client.headers["Authorization"] = "Bearer secret"
         assert (await ask(client, "a")).status_code == 200
+
+
+async def test_a_key_sees_and_asks_its_models_alone(
+    scripted: ScriptedFleet, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.yaml"
+    lines = [
+        f"- {{name: k{number}, sha256: {hash_of(f'key{number}'.encode())}, models: [{model}]}}"
+        for number, model in enumerate(("b", "x"))
+    ]
+    keys.write_text("\n".join(lines))
+    async with served(scripted, "a", "b", api_keys=str(keys)) as client:
+        client.headers["Authorization"] = "Bearer key0"
+        assert list(await states(client)) == ["b"]
+        assert (await ask(client, None)).json()["model"] == "b"
+        error_of(await ask(client, "a"), 404, "model")
+        error_of(await client.get("/v1/status?model=a"), 404, "model")
+        error_of(await client.post("/v1/models/unload", json={"model": "b"}), 403)
+        assert list(scripted.engines) == ["b"]
+        client.headers["Authorization"] = "Bearer key1"
+        listed = await client.get("/v1/models", headers={"anthropic-version": "2023-06-01"})
+        assert listed.json()["data"] == []
 
 
 async def _listed(client: httpx.AsyncClient) -> int:
