@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from ... import __version__
 from ...runtime.tokenizer.output_processor import RequestState
+from ..accounts import current_key
 from ..answers import Answer, answers
 from ..state import AnyServingDep, json_response
 
@@ -43,7 +44,8 @@ class ServerStatus(Answer):
     sign of life. `replicas`: their states, where there are several.
     `unfinished` requests run or wait, of which `requests` has the oldest 100, of
     language models alone. `stats` and `info` are the engine's own; `info` is null before it is
-    ready. `errors`: answers that were errors, by their type.
+    ready, and, like `requests`, for who may not see what is everybody's. `errors`: answers that
+    were errors, by their type.
     """
 
     kind: Literal["text", "images", "pooling"]
@@ -67,8 +69,9 @@ class ServerStatus(Answer):
 
 @router.get("/v1/status", responses=answers(ServerStatus))
 async def status(serving: AnyServingDep) -> Response:
-    """What the server does now."""
-    engine, metrics = serving.engine, serving.metrics
+    """What the server does now; to a key of `--api-keys` without `admin`, no more than how much."""
+    engine, metrics, key = serving.engine, serving.metrics, current_key.get()
+    sees_all = key is None or key.admin
     return json_response(
         {
             "kind": serving.kind,
@@ -82,9 +85,9 @@ async def status(serving: AnyServingDep) -> Response:
             "hangs": engine.hangs,
             "replicas": [each.state for each in engine.replicas],
             "unfinished": engine.num_unfinished,
-            "requests": list(_rows(engine.unfinished())),
+            "requests": list(_rows(engine.unfinished())) if sees_all else [],
             "stats": asdict(engine.stats),
-            "info": None if engine.info is None else asdict(engine.info),
+            "info": asdict(engine.info) if sees_all and engine.info is not None else None,
             "ended": metrics.requests.value,
             "aborted": metrics.aborted.value,
             "errors": metrics.errors(),

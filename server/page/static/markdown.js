@@ -47,7 +47,7 @@ export class MarkdownView {
       const node = blockNode(block);
       this.element.append(node);
       if (index >= kept) this.live.push(node);
-      else this.onblock?.(node.textContent);
+      else this.onblock?.(block.kind === 'code' ? 'Code.' : node.textContent);
     });
     const last = blocks.at(-1);
     this.stable = from + (kept < blocks.length ? blocks[kept].start : kept ? rest.length : 0);

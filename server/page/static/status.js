@@ -115,9 +115,7 @@ export class Status {
 
   #drawRequests({ kind, requests, unfinished }) {
     this.table.hidden = kind !== 'text';
-    this.count.textContent = unfinished > requests.length
-      ? `${whole(unfinished)} run or wait; the oldest ${requests.length}:`
-      : unfinished ? '' : 'None run or wait.';
+    this.count.textContent = countOf(unfinished, requests.length);
     this.requests.replaceChildren(...requests.map((one) => h('tr', {}, h('td', {},
       h('code', {}, one.id)), h('td', {}, h('span', { class: `phase ${one.phase}` }, one.phase)),
     h('td', {}, one.seconds.toFixed(1)), h('td', {}, whole(one.prompt_tokens)),
@@ -144,6 +142,12 @@ export class Status {
     this.facts.replaceChildren(h('h2', {}, 'Server'), h('dl', { class: 'facts' },
       ...rows.flatMap(([name, value]) => [h('dt', {}, name), h('dd', {}, value)])));
   }
+}
+
+function countOf(unfinished, shown) {
+  if (!unfinished) return 'None run or wait.';
+  if (!shown) return `${whole(unfinished)} run or wait.`;
+  return unfinished > shown ? `${whole(unfinished)} run or wait; the oldest ${shown}:` : '';
 }
 
 function sentenceOf({ state, model, failure, silence }) {

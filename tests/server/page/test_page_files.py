@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import re
 import tomllib
+from hashlib import sha256
 from pathlib import Path
 
 import httpx
@@ -122,6 +124,29 @@ async def test_the_status_tells_of_requests_and_nothing_that_they_say(
     told = (await client.get("/v1/status")).json()
     assert (told["requests"], told["ended"]) == ([], 1)
     assert told["errors"] == {"invalid_request_error": 1}
+
+
+async def test_a_key_that_is_not_everybody_s_sees_no_requests_of_others(
+    scripted: ScriptedEngine, tmp_path: Path
+) -> None:
+    keys = [{"name": name, "sha256": sha256(name.encode()).hexdigest()} for name in ("a", "boss")]
+    (tmp_path / "keys").write_text("".join(f"{json.dumps(key)}\n" for key in keys[:1]))
+    with (tmp_path / "keys").open("a") as file:
+        file.write(json.dumps({**keys[1], "admin": True}))
+    scripted.script.held = True
+    async with client_of(make_app(scripted, api_keys=str(tmp_path / "keys"))) as client:
+        boss, other = ({"Authorization": f"Bearer {name}"} for name in ("boss", "a"))
+        asked = asyncio.create_task(
+            client.post("/v1/completions", json={"prompt": "hi"}, headers=boss)
+        )
+        while not scripted.requests:
+            await asyncio.sleep(0.001)
+        told = [(await client.get("/v1/status", headers=who)).json() for who in (boss, other)]
+        scripted.script.held = False
+        await asked
+    assert [len(one["requests"]) for one in told] == [1, 0]
+    assert told[0]["info"] is not None and told[1]["info"] is None
+    assert told[1]["kind"] == "text" and told[1]["unfinished"] == 1
 
 
 async def test_the_status_of_an_engine_that_starts(
