@@ -39,6 +39,8 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_pytorch_tanh",
 }
 """Of gated feed-forward layers, by transformers' names: those of `layers.activation`."""
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What models call how many experts a layer has."""
 _POSITIVE = (
     "vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
     "intermediate_size", "max_position_embeddings", "rope_theta", "norm_eps",
@@ -98,6 +100,11 @@ class ModelConfig:
             raise UnsupportedError(
                 f"the activation {self.activation!r} is not supported; supported: "
                 f"{', '.join(_ACTIVATIONS)}"
+            )
+        if self.activation != "silu" and any(getattr(self, name, 0) for name in _EXPERTS):
+            raise UnsupportedError(
+                f"experts with the activation {self.activation!r} are not supported; choose "
+                "another model"
             )
         check_rope(self.rope_type, self.rope_scaling, self.rotary_dim)
 

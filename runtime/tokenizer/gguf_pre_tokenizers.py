@@ -20,6 +20,8 @@ _LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN35 = _QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"\s\p{L}", r"\s\p{L}\p{M}")
+"""Marks belong to their letters."""
 _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
@@ -69,6 +71,7 @@ PRE_TOKENIZERS = {
     ),
     **dict.fromkeys(("smaug-bpe", "dbrx", "chatglm-bpe", "glm4"), PreTokenizer(splits=(_LLAMA3,))),
     "qwen2": PreTokenizer(splits=(_QWEN2,), normalizer=normalizers.NFC()),
+    "qwen35": PreTokenizer(splits=(_QWEN35,), normalizer=normalizers.NFC()),
     "deepseek-r1-qwen": PreTokenizer(splits=(_QWEN2,)),
     "tekken": PreTokenizer(splits=(_TEKKEN,), ignore_merges=True, add_bos=True),
     "deepseek-coder": PreTokenizer(splits=_DEEPSEEK_CODER),

@@ -176,6 +176,7 @@ def test_control_tokens_are_special_and_user_defined_ones_are_text(tmp_path: Pat
         ("smollm", ["Ab", "'s", "Ġ", "1", "2", "3", "4", "Ġ+", "x", "Ċ", "Ċ", "y"]),
         ("llama-bpe", ["Ab", "'s", "Ġ", "123", "4", "Ġ+", "x", "ĊĊ", "y"]),
         ("qwen2", ["Ab", "'s", "Ġ", "1", "2", "3", "4", "Ġ+", "x", "ĊĊ", "y"]),
+        ("qwen35", ["Ab", "'s", "Ġ", "1", "2", "3", "4", "Ġ+", "x", "ĊĊ", "y"]),
         ("tekken", ["Ab", "'s", "Ġ", "1", "2", "3", "4", "Ġ+", "x", "ĊĊ", "y"]),
         ("deepseek-coder", ["Ab", "'", "s", "Ġ", "1", "2", "3", "4", "Ġ+", "x", "Ċ", "Ċ", "y"]),
     ],
@@ -187,6 +188,15 @@ def test_texts_are_cut_as_the_file_says(tmp_path: Path, pre: str, pieces: list[s
     assert [
         piece for piece, _ in tokenizer.backend.pre_tokenizer.pre_tokenize_str("Ab's 1234 +x\n\ny")
     ] == pieces
+
+
+def test_marks_belong_to_their_letters_in_qwen3_5(tmp_path: Path) -> None:
+    """Such as Thai's, in which Qwen2 cuts."""
+    pieces = []
+    for pre in ("qwen2", "qwen35"):
+        file = write_byte_level_gguf(tmp_path / f"{pre}.gguf", byte_level(), pre=pre)
+        pieces.append(load_tokenizer(str(file)).backend.pre_tokenizer.pre_tokenize_str("ที่นี่"))
+    assert len(pieces[0]) > 1 and len(pieces[1]) == 1
 
 
 def test_an_unknown_pre_tokenizer_is_cut_as_gpt2_with_one_warning(
