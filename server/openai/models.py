@@ -24,12 +24,10 @@ _ERROR = ErrorAnswer | MessagesErrorAnswer
 )
 async def list_models(request: Request, serving: AnyServingDep) -> Response:
     """The one model of this server."""
-    card = serving.model_card()
-    if not may_use(card["id"]):
-        return json_response({"object": "list", "data": []})
+    cards = [serving.model_card()] if may_use(serving.model_name) else []
     if VERSION_HEADER in request.headers:
-        return json_response(model_list([card]))
-    return json_response({"object": "list", "data": [card]})
+        return json_response(model_list(cards))
+    return json_response({"object": "list", "data": cards})
 
 
 @router.get(

@@ -53,8 +53,10 @@ def load(folder: object, **settings: Any) -> PoolingModel:
 
 def client_here(model: PoolingModel, **settings: Any) -> tuple[httpx.AsyncClient, PoolingHere]:
     """A client of an application over the model, which is called tiny; and its engine."""
-    batch_dir = settings.pop("batch_dir", "none")
+    own = {name: settings.pop(name) for name in ("batch_dir", "api_keys") if name in settings}
     engine = PoolingHere(model, **settings)
-    config = PoolingServerConfig(served_model_name="tiny", batch_dir=batch_dir, engine=model.config)
+    config = PoolingServerConfig(
+        served_model_name="tiny", engine=model.config, **{"batch_dir": "none", **own}
+    )
     folder = read_folder(model.config.model_path)
     return client_of(create_pooling_app(engine, config, folder)), engine

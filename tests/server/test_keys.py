@@ -251,6 +251,8 @@ async def test_a_model_that_is_not_the_key_s_does_not_exist_for_it(
         refused = await client.post(path, json={"model": MODEL, **body})
         assert refused.status_code == 404 and not scripted.requests
         assert (await client.get("/v1/models")).json()["data"] == []
+        anthropic = {"anthropic-version": "2023-06-01"}
+        assert (await client.get("/v1/models", headers=anthropic)).json()["data"] == []
         assert (await client.get(f"/v1/models/{MODEL}")).status_code == 404
 
 

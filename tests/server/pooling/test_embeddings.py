@@ -21,6 +21,7 @@ from tiny_encoders import make_tiny_encoder, write_modules
 
 from piecework.runtime.pooling.messages import INPUTS_PER_REQUEST
 from piecework.runtime.pooling.model import PoolingModel, PoolInput
+from piecework.server.keys import hash_of
 
 PATH = "/v1/embeddings"
 LONGEST = 24
@@ -195,3 +196,15 @@ async def test_vectors_are_of_the_openai_clients_types_also_in_batches(
         told = await ended(client, batch["id"])
         (answer,) = await lines_of(client, told["output_file_id"])
     assert answer["response"]["body"]["data"] == whole["data"]
+
+
+async def test_inputs_count_for_the_key_s_tokens(model: PoolingModel, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.jsonl"
+    keys.write_text(json.dumps({"name": "k", "sha256": hash_of(b"k"), "tokens_per_minute": 1000}))
+    client, _ = client_here(model, api_keys=str(keys))
+    async with client:
+        client.headers["Authorization"] = "Bearer k"
+        body = {"model": "tiny", "input": [TEXT, TEXT]}
+        used = (await client.post(PATH, json=body)).json()["usage"]["total_tokens"]
+        left = (await client.get("/v1/models")).headers["x-ratelimit-remaining-tokens"]
+    assert used > 0 and int(left) == 1000 - used
