@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ...runtime.loader.files import read_header
 from ...runtime.loader.resolve import find_model
+from ...runtime.machine_memory import free_memory
 from ..config import ServerConfig
-from .config import MemberConfig
+from .config import FleetLimits, MemberConfig
 
+_GIB = 2**30
 _PROCESS_BYTES = 448 * 2**20
 """Of an engine process without a model: torch, and what it brings."""
 _COMPILER_BYTES = 512 * 2**20
@@ -26,7 +31,7 @@ _MOST_FILES = 10_000
 
 def estimate(member: MemberConfig, memory: int) -> int:
     """Bytes, in a fleet that may take `memory`: files of weights, the KV cache, and processes."""
-    server, weights = member.server, _file_bytes(Path(find_model(member.server.engine.model_path)))
+    server, weights = member.server, weight_bytes(member)
     if not isinstance(server, ServerConfig):
         return weights + _PROCESS_BYTES
     engine = server.engine
@@ -61,14 +66,50 @@ def _cache_bytes(server: ServerConfig, memory: int) -> int:
     return share if tokens is None else min(share, tokens * _TOKEN_BYTES)
 
 
-def _file_bytes(path: Path) -> int:
-    """Of the weights of a folder, those of its folders included, or of a file."""
+def memory_limit(limits: FleetLimits) -> int:
+    """Bytes that all models may take together: what was asked for, or what is free now."""
+    asked = limits.fleet_memory
+    return free_memory() if asked is None else int(asked * _GIB)
+
+
+def weight_bytes(member: MemberConfig) -> int:
+    """Of a model's files, as its engine holds them: a language model's numbers of 32 bits become 16
+    bits where nothing else is asked for.
+    """
+    path = Path(find_model(member.server.engine.model_path))
     if path.is_file():
         return path.stat().st_size
     found = [
-        os.path.join(folder, name)
+        Path(folder) / name
         for folder, _, names in os.walk(path)
         for name in names
         if name.endswith(_WEIGHTS)
-    ]
-    return sum(os.path.getsize(each) for each in found[:_MOST_FILES] if os.path.exists(each))
+    ][:_MOST_FILES]
+    held = sum(each.stat().st_size for each in found if each.exists())
+    if isinstance(member.server, ServerConfig) and member.server.engine.dtype != "float32":
+        held -= sum(map(_cut_off, (each for each in found if each.parent == path)))
+    return held
+
+
+def _cut_off(file: Path) -> int:
+    """Half of the bytes that its numbers of 32 bits take."""
+    try:
+        headers = read_header(file, quantized=True) if file.suffix == ".safetensors" else {}
+    except (ValueError, OSError):
+        return 0  # whoever loads it says what is wrong
+    return sum(2 * math.prod(each.shape) for each in headers.values() if each.dtype == "F32")
+
+
+def check_room(members: Sequence[MemberConfig], memory: int) -> None:
+    """Raises `ValueError` for a model whose weights alone have no room beside what is pinned."""
+    sizes = {each.name: weight_bytes(each) for each in members}
+    pinned = [each.name for each in members if each.pinned]
+    for name, size in sizes.items():
+        others = [each for each in pinned if each != name]
+        if size + sum(sizes[each] for each in others) > memory:
+            held = ", ".join(f"{each} {sizes[each] / _GIB:.2f} GiB" for each in others)
+            raise ValueError(
+                f"the weights of {name} take {size / _GIB:.2f} GiB and have no room: all models "
+                f"may take {memory / _GIB:.2f} GiB together (--fleet-memory)"
+                + (f", and pinned are {held}" if held else "")
+            )

@@ -36,6 +36,7 @@ from ..summary import base_url, curl, table
 from . import endpoints
 from .config import FleetConfig
 from .dispatch import MemberRoute, Routes
+from .estimate import check_room, memory_limit
 from .fleet import Fleet
 from .metrics import FleetMetrics
 
@@ -80,6 +81,7 @@ def prepare_fleet(config: FleetConfig) -> Callable[[], Service]:
     be told now.
     """
     check_store(config)
+    check_room(config.members, memory_limit(config.limits))
     return lambda: fleet_service(config)
 
 

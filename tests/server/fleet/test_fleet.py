@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from fleet_fixtures import GIB, LoadableEngine, ScriptedFleet
 from http_fixtures import client_of, error_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from piecework.server.fleet import fleet as fleet_module
+from piecework.server.fleet.estimate import check_room
 from piecework.server.fleet.fleet import Fleet
 from piecework.server.fleet.member import Member, MemberState
 from piecework.server.keys import hash_of
@@ -377,6 +380,17 @@ async def test_a_model_that_outgrows_the_memory_has_an_idle_one_unloaded(
         await asyncio.sleep(0.1)
         assert await states(client) == {"a": "unloaded", "b": "ready"}
         assert scripted.fleet.members["b"].size == 2 * GIB
+
+
+def test_weights_that_have_no_room_beside_the_pinned_ones_are_told_at_the_start(
+    scripted: ScriptedFleet, tmp_path: Path
+) -> None:
+    tensors = {"a": np.zeros(2**19, np.float32)}  # 2 MiB, of which an engine keeps half
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = scripted.config("a", "b", a={"pinned": True}, fleet_memory=3 / 1024)
+    check_room(config.members, 2**21 + 2**12)
+    with pytest.raises(ValueError, match=r"weights of b .* no room: .* pinned are a 0.00 GiB"):
+        check_room(config.members, 2**20 + 2**19)
 
 
 class _Moves:
