@@ -8,6 +8,8 @@ namespace {
 
 constexpr int kGroup = GroupedColumns::kGroup;
 
+// Rows are unrolled by pragmas: as lambdas of `unrolled` they take compilers longer.
+
 // c [R][32] = or += the products of blocks of a panel with as many columns of R rows of x. `at`: the first group of x's.
 template <class Kind, int R>
 void integer_products(const uint8_t* panel, const GroupedColumns* x, int at, int blocks, float* c, bool adds) {
@@ -19,10 +21,11 @@ void integer_products(const uint8_t* panel, const GroupedColumns* x, int at, int
     const int row = part * kWide;
     floats totals[R][2] = {};
     if (adds)
-      unrolled<R>([&](auto r) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
         totals[r][0] = load<floats>(c + r * kPanel + row);
         totals[r][1] = load<floats>(c + r * kPanel + row + kLanes);
-      });
+      }
     const uint8_t* block = panel;
     for (int b = 0, g = at; b < blocks; ++b, block += Kind::kBytes)
       for (int u = 0; u < Kind::kUnits; ++u, ++g) {
@@ -32,36 +35,40 @@ void integer_products(const uint8_t* panel, const GroupedColumns* x, int at, int
           constexpr int kBegin = part_of_group * Scales::kColumns / 8, kSteps = Scales::kColumns / 8;
           Sums sums[R][2];
           int32_t first[R];
-          unrolled<R>([&](auto r) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+          for (int r = 0; r < R; ++r) {
             first[r] = -Sums::kShift * x[r].sums[g];
             sums[r][0].begin(first[r]), sums[r][1].begin(first[r]);
-          });
+          }
           unrolled<2 * kSteps>([&](auto i) __attribute__((always_inline)) {
             constexpr int kJ = kBegin + i / 2, kP = i % 2;
             const words v = Kind::Numbers::template four<kJ, kP>(unit, row), w = Kind::Numbers::template four<kJ, kP>(unit, row + kLanes);
-            unrolled<R>([&](auto r) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
               const int8_t* from = x[r].numbers + g * kGroup + 8 * kJ + 4 * kP;
               sums[r][0].add(v, from);
               sums[r][1].add(w, from);
-            });
+            }
           });
           unrolled<2>([&](auto half) __attribute__((always_inline)) {
             const int group = u * Kind::kGroups + part_of_group, from = row + half * kLanes;
             const floats scale = Scales::scale(scales, group, from);
             floats minimum{};
             if constexpr (Scales::kHasMinimum) minimum = Scales::minimum(scales, group, from);
-            unrolled<R>([&](auto r) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
               totals[r][half] += __builtin_convertvector(sums[r][half].total(first[r]), floats) * (scale * x[r].scales[g]);
               if constexpr (Scales::kHasMinimum)
                 totals[r][half] += minimum * (Kind::kGroups == 1 ? x[r].scaled_sums[g] : x[r].halves[2 * g + part_of_group]);
-            });
+            }
           });
         });
       }
-    unrolled<R>([&](auto r) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
       store(c + r * kPanel + row, totals[r][0]);
       store(c + r * kPanel + row + kLanes, totals[r][1]);
-    });
+    }
   }
 }
 

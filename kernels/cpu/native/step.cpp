@@ -4,6 +4,7 @@
 // slot (shared.h), and all read it while they add and normalise: a sum takes no pass of its own.
 #include "step.h"
 
+#include <functional>
 #include <map>
 
 #include "likeliest.h"
@@ -11,6 +12,9 @@
 
 namespace piecework {
 namespace {
+
+// What the last thread does at the end of a phase. Not a parameter of templates: each would be compiled once for every layer's part.
+using Last = std::function<void()>;
 
 constexpr int kFewTokens = 2;     // whose rows each thread computes for itself, which takes less time than waiting for another
 
@@ -197,14 +201,12 @@ class Forward {
   }
 
   // out = rows [T, columns] times W^T.
-  template <class Last>
-  void multiply_rows(const Linear& linear, std::vector<bf16>& from, bf16* out, StepThread& thread, Last last) {
+  void multiply_rows(const Linear& linear, std::vector<bf16>& from, bf16* out, StepThread& thread, const Last& last) {
     each_row(thread, step_.tokens, [&](int t) { thread.rows.x.set(linear, t, row(from, t, linear.columns)); });
     multiply(linear, out, thread, last);
   }
 
-  template <class Last>
-  void multiply(const Linear& linear, bf16* out, StepThread& thread, Last last) {
+  void multiply(const Linear& linear, bf16* out, StepThread& thread, const Last& last) {
     thread.rows.x.as(linear, [&](auto x) {
       thread.multiplier.prepare(linear, x);
       const auto work = [&](int i) {
@@ -213,7 +215,7 @@ class Forward {
           for (int r = 0; r < count; ++r) to[r] = rounded(values[r]);
         });
       };
-      team_.each(thread.phase, (linear.rows + kPanel - 1) / kPanel, work, last);
+      team_.each(thread.phase, (linear.rows + kPanel - 1) / kPanel, work, std::cref(last));
     });
   }
 
@@ -258,8 +260,7 @@ class Forward {
   }
 
   // Gate and up rows of the same number are met together, so that neither is written.
-  template <class Last>
-  void open(const FeedForward& layer, StepThread& thread, Last last) {
+  void open(const FeedForward& layer, StepThread& thread, const Last& last) {
     const int panels = layer.width() / kPanel;
     thread.rows.x.as(layer.gate_up, [&](auto x) {
       thread.multiplier.prepare(layer.gate_up, x);
@@ -281,7 +282,7 @@ class Forward {
           for (int r = 0; r < kPanel; ++r) to[r] = rounded(gates[r] * as_rounded(values[r]));
         });
       };
-      team_.each(thread.phase, panels, work, last);
+      team_.each(thread.phase, panels, work, std::cref(last));
     });
   }
 
