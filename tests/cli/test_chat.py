@@ -29,6 +29,7 @@ from piecework.cli.chat.client import ChatClient, ChatError, Part
 from piecework.cli.chat.conversation import Conversation
 from piecework.cli.chat.screen import printable
 from piecework.cli.chat.session import Session
+from piecework.cli.main import main
 
 KEY = "sesame"
 COMMAND = [sys.executable, "-m", "piecework", "chat", "--base-url"]
@@ -237,12 +238,11 @@ def test_a_pipe_gets_answers_alone(url: str) -> None:
     assert done.returncode == 1 and "top_p" in done.stderr and KEY not in done.stderr
 
 
-def test_a_server_that_does_not_answer_is_one_line() -> None:
-    done = subprocess.run(
-        [*COMMAND, "http://127.0.0.1:1"], input="", capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "http://127.0.0.1:1 does not answer: Connection refused" in done.stderr
+def test_a_server_that_does_not_answer_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--base-url", "http://127.0.0.1:1"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "http://127.0.0.1:1 does not answer: Connection refused" in error
 
 
 def test_a_model_that_cannot_be_served_is_told_in_the_server_s_words() -> None:
@@ -306,7 +306,7 @@ class Terminal:
         os.close(self._master)
 
 
-@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("plain", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_terminal_shows_answers_stops_them_and_ends(
     url: str, scripted: ScriptedEngine, tmp_path: Path, plain: bool
 ) -> None:
