@@ -310,6 +310,16 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "ssm_multipliers": [0.5, 1.1, 0.8, 1.2, 0.7],
         },
     ),
+    "bamba": (
+        "bamba",
+        {
+            "attn_layer_indices": [1],
+            "mamba_n_heads": 4,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 24,
+            "mamba_proj_bias": True,
+        },
+    ),
     "falcon-h1-gate": ("falcon_h1", {**FALCON, "tie_word_embeddings": True}),
     "qwen3-next": (
         "qwen3_next",
