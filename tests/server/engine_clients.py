@@ -11,6 +11,23 @@ from piecework.runtime.tokenizer.output_processor import RequestOutput, RequestS
 from piecework.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from piecework.server.engine.client import EngineClient
 
+POISON = 500
+"""A token that ends the engine's process."""
+POISONED_ENGINE = f"""
+import os, sys
+from piecework.runtime.engine import process, text_process
+from piecework.runtime.engine.core import EngineCore
+
+plain_step = EngineCore.step
+
+def step(self):
+    if any({POISON} in request.tokens[: request.num_prompt] for request in self._scheduler.waiting):
+        os._exit(7)
+    return plain_step(self)
+
+EngineCore.step = step
+sys.exit(process.run_engine(lambda: text_process.build))
+"""
 PROMPTS = [[1 + (7 * i + j) % 300 for j in range(5 + 3 * i)] for i in range(6)]
 
 

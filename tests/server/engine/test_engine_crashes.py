@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from engine_clients import (
+    POISON,
+    POISONED_ENGINE,
     PROMPTS,
     assert_nothing_left,
     collect,
@@ -95,24 +97,6 @@ async def test_an_engine_that_is_never_ready_is_given_up_however_long_it_takes(
         )
     finally:
         await client.stop()
-
-
-POISON = 500
-POISONED_ENGINE = f"""
-import os, sys
-from piecework.runtime.engine import process, text_process
-from piecework.runtime.engine.core import EngineCore
-
-plain_step = EngineCore.step
-
-def step(self):
-    if any({POISON} in request.tokens for request in self._scheduler.waiting):
-        os._exit(7)
-    return plain_step(self)
-
-EngineCore.step = step
-sys.exit(process.run_engine(lambda: text_process.build))
-"""
 
 
 @pytest.mark.parametrize(

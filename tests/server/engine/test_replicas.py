@@ -7,12 +7,24 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from engine_clients import PROMPTS, collect, config, params, request, tokens, until
+from engine_clients import (
+    POISON,
+    POISONED_ENGINE,
+    PROMPTS,
+    collect,
+    config,
+    params,
+    request,
+    tokens,
+    until,
+)
 
 from piecework.runtime.engine.messages import FinishReason
 from piecework.runtime.tokenizer.output_processor import RequestOutput, RequestState
@@ -164,5 +176,28 @@ async def test_a_killed_one_is_a_pause_and_the_text_is_that_of_one_engine(
         await until(lambda: first.state is EngineState.READY)
         assert replicas.restarts == 1 and await replicas.flush_cache() > 0
         assert await replicas.abort(None) == 0
+    finally:
+        await replicas.stop()
+
+
+@pytest.mark.slow
+async def test_a_request_that_kills_its_engine_is_found_and_kills_no_other(
+    model: str, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    (script := tmp_path / "poisoned.py").write_text(POISONED_ENGINE)
+    replicas = Replicas(2, config(model), tokenizer, log_level="error")
+    for each in replicas.replicas:
+        each._command = (sys.executable, str(script))
+    await replicas.start()
+    try:
+        assert await asyncio.wait_for(replicas.wait_ready(), 60), replicas.failure
+        prompts = [[5, 6], [5, POISON], [7, 8], [9, 10]]
+        jobs = [
+            asyncio.create_task(collect(replicas, request(f"r{i}", prompt, params(1, 4))))  # type: ignore[arg-type]
+            for i, prompt in enumerate(prompts)
+        ]
+        reasons = [(await job)[-1].finish_reason for job in jobs]
+        assert reasons == [FinishReason.LENGTH, FinishReason.ERROR, *[FinishReason.LENGTH] * 2]
+        assert sorted(each.restarts for each in replicas.replicas) == [0, 2]
     finally:
         await replicas.stop()
