@@ -97,11 +97,11 @@ class EngineProcess:
         self._runner.close()
 
     def _step(self) -> StepOutput:
-        """With figures where requests have come or gone, and else every now and then: they take as
-        long as all else about a message.
+        """With figures where requests have come or gone, or no step follows, and else every now and
+        then: they take as long as all else about a message.
         """
         output, load, now = self._core.step(), self._core.load, time.monotonic()
-        if load == self._told_load and now < self._stats_due:
+        if load == self._told_load and now < self._stats_due and self._core.has_work:
             return output
         self._told_load, self._stats_due = load, now + _STATS_SECONDS
         return replace(output, stats=self._core.stats())

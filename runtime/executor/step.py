@@ -100,11 +100,12 @@ class PendingStep:
         ]
         self.samples: Samples | None = None
         self._prompt_rows: list[_PromptRows] = []
-        chosen = model.choose(batch) if _wants_likeliest(batch) else None
-        if chosen is not None:
-            self.samples = Samples(chosen, [], [])
-            return
+        # Of a prompt whose log-probabilities are wanted, hidden states are looked at.
         if not any(request.prompt_logprobs_due for request, _ in scheduled):
+            chosen = model.choose(batch) if _wants_likeliest(batch) else None
+            if chosen is not None:
+                self.samples = Samples(chosen, [], [])
+                return
             logits = model.forward_to_logits(batch)
             if logits is not None:
                 self.samples = sample(logits, batch.samplers, sampled)
@@ -139,12 +140,11 @@ class PendingStep:
 
 
 def _wants_likeliest(batch: Batch) -> bool:
-    """Whether the likeliest token of each row is all that is asked of a step."""
+    """Whether of each row that gives a token no more is asked than the likeliest."""
     return bool(batch.samplers) and all(
         request.params.greedy
         and not request.processors
         and request.params.logprobs is None
-        and not request.prompt_logprobs_due
         for request in batch.samplers
     )
 

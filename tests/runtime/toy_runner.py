@@ -95,6 +95,19 @@ class ToyRunner:
         return GraphCounts()
 
 
+class WholeStepToyRunner(ToyRunner):
+    """Small steps give tokens or logits at once, as those of the CPU's native kernels do."""
+
+    def forward_to_logits(self, batch: Batch) -> torch.Tensor | None:
+        if not batch.samplers or not batch.extends_outputs:
+            return None
+        return self.compute_logits(self.forward(batch).index_select(0, batch.sample_rows))
+
+    def choose(self, batch: Batch) -> torch.Tensor | None:
+        logits = self.forward_to_logits(batch)
+        return None if logits is None else logits.argmax(-1)
+
+
 class RecurrentToyRunner(ToyRunner):
     """Beside the pages it keeps the number that it has made of a request's tokens, in the request's
     slot: pages and states must tell of the same tokens.

@@ -10,7 +10,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_runner import VOCAB, ToyRunner, assert_idle, continuation, drain, make_core, tokens
+from toy_runner import (
+    VOCAB,
+    ToyRunner,
+    WholeStepToyRunner,
+    assert_idle,
+    continuation,
+    drain,
+    make_core,
+    tokens,
+)
 
 from piecework.runtime.engine.messages import FinishReason, GenerateRequest
 from piecework.runtime.executor.batch import Batch
@@ -239,6 +248,25 @@ def test_prompt_logprobs_cover_the_prompt_once(start: int, budget: int) -> None:
         assert len(top) == 2 and entry.rank is not None
         is_top = entry.token_id in top
         assert entry.rank == top.index(entry.token_id) + 1 if is_top else entry.rank > 2
+
+
+@pytest.mark.parametrize("length", [1, 9])
+def test_prompt_logprobs_are_not_lost_beside_decodes(length: int) -> None:
+    """A chunk of one token makes the step as small as a decode, which needs no more than tokens."""
+    core, _ = make_core(token_budget=3, runner_class=WholeStepToyRunner)
+    for rid in ("first", "second"):
+        core.add(request(rid, [ord(rid[0]) % VOCAB], 30))
+    core.step()
+    prompt = [i % VOCAB for i in range(length)]
+    core.add(
+        GenerateRequest(
+            rid="r", input_ids=prompt, params=SamplingParams(max_new_tokens=0, prompt_logprobs=0)
+        )
+    )
+    (output,) = drain(core)["r"]
+    found = output.prompt_logprobs
+    assert found is not None
+    assert [None if entry is None else entry.token_id for entry in found] == [None, *prompt[1:]]
 
 
 def test_flushing_drops_what_no_request_uses() -> None:
