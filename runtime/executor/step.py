@@ -142,9 +142,7 @@ class PendingStep:
 def _wants_likeliest(batch: Batch) -> bool:
     """Whether of each row that gives a token no more is asked than the likeliest."""
     return bool(batch.samplers) and all(
-        request.params.greedy
-        and not request.processors
-        and request.params.logprobs is None
+        request.params.greedy and not request.processors and request.params.logprobs is None
         for request in batch.samplers
     )
 

@@ -24,6 +24,7 @@ from native_variants import native_variants
 
 from piecework.kernels.cpu.native import build
 from piecework.kernels.cpu.native import linear as native
+from piecework.kernels.cpu.native.embedding import look_up
 from piecework.kernels.cpu.native.linear import NativeLinear
 
 BLOCKS = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q5_1", "IQ4_NL", "IQ4_XS", "MXFP4"]
@@ -133,6 +134,23 @@ def test_it_is_the_product(
     exact = x.double() @ numbers.T + (0 if bias is None else bias.double())
     found = multiply(kernels._library, x, packed, bias, rows, layout)
     assert close(found, exact, x, numbers)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+@pytest.mark.parametrize("kind", KINDS + BLOCKS)
+def test_rows_of_an_embedding_are_those_that_were_packed(kind: str, variant: build.Variant) -> None:
+    """Of panels that are full and of the last one; rows that are not there are refused."""
+    kernels = NativeLinear(build.load_variant(variant))
+    rows, columns = 70, width(kind, 11)
+    stored, numbers = weight(kind, rows, columns, 1)
+    packed, layout = kernels.pack(kind, [stored]), kernels.layout(kind, columns)
+    assert layout is not None
+    ids = torch.randperm(rows, generator=torch.Generator().manual_seed(1)).repeat(2)
+    found = look_up(kernels._library, ids, packed, columns, rows, layout)
+    torch.testing.assert_close(found.double(), numbers[ids], rtol=2.0**-8, atol=1e-30)
+    for outside in (-1, rows, 2**40):
+        with pytest.raises(IndexError, match="70 rows"):
+            look_up(kernels._library, torch.tensor([0, outside]), packed, columns, rows, layout)
 
 
 class Way(NamedTuple):

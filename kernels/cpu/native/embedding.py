@@ -18,9 +18,21 @@ _LIBRARY.define(
 def _embedding(
     ids: torch.Tensor, weight: torch.Tensor, columns: int, rows: int, layout: int
 ) -> torch.Tensor:
-    """ids [T] int64 to [T, columns] bfloat16. Raises `IndexError` for a row that is not there."""
     library = load_kernels()
-    assert library is not None and weight.dtype == torch.uint8 and weight.is_contiguous()
+    assert library is not None
+    return look_up(library, ids, weight, columns, rows, layout)
+
+
+def look_up(
+    library: ctypes.CDLL,
+    ids: torch.Tensor,
+    weight: torch.Tensor,
+    columns: int,
+    rows: int,
+    layout: int,
+) -> torch.Tensor:
+    """ids [T] int64 to [T, columns] bfloat16. Raises `IndexError` for a row that is not there."""
+    assert weight.dtype == torch.uint8 and weight.is_contiguous()
     ids = ids.to(torch.int64).contiguous()
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
         raise IndexError(f"an embedding of {rows} rows was asked for others")

@@ -47,7 +47,7 @@ class Client:
 def test_an_engine_without_work_has_told_its_last_figures(
     count: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where a request came and went within one step, so that none was there before or after."""
+    """Also where a request came and went within one step: none was there before or after."""
     monkeypatch.setattr(text_process, "_STATS_SECONDS", 3600.0)
     core, runner = make_core(overlap=overlap)
     params = SamplingParams(temperature=0.0, max_new_tokens=count, ignore_eos=True)
