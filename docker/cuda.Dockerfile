@@ -22,7 +22,9 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 RUN useradd --create-home --uid 10001 piecework
 COPY --from=build /opt/piecework /opt/piecework
+# Triton's default lies beside .cache, where a container may not write, or loses it.
 ENV PATH=/opt/piecework/bin:$PATH PYTHONUNBUFFERED=1 \
+    TRITON_CACHE_DIR=/home/piecework/.cache/triton \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 10001
 WORKDIR /home/piecework

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from piecework.cli.flags import ArgumentParser, ServerConfig, add_config_arguments
+from piecework.cli.settings import settable, variable_of
 from piecework.runtime.config import EngineConfig
 from piecework.runtime.engine.messages import EngineStats
 from piecework.server.gateway_metrics import gateway_metrics
@@ -56,6 +57,15 @@ def test_the_command_line_knows_the_flags() -> None:
     add_config_arguments(parser, EngineConfig, ServerConfig)
     arguments = parser.parse_args(SERVER["args"])
     assert arguments.log_format == "json"
+
+
+def test_no_variable_of_the_service_is_taken_for_a_flag() -> None:
+    """Kubernetes gives pods NAME_PORT=tcp://10.0.0.1:80 and others for each Service."""
+    parser = ArgumentParser()
+    add_config_arguments(parser, EngineConfig, ServerConfig)
+    service = variable_of(f"{one('Service')['metadata']['name']}_port").removeprefix("PIECEWORK_")
+    read = {variable_of(key) for key in settable(parser)}
+    assert service not in read or POD["spec"]["enableServiceLinks"] is False
 
 
 def test_who_selects_pods_finds_them() -> None:
@@ -105,6 +115,10 @@ def test_a_pod_may_write_to_its_volumes_alone() -> None:
     assert {mount["name"] for mount in SERVER["volumeMounts"]} == {
         volume["name"] for volume in POD["spec"]["volumes"]
     }
+    # Triton's own default is ~/.triton.
+    image = (ROOT / "docker/cuda.Dockerfile").read_text()
+    kernels = re.search(r"TRITON_CACHE_DIR=(\S+)/triton", image)
+    assert kernels is not None and kernels[1] in mounted
     claim = POD["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"]
     assert one("PersistentVolumeClaim")["metadata"]["name"] == claim
 
