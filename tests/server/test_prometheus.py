@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from fleet_fixtures import ScriptedFleet
 from http_fixtures import make_app
 from scripted_engine import ScriptedEngine
 from server_process import free_port, ready
@@ -46,8 +47,13 @@ def named_metrics() -> set[str]:
     return {_SUFFIXES.sub("", name) for name in re.findall(r"(?<![\w:])piecework:\w+", text)}
 
 
-def test_each_metric_that_is_named_is_one_of_the_server_s(scripted: ScriptedEngine) -> None:
-    exposed = make_app(scripted).state.serving.metrics.exposition().decode()
+async def test_each_metric_that_is_named_is_one_of_the_server_s(
+    scripted: ScriptedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several = ScriptedFleet(tmp_path, monkeypatch).service("a").app
+    exposed = "".join(
+        app.state.serving.metrics.exposition().decode() for app in (make_app(scripted), several)
+    )
     families = re.findall(r"^# TYPE (piecework:\w+) ", exposed, re.M)
     assert named_metrics() <= {_SUFFIXES.sub("", name) for name in families}
 
