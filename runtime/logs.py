@@ -9,9 +9,13 @@ import json
 import logging
 import os
 import re
+import sys
+import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 FORMAT_VARIABLE = "PIECEWORK_LOG_FORMAT"
 """`text` or `json`; the processes that a server starts have it from its environment."""
@@ -27,6 +31,16 @@ def set_up_logging(level: str, *, rank: int | None = None) -> None:
     as_json = os.environ.get(FORMAT_VARIABLE) == "json"
     handler.setFormatter(JsonFormatter(rank) if as_json else TextFormatter(rank))
     logging.basicConfig(level=level.upper(), handlers=[handler])
+    if as_json:
+        # What Python prints itself, of warnings and of what nobody catches, is no JSON.
+        logging.captureWarnings(True)
+        sys.excepthook = _log_uncaught
+        threading.excepthook = lambda told: _log_uncaught(*told[:3])
+
+
+def _log_uncaught(kind: Any, error: BaseException | None, trace: Any) -> None:
+    if error is not None and not isinstance(error, SystemExit):
+        logger.critical("nobody caught %s", kind.__name__, exc_info=(kind, error, trace))
 
 
 def with_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -244,11 +244,11 @@ class Launch:
         if self._engine.failed.is_set():
             code = EXIT_USER_ERROR if self._engine.user_error else EXIT_ENGINE_GONE
             _end_by(END_TIMEOUT, code)
-            print(
-                f"piecework serve: error: {' '.join(str(self._engine.failure).split())}",
-                file=sys.stderr,
-                flush=True,
-            )
+            reason = " ".join(str(self._engine.failure).split())
+            if self._config.log_format == "json":
+                logger.critical("the server ends: %s", reason)
+            else:
+                print(f"piecework serve: error: {reason}", file=sys.stderr, flush=True)
             return code
         _end_by(self._config.drain_timeout + END_TIMEOUT, 0)
         await self._engine.drain(self._config.drain_timeout)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
 import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piecework.runtime.logs import JsonFormatter, TextFormatter, with_fields
+from piecework.runtime.logs import FORMAT_VARIABLE, JsonFormatter, TextFormatter, with_fields
 
 FORMS = pytest.mark.parametrize("form", [TextFormatter(), JsonFormatter()])
 
@@ -52,6 +54,36 @@ def test_an_event_in_json() -> None:
     assert "ValueError: x\ny" in told["exception"]
     names = ("level", "logger", "message", "rank", "tokens", "key")
     assert [told[name] for name in names] == ["info", "a.b", "it broke", 2, 3, None]
+
+
+_TROUBLE = """
+import threading, warnings
+from piecework.runtime.logs import set_up_logging
+set_up_logging("info")
+def ends():
+    raise SystemExit(3)
+def breaks():
+    raise ValueError("in a\\nthread")
+for one in (ends, breaks):
+    thread = threading.Thread(target=one)
+    thread.start()
+    thread.join()
+warnings.warn("beware")
+raise KeyError("at the end")
+"""
+
+
+def test_what_python_prints_itself_is_json_too() -> None:
+    environment = {**os.environ, FORMAT_VARIABLE: "json"}
+    command = [sys.executable, "-c", _TROUBLE]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    told = [json.loads(line) for line in done.stderr.splitlines()]
+    assert done.returncode == 1 and [one["level"] for one in told] == [
+        "critical", "warning", "critical",
+    ]  # fmt: skip
+    assert "ValueError: in a\nthread" in told[0]["exception"]
+    assert "beware" in told[1]["message"]
+    assert "KeyError: 'at the end'" in told[2]["exception"]
 
 
 def test_fields_follow_the_message_as_words() -> None:

@@ -202,8 +202,10 @@ def test_an_engine_that_cannot_start_is_one_line(model: str) -> None:
     assert "Traceback" not in err
 
 
-def test_an_engine_that_crashes_again_and_again_is_given_up(model: str) -> None:
-    with ready(model) as server, server.stream():
+def test_an_engine_that_crashes_again_and_again_is_given_up_in_json_where_the_log_is(
+    model: str,
+) -> None:
+    with ready(model, "--log-format", "json") as server, server.stream():
         for _ in range(3):
             while not (engines := psutil.Process(server.process.pid).children()):
                 time.sleep(0.01)
@@ -211,7 +213,9 @@ def test_an_engine_that_crashes_again_and_again_is_given_up(model: str) -> None:
             engines[0].wait()
         code, _, err = server.finish()
     assert code == 1
-    assert "piecework serve: error: the engine process ended 3 times" in err.splitlines()[-1]
+    events = [json.loads(line) for line in err.splitlines()]
+    assert events[-1]["level"] == "critical"
+    assert "the engine process ended 3 times" in events[-1]["message"]
 
 
 def test_a_port_in_use_is_one_line_and_costs_no_load(model: str) -> None:
