@@ -78,12 +78,23 @@ class RequestRecord:
         return str(self.scope.get(REQUEST_ID, ""))
 
     @property
-    def tokens(self) -> int:
-        """Of prompts, each once for all its samples, and of answers so far, as usage has them."""
+    def usage(self) -> tuple[int, int, int]:
+        """Tokens of prompts, each once for all its samples, those of them that were cached, and of
+        answers so far, as `usage` has them.
+        """
         requests = [request for request, _ in self.sequences]
-        prompts = {id(request.prompt_ids): len(request.prompt_ids) for request in requests}
-        answers = sum(len(request.output_ids) for request in requests)
-        return self.input_tokens + sum(prompts.values()) + answers
+        prompts = {id(request.prompt_ids): request for request in reversed(requests)}.values()
+        return (
+            self.input_tokens + sum(len(request.prompt_ids) for request in prompts),
+            sum(request.cached_tokens or 0 for request in prompts),
+            sum(len(request.output_ids) for request in requests),
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Of prompts and answers so far."""
+        prompts, _, answers = self.usage
+        return prompts + answers
 
     @property
     def finish_reasons(self) -> list[str]:
@@ -125,7 +136,7 @@ class RecordRequests:
 def log_request(record: RequestRecord) -> None:
     """One line; times in seconds. What users wrote is no part of it."""
     clocks = [clock for _, clock in record.sequences]
-    requests = [request for request, _ in record.sequences]
+    prompt_tokens, cached_tokens, completion_tokens = record.usage
     queued = [one.started - one.arrival for one in clocks if one.started is not None]
     first = [one.first_token - record.began for one in clocks if one.first_token is not None]
     fields = {
@@ -135,9 +146,9 @@ def log_request(record: RequestRecord) -> None:
         "status": record.status,
         "model": record.model,
         "api_key": record.scope.get(KEY_NAME),
-        "prompt_tokens": sum(len(request.prompt_ids) for request in requests),
-        "completion_tokens": sum(len(request.output_ids) for request in requests),
-        "cached_tokens": sum(request.cached_tokens or 0 for request in requests),
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "cached_tokens": cached_tokens,
         "queue_seconds": round(max(queued), 6) if queued else None,
         "ttft_seconds": round(min(first), 6) if first else None,
         "e2e_seconds": round(record.ended - record.began, 6),

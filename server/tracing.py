@@ -137,6 +137,7 @@ def _phases(clock: SequenceClock, ended: float) -> list[tuple[str, float, float]
 
 def _attributes(record: RequestRecord, operation: str) -> dict[str, Any]:
     sequences = record.sequences
+    prompts, cached, answers = record.usage
     found: dict[str, Any] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "piecework",
@@ -148,9 +149,11 @@ def _attributes(record: RequestRecord, operation: str) -> dict[str, Any]:
     }
     if record.model is not None:
         found |= {"gen_ai.request.model": record.model, "gen_ai.response.model": record.model}
+    if prompts:
+        found["gen_ai.usage.input_tokens"] = prompts
     if not sequences:
         return found
-    (first, clock), requests = sequences[0], [request for request, _ in sequences]
+    first, clock = sequences[0]
     return (
         found
         | _asked(first)
@@ -159,11 +162,8 @@ def _attributes(record: RequestRecord, operation: str) -> dict[str, Any]:
             "gen_ai.request.choice.count": len(sequences),
             "gen_ai.response.id": min(first.belongs_to, default=first.rid),
             "gen_ai.response.finish_reasons": record.finish_reasons,
-            "gen_ai.usage.input_tokens": sum(
-                {id(one.prompt_ids): len(one.prompt_ids) for one in requests}.values()
-            ),
-            "gen_ai.usage.output_tokens": sum(len(one.output_ids) for one in requests),
-            "gen_ai.usage.cache_read.input_tokens": sum(one.cached_tokens or 0 for one in requests),
+            "gen_ai.usage.output_tokens": answers,
+            "gen_ai.usage.cache_read.input_tokens": cached,
         }
     )
 

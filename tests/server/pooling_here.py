@@ -53,7 +53,8 @@ def load(folder: object, **settings: Any) -> PoolingModel:
 
 def client_here(model: PoolingModel, **settings: Any) -> tuple[httpx.AsyncClient, PoolingHere]:
     """A client of an application over the model, which is called tiny; and its engine."""
-    own = {name: settings.pop(name) for name in ("batch_dir", "api_keys") if name in settings}
+    of_server = ("batch_dir", "api_keys", "log_requests")
+    own = {name: settings.pop(name) for name in of_server if name in settings}
     engine = PoolingHere(model, **settings)
     config = PoolingServerConfig(
         served_model_name="tiny", engine=model.config, **{"batch_dir": "none", **own}

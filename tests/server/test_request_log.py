@@ -53,6 +53,17 @@ async def test_one_line_a_request_with_its_counts_and_times(
     assert 0 < line["ttft_seconds"] <= line["e2e_seconds"]
 
 
+async def test_a_prompt_counts_once_for_all_its_samples(
+    logged: httpx.AsyncClient, lines: list[dict[str, Any]]
+) -> None:
+    body = {"prompt": [5, 6, 7, 8], "max_tokens": 3, "n": 2}
+    usage = (await logged.post("/v1/completions", json=body)).json()["usage"]
+    (line,) = lines
+    for name in ("prompt_tokens", "completion_tokens"):
+        assert line[name] == usage[name]
+    assert line["cached_tokens"] == usage["prompt_tokens_details"]["cached_tokens"]
+
+
 async def test_what_users_write_is_in_no_line(
     logged: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:

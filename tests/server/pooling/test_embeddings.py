@@ -71,6 +71,16 @@ async def test_texts_and_token_ids_give_the_models_vectors(
     check_answer((await client.get("/openapi.json")).json(), "POST", PATH, answer)
 
 
+async def test_the_log_of_requests_counts_inputs(
+    model: PoolingModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, _ = client_here(model, log_requests=True)
+    async with client:
+        await client.post(PATH, json={"input": [IDS, IDS]})
+    (line,) = [one.__dict__["fields"] for one in caplog.records if one.name.endswith("requests")]
+    assert (line["model"], line["prompt_tokens"]) == ("tiny", 2 * len(IDS))
+
+
 async def test_vectors_come_in_the_order_of_the_inputs(client: httpx.AsyncClient) -> None:
     words = ["fox", "dog", "cat", "red", "never"]
     texts = [" ".join(words[: 1 + number % 5]) for number in range(3 * INPUTS_PER_REQUEST + 1)]
