@@ -40,6 +40,11 @@ def read_endpoint(url: str, environment: Mapping[str, str] = os.environ) -> Endp
         raise ValueError(
             f"{flag} is no URL of a collector; give http://HOST:4318/v1/traces or grpc://HOST:4317"
         )
+    if parts.username is not None or parts.password is not None:
+        raise ValueError(
+            "--otlp-traces-endpoint: a name or password in the URL can be read by every user of "
+            "this machine, and by clients; give it by OTEL_EXPORTER_OTLP_HEADERS"
+        )
     told = [environment[name] for name in _PROTOCOL_VARIABLES if environment.get(name)]
     by_url = "grpc" if parts.scheme == "grpc" or port == _GRPC_PORT else "http/protobuf"
     protocol = told[0] if told else by_url
@@ -47,7 +52,7 @@ def read_endpoint(url: str, environment: Mapping[str, str] = os.environ) -> Endp
         raise ValueError(
             f"{_PROTOCOL_VARIABLES[0]} must be one of {', '.join(_PROTOCOLS)}, got {protocol!r}"
         )
-    if find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None:
+    if not _has_exporter(protocol):
         raise ValueError(f"{flag} needs OpenTelemetry; pip install 'piecework[otlp]'")
     if protocol == "grpc":
         return Endpoint(
@@ -56,6 +61,15 @@ def read_endpoint(url: str, environment: Mapping[str, str] = os.environ) -> Endp
     if parts.scheme == "grpc":
         raise ValueError(f"{flag} is for gRPC, and {_PROTOCOL_VARIABLES[0]} says {protocol}")
     return Endpoint(protocol, url if parts.path.strip("/") else url.rstrip("/") + _HTTP_PATH)
+
+
+def _has_exporter(protocol: str) -> bool:
+    """Others bring the SDK without it."""
+    name = protocol.partition("/")[0]
+    try:
+        return find_spec(f"opentelemetry.exporter.otlp.proto.{name}.trace_exporter") is not None
+    except ImportError:
+        return False
 
 
 def open_provider(endpoint: Endpoint, version: str) -> Any:

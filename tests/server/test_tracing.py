@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import logging
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,7 +69,9 @@ async def test_a_request_is_a_span_of_its_client_s_trace_and_its_phases_are_with
     }  # fmt: skip
     assert {name: told[name] for name in expected} == expected
     assert told["gen_ai.response.id"].startswith("chatcmpl-")
-    assert told["gen_ai.usage.input_tokens"] == len(scripted.requests[0].prompt_ids)
+    prompt = len(scripted.requests[0].prompt_ids)
+    assert told["gen_ai.usage.input_tokens"] == prompt
+    assert told["gen_ai.usage.cache_read.input_tokens"] == prompt // 2
     assert "Tuesday" not in str(receiver.spans)
     for sequence in (0, 1):
         phases = [
@@ -161,12 +164,26 @@ def test_which_protocol(url: str, protocol: str | None, wanted: tuple[str, str])
 @pytest.mark.parametrize(
     ("url", "protocol"),
     [("a:4318", None), ("ftp://a", None), ("http://", None), ("http://a:x", None),
-     ("http://a", "http/json"), ("grpc://a", "http/protobuf")],
+     ("http://a", "http/json"), ("grpc://a", "http/protobuf"), ("http://me:secret@a", None)],
 )  # fmt: skip
 def test_what_is_no_collector_is_refused(url: str, protocol: str | None) -> None:
     told = {} if protocol is None else {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": protocol}
-    with pytest.raises(ValueError, match=r"--otlp-traces-endpoint|OTEL_EXPORTER_OTLP"):
+    with pytest.raises(ValueError, match=r"--otlp-traces-endpoint|OTEL_EXPORTER_OTLP") as raised:
         read_endpoint(url, told)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_an_sdk_without_its_exporter_is_not_enough(
+    monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    """Ray brings one."""
+    for name in {"opentelemetry.exporter", *sys.modules}:
+        if name.startswith("opentelemetry.exporter"):
+            monkeypatch.setitem(sys.modules, name, None)
+    told = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": protocol}
+    with pytest.raises(ValueError, match=r"pip install 'piecework\[otlp\]'"):
+        read_endpoint("http://a", told)
 
 
 def test_no_module_imports_the_libraries_before_they_are_asked_for() -> None:
