@@ -14,7 +14,13 @@ from starlette.types import Message, Receive, Scope, Send
 from ..accounts import check_access, may_use
 from ..collector import unless_client_goes
 from ..errors import InvalidRequest, NotFound, Unavailable
-from ..http.body import LARGE_BODY_BYTES, MAX_LARGE_BYTES, JsonRoute, read_json_body
+from ..http.body import (
+    LARGE_BODY_BYTES,
+    MAX_LARGE_BYTES,
+    JsonRoute,
+    has_no_body,
+    read_json_body,
+)
 from ..state import DEFAULT_MODEL
 from .fleet import Fleet
 from .member import Member
@@ -59,8 +65,9 @@ class MemberRoute(BaseRoute):
         request = Request(scope, receive)
         named = request.query_params.get("model")
         if isinstance(route, JsonRoute):
-            content = bytes(await read_json_body(request))
-            body_names = _model_of(content)
+            is_left_out = route.empty and has_no_body(request)
+            content = b"" if is_left_out else bytes(await read_json_body(request))
+            body_names = _model_of(content or route.empty)
             member = self._member(body_names if body_names is not None else named, scope)
             async with self._held_back(len(content), member):
                 await self._give_loaded(member, content, scope, receive, send)

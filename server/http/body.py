@@ -54,7 +54,7 @@ class JsonRoute(APIRoute):
 
         async def read_then_handle(request: Request) -> Response:
             bodies: Bodies = request.app.state.bodies
-            scope, is_left_out = request.scope, self.empty and _has_no_body(request)
+            scope, is_left_out = request.scope, self.empty and has_no_body(request)
             if is_left_out:
                 # FastAPI parses what says that it is JSON.
                 scope = {**scope, "headers": [*scope["headers"], _JSON]}
@@ -77,7 +77,7 @@ class OptionalJsonRoute(JsonRoute):
     empty = b"{}"
 
 
-def _has_no_body(request: Request) -> bool:
+def has_no_body(request: Request) -> bool:
     headers = request.headers
     return headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
 from fastapi import APIRouter
 from pydantic import Field
@@ -51,7 +54,7 @@ class ProfileTold(Answer):
 @body_router.post("/start_profile", responses=answers(ProfileTold, errors=(400, 413, 415, 503)))
 async def start_profile(body: ProfileBody, serving: ServingDep) -> Response:
     """Profile the engine's next steps, `num_steps` of them or until `/stop_profile`."""
-    folder = _folder(serving, body.output_dir)
+    folder = await asyncio.to_thread(_folder, serving, body.output_dir)
     told = await serving.engine.profile(
         StartProfile(
             folder=folder,
@@ -72,10 +75,13 @@ async def stop_profile(serving: ServingDep) -> Response:
 
 
 def _answer(told: list[ProfileAnswer], message: str) -> Response:
+    """Of several engines some may have ended theirs, or had nothing to compute."""
     failed = [one.error for one in told if one.error is not None]
-    if failed:
+    paths = [one.path for one in told if one.error is None]
+    if not paths:
         raise InvalidRequest(f"{failed[0]}.", code="profile_state")
-    paths: list[Any] = [one.path for one in told]
+    if failed:
+        message = f"{message} Not of every engine: {failed[0]}."
     return json_response({"success": True, "message": message, "paths": paths})
 
 
@@ -105,14 +111,18 @@ def _folder(serving: Serving, output_dir: str) -> str:
             param="output_dir",
             code="invalid_value",
         )
-    size = sum(
-        os.lstat(os.path.join(folder, name)).st_size
-        for folder, _, names in os.walk(root)
-        for name in names
-    )
+    size = sum(_sizes(root))
     if size > _MOST_BYTES:
         raise InvalidRequest(
             f"--profile-dir holds {size >> 20} MiB, more than {_MOST_BYTES >> 20}; delete traces.",
             code="profiles_full",
         )
     return chosen
+
+
+def _sizes(root: str) -> Iterator[int]:
+    for folder, _, names in os.walk(root):
+        for name in names:
+            # An engine gives a trace another name when it is whole.
+            with contextlib.suppress(FileNotFoundError):
+                yield os.lstat(os.path.join(folder, name)).st_size

@@ -446,3 +446,11 @@ def test_all_are_answered_within_the_memory(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fleet_module, "_PATIENCE", 0.0)
         asyncio.run(run(ScriptedFleet(tmp_path_factory.mktemp("fleet"), patch)))
+
+
+async def test_a_body_that_may_be_left_out_may_be_here_too(scripted: ScriptedFleet) -> None:
+    async with served(scripted, "a") as client:
+        await ask(client, "a")
+        for path in ("/start_profile", "/start_profile?model=a"):
+            assert error_of(await client.post(path), 400)["code"] == "profiles_off"
+        assert (await client.post("/v1/completions")).status_code == 415

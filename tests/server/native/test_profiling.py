@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from http_fixtures import client_of, error_of, make_app
 from scripted_engine import ScriptedEngine
 from tiny_models import make_tiny_model
 
-from piecework.runtime.engine.messages import StartProfile, StopProfile
+from piecework.runtime.engine.messages import ProfileAnswer, StartProfile, StopProfile
 from piecework.runtime.engine.profiling import Profiler
 from piecework.runtime.llm import LLM
 from piecework.runtime.sampling.params import SamplingParams
@@ -97,6 +98,31 @@ async def test_a_full_folder_takes_no_more(
     (tmp_path / "traces" / "old").write_bytes(b"x" * 11)
     monkeypatch.setattr(profiling, "_MOST_BYTES", 10)
     assert "delete" in error_of(await profiled.post("/start_profile"), 400)["message"]
+
+
+async def test_a_trace_that_gets_its_name_meanwhile_is_no_fault(
+    profiled: httpx.AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    listed = [(str(folder), [], ["gone.part.trace.json.gz"])]
+    monkeypatch.setattr(os, "walk", lambda root: iter(listed))
+    assert (await profiled.post("/start_profile")).status_code == 200
+
+
+async def test_engines_that_have_ended_theirs_do_not_hide_the_others(
+    profiled: httpx.AsyncClient, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = [ProfileAnswer(error="no profile is running"), ProfileAnswer(path="/traces/2")]
+
+    async def profile(message: Any) -> list[ProfileAnswer]:
+        return told
+
+    monkeypatch.setattr(scripted, "profile", profile)
+    answer = (await profiled.post("/stop_profile")).json()
+    assert answer["paths"] == ["/traces/2"] and "no profile is running" in answer["message"]
+    told.pop()
+    assert (await profiled.post("/stop_profile")).status_code == 400
 
 
 def test_a_trace_of_a_model_s_steps(tmp_path: Path) -> None:
