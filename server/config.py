@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from ..runtime.cache.kv_events import KVEventsConfig
 from ..runtime.config import RANKS, EngineConfig
 from ..runtime.logs import LOG_FORMATS
 from ..runtime.options import check_options, option
@@ -276,6 +277,8 @@ class ServerConfig(BatchServerConfig):
                 "--dp-size and --nnodes cannot be combined: give each replica's machines a server "
                 "of their own, behind a router"
             )
+        if self.engine.kv_events_config is not None:
+            KVEventsConfig.parse(self.engine.kv_events_config).check_replicas(self.dp_size)
         if self.engine.tp_size > 1 and self.watchdog_timeout:
             # Ranks tell who hangs, the watchdog only that something does.
             seconds = min(self.engine.dist_timeout, self.watchdog_timeout / 2)

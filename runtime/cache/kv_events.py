@@ -20,6 +20,7 @@ FLAG = "--kv-events-config"
 MEDIUM = "GPU"
 """vLLM's word for the cache that attention reads, on CPUs too."""
 _MOST = 1_000_000
+_LAST_PORT = 65535
 _SCHEMES = ("tcp://", "ipc://")
 _KINDS = {"enable_kv_cache_events": bool, "buffer_steps": int, "hwm": int, "max_queue_size": int}
 Event = dict[str, Any]
@@ -81,6 +82,21 @@ class KVEventsConfig:
     def is_on(self) -> bool:
         return self.enable_kv_cache_events and self.publisher == "zmq"
 
+    def check_replicas(self, count: int) -> None:
+        """Raises `ValueError` where two of so many engines would listen at one place."""
+        taken: set[str] = set()
+        for endpoint in (each for number in range(count) for each in self.of_replica(number)):
+            if not self.is_on or endpoint is None or not is_bound(endpoint):
+                continue
+            place = endpoint.rpartition(":")[2] if endpoint.startswith("tcp://") else endpoint
+            if place in taken or (place.isdigit() and int(place) > _LAST_PORT):
+                raise ValueError(
+                    f"{FLAG}: {count} engines cannot all listen, for {endpoint} is taken twice, or "
+                    "is no port: replica N takes the port N higher; let endpoint and "
+                    f"replay_endpoint lie at least {count} ports apart"
+                )
+            taken.add(place)
+
     def of_replica(self, number: int) -> tuple[str, str | None]:
         """The endpoints of one of several engines: each has the next port, or its own file."""
         return _offset(self.endpoint, number), self.replay_endpoint and _offset(
@@ -98,7 +114,7 @@ def _check_endpoint(name: str, value: str) -> None:
         )
     if value.startswith("tcp://"):
         host, _, port = value.removeprefix("tcp://").rpartition(":")
-        if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= _LAST_PORT):
             raise ValueError(f"{FLAG}: {name} {value!r:.80} names no host and port")
 
 

@@ -110,6 +110,26 @@ def test_replicas_have_endpoints_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
+    ("endpoint", "replay", "most"),
+    [
+        ("tcp://*:5557", None, 64),
+        ("tcp://*:5557", "tcp://*:5558", 1),
+        ("tcp://*:5560", "tcp://127.0.0.1:5557", 3),
+        ("tcp://*:65534", None, 2),
+        ("ipc:///tmp/a", "ipc:///tmp/b", 64),
+        ("tcp://router:5557", "tcp://*:5558", 64),
+        ("ipc:///tmp/a", "ipc:///tmp/a", 0),
+    ],
+)
+def test_no_two_engines_listen_at_one_place(endpoint: str, replay: str | None, most: int) -> None:
+    config = KVEventsConfig(endpoint=endpoint, replay_endpoint=replay)
+    config.check_replicas(most)
+    if most < 64:
+        with pytest.raises(ValueError, match=f"at least {most + 1} ports apart"):
+            config.check_replicas(most + 1)
+
+
+@pytest.mark.parametrize(
     ("endpoint", "bound"),
     [
         ("tcp://*:1", True),
