@@ -330,13 +330,9 @@ class EngineCore:
             fault = request.grammar and request.grammar.fault
             if fault and self.grammars is not None and request.params.grammar is not None:
                 self.grammars.forget(request.params.grammar)
-            return self._fail(
-                request,
-                f"its grammar cannot go on: {fault}"
-                if fault
-                else "the model's logits are not finite (NaN or infinite)",
-                INVALID_GRAMMAR if fault else None,
-            )
+            if fault := fault or request.contradiction:
+                return self._fail(request, f"its grammar cannot go on: {fault}", INVALID_GRAMMAR)
+            return self._fail(request, "the model's logits are not finite (NaN or infinite)")
         if request.thought is not None and tokens:
             tokens, closing = request.thought.follow(tokens, request.grammar)
             if logprobs is not None:

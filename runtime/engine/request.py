@@ -127,6 +127,14 @@ class Request:
         )
 
     @property
+    def contradiction(self) -> str | None:
+        """Why no token can follow, where `min_new_tokens` bans all that the grammar allows."""
+        has_enough = self.num_known - self.num_prompt >= self.params.min_new_tokens
+        if self.grammar is None or has_enough or not self.grammar.takes_only(self.stop_ids):
+            return None
+        return "before min_new_tokens nothing that it allows may be chosen"
+
+    @property
     def order(self) -> tuple[int, float, str]:
         """Who goes first: the higher priority, then the earlier arrival."""
         return (-self.priority, self.arrival_time, self.rid)

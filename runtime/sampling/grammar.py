@@ -285,6 +285,11 @@ class Matcher:
         self._seconds += time.thread_time() - began
         return taken == len(tokens)
 
+    def takes_only(self, tokens: Collection[int]) -> bool:
+        """Whether none but these may follow."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        return set(np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist()) <= set(tokens)
+
     def forced(self) -> list[int]:
         """The tokens that must follow, whatever the model says; none where there is a choice."""
         forced: list[int] = self._matcher.compute_ff_tokens()

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLParserLimits
-from tiny_models import make_tiny_model
+from tiny_models import VOCAB, make_tiny_model
 
 from piecework import LLM, SamplingParams
 from piecework.runtime.engine.compiling import CompilingRequests
@@ -153,6 +153,21 @@ def test_a_grammar_that_the_engine_cannot_compile_ends_its_request_alone(llm: LL
     )
     assert broken.finish_reason is FinishReason.ERROR and "grammar" in (broken.error or "")
     assert len(other.token_ids) == 3
+
+
+@pytest.mark.parametrize(("pattern", "min_new_tokens"), [("", 2), ("[ab]{3}", 2), ("[ab]{3}", 0)])
+def test_what_ends_too_early_by_its_grammar_is_told_so(
+    llm: LLM, pattern: str, min_new_tokens: int
+) -> None:
+    """It is who asked, not the model, whose numbers leave no token."""
+    ends = [token for token in range(VOCAB) if llm.tokenizer.token_bytes(token)[:1] in (b"a", b"b")]
+    wanted = {"min_new_tokens": min_new_tokens, "stop_token_ids": ends}
+    (done,) = generate(llm, ["Say"], params(grammars.from_regex(pattern), **wanted))
+    if min_new_tokens:
+        assert done.finish_reason is FinishReason.ERROR
+        assert "its grammar cannot go on: before min_new_tokens" in (done.error or "")
+    else:
+        assert done.finish_reason is FinishReason.STOP
 
 
 def test_a_token_that_cannot_follow_is_an_error(llm: LLM) -> None:
