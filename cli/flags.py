@@ -16,6 +16,7 @@ from typing import Any, NoReturn, get_args, get_type_hints
 from ..runtime.config import EngineConfig
 from ..runtime.foreign_names import SAME, own_value
 from ..server.config import ServerConfig
+from .printable import printable
 
 EXIT_USER_ERROR = 2
 _MULTIPLES = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}
@@ -263,5 +264,7 @@ def given(arguments: argparse.Namespace, config: type) -> dict[str, Any]:
 
 def report(prog: str, message: object) -> int:
     """Print one line on stderr for the user; returns the exit code that belongs to it."""
-    print(f"{prog}: error: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+    print(
+        f"{prog}: error: {printable(' '.join(str(message).split()))}", file=sys.stderr, flush=True
+    )
     return EXIT_USER_ERROR

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..runtime.loader.resolve import ALIASES, find_model, is_pipeline
+from .printable import printable
 from .pull import told_size
 
 
@@ -50,7 +52,8 @@ def _list(arguments: argparse.Namespace) -> int:
         print("no models; `piecework pull MODEL` fetches one", file=sys.stderr)
     width = max((len(row.name) for row in rows), default=0)
     for row in rows:
-        print(f"{row.name:{width}}  {row.revision:10}  {told_size(row.size):>10}  {row.serves}")
+        told = f"{row.name:{width}}  {row.revision:10}  {told_size(row.size):>10}  {row.serves}"
+        print(printable(told))
     return 0
 
 
@@ -83,7 +86,7 @@ def _repositories() -> list[Any]:
     except CacheNotFound:
         return []
     for warning in found.warnings:
-        print(f"warning: {' '.join(str(warning).split())}", file=sys.stderr)
+        print(f"warning: {printable(' '.join(str(warning).split()))}", file=sys.stderr)
     models = [one for one in found.repos if one.repo_type == "model"]
     return sorted(models, key=lambda one: one.repo_id)
 
@@ -127,12 +130,15 @@ def _remove(arguments: argparse.Namespace) -> int:
     if not arguments.yes:
         if not sys.stdin.isatty():
             raise ValueError(f"rm {name} asks before it removes; give --yes")
-        if input(f"remove {name}, {told_size(found.size_on_disk)}? [y/N] ").lower() not in (
-            "y",
-            "yes",
-        ):
+        try:
+            said = input(f"remove {name}, {told_size(found.size_on_disk)}? [y/N] ")
+        except EOFError:
+            said = ""
+        if said.strip().lower() not in ("y", "yes"):
             return 0
     revisions = [revision.commit_hash for revision in found.revisions]
-    scan_cache_dir().delete_revisions(*revisions).execute()
+    # Of this repository alone: a copy of it, or it under its former name, has the same commits.
+    cache = dataclasses.replace(scan_cache_dir(), repos=frozenset([found]))
+    cache.delete_revisions(*revisions).execute()
     print(f"removed {name}, {told_size(found.size_on_disk)}", file=sys.stderr)
     return 0

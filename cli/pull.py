@@ -57,6 +57,8 @@ def _pull(arguments: argparse.Namespace) -> int:
         if not files:
             patterns = ", ".join(arguments.include or HUB_FILES)
             raise ValueError(f"{model} has no files of {patterns}; --include says which to fetch")
+        if odd := next((one.filename for one in files if not one.filename.isprintable()), None):
+            raise ValueError(f"the name of a file, {odd!r}, has characters that cannot be shown")
         _check_room(files)
         if sys.stderr.isatty():
             enable_progress_bars()

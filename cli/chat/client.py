@@ -44,9 +44,10 @@ class ChatClient:
     def __init__(self, base_url: str, api_key: str | None) -> None:
         parts = urlsplit(Target(base_url=base_url).base_url)
         self._parts = parts
-        self._headers = {"Content-Type": "application/json"}
+        self._headers: dict[str, str | bytes] = {"Content-Type": "application/json"}
         if api_key is not None:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+            # As bytes, for http.client writes text as Latin-1 and the server's key is UTF-8.
+            self._headers["Authorization"] = f"Bearer {api_key}".encode()
 
     def models(self) -> list[str]:
         """The names of what the server serves. Raises `ChatError`."""

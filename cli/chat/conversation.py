@@ -88,7 +88,7 @@ class Conversation:
         """Write all into a file that only its owner may read, no file but one of its own. Raises
         `ValueError`.
         """
-        path = Path(name).expanduser()
+        path = _path(name)
         content = {"system": self.system, "turns": self.turns, "settings": self.settings}
         fresh = os.O_TRUNC if path == self._own_file else os.O_EXCL
         try:
@@ -103,7 +103,7 @@ class Conversation:
 
     def load(self, name: str) -> None:
         """Go on with what a file has. Raises `ValueError`, and changes nothing then."""
-        path = Path(name).expanduser()
+        path = _path(name)
         try:
             with open(path, "rb") as file:
                 content = file.read(_MOST_BYTES + 1)
@@ -113,11 +113,19 @@ class Conversation:
             system, settings = read["system"], read["settings"]
             turns = [(asked, said) for asked, said in read["turns"]]
             texts = [system, *(text for turn in turns for text in turn)]
-            if not all(isinstance(text, str) for text in texts) or not set(settings) <= {*SETTINGS}:
+            known = isinstance(settings, dict) and set(settings) <= {*SETTINGS}
+            if not known or not all(isinstance(text, str) for text in texts):
                 raise ValueError
         except OSError as error:
             raise ValueError(f"{path} cannot be read: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ValueError(f"{path} is none that /save has written") from None
-        self.system, self.turns, self.settings = system, turns, dict(settings)
+        self.system, self.turns, self.settings = system, turns, settings
         self.unanswered, self._own_file = None, path
+
+
+def _path(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{name} begins with a user that is not there") from None

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
@@ -16,7 +19,8 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.text import Text
 
-from .screen import BLOCK, printable
+from ..printable import printable
+from .screen import BLOCK
 
 _UPDATES = 10
 """A second."""
@@ -64,7 +68,7 @@ class RichScreen:
                     console=self._console, refresh_per_second=_UPDATES, transient=True
                 )
                 self._live.start()
-            self._live.update(_End(Markdown(self._growing)))
+            self._live.update(_End(Answer(self._growing)))
 
     def end(self) -> None:
         if self._thinks:
@@ -78,7 +82,7 @@ class RichScreen:
             self._live.stop()
             self._live = None
         if text.strip():
-            self._console.print(Markdown(text))
+            self._console.print(Answer(text))
             self._console.print()
 
     def note(self, text: str) -> None:
@@ -87,6 +91,24 @@ class RichScreen:
     def status(self, text: str) -> None:
         self._console.file.write(f"\r\x1b[K{printable(text)}")
         self._console.file.flush()
+
+
+class Answer(Markdown):
+    """What a model says, with HTML as text. Markdown writes characters in other ways, too
+    (`&#x202e;`, `<http://a/%1b>`), so what steers a terminal is taken out of what was read.
+    """
+
+    _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
+
+    def __init__(self, text: str) -> None:
+        super().__init__("")
+        self.markup, self.parsed = text, self._PARSER.parse(text)
+        self._clean(self.parsed)
+
+    def _clean(self, tokens: Sequence[Token]) -> None:
+        for token in tokens:
+            token.content = printable(token.content)
+            self._clean(token.children or ())
 
 
 class _End:

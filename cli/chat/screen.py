@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import Protocol
 
+from ..printable import printable
+
 BLOCK = '"""'
 """Begins and ends an input of several lines."""
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 class Screen(Protocol):
@@ -33,11 +33,6 @@ class Screen(Protocol):
     def status(self, text: str) -> None:
         """A line that the next one takes the place of; an empty one takes it away."""
         ...
-
-
-def printable(text: str) -> str:
-    """Without the characters by which a text could steer a terminal, or turn what stands there."""
-    return _CONTROL.sub("", text)
 
 
 class PlainScreen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import pty
@@ -27,9 +28,10 @@ from toy_tokenizer import toy_tokenizer
 
 from piecework.cli.chat.client import ChatClient, ChatError, Part
 from piecework.cli.chat.conversation import Conversation
-from piecework.cli.chat.screen import printable
 from piecework.cli.chat.session import Session
+from piecework.cli.flags import report
 from piecework.cli.main import main
+from piecework.cli.printable import printable
 
 KEY = "sesame"
 COMMAND = [sys.executable, "-m", "piecework", "chat", "--base-url"]
@@ -147,6 +149,8 @@ def test_settings_and_models_go_with_the_next_question() -> None:
         ("/retry", "nothing was asked yet"),
         ("/save", "name a file"),
         ("/load /nowhere", "/nowhere cannot be read: No such file or directory"),
+        ("/load ~no.such.user/x", "~no.such.user/x begins with a user that is not there"),
+        ("/save ~no.such.user/x", "~no.such.user/x begins with a user that is not there"),
     ],
 )
 def test_a_mistake_is_one_line_and_the_chat_goes_on(line: str, told: str) -> None:
@@ -163,8 +167,9 @@ def test_a_chat_is_kept_and_read_in(tmp_path: Path) -> None:
     assert len(json.loads(path.read_text())["turns"]) == 2
     _, screen = chat(f"/save {path}")
     assert "is there already" in screen.notes[0]
-    path.write_text('{"system": 1}')
-    assert "is none that /save has written" in chat(f"/load {path}")[1].notes[0]
+    for content in ('{"system": 1}', '{"system": "", "turns": [], "settings": ["seed"]}'):
+        path.write_text(content)
+        assert "is none that /save has written" in chat(f"/load {path}")[1].notes[0]
 
 
 def test_a_question_without_an_answer_can_be_asked_again() -> None:
@@ -177,6 +182,36 @@ def test_a_question_without_an_answer_can_be_asked_again() -> None:
 
 def test_a_server_s_text_cannot_steer_the_terminal() -> None:
     assert printable("\x1b[2Ja\rb\x07\x9b1m\u202ec\n\t漢\u3000字") == "[2Jab1mc\n\t漢\u3000字"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("<http://x/%1b]52;c;aGVsbG8=%1b\\>", "http://x/]52;c;aGVsbG8=\\"),
+        ("a &#x202e;b &#27;c &#x9b;d", "a b \ufffdc \ufffdd"),
+        ("<div>\n<b>bold</b>\n</div>", "<div> <b>bold</b> </div>"),
+    ],
+)
+def test_what_markdown_writes_in_other_signs_cannot_either(text: str, shown: str) -> None:
+    pytest.importorskip("prompt_toolkit")
+    from rich.console import Console
+
+    from piecework.cli.chat.rich_screen import Answer
+
+    told = io.StringIO()
+    Console(file=told, width=60).print(Answer(text))
+    assert told.getvalue().strip() == shown
+
+
+def test_an_error_that_ends_a_command_cannot_either(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report("piecework", "it has \x1b]52;c;aGVsbG8=\x07 and\nmore") == 2
+    assert capsys.readouterr().err == "piecework: error: it has ]52;c;aGVsbG8= and more\n"
+
+
+def test_a_key_may_be_any_text(scripted: ScriptedEngine) -> None:
+    key = "sésame 漢"
+    with serve(make_app(scripted, api_key=key)) as url:
+        assert ChatClient(url, key).models() == ["toy"]
 
 
 def test_an_error_of_the_server_is_told_in_its_words(url: str) -> None:

@@ -6,13 +6,16 @@ import hashlib
 import http.server
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from tiny_models import make_tiny_model
@@ -67,7 +70,7 @@ def handler(hub: Hub) -> type[http.server.BaseHTTPRequestHandler]:
                 siblings = [{"rfilename": name} for name in hub.files]
                 self.json({"id": NAME, "sha": COMMIT, "siblings": siblings})
             elif path.startswith(f"/{NAME}/resolve/"):
-                self.file(path.removeprefix(f"/{NAME}/resolve/").partition("/")[2])
+                self.file(unquote(path.removeprefix(f"/{NAME}/resolve/").partition("/")[2]))
             else:
                 self.json({"error": "Repository not found"}, 404)
 
@@ -198,3 +201,50 @@ def test_a_model_that_is_not_there_and_files_that_are_not_are_told(
     assert "someone/else cannot be fetched: " in run(hub, tmp_path, "pull", "someone/else").stderr
     done = run(hub, tmp_path, "pull", NAME, "--include", "*.gguf")
     assert done.returncode == 2 and "has no files of *.gguf" in done.stderr
+
+
+def test_a_model_of_the_same_commits_stays_where_another_is_removed(
+    hub: Hub, tmp_path: Path
+) -> None:
+    """A renamed repository, or a copy of one."""
+    assert run(hub, tmp_path, "pull", NAME).returncode == 0
+    first = tmp_path / "models--someone--tiny"
+    others = [tmp_path / f"models--other--{letter}" for letter in "abcdef"]
+    for other in others:
+        shutil.copytree(first, other, symlinks=True)
+    assert run(hub, tmp_path, "models", "rm", "other/c", "--yes").returncode == 0
+    gone = {path.name for path in [first, *others] if not (path / "snapshots").exists()}
+    assert gone == {"models--other--c"}
+
+
+@pytest.mark.parametrize("said", ["", "n", "yess", EOFError])
+def test_what_is_no_yes_removes_nothing(
+    monkeypatch: pytest.MonkeyPatch, said: str | type[EOFError]
+) -> None:
+    def asked(question: str) -> str:
+        if isinstance(said, str):
+            return said
+        raise said
+
+    found = SimpleNamespace(repo_id="a/b", size_on_disk=1)
+    monkeypatch.setattr("piecework.cli.models._repositories", lambda: [found])
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("builtins.input", asked)
+    assert main(["models", "rm", "a/b"]) == 0
+
+
+@pytest.mark.parametrize("name", ["../../../../../out.json", "\x1b]0;x\x07.json"])
+def test_a_file_of_an_odd_name_is_refused(hub: Hub, tmp_path: Path, name: str) -> None:
+    hub.files[name] = b"{}"
+    done = run(hub, tmp_path / "a/b/cache", "pull", NAME)
+    assert done.returncode == 2 and done.stdout == "" and hub.fetched == []
+    assert done.stderr.count("\n") == 1 and "\x1b" not in done.stderr
+    assert not list(tmp_path.rglob("out.json"))
+
+
+def test_what_a_model_says_of_itself_cannot_steer_the_terminal(hub: Hub, tmp_path: Path) -> None:
+    hub.files["config.json"] = json.dumps({"architectures": ["\x1b]0;mine\x07"]}).encode()
+    assert run(hub, tmp_path, "pull", NAME).returncode == 0
+    shown = run(hub, tmp_path, "models")
+    assert shown.returncode == 0 and "not served: " in shown.stdout
+    assert "\x1b" not in shown.stdout + shown.stderr
