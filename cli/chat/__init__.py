@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -47,12 +48,14 @@ def add_parser(commands: Any) -> None:
 
 
 def _chat(arguments: argparse.Namespace) -> int:
-    """Exit code 1 where the last question of a pipe got no answer."""
+    """Exit code 1 where the last question of a pipe got no answer, or nobody reads the answers."""
     from .client import ChatError
     from .conversation import Conversation
     from .screen import PlainScreen
     from .session import Session
 
+    if sys.stdin is None or sys.stdout is None:
+        raise ValueError("standard input and output are needed, and one of them is closed")
     # A terminal that cannot show a character is no reason to end.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
@@ -68,6 +71,10 @@ def _chat(arguments: argparse.Namespace) -> int:
             return EXIT_FAILED if session.failed and not sys.stdin.isatty() else 0
     except ChatError as error:
         raise ValueError(str(error)) from None
+    except BrokenPipeError:
+        # Nor can Python write what it still holds when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -271,6 +272,19 @@ def test_a_pipe_gets_answers_alone(url: str) -> None:
     first, second = done.stdout.splitlines()
     assert first and first == second
     assert done.returncode == 1 and "top_p" in done.stderr and KEY not in done.stderr
+
+
+@pytest.mark.parametrize(("stream", "code"), [("| true", 1), ("<&-", 2), (">&-", 2)])
+def test_a_closed_stream_is_no_traceback(url: str, stream: str, code: int) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{shlex.join([*COMMAND, url])} {stream}; exit ${{PIPESTATUS[0]}}"],
+        input="hello\nagain\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PIECEWORK_API_KEY": KEY},
+    )
+    assert done.returncode == code and "Traceback" not in done.stderr
 
 
 def test_a_server_that_does_not_answer_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -240,11 +240,3 @@ def test_a_file_of_an_odd_name_is_refused(hub: Hub, tmp_path: Path, name: str) -
     assert done.returncode == 2 and done.stdout == "" and hub.fetched == []
     assert done.stderr.count("\n") == 1 and "\x1b" not in done.stderr
     assert not list(tmp_path.rglob("out.json"))
-
-
-def test_what_a_model_says_of_itself_cannot_steer_the_terminal(hub: Hub, tmp_path: Path) -> None:
-    hub.files["config.json"] = json.dumps({"architectures": ["\x1b]0;mine\x07"]}).encode()
-    assert run(hub, tmp_path, "pull", NAME).returncode == 0
-    shown = run(hub, tmp_path, "models")
-    assert shown.returncode == 0 and "not served: " in shown.stdout
-    assert "\x1b" not in shown.stdout + shown.stderr
