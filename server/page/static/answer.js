@@ -9,17 +9,22 @@ const MOST_TRIES = 4;
  * `timing`, and `state`, which is `running` until it is `done`, `stopped` or `failed` with `error`.
  *
  * `body`: of the API's request, without what streaming adds. `onchange()` hears of each change.
- * With text in `node` the answer goes on from there.
+ * With text in `node` the answer goes on from there. It begins anew where the chat template cannot
+ * go on, and where it has a schema, which the rest alone would have to match; what there was comes
+ * back where nothing takes its place.
  */
 export async function answer(node, body, { signal, onchange }) {
   Object.assign(node, { state: 'running', error: null, reason: null, waits: false });
   const run = { tokens: 0, began: performance.now(), first: null, spent: 0 };
-  let mayContinue = true;
+  let mayContinue = !body.response_format;
+  const { text, thought, calls } = node;
   for (let tries = 0; ; tries += 1) {
     const goesOn = mayContinue && node.text !== '' && !node.calls.length;
     if (!goesOn) Object.assign(node, { text: '', thought: '', calls: [] });
     try {
       await take(node, requestOf(node, body, goesOn, run.tokens), run, { signal, onchange });
+      // A server that stops ends what runs; one that is well was told to end it.
+      if (node.reason === 'abort' && !(await isHealthy())) throw new Away('The server stops.');
       node.state = 'done';
       break;
     } catch (error) {
@@ -27,8 +32,8 @@ export async function answer(node, body, { signal, onchange }) {
         node.state = 'stopped';
         break;
       }
-      if (goesOn && error instanceof ApiError && error.status === 400) {
-        mayContinue = false; // a template that cannot: from the beginning
+      if (goesOn && error.code === 'chat_template_error') {
+        mayContinue = false;
       } else if (tries < MOST_TRIES && await isAway(error)) {
         node.waits = true;
         onchange();
@@ -46,6 +51,8 @@ export async function answer(node, body, { signal, onchange }) {
       }
     }
   }
+  const isEmpty = !node.text && !node.thought && !node.calls.length;
+  if (isEmpty) Object.assign(node, { text, thought, calls });
   node.waits = false;
   onchange();
 }

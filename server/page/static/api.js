@@ -1,6 +1,7 @@
 // Calls of the server: the key, errors, streams, and what to do while it is away.
 
 import { h } from './dom.js';
+import { tab } from './store.js';
 
 const KEY = 'piecework-key';
 const MOST_EVENT = 64 * 1024 * 1024;
@@ -20,11 +21,6 @@ export class ApiError extends Error {
 /** The server could not be reached, or a stream ended before its end. */
 export class Away extends Error {}
 
-export function setKey(key) {
-  if (key) sessionStorage.setItem(KEY, key);
-  else sessionStorage.removeItem(KEY);
-}
-
 /** Headers are bytes, and a key may be any text: each character of the result is a byte. */
 function bytesOf(key) {
   return String.fromCharCode(...new TextEncoder().encode(key));
@@ -33,7 +29,7 @@ function bytesOf(key) {
 /** A response of status 200. Raises `ApiError` and `Away`; a missing key is asked for. */
 export async function call(path, { body, signal, method } = {}) {
   for (;;) {
-    const key = sessionStorage.getItem(KEY);
+    const key = tab.get(KEY);
     const headers = {};
     if (key) headers.Authorization = `Bearer ${bytesOf(key)}`;
     if (body !== undefined) headers['Content-Type'] = 'application/json';
@@ -54,7 +50,7 @@ export async function call(path, { body, signal, method } = {}) {
     }
     if (response.ok) return response;
     if (response.status === 401) {
-      if (sessionStorage.getItem(KEY) === key) await askForKey(key !== null);
+      if (tab.get(KEY) === key) await askForKey(key !== null);
       continue;
     }
     let told = null;
@@ -150,7 +146,7 @@ function askForKey(wasWrong) {
       h('form', {
         onsubmit: (event) => {
           event.preventDefault();
-          setKey(input.value.trim());
+          tab.set(KEY, input.value.trim());
           given();
           dialog.close();
         },

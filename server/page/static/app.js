@@ -9,6 +9,7 @@ import { Status } from './status.js';
 const THEMES = ['system', 'light', 'dark'];
 const THEME = 'piecework-theme';
 const STATES_MS = 5000;
+const MOST_PAUSE_MS = 30_000;
 const element = (id) => document.getElementById(id);
 const views = new Map();
 let server = { kinds: ['text'], models: [] };
@@ -84,9 +85,21 @@ function setUpAway() {
   });
 }
 
-/** What the server is, and which models it has; while it is away or loads one, once it is there. */
-async function look() {
-  for (;;) {
+let looking = null;
+
+/**
+ * What the server is, and which models it has; while it is away or loads one, once it is there. One
+ * look for all who ask.
+ */
+function look() {
+  looking ??= lookUntilThere().finally(() => {
+    looking = null;
+  });
+  return looking;
+}
+
+async function lookUntilThere() {
+  for (let pause = 0; ; pause = Math.min(2 * pause + 500, MOST_PAUSE_MS)) {
     try {
       const [status, list] = await Promise.allSettled([getJson('v1/status'), getJson('v1/models')]);
       if (status.reason) throw status.reason;
@@ -101,6 +114,8 @@ async function look() {
     } catch (error) {
       if (error.status === 401) return;
       await untilHealthy();
+      // It may be well, and refuse this for long.
+      await new Promise((resume) => setTimeout(resume, pause));
     }
   }
 }
@@ -136,10 +151,11 @@ function names() {
   return [...own.filter(([kind]) => server.kinds.includes(kind)).map(([, name]) => name), 'status'];
 }
 
-/** Show the view that the address names, or the first. */
+/** Show the view that the address names, or the one that is shown, or the first. */
 function route() {
   const known = names();
-  const name = known.includes(location.hash.slice(1)) ? location.hash.slice(1) : known[0];
+  const asked = [location.hash.slice(1), document.body.dataset.view];
+  const name = asked.find((one) => known.includes(one)) ?? known[0];
   if (location.hash.slice(1) !== name) history.replaceState(null, '', `#${name}`);
   if (!views.has(name)) {
     const view = MAKERS[name]();

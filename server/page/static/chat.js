@@ -5,7 +5,7 @@ import { announce, h, icon, iconButton, newId } from './dom.js';
 import { MessageView } from './message.js';
 import { askSettings, lastSettings, requestMembers } from './settings.js';
 import { Sidebar } from './sidebar.js';
-import { get, messagesOfConversation, put } from './store.js';
+import { get, messagesOfConversation, put, tab } from './store.js';
 import { Tree, messagesOf, titleOf } from './tree.js';
 
 const SHOWN = 'piecework-conversation';
@@ -25,11 +25,16 @@ export class Chat {
     this.sidebar = new Sidebar({
       open: (id) => this.open(id),
       create: () => this.create(),
-      removed: (id) => this.#removed(id),
-      renamed: (info) => {
-        if (this.tree.info.id === info.id) this.tree.info.title = info.title;
+      changed: (change) => {
+        this.#take(change);
+        this.tabs.postMessage(change);
       },
     });
+    this.tabs = new BroadcastChannel('piecework');
+    this.tabs.onmessage = ({ data }) => {
+      this.#take(data);
+      this.sidebar.refresh();
+    };
     this.#build();
     this.tree = this.#newTree();
     document.addEventListener('visibilitychange', () => this.#saveRuns());
@@ -38,7 +43,7 @@ export class Chat {
   }
 
   async #begin() {
-    const id = sessionStorage.getItem(SHOWN);
+    const id = tab.get(SHOWN);
     if (!id || !(await this.open(id))) this.#show();
   }
 
@@ -109,6 +114,14 @@ export class Chat {
     return true;
   }
 
+  /** What was done to a conversation, in the list or in another tab. */
+  #take({ removed, renamed, title }) {
+    if (removed) this.#removed(removed);
+    for (const { info } of [this.tree, ...[...this.runs.values()].map(({ tree }) => tree)]) {
+      if (info.id === renamed) info.title = title;
+    }
+  }
+
   #removed(id) {
     for (const { tree, controller } of this.runs.values()) {
       if (tree.info.id === id) {
@@ -121,7 +134,7 @@ export class Chat {
 
   #show() {
     const { info } = this.tree;
-    sessionStorage.setItem(SHOWN, info.id);
+    tab.set(SHOWN, info.id);
     this.sidebar.show(info.id);
     this.views.clear();
     this.log.replaceChildren();
@@ -156,7 +169,7 @@ export class Chat {
       siblings: (one) => this.tree.siblings(one),
       isLast: (one) => !this.tree.children.has(one.id),
       actions: {
-        edit: (one, text) => this.send(text, one.parent),
+        edit: (one, text) => this.#edit(one, text),
         again: (one) => this.#answer(this.#node('assistant', '', one.parent)),
         goOn: (one) => this.#answer(one),
         choose: (one, step) => this.#choose(one, step),
@@ -186,7 +199,7 @@ export class Chat {
 
   /** Send a text, as a child of `parent`; by default what was written, at the end. */
   async send(text = this.input.value, parent = this.tree.path().at(-1)?.id ?? null) {
-    if (!text.trim() || this.#running()) return;
+    if (!text.trim() || this.#running() || !this.#members()) return;
     if (text === this.input.value) {
       this.input.value = '';
       this.#fit();
@@ -199,7 +212,29 @@ export class Chat {
     await Promise.all([this.#keep(node), this.#answer(this.#node('assistant', '', node.id))]);
   }
 
+  /** Send an edited message; returns false while another answer runs. */
+  #edit(node, text) {
+    if (this.#running()) {
+      this.problem.textContent = 'An answer is under way: stop it, or wait for its end.';
+      return false;
+    }
+    if (!this.#members()) return false;
+    this.send(text, node.parent);
+    return true;
+  }
+
+  /** What the settings add to a request; null where they cannot be sent, which is told. */
+  #members() {
+    try {
+      return requestMembers(this.tree.info.settings);
+    } catch (error) {
+      this.problem.textContent = error.message;
+      return null;
+    }
+  }
+
   #answerCalls(node, results) {
+    if (!this.#members()) return;
     let parent = node.id;
     for (const [index, call] of node.calls.entries()) {
       const result = { ...this.#node('tool', results[index], parent), call: call.id };
@@ -215,13 +250,8 @@ export class Chat {
   async #answer(node) {
     const { tree } = this;
     if (this.#running()) return;
-    let members;
-    try {
-      members = requestMembers(tree.info.settings);
-    } catch (error) {
-      this.problem.textContent = error.message;
-      return;
-    }
+    const members = this.#members();
+    if (!members) return;
     this.problem.textContent = '';
     if (!tree.nodes.has(node.id)) tree.add(node);
     this.created = Math.max(this.created ?? 0, node.created);

@@ -7,7 +7,7 @@ import { last, put, remove } from './store.js';
 const A_PAGE = 24;
 const FIELDS = [
   ['num_inference_steps', 'Steps', { min: '1', max: '1000' }, 'the pipeline’s'],
-  ['guidance_scale', 'Guidance', { min: '0', step: '0.1' }, 'the pipeline’s'],
+  ['guidance_scale', 'Guidance', { min: '0', step: '0.01' }, 'the pipeline’s'],
   ['seed', 'Seed', { min: '0' }, 'drawn'],
 ];
 const SIZES = ['', '512x512', '768x768', '1024x1024', '1024x768', '768x1024', '1280x720'];

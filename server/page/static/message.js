@@ -7,15 +7,16 @@ import { MarkdownView } from './markdown.js';
 const NAMES = { user: 'You', assistant: 'Answer', tool: 'Tool result', system: 'System' };
 /** Of the time that drawing takes, how much of the time it may take. */
 const LEAST_SHARE = 4;
+const CUT = new Set(['stopped', 'broken', 'failed']);
 const ENDS = {
   length: 'It ended at its longest: raise the limit, or go on.',
   abort: 'The server ended it.',
 };
 
 /**
- * The view of a node. `actions`: `edit(node, text)`, `again(node)`, `goOn(node)`,
- * `choose(node, step)`, `answerCalls(node, results)`. `siblings(node)`: of the tree;
- * `isLast(node)`: nothing follows it.
+ * The view of a node. `actions`: `edit(node, text)`, which returns whether it was sent,
+ * `again(node)`, `goOn(node)`, `choose(node, step)`, `answerCalls(node, results)`.
+ * `siblings(node)`: of the tree; `isLast(node)`: nothing follows it.
  */
 export class MessageView {
   constructor(node, { actions, siblings, isLast }) {
@@ -169,7 +170,7 @@ export class MessageView {
     if (node.role === 'user') parts.push(iconButton('edit', 'Edit', () => this.edit()));
     if (node.role === 'assistant') {
       parts.push(iconButton('again', 'Answer again', () => this.actions.again(node)));
-      if (node.state === 'stopped' || node.state === 'broken' || node.reason === 'length') {
+      if (CUT.has(node.state) || ENDS[node.reason]) {
         parts.push(iconButton('more', 'Go on', () => this.actions.goOn(node)));
       }
       parts.push(h('span', { class: 'figures' }, speedOf(node)));
@@ -187,8 +188,8 @@ export class MessageView {
       this.foot.hidden = false;
     };
     const send = () => {
+      if (area.value.trim() && !this.actions.edit(this.node, area.value)) return;
       close();
-      if (area.value.trim()) this.actions.edit(this.node, area.value);
     };
     area.addEventListener('keydown', (event) => {
       if (event.key === 'Escape') {

@@ -7,7 +7,7 @@ import { get, isKept, last, put, removeConversation } from './store.js';
 const A_PAGE = 60;
 const MOST_EXPORTED = 10_000;
 
-/** `actions`: `open(id)`, `create()`, `removed(id)`, `renamed(info)`. */
+/** `actions`: `open(id)`, `create()`, `changed({removed})` or `changed({renamed, title})`. */
 export class Sidebar {
   constructor(actions) {
     this.actions = actions;
@@ -85,7 +85,7 @@ export class Sidebar {
         if (known) {
           known.title = title;
           await put('conversations', known);
-          this.actions.renamed(known);
+          this.actions.changed({ renamed: known.id, title });
         }
       }
       this.refresh();
@@ -109,7 +109,7 @@ export class Sidebar {
   #remove(row, info) {
     const sure = h('button', { type: 'button', class: 'danger', onclick: async () => {
       await removeConversation(info.id);
-      this.actions.removed(info.id);
+      this.actions.changed({ removed: info.id });
       announce('Deleted');
       this.refresh();
     } }, 'Delete');

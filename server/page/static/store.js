@@ -9,6 +9,25 @@ const STORES = {
   images: { index: 'created' },
 };
 
+const ofTab = new Map();
+/** What a tab keeps by name, also where the browser lets it keep nothing. */
+export const tab = {
+  get(name) {
+    try {
+      return sessionStorage.getItem(name);
+    } catch {
+      return ofTab.get(name) ?? null;
+    }
+  },
+  set(name, value) {
+    try {
+      sessionStorage.setItem(name, value);
+    } catch {
+      ofTab.set(name, value);
+    }
+  },
+};
+
 let opened = null;
 /** Whether what is kept outlives the tab. */
 export let isKept = true;

@@ -8,11 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from http_fixtures import make_app, serve, wait_for
 from scripted_engine import INFO, REPLY, ScriptedEngine
 from server_process import free_port
 from toy_tokenizer import CHAT_TEMPLATE, toy_tokenizer
+
+from piecework.server.engine.state import EngineState
 
 KEY = "sésame 1"
 CALLING_TEMPLATE = CHAT_TEMPLATE.replace(
@@ -273,3 +276,127 @@ def test_conversations_are_renamed_deleted_saved_and_loaded(
     page.locator(".conversations .open").click()
     page.wait_for_selector('.prose p:text-is("One.")')
     assert page.locator(".message .body").all_inner_texts() == ["Hello", "One."]
+
+
+def refuse(page: Any, code: str) -> None:
+    error = {"message": "It is full.", "type": "t", "param": None, "code": code}
+    page.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(status=400, json={"error": error})
+    )
+
+
+@pytest.mark.slow
+def test_what_came_of_an_answer_outlives_a_refusal_to_go_on(
+    engine: ScriptedEngine, url: str, open_window: Any
+) -> None:
+    engine.script.delay = 0.02
+    window = open_window(url)
+    page = window.page
+    window.say("Hello")
+    wait_for(lambda: len(window.text()) > 20)
+    page.keyboard.press("Escape")
+    page.wait_for_selector("button[title='Go on']")
+    text = window.text()
+    for code in ("context_length_exceeded", "chat_template_error"):
+        refuse(page, code)
+        page.get_by_role("button", name="Go on").click()
+        page.wait_for_selector(".message .error:has-text('It is full.')")
+        assert window.text() == text, code
+        page.reload()
+        page.wait_for_selector(".message .error")
+
+
+@pytest.mark.slow
+def test_an_answer_with_a_schema_is_asked_for_anew(
+    engine: ScriptedEngine, url: str, open_window: Any
+) -> None:
+    """The grammar would have the rest alone be a whole object."""
+    engine.script.delay = 0.02
+    window = open_window(url)
+    page = window.page
+    asked: list[dict[str, Any]] = []
+    page.on("request", lambda one: asked.append(one.post_data_json) if one.post_data else None)
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_text("JSON schema of answers").click()
+    page.get_by_label("JSON schema", exact=True).fill('{"type": "object"}')
+    page.get_by_label("Temperature").fill("0.33")
+    page.get_by_role("button", name="Save").click()
+    window.say("Hello")
+    wait_for(lambda: len(window.text()) > 20)
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Go on").click()
+    wait_for(lambda: len(asked) == 2)
+    assert asked[0] == asked[1] and asked[0]["temperature"] == 0.33
+
+
+@pytest.mark.slow
+def test_a_server_that_stops_ends_no_answer(
+    engine: ScriptedEngine, url: str, open_window: Any
+) -> None:
+    """It ends what still runs after --drain-timeout, and goes."""
+    engine.script.delay = 0.02
+    window = open_window(url)
+    window.say("Hello")
+    wait_for(lambda: len(window.text()) > 20)
+    engine.state = EngineState.DRAINING
+    httpx.post(f"{url}/abort_request", json={"abort_all": True}).raise_for_status()
+    window.page.wait_for_selector(".banner:not([hidden])")
+    before = window.text()
+    engine.script.delay = 0.0
+    say_once(engine, " The end.")
+    engine.state = EngineState.READY
+    window.until_answered()
+    assert window.text().startswith(before) and window.text().endswith("The end.")
+
+
+@pytest.mark.slow
+def test_an_edit_waits_for_the_answer_that_runs(
+    engine: ScriptedEngine, url: str, open_window: Any
+) -> None:
+    engine.script.delay = 0.02
+    window = open_window(url)
+    page = window.page
+    window.say("First")
+    wait_for(lambda: len(window.text()) > 20)
+    page.get_by_role("button", name="Edit", exact=True).click()
+    field = page.get_by_role("textbox", name="Edit the message")
+    field.fill("Second")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".problem:has-text('under way')")
+    assert field.input_value() == "Second"
+    page.get_by_role("button", name="Stop").click()
+    window.until_answered()
+    engine.script.delay = 0.0
+    say_once(engine, "Two.")
+    field.press("Enter")
+    page.wait_for_selector('.prose p:text-is("Two.")')
+
+
+@pytest.mark.slow
+def test_a_conversation_that_another_tab_deletes_does_not_come_back(
+    engine: ScriptedEngine, url: str, open_window: Any
+) -> None:
+    say_once(engine, "One.", "Two.")
+    window = open_window(url)
+    page = window.page
+    window.say("Hello")
+    window.until_answered()
+    other = window.new_page()
+    row = other.locator(".conversations li")
+    row.hover()
+    row.get_by_role("button", name="Rename").click()
+    other.get_by_label("New title").fill("Mine")
+    other.keyboard.press("Enter")
+    page.wait_for_selector(".conversations .open:has-text('Mine')")
+    window.say("Again")
+    page.wait_for_selector('.prose p:text-is("Two.")')
+    window.until_answered()
+    page.wait_for_selector(".conversations .open:has-text('Mine')")
+    row.hover()
+    row.get_by_role("button", name="Delete").click()
+    row.get_by_role("button", name="Delete").click()
+    page.wait_for_selector(".conversations li", state="detached")
+    assert page.locator(".message").count() == 0
+    window.say("New")
+    window.until_answered()
+    assert page.locator(".conversations .open").all_inner_texts() == ["New"]

@@ -276,6 +276,26 @@ def test_a_hostile_file_is_text_or_refused(url: str, open_window: Any, tmp_path:
     assert page.locator(".sidebar").bounding_box()["width"] < 300
 
 
+def test_settings_of_a_file_that_cannot_be_sent_take_no_message(
+    url: str, open_window: Any, tmp_path: Path
+) -> None:
+    window = open_window(url)
+    page = window.page
+    message = {"id": "a", "parent": None, "role": "user", "text": "One"}
+    told = {
+        "format": "piecework-conversations",
+        "conversations": [{"title": "x", "messages": [message], "settings": {"schema": "{oh"}}],
+    }
+    (tmp_path / "file.json").write_text(json.dumps(told))
+    page.locator("input[type=file]").set_input_files(tmp_path / "file.json")
+    page.locator(".conversations .open").click()
+    page.wait_for_selector(".message.user")
+    window.say("Two")
+    page.wait_for_selector(".problem:has-text('JSON schema')")
+    field = page.get_by_role("textbox", name="Message", exact=True)
+    assert field.input_value() == "Two" and page.locator(".message").count() == 1
+
+
 def test_thousands_of_conversations_open_at_once(url: str, open_window: Any) -> None:
     window = open_window(url)
     page = window.page
@@ -349,3 +369,68 @@ def test_several_models_are_chosen_loaded_and_looked_at(
     page.get_by_role("button", name="big <b>", exact=True).click()
     page.wait_for_selector("text=big <b> has not been loaded.")
     page.close()
+
+
+BLOCKED = """for (const name of ['sessionStorage', 'localStorage', 'indexedDB']) {
+  Object.defineProperty(window, name, { get() { throw new DOMException('no', 'SecurityError') } });
+}"""
+
+
+def test_a_browser_that_keeps_nothing_has_a_chat_all_the_same(url: str, browser: Any) -> None:
+    page = browser.new_page()
+    page.add_init_script(BLOCKED)
+    page.goto(url)
+    page.get_by_role("textbox", name="Message", exact=True).fill("Hello")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".message.assistant:not(.running) .prose p")
+    page.wait_for_selector(".sidebar .note:has-text('Nothing is kept here')")
+    page.close()
+
+
+def test_a_server_that_refuses_is_asked_ever_more_seldom(url: str, browser: Any) -> None:
+    page = browser.new_page()
+    asked: list[str] = []
+
+    def refuse(route: Any) -> None:
+        asked.append(route.request.url)
+        route.fulfill(status=429, json={"error": {"message": "too many"}})
+
+    page.route("**/v1/status", refuse)
+    page.goto(url)
+    wait_for(lambda: bool(asked) or page.wait_for_timeout(50))
+    page.wait_for_timeout(2500)
+    assert 2 <= len(asked) <= 5
+    page.close()
+
+
+def test_models_are_looked_at_by_one_look_at_a_time(url: str, browser: Any) -> None:
+    """A server that is away for long is not asked by all that waited when it is back."""
+    cards = [card("toy", "text", "ready")]
+    asked: list[float] = []
+    page = browser.new_page()
+    page.clock.install()
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": cards}))
+    page.goto(url)
+    page.wait_for_selector("option:text-is('toy')", state="attached")
+    page.route("**/v1/status", lambda route: route.abort())
+    page.route("**/health", lambda route: route.abort())
+    for _ in range(30):
+        page.clock.run_for(5000)
+    page.on("request", lambda one: asked.append(1.0) if "v1/status" in one.url else None)
+    page.unroute("**/v1/status")
+    page.unroute("**/health")
+    page.clock.run_for(6000)
+    page.wait_for_selector(".banner", state="hidden")
+    assert len(asked) <= 4
+    page.close()
+
+
+def test_the_skip_link_stays_in_its_view(url: str, open_window: Any) -> None:
+    page = open_window(url).page
+    page.get_by_role("link", name="Status").click()
+    page.wait_for_selector(".status .lead.ready")
+    page.get_by_role("link", name="Skip to the content").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(200)
+    assert page.title() == "Status · Piecework" and page.url.endswith("#status")
+    assert page.evaluate("document.activeElement.id") == "main"
