@@ -103,7 +103,9 @@ def _server(
 
 def _best_screen(commands: list[str], plain: Screen) -> Screen:
     """With Markdown and editing where the extra `chat` is installed."""
-    if not all(importlib.util.find_spec(name) for name in ("prompt_toolkit", "rich")):
+    if not all(
+        importlib.util.find_spec(name) for name in ("prompt_toolkit", "rich", "markdown_it")
+    ):
         plain.note("for Markdown and editing: pip install 'piecework[chat]'")
         return plain
     from ...kernels.cache_folder import cache_folder
