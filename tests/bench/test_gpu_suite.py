@@ -49,6 +49,7 @@ def measured(folder: Path, *names: str) -> tuple[dict[str, Any], str]:
     return results, page_of(results)
 
 
+@pytest.mark.slow
 def test_parts_report(tmp_path: Path) -> None:
     parts, page = measured(
         tmp_path, "attention", "prefill_off", "decode_full", "load_off", "load_no_overlap"

@@ -96,6 +96,7 @@ def test_a_stream_does_not_notice_that_pieces_cannot_be_compiled(
     assert stream.compiled_for > 1.0
 
 
+@pytest.mark.slow
 def test_what_is_measured_leaves_no_trace_in_the_users_cache(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

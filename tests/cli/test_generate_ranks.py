@@ -41,6 +41,7 @@ def check_same_pixels(folder: Path, tmp_path: Path, ranks: int) -> None:
     assert np.abs(together - alone).max() <= 1 and alone.std() > 5
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_picture_of_one(pipeline_folder: Folder, tmp_path: Path) -> None:
     check_same_pixels(pipeline_folder("flux"), tmp_path, 2)
 

@@ -223,6 +223,7 @@ def test_what_wraps_a_block_stays_when_the_compiler_fails() -> None:
     assert torch.equal(model(inputs()), expected) and len(wrapped) == 1
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_inductor_s_code_is_kept_with_our_pieces_and_found_again(tmp_path: Path) -> None:
     built, expected = [], NamingModel()(inputs())

@@ -50,7 +50,7 @@ def seed(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     [
         ("segfault", "was ended by SIGSEGV"),
         ("poisoned", "an illegal memory access was encountered"),
-        ("hangs", "gave no answer within"),
+        pytest.param("hangs", "gave no answer within", marks=pytest.mark.slow),
         ("import ends it", "ended with exit code 66"),
     ],
 )

@@ -142,7 +142,13 @@ def test_threads_that_tokenise_for_clients_that_are_gone_are_not_waited_for(
             client.close()
 
 
-@pytest.mark.parametrize(("fault", "code"), [(STUCK_LOOP, 0), (STUCK_INTERPRETER, -signal.SIGALRM)])
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        pytest.param(STUCK_LOOP, 0, marks=pytest.mark.slow),
+        (STUCK_INTERPRETER, -signal.SIGALRM),
+    ],
+)
 def test_a_process_in_which_nothing_goes_on_any_more_ends_too(
     fault: str, code: int, model: str, tmp_path: Path
 ) -> None:

@@ -109,6 +109,7 @@ def test_tokens_are_those_of_plain_torch(
     assert tokens(model) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(DEVICE == "cuda", reason="Triton compiles for the GPU here")
 def test_so_are_those_of_recorded_decodes(
     model: Path, expected: list[list[int]], on_triton: None

@@ -157,6 +157,7 @@ def test_a_piece_that_cannot_be_compiled_runs_as_traced_and_no_later_start_tries
         )
 
 
+@pytest.mark.slow
 def test_what_the_pieces_depend_on_is_told_to_the_compiling_process(
     path: Path, own_cache: Path, only_loads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +204,7 @@ def test_a_compiling_process_that_is_stopped_leaves_no_child(
     assert outcome.reason == "compile_failed" and "SIGKILL" in outcome.text
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_leaves_steps_eager_and_no_lasting_entry(
     path: Path,
     expected: list[Completion],

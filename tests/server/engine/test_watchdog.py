@@ -180,6 +180,7 @@ EngineCore.step = step
 """
 
 
+@pytest.mark.slow
 async def test_a_request_that_hangs_the_engine_again_and_again_is_answered(
     model: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
