@@ -11,7 +11,7 @@ from .flags import add_flag, add_measurement, add_target, given, numbers, positi
 _TEXT = """\
 Answers that follow JSON schemas: what they cost, and whether they do.
 First tokens a second without a schema and with one, in turn, at each of --concurrencies; the ratio
-is of the best rounds. Then a request for each of --num-schemas schemas of growing difficulty, made
+is of all rounds. Then a request for each of --num-schemas schemas of growing difficulty, made
 from --seed: every finished answer is validated by jsonschema, and where the model is on this
 machine too, the masks of its tokens are made again here and timed. Exit code 1 where an answer does
 not validate or a request fails.
@@ -35,7 +35,7 @@ def add_parser(subparsers: Any) -> None:
     add_target(parser, api=False)
     rates = parser.add_argument_group("throughput")
     add_flag(rates, "--concurrencies LIST", "default: 1,8,32", numbers, (1, 8, 32))
-    add_flag(rates, "--rounds N", "of both loads, in turn; the best counts", positive, 3)
+    add_flag(rates, "--rounds N", "of both loads, in turn", positive, 3)
     add_flag(rates, "--output-len N", "tokens of an answer", positive, 64)
     schemas = parser.add_argument_group("schemas")
     add_flag(schemas, "--num-schemas N", "", positive, 200)

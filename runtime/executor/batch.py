@@ -61,11 +61,11 @@ class Batch:
         return self.num_tokens == len(self.scheduled)
 
     @property
-    def extends_outputs(self) -> bool:
-        """Whether it is a decode, or would be but for tokens that a grammar forced, which a request
-        has beside the one that was sampled last.
+    def has_decodes(self) -> bool:
+        """Whether a request has had its prompt computed, and goes on after what was sampled: with
+        one token, or with those that a grammar forced beside it.
         """
-        return self.is_decode or all(
+        return self.is_decode or any(
             request.num_computed >= request.num_prompt for request, _ in self.scheduled
         )
 

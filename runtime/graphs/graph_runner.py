@@ -179,7 +179,8 @@ class GraphRunner:
 
     @staticmethod
     def _is_small(kernels: StepKernels, batch: Batch) -> bool:
-        return batch.num_tokens <= kernels.max_tokens and batch.extends_outputs
+        # Steps of prompts alone are for pieces, however short they are.
+        return batch.num_tokens <= kernels.max_tokens and batch.has_decodes
 
     def _each_token(self, batch: Batch) -> torch.Tensor:
         """The step in native ones, to which each token is a request of its own."""

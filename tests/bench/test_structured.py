@@ -48,7 +48,7 @@ def test_an_answer_that_does_not_follow_its_schema_is_told(
     assert all(each["finished"] == 1 and not each["valid"] for each in written["levels"].values())
     assert "ratio" in capsys.readouterr().out
     schemas = [body["response_format"] for _, body in server.requests if "response_format" in body]
-    assert len(schemas) == 8 + len(LEVELS)
+    assert len(schemas) == 16 + len(LEVELS)
 
 
 TOOL: dict[str, Any] = {

@@ -239,3 +239,10 @@ def test_so_do_tokens_that_a_grammar_forces(tmp_path: Path, sizes: list[int]) ->
     params = [SamplingParams(seed=1, max_new_tokens=64, grammar=each) for each in (grammar, None)]
     constrained, _ = llm.generate(["Say: ", "Say what: "], params)
     assert sizes[0] > 2 and constrained.text.count(" sold clips ") == 2
+
+
+def test_so_do_a_few_tokens_of_a_prompt_beside_decodes(tmp_path: Path, sizes: list[int]) -> None:
+    llm = LLM(str(make_tiny_model(tmp_path)), chunked_prefill_size=64, **SETTINGS)
+    # The first step takes one prompt and 61 tokens of the other, of which 9 are left.
+    llm.generate([[3, 5, 7], list(range(70))], SamplingParams(temperature=0.0, max_new_tokens=3))
+    assert sizes[0] == 10
