@@ -130,14 +130,20 @@ class EngineProcess:
             case AbortRequests(rids=rids):
                 self._compiling.drop(rids)
                 self._core.abort(rids)
-                # No step may follow: without this the figures would stay as they were.
-                self._mailbox.send(StepOutput(outputs=[], stats=self._core.stats()))
+                self._tell_stats()
             case FlushCache():
-                self._mailbox.send(CacheFlushed(freed_tokens=self._core.flush_cache()))
+                freed = self._core.flush_cache()
+                # Before the answer: who asked may look at them at once.
+                self._tell_stats()
+                self._mailbox.send(CacheFlushed(freed_tokens=freed))
             case StartProfile():
                 self._mailbox.send(self._profiler.start(message))
             case StopProfile():
                 self._mailbox.send(self._profiler.stop())
+
+    def _tell_stats(self) -> None:
+        """No step may follow: without this the figures would stay as they were."""
+        self._mailbox.send(StepOutput(outputs=[], stats=self._core.stats()))
 
 
 def build(settings: dict[str, Any], mailbox: Mailbox) -> EngineProcess:

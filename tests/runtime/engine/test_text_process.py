@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,18 +12,26 @@ from toy_runner import make_core
 from piecework.runtime.distributed.ranks import ALONE
 from piecework.runtime.engine import text_process
 from piecework.runtime.engine.build import Engine
+from piecework.runtime.engine.core import EngineCore
 from piecework.runtime.engine.ipc import decode, encode
 from piecework.runtime.engine.mailbox import Mailbox
-from piecework.runtime.engine.messages import EngineStats, GenerateRequest, Shutdown, StepOutput
+from piecework.runtime.engine.messages import (
+    CacheFlushed,
+    EngineStats,
+    FlushCache,
+    GenerateRequest,
+    Shutdown,
+    StepOutput,
+)
 from piecework.runtime.engine.text_process import EngineProcess
 from piecework.runtime.sampling.params import SamplingParams
 
 
 class Client:
-    """Both sockets of an engine process; each request is sent once the one before has ended."""
+    """Both sockets of an engine process; each message is sent once the one before is answered."""
 
-    def __init__(self, requests: list[GenerateRequest]) -> None:
-        self._requests = list(requests)
+    def __init__(self, messages: Sequence[GenerateRequest | FlushCache]) -> None:
+        self._messages = list(messages)
         self._is_idle = True
         self.stats = EngineStats()
 
@@ -31,15 +40,32 @@ class Client:
 
     def recv_multipart(self) -> Any:
         self._is_idle = False
-        if not self._requests:
+        if not self._messages:
             return encode(Shutdown())
-        return encode(self._requests.pop(0))
+        return encode(self._messages.pop(0))
 
     def send_multipart(self, frames: Any) -> None:
         message = decode(frames)
         if isinstance(message, StepOutput):
             self.stats = message.stats or self.stats
             self._is_idle = any(output.finish_reason for output in message.outputs)
+        elif isinstance(message, CacheFlushed):
+            self._is_idle = True
+
+
+def serve(core: EngineCore, messages: Sequence[GenerateRequest | FlushCache]) -> EngineStats:
+    """What the client was told last."""
+    client = Client(messages)
+    shell = SimpleNamespace(ranks=ALONE, rest=lambda: None, close=lambda: None)
+    startup = SimpleNamespace(pending=False, stop=lambda: None)
+    engine = Engine(core, cast("Any", shell), cast("Any", startup))
+    EngineProcess(engine, Mailbox(client, client)).run()
+    return client.stats
+
+
+def asked(rid: str, count: int) -> GenerateRequest:
+    params = SamplingParams(temperature=0.0, max_new_tokens=count, ignore_eos=True)
+    return GenerateRequest(rid=rid, input_ids=[7] * 9, params=params)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -49,14 +75,12 @@ def test_an_engine_without_work_has_told_its_last_figures(
 ) -> None:
     """Also where a request came and went within one step: none was there before or after."""
     monkeypatch.setattr(text_process, "_STATS_SECONDS", 3600.0)
-    core, runner = make_core(overlap=overlap)
-    params = SamplingParams(temperature=0.0, max_new_tokens=count, ignore_eos=True)
-    client = Client(
-        [GenerateRequest(rid=str(n), input_ids=[n] * 5, params=params) for n in range(3)]
-    )
-    shell = SimpleNamespace(ranks=ALONE, rest=lambda: None, close=lambda: None)
-    startup = SimpleNamespace(pending=False, stop=lambda: None)
-    engine = Engine(core, cast("Any", shell), cast("Any", startup))
-    EngineProcess(engine, Mailbox(client, client)).run()
-    assert client.stats == core.stats()
-    assert client.stats.generation_tokens_total == 3 * count and runner.step_tokens
+    core, _ = make_core(overlap=overlap)
+    told = serve(core, [asked(str(n), count) for n in range(3)])
+    assert told == core.stats() and told.generation_tokens_total == 3 * count
+
+
+def test_a_cache_that_was_flushed_is_told_to_be_empty() -> None:
+    core, _ = make_core()
+    assert serve(core, [asked("r", 3)]).kv_tokens_cached > 0
+    assert serve(core, [asked("s", 3), FlushCache()]).kv_tokens_cached == 0
