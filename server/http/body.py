@@ -57,7 +57,8 @@ class JsonRoute(APIRoute):
             scope, is_left_out = request.scope, self.empty and has_no_body(request)
             if is_left_out:
                 # FastAPI parses what says that it is JSON.
-                scope = {**scope, "headers": [*scope["headers"], _JSON]}
+                others = [each for each in scope["headers"] if each[0] != _JSON[0]]
+                scope = {**scope, "headers": [*others, _JSON]}
             read = JsonRequest(scope, request.receive)
             try:
                 if is_left_out:

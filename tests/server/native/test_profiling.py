@@ -110,6 +110,15 @@ async def test_a_trace_that_gets_its_name_meanwhile_is_no_fault(
     assert (await profiled.post("/start_profile")).status_code == 200
 
 
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain"])
+async def test_a_body_that_is_left_out_has_no_type(profiled: httpx.AsyncClient, kind: str) -> None:
+    """Python's urllib and `curl -d ''` send the first."""
+    answer = await profiled.post("/start_profile", headers={"content-type": kind})
+    assert answer.status_code == 200, answer.text
+    answer = await profiled.post("/start_profile", headers={"content-type": kind}, content=b"{}")
+    assert answer.status_code == 415
+
+
 async def test_engines_that_have_ended_theirs_do_not_hide_the_others(
     profiled: httpx.AsyncClient, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
