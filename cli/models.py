@@ -112,7 +112,8 @@ def _serves(path: Path) -> str:
         check_model(str(path), context_length=None, weights=True)
         return "text"
     except (ValueError, OSError) as error:
-        reason = " ".join(str(error).split()).removeprefix(f"{path}: ")
+        # Without the folder, which is longer than there is room.
+        reason = " ".join(str(error).split()).removeprefix(f"{path}: ").replace(f"{path}/", "")
         return f"not served: {reason[:120]}"
 
 

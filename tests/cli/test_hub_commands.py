@@ -240,3 +240,11 @@ def test_a_file_of_an_odd_name_is_refused(hub: Hub, tmp_path: Path, name: str) -
     assert done.returncode == 2 and done.stdout == "" and hub.fetched == []
     assert done.stderr.count("\n") == 1 and "\x1b" not in done.stderr
     assert not list(tmp_path.rglob("out.json"))
+
+
+def test_why_a_model_is_not_served_has_room_in_the_list(hub: Hub, tmp_path: Path) -> None:
+    """A path of the hub's cache is longer than a line of the list."""
+    hub.files["config.json"] = b"[]"
+    cache = tmp_path / ("long" * 20)
+    assert run(hub, cache, "pull", NAME).returncode == 0
+    assert "not served: config.json: it names no model" in run(hub, cache, "models").stdout

@@ -12,6 +12,7 @@ export class ModelTable {
   constructor(onchoose) {
     this.onchoose = onchoose;
     this.chosen = null;
+    this.cards = [];
     this.rows = h('tbody');
     this.problem = h('p', { class: 'problem', role: 'alert' });
     this.element = h('section', { hidden: true }, h('h2', {}, 'Models'), this.problem,
@@ -23,6 +24,7 @@ export class ModelTable {
   /** Draw the cards of `/v1/models`. The focus stays where it is. */
   draw(cards) {
     this.element.hidden = false;
+    this.cards = cards;
     const shown = cards.map(
       ({ id, status }) => ({ id, status: { ...status, idle_seconds: null } }));
     const told = JSON.stringify([shown, this.chosen]);
@@ -34,11 +36,18 @@ export class ModelTable {
     if (focused) buttons.find((one) => one.dataset.key === focused)?.focus();
   }
 
+  /** Why there are no figures of the chosen one. */
+  reason() {
+    const { status } = this.cards.find(({ id }) => id === this.chosen) ?? {};
+    return status?.failure ? `${this.chosen} has failed: ${status.failure}`
+      : `${this.chosen} has not been loaded.`;
+  }
+
   #row({ id, status }) {
     const does = LOADED.includes(status.value) ? 'unload' : 'load';
     const label = does === 'load' ? 'Load' : 'Unload';
     const show = h('button', {
-      type: 'button', class: 'quiet name', 'data-key': `show ${id}`,
+      type: 'button', class: 'quiet name', 'data-key': `show ${id}`, title: id,
       'aria-pressed': String(id === this.chosen),
       onclick: () => {
         this.chosen = id;

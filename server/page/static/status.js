@@ -72,7 +72,7 @@ export class Status {
       const query = model ? `?model=${encodeURIComponent(model)}` : '';
       const status = await getJson(`v1/status${query}`, { signal });
       if (!this.shown) return;
-      if (model && status.model !== model) this.#empty(`${model} has not been loaded.`);
+      if (model && status.model !== model) this.#empty(this.models.reason());
       else this.draw(status, performance.now());
     } catch (error) {
       this.before = null;

@@ -434,3 +434,17 @@ def test_the_skip_link_stays_in_its_view(url: str, open_window: Any) -> None:
     page.wait_for_timeout(200)
     assert page.title() == "Status · Piecework" and page.url.endswith("#status")
     assert page.evaluate("document.activeElement.id") == "main"
+
+
+def test_a_model_that_failed_says_why_and_a_long_name_leaves_room(url: str, browser: Any) -> None:
+    name = "a-long-name/" * 20
+    cards = [card("toy", "text", "ready"), card(name, "text", "failed")]
+    cards[1]["status"]["failure"] = "it has no weights"
+    page = browser.new_page(viewport=NARROW)
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": cards}))
+    page.goto(f"{url}/#status")
+    chosen = page.get_by_role("button", name=name, exact=True)
+    chosen.click()
+    page.wait_for_selector(".lead:has-text('has failed: it has no weights')")
+    assert chosen.bounding_box()["width"] < 160
+    page.close()
