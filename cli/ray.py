@@ -26,6 +26,7 @@ from ..server.ray_serve.replica import Replica
 from ..server.services import AnyServerConfig
 from . import serve as serve_command
 from .flags import ArgumentParser, add_config_arguments, given
+from .fleet import fleet_config
 from .settings import parse
 
 _GROUP = "placement"
@@ -154,6 +155,10 @@ def read_arguments(args: Mapping[str, Any]) -> tuple[AnyServerConfig, Placement]
     for name, reason in _NOT_HERE.items():
         if name in arguments:
             raise ValueError(f"{name.replace('_', '-')}: {reason}; leave it out")
+    if fleet_config(arguments, serve_command.serving_config) is not None:
+        raise ValueError(
+            "several models: a replica has one; give each model an application of its own"
+        )
     config = serve_command.serving_config(arguments)
     own: dict[str, Any] = {}
     if isinstance(config, BatchServerConfig):

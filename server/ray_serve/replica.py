@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,6 +15,8 @@ from ..engine.state import EngineState
 from ..services import AnyServerConfig, service_of
 from .autoscaling import QUEUED, RUNNING
 from .request import ForwardedRequest, ResponseStart
+
+logger = logging.getLogger(__name__)
 
 
 class Replica:
@@ -79,20 +82,33 @@ async def ask(app: ASGIApp, request: ForwardedRequest) -> AsyncIterator[Response
         sent = True
         return {"type": "http.request", "body": request.body, "more_body": False}
 
+    async def send(message: Message | None) -> None:
+        if not gone.is_set():  # else nobody takes it, and the queue may be full
+            await parts.put(message)
+
     async def run() -> None:
         try:
-            await app(_scope(request), receive, parts.put)
+            await app(_scope(request), receive, send)
         finally:
-            await parts.put(None)
+            await send(None)
 
     task = asyncio.create_task(run())
+    is_answered = False
     try:
         while (message := await parts.get()) is not None:
             if message["type"] == "http.response.start":
                 yield ResponseStart(message["status"], list(message["headers"]))
             elif message.get("body"):
                 yield bytes(message["body"])
-        await task
+            is_body = message["type"] == "http.response.body"
+            is_answered = is_body and not message.get("more_body", False)
+        try:
+            await task
+        except Exception:
+            if not is_answered:
+                raise
+            # It has been answered, and is raised for a server's log.
+            logger.exception("a request failed")
     finally:
         gone.set()
         if not task.done():

@@ -7,6 +7,9 @@ from typing import Any
 
 import msgspec
 
+from ..errors import InvalidRequest
+from ..http.body import check_structure
+
 _PROMPT_CHARS = 16_384
 """How much of a prompt is compared with what replicas had before."""
 
@@ -51,10 +54,13 @@ _decoder = msgspec.json.Decoder(_Body)
 
 
 def routed_text(path: str, body: bytes) -> str:
-    """The text that requests share whose prompts begin alike; the path where there is none."""
+    """The text that requests share whose prompts begin alike; the path where there is none, or
+    where the body is one that its replica will refuse: nothing large is made of it here.
+    """
     try:
+        check_structure(body)
         found = _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (InvalidRequest, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return path
     members = (getattr(found, name) for name in _Body.__struct_fields__)
     parts = [member for member in members if member]

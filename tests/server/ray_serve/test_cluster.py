@@ -160,6 +160,14 @@ def test_flags_that_are_not_for_replicas_are_refused(name: str) -> None:
         read_arguments({name: "2"})
 
 
+def test_several_models_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "models.yaml").write_text("models:\n- {name: a, model_path: smollm2-135m}\n")
+    with pytest.raises(ValueError, match="a replica has one"):
+        read_arguments({"config": str(tmp_path / "models.yaml")})
+    with pytest.raises(ValueError, match="--fleet-memory is for several models"):
+        read_arguments({"model_path": "smollm2-135m", "fleet-memory": 4})
+
+
 def test_the_shipped_file_has_arguments_that_are_understood() -> None:
     file = Path(__file__).parents[3] / "docker" / "ray" / "serve.yaml"
     (application,) = yaml.safe_load(file.read_text())["applications"]

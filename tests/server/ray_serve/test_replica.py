@@ -65,12 +65,34 @@ async def test_a_request_that_is_given_up_finds_its_client_gone() -> None:
     assert heard == [{"type": "http.disconnect"}]
 
 
+async def test_a_request_that_is_given_up_ends_though_nobody_takes_what_was_written() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await start(send)
+        while True:
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+
+    answer = ask(app, request())
+    await anext(answer)
+    await asyncio.sleep(0)
+    await asyncio.wait_for(answer.aclose(), 5)  # type: ignore[attr-defined]
+
+
 async def test_what_the_application_raises_is_raised() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise KeyError("broken")
 
     with pytest.raises(KeyError, match="broken"):
         [part async for part in ask(app, request())]
+
+
+async def test_an_answer_that_is_raised_too_for_the_log_stays_an_answer() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send)
+        await send({"type": "http.response.body", "body": b"told"})
+        raise KeyError("broken")
+
+    assert [part async for part in ask(app, request())] == [ResponseStart(201, HEADERS), b"told"]
 
 
 @pytest.mark.parametrize(
@@ -82,6 +104,7 @@ async def test_what_the_application_raises_is_raised() -> None:
         b"{" * 100_000,
         b'{"prompt": "\xff"}',
         b'{"temperature": 1}',
+        b'{"messages": [' + b"[]," * 200_000 + b"[]]}",
     ],
 )
 def test_a_body_without_a_prompt_is_routed_by_its_path(body: bytes) -> None:
