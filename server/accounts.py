@@ -192,6 +192,11 @@ def check_path(key: Key, method: str, path: str) -> None:
         )
 
 
+def is_counted(method: str, path: str) -> bool:
+    """Whether a request counts for its key: whoever has reached a limit may still end what runs."""
+    return method in ("POST", "PUT") and not path.endswith("/cancel")
+
+
 def may_use(model: str) -> bool:
     """Whether the request that is being answered may use this model."""
     key = current_key.get()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .accounts import ACCOUNT, Account, Accounts, check_path, current_key
+from .accounts import ACCOUNT, Account, Accounts, check_path, current_key, is_counted
 from .errors import ApiError, TooManyRequests, Unauthorized
 from .metrics import MetricRegistry
 from .open_paths import is_open
@@ -79,7 +79,7 @@ class ApiKey:
         assert accounts is not None and record is not None, "requests with accounts are recorded"
         record.scope[KEY_NAME] = account.key.name
         check_path(account.key, scope["method"], scope["path"])
-        if scope["method"] in ("POST", "PUT"):
+        if is_counted(scope["method"], scope["path"]):
             try:
                 account.begin(record, accounts.now())
             except TooManyRequests as error:

@@ -51,6 +51,8 @@ class Key:
             raise ValueError("name must be 1 to 64 letters, digits or .@:+-_")
         if not isinstance(self.sha256, str) or not _HASH.fullmatch(self.sha256):
             raise ValueError("sha256 must be the 64 small hexadecimal digits of the key's SHA-256")
+        if self.sha256 == hash_of(b""):
+            raise ValueError("sha256 is that of an empty key, which everybody has")
         for limit in ("requests_per_minute", "tokens_per_minute", "concurrency"):
             value = getattr(self, limit)
             if value is not None and not (type(value) is int and 1 <= value <= _MOST):
@@ -121,7 +123,7 @@ def _yaml_entries(path: str, text: str) -> Iterator[tuple[str, Any]]:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark is not None else ""
         raise ValueError(f"{path}{line}: {error.problem or error.context}") from None
-    except (yaml.YAMLError, ValueError, RecursionError):
+    except Exception:  # PyYAML raises whatever int, datetime and dict do
         raise ValueError(f"--api-keys {path} is no YAML") from None
     if isinstance(content, dict) and content.keys() == {"keys"}:
         content = content["keys"]

@@ -86,11 +86,14 @@ HASH = "0" * 64
         (f"- {{name: a, sha256: '{HASH}', priority: 1.5}}", "priority must be a whole number"),
         (f"- {{name: a, sha256: '{HASH}', admin: 1}}", "admin must be true or false"),
         (f"- {{name: 'a b', sha256: '{HASH}'}}", "name must be 1 to 64 letters"),
+        (f"- {{name: a, sha256: {hash_of(b'')}}}", "sha256 is that of an empty key"),
         ("- {name: a, sha256: secret}", "sha256 must be the 64 small hexadecimal digits"),
         (f"- {{name: a, sha256: '{HASH}'}}\n- {{name: b, sha256: '{HASH}'}}", "key 2: b has the"),
         (f'{{"name": "a", "sha256": "{HASH}"}}\nx', ":2: this line is no JSON object"),
         ('{"a": ' * 100_000, ":1: this line is no JSON object"),
         ("[" * 2000, "is no YAML"),
+        ("- !!bool maybe", "is no YAML"),
+        ("- !!timestamp soon", "is no YAML"),
         ("#" * (2**20 + 1), "is too large"),
     ],
     ids=lambda text: text[:24],
@@ -280,6 +283,21 @@ async def test_what_is_everybody_s_is_for_admins(
         )
     async with asking.client(OTHER) as client:
         assert (await client.request(method, path)).status_code not in (401, 403)
+
+
+async def test_a_key_at_its_limits_may_end_what_runs(
+    scripted: ScriptedEngine, tmp_path: Path
+) -> None:
+    path = keys_file(tmp_path, entry(concurrency=1, requests_per_minute=1))
+    asking = Asking(scripted, path, responses_store="memory")
+    scripted.script.held = True
+    body = {"model": MODEL, "input": "Hi", "background": True}
+    async with asking.client() as client:
+        begun = (await client.post("/v1/responses", json=body)).json()
+        assert (await client.post("/v1/responses", json=body)).status_code == 429
+        ended = await client.post(f"/v1/responses/{begun['id']}/cancel")
+        assert ended.status_code == 200 and ended.json()["status"] == "cancelled"
+    assert not scripted.running
 
 
 @pytest.mark.parametrize(("asked", "runs"), [(0, 5), (100, 5), (-3, 2)])
