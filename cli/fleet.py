@@ -17,7 +17,7 @@ from ..server.fleet.config import FleetConfig, FleetLimits, MemberConfig, of_all
 from ..server.images.config import ImageServerConfig
 from ..server.pooling.config import PoolingServerConfig
 from .flags import ArgumentParser, add_config_arguments, check_model, given, option_names
-from .settings import ModelSettings, Setting, with_sources
+from .settings import PREFIX, ModelSettings, Setting, with_sources
 
 KINDS: tuple[type, ...] = (
     EngineConfig,
@@ -116,7 +116,8 @@ def _check_fits_one(arguments: argparse.Namespace, members: list[MemberConfig]) 
     kinds = {type(config) for each in members for config in (each.server, each.server.engine)}
     known = of_all_models().union(option_names(FleetLimits), *map(option_names, kinds))
     for name in vars(arguments):
-        if name not in known and any(name in option_names(kind) for kind in KINDS):
+        is_variable = arguments.sources.get(name, "").startswith(PREFIX)  # of other commands, maybe
+        if not is_variable and name not in known and any(name in option_names(k) for k in KINDS):
             raise ValueError(
                 f"--{name.replace('_', '-')} is for none of these models; leave it out"
             )

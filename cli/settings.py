@@ -132,9 +132,10 @@ def _of_file(parser: ArgumentParser, path: str) -> tuple[dict[str, Setting], lis
     if models is None or each_model is None:
         return _settings(parser, mapping.entries), []
     settings = _settings(parser, [entry for entry in mapping.entries if entry is not models])
-    if not isinstance(models.value, list) or any(isinstance(one, str) for one in models.value):
+    given = models.value
+    if not given or isinstance(given, str) or any(isinstance(one, str) for one in given):
         raise ValueError(f"{models.where}: {_MODELS} is a list of mappings, one a model")
-    entries: list[Any] = models.value
+    entries: list[Any] = given
     return settings, [
         ModelSettings(_settings(each_model, one.entries), one.where) for one in entries
     ]

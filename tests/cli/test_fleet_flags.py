@@ -117,6 +117,20 @@ def test_what_is_wrong_is_told_with_its_line(
     assert told in line
 
 
+def test_a_list_of_no_models_is_no_server_of_one(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--config", file(models, "models: []")])
+    assert "models.yaml:1: models is a list of mappings" in capsys.readouterr().err
+
+
+def test_a_variable_for_another_command_is_passed_over(models: Path) -> None:
+    argv = ["serve", "--config", file(models, GOOD)]
+    arguments = parse(build_parser(), argv, {"PIECEWORK_IMAGE_URL_MEMORY": "3"})
+    assert fleet_config(arguments, serving_config) is not None
+
+
 def test_flags_of_several_models_are_refused_for_one(
     models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
