@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 from starlette.requests import Request
@@ -34,9 +33,11 @@ Routes = Mapping[type, Sequence[BaseRoute]]
 
 
 class _Named(msgspec.Struct):
-    """All that is read of a body here; the rest is passed over, and checked to be JSON."""
+    """All that is read of a body here; the rest is passed over, and checked to be JSON. Nothing is
+    made of it, whatever it is: that a client sends millions of lists must cost nothing.
+    """
 
-    model: Any = None
+    model: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class MemberRoute(BaseRoute):
@@ -87,15 +88,13 @@ class MemberRoute(BaseRoute):
         self, member: Member, content: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Wait for the model as long as the client does, and let it answer."""
-        use = self._fleet.use(member)
-        entering = use.__aenter__()
-        place = await (entering if member.admits else unless_client_goes(receive, entering))
-        try:
+        async with AsyncExitStack() as stack:
+            # Whoever is cancelled between the end of this and its result leaves nevertheless.
+            entering = stack.enter_async_context(self._fleet.use(member))
+            place = await (entering if member.admits else unless_client_goes(receive, entering))
             assert member.service is not None
             app = member.service.app
             await app(_inner(scope), _replayed(content, receive), _with_place(send, place))
-        finally:
-            await use.__aexit__(None, None, None)
 
     @asynccontextmanager
     async def _held_back(self, size: int, member: Member) -> AsyncIterator[None]:
@@ -138,8 +137,8 @@ class MemberRoute(BaseRoute):
         if not self._takes(members[name], scope):
             fitting = [each.name for each in members.values() if self._takes(each, scope)]
             raise NotFound(
-                f"The model {name!r} does not answer {scope['path']:.200}; {told(fitting)} "
-                f"{'do' if len(fitting) > 1 else 'does'}.",
+                f"The model {name!r} does not answer {scope['path']:.200}; models that do: "
+                f"{told(fitting)}.",
                 param="model",
                 code="model_not_for_path",
             )
@@ -164,8 +163,8 @@ class MemberRoute(BaseRoute):
 
 
 def told(names: Iterable[str]) -> str:
-    """Names of models in a sentence, not too many of them."""
-    listed = [repr(name) for name in names]
+    """Names of models in a sentence, not too many of them, and of those for this request's key."""
+    listed = [repr(name) for name in names if may_use(name)] or ["none"]
     return ", ".join(listed[:10]) + (f" and {len(listed) - 10} more" if len(listed) > 10 else "")
 
 
@@ -174,15 +173,16 @@ def _model_of(content: bytes) -> str | None:
     if not content:
         raise InvalidRequest("The request body is empty; send a JSON object.", code="invalid_json")
     try:
-        model = msgspec.json.decode(content, type=_Named).model
+        named = msgspec.json.decode(content, type=_Named).model
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         message = f"The request body is not valid JSON: {error}. Send a JSON object in UTF-8."
         raise InvalidRequest(message, code="invalid_json") from None
-    if model is not None and not isinstance(model, str):
+    try:
+        return msgspec.json.decode(named, type=str | None)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         raise InvalidRequest(
             "model: input should be a valid string.", param="model", code="invalid_value"
-        )
-    return model
+        ) from None
 
 
 def _inner(scope: Scope) -> Scope:

@@ -99,7 +99,6 @@ async def list_models(request: Request, fleet: FleetDep) -> Response:
 )
 async def retrieve_model(model_id: str, request: Request, fleet: FleetDep) -> Response:
     """One model by its name."""
-    check_access(model_id)
     found = card(fleet, _member(fleet, model_id))
     return json_response(model_info(found) if VERSION_HEADER in request.headers else found)
 
@@ -135,8 +134,6 @@ async def abort_request(body: AbortBody, fleet: FleetDep) -> Response:
 @router.get("/v1/status", responses=answers(ServerStatus, errors=(404,)))
 async def status(fleet: FleetDep, serving: AnyServingDep, model: str | None = None) -> Response:
     """What a model does now; without `model`, the one that was asked last of those loaded."""
-    if model is not None:
-        check_access(model)
     ready = [each for each in fleet.members.values() if each.admits and may_use(each.name)]
     member = (
         _member(fleet, model)
@@ -199,7 +196,8 @@ def card(fleet: Fleet, member: Member) -> dict[str, Any]:
 
 
 def _member(fleet: Fleet, name: str) -> Member:
-    """Raises `NotFound`."""
+    """Raises `NotFound`, also for one that is not for this request's key."""
+    check_access(name)
     if name not in fleet.members:
         raise NotFound(
             f"The model {name!r:.200} does not exist; this server has {told(fleet.members)}.",

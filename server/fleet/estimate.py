@@ -30,7 +30,7 @@ _MOST_FILES = 10_000
 
 
 def estimate(member: MemberConfig, memory: int) -> int:
-    """Bytes, in a fleet that may take `memory`: files of weights, the KV cache, and processes."""
+    """Bytes, in a fleet that may take `memory`: weights, the KV cache, and processes."""
     server, weights = member.server, weight_bytes(member)
     if not isinstance(server, ServerConfig):
         return weights + _PROCESS_BYTES
@@ -40,7 +40,8 @@ def estimate(member: MemberConfig, memory: int) -> int:
         or engine.disable_piecewise_cuda_graph
         or engine.piecewise_cuda_graph is False
     )
-    return weights + _cache_bytes(server, memory) + _PROCESS_BYTES + _COMPILER_BYTES * compiles
+    processes = server.dp_size * (_PROCESS_BYTES * engine.tp_size + _COMPILER_BYTES * compiles)
+    return weights + _cache_bytes(server, memory) + processes
 
 
 def with_share(member: MemberConfig, memory: int, free: int) -> MemberConfig:
@@ -73,12 +74,13 @@ def memory_limit(limits: FleetLimits) -> int:
 
 
 def weight_bytes(member: MemberConfig) -> int:
-    """Of a model's files, as its engine holds them: a language model's numbers of 32 bits become 16
+    """Of a model's weights, in all of its engines: a language model's numbers of 32 bits become 16
     bits where nothing else is asked for.
     """
+    copies = member.server.dp_size if isinstance(member.server, ServerConfig) else 1
     path = Path(find_model(member.server.engine.model_path))
     if path.is_file():
-        return path.stat().st_size
+        return copies * path.stat().st_size
     found = [
         Path(folder) / name
         for folder, _, names in os.walk(path)
@@ -88,7 +90,7 @@ def weight_bytes(member: MemberConfig) -> int:
     held = sum(each.stat().st_size for each in found if each.exists())
     if isinstance(member.server, ServerConfig) and member.server.engine.dtype != "float32":
         held -= sum(map(_cut_off, (each for each in found if each.parent == path)))
-    return held
+    return copies * held
 
 
 def _cut_off(file: Path) -> int:

@@ -89,6 +89,8 @@ class Fleet:
             for each in config.members
         }
         self._waiting: dict[_Waiter, None] = {}
+        preloaded = sum(each.preload for each in config.members)
+        self._most_waiting = max(1, preloaded, config.max_queued_requests)
         self._tasks: set[asyncio.Task[None]] = set()
         self._looked = 0.0
 
@@ -115,8 +117,10 @@ class Fleet:
         """
         self.state = EngineState.DRAINING
         self._refuse(list(self._waiting), EngineUnavailable("the server is stopping"))
-        loaded = [each.service for each in self.members.values() if each.admits]
-        await asyncio.gather(*[each.engine.drain(timeout) for each in loaded if each is not None])
+        # Also of those that were giving way: they have requests.
+        ready = [each for each in self.members.values() if each.state is MemberState.READY]
+        loaded = [each.service for each in ready if each.service is not None]
+        await asyncio.gather(*[each.engine.drain(timeout) for each in loaded])
 
     async def stop(self, *, at_once: bool = False) -> None:
         """End every engine process."""
@@ -215,7 +219,7 @@ class Fleet:
                 raise _has_failed(member)
             member.state = MemberState.UNLOADED
         place = len(self._waiting) + 1
-        if place > max(1, self.config.max_queued_requests):
+        if place > self._most_waiting:
             full = QueueFull(
                 f"{place - 1} requests wait for their models to be loaded (--max-queued-requests)"
             )

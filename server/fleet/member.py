@@ -191,15 +191,18 @@ class Member:
     async def _fail(self, reason: str) -> None:
         self.failure = " ".join(reason.split())
         logger.error("model %s failed: %s", self.name, self.failure)
-        await self._stop()
+        is_loading = self.state is MemberState.LOADING
+        # Several engines take a while to end: meanwhile nobody is let in, and nobody else ends it.
+        self.state = MemberState.UNLOADING
+        await self._stop(at_once=is_loading)
         self.state, self.closing = MemberState.FAILED, None
         self.failures += 1
         self.retry_at = time.monotonic() + RETRY_SECONDS
 
-    async def _stop(self) -> None:
+    async def _stop(self, *, at_once: bool = False) -> None:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
         if self.service is not None:
-            await self.service.engine.stop(at_once=self.state is MemberState.LOADING)
+            await self.service.engine.stop(at_once=at_once)
         self.resident = 0

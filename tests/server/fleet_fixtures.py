@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
+from http_fixtures import client_of
 from scripted_engine import INFO, ScriptedEngine
 from toy_tokenizer import toy_tokenizer
 
@@ -22,6 +25,7 @@ from piecework.server.fleet.fleet import Fleet
 from piecework.server.fleet.service import fleet_service
 
 GIB = 2**30
+BODY = {"prompt": [5, 6, 7], "max_tokens": 3, "temperature": 0}
 
 
 class LoadableEngine(ScriptedEngine):
@@ -127,3 +131,35 @@ class ScriptedFleet:
 
 def _idle_process(command: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(["true"], stdin=subprocess.PIPE)
+
+
+@contextlib.asynccontextmanager
+async def served(
+    scripted: ScriptedFleet, *names: str, **settings: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    service = scripted.service(*names, **settings)
+    await service.engine.start()
+    await service.engine.wait_ready()
+    try:
+        async with client_of(service.app) as client:
+            yield client
+    finally:
+        await service.engine.stop()
+
+
+async def ask(client: httpx.AsyncClient, model: str | None, **more: Any) -> httpx.Response:
+    named = {} if model is None else {"model": model}
+    return await client.post("/v1/completions", json={**BODY, **named, **more})
+
+
+async def states(client: httpx.AsyncClient) -> dict[str, str]:
+    listed = (await client.get("/v1/models")).json()["data"]
+    return {each["id"]: each["status"]["value"] for each in listed}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("this did not happen in time")

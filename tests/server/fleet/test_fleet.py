@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from fleet_fixtures import GIB, LoadableEngine, ScriptedFleet
-from http_fixtures import client_of, error_of
+from fleet_fixtures import BODY, GIB, LoadableEngine, ScriptedFleet, ask, served, states, until
+from http_fixtures import error_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
@@ -23,47 +20,6 @@ from piecework.server.fleet.estimate import check_room
 from piecework.server.fleet.fleet import Fleet
 from piecework.server.fleet.member import Member, MemberState
 from piecework.server.keys import hash_of
-
-BODY = {"prompt": [5, 6, 7], "max_tokens": 3, "temperature": 0}
-
-
-@pytest.fixture
-def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedFleet:
-    monkeypatch.setattr(fleet_module, "_PATIENCE", 0.05)
-    monkeypatch.setattr(fleet_module, "_LOOK", 0.01)
-    return ScriptedFleet(tmp_path, monkeypatch)
-
-
-@contextlib.asynccontextmanager
-async def served(
-    scripted: ScriptedFleet, *names: str, **settings: Any
-) -> AsyncIterator[httpx.AsyncClient]:
-    service = scripted.service(*names, **settings)
-    await service.engine.start()
-    await service.engine.wait_ready()
-    try:
-        async with client_of(service.app) as client:
-            yield client
-    finally:
-        await service.engine.stop()
-
-
-async def ask(client: httpx.AsyncClient, model: str | None, **more: Any) -> httpx.Response:
-    named = {} if model is None else {"model": model}
-    return await client.post("/v1/completions", json={**BODY, **named, **more})
-
-
-async def states(client: httpx.AsyncClient) -> dict[str, str]:
-    listed = (await client.get("/v1/models")).json()["data"]
-    return {each["id"]: each["status"]["value"] for each in listed}
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("this did not happen in time")
 
 
 async def test_the_model_field_chooses_and_loads(scripted: ScriptedFleet) -> None:
