@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLTokenizer, TokenizerWrapper
 
 from piecework.runtime.engine.messages import GenerateRequest
 from piecework.runtime.engine.request import Request
@@ -25,14 +26,16 @@ TEXT = grammar.from_regex("[a-f]x|[c-z]y{3}")
 COMPILED = grammar._compiled(grammar._bytes(8), TEXT)
 
 
-def request(seed: int, output: list[int] | None = None, **params: Any) -> Request:
+def request(
+    seed: int, output: list[int] | None = None, matcher: Matcher | None = None, **params: Any
+) -> Request:
     message = GenerateRequest(
         rid="r",
         input_ids=[1],
         output_ids=output or [],
         params=SamplingParams(grammar=TEXT, **params),
     )
-    matcher = Matcher(COMPILED.deep_copy())
+    matcher = matcher or Matcher(COMPILED.deep_copy())
     return Request(message, seed=seed, stop_ids=frozenset(), max_tokens=99, grammar=matcher)
 
 
@@ -51,6 +54,27 @@ def test_each_token_comes_as_often_as_of_masked_logits() -> None:
     found = torch.tensor([each.token for each in sample(logits.repeat(draws, 1), requests).read()])
     shares = torch.bincount(found, minlength=VOCAB) / draws
     assert torch.allclose(shares, (masked(logits) / 0.8).softmax(-1), atol=0.02)
+
+
+def test_what_the_mask_allows_and_a_look_refuses_comes_as_often_as_of_masked_logits() -> None:
+    """A token that is text and an end besides: a mask of long texts has it, where a look does
+    not.
+    """
+    end, draws = ord("#"), 2000
+    vocabulary = LLTokenizer(
+        TokenizerWrapper(grammar._Bytes(VOCAB)),
+        VOCAB,
+        eos_token=[VOCAB - 1, end],
+        slices=grammar._SLICES,
+    )
+    matcher = Matcher(grammar._compiled(vocabulary, grammar.from_json_schema({"type": "string"})))
+    matcher.accept([ord('"')])
+    assert not matcher.takes([end])
+    logits = torch.full((VOCAB,), -9.0)
+    logits[end] = logits[ord("a")] = 1.0
+    requests = [request(seed, matcher=matcher) for seed in range(draws)]
+    found = [each.token for each in sample(logits.repeat(draws, 1), requests).read()]
+    assert abs(found.count(end) / draws - 0.5) < 0.05
 
 
 @settings(max_examples=30)
