@@ -75,7 +75,8 @@ def _has_exporter(protocol: str) -> bool:
 def open_provider(endpoint: Endpoint, version: str) -> Any:
     """A `TracerProvider` that sends batches from a thread of its own, out of a bounded queue: what
     does not fit, and what cannot be sent, is dropped. OpenTelemetry's variables (OTEL_SERVICE_NAME,
-    OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER, OTEL_BSP_*) have their meanings.
+    OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER, OTEL_BSP_*) have their meanings. Raises
+    `ValueError` for those that it cannot take.
     """
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
@@ -118,12 +119,16 @@ def open_provider(endpoint: Endpoint, version: str) -> Any:
         def shutdown(self) -> None:
             inner.shutdown()
 
-    # Its libraries warn at each try, which says no more than `Exporter` does.
-    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     named = "OTEL_SERVICE_NAME" in os.environ
     resource = Resource.create(
         {"service.version": version, **({} if named else {"service.name": "piecework"})}
     )
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(Exporter()))
+    try:
+        provider.add_span_processor(BatchSpanProcessor(Exporter()))
+    except ValueError as error:
+        raise ValueError(f"one of the variables OTEL_BSP_* cannot be taken: {error}") from None
+    # From here on its libraries warn at each try, which says no more than `Exporter` does, and
+    # quote the headers of clients; before they told which variables they cannot read.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     return provider

@@ -144,6 +144,29 @@ async def test_a_collector_that_is_down_is_told_once_and_holds_nobody_up(
     ]
 
 
+async def test_variables_that_are_not_followed_are_told_and_garbage_of_clients_is_not(
+    scripted: ScriptedEngine,
+    receiver: Received,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "opentelemetry")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "allways_on")
+    app = make_app(scripted, otlp_traces_endpoint=receiver.url)
+    assert "allways_on" in caplog.text
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "GARBAGE"}
+    await traced(app, "/v1/completions", {"prompt": [5], "max_tokens": 1}, headers)
+    assert len(receiver.named(f"text_completion {MODEL}")) == 1 and "GARBAGE" not in caplog.text
+
+
+def test_a_variable_that_cannot_be_taken_is_named(
+    scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "5000")
+    with pytest.raises(ValueError, match=r"OTEL_BSP_.*max_export_batch_size"):
+        make_app(scripted, otlp_traces_endpoint="http://127.0.0.1:9")
+
+
 @pytest.mark.parametrize(
     ("url", "protocol", "wanted"),
     [
