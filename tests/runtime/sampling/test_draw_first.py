@@ -46,9 +46,12 @@ def masked(logits: torch.Tensor) -> torch.Tensor:
 
 
 def test_each_token_comes_as_often_as_of_masked_logits() -> None:
+    """The second draw by a number of its own: those that give the first the refused token would all
+    give the second the "a".
+    """
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1))
-    logits[ord("a")] += 5.0
-    logits[ord("G")] += 6.0  # refused
+    logits[ord("a")] = logits[ord("b")] = 5.0
+    logits[ord("G")] = 6.0  # refused
     draws = 6000
     requests = [request(seed, temperature=0.8) for seed in range(draws)]
     found = torch.tensor([each.token for each in sample(logits.repeat(draws, 1), requests).read()])
