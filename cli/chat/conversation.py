@@ -90,13 +90,21 @@ class Conversation:
         """
         path = _path(name)
         content = {"system": self.system, "turns": self.turns, "settings": self.settings}
-        fresh = os.O_TRUNC if path == self._own_file else os.O_EXCL
+        is_own = path == self._own_file
+        # What was saved before stays until the new one is whole.
+        fresh = path.with_name(f"{path.name}.new") if is_own else path
         try:
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | fresh, 0o600), "w") as file:
-                json.dump(content, file, indent=1)
+            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
-            raise ValueError(f"{path} is there already; choose another name") from None
+            raise ValueError(f"{fresh} is there already; choose another name") from None
         except OSError as error:
+            raise ValueError(f"{path} cannot be written: {error.strerror}") from None
+        try:
+            with open(descriptor, "w") as file:
+                json.dump(content, file, indent=1)
+            os.replace(fresh, path)
+        except OSError as error:
+            fresh.unlink(missing_ok=True)
             raise ValueError(f"{path} cannot be written: {error.strerror}") from None
         self._own_file = path
         return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -171,6 +172,25 @@ def test_a_chat_is_kept_and_read_in(tmp_path: Path) -> None:
     for content in ('{"system": 1}', '{"system": "", "turns": [], "settings": ["seed"]}'):
         path.write_text(content)
         assert "is none that /save has written" in chat(f"/load {path}")[1].notes[0]
+
+
+def test_a_full_disk_leaves_what_was_saved_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = tmp_path / "chat.json", tmp_path / "other.json"
+    conversation = Conversation("s")
+    conversation.save(str(path))
+    before = path.read_text()
+
+    def fill(content: Any, file: Any, **_: Any) -> None:
+        file.write("{")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(json, "dump", fill)
+    for name in (path, other):
+        with pytest.raises(ValueError, match=r"cannot be written: No space left on device"):
+            conversation.save(str(name))
+    assert path.read_text() == before and [*tmp_path.iterdir()] == [path]
 
 
 def test_a_question_without_an_answer_can_be_asked_again() -> None:
