@@ -71,7 +71,7 @@ def test_a_long_request_holds_its_window_and_a_chunk() -> None:
 def test_a_chunk_is_cut_to_the_pages_of_windows_that_are_left() -> None:
     core, runner = make_core(
         page_size=1, num_pages=300, token_budget=16, runner_class=WindowedToyRunner,
-        window_pages=25, share_prefixes=False,
+        window_pages=19, share_prefixes=False,
     )  # fmt: skip
     core.add(asked("first", [n % 7 for n in range(10)], 40))
     for _ in range(3):
