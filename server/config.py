@@ -272,6 +272,12 @@ class ServerConfig(BatchServerConfig):
             raise ValueError(
                 f"--dp-size must lie between 1 and {MOST_REPLICAS}, got {self.dp_size}"
             )
+        tokens = self.engine.max_total_tokens
+        if tokens is not None and 0 < tokens < self.dp_size:
+            raise ValueError(
+                f"--max-total-tokens {tokens} is of all {self.dp_size} replicas (--dp-size) "
+                "together, and less than one for each; raise it"
+            )
         if self.dp_size > 1 and self.engine.nnodes > 1:
             raise ValueError(
                 "--dp-size and --nnodes cannot be combined: give each replica's machines a server "

@@ -29,6 +29,7 @@ from engine_clients import (
 from piecework.runtime.engine.messages import FinishReason
 from piecework.runtime.tokenizer.output_processor import RequestOutput, RequestState
 from piecework.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from piecework.server.config import ServerConfig
 from piecework.server.engine.replicas import Replicas, split_config
 from piecework.server.engine.state import EngineState, EngineUnavailable, QueueFull
 
@@ -152,6 +153,11 @@ async def test_the_size_of_the_cache_is_split(model: str) -> None:
     assert first.max_total_tokens == second.max_total_tokens == 500
     assert first.random_seed != second.random_seed
     assert (second.replica, second.replicas) == (1, 2)
+
+
+async def test_a_cache_without_a_token_for_each_is_told_as_it_was_given(model: str) -> None:
+    with pytest.raises(ValueError, match="--max-total-tokens 3 is of all 4 replicas"):
+        ServerConfig(engine=config(model, max_total_tokens=3), dp_size=4)
 
 
 @pytest.mark.slow
