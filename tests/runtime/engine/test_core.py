@@ -269,6 +269,17 @@ def test_prompt_logprobs_are_not_lost_beside_decodes(length: int) -> None:
     assert [None if entry is None else entry.token_id for entry in found] == [None, *prompt[1:]]
 
 
+def test_the_likeliest_token_has_its_log_probability() -> None:
+    """Where a small step might find the token alone."""
+    core, _ = make_core(runner_class=WholeStepToyRunner)
+    params = SamplingParams(temperature=0.0, max_new_tokens=5, ignore_eos=True, logprobs=0)
+    core.add(GenerateRequest(rid="r", input_ids=[1], params=params))
+    core.add(request("plain", [2], 5))
+    outputs = drain(core)["r"]
+    told = [each.token_id for output in outputs for each in output.logprobs or []]
+    assert told == tokens(outputs) == continuation([1], 5)
+
+
 def test_flushing_drops_what_no_request_uses() -> None:
     core, _ = make_core()
     core.add(request("done", [1] * 20, 1))

@@ -14,7 +14,7 @@ from native_variants import native_variants
 from tiny_models import make_tiny_model
 
 from piecework.kernels.cpu.native.linear import native_linear
-from piecework.kernels.cpu.native.step import is_known
+from piecework.kernels.cpu.native.step import is_known, make_native_step
 from piecework.runtime.layers.self_attention import SelfAttention
 from piecework.runtime.loader.loader import load_model
 
@@ -40,7 +40,12 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "multipliers": (
         "granite",
-        {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.1},
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 8.0,
+        },
     ),
     "a layer without positions": ("smollm3", {"no_rope_layer_interval": 2}),
     "pairs side by side": ("glm4", {"head_dim": 32}),
@@ -97,6 +102,20 @@ def test_it_is_the_forward_op_by_op(case: Case, lens: list[tuple[int, int]]) -> 
     loss = (native.log_softmax(-1) - eager.log_softmax(-1)).abs().mean(-1)
     assert loss.median() < case.loss
     assert (cache.float() - eager_cache.float()).abs().mean() < case.loss / 30
+
+
+def test_logits_are_finished_as_the_model_does_it(case: Case) -> None:
+    """And the likeliest tokens are found with the forward where nothing is done to logits alone."""
+    pool, step, rows = case.filled(), case.step([(1, 15 + 3 * i) for i in range(4)]), [3, 1]
+    kernels = make_native_step(case.model, pool.layouts, pool.k, pool.v, pool.second)
+    assert kernels is not None
+    logits = case.model.compute_logits(kernels.forward(*step))[rows]
+    found = kernels.logits(*step, torch.tensor(rows))
+    assert found is not None
+    torch.testing.assert_close(found, logits, rtol=1e-6, atol=0.0)
+    chosen = kernels.choose(*step, torch.tensor(rows))
+    assert (chosen is None) == (case.model.step_parts().finish is not None)
+    assert chosen is None or torch.equal(chosen, logits.argmax(-1))
 
 
 def test_what_computes_otherwise_than_its_parts_say_is_refused(tmp_path: Path) -> None:
