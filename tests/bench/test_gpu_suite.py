@@ -86,6 +86,7 @@ def test_parts_that_need_an_absent_package_are_left_out(
         part(TINY, tmp_path, "cpu")
 
 
+@pytest.mark.slow
 def test_a_failing_part_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does one that cannot run on this machine: a CPU records no graphs between two points."""
     packages = stand_in(tmp_path, "raise ImportError('built for another torch')")

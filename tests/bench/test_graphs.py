@@ -38,6 +38,7 @@ def measure(path: Path, *flags: str) -> int:
     return main(["bench", "graphs", "--model-path", str(path), *FLAGS, *flags])
 
 
+@pytest.mark.slow
 def test_steps_and_compile_times(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

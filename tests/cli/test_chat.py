@@ -350,6 +350,8 @@ class Terminal:
             stderr=slave,
             env={**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24", **environment},
             start_new_session=True,
+            # A shell's jobs in the background ignore it, and so would what they start.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         os.close(slave)
         self.shown = ""
@@ -391,7 +393,6 @@ def test_a_terminal_shows_answers_stops_them_and_ends(
         scripted.script.held = True
         terminal.type("wait\r")
         wait_for(lambda: bool(scripted.running))
-        time.sleep(0.3)  # until it waits for the answer: Python drops what comes within a callback
         os.kill(terminal.process.pid, signal.SIGINT)
         terminal.expect("stopped")
         scripted.script.held = False

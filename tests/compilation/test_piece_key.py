@@ -108,6 +108,7 @@ def test_an_argument_that_cannot_be_told_from_others_is_refused() -> None:
         piece_key(graph(argument=object), [FLOATS])
 
 
+@pytest.mark.slow
 def test_keys_are_the_same_in_every_process(tmp_path: Path) -> None:
     program = (
         f"import sys, json; sys.path[:0] = [{str(Path(__file__).parent)!r}]\n"

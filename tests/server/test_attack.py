@@ -39,6 +39,7 @@ def attack(server: ServerProcess, tmp_path: Path, *flags: str) -> tuple[int, dic
     return code, json.loads(result.read_text())
 
 
+@pytest.mark.slow
 def test_attacks_are_counted_timed_and_weighed(
     server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

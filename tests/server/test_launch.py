@@ -114,6 +114,7 @@ def test_a_command_line_of_vllm_serves_what_it_means(life: Life) -> None:
     assert told["graphs"]["decode_backend"] == told["graphs"]["prefill_backend"] == "disabled"
 
 
+@pytest.mark.slow
 def test_graphs_show_in_the_summary_and_in_server_info(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

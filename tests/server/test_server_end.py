@@ -129,6 +129,7 @@ def test_a_server_that_is_killed_leaves_no_process(
         assert not psutil.wait_procs(family, timeout=20)[1]
 
 
+@pytest.mark.slow
 def test_threads_that_tokenise_for_clients_that_are_gone_are_not_waited_for(
     model: str, tmp_path: Path
 ) -> None:

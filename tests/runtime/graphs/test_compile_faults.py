@@ -132,6 +132,7 @@ def assert_told(llm: LLM, reason: str, text: str, caplog: pytest.LogCaptureFixtu
     assert "steps run eagerly" in line and text in line and "--disable-piecewise-cuda-graph" in line
 
 
+@pytest.mark.slow
 def test_a_piece_that_cannot_be_compiled_runs_as_traced_and_no_later_start_tries_it_again(
     path: Path,
     expected: list[Completion],

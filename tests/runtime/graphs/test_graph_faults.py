@@ -249,6 +249,7 @@ def test_a_cache_that_is_emptied_between_compiling_and_loading(
     check_answers(engine(path, **pieces()), expected)
 
 
+@pytest.mark.slow
 def test_two_engines_start_on_one_cache(
     path: Path, expected: list[Completion], own_cache: Path
 ) -> None:

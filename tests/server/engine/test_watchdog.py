@@ -112,6 +112,7 @@ async def test_a_stopped_engine_is_not_healthy_then_killed_and_no_token_is_lost(
     assert "computing a step" in line and "--watchdog-timeout" in line
 
 
+@pytest.mark.slow
 async def test_an_engine_that_is_heard_again_in_time_goes_on(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +149,7 @@ attention.layer_begins = slow
 """
 
 
+@pytest.mark.slow
 async def test_a_step_longer_than_the_timeout_is_no_hang_where_layer_follows_layer(
     tmp_path: Path,
 ) -> None:
