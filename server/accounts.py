@@ -26,6 +26,11 @@ _OWN_PATHS = frozenset(
 """What any key may ask for outside of /v1."""
 _SHARED_PATHS = ("/v1/files", "/v1/batches")
 """What lies there is everybody's, and is computed for nobody's account."""
+_LIMITED = ("requests", "tokens")
+_OF_A_LIMIT = ("limit", "remaining", "reset")
+RATE_LIMIT_HEADERS = tuple(
+    f"x-ratelimit-{name}-{kind}" for kind in _LIMITED for name in _OF_A_LIMIT
+)
 
 
 class Bucket:
@@ -105,17 +110,17 @@ class Account:
     def headers(self, now: float) -> list[tuple[bytes, bytes]]:
         """OpenAI's `x-ratelimit-*`, of the limits that there are."""
         found = []
-        for kind, bucket in (("requests", self.requests), ("tokens", self.tokens)):
+        for kind, bucket in zip(_LIMITED, (self.requests, self.tokens), strict=True):
             if bucket is not None:
                 used = self._unfinished() if kind == "tokens" else 0
-                values = {
-                    "limit": str(bucket.per_minute),
-                    "remaining": str(max(0, math.floor(bucket.level(now)) - used)),
-                    "reset": f"{bucket.seconds_until(bucket.per_minute, now):.3f}s",
-                }
+                values = (
+                    str(bucket.per_minute),
+                    str(max(0, math.floor(bucket.level(now)) - used)),
+                    f"{bucket.seconds_until(bucket.per_minute, now):.3f}s",
+                )
                 found += [
                     (f"x-ratelimit-{name}-{kind}".encode(), value.encode())
-                    for name, value in values.items()
+                    for name, value in zip(_OF_A_LIMIT, values, strict=True)
                 ]
         return found
 

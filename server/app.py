@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from .. import __version__
 from . import operations
-from .accounts import Accounts
+from .accounts import RATE_LIMIT_HEADERS, Accounts
 from .answers import Application
 from .anthropic import messages
 from .auth import ApiKey
@@ -32,6 +32,7 @@ from .openai.batches import files, routes
 from .openai.batches.service import Batches
 from .openai.responses import endpoints as responses
 from .openai.responses.service import Responses
+from .origins import SameOrigin
 from .otlp import read_endpoint
 from .page import docs as docs_page
 from .page import files as page_files
@@ -82,7 +83,7 @@ _EXCEPTIONS = (
     Exception,
 )
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
-_EXPOSED = ("X-Request-Id", "Request-Id", "Retry-After", "X-Queue-Place")
+_EXPOSED = ("X-Request-Id", "Request-Id", "Retry-After", "X-Queue-Place", *RATE_LIMIT_HEADERS)
 """Headers of answers that scripts of other origins may read."""
 _CORS_SECONDS = 600
 """How long a browser may keep what it was told about these."""
@@ -151,6 +152,8 @@ def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
             accounts=app.state.accounts,
             metrics=serving.metrics,
         )
+    origins = parse_origins(config.cors_origins)
+    app.add_middleware(SameOrigin, allowed=origins, metrics=serving.metrics)
     app.add_middleware(EveryAnswer)
     watchers: list[Watcher] = []
     if app.state.accounts is not None:
@@ -166,7 +169,7 @@ def build_app(serving: AnyServing, routers: Sequence[APIRouter]) -> FastAPI:
         watchers.append(app.state.tracer.trace)
     if watchers:
         app.add_middleware(RecordRequests, watchers=watchers)
-    if origins := parse_origins(serving.config.cors_origins):
+    if origins:
         # Outside of the key: a browser asks without one whether it may send it.
         app.add_middleware(
             CORSMiddleware,

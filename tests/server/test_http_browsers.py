@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from http_fixtures import client_of, make_app, serve
+from http_fixtures import client_of, error_of, make_app, serve
 from scripted_engine import ScriptedEngine
 
 from piecework.cli.flags import ServerConfig
@@ -94,7 +94,8 @@ async def test_errors_carry_the_headers_too(
     for status, method, path, request in cases:
         answer = await ask(app, method, path, **request)
         assert (answer.status_code, allowed(answer)) == (status, ORIGIN)
-        assert "x-request-id" in answer.headers["access-control-expose-headers"].lower()
+        exposed = answer.headers["access-control-expose-headers"].lower()
+        assert "x-request-id" in exposed and "x-ratelimit-remaining-tokens" in exposed
     locked = await ask(
         make_app(scripted, cors_origins=ORIGIN, api_key=KEY), "POST", COMPLETIONS, **good
     )
@@ -118,6 +119,68 @@ async def test_streams_carry_the_headers_too(scripted: ScriptedEngine) -> None:
     )
     assert allowed(answer) == ORIGIN
     assert answer.text.endswith("data: [DONE]\n\n")
+
+
+def _says(site: str | None, origin: str | None, **more: str) -> dict[str, str]:
+    found = {"Sec-Fetch-Site": site, "Origin": origin, **more}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+FOREIGN = [
+    _says("cross-site", OTHER),
+    _says("same-site", "http://test:5173"),
+    _says(None, OTHER),
+    _says(None, "null"),
+    _says("cross-site", None),
+    _says("cross-site", "null"),
+    _says(None, "http://test.evil.example"),
+]
+OWN = [
+    _says(None, None),
+    _says("none", None),
+    _says("same-origin", "http://test"),
+    _says(None, "http://test"),
+    _says(None, "https://chat.lan", **{"X-Forwarded-Host": "chat.lan"}),
+    _says("cross-site", "vscode-webview://1abc"),
+    _says("cross-site", ORIGIN),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/flush_cache"),
+        ("GET", "/flush_cache"),
+        ("HEAD", "/flush_cache"),
+        ("POST", "/abort_request"),
+        ("POST", "/start_profile"),
+        ("POST", "/stop_profile"),
+        ("POST", "/v1/batches/b/cancel"),
+        ("DELETE", "/v1/files/f"),
+        ("POST", COMPLETIONS),
+    ],
+)
+async def test_pages_of_other_origins_change_nothing(
+    scripted: ScriptedEngine, method: str, path: str
+) -> None:
+    app = make_app(scripted, cors_origins=ORIGIN)
+    async with client_of(app) as client:
+        for headers in FOREIGN:
+            answer = await client.request(method, path, headers=headers)
+            assert answer.status_code == 403, headers
+        for headers in OWN:
+            answer = await client.request(method, path, headers=headers)
+            assert answer.status_code != 403, headers
+    if method == "POST":
+        async with client_of(make_app(scripted)) as client:
+            answer = await client.post(path, headers=_says("cross-site", ORIGIN))
+            assert error_of(answer, 403, "Origin")["code"] == "origin_not_allowed"
+
+
+async def test_what_only_reads_is_not_asked_where_it_comes_from(scripted: ScriptedEngine) -> None:
+    async with client_of(make_app(scripted)) as client:
+        for headers in FOREIGN:
+            assert (await client.get("/v1/models", headers=headers)).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from ...answers import answers
-from ...config import parse_origins
 from ...errors import (
     BodyTooLarge,
     ClientGone,
@@ -23,7 +22,7 @@ from ...errors import (
     UnsupportedMedia,
 )
 from ...sse import CONNECTION
-from ...state import AnyServing, AnyServingDep, json_response
+from ...state import json_response
 from .paging import page
 from .protocol import DeletedFile, FileAnswer, FileList
 from .service import Batches, BatchesDep
@@ -61,10 +60,10 @@ _FORM = {
     responses=answers(FileAnswer, errors=(400, 404, 413, 415, 503)),
     openapi_extra=_FORM,
 )
-async def upload_file(request: Request, serving: AnyServingDep, batches: BatchesDep) -> Response:
+async def upload_file(request: Request, batches: BatchesDep) -> Response:
     """Keep a file of requests, one a line."""
     await batches.storage()
-    _check_sender(request, serving)
+    _check_sender(request)
     if batches.uploads >= _MAX_UPLOADS:
         raise Unavailable(
             f"{_MAX_UPLOADS} files are being uploaded already. Try again in 1 s.",
@@ -118,22 +117,13 @@ async def _keep(request: Request, batches: Batches) -> Any:
         await form.close()
 
 
-def _check_sender(request: Request, serving: AnyServing) -> None:
-    """Browsers send forms across sites without asking first: a page could fill the disk of its
-    reader's machine. Raises `InvalidRequest`.
-    """
+def _check_sender(request: Request) -> None:
+    """Raises `UnsupportedMedia` and `BodyTooLarge` before anything is read."""
     kind = request.headers.get("content-type", "none").partition(";")[0].strip().lower()
     if kind != "multipart/form-data":
         raise UnsupportedMedia(
             f"The content type is {kind:.60}; send a form, multipart/form-data.",
             param="Content-Type",
-        )
-    origin, known = request.headers.get("origin"), parse_origins(serving.config.cors_origins)
-    if origin is not None and origin not in known and "*" not in known:
-        raise InvalidRequest(
-            f"Pages of {origin:.80} may send no files; start the server with --cors-origins.",
-            param="Origin",
-            code="origin_not_allowed",
         )
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > MAX_FILE_BYTES + _AROUND:

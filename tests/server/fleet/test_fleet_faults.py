@@ -34,6 +34,13 @@ async def test_what_names_a_model_by_millions_of_lists_makes_none(scripted: Scri
         assert most < 8 * len(content)  # a list takes 56 bytes, beside its place
 
 
+async def test_an_origin_that_the_server_allows_its_models_allow(scripted: ScriptedFleet) -> None:
+    async with served(scripted, "a", cors_origins="https://chat.example") as client:
+        for origin, status in (("https://chat.example", 200), ("https://evil.example", 403)):
+            client.headers["Origin"] = origin
+            assert (await ask(client, "a")).status_code == status
+
+
 async def test_a_drain_waits_for_a_model_that_was_giving_way(scripted: ScriptedFleet) -> None:
     async with served(scripted, "a", "b", max_loaded_models=1) as client:
         await ask(client, "a")

@@ -61,7 +61,7 @@ async def test_a_file_lies_where_the_server_says(scripted: ScriptedEngine, tmp_p
         ({**FORM, "data": {"purpose": "fine-tune"}}, 400, "purpose"),
         ({"files": {"other": b"x"}, "data": {"purpose": "batch"}}, 400, "file"),
         ({"json": {"purpose": "batch"}}, 415, "Content-Type"),
-        ({**FORM, "headers": {"Origin": "https://evil.example"}}, 400, "Origin"),
+        ({**FORM, "headers": {"Origin": "https://evil.example"}}, 403, "Origin"),
     ],
 )
 async def test_an_upload_that_cannot_be(
