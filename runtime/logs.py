@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import re
+import select
 import sys
 import threading
 from collections.abc import Mapping
@@ -20,6 +21,12 @@ logger = logging.getLogger(__name__)
 FORMAT_VARIABLE = "PIECEWORK_LOG_FORMAT"
 """`text` or `json`; the processes that a server starts have it from its environment."""
 LOG_FORMATS = ("text", "json")
+_MOST_BYTES = select.PIPE_BUF - 1
+"""Of a line of JSON, its end not counted. Processes that write to one pipe, which may be full, do
+not come between the bytes of so short a line.
+"""
+_TRIES = 32
+_LEFT_OUT = " [...] "
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
@@ -85,7 +92,7 @@ def _word(value: Any) -> str:
 
 class JsonFormatter(logging.Formatter):
     """An object a line: `time` (RFC 3339, UTC), `level`, `logger`, `message`, `pid`, `exception`
-    where there is one, and the event's own fields.
+    where there is one, and the event's own fields. Of what is too long the middle is left out.
     """
 
     def __init__(self, rank: int | None = None) -> None:
@@ -105,4 +112,16 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         # In ASCII, so that no reader takes another character for the end of a line.
-        return json.dumps(line, default=str)
+        for _ in range(_TRIES):
+            if len(text := json.dumps(line, default=str)) <= _MOST_BYTES:
+                break
+            longest = max(line, key=lambda name: len(json.dumps(line[name], default=str)))
+            line[longest] = _shortened(line[longest], _MOST_BYTES / len(text))
+        return text
+
+
+def _shortened(value: Any, share: float) -> str:
+    """About so much of it, without its middle."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    left = max(0, int(len(text) * share) - len(_LEFT_OUT) - 1) // 2
+    return f"{text[:left]}{_LEFT_OUT}{text[len(text) - left :]}"

@@ -103,6 +103,13 @@ class KVEventsConfig:
             self.replay_endpoint, number
         )
 
+    def told(self, number: int) -> dict[str, str | None] | None:
+        """Where the events of one of several engines are to be had, for who asks; None: nowhere."""
+        if not self.is_on:
+            return None
+        endpoint, replay = self.of_replica(number)
+        return {"endpoint": endpoint, "replay_endpoint": replay, "topic": self.topic}
+
 
 _EXAMPLE = """'{"endpoint": "tcp://127.0.0.1:5557", "replay_endpoint": "tcp://127.0.0.1:5558"}'"""
 

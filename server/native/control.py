@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from ... import __version__
+from ...runtime.cache.kv_events import KVEventsConfig
 from ..answers import answers
 from ..http.body import JsonRoute
 from ..state import ServingDep, json_response
@@ -46,13 +47,22 @@ async def server_info(serving: ServingDep) -> Response:
         del settings[name]
     engine = asdict(serving.info)
     engines = serving.engine.replicas or [serving.engine]
+    wanted = serving.config.engine.kv_events_config
+    events = None if wanted is None else KVEventsConfig.parse(wanted)
     return json_response(
         {
             **settings,
             **engine,
             "version": __version__,
             "status": serving.engine.state,
-            "internal_states": [{"state": each.state, **asdict(each.stats)} for each in engines],
+            "internal_states": [
+                {
+                    "state": each.state,
+                    "kv_events": events and events.told(number),
+                    **asdict(each.stats),
+                }
+                for number, each in enumerate(engines)
+            ],
         }
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import subprocess
 import sys
 
@@ -54,6 +55,42 @@ def test_an_event_in_json() -> None:
     assert "ValueError: x\ny" in told["exception"]
     names = ("level", "logger", "message", "rank", "tokens", "key")
     assert [told[name] for name in names] == ["info", "a.b", "it broke", 2, 3, None]
+
+
+@given(
+    st.lists(st.sampled_from(["x", "\n", "ä", "\x00", "\U0001f600"]), max_size=9),
+    st.integers(0, 4000),
+)
+def test_a_line_in_json_comes_whole_through_a_pipe(quoted: list[str], times: int) -> None:
+    event = record("begins %s ends", "".join(quoted) * times)
+    event.fields = {"reasons": ["stop"] * times, "tokens": 7}  # type: ignore[attr-defined]
+    line = JsonFormatter().format(event)
+    told = json.loads(line)
+    assert len(line) < select.PIPE_BUF and told["tokens"] == 7
+    assert told["message"].startswith("begins ") and told["message"].endswith(" ends")
+
+
+_WRITER = """
+import logging
+from piecework.runtime.logs import set_up_logging
+set_up_logging("info")
+for _ in range(40):
+    logging.info("x" * 20_000)
+"""
+
+
+def test_lines_of_processes_that_share_a_full_pipe_stay_whole() -> None:
+    environment = {**os.environ, FORMAT_VARIABLE: "json"}
+    reading, writing = os.pipe()
+    writers = [
+        subprocess.Popen([sys.executable, "-c", _WRITER], env=environment, stderr=writing)
+        for _ in range(3)
+    ]
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        lines = pipe.read().splitlines()
+    assert all(writer.wait(30) == 0 for writer in writers)
+    assert len([json.loads(line) for line in lines]) == 120
 
 
 _TROUBLE = """

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
@@ -35,6 +36,11 @@ _READ_AHEAD = 8
 _MOST_BYTES = 16 * 2**20
 """Of lines that are under way: others send large bodies, too."""
 _NOT_NOW = 503
+_CANNOT_LOAD = ("model_failed", "model_does_not_fit")
+"""Codes of answers of several models' server that another try seldom changes."""
+_FAILING_SECONDS = 75.0
+"""For so long lines of a model that cannot be loaded are asked again: it is tried anew each 30 s.
+"""
 _STOPPING = (EngineState.DRAINING, EngineState.STOPPED, EngineState.FAILED)
 _EXPIRED = "This request could not be executed before the completion window expired."
 _TOO_MANY = (
@@ -67,6 +73,8 @@ class BatchRun:
         self._engine, self._ask = engine, ask
         self._under_way = self._bytes = 0
         self._turn = asyncio.Lock()
+        self._failing: dict[str, float] = {}
+        """Since when models could not be loaded, by `time.monotonic`."""
 
     async def run(self) -> None:
         """Until it has ended, or the server ends."""
@@ -154,7 +162,7 @@ class BatchRun:
                 status, written = 400, error_line(line.custom_id, *_TOO_MANY)
             else:
                 body = msgspec.json.encode({**line.body, "priority": LOWEST_PRIORITY})
-                answer = await self._answer_to(body, most)
+                answer = await self._answer_to(body, most, str(line.body.get("model")))
                 status = answer.status
                 written = answer_line(line.custom_id, status, answer.request_id, answer.body)
             if status == 200:
@@ -164,8 +172,8 @@ class BatchRun:
                 await self._disk(self._write, "errors", written)
                 self._record.request_counts.failed += 1
 
-    async def _answer_to(self, body: bytes, most: int) -> InProcessAnswer:
-        """As soon as there is room for it."""
+    async def _answer_to(self, body: bytes, most: int, model: str) -> InProcessAnswer:
+        """As soon as there is room for it, and its model is loaded, unless that keeps failing."""
         while True:
             asked = await self._begin(body, most)
             try:
@@ -175,8 +183,14 @@ class BatchRun:
                 self._under_way -= 1
                 self._bytes -= len(body)
             # What the end of the server cuts off is asked again by the next one.
-            if answer.status != _NOT_NOW and not self._is_stopping:
-                return answer
+            if not self._is_stopping:
+                if answer.status != _NOT_NOW:
+                    self._failing.pop(model, None)
+                    return answer
+                if _code_of(answer.body) in _CANNOT_LOAD:
+                    since = self._failing.setdefault(model, time.monotonic())
+                    if time.monotonic() >= since + _FAILING_SECONDS:
+                        return answer
             await asyncio.sleep(_TRY_AGAIN)
 
     async def _begin(self, body: bytes, most: int) -> asyncio.Task[InProcessAnswer]:
@@ -254,6 +268,20 @@ class BatchRun:
         self._record.fail([fault(code, message)], self._storage.clock())
         with suppress(OSError):
             await self._disk(self._storage.save_batch, self._record)
+
+
+class _Code(msgspec.Struct):
+    code: str | None = None
+
+
+class _Error(msgspec.Struct):
+    error: _Code
+
+
+def _code_of(body: bytes) -> str | None:
+    with suppress(msgspec.DecodeError):
+        return msgspec.json.decode(body, type=_Error).error.code
+    return None
 
 
 _KINDS = ("output", "errors")

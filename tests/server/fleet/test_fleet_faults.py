@@ -10,14 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleet_fixtures import GIB, ScriptedFleet, ask, served, states, until
+from batch_fixtures import create, ended, line, lines_of, upload
+from fleet_fixtures import GIB, LoadableEngine, ScriptedFleet, ask, served, states, until
 from http_fixtures import error_of
 from safetensors.numpy import save_file
 
 from piecework.server.engine.state import EngineState
+from piecework.server.fleet import member as member_module
 from piecework.server.fleet.estimate import estimate, weight_bytes
 from piecework.server.fleet.member import Member
 from piecework.server.keys import hash_of
+from piecework.server.openai.batches import runner
 
 
 async def test_what_names_a_model_by_millions_of_lists_makes_none(scripted: ScriptedFleet) -> None:
@@ -74,6 +77,36 @@ async def test_who_is_cancelled_when_let_in_leaves(scripted: ScriptedFleet) -> N
         asked.cancel()
         await asyncio.wait([asked])
         assert asked.cancelled() and member.under_way == 0
+
+
+@pytest.mark.parametrize(("seconds", "counts"), [(0.6, (1, 1)), (60.0, (2, 0))])
+async def test_lines_of_a_model_that_keeps_failing_fail(
+    scripted: ScriptedFleet,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    counts: tuple[int, int],
+) -> None:
+    """And those of one that could be loaded at last are answered."""
+    monkeypatch.setattr(runner, "_FAILING_SECONDS", seconds)
+    monkeypatch.setattr(runner, "_TRY_AGAIN", 0.2)
+    monkeypatch.setattr(member_module, "RETRY_SECONDS", 0.1)
+
+    def prepare(engine: LoadableEngine) -> None:
+        engine.fault = "no such weights" if engine.name == "b" else None
+
+    scripted.prepare = prepare
+    async with served(scripted, "a", "b") as client:
+        lines = [line(name, model=name, prompt=[5, 6]) for name in "ab"]
+        batch = await create(client, await upload(client, lines))
+        if seconds > 1:
+            await until(lambda: "b" in scripted.engines and scripted.engines["b"].starts > 1)
+            scripted.engines["b"].fault = None
+        told = await ended(client, batch["id"])
+        assert (told["request_counts"]["completed"], told["request_counts"]["failed"]) == counts
+        if counts[1]:
+            (failed,) = await lines_of(client, told["error_file_id"])
+            error = failed["response"]["body"]["error"]
+            assert error["code"] == "model_failed" and "no such weights" in error["message"]
 
 
 async def test_models_that_are_preloaded_are_not_bounded_by_the_queue(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import fields
 from typing import Any
 
 import httpx
 import pytest
-from http_fixtures import error_of, events
+from http_fixtures import client_of, error_of, events
 from scripted_engine import CONTEXT_LENGTH, REPLY, ScriptedEngine, scripted_logprob
+
+from piecework.runtime.config import EngineConfig
+from piecework.server.app import create_app
+from piecework.server.config import ServerConfig
 
 
 async def generate(client: httpx.AsyncClient, **body: Any) -> Any:
@@ -344,6 +349,16 @@ async def test_server_info(client: httpx.AsyncClient, path: str) -> None:
         30000,
     )
     assert info["internal_states"][0]["kv_tokens_used"] == 1024
+
+
+async def test_server_info_says_where_kv_events_are(scripted: ScriptedEngine) -> None:
+    told = {"endpoint": "tcp://127.0.0.1:5557", "topic": "kv"}
+    for more, expected in (({}, {**told, "replay_endpoint": None}), ({"publisher": "null"}, None)):
+        engine = EngineConfig(model_path="toy", kv_events_config=json.dumps(told | more))
+        app = create_app(scripted, ServerConfig(engine=engine))
+        async with client_of(app) as client:
+            (state,) = (await client.get("/server_info")).json()["internal_states"]
+            assert state["kv_events"] == expected
 
 
 async def test_loads(client: httpx.AsyncClient) -> None:
